@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from devices.collectives.groups import CollectiveKind, Fabric, GroupCollectives, NodeFabrics, RankGroup
-from scenarios.builders.train.kernels import Attention, Collective, Pass, Product, Scan, Timed
+from scenarios.builders.train.kernels import Attention, Collective, Experts, Pass, Product, Scan, Timed
 from scenarios.ops.attributes import check_dtype, nbytes
 from scenarios.ops.op_costs import op_arguments
 from scenarios.ops.op_formulas import OpFacts, TensorFacts
@@ -138,6 +138,16 @@ def kernels_graph(kernels: Iterable[Timed], dtype: str, products: str | None = N
                 dtype=dtype,
                 attributes={"batch": kernel.batch, "seq_len": kernel.sequence, "heads": kernel.heads},
             )
+        elif isinstance(kernel, Experts):
+            names = ("tokens", "hidden", "intermediate", "topk", "experts", "tp", "ep")
+            builder.op(
+                name,
+                kind="moe",
+                flops=kernel.flops,
+                bytes_read=4 * kernel.tokens * kernel.hidden,
+                dtype=products or dtype,
+                attributes=dict(zip(names, kernel, strict=True)),
+            )
         elif isinstance(kernel, Pass):
             read = kernel.nbytes // 2
             builder.op(name, kind="add", bytes_read=read, bytes_written=kernel.nbytes - read, dtype=dtype)
@@ -157,8 +167,9 @@ def _facts(kernel: Product | Attention, dtype: str) -> OpFacts:
         left, right = tensor(*groups, kernel.m, kernel.k), tensor(*groups, kernel.k, kernel.n)
         return OpFacts("matmul", (left, right), (tensor(*groups, kernel.m, kernel.n),), {})
     q = tensor(kernel.batch, kernel.heads, kernel.sequence, kernel.query_head)
-    k = tensor(kernel.batch, kernel.kv_heads, kernel.sequence, kernel.query_head)
-    v = tensor(kernel.batch, kernel.kv_heads, kernel.sequence, kernel.value_head)
+    keys = kernel.sequence + kernel.cached
+    k = tensor(kernel.batch, kernel.kv_heads, keys, kernel.query_head)
+    v = tensor(kernel.batch, kernel.kv_heads, keys, kernel.value_head)
     o = tensor(kernel.batch, kernel.heads, kernel.sequence, kernel.value_head)
     causal = {"is_causal": True, **({"window": kernel.window} if kernel.window else {})}
     if not kernel.backward:
@@ -277,7 +288,7 @@ class TrainingCalibration:
         """Return what a kernel that takes so long alone takes at the rates that a step leaves."""
         if isinstance(kernel, Pass):
             return _longer(alone, self._traffic_ns(kernel.nbytes, kernel.of))
-        if isinstance(kernel, Scan):
+        if isinstance(kernel, Scan | Experts):
             return _longer(alone / self.sustained, self._arithmetic_ns(kernel, self.peak * self.product))
         shape = kernel._replace(dtype="") if isinstance(kernel, Product) else kernel
         found = self.measured.get(shape) if self.measured else None
@@ -294,7 +305,7 @@ class TrainingCalibration:
         rate = (self.attention_peak or self.peak) * (1.0 if part is None else part)
         return _longer(self._arithmetic_ns(kernel, rate), self._traffic_ns(nbytes))
 
-    def _arithmetic_ns(self, kernel: Product | Attention | Scan, rate: float) -> float:
+    def _arithmetic_ns(self, kernel: Product | Attention | Scan | Experts, rate: float) -> float:
         return kernel.flops / (rate * self.sustained) * NS_PER_S
 
     def _traffic_ns(self, nbytes: int, of: str = "elementwise") -> float:

@@ -68,7 +68,7 @@ class Attention(NamedTuple):
     """Attention in one kernel that keeps no scores; half of them are masked.
 
     It has one of so many `parts` of the scores, which ranks share, and blocks of a ring; with a `window` a
-    query sees so many keys.
+    query sees so many keys. Serving, so many tokens of each sequence are `cached` before it.
     """
 
     batch: int
@@ -80,11 +80,12 @@ class Attention(NamedTuple):
     backward: bool = False
     parts: int = 1
     window: int = 0
+    cached: int = 0
 
     @property
     def flops(self) -> int:
         """All scores: two products forward, five backward (arXiv 2307.08691, section 2.3)."""
-        seen = self.window or self.sequence
+        seen = self.window or self.sequence + self.cached
         one = self.batch * self.heads * (self.sequence * seen // self.parts)
         if self.backward:
             return 2 * one * (3 * self.query_head + 2 * self.value_head)
@@ -109,6 +110,25 @@ class Scan(NamedTuple):
         return self.batch * self.sequence * self.heads * 8 * 128 * 128 / self.flops
 
 
+class Experts(NamedTuple):
+    """All that a layer's experts do for so many tokens of inference, measured as one: routing, permuting, two
+    grouped products and the activation between them. `tp` ranks share each expert, or `ep` all of them.
+    """
+
+    tokens: int
+    hidden: int
+    middle: int
+    top_k: int
+    experts: int
+    tp: int = 1
+    ep: int = 1
+
+    @property
+    def flops(self) -> int:
+        """Of the products of a rank."""
+        return 6 * self.tokens * self.top_k * self.hidden * self.middle // (self.tp * self.ep)
+
+
 class Pass(NamedTuple):
     """A kernel that only reads and writes; `of` names a rate of its own (``permute``, ``cross-entropy``)."""
 
@@ -131,7 +151,7 @@ class Collective(NamedTuple):
 
 OTHER_MICRO_BATCH = "another micro-batch"
 
-Timed = Product | Attention | Scan | Pass
+Timed = Product | Attention | Scan | Experts | Pass
 """A kernel that a device runs by itself."""
 
 Kernel = Timed | Collective

@@ -136,7 +136,7 @@ class RankWork:
                 raise MisfitError(
                     f"tp: {t} ranks cannot share {size} {what}", reason=f"tp does not divide the {what}"
                 )
-        if batch.sequence % (t * c):
+        if batch.sequence % (t * c if layout.splits_sequence else c):
             raise MisfitError(
                 f"a sequence of {batch.sequence} cannot be shared by tp·cp = {t * c} ranks",
                 reason="tp·cp does not divide the sequence",

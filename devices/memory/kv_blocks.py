@@ -1,0 +1,134 @@
+"""KV cache of a serving engine in blocks, with a prefix cache: what vLLM's block pool does.
+
+::
+
+    free list   5  9  2  7 ...        taken from its head; freed blocks join its tail, a sequence's tail first
+                                      a free block keeps its key until it is taken: a hit brings it back
+    block       references  0: free   key  (key of the block before, its tokens); None: not full, or not kept
+
+A key stands for the whole prefix that ends with its block, so that equal keys mean equal keys and values.
+Two blocks may have one key; the one that was published first is found.
+
+Source: vLLM 0.19.0, ``vllm/v1/core/block_pool.py``, ``kv_cache_manager.py``.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Sequence
+
+from sim.base.errors import InputError
+
+Key = Hashable
+
+
+class KvBlocks:
+    """Blocks of the KV cache of one replica.
+
+    Parameters
+    ----------
+    blocks : int
+        How many there are.
+    block_size : int
+        Tokens of a block.
+    reserved : int
+        The first so many are never given out: vLLM keeps block 0 for padding.
+
+    Raises
+    ------
+    InputError
+        No block is left to give out.
+
+    Examples
+    --------
+    >>> cache = KvBlocks(blocks=5, block_size=16, reserved=1)
+    >>> table = cache.take(2)
+    >>> table, cache.free, cache.used
+    ([1, 2], 2, 2)
+    >>> cache.publish(table[0], "system prompt")
+    >>> cache.release(table)
+    >>> cache.find(["system prompt", "question"]), cache.free
+    ([1], 4)
+    """
+
+    def __init__(self, blocks: int, block_size: int, reserved: int = 0) -> None:
+        if blocks <= reserved:
+            raise InputError(
+                f"{blocks} blocks of keys and values are too few: "
+                f"{reserved} of them {'is' if reserved == 1 else 'are'} never given out"
+            )
+        self.block_size = block_size
+        self.usable = blocks - reserved
+        self.references = [0] * blocks
+        self.key: list[Key | None] = [None] * blocks
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(reserved, blocks))
+        self._found: dict[Key, dict[int, None]] = {}
+
+    @property
+    def free(self) -> int:
+        """Blocks that nobody refers to, those with a key included."""
+        return len(self._free)
+
+    @property
+    def used(self) -> int:
+        """Blocks that somebody refers to."""
+        return self.usable - len(self._free)
+
+    def needed(self, tokens: int) -> int:
+        """Return how many blocks so many tokens take."""
+        return -(-tokens // self.block_size)
+
+    def find(self, keys: Iterable[Key]) -> list[int]:
+        """Return the blocks of the longest run of leading keys that are there."""
+        hits = []
+        for key in keys:
+            blocks = self._found.get(key)
+            if not blocks:
+                break
+            hits.append(next(iter(blocks)))
+        return hits
+
+    def unreferenced(self, blocks: Iterable[int]) -> int:
+        """Return how many of these blocks are in the free list."""
+        references = self.references
+        return sum(not references[block] for block in blocks)
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """Refer to blocks that were found."""
+        for block in blocks:
+            if not self.references[block]:
+                del self._free[block]
+            self.references[block] += 1
+
+    def take(self, count: int) -> list[int]:
+        """Return so many blocks from the head of the free list, without their keys; there are as many."""
+        taken = []
+        for _ in range(count):
+            block = self._free.popitem(last=False)[0]
+            self.references[block] = 1
+            self.forget(block)
+            taken.append(block)
+        return taken
+
+    def forget(self, block: int) -> None:
+        """Take a block's key from it: what it held is no longer found."""
+        key = self.key[block]
+        if key is not None:
+            self.key[block] = None
+            of = self._found[key]
+            del of[block]
+            if not of:
+                del self._found[key]
+
+    def publish(self, block: int, key: Key) -> None:
+        """Give a full block its key, by which it is found from now on."""
+        self.key[block] = key
+        self._found.setdefault(key, {})[block] = None
+
+    def release(self, table: Sequence[int]) -> None:
+        """Give back the blocks of a sequence, its tail first."""
+        references = self.references
+        for block in reversed(table):
+            references[block] -= 1
+            if not references[block]:
+                self._free[block] = None

@@ -1,0 +1,1 @@
+"""Serving: which requests run in the next step, and on which replica (``docs/serving.md``)."""

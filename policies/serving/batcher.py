@@ -1,0 +1,280 @@
+"""A batcher decides what the next step of a serving engine computes: it is told, asked, and never waits.
+
+::
+
+    arrive(request)                    a request is there
+    schedule(now_ns) ──► Step          which requests take part, with how many tokens each
+    ended(step)                        the step is over: tokens are sampled, requests end
+
+    Request   prompt + outputs = known tokens; computed: those whose keys and values are in the cache.
+              A step computes some of known - computed; one that computes the last samples the next token.
+
+First come, first served, a whole batch at a time, is in `policies.serving.classic.Static`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from devices.memory.kv_blocks import KvBlocks
+from sim.base.errors import InputError
+
+Segment = tuple[str, int]
+"""A name and a number of tokens: segments of one name have equal tokens from their beginning."""
+
+
+class Request:
+    """A request, and how far it is.
+
+    Attributes
+    ----------
+    id : str
+    arrival_ns, priority : int
+        Lower priorities go first, where a batcher has any.
+    prompt, output : int
+        Tokens.
+    segments : sequence of (str, int)
+        What the prompt is made of, for prefix caching; empty: like no other.
+    accepted : sequence of int
+        Of speculative decoding: how many drafts each step accepts, in turn.
+    remote : bool
+        The keys and values of its prompt lie elsewhere and are pulled.
+    outputs, computed : int
+        Tokens that were sampled, and those whose keys and values are in the cache.
+    blocks : list of int
+        Its block table.
+    hits : int
+        Tokens that its first admission found in the cache.
+    token_ns : array of int64
+        When each output was known.
+    """
+
+    __slots__ = (
+        "accepted",
+        "arrival_ns",
+        "blocks",
+        "chain",
+        "computed",
+        "drafted",
+        "drafts",
+        "finished",
+        "hits",
+        "id",
+        "in_flight",
+        "output",
+        "outputs",
+        "preemptions",
+        "priority",
+        "prompt",
+        "published",
+        "pulled_ns",
+        "remote",
+        "replica",
+        "scheduled_ns",
+        "segments",
+        "token_ns",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        id: str,
+        arrival_ns: int,
+        prompt: int,
+        output: int,
+        *,
+        priority: int = 0,
+        segments: Sequence[Segment] = (),
+        accepted: Sequence[int] = (),
+        remote: bool = False,
+    ) -> None:
+        self.id, self.arrival_ns, self.prompt, self.output = id, arrival_ns, prompt, output
+        self.priority, self.segments, self.accepted, self.remote = priority, segments, accepted, remote
+        self.outputs = self.computed = self.in_flight = self.drafts = self.drafted = 0
+        self.blocks: list[int] = []
+        self.chain: list[int] = []
+        self.published = self.preemptions = self.replica = 0
+        self.hits: int | None = None
+        self.scheduled_ns: int | None = None
+        self.pulled_ns: int | None = None
+        self.finished = False
+        self.token_ns = array("q")
+
+    def __repr__(self) -> str:
+        """Return its id and how far it is."""
+        return f"<Request {self.id}: {self.computed} of {self.known} computed, {self.outputs}/{self.output}>"
+
+    @property
+    def known(self) -> int:
+        """Tokens of the prompt, and those that were sampled."""
+        return self.prompt + self.outputs
+
+
+@dataclass(slots=True)
+class Step:
+    """What one forward pass computes, and what came of it.
+
+    Attributes
+    ----------
+    tokens : dict of Request to int
+        In the order in which they were scheduled.
+    hits : dict of Request to int
+        Of requests that were admitted: tokens found in the cache.
+    preempted : list of Request
+    drafts : dict of Request to int
+        Of speculative decoding: drafts among the tokens.
+    pulls : dict of Request to int
+        Tokens whose keys and values begin to be pulled from elsewhere.
+    contexts : list of int
+        For each of `tokens`: the tokens before them, to which they attend, too.
+    samples : list of Request
+        Those that know all of their tokens when it has ended, and sample the next one.
+    why : str or None
+        What kept the first waiting request from being admitted: ``"blocks"``, ``"budget"``, ``"seats"``.
+    waiting : int
+        Requests that wait, after scheduling.
+    used : int
+        Blocks in use, after scheduling.
+    out : dict of Request to int
+        Tokens that each yields, known when it has ended.
+    finished : list of Request
+    """
+
+    tokens: dict[Request, int] = field(default_factory=dict)
+    hits: dict[Request, int] = field(default_factory=dict)
+    preempted: list[Request] = field(default_factory=list)
+    drafts: dict[Request, int] = field(default_factory=dict)
+    pulls: dict[Request, int] = field(default_factory=dict)
+    contexts: list[int] = field(default_factory=list)
+    samples: list[Request] = field(default_factory=list)
+    why: str | None = None
+    waiting: int = 0
+    used: int = 0
+    out: dict[Request, int] = field(default_factory=dict)
+    finished: list[Request] = field(default_factory=list)
+
+
+class Batcher:
+    """Decides which requests take part in the next step; override `arrive`, `schedule`, and `ended`.
+
+    Attributes
+    ----------
+    ahead : int
+        Steps that are scheduled while another runs.
+    reserved_blocks : int
+        Blocks that the engine keeps for itself.
+    cache : KvBlocks
+        Keys and values of its replica.
+    max_model_len : int
+        Most tokens of a request, prompt and outputs together.
+    running : list of Request
+    """
+
+    ahead = 0
+    reserved_blocks = 0
+    cache: KvBlocks
+    max_model_len: int
+    running: list[Request]
+
+    def begin(self, cache: KvBlocks, max_model_len: int) -> None:
+        """Serve from a cache that is empty."""
+        self.cache, self.max_model_len, self.running = cache, max_model_len, []
+
+    def refuse(self, request: Request) -> str | None:
+        """Return why a request can never be served; None: it can."""
+        tokens = request.prompt + request.output
+        if tokens > self.max_model_len:
+            return f"{tokens:,} tokens are more than max_model_len, {self.max_model_len:,}"
+        if self.cache.needed(tokens - 1) > self.cache.usable:
+            return f"{tokens:,} tokens need more blocks than the {self.cache.usable:,} there are"
+        return None
+
+    def arrive(self, request: Request) -> None:
+        """A request is there."""
+        raise InputError(f"{type(self).__name__} must define arrive(request)")
+
+    def schedule(self, now_ns: int) -> Step:
+        """Return the next step; one without tokens where nothing can run."""
+        raise InputError(f"{type(self).__name__} must define schedule(now_ns)")
+
+    def compute(self, step: Step) -> Step:
+        """Count the tokens of a step as computed, and note who samples; `schedule` ends with it."""
+        for request, count in step.tokens.items():
+            step.contexts.append(request.computed)
+            request.computed += count
+            if request.computed >= request.known + request.in_flight:
+                step.samples.append(request)
+        step.used = self.cache.used
+        return step
+
+    def ended(self, step: Step) -> None:
+        """Sample a token for each of `Step.samples`; finish requests that have all, and free their blocks."""
+        for request in step.samples:
+            if not request.finished:
+                self.sample(step, request, 1)
+
+    def sample(self, step: Step, request: Request, count: int) -> None:
+        """Let a request know so many more tokens; finish it when it has all."""
+        request.outputs += count
+        step.out[request] = count
+        if request.outputs >= request.output or request.known >= self.max_model_len:
+            self.finish(step, request)
+
+    def finish(self, step: Step, request: Request) -> None:
+        """A request has all its tokens."""
+        request.finished = True
+        step.finished.append(request)
+        self.leave(request)
+
+    def leave(self, request: Request) -> None:
+        """Take a finished request out, and free its blocks."""
+        self.running.remove(request)
+        self.free(request)
+
+    def free(self, request: Request) -> None:
+        """Free the blocks of a request."""
+        self.cache.release(request.blocks)
+        request.blocks, request.published = [], 0
+
+    def unfinished(self) -> int:
+        """Return how many requests arrived and have not finished."""
+        raise InputError(f"{type(self).__name__} must define unfinished()")
+
+
+class PrefixKeys:
+    """Names of blocks by their content: the tokens in them, and all that is before.
+
+    A key is a number; two blocks have the same number exactly if they end equal prefixes.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self._numbers: dict[tuple[object, ...], int] = {}
+
+    def of(self, request: Request, blocks: int) -> list[int]:
+        """Return the keys of the first so many full blocks of a request, outputs included."""
+        chain, numbers = request.chain, self._numbers
+        new = _blocks(request, len(chain) * self.block_size, self.block_size)
+        for content in islice(new, max(0, blocks - len(chain))):
+            key = (chain[-1] if chain else -1, *content)
+            chain.append(numbers.setdefault(key, len(numbers)))
+        return chain[:blocks]
+
+
+def _blocks(request: Request, begin: int, size: int) -> Iterator[tuple[object, ...]]:
+    """Yield the content of the blocks from a token on: (name, first token, tokens) of each part."""
+    prompt = request.segments or ((f"prompt of {request.id}", request.prompt),)
+    content: list[object] = []
+    room, at = size, 0
+    for name, tokens in (*prompt, (f"out:{request.id}", request.output)):
+        first = max(0, begin - at)
+        at += tokens
+        while first < tokens:
+            part = min(room, tokens - first)
+            content += (name, first, part)
+            first, room = first + part, room - part
+            if not room:
+                yield tuple(content)
+                content, room = [], size

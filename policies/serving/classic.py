@@ -1,0 +1,224 @@
+"""Batchers before chunked prefill was everywhere, as Sarathi-Serve has them side by side.
+
+::
+
+    static      a batch is admitted when nothing runs, and runs until its last request has ended
+    orca        every step: all running requests decode, waiting ones join with their whole prompt
+    vllm-v0     a step is either prompts, as many as fit, or a decode of all that run
+    sarathi     a step has so many tokens: decodes first, then chunks of prompts
+
+    static, orca     each request owns the blocks of max_model_len from the beginning
+    others           ... of its prompt, and takes one when it needs one; the last to arrive is preempted
+
+A preempted request is computed again, outputs included, as if they were its prompt.
+
+Sources: microsoft/sarathi-serve 96f9911, ``sarathi/core/scheduler``, ``sarathi/core/block_space_manager``;
+Yu et al., Orca, OSDI 2022; Kwon et al., arXiv 2309.06180; Agrawal et al., arXiv 2403.02310.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from devices.memory.kv_blocks import KvBlocks
+from policies.serving.batcher import Batcher, Request, Step
+
+
+class Static(Batcher):
+    """A batch is admitted when nothing runs, and runs until its last request has ended (FasterTransformer).
+
+    Parameters
+    ----------
+    max_num_seqs : int
+        Most requests that run at a time.
+    """
+
+    whole = True
+    """Whether a request owns the blocks of the longest sequence from the beginning."""
+
+    def __init__(self, *, max_num_seqs: int = 256) -> None:
+        self.max_num_seqs = max_num_seqs
+
+    def begin(self, cache: KvBlocks, max_model_len: int) -> None:
+        """Serve from a cache that is empty."""
+        super().begin(cache, max_model_len)
+        self.waiting: deque[Request] = deque()
+        self.watermark = 0 if self.whole else cache.usable // 100
+
+    def arrive(self, request: Request) -> None:
+        """Put it at the end of those that wait."""
+        self.waiting.append(request)
+
+    def unfinished(self) -> int:
+        """Return how many run or wait."""
+        return len(self.running) + len(self.waiting)
+
+    def schedule(self, now_ns: int) -> Step:
+        """Return the next step."""
+        step = Step()
+        self.fill(step)
+        for request in step.preempted:
+            self.restart(request)
+        for request in step.tokens:
+            if request.scheduled_ns is None:
+                request.scheduled_ns = now_ns
+        step.waiting = len(self.waiting)
+        return self.compute(step)
+
+    def restart(self, request: Request) -> None:
+        """Count nothing of a preempted request as computed."""
+        request.computed = 0
+
+    def rest(self, request: Request) -> int:
+        """Return how many tokens of its prompt are not computed."""
+        return request.known - request.computed
+
+    def fill(self, step: Step) -> None:
+        """Say who takes part in a step."""
+        if self.running:
+            self.decode(step)
+        else:
+            self.admit(step)
+
+    def decode(self, step: Step) -> None:
+        """Let all running requests go on."""
+        for request in self.running:
+            step.tokens[request] = request.known - request.computed
+
+    def admit(self, step: Step, budget: int | None = None, *, whole: bool = True) -> None:
+        """Admit waiting requests in order, each with its prompt (not `whole`: what of it fits)."""
+        while self.waiting:
+            request = self.waiting[0]
+            blocks = self.cache.needed(self.max_model_len if self.whole else request.known)
+            if blocks > self.cache.free - self.watermark:
+                step.why = "blocks"
+                return
+            if len(self.running) >= self.max_num_seqs:
+                step.why = "seats"
+                return
+            count = self.rest(request)
+            if budget is not None:
+                if min(budget, count) <= 0 or (whole and count > budget):
+                    step.why = "budget"
+                    return
+                count = min(count, budget)
+                budget -= count
+            request.blocks = self.cache.take(blocks)
+            self.running.append(self.waiting.popleft())
+            step.tokens[request] = count
+            step.hits[request] = 0
+
+
+class Orca(Static):
+    """Every step all running requests decode, and waiting ones join with their whole prompt."""
+
+    def fill(self, step: Step) -> None:
+        """Say who takes part in a step."""
+        before = list(self.running)
+        self.admit(step)
+        step.tokens |= {request: request.known - request.computed for request in before}
+
+
+class VllmV0(Static):
+    """A step is either prompts, as many as fit, or a decode of all that run.
+
+    Parameters
+    ----------
+    max_num_seqs : int
+        Most requests that run at a time.
+    max_num_batched_tokens : int
+        Most tokens of the prompts of a step.
+    """
+
+    whole = False
+
+    def __init__(self, *, max_num_seqs: int = 256, max_num_batched_tokens: int = 8192) -> None:
+        super().__init__(max_num_seqs=max_num_seqs)
+        self.budget = max_num_batched_tokens
+
+    def begin(self, cache: KvBlocks, max_model_len: int) -> None:
+        """Serve from a cache that is empty."""
+        super().begin(cache, max_model_len)
+        self.sampled: dict[Request, int] = {}  # since it was admitted last
+
+    def restart(self, request: Request) -> None:
+        """Count nothing of a preempted request as computed, nor as sampled."""
+        super().restart(request)
+        self.sampled[request] = 0
+
+    def rest(self, request: Request) -> int:
+        """Return how many tokens of its prompt are not computed; of one just preempted, none."""
+        return 0 if self.sampled.get(request) else super().rest(request)
+
+    def sample(self, step: Step, request: Request, count: int) -> None:
+        """Let a request know its next token; finish it when it has all since it was admitted last."""
+        self.sampled[request] = self.sampled.get(request, 0) + count
+        request.outputs += count
+        step.out[request] = count
+        if self.sampled[request] >= request.output:
+            self.finish(step, request)
+
+    def fill(self, step: Step) -> None:
+        """Say who takes part in a step."""
+        self.admit(step, self.budget)
+        if not step.tokens:
+            for request in self.decoding(step):
+                step.tokens[request] = request.known - request.computed
+
+    def decoding(self, step: Step) -> list[Request]:
+        """Return who decodes, the first to arrive first; the last to arrive make room."""
+        left = deque(sorted(self.running, key=lambda request: request.arrival_ns))
+        kept, decoding = [], []
+        while left:
+            request = left.popleft()
+            if not self.sampled.get(request):  # its prompt is not computed yet
+                kept.append(request)
+                continue
+            while not self.cache.free:
+                victim = left.pop() if left else request
+                self._preempt(victim, step)
+                if victim is request:
+                    break
+            else:
+                if self.cache.needed(request.known) > len(request.blocks):
+                    request.blocks += self.cache.take(1)
+                decoding.append(request)
+                kept.append(request)
+        self.running = kept
+        return decoding
+
+    def _preempt(self, victim: Request, step: Step) -> None:
+        """Let a request wait before all others; what is computed is lost."""
+        self.free(victim)
+        victim.preemptions += 1
+        step.preempted.append(victim)
+        self.waiting.appendleft(victim)
+
+
+class Sarathi(VllmV0):
+    """A step has so many tokens: decodes first, then chunks of prompts.
+
+    Parameters
+    ----------
+    max_num_seqs : int
+        Most requests that run at a time.
+    chunk_size : int
+        Tokens of a step.
+    """
+
+    def __init__(self, *, max_num_seqs: int = 256, chunk_size: int = 512) -> None:
+        super().__init__(max_num_seqs=max_num_seqs, max_num_batched_tokens=chunk_size)
+
+    def fill(self, step: Step) -> None:
+        """Say who takes part in a step."""
+        decoding = self.decoding(step)
+        budget = self.budget - len(decoding)
+        prompts = [request for request in self.running if request not in decoding]
+        self.running = [*decoding, *prompts]
+        for request in prompts:
+            count = min(request.known - request.computed, budget)
+            if count > 0:
+                step.tokens[request] = count
+                budget -= count
+        self.admit(step, budget, whole=False)
+        step.tokens |= dict.fromkeys(decoding, 1)

@@ -1,0 +1,311 @@
+"""The scheduler of vLLM 0.19: prefill and decode are one, computed tokens catch up with known ones.
+
+::
+
+    schedule    1  running requests, in order: what is known and not computed, within the budget
+                   no block is free: the last running request (by rank) is preempted, and waits first
+                2  waiting requests, if nobody was preempted, while there are budget and seats:
+                   the head's prefix is sought in the cache; what it needs is reserved, or all wait
+    ahead       step k+1 is scheduled while step k runs: its tokens are in flight, and counted as known
+
+    pull        a prompt that lies elsewhere: its blocks are reserved, it is put aside until it is there
+
+Source: vLLM 0.19.0, ``vllm/v1/core/sched/scheduler.py`` and ``async_scheduler.py``. It does, step by step and
+block by block, what that scheduler does (``tests/policies/test_serving_steps.py``).
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from typing import Literal
+
+from devices.memory.kv_blocks import KvBlocks
+from policies.serving.batcher import Batcher, PrefixKeys, Request, Step
+from sim.base.errors import InputError
+
+Rank = tuple[int, int, str]
+
+
+def _rank(request: Request) -> Rank:
+    return request.priority, request.arrival_ns, request.id
+
+
+class Vllm019(Batcher):
+    """vLLM 0.19.
+
+    Parameters
+    ----------
+    max_num_seqs : int
+        Most requests that run at a time.
+    max_num_batched_tokens : int
+        Most tokens of a step.
+    enable_chunked_prefill : bool
+        A prompt may be computed in parts.
+    enable_prefix_caching : bool
+    scheduling_policy : {"fcfs", "priority"}
+    long_prefill_token_threshold : int
+        Most tokens of one request in a step; 0: no limit.
+    scheduler_reserve_full_isl : bool
+        A request is admitted only if all its known tokens would fit now.
+    num_speculative_tokens : int
+        Drafts that follow each sampled token.
+    draft_model : bool
+        Drafts come from a model (or EAGLE), whose tokens need blocks, too; otherwise from n-grams.
+    async_scheduling : bool
+        A step is scheduled while another runs; default: unless there are drafts.
+    """
+
+    reserved_blocks = 1
+
+    def __init__(
+        self,
+        *,
+        max_num_seqs: int = 256,
+        max_num_batched_tokens: int = 8192,
+        enable_chunked_prefill: bool = True,
+        enable_prefix_caching: bool = True,
+        scheduling_policy: Literal["fcfs", "priority"] = "fcfs",
+        long_prefill_token_threshold: int = 0,
+        scheduler_reserve_full_isl: bool = True,
+        num_speculative_tokens: int = 0,
+        draft_model: bool = False,
+        async_scheduling: bool | None = None,
+    ) -> None:
+        for name, value in (
+            ("max_num_seqs", max_num_seqs),
+            ("max_num_batched_tokens", max_num_batched_tokens),
+        ):
+            if value < 1:
+                raise InputError(f"should be at least 1, not {value}", path=(name,))
+        if async_scheduling and num_speculative_tokens:
+            raise InputError("speculative decoding is known here without it", path=("async_scheduling",))
+        if draft_model and not num_speculative_tokens:
+            raise InputError("has no effect without num_speculative_tokens", path=("draft_model",))
+        self.max_num_seqs, self.budget = max_num_seqs, max_num_batched_tokens
+        self.chunked, self.caching = enable_chunked_prefill, enable_prefix_caching
+        self.by_rank = scheduling_policy == "priority"
+        self.threshold = long_prefill_token_threshold
+        self.reserve_all = scheduler_reserve_full_isl
+        self.drafts, self.look_ahead = num_speculative_tokens, num_speculative_tokens * draft_model
+        self.ahead = int(not num_speculative_tokens if async_scheduling is None else async_scheduling)
+
+    def begin(self, cache: KvBlocks, max_model_len: int) -> None:
+        """Serve from a cache that is empty."""
+        super().begin(cache, max_model_len)
+        if not self.chunked and self.budget < max_model_len:
+            raise InputError(
+                f"without enable_chunked_prefill {self.budget:,} tokens of a step have to be at least "
+                f"max_model_len, {max_model_len:,}: a longer prompt would wait for ever",
+                path=("max_num_batched_tokens",),
+            )
+        self.waiting: deque[Request] = deque()
+        self.aside: deque[Request] = deque()
+        self.keys = PrefixKeys(cache.block_size)
+
+    def arrive(self, request: Request) -> None:
+        """Put it at the end of those that wait."""
+        self._wait(request, self.waiting)
+
+    def _wait(self, request: Request, queue: deque[Request], *, first: bool = False) -> None:
+        """Let a request wait: at the end, or first of all; by rank in its place."""
+        if self.by_rank:
+            insort(queue, request, key=_rank)
+        elif first:
+            queue.appendleft(request)
+        else:
+            queue.append(request)
+
+    def unfinished(self) -> int:
+        """Return how many run, wait, or are put aside."""
+        return len(self.running) + len(self.waiting) + len(self.aside)
+
+    # -- scheduling -------------------------------------------------------------------------------------
+
+    def schedule(self, now_ns: int) -> Step:
+        """Return the next step."""
+        step = Step()
+        budget = self._run(step)
+        if not step.preempted:
+            self._admit(step, budget, now_ns)
+        self.compute(step)
+        if self.ahead:
+            for request in step.samples:
+                request.in_flight += 1
+        step.waiting = len(self.waiting)
+        return step
+
+    def _run(self, step: Step) -> int:
+        """Let running requests go on; return what is left of the budget."""
+        budget, longest = self.budget, self.max_model_len - 1
+        running, tokens, size = self.running, step.tokens, self.cache.block_size
+        index = 0
+        while index < len(running) and budget > 0:
+            request = running[index]
+            computed, in_flight = request.computed, request.in_flight
+            index += 1
+            if in_flight and computed + 2 - in_flight >= request.prompt + request.output:
+                continue  # the step in flight is its last
+            known = request.prompt + request.outputs
+            count = known + request.drafts + in_flight - computed
+            if 0 < self.threshold < count:
+                count = self.threshold
+            count = min(count, budget, longest - computed)
+            if count <= 0:
+                continue
+            if computed + count + self.look_ahead > len(request.blocks) * size:
+                while not self._reserve(request, count, self.look_ahead):
+                    victim = max(running, key=_victim) if self.by_rank else running[-1]
+                    place = running.index(victim)
+                    index -= place < index
+                    budget += tokens.pop(victim, 0)
+                    step.drafts.pop(victim, None)
+                    self._preempt(victim, step)
+                    if victim is request:
+                        return budget
+            if self.caching:
+                self._publish(request, min(computed + count, known))
+            if request.drafts:
+                drafted = computed + count - known
+                if drafted > 0:
+                    step.drafts[request] = drafted
+                request.drafts = 0
+            tokens[request] = count
+            budget -= count
+        return budget
+
+    def _preempt(self, victim: Request, step: Step) -> None:
+        """Let a running request wait before all others; what is computed is lost."""
+        self.running.remove(victim)
+        self.free(victim)
+        victim.computed = victim.drafts = 0
+        victim.preemptions += 1
+        step.preempted.append(victim)
+        self._wait(victim, self.waiting, first=True)
+
+    def _admit(self, step: Step, budget: int, now_ns: int) -> None:
+        """Let waiting requests run, in order, until one cannot."""
+        passed: list[Request] = []  # their prompts are on the way
+        while self.waiting or self.aside:
+            if budget <= 0 or len(self.running) >= self.max_num_seqs:
+                step.why = "budget" if budget <= 0 else "seats"
+                break
+            queue, request = self._head()
+            if request.pulled_ns is not None and queue is self.aside:
+                if request.pulled_ns < 0:
+                    passed.append(queue.popleft())
+                    continue
+                self._pulled(request)
+            hits: list[int] = []
+            fresh = not request.computed
+            if fresh and self.caching:
+                hits = self.cache.find(self.keys.of(request, (request.known - 1) // self.cache.block_size))
+            found = request.computed or len(hits) * self.cache.block_size
+            remote = request.remote and request.pulled_ns is None
+            count = request.known - found
+            if not remote:
+                if 0 < self.threshold < count:
+                    count = self.threshold
+                if not self.chunked and count > budget:
+                    step.why = "budget"
+                    break
+                count = min(count, budget)
+            look_ahead = 0 if fresh else self.look_ahead
+            if not (self._all_fit(request, hits) and self._reserve(request, count, look_ahead, hits)):
+                step.why = "blocks"
+                break
+            queue.popleft()
+            if remote:
+                request.pulled_ns = -1
+                step.pulls[request] = count
+                passed.append(request)
+                if request.hits is None:
+                    request.hits = found
+                continue
+            request.computed = found
+            if self.caching:
+                self._publish(request, min(found + count, request.known))
+            step.hits[request] = found
+            if request.hits is None:
+                request.hits = found
+            if request.scheduled_ns is None:
+                request.scheduled_ns = now_ns
+            self.running.append(request)
+            step.tokens[request] = count
+            budget -= count
+        for request in reversed(passed):
+            self._wait(request, self.aside, first=True)
+
+    def _head(self) -> tuple[deque[Request], Request]:
+        """Return who is looked at next, and where it waits."""
+        queue = self.aside or self.waiting
+        if self.by_rank and self.aside and self.waiting and _rank(self.waiting[0]) < _rank(self.aside[0]):
+            queue = self.waiting
+        return queue, queue[0]
+
+    def _all_fit(self, request: Request, hits: list[int]) -> bool:
+        """Return whether all its known tokens would fit now."""
+        if not self.reserve_all:
+            return True
+        want = self.cache.needed(min(request.known, self.max_model_len)) - len(request.blocks) - len(hits)
+        return max(want, 0) + self.cache.unreferenced(hits) <= self.cache.free
+
+    def _reserve(self, request: Request, count: int, look_ahead: int, hits: list[int] | None = None) -> bool:
+        """Take blocks for so many more tokens; return whether they were there."""
+        cache, hits = self.cache, hits or []
+        slots = request.computed + len(hits) * cache.block_size + count + look_ahead
+        want = cache.needed(min(slots, self.max_model_len)) - len(request.blocks) - len(hits)
+        want = max(want, 0)
+        if want + (cache.unreferenced(hits) if hits else 0) > cache.free:
+            return False
+        if hits:
+            cache.share(hits)
+            request.blocks += hits
+            request.published = len(hits)
+        request.blocks += cache.take(want)
+        return True
+
+    def _publish(self, request: Request, tokens: int) -> None:
+        """Make the full blocks of its first so many tokens known to others."""
+        full = tokens // self.cache.block_size
+        if full > request.published:
+            keys = self.keys.of(request, full)
+            for place in range(request.published, full):
+                self.cache.publish(request.blocks[place], keys[place])
+            request.published = full
+
+    def _pulled(self, request: Request) -> None:
+        """Go on with a request whose prompt has come: the last token is computed again, to sample from."""
+        if self.caching:
+            self._publish(request, request.prompt)
+        request.computed = request.prompt - (request.prompt == request.known)
+        request.hits = request.computed
+
+    # -- the end of a step ------------------------------------------------------------------------------
+
+    def ended(self, step: Step) -> None:
+        """Sample tokens; of drafts those that are accepted count as well."""
+        for request in step.samples:
+            if request.finished:
+                continue
+            accepted = 0
+            if drafted := step.drafts.get(request, 0):
+                if request.accepted:
+                    accepted = min(request.accepted[request.drafted % len(request.accepted)], drafted)
+                request.drafted += 1
+                request.computed -= drafted - accepted
+            request.in_flight -= self.ahead
+            self.sample(step, request, min(accepted + 1, request.output - request.outputs))
+            if not request.finished:
+                request.drafts = self.drafts
+                if self.ahead and self.caching:
+                    self._publish(request, request.computed - request.in_flight)
+
+    def leave(self, request: Request) -> None:
+        """Take a finished request out, wherever it is, and free its blocks."""
+        (self.running if request in self.running else self.waiting).remove(request)
+        self.free(request)
+
+
+def _victim(request: Request) -> tuple[int, int]:
+    return request.priority, request.arrival_ns

@@ -1,0 +1,251 @@
+"""What a step of a serving engine takes: a small graph of a transformer under its layout.
+
+::
+
+    a layer   norm ─ qkv ─ rotary ─ attention ─ proj ─ all-reduce ─ norm ─ up ─ gate ─ down ─ all-reduce
+              products have a row a token of the step                 (or experts)
+    the head  products have a row a request that samples
+
+    attention in two kernels: decodes, one query each over what is cached; chunks of prompts over what is
+    before them and themselves; each as many of equal, mean length
+
+The kernels of a layer are those of the forward of training (`scenarios.builders.train.layers`), their times
+those of the calibration's cost model. A step asks for few numbers, which are interpolated between sizes that
+were asked for before: up to 512 tokens those of the CUDA graphs that vLLM captures, to which it pads.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import count, takewhile
+from typing import Final
+
+from policies.serving.batcher import Step
+from scenarios.builders.train.architecture import Architecture
+from scenarios.builders.train.calibration import TrainingCalibration
+from scenarios.builders.train.kernels import Attention, Collective, Experts, Kernel, Pass
+from scenarios.builders.train.layers import RankWork, ReplicaBatch
+from scenarios.builders.train.layout import ParallelLayout
+from sim.base.errors import InputError
+from sim.base.units import round_half_up
+
+GRAPH_SIZES: Final = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
+"""Tokens of the CUDA graphs that are captured; others are padded. Source: vLLM 0.19.0,
+``vllm/config/vllm.py`` (``_set_cudagraph_sizes``)."""
+
+_COARSE: Final = 64
+"""Tokens between two sizes of longer steps that are asked for."""
+
+
+def _geometric() -> Iterator[int]:
+    """Yield 1, 2, 3, 4, 6, 8, 12, 16, ..."""
+    yield 1
+    for power in count(1):
+        yield from (2**power, 3 * 2 ** (power - 1))
+
+
+class Interpolated:
+    """A function of two sizes, asked for at few of them, linear in between."""
+
+    def __init__(self, function: Callable[[int, int], float]) -> None:
+        self.function = function
+        self._known: dict[tuple[int, int], float] = {}
+
+    def at(self, x: float, y: float) -> float:
+        """Return the value between the four sizes around."""
+        (x0, x1, p), (y0, y1, q) = _around(x), _around(y)
+        found = 0.0
+        for i, a in ((x0, 1 - p), (x1, p)):
+            for j, b in ((y0, 1 - q), (y1, q)):
+                if a * b:
+                    found += a * b * self._ask(i, j)
+        return found
+
+    def _ask(self, x: int, y: int) -> float:
+        if (x, y) not in self._known:
+            self._known[x, y] = self.function(x, y)
+        return self._known[x, y]
+
+
+_SIZES: Final = tuple(takewhile(lambda size: size <= 2**24, _geometric()))
+
+
+def _around(x: float) -> tuple[int, int, float]:
+    """Return the sizes below and above, and how far it is from the one to the other."""
+    i = bisect_left(_SIZES, x)
+    if _SIZES[i] == x or not i:
+        return _SIZES[i], _SIZES[i], 0.0
+    low, high = _SIZES[i - 1], _SIZES[i]
+    return low, high, (x - low) / (high - low)
+
+
+@dataclass(frozen=True)
+class LinearStep:
+    """A step that takes `base_ns`, and so much more for each token and each request."""
+
+    base_ns: int
+    token_ns: float = 0.0
+    request_ns: float = 0.0
+
+    def __call__(self, step: Step) -> int:
+        """Return what a step takes."""
+        tokens = sum(step.tokens.values())
+        return round_half_up(self.base_ns + self.token_ns * tokens + self.request_ns * len(step.tokens))
+
+
+class ModelStep:
+    """A step of a language model on one replica.
+
+    Parameters
+    ----------
+    model : Architecture
+    calibration : TrainingCalibration
+    tensor : int
+        GPUs that share each layer.
+    experts_apart : bool
+        They have whole experts each, instead of a part of all.
+
+    Raises
+    ------
+    InputError
+        The GPUs cannot share the model, or it has layers whose state is not in blocks.
+    """
+
+    def __init__(
+        self,
+        model: Architecture,
+        calibration: TrainingCalibration,
+        tensor: int = 1,
+        *,
+        experts_apart: bool = False,
+    ) -> None:
+        if "M" in model.pattern:
+            raise InputError("serving knows keys and values in blocks, and no layers of Mamba-2")
+        self.model, self.calibration, self.tensor = model, calibration, tensor
+        self.experts_apart = experts_apart
+        self.layout = ParallelLayout(tp=tensor, sequence_parallel=False, node=calibration.node)
+        self.group = self.layout.group("tp")
+        self.kinds = [model.kind(layer) for layer in range(model.layers)]
+        self._work(1)
+        self._decode = Interpolated(self._decode_ns)
+        self._prefill = Interpolated(self._prefill_ns)
+        self._tokens: dict[int, float] = {}
+        self._sampled: dict[int, float] = {}
+        self._all: dict[tuple[int, ...], int] = {}
+
+    def __call__(self, step: Step) -> int:
+        """Return what a step takes."""
+        tokens = decodes = cached = chunks = length = 0
+        square = 0.0
+        for count_, context in zip(step.tokens.values(), step.contexts, strict=True):
+            tokens += count_
+            if count_ == 1:
+                decodes += 1
+                cached += context + 1
+            else:
+                chunks += 1
+                square += (count_ * (count_ + 2 * context)) ** 0.5
+                length += count_
+        key = (tokens, len(step.samples), decodes, cached, chunks, round_half_up(square))
+        if key not in self._all:
+            ns = self._through(tokens) + self._head(len(step.samples))
+            if decodes:
+                ns += self._decode.at(decodes, cached / decodes)
+            if chunks:
+                ns += self._prefill.at(chunks, square / chunks)
+            self._all[key] = round_half_up(ns)
+        return self._all[key]
+
+    # -- parts of a step --------------------------------------------------------------------------------
+
+    def _through(self, tokens: int) -> float:
+        """Return what all but attention and the head take."""
+        if tokens <= GRAPH_SIZES[-1]:
+            return self._layers(GRAPH_SIZES[bisect_left(GRAPH_SIZES, tokens)])
+        low, rest = tokens // _COARSE * _COARSE, tokens % _COARSE
+        below = self._layers(low)
+        return below + rest / _COARSE * (self._layers(low + _COARSE) - below) if rest else below
+
+    def _layers(self, tokens: int) -> float:
+        """Return what the layers take of so many tokens, without their attention."""
+        if tokens not in self._tokens:
+            work = self._work(tokens)
+            ns = self._ns([kernel for piece in work.embedding() for kernel in piece.forward])
+            for kind in dict.fromkeys(self.kinds):
+                kernels = [each for each in self._kernels(work, kind) if not isinstance(each, Attention)]
+                ns += self.kinds.count(kind) * self._ns(kernels)
+            self._tokens[tokens] = ns
+        return self._tokens[tokens]
+
+    def _head(self, requests: int) -> float:
+        """Return what the last norm, the head and sampling take, of so many requests."""
+        if not requests or not self.model.vocabulary:
+            return 0.0
+        rows = GRAPH_SIZES[min(bisect_left(GRAPH_SIZES, requests), len(GRAPH_SIZES) - 1)]
+        if rows not in self._sampled:
+            norm, head, _ = self._work(rows).head()
+            logits = rows * self.model.vocabulary
+            share = Collective("all_gather", 2 * logits, "tp")
+            sample = Pass(4 * logits * 3)  # cast to fp32, and read to find the largest
+            self._sampled[rows] = self._ns([*norm.forward, *head.forward, share, sample])
+        return self._sampled[rows]
+
+    def _decode_ns(self, requests: int, cached: int) -> float:
+        """Return what attention takes in all layers, of so many queries over so many keys each."""
+        return self._attention(requests, 1, cached - 1)
+
+    def _prefill_ns(self, requests: int, length: int) -> float:
+        """Return what it takes of so many prompts of that length; a chunk counts as one of as many scores."""
+        return self._attention(requests, length, 0)
+
+    def _attention(self, batch: int, queries: int, cached: int) -> float:
+        work, ns = self._work(1), 0.0
+        for kind in dict.fromkeys(self.kinds):
+            for each in self._kernels(work, kind):
+                if isinstance(each, Attention):
+                    window = min(each.window and self.model.window, queries + cached)
+                    kernel = each._replace(batch=batch, sequence=queries, cached=cached, window=window)
+                    ns += self.kinds.count(kind) * self._ns([kernel])
+        return ns
+
+    # -- kernels ----------------------------------------------------------------------------------------
+
+    def _work(self, tokens: int) -> RankWork:
+        return RankWork(self.model, self.layout, ReplicaBatch(1, tokens))
+
+    def _kernels(self, work: RankWork, kind: str) -> Iterator[Kernel]:
+        """Yield the kernels of a layer's forward."""
+        for part in kind:
+            if part != "E":
+                for piece in work.layer(part):
+                    yield from piece.forward
+                continue
+            m, tokens = self.model, work.tokens
+            for piece in work.layer(part):
+                if piece.name == "router" or piece.name.startswith(("shared", "latent")):
+                    yield from (each for each in piece.forward if not isinstance(each, Collective))
+            shared = (1, self.tensor) if self.experts_apart else (self.tensor, 1)
+            yield Experts(tokens, m.expert_latent, m.expert_middle, m.top_k, m.experts, *shared)
+            yield Collective("all_reduce", work.wide, "tp")
+
+    def _ns(self, kernels: Sequence[Kernel]) -> float:
+        """Return what kernels take one after the other."""
+        timed = [each for each in kernels if not isinstance(each, Collective)]
+        total = sum(self.calibration.kernels_ns(timed))
+        for each in kernels:
+            if isinstance(each, Collective):
+                total += self.calibration.collective_ns(each.kind, each.nbytes, self.group)
+        return total
+
+    # -- memory -----------------------------------------------------------------------------------------
+
+    @cached_property
+    def token_bytes(self) -> int:
+        """Bytes of the keys and values of a token, on each GPU, of 2 bytes a number."""
+        m = self.model
+        if m.kv_rank:
+            return 2 * m.layers * (m.kv_rank + m.rotary_head)
+        return 2 * m.layers * max(1, m.kv_heads // self.tensor) * (m.query_head + m.value_head)
