@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from devices.memory.kv_blocks import KvBlocks
+from policies.serving.kv_blocks import KvBlocks
 from sim.base.errors import InputError
 
 Segment = tuple[str, int]

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from devices.memory.kv_blocks import KvBlocks
 from policies.serving.batcher import Batcher, Request, Step
+from policies.serving.kv_blocks import KvBlocks
 
 
 class Static(Batcher):

@@ -20,8 +20,8 @@ from bisect import insort
 from collections import deque
 from typing import Literal
 
-from devices.memory.kv_blocks import KvBlocks
 from policies.serving.batcher import Batcher, PrefixKeys, Request, Step
+from policies.serving.kv_blocks import KvBlocks
 from sim.base.errors import InputError
 
 Rank = tuple[int, int, str]
