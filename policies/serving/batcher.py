@@ -64,6 +64,7 @@ class Request:
         "hits",
         "id",
         "in_flight",
+        "kept",
         "output",
         "outputs",
         "preemptions",
@@ -99,12 +100,20 @@ class Request:
         self.hits: int | None = None
         self.scheduled_ns: int | None = None
         self.pulled_ns: int | None = None
-        self.finished = False
+        self.finished = self.kept = False
         self.token_ns = array("q")
 
     def __repr__(self) -> str:
         """Return its id and how far it is."""
         return f"<Request {self.id}: {self.computed} of {self.known} computed, {self.outputs}/{self.output}>"
+
+    def prompt_alone(self, replica: int) -> Request:
+        """Return a request of the same prompt for one token, whose blocks stay until they are freed."""
+        twin = Request(
+            self.id, self.arrival_ns, self.prompt, 1, priority=self.priority, segments=self.segments
+        )
+        twin.replica, twin.kept = replica, True
+        return twin
 
     @property
     def known(self) -> int:
@@ -231,7 +240,8 @@ class Batcher:
     def leave(self, request: Request) -> None:
         """Take a finished request out, and free its blocks."""
         self.running.remove(request)
-        self.free(request)
+        if not request.kept:
+            self.free(request)
 
     def free(self, request: Request) -> None:
         """Free the blocks of a request."""

@@ -304,7 +304,8 @@ class Vllm019(Batcher):
     def leave(self, request: Request) -> None:
         """Take a finished request out, wherever it is, and free its blocks."""
         (self.running if request in self.running else self.waiting).remove(request)
-        self.free(request)
+        if not request.kept:
+            self.free(request)
 
 
 def _victim(request: Request) -> tuple[int, int]:

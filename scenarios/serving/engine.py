@@ -16,13 +16,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 import simpy
 
 from policies.serving.batcher import Batcher, Request, Step
 from sim.base.errors import StuckError
+from sim.base.units import NS_PER_S
 
 PASS_NS: Final = 1_000_000
 """What a pass takes that scheduled nothing although requests are unfinished."""
@@ -76,43 +77,75 @@ class Arrivals:
             yield self._coming.popleft()
 
 
-def serve(
-    batchers: Sequence[Batcher],
-    arrivals: Arrivals,
-    step_ns: Callable[[Step], int],
-    *,
-    router: Router | None = None,
-    pull_ns: Callable[[Request, int], int] | None = None,
-    host_ns: int = 0,
-) -> list[Pass]:
-    """Serve requests until all are finished; return what was scheduled, in order.
+StepTime = Callable[[Step], int]
+"""``step_ns(step)`` returns what a step takes."""
+PullEnd = Callable[[int, Request, int], int]
+"""``pull(now_ns, request, tokens)`` returns when the keys and values of its prompt are there."""
 
-    Parameters
+
+@dataclass
+class Pull:
+    """Keys and values come over a link that a replica has to itself, one prompt after the other."""
+
+    latency_ns: int
+    token_bytes: int
+    bytes_per_s: int | None = None
+    free_ns: dict[int, int] = field(default_factory=dict)
+
+    def __call__(self, now_ns: int, request: Request, tokens: int) -> int:
+        """Return when those of so many tokens are there."""
+        ns = self.latency_ns
+        if self.bytes_per_s is not None:
+            ns += -(-tokens * self.token_bytes * NS_PER_S // self.bytes_per_s)
+        self.free_ns[request.replica] = max(now_ns, self.free_ns.get(request.replica, 0)) + ns
+        return self.free_ns[request.replica]
+
+
+@dataclass
+class Serve:
+    """Engines, a router before them, and what their steps take.
+
+    Attributes
     ----------
-    batchers : sequence of Batcher
-        One a replica, ready to begin.
-    arrivals : Arrivals
     step_ns : callable
-        ``step_ns(step)`` returns what a step takes.
     router : Router, optional
         Default: all go to the first replica.
-    pull_ns : callable, optional
-        ``pull_ns(request, tokens)`` returns what pulling their keys and values takes.
+    pull : callable, optional
+        Where prompts are computed elsewhere.
     host_ns : int
         From scheduling a step to its earliest start.
-
-    Raises
-    ------
-    StuckError
-        Requests are unfinished, and nothing will ever run again.
     """
-    env = simpy.Environment(initial_time=0)
-    run = _Serving(env, batchers, arrivals, step_ns, router, pull_ns, host_ns)
-    env.process(run.arriving())
-    for replica in range(len(batchers)):
-        env.process(run.serving(replica))
-    env.run()
-    return run.passes
+
+    step_ns: StepTime
+    router: Router | None = None
+    pull: PullEnd | None = None
+    host_ns: int = 0
+
+    def run(
+        self, batchers: Sequence[Batcher], arrivals: Arrivals, prefill: Sequence[Batcher] = ()
+    ) -> list[Pass]:
+        """Serve requests until all are finished; return what was scheduled, in order.
+
+        Parameters
+        ----------
+        batchers : sequence of Batcher
+            One a replica, ready to begin.
+        arrivals : Arrivals
+        prefill : sequence of Batcher
+            Replicas that compute prompts for the others; they are counted behind them.
+
+        Raises
+        ------
+        StuckError
+            Requests are unfinished, and nothing will ever run again.
+        """
+        env = simpy.Environment(initial_time=0)
+        run = _Serving(self, env, batchers, arrivals, prefill)
+        env.process(run.arriving())
+        for replica in range(len(run.batchers)):
+            env.process(run.serving(replica))
+        env.run()
+        return run.passes
 
 
 class _Serving:
@@ -120,19 +153,20 @@ class _Serving:
 
     def __init__(
         self,
+        of: Serve,
         env: simpy.Environment,
         batchers: Sequence[Batcher],
         arrivals: Arrivals,
-        step_ns: Callable[[Step], int],
-        router: Router | None,
-        pull_ns: Callable[[Request, int], int] | None,
-        host_ns: int,
+        prefill: Sequence[Batcher],
     ) -> None:
-        self.env, self.batchers, self.arrivals = env, batchers, arrivals
-        self.step_ns, self.router, self.pull_ns, self.host_ns = step_ns, router, pull_ns, host_ns
+        self.of, self.env, self.arrivals, self.first_prefill = of, env, arrivals, len(batchers)
+        self.batchers = [*batchers, *prefill]
         self.loads = [0] * len(batchers)
-        self.inbox: list[list[Request]] = [[] for _ in batchers]
-        self.idle: list[simpy.Event | None] = [None] * len(batchers)
+        self.prompts = [0] * len(prefill)  # that each of these has
+        self.twins: dict[Request, Request] = {}  # one that computes a prompt, and the other
+        self.twin_of: dict[Request, Request] = {}
+        self.inbox: list[list[Request]] = [[] for _ in self.batchers]
+        self.idle: list[simpy.Event | None] = [None] * len(self.batchers)
         self.passes: list[Pass] = []
 
     def arriving(self) -> Generator[simpy.Event, Any, None]:
@@ -145,13 +179,24 @@ class _Serving:
     def route(self) -> None:
         """Give each request that has come to a replica, and wake that if it sleeps."""
         for request in self.arrivals.take(int(self.env.now), sum(self.loads)):
-            replica = 0 if self.router is None else self.router.route(request, self.loads)
-            request.replica = replica
-            self.loads[replica] += 1
-            self.inbox[replica].append(request)
-            if (idle := self.idle[replica]) is not None:
-                self.idle[replica] = None
-                idle.succeed()
+            router = self.of.router
+            request.replica = 0 if router is None else router.route(request, self.loads)
+            self.loads[request.replica] += 1
+            if not self.prompts:
+                self.hand(request, request.replica)
+                continue
+            place = min(range(len(self.prompts)), key=self.prompts.__getitem__)
+            self.prompts[place] += 1
+            twin = request.prompt_alone(self.first_prefill + place)
+            self.twins[twin], self.twin_of[request] = request, twin
+            self.hand(twin, twin.replica)
+
+    def hand(self, request: Request, replica: int) -> None:
+        """Put a request before a replica, and wake that if it sleeps."""
+        self.inbox[replica].append(request)
+        if (idle := self.idle[replica]) is not None:
+            self.idle[replica] = None
+            idle.succeed()
 
     def serving(self, replica: int) -> Generator[simpy.Event, Any, None]:
         """Schedule and run steps of one replica."""
@@ -167,13 +212,11 @@ class _Serving:
             now, step = int(env.now), None
             if batcher.unfinished():
                 step = batcher.schedule(now)
-                for request, tokens in step.pulls.items():
-                    assert self.pull_ns is not None
-                    on_the_way[request] = now + self.pull_ns(request, tokens)
+                self.begin_pulls(step, on_the_way)
                 start = end = now
                 if step.tokens:
-                    start = max(now + self.host_ns, free_ns)
-                    free_ns = end = start + self.step_ns(step)
+                    start = max(now + self.of.host_ns, free_ns)
+                    free_ns = end = start + self.of.step_ns(step)
                 self.passes.append(Pass(replica, now, start, end, step))
                 if step.tokens:
                     running.append(self.passes[-1])
@@ -187,23 +230,45 @@ class _Serving:
                 over = running.popleft()
                 yield env.timeout(over.end_ns - now)
                 self.end(replica, over.step)
-            elif step is not None and not (
-                on_the_way or self.arrivals or self.inbox[replica] or step.preempted
-            ):
+            elif step is not None and not (on_the_way or step.preempted or self.may_come(replica)):
                 raise StuckError(_why_stuck(replica, batcher))
             for request in [each for each, end_ns in on_the_way.items() if end_ns <= env.now]:
                 request.pulled_ns = on_the_way.pop(request)
             if step is not None and not step.tokens and batcher.unfinished():
                 yield env.timeout(PASS_NS)
 
+    def may_come(self, replica: int) -> bool:
+        """Return whether another request may come to a replica, or blocks of a prompt become free."""
+        return bool(self.arrivals or self.inbox[replica] or self.twins)
+
+    def begin_pulls(self, step: Step, on_the_way: dict[Request, int]) -> None:
+        """Let keys and values of prompts come; what they were computed in is free when they are there."""
+        for request, tokens in step.pulls.items():
+            assert self.of.pull is not None
+            on_the_way[request] = self.of.pull(int(self.env.now), request, tokens)
+            if (twin := self.twin_of.pop(request, None)) is not None:
+                self.env.process(self.let_go(twin, on_the_way[request]))
+
+    def let_go(self, twin: Request, until_ns: int) -> Generator[simpy.Event, Any, None]:
+        """Free the blocks in which a prompt was computed."""
+        yield self.env.timeout(until_ns - self.env.now)
+        del self.twins[twin]
+        self.batchers[twin.replica].free(twin)
+
     def end(self, replica: int, step: Step) -> None:
-        """Let requests know their tokens."""
+        """Let requests know their tokens; hand on those whose prompts are computed."""
         self.batchers[replica].ended(step)
         now = int(self.env.now)
-        for request, count in step.out.items():
-            for _ in range(count):
-                request.token_ns.append(now)
-        self.loads[replica] -= len(step.finished)
+        if replica < self.first_prefill:
+            for request, count in step.out.items():
+                for _ in range(count):
+                    request.token_ns.append(now)
+            self.loads[replica] -= len(step.finished)
+            return
+        for twin in step.finished:
+            self.prompts[replica - self.first_prefill] -= 1
+            self.twins[twin].remote = True
+            self.hand(self.twins[twin], self.twins[twin].replica)
 
 
 def _why_stuck(replica: int, batcher: Batcher) -> str:

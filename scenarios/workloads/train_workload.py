@@ -322,7 +322,7 @@ def _training(fields: TrainFields, document: Document) -> Training:
     dtypes: dict[str, str] = dict(given.items())
     dtype = dtypes.pop("all", "bf16")
     with located("model"):
-        model = _architecture(fields.model, document)
+        model = architecture_of(fields.model, document)
     with located("calibration"):
         calibration = calibration_of(fields.calibration, document, dtype, fields.gradients)
     for module, of in dtypes.items():
@@ -405,7 +405,14 @@ def _routes(fields: TrainFields, document: Document) -> UnplacedRouting | None:
     return UnplacedRouting(fields.routing, fields.capacity_factor, fields.pad_to_capacity, document.origin)
 
 
-def _architecture(fields: ModelFields, document: Document) -> Architecture:
+def architecture_of(fields: ModelFields, document: Document) -> Architecture:
+    """Return the model that fields describe: a name, a configuration, sizes.
+
+    Raises
+    ------
+    InputError
+        An unknown name, a file that is no configuration, a size that is missing.
+    """
     dumped = fields.model_dump(exclude={"name", "mamba"}, exclude_none=True)
     mamba = fields.mamba.model_dump(exclude_none=True) if fields.mamba is not None else {}
     given = dumped | {f"mamba_{key}": value for key, value in mamba.items()}
