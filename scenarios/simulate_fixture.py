@@ -230,8 +230,11 @@ class Simulate:
         scenario = self._scenario(work, sets)
         case = scenario.case(own if isinstance(own, str) else None)
         if isinstance(own, Policy):
-            if scenario.content.workload.schedules():
-                raise InputError("a pipeline's policy is its schedule: name one, as policy='1f1b'")
+            workload = scenario.content.workload
+            if workload.deciders:
+                word, whose = workload.decider
+                example = workload.default_policy() or {"name": "1f1b"}
+                raise InputError(f"{whose}'s policy is its {word}: name one, as policy={example['name']!r}")
             label = type(own).__name__
             case = replace(case, decisions=case.decisions._replace(policy=own, label=label))
         result = run_case(replace(case, expectations=()), check=True)

@@ -48,6 +48,8 @@ class Request:
         Its block table.
     hits : int
         Tokens that its first admission found in the cache.
+    lost : int
+        Tokens that it would have found beside them, had their blocks not been taken.
     token_ns : array of int64
         When each output was known.
     """
@@ -65,6 +67,7 @@ class Request:
         "id",
         "in_flight",
         "kept",
+        "lost",
         "output",
         "outputs",
         "preemptions",
@@ -100,6 +103,7 @@ class Request:
         self.hits: int | None = None
         self.scheduled_ns: int | None = None
         self.pulled_ns: int | None = None
+        self.lost = 0
         self.finished = self.kept = False
         self.token_ns = array("q")
 
@@ -142,6 +146,8 @@ class Step:
         Those that know all of their tokens when it has ended, and sample the next one.
     why : str or None
         What kept the first waiting request from being admitted: ``"blocks"``, ``"budget"``, ``"seats"``.
+    head : Request or None
+        That request.
     waiting : int
         Requests that wait, after scheduling.
     used : int
@@ -159,6 +165,7 @@ class Step:
     contexts: list[int] = field(default_factory=list)
     samples: list[Request] = field(default_factory=list)
     why: str | None = None
+    head: Request | None = None
     waiting: int = 0
     used: int = 0
     out: dict[Request, int] = field(default_factory=dict)
@@ -207,6 +214,10 @@ class Batcher:
     def schedule(self, now_ns: int) -> Step:
         """Return the next step; one without tokens where nothing can run."""
         raise InputError(f"{type(self).__name__} must define schedule(now_ns)")
+
+    def hold(self, step: Step, why: str, head: Request | None) -> None:
+        """Note that nobody else is admitted in this pass, because of what, and who is first of those."""
+        step.why, step.head = why, head
 
     def compute(self, step: Step) -> Step:
         """Count the tokens of a step as computed, and note who samples; `schedule` ends with it."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
+from itertools import takewhile
 
 from sim.base.errors import InputError
 
@@ -63,6 +64,7 @@ class KvBlocks:
         self.key: list[Key | None] = [None] * blocks
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(reserved, blocks))
         self._found: dict[Key, dict[int, None]] = {}
+        self._lost: set[Key] = set()
 
     @property
     def free(self) -> int:
@@ -87,6 +89,10 @@ class KvBlocks:
                 break
             hits.append(next(iter(blocks)))
         return hits
+
+    def lost(self, keys: Iterable[Key]) -> int:
+        """Return how many leading keys were there once, and had to make room, or are there."""
+        return sum(1 for _ in takewhile(lambda key: key in self._lost or key in self._found, keys))
 
     def unreferenced(self, blocks: Iterable[int]) -> int:
         """Return how many of these blocks are in the free list."""
@@ -119,6 +125,7 @@ class KvBlocks:
             del of[block]
             if not of:
                 del self._found[key]
+                self._lost.add(key)
 
     def publish(self, block: int, key: Key) -> None:
         """Give a full block its key, by which it is found from now on."""

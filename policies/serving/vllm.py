@@ -128,6 +128,8 @@ class Vllm019(Batcher):
         budget = self._run(step)
         if not step.preempted:
             self._admit(step, budget, now_ns)
+        else:
+            self.hold(step, "blocks", self._head()[1])
         self.compute(step)
         if self.ahead:
             for request in step.samples:
@@ -188,7 +190,7 @@ class Vllm019(Batcher):
         passed: list[Request] = []  # their prompts are on the way
         while self.waiting or self.aside:
             if budget <= 0 or len(self.running) >= self.max_num_seqs:
-                step.why = "budget" if budget <= 0 else "seats"
+                self.hold(step, "budget" if budget <= 0 else "seats", self._head()[1])
                 break
             queue, request = self._head()
             if request.pulled_ns is not None and queue is self.aside:
@@ -199,7 +201,10 @@ class Vllm019(Batcher):
             hits: list[int] = []
             fresh = not request.computed
             if fresh and self.caching:
-                hits = self.cache.find(self.keys.of(request, (request.known - 1) // self.cache.block_size))
+                keys = self.keys.of(request, (request.known - 1) // self.cache.block_size)
+                hits = self.cache.find(keys)
+                if request.hits is None and len(hits) < len(keys):
+                    request.lost = self.cache.lost(keys[len(hits) :]) * self.cache.block_size
             found = request.computed or len(hits) * self.cache.block_size
             remote = request.remote and request.pulled_ns is None
             count = request.known - found
@@ -207,12 +212,12 @@ class Vllm019(Batcher):
                 if 0 < self.threshold < count:
                     count = self.threshold
                 if not self.chunked and count > budget:
-                    step.why = "budget"
+                    self.hold(step, "budget", request)
                     break
                 count = min(count, budget)
             look_ahead = 0 if fresh else self.look_ahead
             if not (self._all_fit(request, hits) and self._reserve(request, count, look_ahead, hits)):
-                step.why = "blocks"
+                self.hold(step, "blocks", request)
                 break
             queue.popleft()
             if remote:

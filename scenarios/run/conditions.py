@@ -56,8 +56,8 @@ def _makes_intra_op_pool(case: Case, loc: Loc) -> bool:
 OF_DECISIONS: Final[tuple[Rule, ...]] = (
     Rule(
         ("knowledge", "policy.knowledge", "compare.*.knowledge"),
-        lambda case, loc: not case.scenario.content.workload.schedules(),
-        "a pipeline's schedule is fixed before the run and asks for no duration; leave it out",
+        lambda case, loc: not case.scenario.content.workload.deciders,
+        "what a schedule or a batcher decides is fixed before the run and asks for no duration; leave it out",
     ),
     Rule(
         ("estimate_error",),

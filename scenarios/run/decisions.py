@@ -183,7 +183,7 @@ def _under(policy: Any, rewrite: Any) -> Any:
 def resolve_schedule(
     spec: PolicyFields, label: str, workload: Workload, document: Document, loc: Loc
 ) -> tuple[Decisions, PolicyFields]:
-    """Return the decisions of a pipeline, and its policy with the name of a schedule.
+    """Return the decisions of a pipeline, or of a serving engine, and its policy with a name.
 
     The programs of the ranks decide: every rank issues its own, in order.
 
@@ -195,15 +195,18 @@ def resolve_schedule(
     from policies.issue.program_order import InOrder
     from scenarios.builders.pipeline_graph import AsWritten, CommunicationStream
 
-    schedules = workload.schedules()
+    word, whose = workload.decider
     with _placing(document, loc):
         spec, allocators = _with_runtime(spec, document, loc)
-        if spec.name not in schedules:
-            what = "names no schedule" if spec.name is None else f"{spec.name!r} is no pipeline schedule"
-            raise InputError(f"{what}{hint(spec.name or '', schedules)}", path=["name"] if spec.name else [])
+        if spec.name is None:
+            raise InputError(f"names no {word}{hint('', plugins.names(workload.deciders))}")
+        own = ":" in spec.name and workload.deciders != "sim.pipelines"
+        if not own and spec.name not in (known := plugins.names(workload.deciders)):
+            what = f"{spec.name!r} is no {plugins.GROUPS[workload.deciders]}"
+            raise InputError(f"{what}{hint(spec.name, known)}", path=["name"])
         for key in ("placement", "streams", "linearize", "synchronisation", "compile", "launch", _INTRA_OP):
             if getattr(spec, key) is not None:
-                message = f"a pipeline's schedule decides it: {spec.name} takes no {key}"
+                message = f"{whose}'s {word} decides it: {spec.name} takes no {key}"
                 raise InputError(message, path=(key,))
         workload.check_schedule(spec)
     decisions = Decisions(label, InOrder(), streams=CommunicationStream(), linearize=AsWritten(), loc=loc)

@@ -216,19 +216,20 @@ class Scenario:
 
     def _named(self, policy: str) -> PolicyFields:
         """Return what a name on the command line stands for: a schedule, a policy, else a runtime."""
-        schedules = self.content.workload.schedules()
-        policies, runtimes = plugins.names("sim.policies"), plugins.names("sim.runtimes")
-        known = list(schedules) or policies
+        workload, of_graphs = self.content.workload, "sim.policies"
+        runtimes, known = plugins.names("sim.runtimes"), plugins.names(workload.deciders or of_graphs)
         if policy in known or ":" in policy:
             return PolicyFields(name=policy)
         if policy in runtimes:
             return PolicyFields(runtime=policy)
-        if policy in (policies if schedules else plugins.names("sim.pipelines")):
-            kind = "a pipeline's policy is its schedule" if schedules else "the workload is no pipeline"
-            what = "a policy for graphs" if schedules else "a pipeline schedule"
-            raise Place("--policy").error(
-                f"{policy!r} is {what}, and {kind}; known: {', '.join(sorted(known))}"
-            )
+        for group in {of_graphs: 0, **_DECIDERS}:
+            if policy in plugins.names(group):
+                word, whose = workload.decider
+                what = "a policy for graphs" if group == of_graphs else f"a {plugins.GROUPS[group]}"
+                kind = f"{whose}'s policy is its {word}" if workload.deciders else _DECIDERS[group]
+                raise Place("--policy").error(
+                    f"{policy!r} is {what}, and {kind}; known: {', '.join(sorted(known))}"
+                )
         everything = dict.fromkeys([*self.variants, *known, *runtimes])
         near = hint(policy, everything)
         if "did you mean" not in near:
@@ -319,13 +320,14 @@ class Scenario:
     ) -> Case:
         """Return the run under a policy that stands at `loc` in `document`; no `loc`: on the command line."""
         content, base = self.content, base or self
-        if not content.workload.schedules():
+        if not content.workload.deciders:
             known = content.knowledge
             decisions = resolve(spec, label, document, loc, knowledge=known, inherited=not loc)
             return Case(self, decisions, base, expectations)
         unnamed = "policy" not in content.model_fields_set and spec.name == content.policy.name
         if unnamed and content.workload.default_policy() is None:
-            message = "is missing: a pipeline's policy is its schedule, as in {name: 1f1b}"
+            word, whose = content.workload.decider
+            message = f"is missing: {whose}'s policy is its {word}, as in {{name: 1f1b}}"
             raise self.document.error((), f"policy: {message}")
         decisions, named = resolve_schedule(spec, label, content.workload, document, loc)
 
@@ -335,6 +337,13 @@ class Scenario:
 
         misfit = partial(content.workload.misfit, self.document, named)
         return Case(self, decisions, base, expectations, make, misfit)
+
+
+_DECIDERS: Final = {
+    "sim.pipelines": "the workload is no pipeline",
+    "sim.batchers": "the workload is no serving engine",
+}
+"""Groups of policies that make a graph, and why none of them is meant where there is one."""
 
 
 @dataclass(frozen=True)

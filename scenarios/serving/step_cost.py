@@ -19,7 +19,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import count, takewhile
 from typing import Final
 
@@ -105,8 +104,8 @@ class ModelStep:
     calibration : TrainingCalibration
     tensor : int
         GPUs that share each layer.
-    experts_apart : bool
-        They have whole experts each, instead of a part of all.
+    experts : {"shared", "apart"}
+        They have a part of each expert, or whole ones.
 
     Raises
     ------
@@ -119,17 +118,16 @@ class ModelStep:
         model: Architecture,
         calibration: TrainingCalibration,
         tensor: int = 1,
-        *,
-        experts_apart: bool = False,
+        experts: str = "shared",
     ) -> None:
         if "M" in model.pattern:
             raise InputError("serving knows keys and values in blocks, and no layers of Mamba-2")
         self.model, self.calibration, self.tensor = model, calibration, tensor
-        self.experts_apart = experts_apart
+        self.experts = experts
         self.layout = ParallelLayout(tp=tensor, sequence_parallel=False, node=calibration.node)
         self.group = self.layout.group("tp")
         self.kinds = [model.kind(layer) for layer in range(model.layers)]
-        self._work(1)
+        self.work = self._work(1)
         self._decode = Interpolated(self._decode_ns)
         self._prefill = Interpolated(self._prefill_ns)
         self._tokens: dict[int, float] = {}
@@ -202,9 +200,9 @@ class ModelStep:
         return self._attention(requests, length, 0)
 
     def _attention(self, batch: int, queries: int, cached: int) -> float:
-        work, ns = self._work(1), 0.0
+        ns = 0.0
         for kind in dict.fromkeys(self.kinds):
-            for each in self._kernels(work, kind):
+            for each in self._kernels(self.work, kind):
                 if isinstance(each, Attention):
                     window = min(each.window and self.model.window, queries + cached)
                     kernel = each._replace(batch=batch, sequence=queries, cached=cached, window=window)
@@ -227,7 +225,7 @@ class ModelStep:
             for piece in work.layer(part):
                 if piece.name == "router" or piece.name.startswith(("shared", "latent")):
                     yield from (each for each in piece.forward if not isinstance(each, Collective))
-            shared = (1, self.tensor) if self.experts_apart else (self.tensor, 1)
+            shared = (1, self.tensor) if self.experts == "apart" else (self.tensor, 1)
             yield Experts(tokens, m.expert_latent, m.expert_middle, m.top_k, m.experts, *shared)
             yield Collective("all_reduce", work.wide, "tp")
 
@@ -240,12 +238,54 @@ class ModelStep:
                 total += self.calibration.collective_ns(each.kind, each.nbytes, self.group)
         return total
 
-    # -- memory -----------------------------------------------------------------------------------------
+    def all_reduce_ns(self, tokens: int) -> float:
+        """Return what summing the hidden state of so many tokens takes."""
+        return self.calibration.collective_ns("all_reduce", 2 * tokens * self.model.hidden, self.group)
 
-    @cached_property
+
+_BYTES: Final = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
+"""Of a number, with the scales of blocks."""
+
+
+@dataclass(frozen=True)
+class ReplicaMemory:
+    """What is in the memory of each GPU of a replica.
+
+    Attributes
+    ----------
+    step : ModelStep
+    dtype : str
+        Of the products, whose weights are kept in it; embedding and head stay in 16 bits.
+    kv_dtype : str
+        Of keys and values.
+    """
+
+    step: ModelStep
+    dtype: str
+    kv_dtype: str
+
+    @property
+    def capacity(self) -> int | None:
+        """Bytes of a GPU."""
+        return self.step.calibration.memory
+
+    @property
+    def weights(self) -> int:
+        """Bytes of the weights."""
+        m = self.step.model
+        words = m.vocabulary * (2 - m.tied) * m.hidden
+        return round_half_up((2 * words + _BYTES[self.dtype] * (m.parameters - words)) / self.step.tensor)
+
+    @property
     def token_bytes(self) -> int:
-        """Bytes of the keys and values of a token, on each GPU, of 2 bytes a number."""
-        m = self.model
-        if m.kv_rank:
-            return 2 * m.layers * (m.kv_rank + m.rotary_head)
-        return 2 * m.layers * max(1, m.kv_heads // self.tensor) * (m.query_head + m.value_head)
+        """Bytes of the keys and values of a token; latent ones are whole on each GPU."""
+        m = self.step.model
+        heads = max(1, m.kv_heads // self.step.tensor) * (m.query_head + m.value_head)
+        width = m.kv_rank + m.rotary_head if m.kv_rank else heads
+        return round_half_up(_BYTES[self.kv_dtype] * width) * m.layers
+
+    def activations(self, tokens: int, requests: int) -> int:
+        """Return the bytes of the widest piece of a layer, of the hidden state, and of logits in fp32."""
+        one = [piece for kind in {*self.step.kinds} for piece in self.step.work.layer(kind)]
+        widest = max(piece.took + piece.made for piece in one)
+        return tokens * (widest + 4 * self.step.model.hidden) + 4 * requests * self.step.model.vocabulary

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -43,7 +43,6 @@ from scenarios.workloads.pipeline_stages import (
     timed_graph,
 )
 from scenarios.workloads.workload import Work, Workload
-from sim.base import plugins
 from sim.base.errors import InputError, ScenarioError, UnknownNameError
 from sim.base.units import NS_PER_S, format_bytes, parse_bytes, round_half_up
 from sim.graph.graph import Graph
@@ -75,11 +74,9 @@ def micro_batch_sizes(batch: int, micro_batches: int) -> tuple[int, ...]:
 class Pipeline(Workload):
     """A pipeline of stages over micro-batches; its policy is a schedule."""
 
-    pipeline: PipelineFields
+    deciders = "sim.pipelines"
 
-    def schedules(self) -> Collection[str]:
-        """Return the names of all schedules."""
-        return plugins.names("sim.pipelines")
+    pipeline: PipelineFields
 
     def check_schedule(self, policy: PolicyFields) -> None:
         """Refuse options that the schedule has not, and sizes that the workload has."""

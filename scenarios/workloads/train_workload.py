@@ -31,7 +31,6 @@ from scenarios.workloads.model_config import model_sizes
 from scenarios.workloads.pipeline_report import pipeline_report
 from scenarios.workloads.train_report import check_fits, peaks_of, train_report
 from scenarios.workloads.workload import Work, Workload
-from sim.base import plugins
 from sim.base.errors import InputError, MisfitError, UnknownNameError, located
 from sim.graph.graph import Graph
 from sim.machine.machine import Machine
@@ -220,11 +219,9 @@ _HERE: Loc = ("workload", "train")
 class Train(Workload):
     """A training step; its policy is the schedule of its pipeline."""
 
-    train: TrainFields
+    deciders = "sim.pipelines"
 
-    def schedules(self) -> Collection[str]:
-        """Return the names of all schedules."""
-        return plugins.names("sim.pipelines")
+    train: TrainFields
 
     def check_schedule(self, policy: PolicyFields) -> None:
         """Refuse options that the schedule has not; its sizes are those of the layout."""

@@ -47,9 +47,16 @@ class Workload(Strict):
     ----------
     runs_code : bool
         Whether `build` runs other people's code, which has to be allowed.
+    deciders : str
+        The group of plugins that its policies are of, where a policy makes the graph: a pipeline's schedule,
+        the batcher of a serving engine; else nothing: a policy decides about a graph that is there.
+    decider : str
+        What one of them is called, and whose it is.
     """
 
     runs_code: ClassVar[bool] = False
+    deciders: ClassVar[str] = ""
+    decider: ClassVar[tuple[str, str]] = ("schedule", "a pipeline")
 
     def build(self, document: Document, machine: Machine) -> Graph:
         """Return the graph.
@@ -69,12 +76,8 @@ class Workload(Strict):
         """
         raise InputError(f"{type(self).__name__} must define build()")
 
-    def schedules(self) -> Collection[str]:
-        """Return the policies that are schedules of this workload; none: any policy of the project."""
-        return ()
-
     def check_schedule(self, policy: PolicyFields) -> None:
-        """Refuse a policy that names one of the `schedules` with options that it has not.
+        """Refuse a policy of the group `deciders` with options that it has not.
 
         It is asked when the file is loaded, of every policy in it, and generates nothing.
 
@@ -110,7 +113,7 @@ class Workload(Strict):
     def work(
         self, document: Document, machine: Machine | None, policy: PolicyFields, loc: Loc, *, seed: int = 0
     ) -> Work:
-        """Return what runs under one of the `schedules`.
+        """Return what runs under one of the `deciders`.
 
         Parameters
         ----------
@@ -128,7 +131,7 @@ class Workload(Strict):
         InputError
             The schedule cannot be made.
         """
-        raise TypeError(f"{type(self).__name__} has no schedules")
+        raise TypeError(f"{type(self).__name__} has no deciders")
 
     def recording(self, document: Document) -> Graph | None:
         """Return the graph of a recording, which may know its machine; None: it is none."""
