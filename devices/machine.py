@@ -315,8 +315,9 @@ def make_machine(
     for name, host in {**base.get("hosts", {}), **over.get("hosts", {})}.items():
         with located("machine", "hosts", name):
             hosts += _make_hosts(name, host, names, nodes)
+    resources = {**base.get("resources", {}), **over.get("resources", {})}
     if not links and "collectives" not in {**base, **over}:
-        return Machine(tuple(devices), links, tuple(hosts))
+        return Machine(tuple(devices), links, tuple(hosts), resources=resources)
     from devices.network import make_network
 
     model = _collectives(over, base, devices, origin)
@@ -324,7 +325,8 @@ def make_machine(
     if "routing" in over or "routes" in over:
         with located("machine"):
             routing = make_routing(over.get("routing"), over.get("routes", ()), names, links)
-    return Machine(tuple(devices), links, tuple(hosts), make_network if links else None, model, routing)
+    network = make_network if links else None
+    return Machine(tuple(devices), links, tuple(hosts), network, model, routing, resources=resources)
 
 
 def _collectives(

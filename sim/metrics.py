@@ -34,6 +34,7 @@ from sim.explain.idle import idle_reasons
 from sim.explain.memory_use import peak_bytes
 from sim.explain.time_use import cores_of, time_use, uncertainty, unused_devices, used_core_ns
 from sim.explain.training import expert_load, staleness_report
+from sim.objectives import objectives
 from sim.record.record import Record
 
 SCHEMA: Final = "sim.result/1"
@@ -204,6 +205,9 @@ def summary(trace: Record, *, causes: bool = True) -> dict[str, Any]:
     Where ranks share experts there is a key ``experts`` (`sim.explain.training`), and where
     workers push updates of their own ``staleness`` (`sim.explain.training.staleness_report`).
 
+    Where ops have a release, a due date or a weight, or devices a power, `sim.objectives` says what that
+    came to.
+
     Returns
     -------
     dict
@@ -231,6 +235,7 @@ def summary(trace: Record, *, causes: bool = True) -> dict[str, Any]:
         **({} if folding is None else {"folded": folding.report()}),
         **failures,
         **{key: told for key, told in parallel.items() if told},
+        **objectives(trace),
         "devices": {
             name: {
                 **{key: getattr(use, key) for key in _OF_DEVICES},

@@ -12,14 +12,15 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cache
+from functools import cache, partial
 from typing import Annotated, Any, Final
 
 from pydantic_core import PydanticCustomError
 
 from sim.base import plugins, units
 from sim.base.errors import InputError, UnknownNameError, located
-from sim.base.units import BANDWIDTH, BYTES, DURATION, FLOP_RATE, FLOPS, FREQUENCY, Dimension
+from sim.base.units import BANDWIDTH, BYTES, DURATION, FLOP_RATE, FLOPS, FREQUENCY, POWER, Dimension
+from sim.machine.device import Power
 
 # ----------------------------------------------------------------------------------------------------------
 # Data types: a closed list of names, the spellings of frameworks, and bits an element.
@@ -369,6 +370,16 @@ def _counts(value: object) -> dict[str, int]:
     return {key: inside(key, _positive, item) for key, item in read_mapping(value).items()}
 
 
+def _power(value: object) -> Power:
+    given = read_mapping(value)
+    for key in given:
+        if key not in Power._fields:
+            raise UnknownNameError("key", key, Power._fields)
+    return Power(
+        **{key: inside(key, partial(units.parse_power, what=""), item) for key, item in given.items()}
+    )
+
+
 def read_sizes(value: object) -> dict[str, int]:
     """Read sizes by name: of models that share a pool, of virtual devices.
 
@@ -405,6 +416,12 @@ HALF: Final = "half"
 _SHARE: Final = {"type": ["number", "string"]}
 _COUNT: Final = {"type": "integer", "minimum": 1}
 
+_BUSY_AND_IDLE: Final = {
+    "type": "object",
+    "properties": dict.fromkeys(Power._fields, quantity_schema(POWER)),
+    "additionalProperties": False,
+}
+
 _DURATION: Final = quantity(units.parse_duration, DURATION, "10us")
 _SIZE: Final = quantity(units.parse_bytes, BYTES, "4MB")
 _FLOPS: Final = quantity(units.parse_flops, FLOPS, "1GFLOP")
@@ -434,6 +451,7 @@ TYPES: Final[Mapping[str, Type]] = {
         quantity(units.parse_flop_rate, FLOP_RATE, "989TFLOP/s", unlimited=True), dtype_name
     ),
     "frequency": quantity(units.parse_frequency, FREQUENCY, "1.98GHz"),
+    "power": Type(_power, "{busy: 300W, idle: 60W}", _BUSY_AND_IDLE),
     "dtype": _DTYPE,
     "dtypes": _list_of(_DTYPE, "[bf16, fp16]"),
     "fraction": _FRACTION,

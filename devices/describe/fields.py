@@ -161,6 +161,11 @@ DEVICE_FIELDS: Final = _table(
         "roofline (default), fitted, {fixed: ...}, {table: ...}, or a list tried in turn",
         example="roofline",
     ),
+    Field(
+        "power",
+        "power",
+        "what it draws while an op executes (busy), and else (idle), for the result energy; default 0",
+    ),
     Field("supports", "words", "kinds of op that the device can run; default all"),
     # -- what its tasks share
     _overhead(
@@ -365,6 +370,12 @@ MACHINE_FIELDS: Final = _table(
         "anything",
         "list of links; without any, transfers take no time",
         example="[{from: gpu0, to: gpu1}]",
+    ),
+    Field(
+        "resources",
+        "counts by name",
+        "what ops take beside their device (attribute resources), and how much of it there is",
+        example="{crane: 2, people: 5}",
     ),
     Field("hosts", "mapping", "name to host; default one host thread per device without workers"),
     Field(

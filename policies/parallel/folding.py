@@ -361,6 +361,7 @@ def fold(
             {name: len(inside) for name, inside in meets.inside.items()},
             tuple(d.name for d in machine.devices if d.name in simulated),
         ),
+        resources=machine.resources,
     )
     return graph, folded
 

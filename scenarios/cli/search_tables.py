@@ -60,7 +60,8 @@ def _above(tuning: Tuning) -> str:
     gap = limits.gap(makespan_ns)
     if gap is None:
         return f"no lower bound: {limits.no_gap}"
-    return f"{percent(gap)} above the lower bound of these devices and streams ({limits.binding})"
+    which = "" if tuning.goal.what == "makespan" else "makespan "
+    return f"{which}{percent(gap)} above the lower bound of these devices and streams ({limits.binding})"
 
 
 def _gain(tuning: Tuning) -> str:

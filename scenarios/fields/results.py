@@ -19,12 +19,15 @@ from sim.base.units import (
     NS_PER_S,
     format_bytes,
     format_duration,
+    format_energy,
     parse_bytes,
     parse_duration,
+    parse_energy,
     parse_fraction,
 )
 from sim.graph.attributes import flag
 from sim.job.job import Job
+from sim.objectives import OBJECTIVES
 from sim.trace import Trace
 
 Summary = Mapping[str, Any]
@@ -110,6 +113,11 @@ _BYTES = Unit(
     lambda value: format_bytes(value, digits=None),
     lambda value: format_bytes(value, iec=True),
 )
+_ENERGY = Unit(
+    lambda value: parse_energy(value, what=""),
+    lambda value: format_energy(value, digits=None),
+    format_energy,
+)
 SHARE = Unit(lambda value: parse_fraction(value, what=""), lambda value: f"{value:.10g}", _percent)
 _GAP = Unit(_part, lambda value: f"{100 * value:.10g}%", _percent)
 _COUNT = Unit(_whole, str)
@@ -176,6 +184,9 @@ class _Result(NamedTuple):
             found = summary["training_run"]["recovery"][name]
         elif self.of:
             found = summary[f"{self.of}s"][name]
+        if self.key in OBJECTIVES:
+            value: Value | None = OBJECTIVES[self.key][0](trace)
+            return value
         if self.key == "exposed_ns":
             return _exposed_ns(trace, name)
         for part in self.key.split("."):
@@ -188,6 +199,9 @@ RESULTS: Final[Mapping[str, _Result]] = {
     "makespan": _Result(_DURATION, "", "makespan_ns"),
     "lower_bound": _Result(_DURATION, "", "lower_bound_ns"),
     "gap": _Result(_GAP, "", "gap"),
+    "weighted_tardiness": _Result(_DURATION, "", "weighted_tardiness_ns"),
+    "mean_flow_time": _Result(_DURATION, "", "mean_flow_time_ns"),
+    "energy": _Result(_ENERGY, "", "energy_pj"),
     "critical_path": _Result(_DURATION, "", "critical_path_ns"),
     "tasks": _Result(_COUNT, "", "tasks"),
     "micro_batches_per_s": _Result(_NUMBER, "", "micro_batches_per_s"),
@@ -294,7 +308,8 @@ def result_of_run(what: str, summary: Summary, trace: Trace) -> Value:
     with suppress(KeyError):  # a device, a link that this run has not
         found = RESULTS[kind].get(summary, trace, name)
     if found is None:
-        raise InputError(f"{what}: this run has no such result")
+        why = OBJECTIVES.get(RESULTS[kind].key, ("", ""))[1]
+        raise InputError(f"{what}: this run has no such result" + (f"; {why}" if why else ""))
     return found
 
 

@@ -91,6 +91,7 @@ def stream_notes(runs: Mapping[str, Trace]) -> list[str]:
             held.setdefault(device, []).append(policy)
     traces = runs.values()
     notes = [*found.values(), *_free_transfers(traces), *_as_on_another_gpu(traces), *_shared_twice(traces)]
+    notes += [f"no op takes {name}, of the machine's resources" for name in _unused_resources(traces)]
     if not held:
         return notes
     known = ", ".join(name for name in plugins.names("sim.streams") if name not in ("replay", "single"))
@@ -101,6 +102,12 @@ def stream_notes(runs: Mapping[str, Trace]) -> list[str]:
         + f"; {advice}"
         for (name, streams), labels in held.items()
     ]
+
+
+def _unused_resources(runs: Iterable[Trace]) -> list[str]:
+    jobs = [trace.job for trace in runs]
+    taken = {name for job in jobs for needs in job.graph.attribute("resources").values() for name in needs}
+    return [name for name in jobs[0].machine.resources if name not in taken]
 
 
 def _recorded_in_vain(runs: Mapping[str, Trace]) -> dict[str, str]:

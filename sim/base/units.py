@@ -117,7 +117,19 @@ FREQUENCY = Dimension(
     "Hz, kHz, MHz, GHz, as in '1.98GHz'",
     zero_allowed=False,
 )
-DIMENSIONS = (DURATION, BYTES, BANDWIDTH, FLOPS, FLOP_RATE, FREQUENCY)
+POWER = Dimension(
+    "a power",
+    "mW",
+    {prefix + "W": Fraction(1000**k) for k, prefix in enumerate(("m", "", "k", "M"))},
+    "mW, W, kW, MW, as in '300W'",
+)
+ENERGY = Dimension(
+    "an energy",
+    "pJ",
+    {prefix + "J": Fraction(1000**k) for k, prefix in enumerate(("p", "n", "u", "m", "", "k", "M", "G"))},
+    "pJ, nJ, uJ, mJ, J, kJ, MJ, as in '3.2J'",
+)
+DIMENSIONS = (DURATION, BYTES, BANDWIDTH, FLOPS, FLOP_RATE, FREQUENCY, POWER, ENERGY)
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -240,6 +252,28 @@ def parse_frequency(value: object, *, what: str = "frequency") -> int:
     return _parse(value, FREQUENCY, what)
 
 
+def parse_power(value: object, *, what: str = "power") -> int:
+    """Read a power, in whole milliwatts; otherwise as :func:`parse_duration`.
+
+    Examples
+    --------
+    >>> parse_power("0.3kW")
+    300000
+    """
+    return _parse(value, POWER, what)
+
+
+def parse_energy(value: object, *, what: str = "energy") -> int:
+    """Read an energy, in whole picojoules (a milliwatt for a ns); otherwise as :func:`parse_duration`.
+
+    Examples
+    --------
+    >>> parse_energy("3.2mJ")
+    3200000000
+    """
+    return _parse(value, ENERGY, what)
+
+
 def parse_fraction(value: object, *, what: str = "fraction") -> float:
     """Read a share between 0 and 1: ``0.8`` or ``"80%"``.
 
@@ -338,6 +372,17 @@ def format_flops(flops: int | float | Fraction, *, digits: int | None = 4) -> st
     '3.21 GFLOP'
     """
     return _format(flops, [prefix + "FLOP" for prefix in SI_PREFIXES if prefix != "K"], 1000, digits)
+
+
+def format_energy(energy_pj: int | float | Fraction, *, digits: int | None = 4) -> str:
+    """Write an energy in the largest unit that keeps it at one or more.
+
+    Examples
+    --------
+    >>> format_energy(3_200_000_000)
+    '3.2 mJ'
+    """
+    return _format(energy_pj, tuple(ENERGY.units), 1000, digits)
 
 
 def _parse(value: object, dimension: Dimension, what: str) -> int:

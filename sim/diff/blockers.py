@@ -146,6 +146,8 @@ def _in_the_way(f: DerivedColumns, row: int, at_ns: int, reason: str) -> int:
         return row
     if reason == "communicator":
         return int(f.before_in_line[row])
+    if reason == "resources" and (other := f.gave_back(row)) != UNSET:
+        return other
     if reason in ("resources", "memory"):
         return f.task_that_ended(int(f.device[row]), int(f.start[row]))
     return UNSET

@@ -59,6 +59,8 @@ class Engine(RunState):
         with collector_paused():
             self._eligible(self.readiness.roots())
             while True:
+                if self.arrived:
+                    self._eligible(_drained(self.arrived, _by_id))
                 if self.ended:
                     self._complete()
                 self._pay()
@@ -143,6 +145,9 @@ class Engine(RunState):
         if (communicators := self.communicators_of[task.op]) is not None:
             for following in communicators.leave(task):
                 self._try_again(following)
+        if self.resources is not None:
+            for following in self.resources.give_back(task):
+                self._try_again(following)
         executed = task.dead or task.status or self.executed[task.op]
         if (executed or task.op in self.holding) and task.id not in self.let_go:
             self.issuers.free(issuer)
@@ -193,6 +198,8 @@ class Engine(RunState):
             if self.failing is not None:
                 tasks = [task for task in tasks if task.group >= 0 or not self.failing.aborted(task)]
             self.open.update((task.id, task) for task in tasks)
+        if self.release_ns:
+            tasks = [task for task in tasks if not self._comes_later(task)]
         issued = []
         for task in tasks:
             task.ready_ns = self.now_ns
@@ -208,6 +215,13 @@ class Engine(RunState):
             for task in tasks:
                 if task.group < 0 and self.issuers.begin_copy(task):
                     self._issue_transfer(task)
+
+    def _comes_later(self, task: Task) -> bool:
+        """Whether the release of `task` is ahead; it is eligible then."""
+        if task.group < 0 or task.dead or (at_ns := self.release_ns.get(task.op, 0)) <= self.now_ns:
+            return False
+        self._later(at_ns - self.now_ns, self.arrived.append, task)
+        return True
 
     # -- transfers: issued by the engine itself ------------------------------------------------
 
@@ -477,6 +491,9 @@ class Engine(RunState):
             task.wait = Wait.COMMUNICATOR
             return False
         if self.memory_at_start is not None and not self._has_memory(task):
+            return False
+        if self.resources is not None and not self.resources.take(task):
+            task.wait = Wait.RESOURCES
             return False
         processor = None if task.stream == BACKGROUND else self.processors[device]
         if task.stream != BACKGROUND and self.executed[task.op]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from sim.engine.breakdowns import Breakdowns, Paced
 from sim.engine.communicators import Communicators
 from sim.engine.failing_ops import Failing
 from sim.engine.hooks import Memory, Observer, tell
+from sim.engine.shared_resources import SharedResources
 from sim.faults import Conditions
 from sim.graph.frames import has_control_flow
 from sim.graph.rendezvous_keys import RendezvousKeys, rendezvous_keys
@@ -158,14 +159,16 @@ class RunState:
 
     # Without slots, calls of methods are slower by a third where there are thirty attributes or more.
     __slots__ = (
-        "alone", "asks", "asynchronous", "blocked", "breakdowns", "called", "clock", "communicators",
+        "alone", "arrived", "asks", "asynchronous", "blocked", "breakdowns", "called", "clock",
+        "communicators",
         "communicators_of", "conditions", "device_of", "drawn",
         "duration_ns", "end", "ended", "executed", "failing", "flow", "frames", "gives_back", "holding",
         "issue_ns", "issuers",
         "job", "launch_queues", "let_go", "memory", "memory_at_issue", "memory_at_start",
         "messages", "network", "now_ns",
         "observers", "open", "paid", "placed", "policy", "processors", "readiness", "record_ns", "recorded",
-        "rendezvous", "requested", "retried", "round", "runs", "settling", "starved", "stream_of",
+        "release_ns", "rendezvous", "requested", "resources", "retried", "round", "runs", "settling",
+        "starved", "stream_of",
         "streams", "taken", "tasks", "told_of_ends", "touched", "transfers", "transmits",
     )  # fmt: skip
 
@@ -186,6 +189,7 @@ class RunState:
         self.now_ns = self.round = 0
         # What has fired at the present instant, and who waits for something to come free.
         self.called: list[tuple[Callable[[Any], None], Any]] = []
+        self.arrived: list[Task] = []  # tasks that are released now, and waited for nothing else
         self.ended: list[Task] = []
         self.end: Callable[[Task], None] = self.ended.append
         self.paid: list[Task] = []
@@ -266,6 +270,8 @@ class RunState:
         self.communicators_of: list[Communicators | None] = [None] * self.flow.n_nodes
         for op in () if job.collectives is None else job.collectives.op.tolist():
             self.communicators_of[op] = self.communicators
+        self.release_ns: Mapping[int, int] = job.graph.attribute("release")
+        self.resources = SharedResources(job) if job.graph.attribute("resources") else None
         at_issue = self.memory is not None and self.memory.at_issue
         self.memory_at_issue = self.memory if at_issue else None
         self.memory_at_start = None if at_issue else self.memory

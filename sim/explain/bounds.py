@@ -1,13 +1,14 @@
 """Lower bounds: no schedule of this job, under any policy, ends earlier.
 
-Four reasons why a job takes time, each a bound of its own::
+Five reasons why a job takes time, each a bound of its own::
 
     critical path   the longest chain of ops and transfers        a ──► b ──► c
     device          its work, spread over all its lanes or cores  ──► ▇▇▇▇ / 2 lanes ──►
     stream, host    what must go one after another                ──► ▇ ▇ ▇ ▇ ──►
     link            its bytes at full bandwidth                   ──► ▇▇▇ ──►
+    resource        the work of the ops that take it, over how much of it there is
 
-To the work of the last three belongs what has to come before and after it, whichever part of it one takes
+To the work of all but the first belongs what has to come before and after it, whichever part of it one takes
 (`sim.explain.jackson_bound`).
 They hold for the job as it was placed and assigned to streams; another placement has other bounds.
 List scheduling is never worse than (2 - 1/m) times the greatest of the first two on m equal lanes
@@ -17,6 +18,7 @@ List scheduling is never worse than (2 - 1/m) times the greatest of the first tw
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -100,11 +102,11 @@ class Bounds(NamedTuple):
     ----------
     critical_path_ns : int
         Longest chain of durations and transfers, over all iterations; no overheads.
-    device_ns, stream_ns, issuer_ns, link_ns : mapping of str to int
-        By name of the device, stream, host thread group and link: its work, and what has to come before
-        and after. Overheads that no policy can avoid (issue costs, launch latency, gaps) count here.
+    device_ns, stream_ns, issuer_ns, link_ns, resource_ns : mapping of str to int
+        By name of the device, stream, host thread group, link and resource: its work, and what has to come
+        before and after. Overheads that no policy can avoid (issue costs, launch latency, gaps) count here.
     issued_path_ns : int
-        Longest chain, with what is paid on the way for issuing and launching.
+        Longest chain, with what is paid on the way for issuing and launching, and releases.
     loops_counted_once : bool
         Control flow repeated ops. Their work counts as often as they ran; the critical path, which cannot
         know whether the repetitions had to follow one another, has them once. The bound holds, and what a
@@ -121,11 +123,12 @@ class Bounds(NamedTuple):
     issued_path_ns: int = 0
     loops_counted_once: bool = False
     failed: bool = False
+    resource_ns: Mapping[str, int] = MappingProxyType({})
 
     @property
     def _all(self) -> dict[str, int]:
         named = {"critical path": self.critical_path_ns}
-        for what in ("device", "stream", "issuer", "link"):
+        for what in ("device", "stream", "issuer", "link", "resource"):
             named.update({f"{what} {name}": ns for name, ns in getattr(self, f"{what}_ns").items()})
         return {**named, "critical path with launches": self.issued_path_ns}
 
@@ -233,6 +236,7 @@ def _bounds(
         link_ns=_links(job, load, flow) if static else {},
         issued_path_ns=0 if flow is None else around.longest_ns,
         loops_counted_once=not static and bool((runs > job.iterations).any()),
+        resource_ns=_resources(load),
     )
 
 
@@ -432,6 +436,17 @@ def _hosts(load: _Load) -> dict[str, int]:
     for group, names in members.items():
         if launches[group]:
             out[names[0]] = least(group, len(names))
+    return out
+
+
+def _resources(load: _Load) -> dict[str, int]:
+    """Bound each resource by the work of the ops that take it, times how much they take."""
+    around, out = load.around_ops, {}
+    for name, there in load.job.machine.resources.items():
+        needs = {op: n[name] for op, n in load.job.graph.attribute("resources").items() if name in n}
+        ops = np.array([*needs], np.int64)
+        work = load.total_ns[ops] * np.array([*needs.values()], np.int64)
+        out[name] = load.between(around.start[ops], work, around.tail[ops], there)
     return out
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, Final
 
@@ -201,6 +202,19 @@ class DerivedColumns:
         data[aborted] = self.start[aborted]
         return data
 
+    @cached_property
+    def released(self) -> IntArray:
+        """Before when each task may not be eligible; 0: whenever its inputs are there."""
+        released = np.zeros(len(self.job.graph), np.int64)
+        given = self.job.graph.attribute("release")
+        released[[*given]] = [*given.values()]
+        return released[self.trace.tasks["op"]]
+
+    def needed(self, row: int) -> Mapping[str, int]:
+        """Return what a task takes of the machine's resources."""
+        needs: Mapping[str, int] = self.job.graph.attribute("resources").get(self.trace.tasks["op"][row], {})
+        return needs
+
     # -- lanes and issuers --------------------------------------------------------------------
 
     @cached_property
@@ -353,6 +367,12 @@ class DerivedColumns:
         """Return the last task of a device that took some time and ended at an instant, or -1."""
         ended = reversed(self.ended_at(time_ns))
         return next((row for row in ended if row < self.n and self.device[row] == device), UNSET)
+
+    def gave_back(self, row: int) -> int:
+        """Return the last task that ended when one starts, and took a resource that it takes, or -1."""
+        needs = self.needed(row).keys()
+        ended = reversed(self.ended_at(int(self.start[row]))) if needs else ()
+        return next((other for other in ended if other < self.n and needs & self.needed(other).keys()), UNSET)
 
     def transfer_that_ended(self, row: int, time_ns: int) -> int:
         """Return the last transfer that ended at an instant and met the one of a row on its way, or -1."""

@@ -13,6 +13,8 @@ dependency
     No task of the device has its inputs: the last producer (anywhere) has not ended.
 host
     As dependency, of a device that a host launches on, and the last producer is an op of a host's CPU.
+release
+    Its inputs are there, and the time from which it may run has not come.
 transfer
     The last input is made and travels, or waits for a link (or for the request for it,
     `sim.readiness.rendezvous`).
@@ -27,8 +29,8 @@ launch
 event
     An event of another stream has to travel.
 resources, memory
-    The device cannot take it now: cores or SMs are taken, memory is full. What calls for memory take of an
-    issuer's time is memory, too.
+    It cannot start now: cores, SMs or resources of the machine are taken, memory is full. What calls for
+    memory take of an issuer's time is memory, too.
 communicator
     It is a collective, and an earlier one of its communicator is under way.
 unexplained
@@ -72,6 +74,7 @@ WORDS_OF_REASONS: Final[Mapping[str, tuple[str, str]]] = {
     "unexplained": ("idle, and nothing recorded says why", "more of a recording is unexplained"),
     "recovery": ("starting anew after a failure", "parts of the machine fail"),
     "host": ("waiting for ops of the host", "{device} waits for ops of its host"),
+    "release": ("waiting for a release", "ops of {device} are released late"),
     "finished": ("after its last op", "{device} has no work left"),
     "unused": ("unused", "{device} has no work"),
 }
@@ -237,6 +240,7 @@ def _held_up(
         begin, cursor = cursor, np.clip(bound, cursor, end)
         return begin, cursor - begin
 
+    yield "release", *until(f.released[row])
     begin, length = until(f.taken[row])
     busy = f.issuers_busy.between(begin, begin + length, f.group[row])
     yield "issue", begin, busy
@@ -289,7 +293,7 @@ def _gaps(f: DerivedColumns, tasks: IntArray) -> tuple[IntArray, IntArray, IntAr
     first = np.searchsorted(begins, end, side="left")  # the next task to start
     # Of it and all after it, whose data came first? Devices do not mix: the later ones have larger keys.
     by_device = tasks[by_device]
-    key = (f.data[by_device] + f.device[by_device] * apart)[::-1]
+    key = (np.maximum(f.data[: f.n], f.released)[by_device] + f.device[by_device] * apart)[::-1]
     record = key == np.minimum.accumulate(key)
     best = np.maximum.accumulate(np.where(record, np.arange(len(key)), 0))[::-1]
     chosen = np.append(by_device[len(key) - 1 - best], UNSET)[first]

@@ -149,8 +149,16 @@ def ways(job: Job, flow: Flow, ns: IntArray, cost: IntArray, synchronisation: st
     place[job.graph.topological_order] = 2 * np.arange(n) + 1
     into = consumer >= n
     np.maximum.at(place, consumer[into], place[producer[into]] + 1)
+    if given := job.graph.attribute("release"):  # as if each were the end of a node of its own
+        more = np.arange(flow.n_nodes, flow.n_nodes + len(given))
+        producer, consumer = np.append(producer, more), np.append(consumer, [*given])
+        early = np.append(early, np.zeros(len(given), bool))
+        own = np.append(own, [*given.values()])
+        paid, latency = (np.append(column, np.zeros_like(more)) for column in (paid, latency))
     order = np.argsort(place[consumer], kind="stable")
     edges = (column[order] for column in (producer, consumer, early.astype(np.int64)))
-    taken, begin, issued, tail = load("edge_passes", "base").heads_and_tails(own, paid, latency, *edges)
+    found = load("edge_passes", "base").heads_and_tails(own, paid, latency, *edges)
+    own, paid, latency, *found = (column[: flow.n_nodes] for column in (own, paid, latency, *found))
+    taken, begin, issued, tail = found
     start = np.maximum(begin, taken + paid + latency)
     return HeadsAndTails(taken, start, own, np.maximum(issued, latency + own + tail), tail)

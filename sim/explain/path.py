@@ -35,7 +35,7 @@ _Place = tuple[int, bool]
 _READ: Final = (
     *("row_start", "row_end", "data", "last_producer", "device", "wait", "by_worker", "keeps_issuer"),
     *("ready", "taken", "calls", "cost", "issue", "let_go", "before_at_issuer"),
-    *("before_on_lane", "lane_end", "launch_end", "begins", "met_last", "before_in_line"),
+    *("released", "before_on_lane", "lane_end", "launch_end", "begins", "met_last", "before_in_line"),
 )
 
 
@@ -151,7 +151,7 @@ class _Walk:
                 and at.last_producer[row] != UNSET
             ):
                 return self.producer(row)  # a Recv that had been taken before anything was sent
-            other = self.f.task_that_ended(at.device[row], at.row_start[row])
+            other = self.made_room(row)
             if other != UNSET:
                 return other, True
             self.add("wait", row, paid, at.row_start[row], self.shortage(row))
@@ -171,7 +171,7 @@ class _Walk:
             if device.event_ns and data + device.event_ns == start:
                 self.add("wait", row, data, start, "event")
                 return self.producer(row)
-            other = f.task_that_ended(at.device[row], start)
+            other = self.made_room(row)
             if other != UNSET:
                 return other, True
             self.add("wait", row, bound, start, self.shortage(row))
@@ -235,6 +235,9 @@ class _Walk:
             return before, at.keeps_issuer[before] and not f.trace.alone[before]
         if at.data[row] == ready:
             return self.producer(row)
+        if at.released[row] == ready:
+            self.add("wait", row, 0, ready, "release")
+            return None
         # It was ready when its last producer was issued; or had ended, where one of the two is a worker's.
         for producer in f.producers.row(row).tolist():
             for cause in (producer, at.last_producer[producer] if producer >= f.n else producer):
@@ -285,6 +288,13 @@ class _Walk:
         return next((place for place in issued if place not in self.seen), None)
 
     # -- who made room ------------------------------------------------------------------------
+
+    def made_room(self, row: int) -> int:
+        """Return the task that ended when one starts, and gave back what it waited for; -1: none did."""
+        other = self.f.gave_back(row)
+        return (
+            other if other != UNSET else self.f.task_that_ended(self.at.device[row], self.at.row_start[row])
+        )
 
     def was_in_line(self, row: int) -> bool:
         """Whether a collective started when the one before it on its communicator had ended."""

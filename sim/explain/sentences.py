@@ -133,6 +133,14 @@ def _policy(f: DerivedColumns, row: int, at_ns: int) -> str:
     return f"{task_text(f, row)} is ready and an issuer is free, but {f.policy} {does}"
 
 
+def _resources(f: DerivedColumns, row: int, at_ns: int) -> str:
+    other = f.gave_back(row)
+    names = [name for name in f.needed(row) if other != UNSET and name in f.needed(other)]
+    if not names:
+        return f"{task_text(f, row)} waits for resources of the device"
+    return f"{task_text(f, row)} waits for {listed(names)}, which {task_text(f, other)} has"
+
+
 def _memory(f: DerivedColumns, row: int, at_ns: int) -> str:
     if f.taken[row] <= at_ns < f.taken[row] + f.calls[row]:
         who = f.issuers[int(f.issuer[row])].name
@@ -184,7 +192,8 @@ _SENTENCES: Final[dict[str, Callable[[DerivedColumns, int, int], str]]] = {
     "stream": _stream,
     "launch": lambda f, row, at: f"{task_text(f, row)} is being launched on {_lane(f, row)}",
     "event": lambda f, row, at: f"{task_text(f, row)} waits on {_lane(f, row)} for an event to arrive",
-    "resources": lambda f, row, at: f"{task_text(f, row)} waits for resources of the device",
+    "release": lambda f, row, at: f"{task_text(f, row)} is not released yet",
+    "resources": _resources,
     "memory": _memory,
     "communicator": _in_line,
     "late rank": _late_rank,

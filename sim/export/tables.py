@@ -18,11 +18,12 @@ import numpy as np
 from sim.base.arrays import UNSET, IntArray
 from sim.base.errors import InputError, extra
 from sim.base.files import atomic_path, write_bytes
-from sim.base.units import format_bytes, format_duration
+from sim.base.units import format_bytes, format_duration, format_energy
 from sim.explain.failed_ops import attempt_lines, failure_text, late_lines
 from sim.explain.idle import final_waits
 from sim.explain.time_use import WORD_OF_REASON
 from sim.graph.failures import DONE, STATUSES
+from sim.objectives import OBJECTIVES
 from sim.record.record import WAITS, Record
 
 if TYPE_CHECKING:
@@ -221,6 +222,8 @@ def shown(key: str, value: Any) -> str:
         return value or ""
     if key.endswith("_ns"):
         return format_duration(value)
+    if key.endswith("_pj"):
+        return format_energy(value)
     if key.endswith("bytes"):
         return size(value)
     if key.endswith("_per_s"):
@@ -269,6 +272,9 @@ def summary_lines(trace: Record, summary: Mapping[str, Any]) -> list[str]:
     else:
         critical = format_duration(summary["critical_path_ns"])
         lines = [f"{makespan}, {_above_bound(summary)}", f"critical path {critical}; {ran}"]
+    known = {key.rpartition("_")[0].replace("_", " "): shown(key, summary.get(key)) for key in OBJECTIVES}
+    told = [f"{what} {value}" for what, value in known.items() if value]
+    lines += [", ".join(told)] if told else []
     if (residue := summary.get("unexplained")) is not None:
         lines.append(
             f"unexplained {format_duration(residue['ns'])}, {percent(residue['share'])} of the makespan"

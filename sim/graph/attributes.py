@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Final
 
 from sim.base.errors import GraphError, InputError
-from sim.base.units import parse_bytes
+from sim.base.units import parse_bytes, parse_duration
 from sim.graph.failures import read_fails
 from sim.graph.graph import Graph
 
@@ -79,6 +79,17 @@ def _size(value: Any, least: int = 1) -> int:
     return whole(parse_bytes(value, what="") if isinstance(value, str) else value, least)
 
 
+def _needs(value: Any) -> dict[str, int]:
+    """Read how much an op takes of each resource."""
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise InputError(f"{value!r} does not say how much of which resource is taken, as {{crane: 1}}")
+    return {name: whole(n, 1) for name, n in value.items()}
+
+
+def _time(value: Any) -> int:
+    return whole(parse_duration(value, what="") if isinstance(value, str) else value)
+
+
 def _fraction(value: Any) -> Any:
     if not 0 < _number(value) <= 1:
         raise InputError(f"{value!r} is no number in (0, 1]")
@@ -116,6 +127,9 @@ READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "stream": lambda value: _word(value) if isinstance(value, str) else whole(value),
     "stream_id": _integer,
     "priority": _number,
+    **dict.fromkeys(("release", "due"), _time),
+    "weight": whole,
+    "resources": _needs,
     "granule": _size,
     "sends": _sends,
     "grid": partial(_counts, least=1),

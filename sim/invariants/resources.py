@@ -43,6 +43,19 @@ def cores(c: Columns) -> None:
             )
 
 
+def named_resources(c: Columns) -> None:
+    """No more of a resource of the machine is taken than there is."""
+    needs = c.graph.attribute("resources")
+    for name, there in c.machine.resources.items():
+        need = np.zeros(c.n, np.int64)
+        for op, n in needs.items():
+            need[op] = n.get(name, 0)
+        rows = np.flatnonzero((need[c.op] > 0) & c.live)
+        used, k = most_at_once(c.start[rows], c.end[rows], need[c.op[rows]])
+        if used > there:
+            raise InvariantError(f"{c.started(rows[k])}; then {used} of {there} {name} are in use")
+
+
 def serial_links(c: Columns) -> None:
     """Where a link is not shared, a transfer or message holds it from its start to its end."""
     moved = traffic_on_links(c.trace)
@@ -144,6 +157,7 @@ def memory(c: Columns) -> None:
 
 RESOURCES = (
     cores,
+    named_resources,
     serial_links,
     host_threads,
     memory,

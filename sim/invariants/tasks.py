@@ -39,6 +39,17 @@ def times_in_order(c: Columns) -> None:
     refuse(np.diff(c.start) < 0, lambda r: f"{c.started(r + 1)} and stands after a later one, {c.task(r)}")
 
 
+def releases(c: Columns) -> None:
+    """No task is ready before its op is released."""
+    released = np.zeros(c.n, np.int64)
+    given = c.graph.attribute("release")
+    released[[*given]] = [*given.values()]
+    refuse(
+        c.live & (c.ready < released[c.op]),
+        lambda r: f"{c.task(r)} was ready at {c.ready[r]} ns, before its release at {released[c.op[r]]} ns",
+    )
+
+
 def places(c: Columns) -> None:
     """A task runs on a lane of its device, issued by someone who serves it."""
     lanes = np.array(c.machine.first_stream)
@@ -87,7 +98,7 @@ def durations(c: Columns) -> None:
     )
 
 
-TASKS = (each_once, times_in_order, places, durations)
+TASKS = (each_once, times_in_order, releases, places, durations)
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sim.base.arrays import LATEST_NS, UNSET, IntArray
-from sim.base.errors import InfeasibleError, InputError
+from sim.base.errors import InfeasibleError, InputError, UnknownNameError
 from sim.base.options import whole_numbers
 from sim.base.room import EDGE_BYTES, TASK_BYTES, check_room
 from sim.base.units import NS_PER_S, format_duration
@@ -115,8 +115,30 @@ def make_job(
         _ask_for_collectives(job, job.collectives, knowledge, estimate_error)
     draw(job, noise, may_fail=may_fail)
     job.faults = faults if faults is not None and faults.causes else None
+    _check_resources(job)
     job.machine = _with_streams(job)
     return job
+
+
+def _check_resources(job: Job) -> None:
+    """Refuse ops that take what the machine has not, or that hold it while they wait for other ranks."""
+    there, names = job.machine.resources, job.graph.op_names
+    for op, needs in job.graph.attribute("resources").items():
+        for name, n in needs.items():
+            if name not in there:
+                error = UnknownNameError("resource", name, there)
+                raise InputError(f"op {names[op]!r}: {error.message}").about(names[op], "resources")
+            if n > there[name]:
+                told = f"op {names[op]!r} takes {n} of {name}, of which the machine has {there[name]}"
+                raise InfeasibleError(told).about(names[op])
+        if job.meets[op]:
+            told = f"op {names[op]!r} meets other ranks, and cannot hold resources until they come"
+            raise InputError(told).about(names[op], "resources")
+    due = job.graph.attribute("due")
+    for op in (op for op in job.graph.attribute("weight") if op not in due):
+        raise InputError(f"op {names[op]!r} has a weight, and no due date").about(names[op], "weight")
+    if job.graph.attribute("release") and job.faults is not None:
+        raise InputError("ops have a release, which no restart of a failed machine can keep")
 
 
 def draw(job: Job, noise: Noise | None, *, may_fail: bool = True) -> None:

@@ -111,6 +111,7 @@ def _obstacles(job: Job, memory: object, observers: Iterable[Any]) -> Iterator[t
     yield any(True for _ in observers), "an observer watches the run"
     records = job.record_ns is not None and bool(job.record_ns.any())
     yield records, "recording an event takes a host time after the launch"
+    yield bool(graph.attribute("resources")), "ops take resources beside their device"
     yield job.process_of is not None, "several processes launch on the same devices"
     several = any(issuer.other_lanes for issuer in machine.issuers())
     yield several, "threads of a host run the ops of several CPUs"
@@ -133,6 +134,7 @@ def _longest_ns(job: Job) -> float:
     ns = job.duration_ns.astype(float).sum() * job.iterations
     if job.noisy_ns is not None:
         ns = job.noisy_ns.astype(float).sum()
+    ns += max(job.graph.attribute("release").values(), default=0)
     each = max(float(d.launch_latency_ns) + d.gap_ns + d.event_ns for d in devices)
     return float(ns + (issue_costs_ns(job).astype(float).sum() + each * len(job.graph)) * job.iterations)
 
@@ -260,7 +262,9 @@ def _fixed(job: Job, flow: Flow, policy: Policy, shared: Sequence[Shared]) -> Co
     out["start"] = np.full(n_tasks + int(out["n_lanes"]), -1)
     out["turn"] = np.concatenate((np.zeros(n_tasks, np.int64), np.arange(int(out["n_lanes"]))))
     n_transfers = n_tasks - flow.n_ops * job.iterations
+    out |= _releases(job)
     n_events = 2 * int(out["n_lanes"]) + int(out["n_issuers"]) + n_transfers
+    n_events += int(np.count_nonzero(out["release"])) * job.iterations
     for name in ("event_key", "event_task", "ended", "paid"):
         out[name] = np.zeros(n_events + 1, np.int64)
     out["placed"], out["n_placed"] = np.zeros(int(out["n_issuers"]), np.int64), 0
@@ -272,6 +276,14 @@ def _fixed(job: Job, flow: Flow, policy: Policy, shared: Sequence[Shared]) -> Co
     for name in (*counters, "now", "round", "something"):
         out[name] = 0
     return {name: np.asarray(each, np.int32) if name in _NARROW else each for name, each in out.items()}
+
+
+def _releases(job: Job) -> Columns:
+    """Return before when no execution of an op is eligible."""
+    given = job.graph.attribute("release")
+    release = np.zeros(len(job.graph) if given else 1, np.int64)
+    release[list(given)] = list(given.values())
+    return {"releasing": bool(given), "release": release}
 
 
 def _nodes(job: Job, flow: Flow) -> Columns:

@@ -22,7 +22,7 @@ cdef class Run:
     cdef public i64 n_groups, n_unhosted, n_retried
     cdef public bint once, drawn, at_issue, by_group, networked, limited, fifo, lifo, windowed, charged
     cdef public bint holding, counts_cores, cores_freed, something, keeping, keep_first, stealing, hosting
-    cdef public bint meeting, mismatched
+    cdef public bint meeting, mismatched, releasing
     cdef public Net net
     cdef public Sms sms
     cdef public Stealing threads
@@ -37,7 +37,7 @@ cdef class Run:
     cdef public i64[::1] idle, idle_first, n_idle, asked, is_asked, queue_first, queue_head
     cdef public i64[::1] queue_tail, kept, label, pool, program_first, window_end
     cdef public i64[::1] noted_ns, host_group, host, unhosted, unhosted_last
-    cdef public i64[::1] in_flight, event_key, event_task, ended, paid, placed, released
+    cdef public i64[::1] in_flight, event_key, event_task, ended, paid, placed, release, released
 
     @cython.locals(going=bint)
     cpdef bint run(self, i64 rounds) noexcept

@@ -76,6 +76,8 @@ class Run:
     edge: Column  # distance * n + consumer
 
     # One entry a task.
+    releasing: bool
+    release: Column  # of each op: it is not eligible before
     pending: Column  # edges that have not counted
     last: Column  # a stack: whose last edge has counted
     n_last: int
@@ -258,7 +260,7 @@ class Run:
                 if node < self.n_ops:
                     self.eligible(task, node)
         for task in range(self.n_tasks if self.networked else 0):
-            if self.pending[task] == 0 and self.ready[task] < 0:
+            if self.pending[task] == 0 and self.node_of(task) >= self.n_ops:
                 self.move(task, self.node_of(task))
 
     def node_of(self, task: int) -> int:
@@ -382,7 +384,10 @@ class Run:
             self.n_last = first
 
     def eligible(self, task: int, node: int) -> None:
-        """Stamp a task whose inputs are there, and queue it."""
+        """Stamp a task whose inputs are there, and queue it, now or when it is released."""
+        if self.releasing and self.release[node] > self.now:
+            self.schedule(2 * self.release[node], task)
+            return
         self.ready[task] = self.now
         group = self.group[self.device[node]]
         self.ask_later(group)
@@ -919,6 +924,9 @@ class Run:
             task = self.pop_event()
             if task >= self.n_tasks:
                 self.touch(task - self.n_tasks)
+            elif self.ready[task] < 0:
+                self.maker = -1
+                self.eligible(task, self.node_of(task))
             elif self.start[task] < 0:
                 self.paid[self.n_paid] = task
                 self.n_paid += 1

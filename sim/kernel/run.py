@@ -93,6 +93,8 @@ def run(
     order = order_of(policy, job)
     if order is None:
         return no_order(policy)
+    if order.kind == "steal" and job.graph.attribute("release"):
+        return "ops are released, for threads that steal"
     shared = shared_of(job)
     if isinstance(shared, str):
         return shared

@@ -22,6 +22,13 @@ if TYPE_CHECKING:
 # What parts of a device read that the engine does not: processors, launches, networks, cost models.
 
 
+class Power(NamedTuple):
+    """What a device draws while an op executes, and else, in mW."""
+
+    busy: int = 0
+    idle: int = 0
+
+
 @dataclass(frozen=True)
 class Details:
     """Numbers of a device that one of its parts reads; left out is the ideal.
@@ -71,6 +78,8 @@ class Details:
         Kinds of op that do not compete with others.
     wake_ns : int
         What it takes to wake a worker that sleeps.
+    power : Power or None
+        What the device draws; None: it is not known, and counts as nothing.
     """
 
     preset: str = ""
@@ -97,6 +106,7 @@ class Details:
     corun_exempt_slowdown: tuple[float, ...] = (1,)
     corun_exempt: frozenset[str] = frozenset()
     wake_ns: int = 0
+    power: Power | None = None
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -152,6 +152,8 @@ class Machine:
         Which of the links transfers take.
     folding : Folding or None
         Which devices each of these stands for; None: each for itself.
+    resources : mapping of str to int
+        What ops take beside their device (their attribute ``resources``), and how much of each there is.
 
     Examples
     --------
@@ -167,6 +169,7 @@ class Machine:
     collectives: CollectiveModel | None = None
     routing: Routing = SHORTEST
     folding: Folding | None = None
+    resources: Mapping[str, int] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         """Return how many devices of which kind there are, and how many links."""

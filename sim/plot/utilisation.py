@@ -36,6 +36,7 @@ _MORE: Final = (
     "#B0D0A0",
     "#DDCC77",
     "#661100",
+    "#7722FF",
     "#EEEEEE",
 )
 USE_COLOURS: Final = dict(zip(_PARTS, (*OKABE_ITO, *_MORE), strict=True))

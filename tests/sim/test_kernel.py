@@ -183,6 +183,9 @@ def runs(draw: st.DrawFn) -> dict[str, Any]:
             "session": f"s{pool}",
             "inter_op_thread_pool": pool,
         }
+    if draw(st.integers(0, 3)) == 0:
+        for op in draw(some):
+            attributes[op]["release"] = draw(st.integers(0, 60))
     if draw(st.integers(0, 3)) == 0:  # ops that keep their host thread
         for op in draw(some):
             attributes[op]["host_waits"] = True
@@ -230,6 +233,8 @@ def agree(given: dict[str, Any]) -> Trace | None:
         if isinstance(policy, TensorFlowExecutor) and policy.as_data(job) is None:  # several source nodes
             assert isinstance(found, str)
             assert "asked task by task" in found
+            continue
+        if isinstance(found, str) and "threads that steal" in found:
             continue
         if expected is None:
             assert isinstance(found, str), "the kernel ran what gets stuck on SimPy"

@@ -89,7 +89,7 @@ def agree(given: dict[str, Any], memory: TensorMemories) -> str:
         elif "runs short" in found:
             assert refused
         else:
-            reasons = ("until it is idle", "has to be asked task by task", "a connection carries more")
+            reasons = ("until it is idle", "asked task by task", "a connection carries more", "that steal")
             assert any(reason in found for reason in reasons), found
     return type(found).__name__ if not isinstance(found, str) else found
 

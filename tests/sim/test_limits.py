@@ -59,6 +59,7 @@ def test_the_example_of_a_key_can_be_read(field: Field) -> None:
         "anything",
         "curve",
         "counts by name",
+        "power",
         "sizes",
         "words",
         "dtypes",

@@ -1,0 +1,128 @@
+"""What a schedule may be judged by beside its makespan: tardiness, flow time, energy.
+
+::
+
+    release  ▇▇▇▇▇▇▇▇▇▇▇▇ end          flow time   end - release, of a job
+                    due ├────┤ tardiness           max(0, end - due), of an op with a due date
+
+    energy   of each device: its busy power while it executes, its idle power for the rest of the makespan
+
+These are the definitions of scheduling theory (Pinedo, "Scheduling: Theory, Algorithms, and Systems",
+section 2.1). A job is what edges connect: in a job shop one chain of ops, in a project all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import Any, Final
+
+import numpy as np
+
+from sim.base.arrays import IntArray
+from sim.base.intervals import union
+from sim.graph.graph import Graph
+from sim.job.job import Job
+from sim.record.record import Record
+
+
+def due_ops(graph: Graph) -> dict[int, tuple[int, int]]:
+    """Return the due date in ns of each op that has one, and its weight, by default 1."""
+    weights = graph.attribute("weight")
+    return {op: (due_ns, weights.get(op, 1)) for op, due_ns in graph.attribute("due").items()}
+
+
+def jobs_of(graph: Graph) -> IntArray:
+    """Return a number for each op, the same for those that edges connect within an iteration.
+
+    Examples
+    --------
+    >>> from sim import GraphBuilder
+    >>> b = GraphBuilder("two jobs")
+    >>> _ = b.op("a"), b.op("x"), b.op("b", after=["a"])
+    >>> jobs_of(b.build()).tolist()
+    [0, 1, 0]
+    """
+    edges = graph.edges.within_iteration()
+    first = np.arange(len(graph))
+    while True:  # everybody takes the least of its neighbours, and of who that one had taken
+        least = first.copy()
+        for one, other in ((edges.producer, edges.consumer), (edges.consumer, edges.producer)):
+            np.minimum.at(least, one, first[other])
+        least = np.minimum(least, least[least])
+        if np.array_equal(least, first):
+            return np.unique(first, return_inverse=True)[1]
+        first = least
+
+
+def released_ns(graph: Graph) -> IntArray:
+    """Return when each job is released: the earliest release of its ops that nothing precedes."""
+    job, given = jobs_of(graph), graph.attribute("release")
+    latest = np.full(int(job.max(initial=-1)) + 1, np.iinfo(np.int64).max)
+    first = np.ones(len(graph), bool)
+    first[graph.edges.within_iteration().consumer] = False
+    for op in np.flatnonzero(first).tolist():
+        latest[job[op]] = min(latest[job[op]], given.get(op, 0))
+    return latest
+
+
+def weighted_tardiness_ns(trace: Record) -> int | None:
+    """Return the sum of weights times how late ops with a due date end; None: there are none."""
+    due = due_ops(trace.job.graph)
+    if not due:
+        return None
+    rows = zip(trace.tasks["op"].tolist(), trace.tasks["end_ns"].tolist(), strict=True)
+    late = ((end, *due[op]) for op, end in rows if op in due)
+    return int(sum(weight * max(0, end - due_ns) for end, due_ns, weight in late))
+
+
+def total_flow_time_ns(trace: Record) -> int:
+    """Return the sum over jobs, in each iteration, of the time from their release to their last end."""
+    job = jobs_of(trace.job.graph)
+    released = released_ns(trace.job.graph)
+    ends = np.zeros((trace.job.iterations, len(released)), np.int64)
+    np.maximum.at(ends, (trace.tasks["iteration"], job[trace.tasks["op"]]), trace.tasks["end_ns"])
+    return int((ends - released).sum())
+
+
+def n_jobs(job: Job) -> int:
+    """Return how many jobs there are, over all iterations."""
+    return job.iterations * len(released_ns(job.graph))
+
+
+def mean_flow_time_ns(trace: Record) -> int | float:
+    """Return the mean of the time from the release of a job to its last end."""
+    mean = Fraction(total_flow_time_ns(trace), n_jobs(trace.job))
+    return int(mean) if mean.denominator == 1 else float(mean)
+
+
+def energy_pj(trace: Record) -> int | None:
+    """Return what the devices draw until the makespan, in pJ (mW times ns); None: no power is given."""
+    powers = [device.details.power for device in trace.job.machine.devices]
+    if not any(powers):
+        return None
+    lengths = union(trace.begins_ns, trace.occupied_until_ns, trace.device).lengths(len(powers)).tolist()
+    drawn = [(power, busy_ns) for power, busy_ns in zip(powers, lengths, strict=True) if power]
+    return int(sum(power.idle * trace.makespan_ns + (power.busy - power.idle) * ns for power, ns in drawn))
+
+
+OBJECTIVES: Final[Mapping[str, tuple[Callable[[Record], Any], str]]] = {
+    "weighted_tardiness_ns": (
+        weighted_tardiness_ns,
+        "no op has a due date: attributes: {due: 5ms, weight: 2}",
+    ),
+    "mean_flow_time_ns": (mean_flow_time_ns, ""),
+    "energy_pj": (energy_pj, "no device has a power: {busy: 300W, idle: 60W}"),
+}
+"""Key of a summary -> what says it of a run, and why it may not be known."""
+
+
+def objectives(trace: Record) -> dict[str, Any]:
+    """Return what a run came to in what its ops and devices ask for."""
+    asked = [*map(trace.job.graph.attribute, ("release", "due", "weight"))]
+    found = {
+        key: known(trace)
+        for key, (known, _) in OBJECTIVES.items()
+        if key != "mean_flow_time_ns" or any(asked)
+    }
+    return {key: value for key, value in found.items() if value is not None}
