@@ -290,7 +290,16 @@ def test_every_result_can_be_expected_of_a_run(tmp_path: Path) -> None:
     for kind, row in RESULTS.items():
         if row.of not in ("link", "recovery") and kind != "schedule":  # compared by tests/sim/test_golden.py
             value = row.get(result.summary, result.trace, names[row.of])
-            others = (*RATES, *OF_PIPELINES, *OF_TRAINING, *OF_FAILURES, *OF_PARALLEL, "peak_reserved")
+            others = (
+                *RATES,
+                "weighted_tardiness",
+                "energy",
+                *OF_PIPELINES,
+                *OF_TRAINING,
+                *OF_FAILURES,
+                *OF_PARALLEL,
+                "peak_reserved",
+            )
             assert value is not None or kind in others
 
 
