@@ -221,11 +221,12 @@ class Batcher:
 
     def compute(self, step: Step) -> Step:
         """Count the tokens of a step as computed, and note who samples; `schedule` ends with it."""
+        contexts, samples = step.contexts, step.samples
         for request, count in step.tokens.items():
-            step.contexts.append(request.computed)
+            contexts.append(request.computed)
             request.computed += count
-            if request.computed >= request.known + request.in_flight:
-                step.samples.append(request)
+            if request.computed >= request.prompt + request.outputs + request.in_flight:
+                samples.append(request)
         step.used = self.cache.used
         return step
 
@@ -239,7 +240,7 @@ class Batcher:
         """Let a request know so many more tokens; finish it when it has all."""
         request.outputs += count
         step.out[request] = count
-        if request.outputs >= request.output or request.known >= self.max_model_len:
+        if request.outputs >= request.output or request.prompt + request.outputs >= self.max_model_len:
             self.finish(step, request)
 
     def finish(self, step: Step, request: Request) -> None:

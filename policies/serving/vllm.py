@@ -141,6 +141,7 @@ class Vllm019(Batcher):
         """Let running requests go on; return what is left of the budget."""
         budget, longest = self.budget, self.max_model_len - 1
         running, tokens, size = self.running, step.tokens, self.cache.block_size
+        look_ahead, caching = self.look_ahead, self.caching
         index = 0
         while index < len(running) and budget > 0:
             request = running[index]
@@ -150,13 +151,17 @@ class Vllm019(Batcher):
                 continue  # the step in flight is its last
             known = request.prompt + request.outputs
             count = known + request.drafts + in_flight - computed
-            if 0 < self.threshold < count:
-                count = self.threshold
-            count = min(count, budget, longest - computed)
+            if count != 1:
+                if 0 < self.threshold < count:
+                    count = self.threshold
+                count = min(count, budget)
+            if computed + count > longest:
+                count = longest - computed
             if count <= 0:
                 continue
-            if computed + count + self.look_ahead > len(request.blocks) * size:
-                while not self._reserve(request, count, self.look_ahead):
+            until = computed + count
+            if until + look_ahead > len(request.blocks) * size:
+                while not self._reserve(request, count, look_ahead):
                     victim = max(running, key=_victim) if self.by_rank else running[-1]
                     place = running.index(victim)
                     index -= place < index
@@ -165,8 +170,8 @@ class Vllm019(Batcher):
                     self._preempt(victim, step)
                     if victim is request:
                         return budget
-            if self.caching:
-                self._publish(request, min(computed + count, known))
+            if caching and until // size > request.published:
+                self._publish(request, min(until, known))
             if request.drafts:
                 drafted = computed + count - known
                 if drafted > 0:
@@ -290,6 +295,7 @@ class Vllm019(Batcher):
 
     def ended(self, step: Step) -> None:
         """Sample tokens; of drafts those that are accepted count as well."""
+        ahead, size = self.ahead, self.cache.block_size
         for request in step.samples:
             if request.finished:
                 continue
@@ -299,12 +305,14 @@ class Vllm019(Batcher):
                     accepted = min(request.accepted[request.drafted % len(request.accepted)], drafted)
                 request.drafted += 1
                 request.computed -= drafted - accepted
-            request.in_flight -= self.ahead
-            self.sample(step, request, min(accepted + 1, request.output - request.outputs))
+            request.in_flight -= ahead
+            self.sample(step, request, min(accepted + 1, request.output - request.outputs) if accepted else 1)
             if not request.finished:
                 request.drafts = self.drafts
-                if self.ahead and self.caching:
-                    self._publish(request, request.computed - request.in_flight)
+                if ahead and self.caching:
+                    known = request.computed - request.in_flight
+                    if known // size > request.published:
+                        self._publish(request, known)
 
     def leave(self, request: Request) -> None:
         """Take a finished request out, wherever it is, and free its blocks."""

@@ -39,13 +39,43 @@ class Router(Protocol):
 
 @dataclass(slots=True)
 class Pass:
-    """A pass of the scheduler: the step that it scheduled, on a replica, and when that ran."""
+    """A pass of the scheduler of a replica: when its step ran, and what is kept of that (see `Step`).
+
+    Attributes
+    ----------
+    replica : int
+    scheduled_ns, start_ns, end_ns : int
+    tokens, requests, decodes : int
+        Of the step; decodes are requests with one token.
+    waiting, used, preempted : int
+    why, head : str or None
+    """
 
     replica: int
     scheduled_ns: int
     start_ns: int
     end_ns: int
-    step: Step
+    tokens: int
+    requests: int
+    decodes: int
+    waiting: int
+    used: int
+    preempted: int
+    why: str | None
+    head: str | None
+
+    @classmethod
+    def of(cls, step: Step, replica: int, scheduled_ns: int, start_ns: int, end_ns: int) -> Pass:
+        """Return what is kept of a step."""
+        counts = step.tokens.values()
+        decodes = sum(count == 1 for count in counts)
+        kept = (sum(counts), len(counts), decodes, step.waiting, step.used, len(step.preempted))
+        head = None if step.head is None else step.head.id
+        return cls(replica, scheduled_ns, start_ns, end_ns, *kept, step.why, head)
+
+
+Observer = Callable[[Pass, Step], None]
+"""Told of each pass: at its end, or at once where it scheduled nothing."""
 
 
 class Arrivals:
@@ -114,12 +144,14 @@ class Serve:
         Where prompts are computed elsewhere.
     host_ns : int
         From scheduling a step to its earliest start.
+    observers : sequence of callable
     """
 
     step_ns: StepTime
     router: Router | None = None
     pull: PullEnd | None = None
     host_ns: int = 0
+    observers: Sequence[Observer] = ()
 
     def run(
         self, batchers: Sequence[Batcher], arrivals: Arrivals, prefill: Sequence[Batcher] = ()
@@ -201,7 +233,7 @@ class _Serving:
     def serving(self, replica: int) -> Generator[simpy.Event, Any, None]:
         """Schedule and run steps of one replica."""
         env, batcher = self.env, self.batchers[replica]
-        running: deque[Pass] = deque()
+        running: deque[tuple[Pass, Step]] = deque()
         on_the_way: dict[Request, int] = {}
         free_ns = 0
         while True:
@@ -209,7 +241,7 @@ class _Serving:
             for request in self.inbox[replica]:
                 batcher.arrive(request)
             self.inbox[replica].clear()
-            now, step = int(env.now), None
+            now, step, latest = int(env.now), None, None
             if batcher.unfinished():
                 step = batcher.schedule(now)
                 self.begin_pulls(step, on_the_way)
@@ -217,25 +249,35 @@ class _Serving:
                 if step.tokens:
                     start = max(now + self.of.host_ns, free_ns)
                     free_ns = end = start + self.of.step_ns(step)
-                self.passes.append(Pass(replica, now, start, end, step))
+                latest = Pass.of(step, replica, now, start, end)
+                self.passes.append(latest)
                 if step.tokens:
-                    running.append(self.passes[-1])
-                    if len(running) <= batcher.ahead and running[0].end_ns > now:
+                    running.append((latest, step))
+                    if len(running) <= batcher.ahead and running[0][0].end_ns > now:
                         continue
             elif not running:
                 self.idle[replica] = asleep = env.event()
                 yield asleep
                 continue
+            nothing_runs = not running
             if running:
-                over = running.popleft()
+                over, its = running.popleft()
                 yield env.timeout(over.end_ns - now)
-                self.end(replica, over.step)
-            elif step is not None and not (on_the_way or step.preempted or self.may_come(replica)):
-                raise StuckError(_why_stuck(replica, batcher))
+                self.end(replica, its)
+                self.tell(over, its)
+            if step is not None and latest is not None and not step.tokens:
+                self.tell(latest, step)
+                if nothing_runs and not (on_the_way or step.preempted or self.may_come(replica)):
+                    raise StuckError(_why_stuck(replica, batcher))
             for request in [each for each, end_ns in on_the_way.items() if end_ns <= env.now]:
                 request.pulled_ns = on_the_way.pop(request)
             if step is not None and not step.tokens and batcher.unfinished():
                 yield env.timeout(PASS_NS)
+
+    def tell(self, over: Pass, step: Step) -> None:
+        """Tell observers of a pass."""
+        for observe in self.of.observers:
+            observe(over, step)
 
     def may_come(self, replica: int) -> bool:
         """Return whether another request may come to a replica, or blocks of a prompt become free."""
@@ -261,7 +303,8 @@ class _Serving:
         now = int(self.env.now)
         if replica < self.first_prefill:
             for request, count in step.out.items():
-                for _ in range(count):
+                request.token_ns.append(now)
+                for _ in range(count - 1):
                     request.token_ns.append(now)
             self.loads[replica] -= len(step.finished)
             return

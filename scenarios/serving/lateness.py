@@ -18,11 +18,12 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final
 
-from policies.serving.batcher import Request
+from policies.serving.batcher import Request, Step
 from scenarios.serving.engine import Pass
 from sim.base.units import round_half_up
 
@@ -44,100 +45,152 @@ PARTS: Final = (
 class Lateness:
     """Where the time of a request went: to its first token, and to its last, in ns by part."""
 
+    at_ns: int
+    state: str = "new"
     first_ns: dict[str, int] = field(default_factory=dict)
     all_ns: dict[str, int] = field(default_factory=dict)
+    again: int = 0  # tokens that are computed once more
+
+    def add(self, part: str, ns: int) -> None:
+        """Count so much time to a part."""
+        if ns > 0:
+            self.all_ns[part] = self.all_ns.get(part, 0) + ns
 
 
-class _Queues:
-    """What kept waiting requests of a replica, over time."""
+@dataclass
+class _Engine:
+    """A replica so far: who decodes in every step is settled when that ends, the others step by step."""
 
-    def __init__(self, passes: Sequence[Pass]) -> None:
-        self.at = [each.scheduled_ns for each in passes]
-        self.passes = passes
+    passes: list[Pass] = field(default_factory=list)
+    queued_ns: list[tuple[int, ...]] = field(default_factory=list)  # until each was scheduled, by `QUEUE`
+    end_ns: int = 0
+    decode_ns: int = 0  # of all steps without prompts, and with them
+    shared_ns: int = 0
+    steady: dict[Request, tuple[int, int]] = field(default_factory=dict)
+    others: dict[Request, None] = field(default_factory=dict)
 
-    def between(self, start_ns: int, end_ns: int) -> Iterable[tuple[Pass | None, int]]:
-        """Yield the passes that held in a time, and how long; None: before the first."""
-        i = bisect_right(self.at, start_ns) - 1
-        while start_ns < end_ns:
-            until = self.at[i + 1] if i + 1 < len(self.at) else end_ns
-            until = min(max(until, start_ns), end_ns)
-            if until > start_ns:
-                yield (self.passes[i] if i >= 0 else None), until - start_ns
-            start_ns, i = until, i + 1
+    def add(self, over: Pass) -> None:
+        """Take in the next pass."""
+        self.queued_ns.append(self.queued(over.scheduled_ns))
+        self.passes.append(over)
+
+    def queued(self, until_ns: int) -> tuple[int, ...]:
+        """Return how long what kept those who wait, until a time."""
+        i = bisect_right(self.passes, until_ns, key=lambda each: each.scheduled_ns) - 1
+        begun = self.passes[i].scheduled_ns if i >= 0 else 0
+        why = QUEUE.index((self.passes[i].why or QUEUE[0]) if i >= 0 else QUEUE[0])
+        known = self.queued_ns[i] if i >= 0 else (0,) * len(QUEUE)
+        return (*known[:why], known[why] + until_ns - begun, *known[why + 1 :])
 
 
-def lateness_of(passes: Sequence[Pass], requests: Sequence[Request]) -> dict[str, Lateness]:
-    """Return where the time of each finished request went, by its id.
+class LatenessObserver:
+    """Divides the time of requests, pass by pass (`scenarios.serving.engine.Observer`).
 
     The parts of a request add up to the time from its arrival to its last token.
+
+    Attributes
+    ----------
+    of : dict of str to Lateness
+        By id of request.
     """
-    by_replica: dict[int, list[Pass]] = {}
-    for each in passes:
-        by_replica.setdefault(each.replica, []).append(each)
-    queues = {replica: _Queues(of) for replica, of in by_replica.items()}
-    known = {request.id: request for request in requests}
-    found = {request.id: Lateness() for request in requests}
-    at = {request.id: request.arrival_ns for request in requests}
-    state = dict.fromkeys(at, "new")
-    again: dict[str, int] = {}  # tokens that are computed once more
-    sampled = dict.fromkeys(at, 0)
-    for each in sorted(passes, key=lambda each: (each.start_ns, each.replica, each.end_ns)):
-        step = each.step
-        prompts = [request for request, count in step.tokens.items() if count > 1]
-        for request in step.pulls:
-            _wait(found[request.id], at, request.id, each.scheduled_ns, queues[each.replica])
-            state[request.id] = "pull"
-        for request, count in step.tokens.items():
-            name, late = request.id, found[request.id]
-            if state[name] == "new":
-                _wait(late, at, name, each.start_ns, queues[each.replica])
-            else:
-                _add(late, state[name], each.start_ns - at[name])
-            ns = each.end_ns - max(each.start_ns, at[name])
-            if again.get(name, 0) > 0:
-                _add(late, "recompute", ns)
-                again[name] -= count
-            elif count > 1 or request not in step.out:
-                lost = 0
-                if known[name].lost:
-                    share = min(1.0, known[name].lost / max(1, known[name].prompt - (known[name].hits or 0)))
-                    lost = round_half_up(ns * share)
-                _add(late, "lost", lost)
-                _add(late, "prefill", ns - lost)
-            else:
-                others = len(prompts) - (request in prompts)
-                _add(late, "shared" if others else "decode", ns)
-            at[name], state[name] = each.end_ns, "turn"
-            times = known[name].token_ns
-            if len(times) and not late.first_ns and at[name] >= times[0]:
-                late.first_ns = dict(late.all_ns)
+
+    def __init__(self) -> None:
+        self.of: dict[str, Lateness] = {}
+        self._engines: dict[int, _Engine] = {}
+
+    def __call__(self, over: Pass, step: Step) -> None:
+        """Take in a pass that is over."""
+        engine = self._engines.setdefault(over.replica, _Engine())
+        engine.add(over)
         for request in step.preempted:
-            state[request.id] = "preempted"
-            again[request.id] = request.prompt + sampled[request.id]
-        for request, count in step.out.items():
-            sampled[request.id] += count
-    return found
+            self._settle(engine, request, "preempted")
+            self.of[request.id].again = request.known
+        for request in step.pulls:
+            late = self._late(request)
+            self._wait(late, over.scheduled_ns, engine)
+            late.state = "pull"
+            engine.others[request] = None
+        engine.others |= dict.fromkeys(step.hits)
+        if step.tokens:
+            self._take(engine, over, step)
+        for request in step.finished:
+            self._settle(engine, request, "turn")
+            del engine.others[request]
 
+    def _take(self, engine: _Engine, over: Pass, step: Step) -> None:
+        """Take in a step."""
+        here = [request for request in engine.others if request in step.tokens]
+        if over.requests - len(here) < len(engine.steady):
+            for request in [request for request in engine.steady if request not in step.tokens]:
+                self._settle(engine, request, "turn")
+        prompts = sum(step.tokens[request] > 1 for request in here)
+        if prompts:
+            engine.shared_ns += over.end_ns - over.start_ns
+        else:
+            engine.decode_ns += over.end_ns - over.start_ns
+        engine.end_ns = over.end_ns
+        for request in here:
+            late, count = self._late(request), step.tokens[request]
+            if late.state == "new":
+                self._wait(late, over.start_ns, engine)
+            late.add(late.state, over.start_ns - late.at_ns)
+            self._spend(late, request, count, over, step, others=prompts > (count > 1))
+            late.at_ns, late.state = over.end_ns, "turn"
+            if request in step.out:
+                late.first_ns = late.first_ns or ({} if request.kept else dict(late.all_ns))
+                if late.again <= 0:
+                    del engine.others[request]
+                    engine.steady[request] = engine.decode_ns, engine.shared_ns
 
-def _wait(late: Lateness, at: dict[str, int], name: str, until_ns: int, queue: _Queues) -> None:
-    """Divide the time in a queue by what kept it."""
-    for each, ns in queue.between(at[name], until_ns):
-        why = None if each is None else each.step.why
-        _add(late, why or "next step", ns)
-    at[name] = max(at[name], until_ns)
+    def _spend(
+        self, late: Lateness, request: Request, count: int, over: Pass, step: Step, *, others: bool
+    ) -> None:
+        """Count the time of a step to what it did for a request."""
+        ns = over.end_ns - max(over.start_ns, late.at_ns)
+        if late.again > 0:
+            late.add("recompute", ns)
+            late.again -= count
+        elif count > 1 or request not in step.out:
+            missing = max(1, request.prompt - (request.hits or 0))
+            lost = round_half_up(ns * min(1.0, request.lost / missing)) if request.lost else 0
+            late.add("lost", lost)
+            late.add("prefill", ns - lost)
+        else:
+            late.add("shared" if others else "decode", ns)
 
+    def _settle(self, engine: _Engine, request: Request, state: str) -> None:
+        """Count the steps of a request that decoded in all of them so far; it does no more."""
+        late = self._late(request)
+        if (begun := engine.steady.pop(request, None)) is not None:
+            decode, shared = engine.decode_ns - begun[0], engine.shared_ns - begun[1]
+            late.add("decode", decode)
+            late.add("shared", shared)
+            late.add("turn", engine.end_ns - late.at_ns - decode - shared)
+            late.at_ns = engine.end_ns
+        late.state = state
+        engine.others[request] = None
 
-def _add(late: Lateness, part: str, ns: int) -> None:
-    if ns > 0:
-        late.all_ns[part] = late.all_ns.get(part, 0) + ns
+    def _late(self, request: Request) -> Lateness:
+        """Return what is known of a request, or of one whose prompt is computed for it."""
+        if request.id not in self.of:
+            self.of[request.id] = Lateness(request.arrival_ns)
+        return self.of[request.id]
 
+    def _wait(self, late: Lateness, until_ns: int, engine: _Engine) -> None:
+        """Divide the time in a queue by what kept it."""
+        if until_ns > late.at_ns:
+            for part, *ns in zip(QUEUE, engine.queued(late.at_ns), engine.queued(until_ns), strict=True):
+                late.add(part, ns[1] - ns[0])
+            late.at_ns = until_ns
 
-def behind(request: Request, passes: Sequence[Pass]) -> Mapping[str, int]:
-    """Return the requests that were first in the queue while a request waited, and for how long, in ns."""
-    of = [each for each in passes if each.replica == request.replica]
-    until = request.scheduled_ns if request.scheduled_ns is not None else request.arrival_ns
-    found: dict[str, int] = {}
-    for each, ns in _Queues(of).between(request.arrival_ns, until):
-        if each is not None and each.step.head is not None and each.step.head is not request:
-            found[each.step.head.id] = found.get(each.step.head.id, 0) + ns
-    return found
+    def behind(self, request: Request) -> Mapping[str, int]:
+        """Return the requests that were first in the queue while a request waited, and for how long."""
+        until = request.arrival_ns if request.scheduled_ns is None else request.scheduled_ns
+        passes, found = self._engines[request.replica].passes, dict[str, int]()
+        for each, after in pairwise([*passes, None]):
+            assert each is not None
+            start = max(each.scheduled_ns, request.arrival_ns)
+            ns = (until if after is None else min(after.scheduled_ns, until)) - start
+            if ns > 0 and each.head is not None and each.head != request.id:
+                found[each.head] = found.get(each.head, 0) + ns
+        return found
