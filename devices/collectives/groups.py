@@ -32,7 +32,7 @@ from devices.collectives.nccl_constants import (
     TREE_PART,
 )
 from devices.collectives.nccl_model import expected_us
-from devices.collectives.nccl_tuner import latency_us
+from devices.collectives.nccl_tuner import MOST_PER_NODE, latency_us
 from devices.collectives.schedules import RING_ROUNDS
 from sim.base.units import NS_PER_S
 
@@ -109,7 +109,8 @@ class Fabric:
 class NodeFabrics:
     """Collectives by what connects ranks inside a node, and between nodes (a rank's part of its network).
 
-    With `nccl`, latencies over several nodes are NCCL's, by protocol, and not those of `between`.
+    With `nccl`, latencies over several nodes are NCCL's, by protocol, and not those of `between`. What is
+    `measured` holds in a node, among as many ranks as were.
 
     Examples
     --------
@@ -121,10 +122,13 @@ class NodeFabrics:
     node: Fabric = Fabric()
     between: Fabric = Fabric()
     nccl: bool = False
+    measured: NcclGroups | None = None
 
     def time_ns(self, kind: CollectiveKind, nbytes: int, group: RankGroup) -> float:
         """Return the ns of a collective once all its ranks are there."""
         n, between = group.size, self.between
+        if group.nodes == 1 and n <= MOST_PER_NODE and self.measured is not None:
+            return self.measured.time_ns(kind, nbytes, group)
         if group.nodes == 1:
             return self.node.time_ns(kind, nbytes, n)
         carried, rate = float(nbytes), between.rate(kind)

@@ -158,7 +158,10 @@ class CalibrationFields(Strict):
     ] = 1.0
     nccl: Annotated[
         Literal["a100", "h100", "h200", "b200"] | None,
-        Field(description="collectives as NCCL chooses and times them there, instead of node and between"),
+        Field(
+            description="collectives as NCCL chooses and times them there; with node and between, those of "
+            "eight ranks or fewer in a node"
+        ),
     ] = None
     node: Annotated[FabricFields | None, Field(description="inside a node")] = None
     between: Annotated[
@@ -192,11 +195,11 @@ class CalibrationFields(Strict):
 
     @model_validator(mode="after")
     def _one_way(self) -> CalibrationFields:
-        for name, given in (("node", self.node), ("between", self.between)):
+        for name, given, other in (("node", self.node, self.between), ("between", self.between, self.node)):
             if self.nccl is None and given is None:
                 raise fault(f"{name} is missing: give it, or nccl")
-            if self.nccl is not None and given is not None:
-                raise fault(f"nccl says what collectives take: leave {name} out")
+            if self.nccl is not None and given is None and other is not None:
+                raise fault(f"{name} is missing: nccl alone says what collectives take, or what is in nodes")
         if self.node is not None and self.node.latency == "nccl":
             raise fault("latency: nccl is of between, where messages cross nodes; give node a time")
         if self.between is not None and self.between.gpus is not None:
@@ -495,12 +498,13 @@ def _refuse_precision(precision: str, why: str) -> None:
 
 
 def _collectives(fields: CalibrationFields) -> NcclGroups | NodeFabrics:
-    if fields.nccl is not None:
-        return NcclGroups(fields.nccl)
+    measured = None if fields.nccl is None else NcclGroups(fields.nccl)
+    if measured is not None and fields.node is None:
+        return measured
     assert fields.node is not None
     assert fields.between is not None
     own_latency = isinstance(fields.between.latency, dict)
-    return NodeFabrics(_fabric(fields.node), _fabric(fields.between), nccl=not own_latency)
+    return NodeFabrics(_fabric(fields.node), _fabric(fields.between), not own_latency, measured)
 
 
 def _fabric(fields: FabricFields) -> Fabric:

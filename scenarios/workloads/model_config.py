@@ -50,7 +50,7 @@ _FAMILIES: Final[Mapping[str, Mapping[str, Any]]] = {
     "deepseek_v2": _TRANSFORMER,
     "deepseek_v3": _TRANSFORMER,
     "gpt2": {"gated": False, "rotary": False, "biases": True, "tied": True},
-    "gpt_oss": {**_TRANSFORMER, "biases": True},
+    "gpt_oss": {**_TRANSFORMER, "biases": True, "clamped": True, "rotary": "yarn"},
     "kimi_k2": _TRANSFORMER,
     "llama": _TRANSFORMER,
     "mistral": _TRANSFORMER,

@@ -86,10 +86,15 @@ class ModelFields(Strict):
     middle: Annotated[
         Count | None, Field(description="width between the products of a layer; default: 4 hidden")
     ] = None
-    gated: Annotated[bool | None, Field(description="a gate beside the middle (SwiGLU)")] = None
+    gated: Annotated[
+        bool | Literal["clamped"] | None,
+        Field(description="a gate beside the middle (SwiGLU); clamped: its inputs are clamped (gpt-oss)"),
+    ] = None
     tied: Annotated[bool | None, Field(description="the head's weights are the embedding's")] = None
     positions: Annotated[Whole | None, Field(description="learned positions; default: none")] = None
-    rotary: Annotated[bool | None, Field(description="rotary positions")] = None
+    rotary: Annotated[
+        bool | Literal["yarn"] | None, Field(description="rotary positions; yarn: scaled ones")
+    ] = None
     biases: Annotated[bool | None, Field(description="products and norms have biases")] = None
     experts: Annotated[Size | None, Field(description="experts of a layer")] = None
     top_k: Annotated[Size | None, Field(description="experts that each token goes to")] = None
@@ -170,10 +175,10 @@ class TrainFields(Strict):
     gradients: Annotated[Literal["fp32", "bf16"], Field(description="in which gradients are summed")] = "fp32"
     optimizer_state: Annotated[Count, Field(description="optimizer state of a parameter")] = 12
     overlap: Annotated[
-        bool | list[Literal["dp", "ep"]],
+        bool | list[Literal["dp", "tp", "ep"]],
         Field(
-            description="dp (true): gradients are reduced beside the backward; ep: tokens of experts are "
-            "exchanged beside another micro-batch"
+            description="dp (true): gradients are reduced beside the backward; tp: products run in blocks "
+            "beside messages; ep: tokens of experts are exchanged beside another micro-batch"
         ),
     ] = False
     flash: Annotated[bool, Field(description="attention keeps no scores")] = True
@@ -351,6 +356,7 @@ def _training(fields: TrainFields, document: Document) -> Training:
         recompute=fields.recompute if isinstance(fields.recompute, str) else tuple(fields.recompute),
         overlap="dp" in overlap,
         expert_overlap="ep" in overlap,
+        tensor_overlap="tp" in overlap,
         cuda_graph=FULL_ITERATION if fields.cuda_graph == FULL_ITERATION else tuple(graphs),
         wide_layers=(fields.wide_layers[0], fields.wide_layers[1]),
         dtypes={module: WIDE if of in _IN_16_BITS else of for module, of in dtypes.items()},
@@ -372,6 +378,8 @@ def _check_effects(fields: TrainFields, model: Architecture, overlap: Collection
     if not model.experts and any(of_experts.values()):
         key = next(key for key, given in of_experts.items() if given)
         raise InputError("has no effect: the model has no experts", path=(key,))
+    if "tp" in overlap and not (fields.parallel.tp > 1 and fields.parallel.sequence_parallel):
+        raise InputError("tp has no effect: no product waits for parts of a sequence", path=("overlap",))
     if any(fields.wide_layers) and dtype in _IN_16_BITS:
         raise InputError(f"has no effect: all products are in {dtype}", path=("wide_layers",))
 
@@ -413,6 +421,8 @@ def architecture_of(fields: ModelFields, document: Document) -> Architecture:
     dumped = fields.model_dump(exclude={"name", "mamba"}, exclude_none=True)
     mamba = fields.mamba.model_dump(exclude_none=True) if fields.mamba is not None else {}
     given = dumped | {f"mamba_{key}": value for key, value in mamba.items()}
+    if "gated" in given:
+        given |= {"gated": bool(given["gated"]), "clamped": given["gated"] == "clamped"}
     if isinstance(letters := given.get("layers"), str):
         given |= {"layers": len(letters), "pattern": letters}
     base: Mapping[str, Any] = {}

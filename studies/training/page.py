@@ -38,9 +38,11 @@ _FAR_OFF = """## What is far off, and why
   reason: of the 1,535 hops of NCCL's ring 191 are.
 - **Megatron-LM's steps of 2021** are predicted 3 to 8 % too fast by what vTrain's rows say. Of GPT-3 175B
   on the same GPU the two sources are 6 % apart, whatever calibrates them.
-- **Megatron Bridge, dense models**: nothing was fitted to these steps. The same layouts are up to 25 % apart
-  between releases of the software, and the prediction is one. A GB300's steps are predicted 5 to 23 % too
-  slow: its products are those of a GB200, and its higher power limit is not described.
+- **Megatron Bridge, dense models**: nothing was fitted to these steps. The same layouts are up to 25 %
+  apart between releases of the software, and the prediction is one. Products of GB300 and B300 were measured
+  on GB200 and B200: they are taken for faster as those have less power (1,400 W to 1,200, 1,100 to 1,000;
+  data sheets), as large ones are bound by it. Without that GB300's dense steps come out 15 % too slow. One
+  row (+30 %) seems misprinted: the release after it prints another layout and about the same time.
 - **DeepSeek-V2 on B200** is predicted 7 to 9 % too fast. Routing with a capacity sorts and scatters tokens in
   kernels that the system file has no times of. Its memory is short of 0.3 GiB for each micro-batch in flight;
   one more copy of a layer's queries would explain it.
@@ -50,11 +52,12 @@ _FAR_OFF = """## What is far off, and why
   7.1 % (`--only bridge_left_out`). Left out are attention in fp8, fused grouped products, offloaded
   layers. Two layouts of Qwen3 30B on H100 (pp 2) took 1.8 times as long in one release as in the next,
   and their recipe is not known.
-- **gpt-oss and Nemotron 3** are the test of these numbers. gpt-oss comes out a third too fast in bf16
-  whatever the GPU, so some kernel of its own is missing (it has biases in all experts, clamped gates,
-  sinks in attention; its scores cannot be written, as they would not fit). Nemotron 3 with tp 2 comes out
-  a sixth to a quarter too fast, else a tenth. Mamba-2's scan was not measured: it takes as long a flop as
-  the gated delta rule, which was.
+- **gpt-oss and Nemotron 3** are the test of these numbers. gpt-oss came out a third too fast before kernels
+  were there that Megatron Core does not fuse: biases of experts, clamps of gates, YaRN's scaled positions.
+  Its bf16 rows with NCCL's all-to-all over 64 ranks are still a quarter too fast; attention that writes its
+  scores would not fit, and no source says that windows alone run so. Nemotron 3 comes out a sixth too fast,
+  in NVFP4 a fifth. Mamba-2's scan was not measured: it takes as long a flop as the gated delta rule, which
+  was.
 - **MosaicML's smallest models** and its rows with one or two samples a GPU depend most on the gaps between
   kernels and on how much a collective disturbs what runs beside it: one number each stands for them.
 

@@ -387,6 +387,7 @@ def _bridge(row: Mapping[str, str]) -> Training:
         context="ring" if layout.cp > 1 else training.context,
         dispatcher=row.get("moe_flex_dispatcher_backend") or "all-to-all",
         expert_overlap=row.get("moe_a2a_overlap") == "True",
+        tensor_overlap=row.get("tp_comm_overlap") == "yes" and layout.splits_sequence,
         partition=_stages(row.get("pp_layout", "")),
         recompute=tuple(m for m in row.get("recompute_modules", "").split() if m != "layernorm") or "none",
         gradient_bytes=2,  # its recipes, where they do not say otherwise

@@ -275,6 +275,7 @@ def test_kernels_take_the_longer_of_arithmetic_and_bytes_or_what_was_measured() 
     assert replace(of, memory_bandwidth=1e12).kernel_ns(product) == pytest.approx(2e6 / 0.4e12 * 1e9 + 10)
     assert replace(of, measured={product: 0.25}).kernel_ns(product) == pytest.approx(2e6 / 0.2e12 * 1e9 + 10)
     assert attention._replace(backward=True).flops == 5 * attention.flops // 2
+    assert replace(of, sustained=1.25).kernel_ns(product) == pytest.approx(60_000 + 10)
     assert of.kernel_ns(Pass(1000)) == pytest.approx(1010)
     assert of.kernel_ns(Pass(1000, "x")) == pytest.approx(10_010)
 

@@ -12,7 +12,7 @@ from cli_runner import sim
 
 from scenarios.builders.train.architecture import MODELS, Architecture
 from scenarios.builders.train.calibration import QUANTIZED, HostLaunches
-from scenarios.builders.train.kernels import WIDE, Attention, Collective, Pass, Product, Scan
+from scenarios.builders.train.kernels import WIDE, Attention, Collective, Kernel, Pass, Product, Scan
 from scenarios.builders.train.layers import RankWork, ReplicaBatch
 from scenarios.builders.train.layout import ParallelLayout
 from scenarios.builders.train.step import step_ns
@@ -132,6 +132,75 @@ def test_an_exchange_beside_another_micro_batch_takes_its_sms() -> None:
     assert less.exposed == pytest.approx(32 / 132 * shown.exposed)
     assert less.exposed + less.hidden == pytest.approx(shown.exposed)
     assert layout.group("ep").size == 4
+
+
+def test_messages_of_tensor_parallelism_pass_beside_blocks_of_products() -> None:
+    """Four ranks: four blocks, three messages of a rank's part, and the sum of what came."""
+    layout, whole = ParallelLayout(tp=4), 1024 * 256 * 2
+    work = RankWork(replace(HYBRID, pattern="*"), layout, ReplicaBatch(1, 1024, tensor_overlap=True))
+    block = Product(256, 256, 64)
+    into = work.column("up", 256, 64)
+    assert into.forward[1:] == (Collective("send", whole // 4, "tp", block), block) * 3 + (block,)
+    assert into.backward == RankWork(work.model, layout, ReplicaBatch(1, 1024)).column("up", 256, 64).backward
+    block = Product(256, 64, 256)
+    out = work.row("down", 64, 256)
+    sent = (Collective("send", whole // 4, "tp", block), block) * 3 + (block,)
+    assert out.forward[:8] == (*sent, Pass(5 * whole // 4))
+    block = Product(256, 256, 64, "I")
+    assert out.backward[:7] == (Collective("send", whole // 4, "tp", block), block) * 3 + (block,)
+    plain = training(Architecture(**MODELS["llama3-70b"] | {"layers": 2}), layout=layout, sequence=8192)
+    beside = replace(plain, tensor_overlap=True)  # of so little as above the latencies would show
+    shown, hidden = (each.each_stage[0].forward for each in (plain, beside))
+    assert hidden.exposed < shown.exposed
+    assert hidden.hidden > 0 == shown.hidden
+
+
+@pytest.mark.parametrize(("kept", "copies"), [(None, 1), (1.0, 1), (1.03125, 2), (0.5625, 2)])
+def test_ranks_gather_what_is_quantized(kept: float | None, copies: int) -> None:
+    """The gradient that has scales along rows is sent once more along columns; sums stay in 16 bits."""
+    work = RankWork(HYBRID, ParallelLayout(tp=2), ReplicaBatch(1, 1024, kept=kept))
+    wide, each = 1024 * 256 * 2, 1024 * 256 * (kept or 2)
+
+    def sent(kernels: tuple[Kernel, ...]) -> list[float]:
+        return [kernel.nbytes for kernel in kernels if isinstance(kernel, Collective)]
+
+    column, row = work.column("up", 256, 128), work.row("down", 128, 256)
+    assert (sent(column.forward), sent(column.backward)) == ([each], [each, wide])
+    assert (sent(row.forward), sent(row.backward)) == ([wide], [copies * each])
+    gathered = [kernel for piece in work.head() for kernel in piece.forward if isinstance(kernel, Collective)]
+    assert gathered[0].nbytes == wide
+
+
+def test_gpt_oss_clamps_and_adds_biases_by_themselves() -> None:
+    """1,024 tokens, two copies each: 2,048 rows of 1,024 into the gate, of 64 out of the experts."""
+    of = replace(HYBRID, gated=True, biases=True, clamped=True)
+    plain = replace(of, biases=False, clamped=False)
+    for dispatcher, there, back in (("all-to-all", 6, 8), ("deepep", 14, 20)):
+        batch = ReplicaBatch(1, 1024, dispatcher=dispatcher)
+        with_both, without = (
+            {piece.name: piece for piece in RankWork(model, ParallelLayout(), batch).experts()}
+            for model in (of, plain)
+        )
+        rows, gate, down = 2048, "experts gate", "experts down"
+        assert with_both[gate].forward == (Pass(4 * rows * 1024 * 2), *without[gate].forward)
+        assert with_both[gate].backward == (*without[gate].backward, Pass(5 * rows * 1024 * 2))
+        assert with_both[gate].saved == 2 * without[gate].saved
+        assert with_both[down].forward == (*without[down].forward, Pass(there * rows * 64 * 2))
+        assert with_both[down].backward == (Pass(back * rows * 64 * 2), *without[down].backward)
+    rotated = [
+        RankWork(replace(of, rotary=r), ParallelLayout(), batch).attention()[1] for r in (True, "yarn")
+    ]
+    once, scaled = (sum(k.nbytes for k in piece.forward if isinstance(k, Pass)) for piece in rotated)
+    assert scaled - once == 10 * 1024 * (4 + 2) * 64 * 2
+
+
+def test_biases_of_experts_are_launched_too() -> None:
+    slow = replace(named_calibration("h100-sxm", "bf16"), host=HostLaunches(0.0, 1e6, 1.0))
+    waits = []
+    for biases in (False, True):
+        (stage,) = training(replace(HYBRID, biases=biases), calibration=slow, cuda_graph=()).each_stage
+        waits.append(stage.forward.host + stage.backward.host)
+    assert waits == pytest.approx([8e6, 8e6 * 21 / 13])
 
 
 def test_what_no_graph_launches_the_host_does() -> None:
@@ -295,6 +364,7 @@ workload:
         ("{name: llama3-8b, layers: M-}", "", "'M' in layers: give mamba.heads"),
         ("llama3-8b", "dispatcher: deepep", "has no effect: the model has no experts"),
         ("llama3-8b", "overlap: [ep]", "has no effect: the model has no experts"),
+        ("llama3-8b", "overlap: [dp, tp]", "tp has no effect: no product waits for parts of a sequence"),
         ("qwen3-30b-a3b", "wide_layers: [1, 1]", "has no effect: all products are in bf16"),
         ("qwen3-30b-a3b", "cuda_graph: [atn]", "cuda_graph"),
         ("nemotron-3-nano", "cuda_graph: none", None),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -11,6 +12,7 @@ from cli_runner import sim
 from devices.collectives.groups import CollectiveKind, NcclGroups, RankGroup
 from devices.collectives.nccl_model import Nccl
 from scenarios.run.load import load_scenario
+from scenarios.workloads.calibrations import named_calibration
 from scenarios.workloads.train_workload import Train, training_of
 from sim import Device, Machine
 from sim.base.errors import InputError
@@ -68,6 +70,16 @@ def test_a_calibration_with_nccl(tmp_path: Path) -> None:
     assert sim("run", path).exit_code == 0
 
 
+def test_what_nccl_measured_holds_among_eight_in_a_node() -> None:
+    """More of them, or of other nodes, take what the node and the network say."""
+    of, measured = named_calibration("gb200"), NcclGroups("b200")
+    plain = replace(of.collectives, measured=None)
+    for group in (RankGroup(2, 1), RankGroup(8, 1)):
+        assert of.collective_ns("all_gather", 2**27, group) == measured.time_ns("all_gather", 2**27, group)
+    for group in (RankGroup(64, 1), RankGroup(16, 2)):
+        assert of.collective_ns("all_gather", 2**27, group) == plain.time_ns("all_gather", 2**27, group)
+
+
 @pytest.mark.parametrize(
     ("calibration", "says"),
     [
@@ -75,7 +87,7 @@ def test_a_calibration_with_nccl(tmp_path: Path) -> None:
         ("{device: h100-sxm, node: {bandwidth: 1GB/s}}", "between is missing: give it, or nccl"),
         (
             "{device: h100-sxm, nccl: h100, node: {bandwidth: 1GB/s}}",
-            "nccl says what collectives take: leave node out",
+            "between is missing: nccl alone says what collectives take, or what is in nodes",
         ),
         ("{device: h100-sxm, nccl: v100}", "should be 'a100', 'h100', 'h200' or 'b200', not 'v100'"),
     ],

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from sim.base.errors import InputError
 
@@ -54,9 +54,12 @@ class Architecture:
         The head's weights are the embedding's.
     positions : int
         Learned positions; 0: none (rotary, or ALiBi).
-    rotary : bool
+    rotary : bool or "yarn"
+        Rotary positions; YaRN's are scaled (arXiv 2309.00071).
     biases : bool
         Products and norms have biases.
+    clamped : bool
+        The inputs of gates are clamped.
     experts, top_k, expert_middle, shared_middle, dense_layers : int
         Mixture of experts: the first ``dense_layers`` layers have none.
     expert_latent : int
@@ -94,8 +97,9 @@ class Architecture:
     gated: bool = False
     tied: bool = True
     positions: int = 0
-    rotary: bool = False
+    rotary: bool | Literal["yarn"] = False
     biases: bool = True
+    clamped: bool = False
     experts: int = 0
     top_k: int = 0
     expert_middle: int = 0
@@ -351,6 +355,8 @@ MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
         **_llama(36, 2880, 64, 8, 2880, 201088),
         "head": 64,
         "biases": True,
+        "clamped": True,
+        "rotary": "yarn",
         "window": 128,
         **_experts(128, 4, 2880),
     },

@@ -295,7 +295,8 @@ class TrainingCalibration:
         if found is not None:
             return self._arithmetic_ns(kernel, self.peak * found)
         if isinstance(kernel, Product):
-            known = alone if self.alone is not None else self._traffic_ns(2 * kernel.elements)
+            passing = self._traffic_ns(2 * kernel.elements)
+            known = passing if self.alone is None else max(alone / self.sustained, min(alone, passing))
             return _longer(known, self._arithmetic_ns(kernel, self.peak * self.product))
         part = self.attention_backward if kernel.backward else self.attention_forward
         if part is None and self.alone is not None:

@@ -15,7 +15,10 @@
 
 Backward, a product with weights gathers its saved input again while the gradient of its input is computed,
 and scatters that while the gradient of its weight is; the gradient behind proj and down is gathered before
-anything.
+anything. With `tensor_overlap` the other products run in t blocks, beside which their messages pass:
+
+    gather, product   block 0 ─ block 1 ─ ... ─ block t-1            product, scatter the same, then the sum
+                      part 1 ─► part 2 ─► ...
 
 Sources: Narayanan et al., arXiv 2104.04473, and Korthikanti et al., arXiv 2205.05198, sections 4.2 and 5
 (what is saved); Transformer Engine 2.11, pytorch/module/{layernorm_linear,linear}.py (what overlaps, and
@@ -80,6 +83,8 @@ class ReplicaBatch:
         has some of them.
     expert_overlap : bool
         It runs beside what another micro-batch computes.
+    tensor_overlap : bool
+        Tensor parallelism sends beside products, block by block.
     kept : float or None
         Bytes a number of products' inputs that are kept quantized; None: as wide as the others.
     """
@@ -95,6 +100,7 @@ class ReplicaBatch:
     routes: UnplacedRouting | None = None
     dispatcher: str = "all-to-all"
     expert_overlap: bool = False
+    tensor_overlap: bool = False
     kept: float | None = None
 
 
@@ -170,11 +176,32 @@ class RankWork:
         """Return what is kept of the input of a product with weights, quantized where products are."""
         return nbytes if self.batch.kept is None else round(nbytes * self.batch.kept / self.e)
 
-    def gather(self, hidden_by: Product | Attention | None = None) -> list[Kernel]:
-        """Gather the hidden state over the ranks that share a layer."""
+    def gather(self, hidden_by: Product | Attention | None = None, copies: int = 1) -> list[Kernel]:
+        """Gather the hidden state over the ranks that share a layer, quantized where products are."""
         if not self.layout.splits_sequence:
             return []
-        return [Collective("all_gather", self.wide, "tp", hidden_by)]
+        return [Collective("all_gather", copies * self.kept(self.wide), "tp", hidden_by)]
+
+    def gathered(self, product: Product, copies: int = 1) -> list[Kernel]:
+        """Gather the hidden state for a product of it."""
+        if not (self.batch.tensor_overlap and self.layout.splits_sequence):
+            return [*self.gather(copies=copies), product]
+        return self._blocks(product, copies * self.kept(self.wide))
+
+    def scattered(self, product: Product) -> list[Kernel]:
+        """Sum what a product makes of the hidden state, each rank keeping its tokens."""
+        if not (self.batch.tensor_overlap and self.layout.splits_sequence):
+            return [product, *self.scatter()]
+        return [*self._blocks(product, self.wide), Pass((self.t + 1) * self.thin)]
+
+    def _blocks(self, product: Product, nbytes: int) -> list[Kernel]:
+        """Return a product block by block, a message of a rank's part beside each but the last.
+
+        Source: Transformer Engine, common/comm_gemm_overlap (``CommOverlapP2PBase``: ring exchange).
+        """
+        block = product._replace(m=product.m // self.t)
+        beside: list[Kernel] = [Collective("send", nbytes // self.t, "tp", block), block]
+        return [*beside * (self.t - 1), block]
 
     def scatter(self, hidden_by: Product | Attention | None = None) -> list[Kernel]:
         """Sum the parts of the hidden state, each rank keeping its tokens, or all of them."""
@@ -195,7 +222,7 @@ class RankWork:
         gathered = self.layout.splits_sequence
         return LayerPiece(
             name,
-            (*norms, *self.gather(), forward),
+            (*norms, *self.gathered(forward)),
             (*self.gather(of_input), of_input, *self.scatter(of_weight), of_weight, *norms_back),
             saved=self.kept(read) + (read + 4 * self.few if norm else 0),
             made=self.tokens * n * self.e,
@@ -211,9 +238,14 @@ class RankWork:
         dropout: list[Kernel] = [Pass(2 * self.thin + mask)] if mask else []
         return LayerPiece(
             name,
-            (forward, *self.scatter(), *dropout, Pass(add)),
-            # nothing computes while the gradient is gathered
-            (*dropout, *self.gather(), of_input, of_weight, Pass(add)),
+            (*self.scattered(forward), *dropout, Pass(add)),
+            # blocks of 32 and of 16 are quantized once more along columns, for the gradient of the weight
+            (
+                *dropout,
+                *self.gathered(of_input, 1 + (self.batch.kept not in (None, 1.0))),
+                of_weight,
+                Pass(add),
+            ),
             saved=(self.kept(self.tokens * k * self.e) if saved else 0) + mask,
             made=self.few * n * self.e,
             took=self.tokens * k * self.e,
@@ -231,8 +263,9 @@ class RankWork:
         width = (heads + 2 * kv) * m.head
         queries, keys = (self.tokens * each * m.head * e for each in (heads, kv))
         qkv = self.column("qkv", m.hidden, width)
-        # queries are copied out of the product; with rotary positions queries and keys are written anew
-        rotary = 2 * (queries + keys) if m.rotary else 0
+        # queries are copied out of the product; with rotary positions queries and keys are written anew;
+        # YaRN's are scaled, op by op (Megatron-LM, core/models/common/embeddings/rope_utils.py)
+        rotary = (12 if m.rotary == "yarn" else 2) * (queries + keys) if m.rotary else 0
         around: tuple[Kernel, ...] = (Pass(2 * queries), *((Pass(rotary),) if m.rotary else ()))
         back = (*((Pass(rotary),) if m.rotary else ()), Pass(2 * (queries + 2 * keys)))
         return [
@@ -379,11 +412,15 @@ class RankWork:
         return [up, self.gate(self.tokens, mine), self.row("down", mine, m.hidden)]
 
     def gate(self, tokens: int, middle: int) -> LayerPiece:
-        """Return the function between two products: it keeps what it reads."""
+        """Return the function between two products: it keeps what it reads.
+
+        Inputs are clamped half by half before it, and joined again (Megatron-LM, core/fusions/
+        fused_bias_geglu.py): both are kept.
+        """
         read, made = tokens * middle * (1 + self.model.gated) * self.e, tokens * middle * self.e
-        return LayerPiece(
-            "gate", (Pass(read + made),), (Pass(2 * read + made),), saved=read, made=made, took=read
-        )
+        clamps, joins = ((Pass(n * read),) * self.model.clamped for n in (4, 5))
+        saved, run, back = read * (1 + self.model.clamped), Pass(read + made), Pass(2 * read + made)
+        return LayerPiece("gate", (*clamps, run), (back, *joins), saved=saved, made=made, took=read)
 
     @cached_property
     def load(self) -> ExpertLoad:
@@ -414,6 +451,8 @@ class RankWork:
         arrived = rows * held * m.expert_latent * self.e
         up, down = (products(rows, *sizes, held) for sizes in m.expert_weights())
         gate = replace(self.gate(rows * held, m.expert_middle), name="experts gate")
+        biased, biased_back = self._biases_of_experts(arrived)
+        down_to, down_back = (*down[:1], *biased), (*biased_back, *down[1:])
         dispatch, combine = self._exchange(held, arrived)
         shared = self.dense(m.shared_middle, norm=False) if m.shared_middle else []
         into: list[LayerPiece] = []
@@ -428,10 +467,22 @@ class RankWork:
             dispatch,
             LayerPiece("experts up", up[:1], up[1:], self.kept(arrived), gate.took, arrived),
             gate,
-            LayerPiece("experts down", down[:1], down[1:], self.kept(gate.made), arrived, gate.made),
+            LayerPiece("experts down", down_to, down_back, self.kept(gate.made), arrived, gate.made),
             combine,
             *out,
         ]
+
+    def _biases_of_experts(self, nbytes: int) -> tuple[list[Kernel], list[Kernel]]:
+        """Return what adds biases to so many bytes of experts' outputs, and finds their gradients.
+
+        Nothing fuses it: a bias times the weight of its token, added expert by expert, all joined again.
+        Weights are in 32 bits behind DeepEP and HybridEP. Source: Megatron-LM, core/transformer/moe/
+        experts.py (``TEGroupedMLP._apply_bias``), token_dispatcher.py.
+        """
+        if not self.model.biases:
+            return [], []
+        there, back = (6, 8) if self.batch.dispatcher == "all-to-all" else (14, 20)
+        return [Pass(there * nbytes)], [Pass(back * nbytes)]
 
     def _router(self) -> LayerPiece:
         """Return what says to which experts a token goes, the norm before it included."""
@@ -500,13 +551,16 @@ class RankWork:
         """Return the embedding: rows of a table, summed over the ranks that share it."""
         sums = self.scatter()
         add = Pass(2 * self.wide)
-        gradient: tuple[Kernel, ...] = (*self.gather(), Pass(3 * self.wide))
+        sent = Collective("all_gather", self.wide, "tp")
+        gradient: tuple[Kernel, ...] = (*[sent] * self.layout.splits_sequence, Pass(3 * self.wide))
         mask = self.few * self.model.hidden if self.batch.dropout else 0
         saved = 8 * self.tokens + mask
         return [LayerPiece("embedding", (add, *sums), gradient, made=self.thin, saved=saved, extra=self.wide)]
 
     def head(self) -> list[LayerPiece]:
         """Return the last norm, the output layer, and the loss; its gradient replaces the logits."""
+        if self.batch.kept is not None:  # it stays in 16 bits
+            return RankWork(self.model, self.layout, replace(self.batch, kept=None)).head()
         m, T = self.model, self.tokens
         mine = -(-m.vocabulary // self.t)
         logits = T * mine * self.e

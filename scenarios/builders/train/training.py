@@ -56,6 +56,9 @@ FULL_ITERATION: Final = "full-iteration"
 GRAPHED: Final = {"*": "attn", "w": "attn", "M": "mamba", "-": "mlp", "E": "moe_router"}
 """Which scope of CUDA graphs launches a part of a layer (Megatron-LM, ``cuda_graph_scope``)."""
 
+_OF_A_BIAS: Final = 8 / 13
+"""Launches of an expert's biases (`RankWork._biases_of_experts`) / those of its products and casts."""
+
 _WORKSPACES: Final = 2 * 32 * 2**20
 """Of cuBLAS, one for PyTorch and one for Transformer Engine."""
 
@@ -138,7 +141,7 @@ class Training:
         Layers of each stage; empty: as even as possible, the last and then the first having one less.
     context, flash, dropout, fused_loss, imbalance, routes
         As in `scenarios.builders.train.layers.ReplicaBatch`.
-    dispatcher, expert_overlap
+    dispatcher, expert_overlap, tensor_overlap
         As there, too.
     cuda_graph : tuple of str, or "full-iteration"
         What graphs launch: of `GRAPHED`.
@@ -176,6 +179,7 @@ class Training:
     routes: UnplacedRouting | None = None
     dispatcher: str = "all-to-all"
     expert_overlap: bool = False
+    tensor_overlap: bool = False
     cuda_graph: str | tuple[str, ...] = FULL_ITERATION
     wide_layers: tuple[int, int] = (0, 0)
     dtypes: Mapping[str, str] = field(default_factory=dict)
@@ -258,6 +262,7 @@ class Training:
             routes=self.routes,
             dispatcher=self.dispatcher,
             expert_overlap=self.expert_overlap,
+            tensor_overlap=self.tensor_overlap,
             kept=self.calibration.kept(),
         )
         return RankWork(self.model, self.layout, batch)
@@ -368,7 +373,8 @@ class Training:
         factor = turns if self.expert_overlap else 1.0
         eager = sum(GRAPHED[letter] not in graphs for kind in kinds for letter in kind) * part * factor
         held = self.model.experts // self.layout.ep
-        shown = sum("E" in kind for kind in kinds) * held * experts * factor
+        one = experts * (1 + _OF_A_BIAS * self.model.biases)
+        shown = sum("E" in kind for kind in kinds) * held * one * factor
         forward, backward = (
             share * shown + max(0.0, share * eager - of.ns)
             for share, of in ((1 / 3, stage.forward), (2 / 3, stage.backward))
