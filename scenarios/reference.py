@@ -156,6 +156,18 @@ DECISIONS: Final = (
     ),
     Decision("sim.pipelines", "pipeline schedules: a program for each rank", "policy: {}"),
     Decision(
+        "sim.batchers",
+        "batchers: which requests a serving engine's next step computes",
+        "policy: {}",
+        "schedule",
+    ),
+    Decision(
+        "sim.routers",
+        "routers: which replica serves a request",
+        "workload: {{serving: {{router: {}}}}}",
+        "route",
+    ),
+    Decision(
         "sim.collectives", "collectives: how long ranks take to exchange data", "machine: {{collectives: {}}}"
     ),
 )
@@ -265,7 +277,7 @@ def known_as(name: str, origin: plugins.Origin = plugins.NOWHERE) -> list[KnownD
     Examples
     --------
     >>> [one.decision.group for one in known_as("round-robin")]
-    ['sim.placements', 'sim.streams']
+    ['sim.placements', 'sim.streams', 'sim.routers']
     >>> known_as("out-of-order")[0].options[0][:4]
     ('window', 'int', False, None)
     """
@@ -392,7 +404,7 @@ def _yaml(value: object) -> str:
 #
 # The schema stays as wide as it was: names of other packages, and code, stay valid. More is offered, no more.
 
-_POLICIES: Final = ("sim.policies", "sim.pipelines")
+_POLICIES: Final = ("sim.policies", "sim.pipelines", "sim.batchers")
 _CHOICES: Final = {
     ("PolicyFields", "placement"): "sim.placements",
     ("PolicyFields", "streams"): "sim.streams",
@@ -401,6 +413,7 @@ _CHOICES: Final = {
     ("MemoryFields", "allocator"): "sim.allocators",
     ("MemoryFields", "devices"): "sim.allocators",
     ("TrainingRun", "recovery"): "sim.recoveries",
+    ("ServingFields", "router"): "sim.routers",
 }
 """Kind of mapping and key → group whose members are chosen there, with their options."""
 

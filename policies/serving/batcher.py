@@ -42,6 +42,8 @@ class Request:
         Of speculative decoding: how many drafts each step accepts, in turn.
     remote : bool
         The keys and values of its prompt lie elsewhere and are pulled.
+    after : Request or None
+        It comes `delay_ns` after that has ended: the turn before.
     outputs, computed : int
         Tokens that were sampled, and those whose keys and values are in the cache.
     blocks : list of int
@@ -56,10 +58,12 @@ class Request:
 
     __slots__ = (
         "accepted",
+        "after",
         "arrival_ns",
         "blocks",
         "chain",
         "computed",
+        "delay_ns",
         "drafted",
         "drafts",
         "finished",
@@ -103,7 +107,8 @@ class Request:
         self.hits: int | None = None
         self.scheduled_ns: int | None = None
         self.pulled_ns: int | None = None
-        self.lost = 0
+        self.lost = self.delay_ns = 0
+        self.after: Request | None = None
         self.finished = self.kept = False
         self.token_ns = array("q")
 
@@ -277,12 +282,21 @@ class PrefixKeys:
 
     def of(self, request: Request, blocks: int) -> list[int]:
         """Return the keys of the first so many full blocks of a request, outputs included."""
-        chain, numbers = request.chain, self._numbers
+        self._extend(request.chain, request, blocks)
+        return request.chain[:blocks]
+
+    def prompt_of(self, request: Request) -> list[int]:
+        """Return the keys of the full blocks of its prompt, and keep nothing of it."""
+        keys: list[int] = []
+        self._extend(keys, request, request.prompt // self.block_size)
+        return keys
+
+    def _extend(self, chain: list[int], request: Request, blocks: int) -> None:
+        numbers = self._numbers
         new = _blocks(request, len(chain) * self.block_size, self.block_size)
         for content in islice(new, max(0, blocks - len(chain))):
             key = (chain[-1] if chain else -1, *content)
             chain.append(numbers.setdefault(key, len(numbers)))
-        return chain[:blocks]
 
 
 def _blocks(request: Request, begin: int, size: int) -> Iterator[tuple[object, ...]]:

@@ -177,6 +177,10 @@ def print_rows(rows: Sequence[Row], settings: Sequence[str], goal: Goal | None =
     best = (max if goal.most else min)(done) if len(set(done)) > 1 else None
     keys = dict.fromkeys(key for row in rows for key in row)
     numbers = _OF_TRAINING if "train.step_ns" in keys else _OF_DEVICES
+    if "serving.gpus" in keys:
+        from scenarios.serving.serving_report import OF_SERVING
+
+        numbers = {title: f"serving.{number}" for title, number in OF_SERVING.items()}
     numbers = numbers | {key: key for key in keys if key.endswith(".goodput")}
     sought = next((title for title, key in numbers.items() if key == goal.column), goal.what)
     whole = [row | _over_devices(row) for row in rows]

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from sim.base.errors import InputError, OutOfMemoryError, SimError, StuckError, hint
 from sim.base.units import (
+    NS_PER_MS,
     NS_PER_S,
     format_bytes,
     format_duration,
@@ -24,6 +25,7 @@ from sim.base.units import (
     parse_duration,
     parse_energy,
     parse_fraction,
+    parse_rate,
 )
 from sim.graph.attributes import flag
 from sim.job.job import Job
@@ -126,6 +128,21 @@ _NUMBER = Unit(
     lambda value: f"{value:.10g}",
     lambda value: f"{value:,.0f}" if value >= 1000 else f"{value:.4g}",
 )
+_MS = Unit(
+    lambda value: parse_duration(value, what="") / NS_PER_MS,
+    lambda value: format_duration(round(value * NS_PER_MS), digits=None),
+    lambda value: format_duration(round(value * NS_PER_MS)),
+)
+
+
+def _goodput(value: Any) -> float:
+    """Return a share (of a training run), or a rate (of served requests)."""
+    if isinstance(value, str) and value.endswith("/s"):
+        return parse_rate(value, what="")
+    return parse_fraction(value, what="")
+
+
+_GOODPUT = Unit(_goodput, lambda value: f"{value:.10g}")
 FLAG = Unit(flag, lambda value: str(value).lower())
 WORD = Unit(str, str)
 FILE = Unit(_file, str)
@@ -180,6 +197,8 @@ class _Result(NamedTuple):
             names = row_names(trace)
             return int(trace.tasks[self.key][names.index(name)]) if name in names else None
         found: Any = summary
+        if self.of == "recovery" and not name:
+            return summary.get("serving", {}).get("request_goodput")  # type: ignore[no-any-return]
         if self.of == "recovery":
             found = summary["training_run"]["recovery"][name]
         elif self.of:
@@ -241,7 +260,18 @@ RESULTS: Final[Mapping[str, _Result]] = {
     "dropped": _Result(_COUNT, "", "experts.dropped"),
     "mean_staleness": _Result(_NUMBER, "", "staleness.mean"),
     "max_staleness": _Result(_COUNT, "", "staleness.max"),
-    "goodput": _Result(SHARE, "recovery", "goodput"),
+    "goodput": _Result(_GOODPUT, "recovery", "goodput", may_be_whole=True),
+    **{
+        f"{metric}_{stat}": _Result(_MS, "", f"serving.{stat}_{metric}_ms")
+        for metric in ("ttft", "tpot", "itl", "e2el")
+        for stat in ("mean", "median", "p99")
+    },
+    "request_throughput": _Result(_NUMBER, "", "serving.request_throughput"),
+    "output_throughput": _Result(_NUMBER, "", "serving.output_throughput"),
+    "hit_share": _Result(SHARE, "", "serving.hit_share"),
+    "preemptions": _Result(_COUNT, "", "serving.preemptions"),
+    "replicas": _Result(_COUNT, "", "serving.replicas"),
+    "gpus": _Result(_COUNT, "", "serving.gpus"),
     "interruptions": _Result(_COUNT, "recovery", "interruptions"),
     "run_end": _Result(_DURATION, "recovery", "end_ns"),
     "run_steps": _Result(_COUNT, "recovery", "steps"),

@@ -157,9 +157,20 @@ class Comparison:
         return [
             Section([], [self.rows]),
             *([Section([], [pipeline_rows(ranked)])] if is_pipelines(ranked) else []),
+            *self._served,
             Section(lines, [], notes),
             *outcome_sections([outcome for result in ranked for outcome in result.outcomes]),
         ]
+
+    @property
+    def _served(self) -> list[Section]:
+        """What is told of serving runs beside one another."""
+        summaries = {result.policy: result.summary for result in self.ranked}
+        if not all("serving" in summary for summary in summaries.values()):
+            return []
+        from scenarios.serving.serving_report import serving_rows
+
+        return [Section([], [serving_rows(summaries)])]
 
     def why(self, result: Result) -> str:
         """Return one line: why it is as fast as it is, or why it is slower than the fastest."""

@@ -119,6 +119,8 @@ class Result:
         for name, more in told.pop("devices", {}).items():
             found["devices"][name] |= more
         found |= told
+        if "serving" in told:  # its steps are released, and no jobs that anybody waits for
+            found.pop("mean_flow_time_ns", None)
         content = self.case.scenario.content
         batch = getattr(content.workload, "batch", None)
         if "F" in job.graph.phases and not told.keys() & {"train", "pipeline"}:

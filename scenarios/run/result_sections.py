@@ -55,6 +55,10 @@ def sections(summary: Mapping[str, Any], plan: TrainingPlan | None = None) -> It
         yield Section([limit_line(told)])
     if "train" in summary:
         yield _train(summary["train"])
+    if served := summary.get("serving"):
+        from scenarios.serving.serving_report import serving_section
+
+        yield serving_section(served)
     if plan is not None:
         yield _training(plan, summary["training_run"])
 

@@ -17,11 +17,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import simpy
 
 from policies.serving.batcher import Batcher, Request, Step
+from policies.serving.routers import RequestRouter
 from sim.base.errors import StuckError
 from sim.base.units import NS_PER_S
 
@@ -29,16 +30,8 @@ PASS_NS: Final = 1_000_000
 """What a pass takes that scheduled nothing although requests are unfinished."""
 
 
-class Router(Protocol):
-    """Decides which replica serves a request."""
-
-    def route(self, request: Request, loads: Sequence[int]) -> int:
-        """Return a replica; `loads` counts the requests of each that have not finished."""
-        ...
-
-
 @dataclass(slots=True)
-class Pass:
+class EnginePass:
     """A pass of the scheduler of a replica: when its step ran, and what is kept of that (see `Step`).
 
     Attributes
@@ -65,7 +58,7 @@ class Pass:
     head: str | None
 
     @classmethod
-    def of(cls, step: Step, replica: int, scheduled_ns: int, start_ns: int, end_ns: int) -> Pass:
+    def of(cls, step: Step, replica: int, scheduled_ns: int, start_ns: int, end_ns: int) -> EnginePass:
         """Return what is kept of a step."""
         counts = step.tokens.values()
         decodes = sum(count == 1 for count in counts)
@@ -74,20 +67,41 @@ class Pass:
         return cls(replica, scheduled_ns, start_ns, end_ns, *kept, step.why, head)
 
 
-Observer = Callable[[Pass, Step], None]
+Observer = Callable[[EnginePass, Step], None]
 """Told of each pass: at its end, or at once where it scheduled nothing."""
 
 
 class Arrivals:
-    """When requests come: at their times, or (`closed`) when another has finished, so many at a time."""
+    """When requests come: at their times, after the turn before, or (`closed`) so many at a time.
+
+    Parameters
+    ----------
+    requests : iterable of Request
+        By arrival.
+    closed : int, optional
+        The next comes when fewer are unfinished.
+    """
 
     def __init__(self, requests: Iterable[Request], closed: int | None = None) -> None:
-        self._coming = deque(requests)
+        self._coming: deque[Request] = deque()
+        self._turns: dict[Request, list[Request]] = {}
+        for request in requests:
+            if request.after is None:
+                self._coming.append(request)
+            else:
+                self._turns.setdefault(request.after, []).append(request)
         self._closed = closed
 
     def __bool__(self) -> bool:
         """Whether any is still to come."""
-        return bool(self._coming)
+        return bool(self._coming or self._turns)
+
+    def ended(self, request: Request, now_ns: int) -> list[Request]:
+        """Return the requests that come after one that has ended, with the time of their arrival."""
+        turns = self._turns.pop(request, [])
+        for turn in turns:
+            turn.arrival_ns = now_ns + turn.delay_ns
+        return turns
 
     def next_ns(self) -> int | None:
         """Return when the next one comes; None: not before another has finished, or never."""
@@ -138,7 +152,7 @@ class Serve:
     Attributes
     ----------
     step_ns : callable
-    router : Router, optional
+    router : RequestRouter, optional
         Default: all go to the first replica.
     pull : callable, optional
         Where prompts are computed elsewhere.
@@ -148,14 +162,14 @@ class Serve:
     """
 
     step_ns: StepTime
-    router: Router | None = None
+    router: RequestRouter | None = None
     pull: PullEnd | None = None
     host_ns: int = 0
     observers: Sequence[Observer] = ()
 
     def run(
         self, batchers: Sequence[Batcher], arrivals: Arrivals, prefill: Sequence[Batcher] = ()
-    ) -> list[Pass]:
+    ) -> list[EnginePass]:
         """Serve requests until all are finished; return what was scheduled, in order.
 
         Parameters
@@ -199,7 +213,7 @@ class _Serving:
         self.twin_of: dict[Request, Request] = {}
         self.inbox: list[list[Request]] = [[] for _ in self.batchers]
         self.idle: list[simpy.Event | None] = [None] * len(self.batchers)
-        self.passes: list[Pass] = []
+        self.passes: list[EnginePass] = []
 
     def arriving(self) -> Generator[simpy.Event, Any, None]:
         """Route requests at the time that they come."""
@@ -211,17 +225,26 @@ class _Serving:
     def route(self) -> None:
         """Give each request that has come to a replica, and wake that if it sleeps."""
         for request in self.arrivals.take(int(self.env.now), sum(self.loads)):
-            router = self.of.router
-            request.replica = 0 if router is None else router.route(request, self.loads)
-            self.loads[request.replica] += 1
-            if not self.prompts:
-                self.hand(request, request.replica)
-                continue
-            place = min(range(len(self.prompts)), key=self.prompts.__getitem__)
-            self.prompts[place] += 1
-            twin = request.prompt_alone(self.first_prefill + place)
-            self.twins[twin], self.twin_of[request] = request, twin
-            self.hand(twin, twin.replica)
+            self.send(request)
+
+    def coming(self, request: Request) -> Generator[simpy.Event, Any, None]:
+        """Route a request at its time."""
+        yield self.env.timeout(request.arrival_ns - self.env.now)
+        self.send(request)
+
+    def send(self, request: Request) -> None:
+        """Give a request to a replica, or its prompt to one of those that compute prompts."""
+        router = self.of.router
+        request.replica = 0 if router is None else router.route(request, self.loads)
+        self.loads[request.replica] += 1
+        if not self.prompts:
+            self.hand(request, request.replica)
+            return
+        place = min(range(len(self.prompts)), key=self.prompts.__getitem__)
+        self.prompts[place] += 1
+        twin = request.prompt_alone(self.first_prefill + place)
+        self.twins[twin], self.twin_of[request] = request, twin
+        self.hand(twin, twin.replica)
 
     def hand(self, request: Request, replica: int) -> None:
         """Put a request before a replica, and wake that if it sleeps."""
@@ -233,7 +256,7 @@ class _Serving:
     def serving(self, replica: int) -> Generator[simpy.Event, Any, None]:
         """Schedule and run steps of one replica."""
         env, batcher = self.env, self.batchers[replica]
-        running: deque[tuple[Pass, Step]] = deque()
+        running: deque[tuple[EnginePass, Step]] = deque()
         on_the_way: dict[Request, int] = {}
         free_ns = 0
         while True:
@@ -249,7 +272,7 @@ class _Serving:
                 if step.tokens:
                     start = max(now + self.of.host_ns, free_ns)
                     free_ns = end = start + self.of.step_ns(step)
-                latest = Pass.of(step, replica, now, start, end)
+                latest = EnginePass.of(step, replica, now, start, end)
                 self.passes.append(latest)
                 if step.tokens:
                     running.append((latest, step))
@@ -274,7 +297,7 @@ class _Serving:
             if step is not None and not step.tokens and batcher.unfinished():
                 yield env.timeout(PASS_NS)
 
-    def tell(self, over: Pass, step: Step) -> None:
+    def tell(self, over: EnginePass, step: Step) -> None:
         """Tell observers of a pass."""
         for observe in self.of.observers:
             observe(over, step)
@@ -307,6 +330,9 @@ class _Serving:
                 for _ in range(count - 1):
                     request.token_ns.append(now)
             self.loads[replica] -= len(step.finished)
+            for request in step.finished:
+                for turn in self.arrivals.ended(request, now):
+                    self.env.process(self.coming(turn))
             return
         for twin in step.finished:
             self.prompts[replica - self.first_prefill] -= 1

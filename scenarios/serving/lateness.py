@@ -24,7 +24,7 @@ from itertools import pairwise
 from typing import Final
 
 from policies.serving.batcher import Request, Step
-from scenarios.serving.engine import Pass
+from scenarios.serving.engine import EnginePass
 from sim.base.units import round_half_up
 
 QUEUE: Final = ("next step", "blocks", "budget", "seats")
@@ -61,7 +61,7 @@ class Lateness:
 class _Engine:
     """A replica so far: who decodes in every step is settled when that ends, the others step by step."""
 
-    passes: list[Pass] = field(default_factory=list)
+    passes: list[EnginePass] = field(default_factory=list)
     queued_ns: list[tuple[int, ...]] = field(default_factory=list)  # until each was scheduled, by `QUEUE`
     end_ns: int = 0
     decode_ns: int = 0  # of all steps without prompts, and with them
@@ -69,7 +69,7 @@ class _Engine:
     steady: dict[Request, tuple[int, int]] = field(default_factory=dict)
     others: dict[Request, None] = field(default_factory=dict)
 
-    def add(self, over: Pass) -> None:
+    def add(self, over: EnginePass) -> None:
         """Take in the next pass."""
         self.queued_ns.append(self.queued(over.scheduled_ns))
         self.passes.append(over)
@@ -98,7 +98,7 @@ class LatenessObserver:
         self.of: dict[str, Lateness] = {}
         self._engines: dict[int, _Engine] = {}
 
-    def __call__(self, over: Pass, step: Step) -> None:
+    def __call__(self, over: EnginePass, step: Step) -> None:
         """Take in a pass that is over."""
         engine = self._engines.setdefault(over.replica, _Engine())
         engine.add(over)
@@ -117,7 +117,7 @@ class LatenessObserver:
             self._settle(engine, request, "turn")
             del engine.others[request]
 
-    def _take(self, engine: _Engine, over: Pass, step: Step) -> None:
+    def _take(self, engine: _Engine, over: EnginePass, step: Step) -> None:
         """Take in a step."""
         here = [request for request in engine.others if request in step.tokens]
         if over.requests - len(here) < len(engine.steady):
@@ -143,7 +143,7 @@ class LatenessObserver:
                     engine.steady[request] = engine.decode_ns, engine.shared_ns
 
     def _spend(
-        self, late: Lateness, request: Request, count: int, over: Pass, step: Step, *, others: bool
+        self, late: Lateness, request: Request, count: int, over: EnginePass, step: Step, *, others: bool
     ) -> None:
         """Count the time of a step to what it did for a request."""
         ns = over.end_ns - max(over.start_ns, late.at_ns)

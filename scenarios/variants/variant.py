@@ -417,6 +417,9 @@ def _numbers(result: Result) -> Row:
     row |= {rate: summary[rate] for rate in RATES if rate in summary}
     for number in _OF_TRAINING if "train" in summary else ():
         row[f"train.{number}"] = summary["train"].get(number)
+    if (served := summary.get("serving")) is not None:
+        plain = {key: value for key, value in served.items() if not isinstance(value, dict | list)}
+        row |= {f"serving.{key}": value for key, value in plain.items()}
     return row
 
 

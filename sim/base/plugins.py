@@ -42,6 +42,8 @@ GROUPS = {
     "sim.streams": "stream assignment",
     "sim.rewrites": "rewrite",
     "sim.pipelines": "pipeline schedule",
+    "sim.batchers": "batcher",
+    "sim.routers": "router",
     "sim.runtimes": "runtime",
     "sim.devices": "device preset",
     "sim.machines": "machine preset",

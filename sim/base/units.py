@@ -135,6 +135,7 @@ DIMENSIONS = (DURATION, BYTES, BANDWIDTH, FLOPS, FLOP_RATE, FREQUENCY, POWER, EN
 # ----------------------------------------------------------------------------------------------------------
 
 NS_PER_S = 1_000_000_000
+NS_PER_MS = 1_000_000
 """Nanoseconds in a second."""
 
 _LARGEST = 2**63 - 1
@@ -272,6 +273,21 @@ def parse_energy(value: object, *, what: str = "energy") -> int:
     3200000000
     """
     return _parse(value, ENERGY, what)
+
+
+def parse_rate(value: object, *, what: str = "rate") -> float:
+    """Read how often something happens: ``8/s``, or ``"90/min"``; otherwise as :func:`parse_fraction`.
+
+    Examples
+    --------
+    >>> parse_rate("8/s"), parse_rate("90/min")
+    (8.0, 1.5)
+    """
+    found = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*/\s*(s|min|h)\s*", str(value))
+    with located(*filter(None, [what])):
+        if found is None:
+            raise UnitError(f"{clipped(value)} is not a rate: times a second, minute or hour, as in '8/s'")
+        return float(found[1]) / {"s": 1, "min": 60, "h": 3600}[found[2]]
 
 
 def parse_fraction(value: object, *, what: str = "fraction") -> float:

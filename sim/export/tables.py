@@ -18,7 +18,7 @@ import numpy as np
 from sim.base.arrays import UNSET, IntArray
 from sim.base.errors import InputError, extra
 from sim.base.files import atomic_path, write_bytes
-from sim.base.units import format_bytes, format_duration, format_energy
+from sim.base.units import NS_PER_MS, format_bytes, format_duration, format_energy
 from sim.explain.failed_ops import attempt_lines, failure_text, late_lines
 from sim.explain.idle import final_waits
 from sim.explain.time_use import WORD_OF_REASON
@@ -226,7 +226,9 @@ def shown(key: str, value: Any) -> str:
         return format_energy(value)
     if key.endswith("bytes"):
         return size(value)
-    if key.endswith("_per_s"):
+    if key.endswith("_ms"):
+        return format_duration(round(value * NS_PER_MS))
+    if key.endswith(("_per_s", "_throughput", "request_goodput")):
         return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
     return f"{value:,}" if isinstance(value, int) else percent(value)
 

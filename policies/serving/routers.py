@@ -1,0 +1,125 @@
+"""Routers: which replica serves a request. Each is asked once, when it arrives, and nothing moves afterwards.
+
+::
+
+    loads        requests of each replica that have not finished; of equals the first one is meant
+    prefix-aware  the router's own memory of what it sent where, and not what the caches hold
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from policies.serving.batcher import PrefixKeys, Request
+from sim.base.errors import InputError
+
+
+class RequestRouter:
+    """Decides which replica serves a request; override `route`.
+
+    Attributes
+    ----------
+    replicas : int
+    """
+
+    replicas: int
+
+    def begin(self, replicas: int, seed: int) -> None:
+        """Route to so many replicas, none of which has anything."""
+        self.replicas = replicas
+
+    def route(self, request: Request, loads: Sequence[int]) -> int:
+        """Return the number of a replica; `loads` counts the unfinished requests of each."""
+        raise InputError(f"{type(self).__name__} must define route(request, loads)")
+
+
+class RoundRobin(RequestRouter):
+    """One after the other."""
+
+    def begin(self, replicas: int, seed: int) -> None:
+        """Route to so many replicas, the first one first."""
+        super().begin(replicas, seed)
+        self.last = -1
+
+    def route(self, request: Request, loads: Sequence[int]) -> int:
+        """Return the next replica."""
+        self.last = (self.last + 1) % self.replicas
+        return self.last
+
+
+class LeastOutstanding(RequestRouter):
+    """The replica with the fewest unfinished requests.
+
+    Source: microsoft/vidur 7d47513, ``global_scheduler/lor_global_scheduler.py``.
+    """
+
+    def route(self, request: Request, loads: Sequence[int]) -> int:
+        """Return the least loaded replica."""
+        return min(range(self.replicas), key=loads.__getitem__)
+
+
+class PowerOfTwo(RequestRouter):
+    """Of two replicas that are drawn, the less loaded one."""
+
+    def begin(self, replicas: int, seed: int) -> None:
+        """Route to so many replicas; the seed draws."""
+        super().begin(replicas, seed)
+        self.drawn = random.Random(seed)
+
+    def route(self, request: Request, loads: Sequence[int]) -> int:
+        """Return the less loaded one of two."""
+        if self.replicas == 1:
+            return 0
+        return min(sorted(self.drawn.sample(range(self.replicas), 2)), key=loads.__getitem__)
+
+
+class PrefixAware(RequestRouter):
+    """The replica that was sent the longest prefix of a prompt, as long as loads are balanced.
+
+    Prefixes are compared in blocks of so many tokens, where sglang compares characters of the text.
+
+    Parameters
+    ----------
+    threshold : float
+        Part of the prompt that has to be known; else the replica that was sent least is meant.
+    abs, rel : float
+        Loads are out of balance if the greatest exceeds the least by more than `abs`, and is more than `rel`
+        times as great: then the least loaded is meant. sglang's command line has 0.3, 64 and 1.5.
+    block_size : int
+
+    Source: sgl-project/sglang 026f853, ``sgl-router/src/policies/cache_aware.rs``.
+    """
+
+    def __init__(
+        self, *, threshold: float = 0.5, abs: float = 32, rel: float = 1.1, block_size: int = 16
+    ) -> None:
+        self.threshold, self.most, self.times, self.block_size = threshold, abs, rel, block_size
+
+    def begin(self, replicas: int, seed: int) -> None:
+        """Route to so many replicas, none of which was sent anything."""
+        super().begin(replicas, seed)
+        self.keys = PrefixKeys(self.block_size)
+        self.sent: list[set[int]] = [set() for _ in range(replicas)]
+
+    def route(self, request: Request, loads: Sequence[int]) -> int:
+        """Return the replica that knows most of the prompt, or the one that has least."""
+        keys = self.keys.prompt_of(request)
+        least, most = min(loads), max(loads)
+        if most - least > self.most and most > self.times * least:
+            chosen = min(range(self.replicas), key=loads.__getitem__)
+        else:
+            known = [_leading(keys, sent) for sent in self.sent]
+            chosen = max(range(self.replicas), key=lambda i: (known[i], -i))
+            if known[chosen] * self.block_size <= self.threshold * request.prompt:
+                chosen = min(range(self.replicas), key=lambda i: (len(self.sent[i]), i))
+        self.sent[chosen].update(keys)
+        return chosen
+
+
+def _leading(keys: Sequence[int], sent: set[int]) -> int:
+    """Return how many leading keys were sent."""
+    for count, key in enumerate(keys):
+        if key not in sent:
+            return count
+    return len(keys)

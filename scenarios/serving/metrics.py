@@ -1,0 +1,108 @@
+"""Latencies and rates of served requests, as vLLM's benchmark defines them, with its keys.
+
+::
+
+    TTFT   first token - arrival                TPOT   (last - first) / (tokens - 1); one token: none
+    E2EL   last token - arrival                 ITL    between two tokens, of all requests pooled
+    duration    from the first arrival to the last token
+
+Percentiles are numpy's, linear; ``std`` divides by n. Source: vLLM 0.19.0, ``vllm/benchmarks/serve.py``
+(``calculate_metrics``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from policies.serving.batcher import Request
+from sim.base.arrays import FloatArray, IntArray
+from sim.base.units import NS_PER_MS, NS_PER_S
+
+METRICS: Final = ("ttft", "tpot", "itl", "e2el")
+STATS: Final = ("mean", "median", "p99", "std")
+_FEW, _BACKLOG, _GROWTH = 20, 0.05, 1.5
+"""The queue grows where so many requests wait for their first token when the last one comes, this part of
+all at least, and so many times as many as when half of the time was over."""
+
+
+def serving_metrics(requests: Sequence[Request], limits: Mapping[str, int]) -> dict[str, Any]:
+    """Return the numbers of finished requests.
+
+    Parameters
+    ----------
+    requests : sequence of Request
+    limits : mapping of str to int
+        ``ttft``, ``tpot``, ``e2el`` in ns: a request that keeps all of them counts in the goodput.
+
+    Examples
+    --------
+    >>> request = Request("r0", 0, prompt=10, output=3)
+    >>> request.token_ns.extend([20_000_000, 30_000_000, 50_000_000])
+    >>> found = serving_metrics([request], {"ttft": 25_000_000})
+    >>> found["mean_ttft_ms"], found["mean_tpot_ms"], found["median_itl_ms"], found["request_goodput"]
+    (20.0, 15.0, 15.0, 20.0)
+    """
+    arrival = np.array([request.arrival_ns for request in requests], np.int64)
+    first = np.array([request.token_ns[0] for request in requests], np.int64)
+    last = np.array([request.token_ns[-1] for request in requests], np.int64)
+    tokens = np.array([len(request.token_ns) for request in requests])
+    seconds = float(last.max() - arrival.min()) / NS_PER_S or 1.0
+    several = tokens > 1
+    tpot = np.where(several, (last - first) / np.maximum(tokens - 1, 1), 0.0)
+    of = {"ttft": first - arrival, "tpot": tpot, "e2el": last - arrival}
+    good = np.ones(len(requests), bool)
+    for name, limit in limits.items():
+        good &= of[name] <= limit
+    prompts = sum(request.prompt for request in requests)
+    gaps = [np.diff(np.frombuffer(request.token_ns, np.int64)) for request in requests]
+    latencies = {**of, "tpot": tpot[several], "itl": np.concatenate(gaps)}
+    found = {
+        "duration": seconds,
+        "completed": len(requests),
+        "total_input_tokens": prompts,
+        "total_output_tokens": int(tokens.sum()),
+        "request_throughput": len(requests) / seconds,
+        "output_throughput": int(tokens.sum()) / seconds,
+        "total_token_throughput": (prompts + int(tokens.sum())) / seconds,
+        "request_goodput": int(good.sum()) / seconds,
+    }
+    for name in METRICS:
+        found |= _stats(name, latencies[name] / NS_PER_MS)
+    return {
+        **found,
+        "hit_share": sum(request.hits or 0 for request in requests) / prompts if prompts else 0.0,
+        "preemptions": sum(request.preemptions for request in requests),
+        "queue_grows": _growing(arrival, first),
+    }
+
+
+def _stats(name: str, ms: FloatArray) -> dict[str, float]:
+    ms = ms if len(ms) else np.zeros(1)
+    return {
+        f"mean_{name}_ms": float(ms.mean()),
+        f"median_{name}_ms": float(np.median(ms)),
+        f"std_{name}_ms": float(ms.std()),
+        f"p99_{name}_ms": float(np.percentile(ms, 99)),
+    }
+
+
+def _growing(arrival: IntArray, first: IntArray) -> str | None:
+    """Say that requests come faster than they are served; None: they do not, or it cannot be told."""
+    n, begin, end = len(arrival), int(arrival.min()), int(arrival.max())
+    half, whole = (_queue(arrival, first, at) for at in ((begin + end) // 2, end))
+    if whole < max(_FEW, _BACKLOG * n) or whole < _GROWTH * half or begin == end:
+        return None
+    came, served = (count / ((end - begin) / NS_PER_S) for count in (n, n - whole))
+    return (
+        f"the queue grows without end: {came:,.3g} requests/s come and {served:,.3g} are begun; {whole:,} of "
+        f"{n:,} wait when the last one comes ({half:,} when half the time is over), so that latencies tell "
+        "how long the run was"
+    )
+
+
+def _queue(arrival: IntArray, first: IntArray, at_ns: int) -> int:
+    """Return how many have come, and not had their first token."""
+    return int((arrival <= at_ns).sum() - (first <= at_ns).sum())

@@ -1,0 +1,192 @@
+"""What is told of a serving run: rates, latencies as vLLM's benchmark has them, why requests were late."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from policies.serving.batcher import Batcher, Request
+from scenarios.serving.engine import EnginePass
+from scenarios.serving.lateness import PARTS, LatenessObserver
+from scenarios.serving.metrics import METRICS, STATS, serving_metrics
+from sim.base.units import format_duration
+from sim.export.tables import percent, titled
+from sim.notebook import Section
+
+_SLOWEST: Final = 5
+"""Requests that are told one by one: those that waited longest for their first token."""
+OF_SERVING: Final = {
+    "GPUs": "gpus",
+    "requests/s": "request_throughput",
+    "tokens/s": "output_throughput",
+    "goodput/s": "request_goodput",
+    "ttft p99": "p99_ttft_ms",
+    "tpot p99": "p99_tpot_ms",
+    "e2el p99": "p99_e2el_ms",
+    "hits": "hit_share",
+    "preempted": "preemptions",
+}
+"""Title of a column of a table of serving runs -> its number."""
+
+
+@dataclass(frozen=True, eq=False)
+class Served:
+    """Requests that were served, and how.
+
+    Attributes
+    ----------
+    requests : sequence of Request
+    passes : sequence of EnginePass
+    batchers : sequence of Batcher
+        One a replica; those that compute prompts alone are behind them.
+    replicas : int
+        Without those that compute prompts alone.
+    tensor, blocks : int
+        GPUs, and blocks of keys and values, of each.
+    late : LatenessObserver
+        That was told of the passes.
+    """
+
+    requests: Sequence[Request]
+    passes: Sequence[EnginePass]
+    batchers: Sequence[Batcher]
+    replicas: int
+    tensor: int
+    blocks: int
+    late: LatenessObserver
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the engines."""
+        more = len(self.batchers) - self.replicas
+        return [*(f"replica{i}" for i in range(self.replicas)), *(f"prefill{i}" for i in range(more))]
+
+
+def serving_report(served: Served, limits: Mapping[str, int]) -> dict[str, Any]:
+    """Return the key ``serving`` of the summary of a run.
+
+    Parameters
+    ----------
+    served : Served
+    limits : mapping of str to int
+        ``ttft``, ``tpot``, ``e2el`` to ns, those that are given.
+    """
+    late = served.late.of
+    slowest = sorted(served.requests, key=lambda each: each.arrival_ns - each.token_ns[0])[:_SLOWEST]
+    n = len(served.requests)
+    return {
+        **serving_metrics(served.requests, limits),
+        "requests": n,
+        "replicas": served.replicas,
+        "gpus": served.tensor * len(served.batchers),
+        "kv_blocks": served.blocks,
+        "limits_ns": dict(limits),
+        "mean_parts_ns": {
+            "first": {part: sum(of.first_ns.get(part, 0) for of in late.values()) / n for part in PARTS},
+            "all": {part: sum(of.all_ns.get(part, 0) for of in late.values()) / n for part in PARTS},
+        },
+        "slowest": [
+            {
+                "id": each.id,
+                "arrival_ns": each.arrival_ns,
+                "ttft_ns": each.token_ns[0] - each.arrival_ns,
+                "e2el_ns": each.token_ns[-1] - each.arrival_ns,
+                "first_ns": late[each.id].first_ns,
+                "all_ns": late[each.id].all_ns,
+                "behind_ns": dict(sorted(served.late.behind(each).items(), key=lambda of: -of[1])[:3]),
+            }
+            for each in slowest
+        ],
+        "engines": [_engine(served, i) for i in range(len(served.batchers))],
+    }
+
+
+def _engine(served: Served, i: int) -> dict[str, Any]:
+    passes = [each for each in served.passes if each.replica == i]
+    return {
+        "name": served.names[i],
+        "steps": sum(each.tokens > 0 for each in passes),
+        "busy_ns": sum(each.end_ns - each.start_ns for each in passes),
+        "tokens": sum(each.tokens for each in passes),
+        "preemptions": sum(each.preempted for each in passes),
+        "peak_blocks": max((each.used for each in passes), default=0),
+        "peak_waiting": max((each.waiting for each in passes), default=0),
+    }
+
+
+def serving_section(told: Mapping[str, Any]) -> Section:
+    """Return what is told of a serving run as lines and tables."""
+    replicas, gpus = told["replicas"], told["gpus"]
+    line = f"{told['requests']:,} requests on {replicas:,} replica{'s'[: replicas != 1]}"
+    line += f", {gpus:,} GPU{'s'[: gpus != 1]} in all: {told['request_throughput']:,.4g} requests/s, "
+    line += f"{told['output_throughput']:,.5g} tokens/s"
+    lines = [line]
+    if told["limits_ns"]:
+        limits = ", ".join(f"{name} <= {format_duration(ns)}" for name, ns in told["limits_ns"].items())
+        share = told["request_goodput"] / told["request_throughput"] if told["request_throughput"] else 0.0
+        lines.append(f"goodput {told['request_goodput']:,.4g} requests/s ({percent(share)} keep {limits})")
+    lines.append(
+        f"{percent(told['hit_share'])} of prompt tokens were in the cache; "
+        f"{told['preemptions']:,} preemption{'s'[: told['preemptions'] != 1]}"
+    )
+    if told["queue_grows"]:
+        lines.insert(0, told["queue_grows"])
+    metrics = [
+        {"latency": name, **{stat: _ms(told[f"{stat}_{name}_ms"]) for stat in STATS}} for name in METRICS
+    ]
+    parts = [part for part in PARTS if told["mean_parts_ns"]["all"][part] >= 0.5]
+    where = [
+        {"time of a request": f"to its {when} token", **{part: _duration(of[part]) for part in parts}}
+        for when, of in (("first", told["mean_parts_ns"]["first"]), ("last", told["mean_parts_ns"]["all"]))
+    ]
+    slowest = [
+        {
+            "slowest": each["id"],
+            "arrives": format_duration(each["arrival_ns"]),
+            "ttft": format_duration(each["ttft_ns"]),
+            "spent": _largest(each["first_ns"]),
+            "behind": _largest(each["behind_ns"]),
+        }
+        for each in told["slowest"]
+    ]
+    engines = [
+        {
+            "engine": each["name"],
+            "steps": f"{each['steps']:,}",
+            "busy_ns": each["busy_ns"],
+            "tokens": f"{each['tokens']:,}",
+            "preempted": f"{each['preemptions']:,}",
+            "most blocks": f"{each['peak_blocks']:,} of {told['kv_blocks']:,}",
+            "most waiting": f"{each['peak_waiting']:,}",
+        }
+        for each in told["engines"]
+    ]
+    shown = [metrics, where, slowest, titled(engines, list(engines[0]))]
+    return Section(lines, [table for table in shown if table])
+
+
+def serving_rows(summaries: Mapping[str, Mapping[str, Any]]) -> list[dict[str, str]]:
+    """Return a row of text a run, by the titles of its columns.
+
+    Parameters
+    ----------
+    summaries : mapping of str to mapping
+        Policy -> the summary of its run.
+    """
+    rows = [{"policy": policy, **summary["serving"]} for policy, summary in summaries.items()]
+    return titled(rows, ["policy", *(f"{title}: {key}" for title, key in OF_SERVING.items())])
+
+
+def _ms(value: float) -> str:
+    return format_duration(round(value * 1e6))
+
+
+def _duration(ns: float) -> str:
+    return format_duration(round(ns))
+
+
+def _largest(parts: Mapping[str, int]) -> str:
+    """Return the three largest parts of a time."""
+    ranked = sorted(parts.items(), key=lambda of: -of[1])[:3]
+    return ", ".join(f"{name} {format_duration(ns)}" for name, ns in ranked)

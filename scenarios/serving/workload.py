@@ -1,0 +1,347 @@
+"""``workload: {serving: {model: llama3-70b, requests: {rate: 8/s, ...}, ...}}``: requests, step by step.
+
+::
+
+    fields ──► model, calibration ──► what a step takes ┐
+    policy ──► a batcher for each replica               ├► engine ──► passes ──► graph of steps ──► run
+    requests, router                                    ┘                                   └─► report
+
+The policy is the batcher. Its steps are what the engine has decided, as a graph, whose run gives the trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+from pydantic import Field, model_validator
+
+from devices.collectives.groups import NcclGroups, NodeFabrics
+from devices.describe.field_types import Bandwidth, Duration, fault
+from devices.describe.quantities import Count, File, Name, Shorthand, Size, Strict
+from policies.serving.batcher import Batcher
+from policies.serving.kv_blocks import KvBlocks
+from policies.serving.routers import RequestRouter, RoundRobin
+from scenarios.builders.train.calibration import TrainingCalibration
+from scenarios.fields.policy_fields import AnyChoice
+from scenarios.file.document import Document, Loc
+from scenarios.serving.engine import Arrivals, EnginePass, Pull, Serve, StepTime
+from scenarios.serving.lateness import LatenessObserver
+from scenarios.serving.requests import RequestsFields
+from scenarios.serving.serving_report import Served, serving_report
+from scenarios.serving.step_cost import LinearStep, ModelStep, ReplicaMemory
+from scenarios.serving.step_tables import TableStep
+from scenarios.workloads.calibrations import CalibrationFields, calibration_of
+from scenarios.workloads.train_workload import DType, ModelFields, architecture_of
+from scenarios.workloads.workload import Work, Workload
+from sim import Device, GraphBuilder, Machine
+from sim.base import plugins
+from sim.base.errors import InputError, OutOfMemoryError, located
+from sim.base.options import arguments, parameters
+from sim.base.units import NS_PER_S, format_bytes
+from sim.graph.graph import Graph
+
+if TYPE_CHECKING:
+    from scenarios.fields.policy_fields import PolicyFields
+    from sim.trace import Trace
+
+
+class ReplicaFields(Strict):
+    """How GPUs serve a model."""
+
+    tensor: Annotated[Size, Field(description="GPUs that share each layer of a replica")] = 1
+    experts: Annotated[
+        Literal["shared", "apart"],
+        Field(description="GPUs of a replica share each expert, or have whole ones (expert parallelism)"),
+    ] = "shared"
+    replicas: Annotated[Size, Field(description="copies of the model, each with its own engine")] = 1
+
+
+class KvFields(Strict):
+    """The cache of keys and values of a replica."""
+
+    blocks: Annotated[
+        Count | None, Field(description="as the engine's log says; default: what memory leaves")
+    ] = None
+    block_size: Annotated[Size, Field(description="tokens of a block")] = 16
+    utilisation: Annotated[
+        float, Field(gt=0, le=1, description="part of the memory that the engine takes, without blocks")
+    ] = 0.9
+    dtype: Annotated[Literal["bf16", "fp8"], Field(description="of keys and values")] = "bf16"
+
+
+class StepFields(Strict):
+    """What a step takes, in place of a model on a GPU."""
+
+    fixed: Annotated[Duration, Field(description="of every step")] = 0
+    token: Annotated[Duration, Field(description="more for each token")] = 0
+    request: Annotated[Duration, Field(description="more for each request")] = 0
+    table: Annotated[
+        File | None, Field(description="folder of measured kernels (dense.csv, attention.csv, ...)")
+    ] = None
+
+
+class PrefillFields(Strict):
+    """Replicas that compute prompts alone; the others pull what these have made."""
+
+    replicas: Annotated[Size, Field(description="which compute prompts")] = 1
+    bandwidth: Annotated[Bandwidth, Field(description="of the link over which a replica pulls, one by one")]
+    latency: Annotated[Duration, Field(description="of a pull")] = 0
+
+
+class LimitFields(Strict):
+    """What a request has to keep to count as served well; all that are given."""
+
+    ttft: Annotated[Duration | None, Field(description="time to the first token")] = None
+    tpot: Annotated[Duration | None, Field(description="time of each further token, on average")] = None
+    e2el: Annotated[Duration | None, Field(description="time to the last token")] = None
+
+
+class ServingFields(Strict):
+    """Requests to a language model on replicas that serve it."""
+
+    model: Annotated[ModelFields | None, Shorthand("name"), Field(description="a name, or sizes")] = None
+    calibration: Annotated[
+        Name | CalibrationFields | None, Field(description="what the GPU reaches, as for train")
+    ] = None
+    dtype: Annotated[DType, Field(description="of the products")] = "bf16"
+    layout: Annotated[ReplicaFields, Field(default_factory=ReplicaFields)]
+    kv: Annotated[KvFields, Field(default_factory=KvFields, description="keys and values")]
+    max_model_len: Annotated[
+        Count | None, Field(description="most tokens of a request; default: those of the longest one")
+    ] = None
+    requests: RequestsFields
+    router: Annotated[
+        AnyChoice | None, Field(description="which replica serves a request; default: round-robin")
+    ] = None
+    prefill: Annotated[PrefillFields | None, Field(description="prompts are computed apart")] = None
+    limits: Annotated[
+        LimitFields, Field(default_factory=LimitFields, description="of a request, for goodput")
+    ]
+    step: Annotated[StepFields | None, Field(description="what a step takes, without a model")] = None
+    host: Annotated[Duration, Field(description="from scheduling a step to its earliest start")] = 0
+
+    @model_validator(mode="after")
+    def _timed(self) -> ServingFields:
+        measured = self.step is not None and self.step.table is not None
+        if self.step is None and (self.model is None or self.calibration is None):
+            raise fault("needs model and calibration, or step: what a step takes")
+        if self.step is not None and not measured and self.model is not None:
+            raise fault("has no effect beside step, which says what a step takes", ("model",))
+        if measured and self.model is None:
+            raise fault("tables are of a layer: give the model, whose layers are counted", ("step", "table"))
+        if self.kv.blocks is None and (self.model is None or self.calibration is None):
+            raise fault("needs blocks: without model and calibration nothing else says how many", ("kv",))
+        return self
+
+
+_HERE: Loc = ("workload", "serving")
+_KINDS: Final = ("prefill", "decode", "mixed")
+
+
+class Serving(Workload):
+    """Requests, served; its policy is the batcher."""
+
+    deciders = "sim.batchers"
+    decider = ("batcher", "a serving engine")
+
+    serving: ServingFields
+
+    def check_schedule(self, policy: PolicyFields) -> None:
+        """Refuse options that the batcher has not."""
+        _batcher(policy, None)
+
+    def default_policy(self) -> Mapping[str, Any]:
+        """Return the batcher that is meant where a scenario names none."""
+        return {"name": "vllm-0.19"}
+
+    def own_kinds(self) -> Collection[str]:
+        """Return what a step may be."""
+        return _KINDS
+
+    def build(self, document: Document, machine: Machine) -> Graph:
+        """Refuse: without a batcher there are no steps."""
+        raise document.error(_HERE, "has a graph only under a batcher; run one of its cases")
+
+    def default_machine(self) -> Mapping[str, Any]:
+        """Return a plain device for each replica."""
+        return {"devices": {"replica": {"kind": "gpu", "count": self.serving.layout.replicas}}}
+
+    def work(
+        self, document: Document, machine: Machine | None, policy: PolicyFields, loc: Loc, *, seed: int = 0
+    ) -> Work:
+        """Serve the requests; return the steps.
+
+        Raises
+        ------
+        InputError
+            A wrong option, a request that can never be served, a machine beside the calibration.
+        OutOfMemoryError
+            Memory leaves no room for keys and values.
+        StuckError
+            Nothing will ever run again.
+        """
+        if machine is not None:
+            raise document.error(
+                ("machine",), "serving runs on what its calibration describes, and takes no machine"
+            )
+        with document.placing(*loc):
+            batchers = [_batcher(policy, document.origin) for _ in range(self.serving.layout.replicas)]
+        with document.placing(*_HERE):
+            served = _serve(self.serving, batchers, document, loc, seed)
+        graph, devices = step_graph(served.passes, served.names)
+        limits = self.serving.limits.model_dump(exclude_none=True)
+
+        def report(trace: Trace) -> dict[str, Any]:
+            return {"serving": serving_report(served, limits)}
+
+        return Work(graph, devices, report, lambda trace, advise: None)
+
+
+def _batcher(policy: PolicyFields, origin: plugins.Origin | None) -> Batcher:
+    """Make the batcher that a policy names."""
+    assert policy.name is not None
+    thing = (origin or plugins.Origin()).lookup("sim.batchers", policy.name)
+    made = thing(**arguments(policy.name, parameters(thing), policy.options)) if callable(thing) else thing
+    if not isinstance(made, Batcher):
+        raise InputError(f"{policy.name!r} should extend policies.serving.batcher.Batcher", path=("name",))
+    return made
+
+
+def _serve(
+    fields: ServingFields, batchers: Sequence[Batcher], document: Document, loc: Loc, seed: int
+) -> Served:
+    """Serve the requests that the fields describe."""
+    with located("requests"):
+        requests, closed = fields.requests.requests(document, seed)
+    limit = fields.max_model_len or max(request.prompt + request.output for request in requests)
+    step_ns, memory = _costs(fields, document)
+    blocks = fields.kv.blocks or _blocks(fields, memory, batchers[0], limit)
+    router = _router(fields, document, seed)
+    apart = fields.prefill
+    if apart is not None and memory is None:
+        what = "needs model and calibration: they say how many bytes a token takes"
+        raise InputError(what, path=("prefill",))
+    prefill = [copy(batchers[0]) for _ in range(apart.replicas if apart is not None else 0)]
+    for batcher in (*batchers, *prefill):
+        with located("kv"):
+            cache = KvBlocks(blocks, fields.kv.block_size, batcher.reserved_blocks)
+        with document.placing(*loc):
+            batcher.begin(cache, limit)
+    for request in requests:
+        if (why := batchers[0].refuse(request)) is not None:
+            raise InputError(f"request {request.id} can never be served: {why}", path=("requests",))
+    late = LatenessObserver()
+    run = Serve(step_ns, router, host_ns=fields.host, observers=[late])
+    if apart is not None and memory is not None:
+        run.pull = Pull(apart.latency, memory.token_bytes * NS_PER_S, apart.bandwidth)
+    passes = run.run(batchers, Arrivals(requests, closed), prefill)
+    return Served(requests, passes, [*batchers, *prefill], len(batchers), fields.layout.tensor, blocks, late)
+
+
+def _costs(fields: ServingFields, document: Document) -> tuple[StepTime, ReplicaMemory | None]:
+    """Return what a step takes, and what memory holds, where a model and its GPU are known."""
+    tensor, given = fields.layout.tensor, fields.step
+    model = calibration = memory = None
+    if fields.model is not None:
+        with located("model"):
+            model = architecture_of(fields.model, document)
+    if fields.calibration is not None:
+        with located("calibration"):
+            calibration = _in_a_node(calibration_of(fields.calibration, document, fields.dtype), tensor)
+    if given is not None and given.table is None:
+        return LinearStep(given.fixed, given.token, given.request), None
+    assert model is not None
+    with located("layout"):
+        step = None if calibration is None else ModelStep(model, calibration, tensor, fields.layout.experts)
+    if step is not None:
+        memory = ReplicaMemory(step, fields.dtype, fields.kv.dtype)
+    if given is not None and given.table is not None:
+        if tensor > 1 and step is None:
+            what = "needs a calibration: it says what GPUs send one another"
+            raise InputError(what, path=("layout", "tensor"))
+        sent = (lambda tokens: 0.0) if step is None else step.all_reduce_ns
+        with located("step", "table"):
+            return TableStep(document.file(given.table), model.layers, sent), memory
+    assert step is not None
+    return step, memory
+
+
+_NCCL: Final = {"a100": "a100", "h100": "h100", "h200": "h200", "b200": "b200", "b300": "b200", "gb": "b200"}
+"""Beginnings of calibrations, and the GPU whose collectives were measured."""
+
+
+def _in_a_node(calibration: TrainingCalibration, tensor: int) -> TrainingCalibration:
+    """Return a shipped calibration with NCCL's measured times: the messages of a step are small."""
+    if tensor > 8 or not isinstance(calibration.collectives, NodeFabrics):
+        return calibration
+    gpu = next((gpu for name, gpu in _NCCL.items() if calibration.name.startswith(name)), None)
+    return calibration if gpu is None else replace(calibration, collectives=NcclGroups(gpu))
+
+
+def _blocks(fields: ServingFields, memory: ReplicaMemory | None, batcher: Batcher, limit: int) -> int:
+    """Return how many blocks fit into what is left of a GPU's memory."""
+    assert memory is not None
+    if memory.capacity is None:
+        what = "needs blocks: the calibration does not say how much memory a GPU has"
+        raise InputError(what, path=("kv",))
+    step_tokens, seats = getattr(batcher, "budget", limit), getattr(batcher, "max_num_seqs", 1)
+    activations = memory.activations(min(step_tokens, limit * seats), seats)
+    left = round(fields.kv.utilisation * memory.capacity) - memory.weights - activations
+    blocks = left // (memory.token_bytes * fields.kv.block_size)
+    if blocks < batcher.reserved_blocks + -(-limit // fields.kv.block_size):
+        whole, weights, rest = (
+            format_bytes(nbytes, iec=True) for nbytes in (memory.capacity, memory.weights, activations)
+        )
+        raise OutOfMemoryError(
+            f"out of memory: of {whole} a GPU, {100 * fields.kv.utilisation:.0f}% of it taken, weights "
+            f"need {weights} and activations some {rest}; that leaves {max(blocks, 0):,} blocks of "
+            f"{fields.kv.block_size} tokens, and the longest request has {limit:,} tokens\n"
+            "  what would help  more GPUs a replica (layout.tensor), a smaller dtype, kv.dtype: fp8"
+        )
+    return blocks
+
+
+def _router(fields: ServingFields, document: Document, seed: int) -> RequestRouter:
+    """Make the router."""
+    if fields.router is None:
+        made: object = RoundRobin()
+    else:
+        with located("router"):
+            thing = document.origin.lookup("sim.routers", fields.router.name)
+            given = arguments(fields.router.name, parameters(thing), fields.router.options)
+            made = thing(**given)
+    if not isinstance(made, RequestRouter):
+        raise InputError("should extend policies.serving.routers.RequestRouter", path=("router",))
+    made.begin(fields.layout.replicas, seed)
+    return made
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The steps as a graph: what the engine decided. A replica runs its steps in order; one that begins when a
+# request comes, and not when the step before has ended, is released then.
+#
+#     replica0   [0/0][0/1]           [0/2] ...
+
+
+def step_graph(passes: Sequence[EnginePass], names: Sequence[str]) -> tuple[Graph, Machine]:
+    """Return the steps of passes as a graph, and the replicas that run it."""
+    builder = GraphBuilder("serving")
+    ends, last = [0] * len(names), [""] * len(names)
+    for number, each in enumerate(each for each in passes if each.tokens):
+        replica = each.replica
+        attributes = {"tokens": each.tokens, "requests": each.requests}
+        if each.start_ns > ends[replica]:
+            attributes["release"] = each.start_ns
+        last[replica] = builder.op(
+            f"{names[replica]}/{number}",
+            kind=_KINDS[0 if not each.decodes else 1 if each.decodes == each.requests else 2],
+            after=[last[replica]] if last[replica] else [],
+            duration_ns=each.end_ns - each.start_ns,
+            device=names[replica],
+            attributes=attributes,
+        )
+        ends[replica] = each.end_ns
+    return builder.build(), Machine(tuple(Device(name) for name in names))
