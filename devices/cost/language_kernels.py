@@ -65,7 +65,8 @@ def product_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
     tile_m, tile_n = TILES
     packed = np.ceil(m * count / tile_m)  # several small products share an SM as one tile's rows do
     tiles = np.where(m < tile_m, packed, np.ceil(m / tile_m) * count) * np.ceil(n / tile_n)
-    odd = ((n * element) % _ALIGNED_BYTES > 0) | ((k * element) % _ALIGNED_BYTES > 0)
+    row = 1.0 if dtype == "mxfp8" else element  # whose scales lie in a tensor of their own
+    odd = ((n * row) % _ALIGNED_BYTES > 0) | ((k * row) % _ALIGNED_BYTES > 0)
     slower = np.where(odd, _UNALIGNED, 1.0)
     parts = np.clip(np.floor(sheet.sms / tiles), 1, np.maximum(1, np.floor(k / 256)))
     blocks = np.concatenate([tiles, tiles * parts], 1)

@@ -24,7 +24,7 @@ from dataclasses import replace
 import numpy as np
 
 from policies.pipeline import Schedule
-from scenarios.builders.pipeline_stage import BESIDE, Around, PipelineStage
+from scenarios.builders.pipeline_stage import BESIDE, HOST, Around, PipelineStage
 from scenarios.builders.pipeline_writer import PipelineWriter
 from sim import Device, Graph, Job, Link, Machine
 from sim.base.arrays import UNSET
@@ -159,11 +159,13 @@ class AsWritten:
 
 
 class CommunicationStream:
-    """What runs beside the computation on the second stream of its device, everything else on the first."""
+    """What runs beside the computation on the second stream, copies of the host's on the third."""
 
     def assign(self, job: Job) -> Sequence[int]:
         """Return one stream number per op (see `sim.job.job.StreamAssignment`)."""
         graph = job.graph
-        apart = graph.phases.index(BESIDE) if BESIDE in graph.phases else UNSET - 1
-        lanes: list[int] = (graph.phase_code == apart).astype(np.int64).tolist()
+        number = np.array(
+            [(BESIDE, HOST).index(p) + 1 if p in (BESIDE, HOST) else 0 for p in graph.phases] + [0]
+        )
+        lanes: list[int] = number[graph.phase_code].tolist()  # the last is of ops without a phase
         return lanes

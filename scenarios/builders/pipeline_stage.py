@@ -278,6 +278,9 @@ def reads_of_stages(
 BESIDE: Final = "C"
 """Phase of the collectives that run beside the computation, on the second stream of the device."""
 
+HOST: Final = "H"
+"""Phase of copies between a rank and its host, on the third stream of the device."""
+
 RESIDENT: Final = ("parameters", "gradients", "optimizer state", "stashed weights", "buffers")
 """What lies on a rank the whole time; the beginning of a parameter's name."""
 

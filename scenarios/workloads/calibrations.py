@@ -121,6 +121,7 @@ class HostFields(Strict):
     factor: Annotated[
         Factor, Field(description="times as long where two micro-batches are launched in turns")
     ] = 1.0
+    bandwidth: Annotated[Bandwidth | None, Field(description="of a GPU to its host, each way")] = None
 
 
 class CalibrationFields(Strict):
@@ -469,7 +470,7 @@ def to_calibration(fields: CalibrationFields, name: str, precision: str = "bf16"
         contention=fields.contention,
         hiding=fields.overlap,
         measured=measured,
-        host=HostLaunches(fields.host.part, fields.host.experts, fields.host.factor),
+        host=HostLaunches(**fields.host.model_dump(exclude_none=True)),
         # without a preset as of a GPU of 160 SMs
         exchange_sms=min(1.0, fields.sms / preset.get("sms", 160)),
     )

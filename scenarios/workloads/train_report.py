@@ -169,7 +169,7 @@ def fullest(training: Training, trace: Trace) -> int:
     return max(each.nbytes for each in peaks_of(training, trace))
 
 
-_MESSAGES = ("all_reduce", "reduce_scatter", "all_gather", "concat", "synchronise")
+_MESSAGES = ("all_reduce", "reduce_scatter", "all_gather", "concat", "copy", "synchronise")
 
 
 def train_report(trace: Trace, training: Training, schedule: Schedule) -> dict[str, Any]:

@@ -214,6 +214,9 @@ class TrainFields(Strict):
             description="layers at the beginning and at the end whose products stay in 16 bits",
         ),
     ]
+    offload_layers: Annotated[
+        Whole, Field(description="first layers whose activations are copied to the host and back (fsdp)")
+    ] = 0
     partition: Annotated[list[Size] | None, Field(description="layers of each stage; default: even")] = None
     memory: Annotated[Bytes | None, Field(description="of a GPU, instead of the calibration's")] = None
 
@@ -311,7 +314,7 @@ def training_of(fields: TrainFields, document: Document) -> Training:
 
 _AS_GIVEN: Final = {
     *("sequence", "micro_batch", "batch", "optimizer_state"),
-    *("flash", "dropout", "fused_loss", "imbalance"),
+    *("flash", "dropout", "fused_loss", "imbalance", "offload_layers"),
 }
 """Fields that a `Training` takes as they are."""
 

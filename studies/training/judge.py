@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import product
+from itertools import product, starmap
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -347,9 +347,7 @@ CHOSEN_ON: Final = re.compile("Qwen3|DeepSeek")
 """The models of Megatron Bridge on whose rows `host` of calibrations was chosen."""
 
 
-_HOSTS: Final = tuple(
-    map(HostLaunches._make, product((2e6, 3e6, 4e6, 5e6), (85e3, 170e3, 255e3), (1, 1.5, 2)))
-)
+_HOSTS: Final = tuple(starmap(HostLaunches, product((2e6, 3e6, 4e6, 5e6), (85e3, 170e3, 255e3), (1, 1.5, 2))))
 """Of which one is chosen on the rows of other models, or other GPUs."""
 
 

@@ -169,6 +169,8 @@ def _published(row: Mapping[str, str]) -> Published:
 
 def _precision(row: Mapping[str, str]) -> str:
     text = row["precision"].lower()
+    if "mxfp8" in text or "fp8-mx" in text:
+        return "mxfp8"
     return "fp4" if "fp4" in text else "fp8" if "fp8" in text else "bf16"
 
 
@@ -388,6 +390,7 @@ def _bridge(row: Mapping[str, str]) -> Training:
         dispatcher=row.get("moe_flex_dispatcher_backend") or "all-to-all",
         expert_overlap=row.get("moe_a2a_overlap") == "True",
         tensor_overlap=row.get("tp_comm_overlap") == "yes" and layout.splits_sequence,
+        offload_layers=int(row.get("cpu_offloading_num_layers") or 0) if training.parameters_apart else 0,
         partition=_stages(row.get("pp_layout", "")),
         recompute=tuple(m for m in row.get("recompute_modules", "").split() if m != "layernorm") or "none",
         gradient_bytes=2,  # its recipes, where they do not say otherwise

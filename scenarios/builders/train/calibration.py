@@ -3,7 +3,7 @@
 ::
 
     alone       what the cost model of the GPU says; without one, bytes / (memory · part)
-    Product     the longer of alone and flop / (peak · part · sustained)     at the clock of a long run
+    Product     the longer of alone / sustained and flop / (peak · part · sustained)       in a long run
                 flop / (peak · measured · sustained)                         where its shape was measured
     Attention   alone / sustained; of another kernel than the measured, flop / (peak · part · sustained)
     Pass        the longer of alone and bytes / (memory · part)
@@ -43,12 +43,13 @@ from sim.job.costs import costs_ns
 # one by one or stand behind the time of a stage.
 
 
-QUANTIZED: Final[Mapping[str, float]] = {"fp8": 2.0, "mxfp8": 1 + 1 / 32, "nvfp4": 2.5 + 1 / 16}
+QUANTIZED: Final[Mapping[str, float]] = {"fp8": 2.0, "mxfp8": 1 + 1 / 32, "nvfp4": 4.5 + 1 / 16}
 """Bytes a number that quantizing the inputs of products takes in training, beside quantizing for inference.
 
 Where one scale is for all (fp8 with current scaling, nvfp4 above its blocks), reading for the largest; where
-blocks lie along rows, a second copy by columns for the backward, with its scales. Sources: Transformer Engine
-2.x, common/recipe, common/cast. The measured products of low precision (ai-dynamo/aiconfigurator) have their
+blocks lie along rows, a second copy by columns for the backward, with its scales; nvfp4 reads once more for
+it, as it is of Hadamard transforms. Sources: Transformer Engine 2.x, common/recipe, common/cast,
+pytorch/csrc/quantizer.cpp. The measured products of low precision (ai-dynamo/aiconfigurator) have their
 input quantized by rows in them.
 """
 
@@ -187,12 +188,14 @@ class HostLaunches(NamedTuple):
 
     `part` is for attention, a middle, Mamba-2, or the routing of experts; `experts` for each one of a rank,
     whose products and casts are launched one by one behind a wait for how many tokens came; `factor` counts
-    where two micro-batches are launched in turns. What graphs launch takes nothing.
+    where two micro-batches are launched in turns. What graphs launch takes nothing. `bandwidth` is that of
+    copies to the host and back, in bytes/s; 0: not known.
     """
 
     part: float = 0.0
     experts: float = 0.0
     factor: float = 1.0
+    bandwidth: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -221,7 +224,8 @@ class TrainingCalibration:
     gap_ns : float
         Between two kernels, and for the first one to fill the GPU.
     sustained : float
-        Rate of products and attention under a long load / that of the measurements.
+        Rate of products and attention under a long load / that of the measurements; above 1 (a GPU of more
+        power than the measured one) that of products, as they alone are bound by power.
     contention : float
         Time of a collective among the kernels of a step / time of the collective alone.
     hiding : float
@@ -289,7 +293,8 @@ class TrainingCalibration:
         if isinstance(kernel, Pass):
             return _longer(alone, self._traffic_ns(kernel.nbytes, kernel.of))
         if isinstance(kernel, Scan | Experts):
-            return _longer(alone / self.sustained, self._arithmetic_ns(kernel, self.peak * self.product))
+            slowed = alone / min(1.0, self.sustained)
+            return _longer(slowed, self._arithmetic_ns(kernel, self.peak * self.product))
         shape = kernel._replace(dtype="") if isinstance(kernel, Product) else kernel
         found = self.measured.get(shape) if self.measured else None
         if found is not None:
@@ -300,7 +305,7 @@ class TrainingCalibration:
             return _longer(known, self._arithmetic_ns(kernel, self.peak * self.product))
         part = self.attention_backward if kernel.backward else self.attention_forward
         if part is None and self.alone is not None:
-            return alone / self.sustained
+            return alone / min(1.0, self.sustained)
         rows = kernel.batch * kernel.sequence // kernel.parts
         nbytes = 4 * rows * (kernel.heads + kernel.kv_heads) * kernel.query_head * (1 + kernel.backward)
         rate = (self.attention_peak or self.peak) * (1.0 if part is None else part)

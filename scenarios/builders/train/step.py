@@ -26,11 +26,12 @@ from scenarios.builders.pipeline_graph import (
     plain_machine,
     rank_name,
 )
-from scenarios.builders.pipeline_stage import BESIDE, RESIDENT, resident_tensors
+from scenarios.builders.pipeline_stage import BESIDE, HOST, RESIDENT, resident_tensors
 from scenarios.builders.train.memory import CheckpointUnit, StageMemory, stage_memory
 from scenarios.builders.train.training import Spent, Training
 from sim import Graph, GraphBuilder, Machine, simulate
-from sim.base.units import round_half_up
+from sim.base.errors import InputError
+from sim.base.units import NS_PER_S, round_half_up
 from sim.explain.communication import INSIDE
 from sim.trace import Trace
 
@@ -94,7 +95,7 @@ class StepWriter(ABC):
         reads: Sequence[int] = (),
         outputs: Sequence[int] = (0,),
     ) -> int:
-        """Write an op of micro-batch `k`; those of phase `BESIDE` run on the second stream.
+        """Write an op of micro-batch `k`; those of `BESIDE` run on the second stream, of `HOST` on the third.
 
         `inside` is how much of its time is communication that nothing hides.
         """
@@ -154,6 +155,12 @@ class StepWriter(ABC):
 # out take no time of their own here: what waits for a copy out waits for the block before it. A message slows
 # the block that follows what it waits for, unless that needs it. With HSDP the sums go over the replicas
 # behind each scatter.
+#
+# What the first layers keep can go to the host, layer by layer, each in a window of as many layers: two of
+# four (Transformer Engine, pytorch/cpu_offload.py, ``AsyncDoubleBufferGroupOffloadHandler``):
+#
+#     compute        F0 F1 │ F2 F3 │ .. │ B3 B2 │ B1 B0      at │ it waits for the copy of the window before
+#     copies           out 0   out 1      in 1    in 0
 
 
 _MESSAGES: Final = ("gather", "scatter")
@@ -229,6 +236,11 @@ class _FsdpWriter(StepWriter):
         self.block["head", ROOT] = _Block("head", "head", head, of_head)
         self.block["B", ROOT] = _Block("embedding gradient", "embedding", first.backward, of_words)
         sizes = {*self.parameters.values()}
+        if training.offload_layers and not training.calibration.host.bandwidth:
+            raise InputError("offload_layers: the calibration has no host.bandwidth, which copies take")
+        self.offloaded = [*self.parameters][: training.offload_layers]
+        self.windows = _windows([*self.parameters][:-1], len(self.offloaded))
+        """The last layer of each window → its number, and that of the layer that is copied in it."""
         self.gather_ns = {n: training.gather_ns(n) for n in sizes}
         self.scatter_ns = {n: training.scatter_ns(n) for n in sizes}
         self.beside = self.passing()
@@ -263,6 +275,7 @@ class _FsdpWriter(StepWriter):
         """Write forward and backward of a micro-batch."""
         done, whole, kept = {0: self.before}, dict[str, int](), dict[str, int]()
         made: dict[str, list[int]] = {}
+        copied, held = dict[int, int](), tuple[int, ...]()
         for what, module, number in self.order.issued:
             n = self.parameters[module]
             if what == "gather":
@@ -274,16 +287,37 @@ class _FsdpWriter(StepWriter):
                 self.scatter(module, n, made[module], k)
             else:
                 name, kind, spent, outputs = self.block[what, module]
-                reads = [whole[module], *([self.kept(kept[module])] if what == "B" else [])]
+                window = self.windows.get(module)
+                if what == "B" and window is not None:
+                    held = (copied[window + 1],) if window + 1 in copied else ()
+                    copied[window] = self.copy("in", window, kept, done[number - 1], k)
+                reads = [whole[module], *([kept[module]] if what == "B" else [])]
                 memory = {"reads": reads, "outputs": outputs}
                 phase = "F" if what == "F" else "B"
-                op = self.slot(name, kind, spent, self.beside[number], (), k, phase, **memory)
-                done[number] = (op,)
+                op = self.slot(name, kind, spent, self.beside[number], held, k, phase, **memory)
+                done[number], held = (op,), ()
                 if what == "F":
-                    kept[module] = op
+                    kept[module] = self.kept(op)
+                    following = 0 if module in self.offloaded[:1] else None if window is None else window + 1
+                    if following is not None and following < len(self.offloaded):
+                        copied[following] = self.copy("out", following, kept, (op,), k)
+                    held = () if window is None else (copied[window],)
                 else:
                     made.setdefault(module, []).append(op)
+            if what == "head":  # what was copied out is not waited for again
+                copied = {}
         self.before = done[self.order.blocks]
+
+    def copy(self, way: str, window: int, kept: dict[str, int], after: Sequence[int], k: int) -> int:
+        """Copy what a layer keeps to the host, or back."""
+        name = self.offloaded[window]
+        nbytes = self.block["F", name].outputs[2]
+        ns = nbytes / self.of.calibration.host.bandwidth * NS_PER_S
+        reads, outputs = ([kept[name]], (0,)) if way == "out" else ([], (nbytes,))
+        op = self.op(f"copy {name} {way}", "copy", ns, after, k, HOST, reads=reads, outputs=outputs)
+        if way == "in":
+            kept[name] = self.builder.tensor(op)
+        return op
 
     def scatter(self, name: str, parameters: int, backwards: Sequence[int], k: int) -> None:
         """Copy the gradients of backwards to the type in which they are summed, and scatter them."""
@@ -295,6 +329,18 @@ class _FsdpWriter(StepWriter):
         if replicas:
             last = self.op(f"sum {name}", "all_reduce", replicas, (last,), k, BESIDE)
         self.after.append(last)
+
+
+def _windows(layers: Sequence[str], offloaded: int) -> dict[str, int]:
+    """Return the last layer of each window; the first windows have the layers that do not come out even.
+
+    >>> _windows("abcde", 2)
+    {'c': 0, 'e': 1}
+    """
+    if not offloaded:
+        return {}
+    each, more = divmod(len(layers), offloaded)
+    return {layers[each * (i + 1) - 1 + min(i + 1, more)]: i for i in range(offloaded)}
 
 
 def _forward(memory: StageMemory) -> tuple[int, int, int, int]:
@@ -507,7 +553,8 @@ _LAYERED: Final[Mapping[str, type[StepWriter]]] = {"fsdp": _FsdpWriter, "zero-3"
 def step_graph(training: Training, schedule: Schedule) -> tuple[Graph, Machine]:
     """Return the ops of a step, and the devices that they run on."""
     if training.parameters_apart:
-        return _LAYERED[training.layout.sharding](training).write(), plain_machine(1, streams=2)
+        streams = 3 if training.offload_layers else 2
+        return _LAYERED[training.layout.sharding](training).write(), plain_machine(1, streams=streams)
     around = replace(training.around, buffer_nbytes=training.buffers(schedule))
     machine = plain_machine(
         schedule.ranks,

@@ -149,6 +149,8 @@ class Training:
         Layers at the beginning and at the end whose products stay in 16 bits.
     dtypes : mapping
         Module, of `kernels.MODULES` or ``predicted``, → the type of its products, where it is not the step's.
+    offload_layers : int
+        First layers whose activations are copied to the host, beside the step, and back.
     transformer_engine : bool
         A gradient of each shape of weight is kept besides, as Transformer Engine does.
     memory : int or None
@@ -183,6 +185,7 @@ class Training:
     cuda_graph: str | tuple[str, ...] = FULL_ITERATION
     wide_layers: tuple[int, int] = (0, 0)
     dtypes: Mapping[str, str] = field(default_factory=dict)
+    offload_layers: int = 0
     transformer_engine: bool = True
     memory: int | None = None
     policy: str | None = None
@@ -206,11 +209,25 @@ class Training:
                 f"there are {self.stages} of {self.model.layers}",
                 reason="partition has other stages or layers",
             )
+        if self.offload_layers:
+            self._check_offload()
         if self.stages > self.model.layers + 2:  # the first and the last may have none
             raise MisfitError(
                 f"{self.model.layers} layers cannot be shared by {self.stages} stages",
                 reason="more stages than layers",
             )
+
+    def _check_offload(self) -> None:
+        """Refuse what Megatron-LM does, and steps whose layers are no ops of their own."""
+        why = ""
+        if not (self.layout.sharding == "fsdp" and self.parameters_apart):
+            why = "needs sharding: fsdp and no pipeline, where each layer is gathered and run by itself"
+        elif self.recompute != "none":
+            why = "needs recompute: none (Megatron-LM takes one of the two)"
+        elif self.offload_layers >= self.model.layers:
+            why = f"should be fewer than the model's {self.model.layers} layers"
+        if why:
+            raise MisfitError(f"offload_layers: {why}", reason="offloaded layers with what excludes them")
 
     # -- sizes ------------------------------------------------------------------------------------------
 
@@ -366,7 +383,7 @@ class Training:
         The host runs ahead of a micro-batch, but not of the wait for how many tokens came to the experts: the
         launches behind it show whole.
         """
-        graphs, (part, experts, turns) = self.cuda_graph, self.calibration.host
+        graphs, (part, experts, turns, _) = self.cuda_graph, self.calibration.host
         kinds = [unit.kind for unit in stage.units]
         if graphs == FULL_ITERATION or not any(kinds):
             return stage

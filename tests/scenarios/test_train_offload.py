@@ -1,0 +1,97 @@
+"""Layers whose activations go to the host: what stays, what hides, what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cli_runner import sim
+
+from devices.collectives.groups import Fabric, NodeFabrics
+from scenarios.builders.train.architecture import Architecture
+from scenarios.builders.train.calibration import HostLaunches, TrainingCalibration
+from scenarios.builders.train.layout import ParallelLayout
+from scenarios.builders.train.step import step_ns, step_trace
+from scenarios.builders.train.training import Training
+from scenarios.workloads.train_report import peaks_of
+from sim.base.errors import InputError, MisfitError
+
+FREE = Fabric(1e30)
+PLAIN = TrainingCalibration("plain", peak=1e12, memory_bandwidth=1e30, collectives=NodeFabrics(FREE, FREE))
+GPT = Architecture(layers=8, hidden=1024, heads=16, vocabulary=51200)
+
+
+def training(layers: int, bandwidth: float = 1e30) -> Training:
+    """Return eight layers under FSDP, two micro-batches, so many layers offloaded at so many bytes/s."""
+    calibration = replace(PLAIN, host=HostLaunches(bandwidth=bandwidth))
+    layout = ParallelLayout(dp=2, sharding="fsdp")
+    return Training(GPT, layout, calibration, 512, 1, 4, offload_layers=layers)
+
+
+def saved(of: Training) -> int:
+    """Return what a layer keeps."""
+    return sum(piece.saved for piece in of.each_stage[0].units[1].pieces)
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3, 4, 7])
+def test_a_host_without_delay_takes_layers_away_and_no_time(layers: int) -> None:
+    """The head runs while the layers that stay, and the embedding, are kept."""
+    none, some = training(0), training(layers)
+    before, after = (peaks_of(of, step_trace(of))[0].parts["activations"] for of in (none, some))
+    assert before - after == layers * saved(none)
+    assert step_ns(none) == step_ns(some)
+
+
+def test_copies_that_a_window_does_not_hide_are_waited_for() -> None:
+    """Four of eight layers: a copy c in each window of two layers F, from the first layer on: F + 4c.
+
+    Backward, which takes twice as long, hides them, but for that of the first layer.
+    """
+    (unit, *_) = (unit for unit in training(0).each_stage[0].units if unit.boundary)
+    layer = training(0).timed(unit)
+    forward, backward = round(layer.forward.ns), round(layer.backward.ns)
+    copy = 3 * forward
+    assert 2 * forward < copy < 2 * backward
+    slow = training(4, saved(training(0)) / copy * 1e9)
+    waited = step_ns(slow) - step_ns(training(0))
+    assert waited == pytest.approx(2 * (forward + 4 * copy - 8 * forward + copy - backward), abs=16)
+    trace = step_trace(slow)
+    graph, tasks = trace.job.graph, trace.tasks
+    begins = {graph.op_names[op]: at for op, at in zip(tasks["op"], tasks["start_ns"], strict=True)}
+    assert begins["copy 1 out.0"] == begins["F2.0"] == begins["copy 0 out.0"] + copy
+    assert begins["copy 3 in.0"] == begins["B7.0"]
+    assert begins["copy 2 in.0"] == begins["B5.0"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"layout": ParallelLayout(dp=2)}, "needs sharding: fsdp and no pipeline"),
+        ({"layout": ParallelLayout(pp=2, sharding="fsdp")}, "needs sharding: fsdp and no pipeline"),
+        ({"recompute": "full"}, "needs recompute: none"),
+        ({"offload_layers": 8}, "should be fewer than the model's 8 layers"),
+    ],
+)
+def test_what_excludes_it_is_refused(changes: dict[str, object], why: str) -> None:
+    with pytest.raises(MisfitError, match=why):
+        replace(training(4), **changes)  # type: ignore[arg-type]
+
+
+def test_a_calibration_without_a_link_to_the_host_is_refused() -> None:
+    with pytest.raises(InputError, match=r"the calibration has no host\.bandwidth"):
+        step_ns(training(4, 0.0))
+
+
+def test_a_scenario_says_so(tmp_path: Path) -> None:
+    """Llama 3 70B as Megatron Bridge runs it on GB200 does not fit without it."""
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        "workload: {train: {model: llama3-70b, calibration: gb200, dtype: fp8, gpus: 64, micro_batch: 2, "
+        "sequence: 8192, batch: 256, gradients: bf16, parallel: {sharding: fsdp}, offload_layers: 40}}\n"
+    )
+    assert sim("run", path).exit_code == 0
+    assert sim("run", path, "--set", "workload.train.offload_layers=10").exit_code == 1
+    refused = sim("run", path, "--set", "workload.train.recompute=full")
+    assert refused.exit_code == 2
+    assert "offload_layers: needs recompute: none" in refused.stderr
