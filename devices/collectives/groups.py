@@ -24,6 +24,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final, Literal, NamedTuple, Protocol
 
+import numpy as np
+
 from devices.collectives.nccl_constants import (
     BANDWIDTH_PARTS,
     LATENCY_US,
@@ -211,3 +213,28 @@ class NcclGroups:
         if kind == "send":  # two ranks of the group
             where = (1, 1) if group.nodes > 1 else (2,)
         return 1000 * expected_us(self.gpu, kind, where, nbytes)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# All-reduces of serving engines: each rank reads the others' parts over NVLink, in one kernel.
+
+_PEER_BYTES: Final = (512, 4096, 32768, 262144, 524288, 1048576)
+_PEER_US: Final = {
+    2: (9.5, 8.8, 8.7, 12.9, 17.7, 26.6),
+    4: (9.1, 8.5, 9.2, 20.6, 26.9, 40.2),
+    8: (10.1, 9.3, 11.8, 24.1, 30.4, 45.0),
+}
+"""Ranks -> us by bytes: vLLM's kernel on H100, launched alone (sgl-project/sglang, pull request 2904)."""
+
+
+def peer_all_reduce_ns(ranks: int, nbytes: int) -> float:
+    """Return what an all-reduce of vLLM's takes among ranks with NVLink; infinity where none was measured.
+
+    Examples
+    --------
+    >>> peer_all_reduce_ns(8, 65536), peer_all_reduce_ns(16, 65536)
+    (13557.142857142859, inf)
+    """
+    if ranks not in _PEER_US or nbytes > _PEER_BYTES[-1]:
+        return math.inf
+    return 1000 * float(np.interp(nbytes, _PEER_BYTES, _PEER_US[ranks]))

@@ -180,7 +180,8 @@ def print_rows(rows: Sequence[Row], settings: Sequence[str], goal: Goal | None =
     if "serving.gpus" in keys:
         from scenarios.serving.serving_report import OF_SERVING
 
-        numbers = {title: f"serving.{number}" for title, number in OF_SERVING.items()}
+        served = {title: f"serving.{number}" for title, number in OF_SERVING.items()}
+        numbers = {"makespan": "makespan_ns", **served}
     numbers = numbers | {key: key for key in keys if key.endswith(".goodput")}
     sought = next((title for title, key in numbers.items() if key == goal.column), goal.what)
     whole = [row | _over_devices(row) for row in rows]

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from itertools import count, takewhile
 from typing import Final
 
+from devices.collectives.groups import NcclGroups, peer_all_reduce_ns
 from policies.serving.batcher import Step
 from scenarios.builders.train.architecture import Architecture
 from scenarios.builders.train.calibration import TrainingCalibration
@@ -126,6 +127,8 @@ class ModelStep:
         self.experts = experts
         self.layout = ParallelLayout(tp=tensor, sequence_parallel=False, node=calibration.node)
         self.group = self.layout.group("tp")
+        fabric = calibration.collectives
+        self.nvlink = isinstance(fabric, NcclGroups) or getattr(fabric, "measured", None) is not None
         self.kinds = [model.kind(layer) for layer in range(model.layers)]
         self.work = self._work(1)
         self._decode = Interpolated(self._decode_ns)
@@ -235,12 +238,15 @@ class ModelStep:
         total = sum(self.calibration.kernels_ns(timed))
         for each in kernels:
             if isinstance(each, Collective):
-                total += self.calibration.collective_ns(each.kind, each.nbytes, self.group)
+                ns = self.calibration.collective_ns(each.kind, each.nbytes, self.group)
+                if each.kind == "all_reduce" and self.nvlink:  # the engine takes the faster one
+                    ns = min(ns, peer_all_reduce_ns(self.tensor, each.nbytes))
+                total += ns
         return total
 
     def all_reduce_ns(self, tokens: int) -> float:
         """Return what summing the hidden state of so many tokens takes."""
-        return self.calibration.collective_ns("all_reduce", 2 * tokens * self.model.hidden, self.group)
+        return self._ns([Collective("all_reduce", 2 * tokens * self.model.hidden, "tp")])
 
 
 _BYTES: Final = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16}

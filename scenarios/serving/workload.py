@@ -11,20 +11,18 @@ The policy is the batcher. Its steps are what the engine has decided, as a graph
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from copy import copy
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import Field, model_validator
 
-from devices.collectives.groups import NcclGroups, NodeFabrics
 from devices.describe.field_types import Bandwidth, Duration, fault
 from devices.describe.quantities import Count, File, Name, Shorthand, Size, Strict
 from policies.serving.batcher import Batcher
 from policies.serving.kv_blocks import KvBlocks
 from policies.serving.routers import RequestRouter, RoundRobin
-from scenarios.builders.train.calibration import TrainingCalibration
 from scenarios.fields.policy_fields import AnyChoice
 from scenarios.file.document import Document, Loc
 from scenarios.serving.engine import Arrivals, EnginePass, Pull, Serve, StepTime
@@ -138,6 +136,8 @@ class ServingFields(Strict):
 
 
 _HERE: Loc = ("workload", "serving")
+_NEWER: Final = ("a100-sxm-80", "h100-sxm", "h200-sxm", "b200-sxm", "b300-sxm")
+"""GPUs of which one more is tried, the next ones first."""
 _KINDS: Final = ("prefill", "decode", "mixed")
 
 
@@ -160,6 +160,43 @@ class Serving(Workload):
     def own_kinds(self) -> Collection[str]:
         """Return what a step may be."""
         return _KINDS
+
+    def what_ifs(self, policy: PolicyFields) -> Mapping[str, Mapping[str, str]]:
+        """Return what could help: memory, the size of a step, who decides, more and faster GPUs."""
+        of, options, here = self.serving, policy.options, "workload.serving."
+
+        def changed(section: Strict, **values: Any) -> str:
+            return json.dumps({**section.model_dump(exclude_unset=True), **values})
+
+        def decided(**values: Any) -> dict[str, str]:
+            return {"policy": json.dumps({"name": policy.name, **options, **values})}
+
+        found: dict[str, Mapping[str, str]] = {}
+        if of.kv.blocks is not None:
+            found["twice the blocks"] = {f"{here}kv": changed(of.kv, blocks=2 * of.kv.blocks)}
+        elif of.kv.dtype != "fp8":
+            found["keys and values in fp8"] = {f"{here}kv": changed(of.kv, dtype="fp8")}
+        if policy.name == "vllm-0.19":
+            budget, seats = options.get("max_num_batched_tokens", 8192), options.get("max_num_seqs", 256)
+            whole = max(budget, 65536)
+            found |= {
+                "twice the tokens of a step": decided(max_num_batched_tokens=2 * budget),
+                "half the tokens of a step": decided(max_num_batched_tokens=budget // 2),
+                "twice the requests of a step": decided(max_num_seqs=2 * seats),
+                "prompts in one piece": decided(enable_chunked_prefill=False, max_num_batched_tokens=whole),
+                "sarathi's chunks of 512 tokens": {"policy": "sarathi"},
+            }
+        if of.layout.replicas > 1:
+            now = of.router.name if of.router is not None else "round-robin"
+            others = (name for name in plugins.names("sim.routers") if name != now)
+            found |= {f"router {name}": {f"{here}router": name} for name in others}
+        found["one more replica"] = {f"{here}layout": changed(of.layout, replicas=of.layout.replicas + 1)}
+        if of.calibration is not None:
+            more = changed(of.layout, tensor=2 * of.layout.tensor)
+            found["twice the GPUs of a replica"] = {f"{here}layout": more}
+            newer = _NEWER[_NEWER.index(of.calibration) + 1 :] if of.calibration in _NEWER else ()
+            found |= {f"on {gpu}": {f"{here}calibration": gpu} for gpu in newer[:2]}
+        return found
 
     def build(self, document: Document, machine: Machine) -> Graph:
         """Refuse: without a batcher there are no steps."""
@@ -250,7 +287,7 @@ def _costs(fields: ServingFields, document: Document) -> tuple[StepTime, Replica
             model = architecture_of(fields.model, document)
     if fields.calibration is not None:
         with located("calibration"):
-            calibration = _in_a_node(calibration_of(fields.calibration, document, fields.dtype), tensor)
+            calibration = calibration_of(fields.calibration, document, fields.dtype)
     if given is not None and given.table is None:
         return LinearStep(given.fixed, given.token, given.request), None
     assert model is not None
@@ -267,18 +304,6 @@ def _costs(fields: ServingFields, document: Document) -> tuple[StepTime, Replica
             return TableStep(document.file(given.table), model.layers, sent), memory
     assert step is not None
     return step, memory
-
-
-_NCCL: Final = {"a100": "a100", "h100": "h100", "h200": "h200", "b200": "b200", "b300": "b200", "gb": "b200"}
-"""Beginnings of calibrations, and the GPU whose collectives were measured."""
-
-
-def _in_a_node(calibration: TrainingCalibration, tensor: int) -> TrainingCalibration:
-    """Return a shipped calibration with NCCL's measured times: the messages of a step are small."""
-    if tensor > 8 or not isinstance(calibration.collectives, NodeFabrics):
-        return calibration
-    gpu = next((gpu for name, gpu in _NCCL.items() if calibration.name.startswith(name)), None)
-    return calibration if gpu is None else replace(calibration, collectives=NcclGroups(gpu))
 
 
 def _blocks(fields: ServingFields, memory: ReplicaMemory | None, batcher: Batcher, limit: int) -> int:

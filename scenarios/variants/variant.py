@@ -206,6 +206,11 @@ class Variants:
             self._read = [], scenario_of(self.document)
         self._sound = self._read is not None
 
+    @property
+    def made_of(self) -> tuple[str, tuple[str, ...], Allowed]:
+        """The scenario, its settings, and what it may name."""
+        return self._made_of[:3]
+
     def scenario(self, settings: Sequence[str] = ()) -> Scenario:
         """Return the scenario with ``KEY=VALUE`` texts; what these do not touch is read and checked once.
 

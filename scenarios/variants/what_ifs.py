@@ -227,6 +227,14 @@ class WhatIfs(Variants):
         """The name of the scenario."""
         return self._as_it_is.scenario.name
 
+    @property
+    def settings(self) -> list[Variant]:
+        """What it is, and settings that may help, where its graph follows from them; else nothing."""
+        case = self._as_it_is
+        found = case.scenario.content.workload.what_ifs(case.scenario.policy)
+        trials = [Variant(tuple(changes.items()), label=label) for label, changes in found.items()]
+        return [Variant(label="as it is"), *trials] if trials else []
+
     @cached_property
     def _as_it_is(self) -> Case:
         return super().case(Variant())

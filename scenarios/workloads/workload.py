@@ -145,6 +145,10 @@ class Workload(Strict):
         """Return what is meant where the scenario's ``policy:`` says nothing; None: what is always meant."""
         return None
 
+    def what_ifs(self, policy: PolicyFields) -> Mapping[str, Mapping[str, str]]:
+        """Return settings that `sim whatif` tries, by what they are called; none: it changes the graph."""
+        return {}
+
     def report(self, trace: Trace) -> dict[str, Any]:
         """Return what the summary of a run has besides, by key."""
         return {}

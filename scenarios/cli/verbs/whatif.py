@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from scenarios.variants.variant import Row, Variant
+    from scenarios.variants.what_ifs import WhatIfs
 
 
 def whatif(
@@ -54,6 +55,8 @@ def whatif(
     with progress(f"reading {file}"):
         what_ifs = WhatIfs(file, sets or (), allowed)
         name = what_ifs.name
+        if settings := what_ifs.settings:
+            return _try_settings(what_ifs, settings, only or [""], given, plot, json=json)
         known = standard_trials(what_ifs.graph)
     with progress(f"simulating {name}"):
         recorded_ns = what_ifs.recorded_ns
@@ -70,6 +73,39 @@ def whatif(
         print_json(to_json(name, recorded_ns, rows))
     else:
         _print(name, recorded_ns, rows)
+
+
+def _try_settings(
+    what_ifs: WhatIfs,
+    settings: list[Variant],
+    only: list[str],
+    given: Sequence[Variant],
+    plot: str | None,
+    *,
+    json: bool,
+) -> None:
+    """Try settings, where a graph follows from them."""
+    from scenarios.cli.output import print_json
+    from scenarios.cli.running import progress
+    from scenarios.cli.search_tables import print_rows
+    from scenarios.fields.goals import Goal
+    from scenarios.variants.variant import Variants
+    from scenarios.variants.what_ifs import chosen
+    from sim.base.errors import InputError
+
+    if given or plot is not None:
+        raise InputError(
+            f"{'--also' if given else '--plot'} is of graphs; {what_ifs.name} has none of its own"
+        )
+    trials = [settings[0], *chosen(settings[1:], only)]
+    runs, rows = Variants(*what_ifs.made_of), []
+    with progress(f"trying {len(trials) - 1} changes of {what_ifs.name}"):
+        for trial in trials:
+            rows.append({"what if": trial.label, **runs.row(trial)})
+    if json:
+        print_json({"name": what_ifs.name, "what_ifs": rows})
+    else:
+        print_rows(rows, ["what if"], Goal("e2el_p99"))
 
 
 def _given(text: str) -> Variant:

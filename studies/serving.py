@@ -1,0 +1,124 @@
+"""``python -m studies.serving DATA [--tables FOLDER]``: predicted and measured latencies of served models.
+
+DATA holds ``cluster/serving_silicon.csv.gz`` and ``cluster/serving_vllm``. Each measured point is asked as a
+user would ask it, and nothing is fitted. What the points do not say is assumed, once for all: requests come
+as InferenceMAX sends them (lengths from four fifths to all, three times as many as are under way), keys and
+values are in fp8 where products are. With a folder of LLMServingSim's tables (``Qwen/Qwen3-32B/tp2``) its
+recorded run is replayed, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from scenarios.run.execute import run_scenario
+from scenarios.run.load import read_scenario
+
+_PRECISIONS = {"fp8": "fp8", "fp4": "nvfp4", "bf16": "bf16"}
+_MODELS = {"meta-llama/Llama-3.1-70B": "llama3-70b"}
+
+
+def point(row: Any) -> dict[str, Any]:
+    """Return the scenario of a measured point."""
+    dtype = _PRECISIONS[row.precision]
+    most = {"prompt": int(row.isl), "output": int(row.osl)}
+    lengths = {name: [round(0.8 * tokens), tokens] for name, tokens in most.items()}
+    return {
+        "workload": {
+            "serving": {
+                "model": _MODELS[row.model_path],
+                "calibration": row.system.replace("_", "-"),
+                "dtype": dtype,
+                "kv": {"dtype": "bf16" if dtype == "bf16" else "fp8"},
+                "layout": {"tensor": int(row.tp_size)},
+                "requests": {"closed": int(row.batch_size), **lengths, "count": 3 * int(row.batch_size)},
+            }
+        }
+    }
+
+
+def served(scenario: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return what is told of a run."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found: dict[str, Any] = run_scenario(
+            read_scenario(json.dumps(scenario), folder=folder, allow_outside=True)
+        ).numbers["serving"]
+    return found
+
+
+def judge_points(path: Path) -> pd.DataFrame:
+    """Return measured and predicted latencies in ms, a row a point."""
+    rows = pd.read_csv(path)
+    rows = rows[(rows.backend == "vllm") & rows.model_path.isin(_MODELS) & (rows["mode"] == "agg")]
+    found = []
+    for row in rows.sort_values(["system", "precision", "tp_size", "isl", "osl", "batch_size"]).itertuples():
+        told = served(point(row), path.parent)
+        names = ("system", "precision", "tp_size", "isl", "osl", "batch_size")
+        found.append({name: getattr(row, name) for name in names})
+        found[-1] |= {"tpot": row.silicon_tpot_ms, "predicted": told["mean_tpot_ms"]}
+        found[-1] |= {"ttft": row.silicon_ttft_ms, "predicted_ttft": told["mean_ttft_ms"]}
+        print(".", end="", file=sys.stderr, flush=True)
+    return pd.DataFrame(found).assign(error=lambda of: of.predicted / of.tpot - 1)
+
+
+def replay(folder: Path, tables: Path) -> pd.DataFrame:
+    """Return measured and predicted means of a recorded run, replayed by tables of its kernels."""
+    trace = folder / "requests.jsonl"
+    rows = pd.DataFrame(json.loads(line) for line in trace.read_text(encoding="utf-8").splitlines())
+    # the two clocks of a recording meet where the first request is queued
+    sent = rows.arrival_time - rows.arrival_time[0] + rows.queued_ts[0]
+    measured = {
+        "ttft": (rows.first_token_ts - sent).mean(),
+        "tpot": ((rows.last_token_ts - rows.first_token_ts) / (rows.output_toks - 1)).mean(),
+        "e2el": (rows.last_token_ts - sent).mean(),
+    }
+    pcie = {"bandwidth": "16GB/s", "latency": {"default": "10us"}}
+    told = served(
+        {
+            "workload": {
+                "serving": {
+                    "model": {"name": "llama3-70b", "layers": 64, "hidden": 5120},
+                    "calibration": {"device": "rtx-pro-6000", "node": pcie, "between": pcie},
+                    "layout": {"tensor": 2},
+                    "kv": {"blocks": 24628},
+                    "step": {"table": os.path.relpath(tables, folder)},
+                    "requests": {"trace": trace.name},
+                }
+            },
+            "policy": {"name": "vllm-0.19", "max_num_seqs": 128, "max_num_batched_tokens": 2048},
+        },
+        folder,
+    )
+    found = [(name, 1000 * ms, told[f"mean_{name}_ms"]) for name, ms in measured.items()]
+    return pd.DataFrame(found, columns=["metric", "measured", "predicted"]).assign(
+        error=lambda of: of.predicted / of.measured - 1
+    )
+
+
+def main(arguments: list[str]) -> int:
+    """Print the tables."""
+    parser = argparse.ArgumentParser("python -m studies.serving", description="Judge served latencies.")
+    parser.add_argument("data", type=Path, help="the data folder")
+    parser.add_argument("--tables", type=Path, help="folder of measured kernels of the recorded run")
+    given = parser.parse_args(arguments)
+    if given.tables is not None:
+        print(replay(given.data / "cluster/serving_vllm/RTXPRO6000_Qwen3-32B", given.tables).to_string())
+    found = judge_points(given.data / "cluster/serving_silicon.csv.gz")
+    print(found.round(3).to_string(index=False))
+    by = found.assign(absolute=found.error.abs()).groupby(["system", "precision"])
+    means = by.agg(points=("error", "size"), error=("absolute", "mean"), bias=("error", "mean"))
+    print(means.round(4).to_string())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
