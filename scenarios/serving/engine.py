@@ -291,7 +291,7 @@ class _Serving:
             if step is not None and latest is not None and not step.tokens:
                 self.tell(latest, step)
                 if nothing_runs and not (on_the_way or step.preempted or self.may_come(replica)):
-                    raise StuckError(_why_stuck(replica, batcher))
+                    raise StuckError(_why_stuck(replica, batcher, step.head))
             for request in [each for each, end_ns in on_the_way.items() if end_ns <= env.now]:
                 request.pulled_ns = on_the_way.pop(request)
             if step is not None and not step.tokens and batcher.unfinished():
@@ -340,10 +340,17 @@ class _Serving:
             self.hand(self.twins[twin], self.twins[twin].replica)
 
 
-def _why_stuck(replica: int, batcher: Batcher) -> str:
+def _why_stuck(replica: int, batcher: Batcher, head: Request | None) -> str:
     cache = batcher.cache
-    return (
+    stuck = (
         f"replica {replica} is stuck: {batcher.unfinished():,} requests are unfinished, none runs, and the "
+    )
+    if head is not None and not cache.used:
+        return stuck + (
+            f"first, {head.id}, will never fit: it was preempted, counts its outputs from 0 again, and "
+            f"has {head.known:,} tokens by now, for which {cache.usable:,} blocks are too few"
+        )
+    return stuck + (
         f"next in rank does not fit: {cache.used:,} of {cache.usable:,} blocks are held by requests whose "
         "prompts were pulled, and which come after it"
     )
