@@ -62,6 +62,7 @@ class PipelineWriter:
         self.gathered: dict[int, int] = {}  # what leaves a stage after its collective, in place of `made`
         self.arrived: dict[tuple[int, int, int], int] = {}  # copies on compute streams: their tensor
         self.actions = Actions(schedule)
+        self.admits = admits(plane, m, schedule.in_flight)
         self.recomputed = np.zeros(plane, dtype=np.bool_)
         again = self.actions.phase == "R"
         self.recomputed[self.actions.stage[again] * m + self.actions.micro_batch[again]] = True
@@ -92,7 +93,7 @@ class PipelineWriter:
             The ranks wait for each other.
         """
         actions, programs = self.actions, self.schedule.programs
-        needs = needs_of(actions, self.recomputed, self.reads, self.m, self.schedule.in_flight)
+        needs = needs_of(actions, self.recomputed, self.reads, self.admits)
         made = key_of(actions.phase, actions.stage, actions.micro_batch, self.schedule.stages, self.m)
         makes = Csr.group(actions.slot[made >= 0], made[made >= 0], actions.first[-1])
         first, n_keys = actions.first, 3 * self.plane
@@ -173,9 +174,8 @@ class PipelineWriter:
             column = np.full(n, NOTHING)
             column[firsts] = [of[j] if j < len(of) else NOTHING for of in resident]
             read.append(column)
-        left = plane - m + k - self.schedule.in_flight
-        admitted = letters["F"] & (stage == 0) & (k >= self.schedule.in_flight)
-        behind = np.where(letters["W"], plane + at, np.where(admitted, left, NOTHING))
+        left = np.where(letters["F"] & (stage == 0), self.admits[k], NOTHING)
+        behind = np.where(letters["W"], plane + at, left)
         after = np.where(behind != NOTHING, op_at[np.maximum(behind, 0)], NOTHING)
 
         names = [f"{s}{p}{k}" for s, p, k in zip(stage.tolist(), phase.tolist(), k.tolist(), strict=True)]
@@ -296,8 +296,8 @@ class PipelineWriter:
                 return
             if self.sizes[stage]["R"][1]:
                 inputs.append(source + 1)
-        elif not stage and k >= self.schedule.in_flight:
-            after.append(self.op_at[plane - self.m + k - self.schedule.in_flight])
+        elif not stage and (left := int(self.admits[k])) != NOTHING:
+            after.append(self.op_at[left])
         for read in self._reads_of(stage, phase):
             key = read.base + k
             tensor = self._tensor(key, read.output)
@@ -435,26 +435,27 @@ def key_of(
     return made
 
 
+def admits(plane: int, micro_batches: int, in_flight: int) -> IntArray:
+    """Return micro-batch → number of what admits it to the first stage: what an earlier one makes last."""
+    k = np.arange(micro_batches)
+    return np.where(k >= in_flight, plane - micro_batches + k - in_flight, NOTHING)
+
+
 def needs_of(
     actions: Actions,
     recomputed: npt.NDArray[np.bool_],
     reads: Sequence[tuple[list[Read], list[Read]]],
-    micro_batches: int,
-    in_flight: int,
+    admits: IntArray,
 ) -> Csr:
     """Return slot → numbers of what it needs, in the order in which it asks."""
-    phase, at = actions.phase, actions.stage * micro_batches + actions.micro_batch
+    phase, at = actions.phase, actions.stage * len(admits) + actions.micro_batch
     plane, forward, gradient = len(recomputed), phase == "F", (phase == "B") | (phase == "I")
     again = ~forward & (phase != "R") & recomputed[at]
     asked = [
         np.where(~forward, at, NOTHING),
         np.where(again, 2 * plane + at, NOTHING),
         np.where(phase == "W", plane + at, NOTHING),
-        np.where(
-            forward & (actions.stage == 0) & (at >= in_flight),
-            plane - micro_batches + at - in_flight,
-            NOTHING,
-        ),
+        np.where(forward & (actions.stage == 0), admits[actions.micro_batch], NOTHING),
     ]
     for of, mine in enumerate((forward, gradient)):
         for j in range(max(len(read[of]) for read in reads)):

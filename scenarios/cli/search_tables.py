@@ -18,6 +18,7 @@ from scenarios.variants.optimum import Optimum
 from scenarios.variants.tune import Fresh, Tuning
 from scenarios.variants.tune_report import improvements
 from scenarios.variants.variant import Row
+from sim.base.units import format_duration
 from sim.explain.bounds import bounds
 from sim.export.tables import percent, size, titled
 
@@ -296,6 +297,8 @@ def _print_limits(row: Row, goal: Goal) -> None:
     told = []
     if "train.step_ns" in row:
         step, peak, limit = row["train.step_ns"], row["train.peak_bytes"], row["train.capacity_bytes"]
+        if (low := row.get("train.low_ns")) is not None:
+            told.append(f"80 % between {format_duration(low)} and {format_duration(row['train.high_ns'])}")
         if limit is not None:
             free = f"{size(limit - peak)} free ({percent(1 - peak / limit)})"
             told.append(f"memory {size(peak)} of {size(limit)}, {free}{little_room(peak, limit)}")

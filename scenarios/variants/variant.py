@@ -146,6 +146,8 @@ _RESULTS: Final = ("policy", "makespan_ns", "lower_bound_ns", "gap", "no_gap", "
 
 _OF_TRAINING: Final = (
     "step_ns",
+    "low_ns",
+    "high_ns",
     "tokens_per_s",
     "mfu",
     "peak_bytes",

@@ -431,8 +431,8 @@ def to_calibration(fields: CalibrationFields, name: str, precision: str = "bf16"
     attention_peak = None
     if peak is not None:
         _refuse_precision(precision, f"{name} has one peak")
-    elif precision in (peaks := preset.get("peak", {})):
-        peak, attention_peak = peaks[precision], peaks.get(others)
+    elif (of := precision.partition("-")[0]) in (peaks := preset.get("peak", {})):  # of a recipe, its type
+        peak, attention_peak = peaks[of], peaks.get(others)
     for what, value in ((f"peak (of {precision})", peak), ("bandwidth", bandwidth)):
         if not value:
             raise InputError(f"{name}: {what} is missing; give it, or a device preset that has it")

@@ -10,6 +10,7 @@ One rank a pipeline stage is simulated; the others do the same at the same time,
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
@@ -17,16 +18,18 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from policies.pipeline import PHASES, Schedule
+from scenarios.builders.train.kernels import Collective, Spent
 from scenarios.builders.train.layout import SHARDINGS, Sharding
 from scenarios.builders.train.memory import PARTS
 from scenarios.builders.train.step import step_trace
-from scenarios.builders.train.training import FULL_ITERATION, Spent, Training
+from scenarios.builders.train.training import FULL_ITERATION, StagePart, Training
 from scenarios.workloads.pipeline_report import memory_peaks
 from scenarios.workloads.step_report import covered_ns
 from sim.base.errors import InputError, OutOfMemoryError
 from sim.base.units import NS_PER_S, format_duration, round_half_up
 from sim.explain.communication import computes_until_ns, exposed_communication
 from sim.explain.derived import DerivedColumns
+from sim.explain.time_use import OnPath, interval_of
 from sim.export.tables import size
 from sim.graph.graph import Graph
 from sim.trace import Trace
@@ -181,8 +184,10 @@ def train_report(trace: Trace, training: Training, schedule: Schedule) -> dict[s
     times = _times(trace, training, schedule)
     messages = exposed_communication(DerivedColumns(trace)).values()
     exposed = max((sum(parts.values()) for parts in messages), default=0)
+    sure = step_interval(training, schedule, step)
     return {
         "step_ns": step,
+        **{key: None if sure is None else sure[key] for key in ("low_ns", "high_ns")},
         "tokens_per_s": training.tokens / seconds,
         "tokens_per_s_per_gpu": training.tokens / seconds / layout.ranks,
         "samples_per_s": training.batch / seconds,
@@ -213,6 +218,45 @@ def train_report(trace: Trace, training: Training, schedule: Schedule) -> dict[s
     }
 
 
+def step_interval(training: Training, schedule: Schedule, step: int) -> dict[str, Any] | None:
+    """Return between which limits a step is (`sim.explain.time_use.uncertainty`); None: nothing tells.
+
+    That of the rank that computes longest: those that wait, wait for the same kernels. What is not computed
+    counts as sure, as in any run.
+    """
+
+    def kernels(rank: int) -> tuple[float, dict[str, tuple[float, float]]]:
+        found: dict[str, tuple[float, float]] = {}
+        stages = [training.each_stage[s] for s in schedule.stages_of(rank)]
+        for stage in stages:
+            _add_kinds(training, stage, found)
+        return sum(stage.forward.plus(stage.backward).ns for stage in stages), found
+
+    if training.calibration.alone is None or not training.calibration.is_unfitted:
+        return None
+    busy, kinds = max((kernels(rank) for rank in range(schedule.ranks)), key=lambda one: one[0])
+    if not any(wide for _, wide in kinds.values()):
+        return None
+    share = step / max(busy, sum(ns for ns, _ in kinds.values()))
+    on_path = {kind: OnPath(round(share * ns), wide / ns) for kind, (ns, wide) in kinds.items() if wide}
+    return interval_of(step, dict(sorted(on_path.items(), key=lambda k: -k[1].ns * k[1].spread)))
+
+
+def _add_kinds(training: Training, stage: StagePart, found: dict[str, tuple[float, float]]) -> None:
+    """Add the time of a stage's kernels to that of their kind of op, and that time by how unsure it is."""
+    alone = training.calibration.alone
+    assert alone is not None
+    for pieces, units in Counter(unit.pieces for unit in stage.units).items():
+        full = any(unit.checkpointed for unit in stage.units if unit.pieces is pieces)
+        run = [kernel for piece in pieces for kernel in (*piece.forward, *piece.backward)]
+        run += [k for piece in pieces if full or (piece.again and training.modules) for k in piece.forward]
+        timed = [kernel for kernel in run if not isinstance(kernel, Collective)]
+        times = training.calibration.kernels_ns(timed)
+        for ns, (kind, spread) in zip(times, alone.spread(timed), strict=True):
+            total, off = found.get(kind, (0.0, 0.0))
+            found[kind] = total + units * ns, off + units * ns * spread
+
+
 def launch_note(training: Training) -> str | None:
     """Return a line where launches are left out, by which an eager step would be bound."""
     if training.cuda_graph != FULL_ITERATION or not any(training.calibration.host[:2]):
@@ -232,6 +276,8 @@ def launch_note(training: Training) -> str | None:
 def _notes(training: Training, step: int, exposed: int) -> list[str]:
     """Return what a reader may not expect of the layout."""
     notes = [_ALONE] if training.calibration.is_unfitted else []
+    if training.tensor_overlap and not training.layout.splits_sequence:
+        notes.append("overlap: tp has no effect here, as no product waits for parts of a sequence")
     if (note := launch_note(training)) is not None:
         notes.append(note)
     if (note := latency_note(training, step, exposed)) is not None:

@@ -29,7 +29,7 @@ from scenarios.file.document import Document, Loc
 from scenarios.workloads.calibrations import CalibrationFields, Factor, calibration_of
 from scenarios.workloads.model_config import model_sizes
 from scenarios.workloads.pipeline_report import pipeline_report
-from scenarios.workloads.train_report import check_fits, peaks_of, train_report
+from scenarios.workloads.train_report import check_fits, peaks_of, step_interval, train_report
 from scenarios.workloads.workload import Work, Workload
 from sim.base.errors import InputError, MisfitError, UnknownNameError, located
 from sim.graph.graph import Graph
@@ -62,7 +62,7 @@ class MambaFields(Strict):
     groups: Annotated[Count | None, Field(description="groups of heads that share projections")] = None
 
 
-DType = Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4"]
+DType = Literal["bf16", "fp16", "fp8", "fp8-delayed", "fp8-block", "mxfp8", "nvfp4"]
 Module = Literal[
     "all", "qkv", "proj", "mlp", "shared", "experts", "latent", "mamba_in", "mamba_out", "predicted"
 ]
@@ -284,7 +284,9 @@ class Train(Workload):
         names = [device.name for device in devices.devices]
 
         def report(trace: Trace) -> dict[str, Any]:
-            told = {"train": train_report(trace, training, schedule)}
+            told: dict[str, Any] = {"train": train_report(trace, training, schedule)}
+            if (sure := step_interval(training, schedule, trace.makespan_ns)) is not None:
+                told["makespan_interval"] = sure
             if training.parameters_apart:
                 return told
             of = pipeline_report(trace, schedule=schedule, stages=training.pipeline_stages, devices=names)
@@ -381,8 +383,6 @@ def _check_effects(fields: TrainFields, model: Architecture, overlap: Collection
     if not model.experts and any(of_experts.values()):
         key = next(key for key, given in of_experts.items() if given)
         raise InputError("has no effect: the model has no experts", path=(key,))
-    if "tp" in overlap and not (fields.parallel.tp > 1 and fields.parallel.sequence_parallel):
-        raise InputError("tp has no effect: no product waits for parts of a sequence", path=("overlap",))
     if any(fields.wide_layers) and dtype in _IN_16_BITS:
         raise InputError(f"has no effect: all products are in {dtype}", path=("wide_layers",))
 

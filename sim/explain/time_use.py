@@ -272,9 +272,12 @@ def difference_ns(one: Mapping[str, OnPath], other: Mapping[str, OnPath]) -> int
 def uncertainty(trace: Record) -> dict[str, Any] | None:
     """Return what a summary says of it; None where nothing is known."""
     on_path = spread_on_path(trace)
-    if not on_path:
-        return None
-    low_ns, high_ns = interval_ns(trace.makespan_ns, on_path)
+    return interval_of(trace.makespan_ns, on_path) if on_path else None
+
+
+def interval_of(makespan_ns: int, on_path: Mapping[str, OnPath]) -> dict[str, Any]:
+    """Return the interval of a makespan as a summary tells it."""
+    low_ns, high_ns = interval_ns(makespan_ns, on_path)
     by_kind = {kind: {"path_ns": one.ns, "spread": round(one.spread, 4)} for kind, one in on_path.items()}
     return {"low_ns": low_ns, "high_ns": high_ns, "by_kind": by_kind}
 

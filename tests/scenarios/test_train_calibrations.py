@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from math import exp
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,10 @@ from pydantic import ValidationError
 from test_train import PLAIN, training
 
 from devices.collectives.groups import NodeFabrics, RankGroup
+from scenarios.builders.train.architecture import Architecture
 from scenarios.builders.train.kernels import Attention, Product
 from scenarios.builders.train.layout import ParallelLayout
+from scenarios.builders.train.training import Training
 from scenarios.workloads.calibrations import (
     CalibrationFields,
     calibration_names,
@@ -22,6 +25,7 @@ from scenarios.workloads.calibrations import (
     read_calibration,
     to_calibration,
 )
+from scenarios.workloads.train_report import step_interval
 from sim.base.errors import InputError
 
 
@@ -190,3 +194,46 @@ def test_what_a_precision_is_worth_can_be_asked(tmp_path: Path) -> None:
     refused = sim("run", path, "--set", "workload.train.dtype=nvfp4")
     assert refused.exit_code == 2
     assert "peak (of nvfp4) is missing" in refused.stderr
+
+
+def test_a_step_says_how_sure_it_is(tmp_path: Path) -> None:
+    """Kinds err by themselves, kernels of one kind together; what was fitted to steps says nothing."""
+    path = tmp_path / "step.yaml"
+    path.write_text(
+        "workload: {train: {model: {name: llama3-8b, layers: 8}, calibration: h100-sxm, sequence: 8192, "
+        "batch: 8, gpus: 8}}\n"
+    )
+    told = json.loads(sim("run", path, "--json").stdout)
+    step, sure = told["train"]["step_ns"], told["makespan_interval"]
+    assert next(iter(sure["by_kind"])) == "matmul"
+    assert {"matmul", "attention", "add"} == {*sure["by_kind"]}
+    assert sum(one["path_ns"] for one in sure["by_kind"].values()) <= step
+    below = sum((one["path_ns"] * (1 - exp(-one["spread"]))) ** 2 for one in sure["by_kind"].values()) ** 0.5
+    assert step - sure["low_ns"] == pytest.approx(below, rel=0.001)
+    assert (told["train"]["low_ns"], told["train"]["high_ns"]) == (sure["low_ns"], sure["high_ns"])
+    assert sure["low_ns"] < step < sure["high_ns"] < 1.5 * step
+    found = sim("sweep", path, "--vary", "workload.train.dtype=bf16,fp8", "--minimise", "step_time").stdout
+    assert "  80 % between " in found
+    fitted = json.loads(
+        sim("run", path, "--set", "workload.train.calibration=h100-sxm-mosaicml", "--json").stdout
+    )
+    assert fitted["train"]["low_ns"] is None
+    assert fitted["makespan_interval"] is None
+
+
+def test_what_runs_again_is_as_unsure_as_at_first() -> None:
+    """Full recomputation: the forward's kernels of each kind count twice, all else once."""
+    sizes = Architecture(layers=2, hidden=1024, heads=16, kv_heads=4, vocabulary=0, biases=False)
+    plain = Training(sizes, ParallelLayout(), named_calibration("h100-sxm"), 1024, 1, 1)
+    (stage,) = plain.each_stage
+    told = []
+    for of in (plain, replace(plain, recompute="full")):
+        spent = of.each_stage[0].forward.plus(of.each_stage[0].backward)
+        sure = step_interval(of, of.schedule, round(spent.ns))
+        assert sure is not None
+        told.append({kind: one["path_ns"] for kind, one in sure["by_kind"].items()})
+    once, twice = told
+    assert once["matmul"] == pytest.approx(stage.forward.products + stage.backward.products, abs=2)
+    assert once["attention"] == pytest.approx(stage.forward.attention + stage.backward.attention, abs=2)
+    assert twice["matmul"] - once["matmul"] == pytest.approx(stage.forward.products, abs=3)
+    assert twice["add"] - once["add"] == pytest.approx(stage.forward.passes, abs=3)

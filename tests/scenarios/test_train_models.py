@@ -134,6 +134,25 @@ def test_an_exchange_beside_another_micro_batch_takes_its_sms() -> None:
     assert layout.group("ep").size == 4
 
 
+def test_recipes_of_fp8_differ_in_what_they_read_besides() -> None:
+    """Current scaling reads for the largest, delayed does not; blocks are copied by columns."""
+    of = {dtype: named_calibration("h100-sxm", dtype) for dtype in ("fp8", "fp8-delayed", "fp8-block")}
+    product = Product(4096, 4096, 4096)
+    numbers = 4096 * 4096
+    assert {dtype: c.casts([product]) / numbers for dtype, c in of.items()} == {
+        "fp8": 2.0,
+        "fp8-delayed": 0.0,
+        "fp8-block": 1 + 1 / 32,
+    }
+    assert of["fp8"].kernel_ns(product) == of["fp8-delayed"].kernel_ns(product)
+    measured = [named_calibration("gb200", dtype).kernel_ns(product) for dtype in ("fp8", "fp8-block")]
+    assert measured[0] < measured[1]
+    assert {c.peak for c in of.values()} == {1978.9e12}
+    mixed = training(calibration=of["fp8-delayed"], dtypes={"mamba_in": "fp8-block"})
+    whole = training(calibration=of["fp8-delayed"])
+    assert mixed.each_stage[0].forward.passes > whole.each_stage[0].forward.passes
+
+
 def test_messages_of_tensor_parallelism_pass_beside_blocks_of_products() -> None:
     """Four ranks: four blocks, three messages of a rank's part, and the sum of what came."""
     layout, whole = ParallelLayout(tp=4), 1024 * 256 * 2
@@ -364,7 +383,6 @@ workload:
         ("{name: llama3-8b, layers: M-}", "", "'M' in layers: give mamba.heads"),
         ("llama3-8b", "dispatcher: deepep", "has no effect: the model has no experts"),
         ("llama3-8b", "overlap: [ep]", "has no effect: the model has no experts"),
-        ("llama3-8b", "overlap: [dp, tp]", "tp has no effect: no product waits for parts of a sequence"),
         ("qwen3-30b-a3b", "wide_layers: [1, 1]", "has no effect: all products are in bf16"),
         ("qwen3-30b-a3b", "cuda_graph: [atn]", "cuda_graph"),
         ("nemotron-3-nano", "cuda_graph: none", None),

@@ -22,6 +22,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+import numpy as np
+
 from devices.collectives.groups import CollectiveKind, Fabric, GroupCollectives, NodeFabrics, RankGroup
 from scenarios.builders.train.kernels import Attention, Collective, Experts, Pass, Product, Scan, Timed
 from scenarios.ops.attributes import check_dtype, nbytes
@@ -43,7 +45,18 @@ from sim.job.costs import costs_ns
 # one by one or stand behind the time of a stage.
 
 
-QUANTIZED: Final[Mapping[str, float]] = {"fp8": 2.0, "mxfp8": 1 + 1 / 32, "nvfp4": 4.5 + 1 / 16}
+RECIPES: Final[Mapping[str, str]] = {"fp8-delayed": "fp8", "fp8-block": "fp8_block"}
+"""The type of the products of recipes that are not named after it: as Transformer Engine's ``DelayedScaling``
+(scales from the steps before), ``Float8BlockScaling`` (128 numbers of activations, 128 x 128 of weights)."""
+
+
+QUANTIZED: Final[Mapping[str, float]] = {
+    "fp8": 2.0,
+    "fp8-delayed": 0.0,
+    "fp8-block": 1 + 1 / 32,
+    "mxfp8": 1 + 1 / 32,
+    "nvfp4": 4.5 + 1 / 16,
+}
 """Bytes a number that quantizing the inputs of products takes in training, beside quantizing for inference.
 
 Where one scale is for all (fp8 with current scaling, nvfp4 above its blocks), reading for the largest; where
@@ -54,7 +67,13 @@ input quantized by rows in them.
 """
 
 
-KEPT: Final[Mapping[str, float]] = {"fp8": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
+KEPT: Final[Mapping[str, float]] = {
+    "fp8": 1.0,
+    "fp8-delayed": 1.0,
+    "fp8-block": 1 + 1 / 32,
+    "mxfp8": 1 + 1 / 32,
+    "nvfp4": 0.5 + 1 / 16,
+}
 """Bytes a number that is quantized takes with its scales: so the backward finds the inputs of products."""
 
 
@@ -84,6 +103,18 @@ class KernelPrices:
         self.device, self.dtype, self.products = device, dtype, products or dtype
         check_dtype(dtype)
         self.known: dict[Timed, float] = {}
+        self.sure: dict[Timed, tuple[str, float]] = {}
+
+    def spread(self, kernels: Iterable[Timed]) -> list[tuple[str, float]]:
+        """Return of each kernel the kind of op that it is, and how sure its time is (`CostModel.spread`)."""
+        kernels = list(kernels)
+        if new := list(dict.fromkeys(kernel for kernel in kernels if kernel not in self.sure)):
+            assert self.device.cost is not None
+            graph = kernels_graph(new, self.dtype, self.products)
+            kinds = [graph.kinds[code].removesuffix("_grad") for code in graph.kind_code.tolist()]
+            spread = np.nan_to_num(self.device.cost.spread(graph, self.device)).tolist()
+            self.sure |= dict(zip(new, zip(kinds, spread, strict=True), strict=True))
+        return [self.sure[kernel] for kernel in kernels]
 
     def casts(self, kernels: Iterable[Timed]) -> int:
         """Return the bytes that quantizing reads and writes beside the products (`QUANTIZED`).
@@ -146,7 +177,7 @@ def kernels_graph(kernels: Iterable[Timed], dtype: str, products: str | None = N
                 kind="moe",
                 flops=kernel.flops,
                 bytes_read=4 * kernel.tokens * kernel.hidden,
-                dtype=products or dtype,
+                dtype=RECIPES.get(products or dtype, products or dtype),
                 attributes=dict(zip(names, kernel, strict=True)),
             )
         elif isinstance(kernel, Pass):
@@ -154,6 +185,7 @@ def kernels_graph(kernels: Iterable[Timed], dtype: str, products: str | None = N
             builder.op(name, kind="add", bytes_read=read, bytes_written=kernel.nbytes - read, dtype=dtype)
         else:
             of = _type_of(kernel, dtype, products or dtype)
+            of = RECIPES.get(of, of)
             facts = _facts(kernel, of)
             builder.op(name, **op_arguments(facts, name, facts.attributes), dtype=of)
     return builder.build()

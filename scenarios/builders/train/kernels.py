@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from operator import add
 from typing import Final, Literal, NamedTuple
 
 from devices.collectives.groups import CollectiveKind
@@ -155,6 +156,33 @@ Timed = Product | Attention | Scan | Experts | Pass
 """A kernel that a device runs by itself."""
 
 Kernel = Timed | Collective
+
+
+class Spent(NamedTuple):
+    """Where the time of some kernels goes, in ns.
+
+    `hidden` runs beside the others and adds nothing; `host` is what the GPU waits for their launches.
+    """
+
+    products: float = 0.0
+    attention: float = 0.0
+    passes: float = 0.0
+    exposed: float = 0.0
+    hidden: float = 0.0
+    host: float = 0.0
+
+    @property
+    def ns(self) -> float:
+        """What passes."""
+        return self.products + self.attention + self.passes + self.exposed + self.host
+
+    def plus(self, other: Spent) -> Spent:
+        """Add another."""
+        return Spent(*map(add, self, other))
+
+    def held_up(self, ns: float) -> Spent:
+        """Add what is waited for the host."""
+        return self._replace(host=self.host + ns)
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,9 @@ from scenarios.builders.pipeline_graph import (
     rank_name,
 )
 from scenarios.builders.pipeline_stage import BESIDE, HOST, RESIDENT, resident_tensors
+from scenarios.builders.train.kernels import Spent
 from scenarios.builders.train.memory import CheckpointUnit, StageMemory, stage_memory
-from scenarios.builders.train.training import Spent, Training
+from scenarios.builders.train.training import Training
 from sim import Graph, GraphBuilder, Machine, simulate
 from sim.base.errors import InputError
 from sim.base.units import NS_PER_S, round_half_up

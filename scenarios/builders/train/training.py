@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from operator import add
 from typing import Any, Final, Literal, NamedTuple
 
 from devices.collectives.groups import RankGroup
@@ -39,6 +38,7 @@ from scenarios.builders.train.kernels import (
     LayerPiece,
     Product,
     Scan,
+    Spent,
     recompute_modules,
 )
 from scenarios.builders.train.layers import RankWork, ReplicaBatch
@@ -61,33 +61,6 @@ _OF_A_BIAS: Final = 8 / 13
 
 _WORKSPACES: Final = 2 * 32 * 2**20
 """Of cuBLAS, one for PyTorch and one for Transformer Engine."""
-
-
-class Spent(NamedTuple):
-    """Where the time of some kernels goes, in ns.
-
-    `hidden` runs beside the others and adds nothing; `host` is what the GPU waits for their launches.
-    """
-
-    products: float = 0.0
-    attention: float = 0.0
-    passes: float = 0.0
-    exposed: float = 0.0
-    hidden: float = 0.0
-    host: float = 0.0
-
-    @property
-    def ns(self) -> float:
-        """What passes."""
-        return self.products + self.attention + self.passes + self.exposed + self.host
-
-    def plus(self, other: Spent) -> Spent:
-        """Add another."""
-        return Spent(*map(add, self, other))
-
-    def held_up(self, ns: float) -> Spent:
-        """Add what is waited for the host."""
-        return self._replace(host=self.host + ns)
 
 
 class StagePart(NamedTuple):
