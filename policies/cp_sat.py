@@ -96,7 +96,7 @@ NEVER = 1 << 62
 """A time that is never reached, such as that of a way where no route leads."""
 
 LONGEST = Time(0)
-"""The end of all, which is minimised."""
+"""The end of all."""
 
 
 @dataclass
@@ -121,6 +121,10 @@ class ScheduleProblem:
         At least one of each is as it says.
     time_hints, literal_hints : dict
         Values of times and of literals, by index, to begin with.
+    charged : dict of Time or Literal to int
+        What is minimised: the sum of these times their numbers, which of literals are in ns.
+    most : int or None
+        It is no more than that.
     """
 
     horizon_ns: int
@@ -136,6 +140,8 @@ class ScheduleProblem:
     any_of: list[list[tuple[Literal, bool]]] = field(default_factory=list)
     time_hints: dict[int, int] = field(default_factory=dict)
     literal_hints: dict[int, bool] = field(default_factory=dict)
+    charged: dict[Time | Literal, int] = field(default_factory=dict)
+    most: int | None = None
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -240,7 +246,13 @@ def translate(problem: ScheduleProblem, unit: int = 1) -> Written:
         model.add_hint(times[index], value // unit)
     for index, holds in problem.literal_hints.items():
         model.add_hint(literals[index], holds)
-    model.minimize(times[LONGEST.index])
+    cost = sum(
+        times[what.index] * n if isinstance(what, Time) else literals[what.index] * (n // unit)
+        for what, n in (problem.charged or {LONGEST: 1}).items()
+    )
+    if problem.most is not None:
+        model.add(cost <= problem.most // unit)
+    model.minimize(cost)
     return written
 
 
@@ -398,7 +410,7 @@ class Activities:
     problem : Problem
         What was said.
     longest : Time
-        What is minimised.
+        The end of all, which is minimised if nothing else is charged.
 
     Raises
     ------
@@ -474,6 +486,10 @@ class Activities:
     def last(self, begin: Time | int, ns: int, end: Time, given: Literal | None = None) -> None:
         """Let `end` be so long after `begin`, if what is `given` holds."""
         self.problem.last.append(Last(begin, ns, end, given))
+
+    def charge(self, what: Time | Literal, n: int) -> None:
+        """Minimise a time, or (in ns) that a literal holds, with a weight, among what else is charged."""
+        self.problem.charged[what] = self.problem.charged.get(what, 0) + n
 
     def suppose(self, unknown: Time | Literal | None, value: int) -> None:
         """Let the search begin with a value of a time or literal."""

@@ -22,6 +22,7 @@ import numpy as np
 
 from policies.cp_sat import NEVER, Activities, Solved, Time
 from policies.issue.program_order import ProgramOrder
+from policies.optimum_objective import OBJECTIVES, Objective
 from policies.optimum_tasks import Moved, Tasks, share
 from policies.optimum_windows import windows
 from policies.placement.problem import Problem
@@ -168,7 +169,9 @@ class JobModel:
     memory : bool
         Whether tasks may have to wait for memory.
     least_ns : int
-        A lower bound that is known otherwise.
+        A lower bound of the makespan that is known otherwise.
+    objective : Objective, optional
+        What is to be small; by default the makespan.
     """
 
     def __init__(
@@ -180,6 +183,7 @@ class JobModel:
         placed: bool = True,
         memory: bool = False,
         least_ns: int = 0,
+        objective: Objective = OBJECTIVES["makespan"],
     ) -> None:
         refuse_unmodelled(job, placed)
         self.job = job
@@ -191,6 +195,8 @@ class JobModel:
         wait_for_inputs(self.tasks)
         self.orders = share(self.tasks, memory)
         self.times.after(self.times.longest, least_ns)
+        self.objective, self.is_makespan = objective, objective is OBJECTIVES["makespan"]
+        self.always, self.later = objective.write(self.tasks)
         self.begin_with(known)
 
     @property
@@ -200,8 +206,9 @@ class JobModel:
         return tuple(what + (f" ({listed(names, _MOST_NAMED)})" if names else "") for what, names in notes)
 
     def solve(self, limit_ns: int, seed: int = 0) -> tuple[Solved, Timetable | None]:
-        """Return what was found; see `Activities.solve`."""
+        """Return what was found, with a bound of the objective; see `Activities.solve`."""
         found = self.times.solve(limit_ns, seed=seed)
+        found = found._replace(bound_ns=found.bound_ns + self.always)
         return found, None if found.values is None else self._timetable(found.values)
 
     def improve(self, until: float, seed: int = 0) -> Generator[Timetable, Trace | None, None]:
@@ -233,6 +240,9 @@ class JobModel:
         sent: dict[Moved, int] = {}
         costs = issue_costs_ns(known.job)
         self.times.within(known.makespan_ns)
+        if not self.is_makespan:  # a better schedule may be longer
+            self.times.problem.horizon_ns = max(known.makespan_ns, self._longest_ns())
+            self.times.problem.most = self.objective.of(known) - self.always
         launched = known.job.launched
         columns = (ran[name].tolist() for name in ("op", "iteration", "issue_ns", "start_ns"))
         for op, i, issue, start in zip(*columns, strict=True):
@@ -251,6 +261,10 @@ class JobModel:
             self.times.suppose(move, False)
         if tasks.problem is not None:
             self._begin_with_moves(known)
+        hints = self.times.problem.time_hints
+        for later in self.later:
+            value = later.value(lambda time: hints.get(time.index, 0) + time.offset)
+            self.times.suppose(later.time, value)
         if tasks.problem is None:
             for id_, start in zip(moved["id"].tolist(), moved["start_ns"].tolist(), strict=True):
                 i, node = divmod(id_, tasks.n)
@@ -259,6 +273,23 @@ class JobModel:
             for order in self.orders:
                 if order.chosen is not None:
                     self.times.suppose(order.chosen, sent[order.one] <= sent[order.other])
+
+    def _longest_ns(self) -> int:
+        """Return how long all takes one after another: no schedule need be longer, whatever it is for."""
+        tasks, devices, graph = self.tasks, self.tasks.machine.devices, self.job.graph
+        late = [device.launch_latency_ns + device.gap_ns + device.event_ns for device in devices]
+        ns = sum(
+            max(own + tasks.cost[k][d] + late[d] for d, own in of.items())
+            for row in tasks.duration
+            for k, of in enumerate(row)
+        )
+        moved = sum(tasks.travels)
+        if tasks.problem is not None:
+            largest = int(graph.tensor_nbytes.max(initial=0))
+            pairs = itertools.permutations(range(len(devices)), 2)
+            ways = [way for a, b in pairs if (way := tasks.problem.travel_ns(a, b, largest)) < NEVER]
+            moved = len(graph.tensor_nbytes) * len(devices) * max(ways, default=0)
+        return int(ns + self.job.iterations * moved + max(graph.attribute("release").values(), default=0))
 
     def _begin_with_moves(self, known: Trace) -> None:
         """Let the search begin with the transfers of a run, where devices are chosen."""

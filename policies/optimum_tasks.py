@@ -196,6 +196,8 @@ class Tasks:
                     taken[k] = times.time(f"taken {k} {i}")
                 for d, chosen in self.on[k].items():
                     self._op(i, k, d, chosen, taken, start, end)
+                if released := self.job.graph.attribute("release").get(k, 0):
+                    times.after(taken[k], released)
             for t, ns in enumerate(self.travels):
                 end[self.n_ops + t] = start[self.n_ops + t] + ns
             for node in range(self.n):
@@ -211,6 +213,8 @@ class Tasks:
         """Let op `k` run on device `d`, if that is `chosen`."""
         times, device = self.times, self.machine.devices[d]
         ns, cost, group = self.duration[i][k][d], self.cost[k][d], ("issuers", self.group[k][d])
+        for name, n in self.job.graph.attribute("resources").get(k, {}).items():
+            times.occupy(("resource", name), start[k], ns, chosen, amount=n)
         if chosen is None:
             end[k] = start[k] + ns
         else:
@@ -351,6 +355,8 @@ def share(tasks: Tasks, memory: bool) -> list[LinkOrder]:
     issuers = [issuer.group for issuer in machine.issuers()]
     for group in range(job.n_groups):
         tasks.times.limit(("issuers", group), issuers.count(group))
+    for name, there in machine.resources.items():
+        tasks.times.limit(("resource", name), there)
     used = {d for on in tasks.on for d in on}
     for d in sorted(used):
         device = machine.devices[d]

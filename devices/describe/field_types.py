@@ -375,9 +375,12 @@ def _power(value: object) -> Power:
     for key in given:
         if key not in Power._fields:
             raise UnknownNameError("key", key, Power._fields)
-    return Power(
+    power = Power(
         **{key: inside(key, partial(units.parse_power, what=""), item) for key, item in given.items()}
     )
+    if power.busy < power.idle:
+        raise InputError("a device draws no less when it is busy than when it is idle")
+    return power
 
 
 def read_sizes(value: object) -> dict[str, int]:

@@ -120,17 +120,18 @@ def print_optimum(found: Optimum, limit_ns: int) -> None:
     runs = [("optimum" if found.proven else "best found", found.best)] if found.best is found.found else []
     runs += [(result.policy, result) for result in found.results]
     rows = (
-        {"policy": name, "makespan_ns": result.trace.makespan_ns, "above": _above_bound(found, result)}
-        for name, result in sorted(runs, key=lambda run: run[1].trace.makespan_ns)
+        {"policy": name, "cost": found.shown(found.cost(result)), "above": _above_bound(found, result)}
+        for name, result in sorted(runs, key=lambda run: found.cost(run[1]))
     )
-    print_table(titled(rows, ["policy", "makespan_ns", "above the bound: above"]))
+    columns = ["policy", f"{found.what.replace('_', ' ')}: cost", "above the bound: above"]
+    print_table(titled(rows, columns))
 
 
 def _above_bound(found: Optimum, result: Result) -> str | float | None:
     """Return by how much a run is above the bound, or why the bound is none of it."""
     if (why := found.unlike(result)) is not None:
         return f"({why})"
-    return result.trace.makespan_ns / found.lower_bound_ns - 1 if found.lower_bound_ns else None
+    return found.cost(result) / found.lower_bound - 1 if found.lower_bound > 0 else None
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""How near to the best possible: the least makespan of a scenario, proven as far as the time allows.
+"""How near to the best possible: the least makespan (tardiness, flow time, energy), proven as time allows.
 
 ::
 
@@ -16,8 +16,9 @@ the simulator's. `policies.optimum_model` says what the solver knows of a job.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any, Final
 
 import numpy as np
@@ -25,16 +26,21 @@ import numpy as np
 from policies.issue.program_order import InOrder, OutOfOrder
 from policies.issue.ready_queue import CriticalPath
 from policies.optimum_model import Follow, JobModel, Timetable, refuse_unmodelled
+from policies.optimum_objective import OBJECTIVES
 from policies.placement.list_schedule import Heft
 from policies.placement.problem import Problem
+from scenarios.fields.results import result_of_run, shown_result
 from scenarios.run.execute import Result
 from scenarios.run.scenario import Case
 from scenarios.variants.schedules import Given, ListedOrder
 from scenarios.variants.variant import attempt
+from sim.base.arrays import LATEST_NS
+from sim.base.errors import UnknownNameError
 from sim.base.units import NS_PER_S, format_duration
 from sim.explain.bounds import bounds
 from sim.graph.walks import least_first
 from sim.job.job import Job
+from sim.objectives import due_ops
 from sim.trace import Trace
 
 # ----------------------------------------------------------------------------------------------------------
@@ -42,7 +48,7 @@ from sim.trace import Trace
 #
 #  heft       by the longest way to the end, each op into the first gap of a stream     its order and streams
 #  in order, or whatever is ready of it                                                 ... issued two ways
-#  critical path, shortest first                                                        ... on its streams
+#  critical path, shortest first, due first                                             ... on its streams
 #
 # HEFT (`policies.placement.list_schedule`) keeps the devices that a job has, or chooses them.
 
@@ -67,8 +73,19 @@ def list_schedules(case: Case, job: Job, placed: bool) -> Iterator[Case]:
     yield there.deciding(policy=InOrder(synchronisation=how))
     yield there.deciding(policy=OutOfOrder(synchronisation=how))
     yield there.deciding(policy=CriticalPath(synchronisation=how))
-    shortest = ListedOrder(list(least_first(job.graph.dag(), job.known_ns.tolist())))
-    yield there.deciding(policy=OutOfOrder(synchronisation=how), linearize=shortest)
+    urgent = [due_ops(job.graph).get(op, (LATEST_NS, 0))[0] for op in range(len(job.graph))]
+    due = [_inherited(job, urgent)] if job.graph.attribute("due") else []
+    for keys in (job.known_ns.tolist(), *due):
+        first = ListedOrder(list(least_first(job.graph.dag(), keys)))
+        yield there.deciding(policy=OutOfOrder(synchronisation=how), linearize=first)
+
+
+def _inherited(job: Job, due_ns: list[int]) -> list[int]:
+    """Return how early each op is due, for its own sake or that of what follows it."""
+    for op in reversed(job.graph.topological_order.tolist()):
+        follow = (due_ns[other] for other in job.graph.dag().successors[op])
+        due_ns[op] = min(due_ns[op], *follow, LATEST_NS)
+    return due_ns
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -97,40 +114,55 @@ class Optimum:
         The run of what the solver found; None: it found nothing, or that cannot run.
     why_not : str or None
         Why there is no such run, or why it takes longer than the solver had thought.
-    lower_bound_ns : int
+    lower_bound : int
+        Of what is to be small: in ns; in pJ of an energy; of a mean flow time, of the sum over jobs.
     left_out : tuple of str
         What the solver does not know of the job.
     placed : bool
         Whether ops stay where the scenario's policy has put them.
     searched : bool
         Whether the solver came to an end before its time was up.
+    what : str
+        What is to be small, by its name in ``expect:``.
     """
 
     base: Result
     results: Sequence[Result]
     found: Result | None
     why_not: str | None
-    lower_bound_ns: int
+    lower_bound: int
     left_out: tuple[str, ...]
     placed: bool
     searched: bool
+    what: str = "makespan"
 
     @property
     def best(self) -> Result:
-        """The run with the least makespan of those that the bound holds for."""
+        """The best run of those that the bound holds for."""
         known = [self.found] if self.found else []
         known += [result for result in self.results if self.unlike(result) is None]
-        return min(known, key=lambda result: result.trace.makespan_ns)
+        return min(known, key=self.cost)
+
+    def cost(self, result: Result) -> int:
+        """Return what a run comes to in what is to be small."""
+        return OBJECTIVES[self.what].of(result.trace)
+
+    def shown(self, cost: int) -> str:
+        """Return a cost as people read it."""
+        value = Fraction(cost, OBJECTIVES[self.what].parts(self.base.trace.job))
+        return shown_result(self.what, int(value) if value.denominator == 1 else float(value))
 
     @property
     def proven(self) -> bool:
         """Whether no run can be better."""
-        return self.best.trace.makespan_ns == self.lower_bound_ns
+        return self.cost(self.best) == self.lower_bound
 
     @property
-    def gap(self) -> float:
-        """By which part of the lower bound the best is above it."""
-        return self.best.trace.makespan_ns / self.lower_bound_ns - 1 if self.lower_bound_ns else 0.0
+    def gap(self) -> float | None:
+        """By which part of the bound the best is above it; None: the bound is 0, and the best is not."""
+        if self.lower_bound > 0:
+            return self.cost(self.best) / self.lower_bound - 1
+        return 0.0 if self.proven else None
 
     def unlike(self, result: Result) -> str | None:
         """Return why the bound is none of a run, in two words; None: it is."""
@@ -138,24 +170,34 @@ class Optimum:
 
     def told(self, limit_ns: int) -> str:
         """Return in a sentence how good the best is known to be; see `find_optimum` for the limit."""
-        makespan, bound = format_duration(self.best.trace.makespan_ns), format_duration(self.lower_bound_ns)
+        best, bound = self.shown(self.cost(self.best)), self.shown(max(0, self.lower_bound))
+        gap = "" if self.gap is None else f" (gap {100 * self.gap:.2g}%)"
+        words = self.what.replace("_", " ")
+        if self.what != "makespan":
+            proven = f"the least {words} is {best}: no order has less"
+            told = f"the best known {words} is {best}, and none is below {bound}{gap}"
+        else:
+            proven = f"the optimum is {best}: no order takes less"
+            told = f"the best known takes {best}, and nothing takes less than {bound}{gap}"
         if self.proven:
-            return f"the optimum is {makespan}: no order takes less"
-        gap = f"{100 * self.gap:.2g}%"
-        told = f"the best known takes {makespan}, and nothing takes less than {bound} (gap {gap})"
+            return proven
         if self.searched:
             return f"{told}; the search is over"
         return f"{told}; after {format_duration(limit_ns)}, and a longer search may know more"
 
     def to_json(self) -> dict[str, Any]:
-        """Return what ``sim optimum --json`` prints."""
+        """Return what ``sim optimum --json`` prints; value and bound are in ns, of an energy in pJ."""
+        parts = OBJECTIVES[self.what].parts(self.base.trace.job)
         return {
             "schema": OPTIMUM_SCHEMA,
             "scenario": self.base.scenario,
             "policy": self.base.policy,
             "placement": "fixed" if self.placed else "free",
             "makespan_ns": self.best.trace.makespan_ns,
-            "lower_bound_ns": self.lower_bound_ns,
+            "objective": self.what,
+            "value": self.cost(self.best) / parts,
+            "lower_bound": self.lower_bound / parts,
+            "lower_bound_ns": self.lower_bound if self.what == "makespan" else None,
             "gap": self.gap,
             "proven": self.proven,
             "searched": self.searched,
@@ -174,13 +216,15 @@ class Optimum:
         }
 
     def _above(self, result: Result) -> float | None:
-        if self.unlike(result) or not self.lower_bound_ns:
+        if self.unlike(result) or not self.cost(self.best):
             return None
-        return result.trace.makespan_ns / self.best.trace.makespan_ns - 1
+        return self.cost(result) / self.cost(self.best) - 1
 
 
-def find_optimum(results: Sequence[Result], *, limit_ns: int, placed: bool = True, seed: int = 0) -> Optimum:
-    """Search for the least makespan of the first of some runs.
+def find_optimum(
+    results: Sequence[Result], *, limit_ns: int, placed: bool = True, seed: int = 0, what: str = "makespan"
+) -> Optimum:
+    """Search for the least makespan of the first of some runs, or the least of what else is to be small.
 
     Parameters
     ----------
@@ -192,11 +236,14 @@ def find_optimum(results: Sequence[Result], *, limit_ns: int, placed: bool = Tru
         Whether ops stay where they are in the first run.
     seed : int
         Of the solver.
+    what : str
+        One of `policies.optimum_objective.OBJECTIVES`.
 
     Raises
     ------
     InputError
-        A scenario of which not even a bound can be searched for: control flow, ops that may fail, folds.
+        No op is due, no device has a power, and that is asked for; a scenario of which not even a bound can
+        be searched for: control flow, ops that may fail, folds.
     MissingExtraError
         OR-tools is not installed.
     """
@@ -204,8 +251,12 @@ def find_optimum(results: Sequence[Result], *, limit_ns: int, placed: bool = Tru
     base = results[0]
     job, policy = base.trace.job, base.case.decisions.policy
     refuse_unmodelled(job, placed)
+    if what not in OBJECTIVES:
+        raise UnknownNameError("objective", what, OBJECTIVES)
+    result_of_run(what, base.numbers, base.trace)
+    objective = OBJECTIVES[what]
     alike = [base, *(other for other in results[1:] if not _unlike(base, other, placed))]
-    search = _Search(base.case, alike, placed)
+    search = _Search(base.case, alike, placed, objective.of)
     known = search.known.trace
     for case in list_schedules(base.case, job, placed):
         search.run(case)
@@ -214,20 +265,22 @@ def find_optimum(results: Sequence[Result], *, limit_ns: int, placed: bool = Tru
         limits = bounds(base.trace, synchronisation=policy.synchronisation, exact=True)
         least_ns = limits._replace(stream_ns={}).lower_bound_ns
     memory = base.trace.memory is not None
-    model = JobModel(job, policy, known, placed=placed, memory=memory, least_ns=least_ns)
-    searched = search.known.trace.makespan_ns == least_ns
+    model = JobModel(job, policy, known, placed=placed, memory=memory, least_ns=least_ns, objective=objective)
+    least = least_ns if model.is_makespan else 0
+    searched = search.known_cost == least
     if not searched:
         tasks = len(job.graph) * job.iterations
-        solved, timetable = model.solve(max(1, round(limit_ns * _EVEN / (tasks + _EVEN))), seed=seed)
-        least_ns, searched = max(least_ns, solved.bound_ns), solved.finished
+        part_ns = limit_ns * _EVEN / (tasks + _EVEN) if model.is_makespan else limit_ns
+        solved, timetable = model.solve(max(1, round(part_ns)), seed=seed)
+        least, searched = max(least, solved.bound_ns), solved.finished
         if timetable is not None:
             search.follow(timetable)
-    if not searched and search.known.trace.makespan_ns > least_ns:
+    if model.is_makespan and not searched and search.known_cost > least:
         model.begin_with(search.known.trace)
-        _improve(search, model.improve(began + limit_ns / NS_PER_S, seed), least_ns)
-    searched = searched or search.known.trace.makespan_ns == least_ns
+        _improve(search, model.improve(began + limit_ns / NS_PER_S, seed), least)
+    searched = searched or search.known_cost == least
     why_not = search.why_not if search.found is None else None
-    return Optimum(base, results, search.found, why_not, least_ns, model.left_out, placed, searched)
+    return Optimum(base, results, search.found, why_not, least, model.left_out, placed, searched, what)
 
 
 def _improve(search: _Search, windows: Generator[Timetable, Trace | None, None], least_ns: int) -> None:
@@ -237,7 +290,7 @@ def _improve(search: _Search, windows: Generator[Timetable, Trace | None, None],
     while timetable is not None:
         better = search.follow(timetable)
         misses = 0 if better else misses + 1
-        if search.known.trace.makespan_ns == least_ns or misses > _MISSES:
+        if search.known_cost == least_ns or misses > _MISSES:
             return
         try:
             timetable = windows.send(better.trace if better else None)
@@ -248,11 +301,18 @@ def _improve(search: _Search, windows: Generator[Timetable, Trace | None, None],
 class _Search:
     """The best run so far: of those that are known from the beginning, and of those that were found."""
 
-    def __init__(self, case: Case, alike: Sequence[Result], placed: bool) -> None:
-        self.case, self.placed = case, placed
-        self.known = min(alike, key=lambda result: result.trace.makespan_ns)
+    def __init__(
+        self, case: Case, alike: Sequence[Result], placed: bool, cost: Callable[[Trace], int]
+    ) -> None:
+        self.case, self.placed, self.cost = case, placed, cost
+        self.known = min(alike, key=lambda result: cost(result.trace))
         self.found: Result | None = None
         self.why_not: str | None = "the search found no schedule in time"
+
+    @property
+    def known_cost(self) -> int:
+        """What the best run so far comes to."""
+        return self.cost(self.known.trace)
 
     def run(self, case: Case) -> Result | None:
         """Run a case; return the result if it is the best so far."""
@@ -261,10 +321,10 @@ class _Search:
         if found.error is not None or (result := found.result) is None:
             self.why_not = f"what the search found cannot run: {found.line}"
             return None
-        ns = result.trace.makespan_ns
-        if self.found is None or ns < self.found.trace.makespan_ns:
+        cost = self.cost(result.trace)
+        if self.found is None or cost < self.cost(self.found.trace):
             self.found = result
-        if ns >= self.known.trace.makespan_ns:
+        if cost >= self.known_cost:
             return None
         self.known = result
         return result
@@ -282,7 +342,7 @@ class _Search:
             self.run(case)
         job = self.known.trace.job
         # An op that starts early may take cores that the plan keeps for others
-        if job.graph.attribute("cores"):
+        if job.graph.attribute("cores") or job.graph.attribute("resources"):
             first, rank = timetable.start_ns[0], job.graph.topological_order.argsort().tolist()
             listed = ListedOrder(sorted(range(len(rank)), key=lambda op: (first[op], rank[op])))
             self.run(case.deciding(policy=InOrder(synchronisation=how), linearize=listed))

@@ -1,0 +1,128 @@
+"""What a schedule is judged by, in the words of a constraint problem.
+
+::
+
+    makespan             the end of all
+    weighted tardiness   weight x late, for each op with a due date          late >= end - due, late >= 0
+    mean flow time       done, for each job                                  done >= each end of it
+    energy               idle power x the end of all + (busy - idle) x work, for each device
+
+A solver minimises a sum of times with weights; what is always added to it is left to who asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+from policies.cp_sat import Time
+from policies.optimum_tasks import Tasks
+from sim.objectives import (
+    due_ops,
+    energy_pj,
+    jobs_of,
+    n_jobs,
+    released_ns,
+    total_flow_time_ns,
+    weighted_tardiness_ns,
+)
+from sim.record.record import Record
+from sim.trace import Trace
+
+
+class Later(NamedTuple):
+    """A time that is not before any of some others."""
+
+    time: Time
+    others: list[Any]
+
+    def value(self, at: Callable[[Any], int]) -> int:
+        """Return the least that it can be."""
+        return max(0, *map(at, self.others))
+
+
+def _makespan(tasks: Tasks) -> tuple[int, list[Later]]:
+    tasks.times.charge(tasks.times.longest, 1)
+    return 0, []
+
+
+def _tardiness(tasks: Tasks) -> tuple[int, list[Later]]:
+    later = []
+    for op, (due_ns, weight) in due_ops(tasks.job.graph).items():
+        for i in range(tasks.job.iterations):
+            later.append(_not_before(tasks, f"late {op} {i}", [tasks.end[i][op] - due_ns], weight))
+    return 0, later
+
+
+def _flow_time(tasks: Tasks) -> tuple[int, list[Later]]:
+    graph, later = tasks.job.graph, []
+    job, released = jobs_of(graph).tolist(), released_ns(graph)
+    last = [not consumers for consumers in graph.dag().successors]
+    for i in range(tasks.job.iterations):
+        for j in range(len(released)):
+            ends = [tasks.end[i][op] for op in range(len(graph)) if job[op] == j and last[op]]
+            later.append(_not_before(tasks, f"job {j} {i}", ends, 1))
+    return -int(released.sum()) * tasks.job.iterations, later
+
+
+def _energy(tasks: Tasks) -> tuple[int, list[Later]]:
+    """Charge for the work of each device; where several ops run at once there, for the least it can be."""
+    always = idle = 0
+    for d, device in enumerate(tasks.machine.devices):
+        if (power := device.details.power) is None:
+            continue
+        idle += power.idle
+        more, lanes, work = power.busy - power.idle, device.lanes, 0
+        for op, on in enumerate(tasks.on):
+            if d not in on:
+                continue
+            ns = sum(tasks.duration[i][op][d] for i in range(tasks.job.iterations))
+            if on[d] is None:
+                work += ns
+            else:
+                tasks.times.charge(on[d], more * ns // lanes)
+        tasks.note(lanes > 1 and more > 0, "how much of their time ops overlap", device.name)
+        always += more * work // lanes
+    tasks.times.charge(tasks.times.longest, idle)
+    return always, []
+
+
+def _not_before(tasks: Tasks, name: str, others: list[Any], weight: int) -> Later:
+    time = tasks.times.time(name)
+    for other in others:
+        tasks.times.after(time, other)
+    tasks.times.charge(time, weight)
+    return Later(time, others)
+
+
+class Objective(NamedTuple):
+    """How a schedule is judged.
+
+    Attributes
+    ----------
+    cost : callable
+        ``cost(trace)`` returns what is to be small, a whole number; None: nothing says it of this job.
+    write : callable
+        ``write(tasks)`` says it of tasks; returns what is always added, and the times that it made.
+    parts : callable
+        ``parts(job)`` returns by what a cost is divided to be what people call it.
+    """
+
+    cost: Callable[[Record], int | None]
+    write: Callable[[Tasks], tuple[int, list[Later]]]
+    parts: Callable[[Any], int] = lambda job: 1
+
+    def of(self, trace: Trace) -> int:
+        """Return the cost of a run that is known to have one."""
+        cost = self.cost(trace)
+        assert cost is not None
+        return cost
+
+
+OBJECTIVES: Final[Mapping[str, Objective]] = {
+    "makespan": Objective(lambda trace: trace.makespan_ns, _makespan),
+    "weighted_tardiness": Objective(weighted_tardiness_ns, _tardiness),
+    "mean_flow_time": Objective(total_flow_time_ns, _flow_time, n_jobs),
+    "energy": Objective(energy_pj, _energy),
+}
+"""By the names that `expect:` has."""
