@@ -62,6 +62,7 @@ _VERBS: Final = {
         "optimum:optimum",
         "Find the best possible schedule, or how far from it the policies can be.",
     ),
+    "bench": ("bench:bench", "Compare policies and solvers on a set of instances."),
     "tune": ("tune:tune", "Search for the best settings, order, placement and streams."),
 }
 """Verb -> its function in `scenarios.cli.verbs` and its line in help, which lists them in this order."""

@@ -116,6 +116,7 @@ class GraphFileRecord(TypedDict):
     source: NotRequired[str]
     batch: NotRequired[Annotated[int, Field(ge=1)]]
     devices: NotRequired[dict[Name, dict[Name, str]]]
+    machine: NotRequired[dict[Name, Any]]
     tensors: NotRequired[list[TensorRecord]]
     ops: Annotated[list[OpRecord], Field(min_length=1)]
     functions: NotRequired[list[FunctionRecord]]

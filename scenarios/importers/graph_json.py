@@ -227,6 +227,7 @@ def write_graph(
     head: dict[str, Any] = {"schema": SCHEMA, "name": graph.name}
     batch = None if slope is None else slope.batch
     head |= {"source": source, "batch": batch, "devices": graph.device_facts or None}
+    head |= {"machine": graph.machine or None}
     try:
         lines = [f"{_json(key)}: {_json(value)},\n" for key, value in head.items() if value is not None]
         tensors = ",\n".join(map(_json, _tensors(graph, slope)))
@@ -404,7 +405,9 @@ def read_graph(path: StrPath, *, batch: int | None = None) -> Graph:
         else:
             functions = [_function(record) for record in file.get("functions", [])]
             add_ops(builder, [_arguments(op) for op in file["ops"]], {f.name: f for f in functions})
-        graph = replace(builder.build(), device_facts=file.get("devices", {}))
+        graph = replace(
+            builder.build(), device_facts=file.get("devices", {}), machine=file.get("machine", {})
+        )
         if batch is not None and len(graph) != len(file["ops"]):
             raise InputError("its functions have no 'per_sample', so the batch cannot be set")
         return graph if batch is None else at_batch(graph, _slope(file, graph), batch)

@@ -242,7 +242,8 @@ _ENDINGS = (*chain.from_iterable(TRACES.values()),)
 def format_of(path: StrPath) -> str | None:
     """Return the workload's key for a recording: ``kineto``, ``chakra`` or ``graph``; None if it is none.
 
-    A folder is that of the ranks of a job. Of a graph file the first ops tell whether they were recorded.
+    So it does for an instance of a scheduler's benchmark, which has its machine, too. A folder is that of the
+    ranks of a job. Of a graph file the first ops tell whether they were recorded.
 
     Raises
     ------
@@ -252,6 +253,7 @@ def format_of(path: StrPath) -> str | None:
     """
     from scenarios.importers import chakra, graph_json
     from scenarios.importers.kineto import kineto
+    from scenarios.importers.scheduling_instances import is_instance
 
     if os.path.isdir(path):
         return "kineto" if any(name.endswith(_ENDINGS) for name in os.listdir(path)) else None
@@ -263,7 +265,7 @@ def format_of(path: StrPath) -> str | None:
             f"make a graph file of it: sim import {name} --out {name.partition('.')[0]}.json.gz"
         )
     if not name.endswith(_ENDINGS):
-        return None
+        return "graph" if is_instance(path) else None
     try:
         head = read_head(path)
     except InputError:
@@ -288,4 +290,9 @@ def as_scenario(path: StrPath) -> dict[str, Any]:
     if key is None:
         raise InputError(f"{path}: is no recording; known: traces of Kineto and Chakra, a folder of ranks")
     name = os.path.basename(os.path.realpath(path))
-    return {"machine": {**AS_RECORDED, "devices": {}}, "workload": {key: name}, "policy": dict(POLICY)}
+    policy = (
+        dict(POLICY)
+        if name.endswith(_ENDINGS) or key != "graph"
+        else {"name": "ready-queue", "placement": "heft"}
+    )
+    return {"machine": {**AS_RECORDED, "devices": {}}, "workload": {key: name}, "policy": policy}

@@ -50,6 +50,8 @@ def recorded_machine(graph: Graph) -> dict[str, Any]:
     >>> recorded_machine(b.build())
     {'devices': {'gpu': {'kind': 'gpu', 'streams': 1}, 'cpu': {'kind': 'cpu', 'cores': 1}}}
     """
+    if graph.machine:
+        return dict(graph.machine)
     lanes: dict[tuple[str, str], set[object]] = {}
     streams = graph.attribute("stream")
     for op, (device, lane) in enumerate(recorded_lanes(graph)):
@@ -112,7 +114,8 @@ def as_recorded_machine(spec: Mapping[str, Any], graph: Graph) -> dict[str, Any]
     """
     if spec.get("preset") != AS_RECORDED["preset"]:
         return dict(spec)
-    devices = recorded_machine(graph)["devices"]
+    machine = recorded_machine(graph)
+    devices = dict(machine["devices"])
     if not devices:
         raise InputError(
             f"{graph.name!r} is no recording: none of its ops has a stream or a thread",
@@ -120,7 +123,8 @@ def as_recorded_machine(spec: Mapping[str, Any], graph: Graph) -> dict[str, Any]
         )
     for name, over in spec.get("devices", {}).items():
         devices[name] = {**devices.get(name, {}), **over}
-    return {key: value for key, value in spec.items() if key != "preset"} | {"devices": devices}
+    own = {key: value for key, value in spec.items() if key != "preset"}
+    return {**machine, **own, "devices": devices}
 
 
 def with_facts(spec: Mapping[str, Any], graph: Graph, origin: Origin = NOWHERE) -> dict[str, Any]:

@@ -159,6 +159,38 @@ def sweep_plot(
     return ax
 
 
+def profile_plot(profile: Mapping[str, Sequence[tuple[Any, Any]]], ax: Axes | None = None) -> Axes:
+    """Draw the share of the instances on which each method is within a factor of the best.
+
+    Parameters
+    ----------
+    profile : mapping
+        As `scenarios.variants.bench.profile` returns it.
+    ax : Axes, optional
+    """
+    from sim.plot.figure import elided, new_figure
+    from sim.plot.legend import add_legend
+    from sim.plot.theme import OKABE_ITO, plain
+
+    if ax is None:
+        _, (ax,) = new_figure(width=8.0, height=4.2)
+    last = max((float(ratio) for steps in profile.values() for ratio, _ in steps), default=1.0)
+    handles: dict[str, Artist] = {}
+    for k, (name, steps) in enumerate(profile.items()):
+        at = [1.0, *(float(ratio) for ratio, _ in steps), 1 + (last - 1) * 1.05]
+        share = [0.0, *(float(part) for _, part in steps)]
+        style = ("-", "--", ":", "-.")[k % 4]  # lines may lie on one another
+        colour = OKABE_ITO[k % len(OKABE_ITO)]
+        (line,) = ax.plot(at, [*share, share[-1]], style, color=colour, drawstyle="steps-post")
+        handles[elided(name)] = line
+    ax.set_xlabel("makespan, as a multiple of the best of these methods")
+    ax.set_ylabel("share of the instances")
+    ax.set_ylim(0, 1.02)
+    plain(ax)
+    add_legend(ax, handles, alone=True)
+    return ax
+
+
 _ONE_LINE: Final = 80
 """So many characters stand below a picture side by side."""
 

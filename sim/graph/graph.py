@@ -112,6 +112,8 @@ class Graph:
     device_facts : mapping of str to mapping
         Pin → what the source of the graph knows of that device, in the words of a machine's description:
         ``{"gpu": {"gap": "1200ns"}}`` of a recording.
+    machine : mapping
+        The machine that it is to run on, where its source says that, in the words of a description.
     """
 
     name: str
@@ -143,6 +145,7 @@ class Graph:
     external_names: list[str]
     attributes: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     device_facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    machine: Mapping[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
         """Return the number of ops."""

@@ -1,0 +1,99 @@
+"""``sim bench FOLDER``: policies and solvers on a set of instances."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from scenarios.cli import shared_options as shared
+from scenarios.cli.shared_options import argument, option
+from sim.base.plugins import NOTHING, Allowed
+
+
+def bench(
+    paths: Annotated[list[str], argument("PATH...", "Instances, scenarios, or folders of them.")],
+    policy: shared.Policies = None,
+    sets: shared.Sets = None,
+    limit: Annotated[
+        str, option("--limit TIME", "How long sim optimum searches each instance; 0: not at all.")
+    ] = "10s",
+    orders: Annotated[
+        int, option("--random N", "Of so many orders drawn the best counts; 0: none.", min=0)
+    ] = 100,
+    devices: Annotated[
+        bool, option("--devices", "Also choose devices, as a flexible job shop does by itself.")
+    ] = False,
+    jobs: Annotated[int, option("--jobs N", "How many processes to run on.", min=1)] = 1,
+    out: Annotated[
+        str | None,
+        option("--out FILE", "Write all rows (.csv, .json, .parquet); the same bench goes on from there."),
+    ] = None,
+    plot: Annotated[
+        str | None, option("--plot FILE", "Plot the performance profile (.png, .svg, .pdf).")
+    ] = None,
+    json: shared.Json = False,
+    allowed: Allowed = NOTHING,
+) -> None:
+    """Compare policies, list schedules and the search for the optimum on a set of instances.
+
+    Instances are job shops (JSPLIB), flexible job shops, projects (PSPLIB, .sm), task graphs (.stg, with the
+    machine given by --set) and scenarios. Best known values stand in bounds.csv (instance,lower,upper) or
+    instances.json beside them. A row tells of a set and a method: the mean gap to the best known, how often
+    it is reached, how often it is proven, and the mean of the seconds. With --out, what is done is remembered
+    in FILE.points. Exit status 1 if a result contradicts what is known, or an instance does not run.
+    """
+    from scenarios.cli.output import print_json
+    from scenarios.cli.running import Ticker, save_picture, say_written
+    from scenarios.cli.terminal import show_warnings
+    from scenarios.cli.text_tables import print_table
+    from scenarios.report.outputs import PICTURES, check_path
+    from scenarios.report.pictures import profile_plot
+    from scenarios.variants import bench as benches
+    from scenarios.variants.executors import executor_of
+    from sim.base.errors import listed
+    from sim.base.units import parse_duration
+    from sim.export.tables import percent
+
+    check_path("out", out, (".csv", ".json", ".parquet"))
+    check_path("plot", plot, PICTURES)
+    limit_ns = parse_duration(f"{limit}s" if limit.replace(".", "", 1).isdigit() else limit, what="--limit")
+    methods = [(name, 0) for name in policy or ("ready-queue", "critical-path")] + [(benches.HEFT, 0)]
+    methods += [(benches.RANDOM, orders)] * bool(orders) + [(benches.OPTIMUM, limit_ns)] * bool(limit_ns)
+    points = [
+        benches.Point(path, method, tuple(sets or ()), effort, devices, allowed)
+        for path in benches.instances_in(paths)
+        for method, effort in methods
+    ]
+    with executor_of(min(jobs, len(points)), show_warnings) as executor:
+        rows = benches.bench(points, executor=executor, out=out, done=Ticker("points"))
+    if out is not None:
+        say_written(out)
+    if plot is not None:
+        save_picture(profile_plot(benches.profile(rows)), plot)
+    wrong, failed = benches.contradictions(rows), [row for row in rows if row["error"]]
+    if json:
+        print_json(rows)
+    else:
+        table = [
+            {
+                "set": each.set,
+                "method": each.method,
+                "instances": f"{each.instances:,}",
+                "mean gap": percent(each.gap),
+                "best known": f"{each.best:,}",
+                "proven": f"{each.proven:,}" if each.method == benches.OPTIMUM else "",
+                "mean time": f"{each.seconds:.2f} s",
+            }
+            for each in benches.standings(rows)
+        ]
+        print_table(table, left=2)
+        open_ = {row["instance"]: None for row in rows if row["known_upper_ns"] is None}
+        if open_:
+            print(f"no best known: {listed([*open_], 5)}; their gaps are to the best of these methods")
+    for row in failed:
+        typer.echo(f"{row['instance']}, {row['method']}: {row['error']}", err=True)
+    for told in wrong:
+        typer.echo(f"cannot be: {told}", err=True)
+    if wrong or failed:
+        raise typer.Exit(1)

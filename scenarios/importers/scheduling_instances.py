@@ -1,0 +1,271 @@
+"""Instances of schedulers' benchmarks: job shops, flexible job shops and projects, with their machine.
+
+::
+
+    job shop (JSPLIB)        6 6                         jobs, machines; then a line a job:
+                             2 1  0 3  1 6 ...           machine from 0, time; machine, time; ...
+    flexible job shop        10 6 2                      jobs, machines (and machines an op)
+                             6  2 1 5 3 4  1 5 3 ...     ops; of each: how many machines, and theirs
+    project (PSPLIB, .sm)    PRECEDENCE RELATIONS, REQUESTS/DURATIONS, RESOURCEAVAILABILITIES
+
+A machine of a shop is a device that executes one op at a time. A project has one device, with a worker for
+each activity, and its resources are those of the machine. A time has no unit in the file; `unit` says what
+one is.
+
+Formats: https://github.com/tamy0612/JSPLIB; https://github.com/SchedulingLab/fjsp-instances; Kolisch and
+Sprecher, "PSPLIB, a project scheduling problem library", EJOR 96(1), 1997.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Final, NamedTuple, NoReturn
+
+from scenarios.importers.files import fixed_batch, read_head, stem
+from sim.base.errors import InputError, in_file, shortened
+from sim.base.files import StrPath, read_text
+from sim.base.units import parse_duration
+from sim.graph.builder import GraphBuilder
+from sim.graph.graph import Graph
+
+_PROJECT: Final = "REQUESTS/DURATIONS"
+
+
+class _Line(NamedTuple):
+    """A line of numbers, and where it stands."""
+
+    path: StrPath
+    number: int
+    words: list[str]
+
+    def wrong(self, expected: str) -> NoReturn:
+        found = shortened(" ".join(self.words))
+        raise InputError(f"{self.path}: line {self.number}: should be {expected}, found {found!r}")
+
+    def numbers(self, expected: str) -> list[int]:
+        """Return the numbers, or refuse the line."""
+        if not all(re.fullmatch(r"\d{1,15}", word, re.ASCII) for word in self.words):
+            self.wrong(f"{expected}, all whole numbers from 0")
+        return [int(word) for word in self.words]
+
+
+def _lines(path: StrPath, text: str) -> list[_Line]:
+    """Return the lines that are no comment."""
+    rows = ((number, line.partition("#")[0].split()) for number, line in enumerate(text.splitlines(), 1))
+    return [_Line(path, number, words) for number, words in rows if words]
+
+
+def _is_shop(head: bytes) -> list[list[str]]:
+    """Return the first rows of numbers of a file that is nothing else; empty: it has others."""
+    rows = [line.words for line in _lines("", head.decode(errors="replace"))[:2]]
+    plain = len(rows) == 2 and all(re.fullmatch(r"[\d.]+", word) for row in rows for word in row)
+    return rows if plain and len(rows[0]) in (2, 3) else []
+
+
+def _job_lines(path: StrPath, most: int) -> tuple[int, list[_Line]]:
+    """Return how many machines there are, and the line of each job."""
+    lines = _lines(path, read_text(path))
+    if not lines:
+        raise InputError(f"{path}: is empty; its first line should be JOBS MACHINES")
+    sizes = [word for word in lines[0].words[:2] if word.isdecimal() and word.isascii()]
+    if len(sizes) < 2 or len(lines[0].words) > most or "0" in sizes:
+        lines[0].wrong("JOBS MACHINES" + (" [MACHINES AN OP]" if most > 2 else ""))
+    jobs, machines = map(int, sizes)
+    if len(lines) != jobs + 1:
+        raise InputError(f"{path}: {jobs} jobs are announced, a line each, and {len(lines) - 1} lines follow")
+    return machines, lines[1:]
+
+
+def _shop(path: StrPath, machines: int, jobs: Iterator[list[dict[int, int]]], unit: str) -> Graph:
+    """Return the graph of jobs, each a chain of ops with a time on some machines."""
+    unit_ns = parse_duration(unit, what="unit")
+    builder = GraphBuilder(stem(path, ".jsp", ".fjs", ".txt"))
+    for j, job in enumerate(jobs):
+        for k, times in enumerate(job):
+            after = [f"j{j}.{k - 1}"] if k else []
+            if len(times) == 1:
+                ((machine, time),) = times.items()
+                given: dict[str, Any] = {"device": f"m{machine}", "duration_ns": time * unit_ns}
+            else:
+                given = {
+                    "duration_by_kind": {f"m{machine}": time * unit_ns for machine, time in times.items()}
+                }
+            builder.op(f"j{j}.{k}", kind="task", after=after, **given)
+    devices = {f"m{machine}": {"kind": "cpu", "cores": 1} for machine in range(machines)}
+    with in_file(path):
+        return replace(builder.build(), machine={"devices": devices})
+
+
+class JobShop:
+    """Job shops, as JSPLIB has them."""
+
+    @staticmethod
+    def recognises(name: str, head: bytes) -> bool:
+        """Whether the file is one: a line of two numbers, then lines of a pair for each machine."""
+        rows = _is_shop(head)
+        return bool(rows) and len(rows[0]) == 2 and len(rows[1]) == 2 * int(float(rows[0][1]))
+
+    @staticmethod
+    def load(path: StrPath, *, batch: int | None = None, unit: str = "1us") -> Graph:
+        """Return the graph of a file; op k of job j is called ``j0.0``, and its machine ``m0``.
+
+        Raises
+        ------
+        InputError
+            Not such a file, with the number of the line; or `batch` given.
+        """
+        fixed_batch(path, batch, "its times are given")
+        machines, lines = _job_lines(path, 2)
+
+        def job(line: _Line) -> list[dict[int, int]]:
+            expected = f"MACHINE TIME for each of {machines} ops, machines from 0 to {machines - 1}"
+            numbers = line.numbers(expected)
+            if len(numbers) != 2 * machines or max(numbers[::2]) >= machines:
+                line.wrong(expected)
+            return [{machine: time} for machine, time in zip(numbers[::2], numbers[1::2], strict=True)]
+
+        return _shop(path, machines, map(job, lines), unit)
+
+
+class FlexibleJobShop:
+    """Flexible job shops: each op runs on one of some machines, and takes its own time on each."""
+
+    @staticmethod
+    def recognises(name: str, head: bytes) -> bool:
+        """Whether the file is one: numbers that are no job shop, or by its name."""
+        return name.removesuffix(".gz").endswith(".fjs") or (
+            bool(_is_shop(head)) and not JobShop.recognises(name, head)
+        )
+
+    @staticmethod
+    def load(
+        path: StrPath, *, batch: int | None = None, unit: str = "1us", machines_from: int | None = None
+    ) -> Graph:
+        """Return the graph of a file; names are those of a job shop.
+
+        Parameters
+        ----------
+        path : path
+        batch : int, optional
+            Not possible: times are given.
+        unit : str
+            How long a time of 1 is.
+        machines_from : int, optional
+            The number of the first machine, 0 or 1; by default 0 if any op names a machine 0.
+
+        Raises
+        ------
+        InputError
+            Not such a file, with the number of the line; or `batch` given.
+        """
+        fixed_batch(path, batch, "its times are given")
+        machines, lines = _job_lines(path, 3)
+        jobs = [_flexible(line) for line in lines]
+        named = [machine for job in jobs for times in job for machine in times]
+        first = machines_from if machines_from is not None else min(1, *named)
+        for line, job in zip(lines, jobs, strict=True):
+            if any(not first <= machine < first + machines for times in job for machine in times):
+                line.wrong(f"ops on machines from {first} to {first + machines - 1}")
+        moved = ([{machine - first: t for machine, t in times.items()} for times in job] for job in jobs)
+        return _shop(path, machines, moved, unit)
+
+
+def _flexible(line: _Line) -> list[dict[int, int]]:
+    """Return the times of each op of a job by machine."""
+    expected = "OPS, then for each op N and N times MACHINE TIME"
+    count, *rest = line.numbers(expected)
+    job = []
+    for _ in range(count):
+        n = 2 * rest[0] if rest else 0
+        if not n or len(rest) <= n or len({*rest[1 : n + 1 : 2]}) < n // 2:
+            line.wrong(expected)
+        job.append(dict(zip(rest[1 : n + 1 : 2], rest[2 : n + 1 : 2], strict=True)))
+        del rest[: n + 1]
+    if rest or not job:
+        line.wrong(expected)
+    return job
+
+
+class Project:
+    """Projects with scarce resources, as PSPLIB has them (.sm)."""
+
+    @staticmethod
+    def recognises(name: str, head: bytes) -> bool:
+        """Whether the file is one."""
+        return _PROJECT.encode() in head
+
+    @staticmethod
+    def load(path: StrPath, *, batch: int | None = None, unit: str = "1us") -> Graph:
+        """Return the graph of a file; activities are called by their numbers.
+
+        Raises
+        ------
+        InputError
+            Not such a file, with the number of the line; several modes; `batch` given.
+        """
+        fixed_batch(path, batch, "its times are given")
+        unit_ns = parse_duration(unit, what="unit")
+        follow, requests, there = _sections(path)
+        n = len(there)
+        before: dict[int, list[str]] = {}
+        for line in follow:
+            job, modes, count, *after = line.numbers("JOB MODES N SUCCESSOR ...")
+            if modes != 1:
+                line.wrong("JOB 1 N SUCCESSOR ...: an activity of one mode")
+            if count != len(after):
+                line.wrong(f"JOB 1 N and N successors, which are {len(after)}")
+            for other in after:
+                before.setdefault(other, []).append(str(job))
+        builder = GraphBuilder(stem(path, ".sm"))
+        for line in requests:
+            expected = f"JOB MODE TIME and a need of each of {n} resources"
+            numbers = line.numbers(expected)
+            if len(numbers) != 3 + n:
+                line.wrong(expected)
+            job, _, time, *needs = numbers
+            takes = {name: k for name, k in zip(there, needs, strict=True) if k}
+            attributes = {"resources": takes} if takes else {}
+            after_ = before.pop(job, [])
+            builder.op(str(job), kind="task", duration_ns=time * unit_ns, after=after_, attributes=attributes)
+        if before:
+            raise InputError(f"{path}: activity {min(before)} follows others and has no line in {_PROJECT}")
+        machine = {"devices": {"project": {"kind": "cpu", "cores": len(requests)}}, "resources": there}
+        with in_file(path):
+            return replace(builder.build(), machine=machine)
+
+
+def _sections(path: StrPath) -> tuple[list[_Line], list[_Line], dict[str, int]]:
+    """Return the lines of successors and of requests, and how much there is of each resource."""
+    found: dict[str, list[_Line]] = {}
+    section = ""
+    for line in _lines(path, read_text(path)):
+        text = " ".join(line.words)
+        if text.endswith(":") or text.startswith("RESOURCEAVAILABILITIES"):
+            section = text.rstrip(":")
+        elif not re.fullmatch(r"[*-]+", text):
+            found.setdefault(section, []).append(line)
+    names = ("PRECEDENCE RELATIONS", _PROJECT, "RESOURCEAVAILABILITIES")
+    for name in names:
+        if len(found.get(name, ())) < 2:
+            raise InputError(f"{path}: has no {name}, which a project of PSPLIB (.sm) should")
+    follow, requests, there = (found[name] for name in names)
+    words = " ".join(there[0].words).replace(" ", "")
+    resources = re.findall(r"[A-Z]\d+", words)
+    if "".join(resources) != words or any(name[0] != "R" for name in resources):
+        there[0].wrong("renewable resources: R 1 R 2 ...")
+    amounts = there[1].numbers(f"how much there is of each of {len(resources)} resources")
+    if len(amounts) != len(resources):
+        there[1].wrong(f"how much there is of each of {len(resources)} resources")
+    return follow[1:], requests[1:], dict(zip(resources, amounts, strict=True))
+
+
+def is_instance(path: StrPath) -> bool:
+    """Whether a file is an instance that says what it runs on; one that cannot be read is none."""
+    with suppress(InputError, OSError):
+        name, head = os.path.basename(os.fspath(path)), read_head(path)
+        return any(known.recognises(name, head) for known in (Project, JobShop, FlexibleJobShop))
+    return False
