@@ -42,7 +42,7 @@ from scenarios.variants.optimum import find_optimum, list_schedules
 from scenarios.variants.schedules import ListedOrder
 from scenarios.variants.sweep import finished, keep, program, remember, sweeping, write_rows
 from scenarios.variants.variant import Row, VariantRun, attempt
-from sim.base.errors import InputError, SimError, in_file
+from sim.base.errors import InputError, SimError, hint, in_file, listed
 from sim.base.files import read_bytes, read_text
 from sim.base.plugins import NOTHING, Allowed
 from sim.base.units import parse_duration
@@ -53,6 +53,9 @@ HEFT: Final = "heft"
 RANDOM: Final = "random"
 OPTIMUM: Final = "optimum"
 """Methods beside policies."""
+
+SHIPPED: Final = Path(__file__).parents[1] / "examples" / "instances"
+"""Where the sets are that ship, each a folder."""
 
 _BOUNDS: Final = ("bounds.csv", "instances.json")
 """Files of best known values, beside the instances or above them."""
@@ -98,13 +101,21 @@ class Known(NamedTuple):
 def instances_in(paths: Sequence[str]) -> list[str]:
     """Return the instances that are files, or lie in folders, however deep, in order of their names.
 
+    A set that ships goes by its name: ``job_shop``, ``projects``.
+
     Raises
     ------
     InputError
         A folder has none, or a file is none.
     """
     found: list[str] = []
-    for path in paths:
+    sets = {folder.name: str(folder) for folder in sorted(SHIPPED.iterdir()) if folder.is_dir()}
+    for given in paths:
+        path = given if os.path.exists(given) else sets.get(given, given)
+        if not os.path.exists(path):
+            raise InputError(
+                f"{given}: no such file or folder{hint(given, sets)}; sets that ship: {listed([*sets])}"
+            )
         if not os.path.isdir(path):
             found.append(path)
             continue
@@ -163,7 +174,7 @@ def _ns(value: Any) -> int | None:
     if value in (None, ""):
         return None
     text = str(value)
-    return parse_duration(f"{text}us" if text.replace(".", "", 1).isdigit() else text, what="bound")
+    return parse_duration(f"{text}us" if text.replace(".", "", 1).isdigit() else text, what="")
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -176,8 +187,7 @@ def run_point(point: Point) -> Row:
     row |= {"instance": os.path.basename(point.path), "method": point.method, "makespan_ns": None}
     row |= {"lower_bound_ns": None, "proven": False, "error": None}
     try:
-        document = Document.read(point.path, point.allowed) if _is_scenario(point.path) else _around(point)
-        scenario = scenario_of(document.with_settings(point.sets))
+        scenario = scenario_of(document_of(point))
         case = scenario.case(None if point.method in (HEFT, RANDOM, OPTIMUM) else point.method)
         placed = not (point.devices or _may_move(job_of(case)))
         if point.method == OPTIMUM:
@@ -196,16 +206,15 @@ def run_point(point: Point) -> Row:
     return row | {"seconds": round(time.perf_counter() - began, 2)}
 
 
-def _is_scenario(path: str) -> bool:
-    return path.endswith((".yaml", ".yml")) or is_instance(path)
-
-
-def _around(point: Point) -> Document:
-    """Return a scenario around a graph that does not say what it runs on: the settings do."""
-    text = json.dumps(
-        {"workload": {"graph": os.path.basename(point.path)}, "policy": {"name": "ready-queue"}}
-    )
-    return Document.written(text, os.path.dirname(os.path.abspath(point.path)), point.allowed)
+def document_of(point: Point) -> Document:
+    """Return the scenario of a point; around a graph that does not say what it runs on, the settings do."""
+    if point.path.endswith((".yaml", ".yml")) or is_instance(point.path):
+        document = Document.read(point.path, point.allowed)
+    else:
+        told = {"workload": {"graph": os.path.basename(point.path)}, "policy": {"name": "ready-queue"}}
+        folder = os.path.dirname(os.path.abspath(point.path))
+        document = Document.written(json.dumps(told), folder, point.allowed)
+    return document.with_settings(point.sets)
 
 
 def _may_move(job: Job) -> bool:

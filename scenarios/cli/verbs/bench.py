@@ -12,7 +12,9 @@ from sim.base.plugins import NOTHING, Allowed
 
 
 def bench(
-    paths: Annotated[list[str], argument("PATH...", "Instances, scenarios, or folders of them.")],
+    paths: Annotated[
+        list[str], argument("PATH...", "Instances, scenarios, folders of them, or job_shop, projects.")
+    ],
     policy: shared.Policies = None,
     sets: shared.Sets = None,
     limit: Annotated[

@@ -1,0 +1,135 @@
+"""`sim optimum` beside a direct model of CP-SAT, on instances of schedulers' benchmarks.
+
+    python benchmarks/bench_instances.py FOLDER... [--limit 10s] [--set KEY=VALUE] [--csv FILE]
+
+The direct model is what a textbook writes: an interval an op, one for each device where it may run elsewhere,
+no overlap on a device, a cumulative constraint a resource. Both search in one thread, within the same time.
+Neither knows communication. What is not proven depends on how fast the machine is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from collections import defaultdict
+from math import ceil
+from statistics import fmean
+from typing import Any
+
+from scenarios.run.prepare_job import job_of
+from scenarios.run.scenario import scenario_of
+from scenarios.variants.bench import (
+    HEFT,
+    OPTIMUM,
+    RANDOM,
+    Point,
+    document_of,
+    instances_in,
+    known_of,
+    run_point,
+)
+from sim.base.units import NS_PER_S, parse_duration
+from sim.job.job import Job
+
+UNIT_NS = 1000
+"""Times of files are whole microseconds here."""
+
+
+def direct(job: Job, limit_ns: int) -> tuple[int | None, int]:
+    """Return the least makespan that a direct model finds within a time, and its bound, in ns."""
+    from ortools.sat.python import cp_model
+
+    model, graph, machine = cp_model.CpModel(), job.graph, job.machine
+    given = list(graph.duration_by_kind.items())
+    horizon = sum(max(int(ns), *(int(by[op]) for _, by in given), 0) for op, ns in enumerate(job.duration_ns))
+    horizon //= UNIT_NS
+    on: dict[int, list[Any]] = defaultdict(list)
+    need: dict[str, list[tuple[Any, int]]] = defaultdict(list)
+    start, end = [], []
+    for op in range(len(graph)):
+        begin, stop = model.new_int_var(0, horizon, ""), model.new_int_var(0, horizon, "")
+        ways = [(machine.positions[name], int(by[op])) for name, by in given if int(by[op]) >= 0]
+        ways = (
+            ways
+            if ways and graph.duration_ns[op] < 0
+            else [(int(job.device_of[op]), int(job.duration_ns[op]))]
+        )
+        chosen = [model.new_bool_var("") for _ in ways]
+        model.add_exactly_one(chosen)
+        for (device, ns), here in zip(ways, chosen, strict=True):
+            on[device].append(model.new_optional_interval_var(begin, ns // UNIT_NS, stop, here, ""))
+        for name, n in graph.attribute("resources").get(op, {}).items():
+            need[name].append((on[ways[0][0]][-1], n))
+        start.append(begin)
+        end.append(stop)
+    for a, b in zip(graph.edges.producer.tolist(), graph.edges.consumer.tolist(), strict=True):
+        model.add(start[b] >= end[a])
+    for device, intervals in on.items():
+        if (lanes := machine.devices[device].lanes) == 1:
+            model.add_no_overlap(intervals)
+        elif lanes < len(intervals):
+            model.add_cumulative(intervals, [1] * len(intervals), lanes)
+    for name, taken in need.items():
+        model.add_cumulative([each for each, _ in taken], [n for _, n in taken], machine.resources[name])
+    last = model.new_int_var(0, horizon, "")
+    model.add_max_equality(last, end)
+    model.minimize(last)
+    solver: Any = cp_model.CpSolver()
+    solver.parameters.max_time_in_seconds = limit_ns / NS_PER_S
+    solver.parameters.num_workers = 1
+    found = solver.solve(model) in (cp_model.OPTIMAL, cp_model.FEASIBLE)
+    bound = ceil(solver.best_objective_bound - 1e-6) * UNIT_NS
+    return (round(solver.objective_value) * UNIT_NS if found else None), bound
+
+
+def main() -> None:
+    """Print a row a folder and method."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("folder", nargs="+")
+    parser.add_argument("--limit", default="10s")
+    parser.add_argument("--set", action="append", default=[])
+    parser.add_argument("--csv")
+    args = parser.parse_args()
+    limit_ns, rows = parse_duration(args.limit), []
+    for folder in args.folder:
+        for path in instances_in([folder]):
+            best = known_of(path).upper_ns
+            for method, effort in ((HEFT, 0), (RANDOM, 100), (OPTIMUM, limit_ns), ("direct", limit_ns)):
+                point = Point(path, method, tuple(args.set), effort)
+                if method == "direct":
+                    ns, bound = direct(job_of(scenario_of(document_of(point)).case()), limit_ns)
+                    row = {"makespan_ns": ns, "lower_bound_ns": bound, "proven": ns == bound}
+                else:
+                    row = run_point(point)
+                ns, bound = row["makespan_ns"], row["lower_bound_ns"]
+                wrong = best is not None and ((ns or best) < best or (bound or 0) > best)
+                told = {
+                    "set": folder,
+                    "instance": path,
+                    "method": method,
+                    "best": best,
+                    "ns": ns,
+                    "bound": bound,
+                }
+                rows.append(told | {"proven": row["proven"], "wrong": wrong})
+                print(*rows[-1].values(), flush=True)
+    best_of: dict[str, int] = {}
+    for row in rows:
+        if row["ns"]:
+            best_of[row["instance"]] = min(best_of.get(row["instance"], row["ns"]), row["ns"])
+    for folder in args.folder:
+        for method in (HEFT, RANDOM, OPTIMUM, "direct"):
+            own = [row for row in rows if (row["set"], row["method"]) == (folder, method) and row["ns"]]
+            gaps = [row["ns"] / (row["best"] or best_of[row["instance"]]) - 1 for row in own]
+            proven, wrong = sum(row["proven"] for row in own), sum(row["wrong"] for row in own)
+            mean = f"{100 * fmean(gaps):.2f} %" if gaps else "-"
+            print(f"{folder:40} {method:8} {len(own):4} {mean:>9} proven {proven:3} wrong {wrong}")
+    if args.csv:
+        with open(args.csv, "w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()
