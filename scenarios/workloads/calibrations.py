@@ -187,8 +187,9 @@ class CalibrationFields(Strict):
         if name not in calibration_names():
             raise fault(f"from: there is no calibration {name!r}{hint(name, calibration_names())}")
         begun = read_yaml_text(_shipped(name), name).plain()
-        if "nccl" in given:  # in place of these
-            begun = {key: value for key, value in begun.items() if key not in ("node", "between")}
+        instead = {"nccl": ("node", "between"), "node": ("nccl",)}  # what a key stands in place of
+        gone = {key for name in instead if name in given for key in instead[name] if key not in given}
+        begun = {key: value for key, value in begun.items() if key not in gone}
         for key, value in given.items():
             both = isinstance(value, dict) and isinstance(begun.get(key), dict)
             begun[key] = {**begun[key], **value} if both else value

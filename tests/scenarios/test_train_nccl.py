@@ -9,10 +9,10 @@ from typing import get_args
 import pytest
 from cli_runner import sim
 
-from devices.collectives.groups import CollectiveKind, NcclGroups, RankGroup
+from devices.collectives.groups import CollectiveKind, NcclGroups, NodeFabrics, RankGroup
 from devices.collectives.nccl_model import Nccl
 from scenarios.run.load import load_scenario
-from scenarios.workloads.calibrations import named_calibration
+from scenarios.workloads.calibrations import CalibrationFields, named_calibration, to_calibration
 from scenarios.workloads.train_workload import Train, training_of
 from sim import Device, Machine
 from sim.base.errors import InputError
@@ -78,6 +78,22 @@ def test_what_nccl_measured_holds_among_eight_in_a_node() -> None:
         assert of.collective_ns("all_gather", 2**27, group) == measured.time_ns("all_gather", 2**27, group)
     for group in (RankGroup(64, 1), RankGroup(16, 2)):
         assert of.collective_ns("all_gather", 2**27, group) == plain.time_ns("all_gather", 2**27, group)
+
+
+def test_a_node_of_ones_own_stands_in_place_of_what_was_measured() -> None:
+    """Twice the NVLink of a shipped calibration; what it says besides stays."""
+    shipped = named_calibration("h100-sxm")
+    fields = CalibrationFields.model_validate({"from": "h100-sxm", "node": {"bandwidth": "900GB/s"}})
+    own, group = to_calibration(fields, "own"), RankGroup(8, 1)
+    assert isinstance(own.collectives, NodeFabrics)
+    assert own.collectives.measured is None
+    assert own.collective_ns("all_gather", 2**30, group) < 0.6 * shipped.collective_ns(
+        "all_gather", 2**30, group
+    )
+    across = RankGroup(16, 16)
+    assert own.collective_ns("all_gather", 2**30, across) == shipped.collective_ns(
+        "all_gather", 2**30, across
+    )
 
 
 @pytest.mark.parametrize(
