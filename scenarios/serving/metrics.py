@@ -45,38 +45,73 @@ def serving_metrics(requests: Sequence[Request], limits: Mapping[str, int]) -> d
     >>> found["mean_ttft_ms"], found["mean_tpot_ms"], found["median_itl_ms"], found["request_goodput"]
     (20.0, 15.0, 15.0, 20.0)
     """
+    tokens = [np.frombuffer(request.token_ns, np.int64) for request in requests]
+    pooled = np.concatenate([at[1:] - at[:-1] for at in tokens])
+    prompts = sum(request.prompt for request in requests)
     arrival = np.array([request.arrival_ns for request in requests], np.int64)
     first = np.array([request.token_ns[0] for request in requests], np.int64)
-    last = np.array([request.token_ns[-1] for request in requests], np.int64)
-    tokens = np.array([len(request.token_ns) for request in requests])
-    seconds = float(last.max() - arrival.min()) / NS_PER_S or 1.0
-    several = tokens > 1
-    tpot = np.where(several, (last - first) / np.maximum(tokens - 1, 1), 0.0)
-    of = {"ttft": first - arrival, "tpot": tpot, "e2el": last - arrival}
-    good = np.ones(len(requests), bool)
-    for name, limit in limits.items():
-        good &= of[name] <= limit
-    prompts = sum(request.prompt for request in requests)
-    gaps = [np.diff(np.frombuffer(request.token_ns, np.int64)) for request in requests]
-    latencies = {**of, "tpot": tpot[several], "itl": np.concatenate(gaps)}
-    found = {
-        "duration": seconds,
-        "completed": len(requests),
-        "total_input_tokens": prompts,
-        "total_output_tokens": int(tokens.sum()),
-        "request_throughput": len(requests) / seconds,
-        "output_throughput": int(tokens.sum()) / seconds,
-        "total_token_throughput": (prompts + int(tokens.sum())) / seconds,
-        "request_goodput": int(good.sum()) / seconds,
-    }
-    for name in METRICS:
-        found |= _stats(name, latencies[name] / NS_PER_MS)
     return {
-        **found,
+        **latency_metrics(
+            arrival,
+            first,
+            np.array([request.token_ns[-1] for request in requests], np.int64),
+            np.array([len(at) for at in tokens]),
+            prompts,
+            pooled[pooled > 0],  # tokens of one step have one gap
+            limits,
+        ),
         "hit_share": sum(request.hits or 0 for request in requests) / prompts if prompts else 0.0,
         "preemptions": sum(request.preemptions for request in requests),
         "queue_grows": _growing(arrival, first),
     }
+
+
+def latency_metrics(
+    arrival: IntArray,
+    first: IntArray,
+    last: IntArray,
+    tokens: IntArray,
+    prompts: int,
+    gaps: IntArray | None,
+    limits: Mapping[str, int],
+) -> dict[str, Any]:
+    """Return rates and latencies of requests.
+
+    Parameters
+    ----------
+    arrival, first, last : array of int
+        When each came, had its first token, and its last, in ns.
+    tokens : array of int
+        That each was answered with.
+    prompts : int
+        Tokens of all prompts.
+    gaps : array of int or None
+        Between steps that gave a request tokens, of all requests, in ns; None: not known.
+    limits : mapping of str to int
+    """
+    seconds = float(last.max() - arrival.min()) / NS_PER_S or 1.0
+    several = tokens > 1
+    tpot = np.where(several, (last - first) / np.maximum(tokens - 1, 1), 0.0)
+    of = {"ttft": first - arrival, "tpot": tpot, "e2el": last - arrival}
+    good = np.ones(len(arrival), bool)
+    for name, limit in limits.items():
+        good &= of[name] <= limit
+    answers = int(tokens.sum())
+    latencies = {"ttft": of["ttft"], "tpot": tpot[several], "itl": gaps, "e2el": of["e2el"]}
+    found: dict[str, Any] = {
+        "duration": seconds,
+        "completed": len(arrival),
+        "total_input_tokens": prompts,
+        "total_output_tokens": answers,
+        "request_throughput": len(arrival) / seconds,
+        "output_throughput": answers / seconds,
+        "total_token_throughput": (prompts + answers) / seconds,
+        "request_goodput": int(good.sum()) / seconds,
+    }
+    for name, values in latencies.items():
+        if values is not None:
+            found |= _stats(name, values / NS_PER_MS)
+    return found
 
 
 def _stats(name: str, ms: FloatArray) -> dict[str, float]:

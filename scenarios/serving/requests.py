@@ -11,6 +11,7 @@
     Azure 2023, 2024           TIMESTAMP,ContextTokens,GeneratedTokens
     BurstGPT                   Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
     LLMServingSim              {input_toks, output_toks, arrival_time_ns (or arrival_time: s), input_tok_ids}
+    vLLM's benchmark           {start_times: s, input_lens, output_lens, ...}: ``--save-detailed``
     ours                       {id, arrival: 1.5ms, prompt: 300 or [[system, 100], [r0, 200]], output, ...}
 
 Times count from the first request. Sources: kvcache-ai/Mooncake, Azure/AzurePublicDataset, HPMLL/BurstGPT,
@@ -25,6 +26,8 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
+from io import StringIO
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -41,6 +44,11 @@ from sim.base.units import NS_PER_MS, NS_PER_S, parse_duration, parse_rate, roun
 
 _TOKENS: Final = 512
 """Tokens of a block of ``hash_ids``."""
+
+_MOST: Final = 1e15
+"""No time is as far away, in s or ms."""
+_VLLM_LISTS: Final = {"start_time": "start_times", "prompt": "input_lens", "output": "output_lens"}
+"""Of a row -> the list in vLLM's result."""
 
 Row = Mapping[str, Any]
 
@@ -110,7 +118,7 @@ class RequestsFields(Strict):
             A trace that cannot be read.
         """
         if self.trace is not None:
-            return read_requests(document.file(self.trace))[: self.count], None
+            return read_requests(document.file(self.trace), self.count), None
         assert self.count is not None
         assert self.prompt is not None
         assert self.output is not None
@@ -135,8 +143,15 @@ class RequestsFields(Strict):
 # ----------------------------------------------------------------------------------------------------------
 
 
-def read_requests(path: Path) -> list[Request]:
+def read_requests(path: Path, count: int | None = None) -> list[Request]:
     """Return the requests of a trace, by arrival; those that come at the same time as they stand there.
+
+    Parameters
+    ----------
+    path : path
+        May be gzipped.
+    count : int, optional
+        Only so many, the first of the file.
 
     Raises
     ------
@@ -144,7 +159,7 @@ def read_requests(path: Path) -> list[Request]:
         With file and line: not one of the formats, a value that is missing or wrong.
     """
     with in_file(path):
-        rows = list(_rows(read_bytes(path).decode("utf-8", "replace")))
+        rows = list(islice(read_rows(path), count))
         if not rows:
             raise InputError("has no requests")
         keys = set(rows[0][1])
@@ -154,7 +169,7 @@ def read_requests(path: Path) -> list[Request]:
             raise InputError(
                 f"line {rows[0][0]}: no known trace has {', '.join(sorted(keys))}; known: {known}"
             )
-        made: list[Request] = []
+        made: dict[str, Request] = {}
         turns: dict[Any, Request] = {}
         for number, (line, row) in enumerate(rows):
             try:
@@ -162,23 +177,32 @@ def read_requests(path: Path) -> list[Request]:
             except (KeyError, TypeError, ValueError, InputError) as error:
                 what = f"has no {error}" if isinstance(error, KeyError) else str(error)
                 raise InputError(f"line {line}: {what}") from None
-            if request is not None:
-                made.append(request)
+            if request.output and not request.prompt:
+                raise InputError(f"line {line}: an answer to a prompt without tokens")
+            if request.output and made.setdefault(request.id, request) is not request:
+                raise InputError(f"line {line}: there is a request {request.id!r} before")
+        if not made:
+            raise InputError("has no request that was answered")
         if dropped := len(rows) - len(made):
-            warnings.warn(f"{path}: {dropped:,} requests that failed are left out", stacklevel=2)
-        first = min((each.arrival_ns for each in made if each.after is None), default=0)
-        for each in made:
+            what = f"request{'s'[: dropped != 1]} without an answer"
+            warnings.warn(f"{path}: leaves out {dropped:,} {what}", stacklevel=2)
+        first = min(each.arrival_ns for each in made.values() if each.after is None)
+        for each in made.values():
             each.arrival_ns -= first if each.after is None else 0
-        return sorted(made, key=lambda each: each.arrival_ns)
+        return sorted(made.values(), key=lambda each: each.arrival_ns)
 
 
-def _rows(text: str) -> Iterator[tuple[int, Row]]:
-    """Yield line and content of each row of a JSONL or CSV text."""
-    lines = text.splitlines()
+def read_rows(path: Path, *, whole: bool = False) -> Iterator[tuple[int, Row]]:
+    """Yield line and content of each row of a JSONL or CSV file.
+
+    vLLM's result is one line: yield a row for each of its requests, unless it is wanted `whole`.
+    """
+    text = read_bytes(path).decode("utf-8-sig", "replace")
     if not text.lstrip().startswith("{"):
-        yield from enumerate(csv.DictReader(lines), 2)
+        table = csv.DictReader(StringIO(text))
+        yield from ((table.line_num, row) for row in table)
         return
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
                 row = json.loads(line)
@@ -186,41 +210,56 @@ def _rows(text: str) -> Iterator[tuple[int, Row]]:
                 raise InputError(f"line {number}: not JSON: {error}") from None
             if not isinstance(row, dict):
                 raise InputError(f"line {number}: should be an object, not {line[:40]!r}")
-            yield number, row
+            if not whole and row.keys() >= set(_VLLM_LISTS.values()):
+                lists = zip(*(row[name] for name in _VLLM_LISTS.values()), strict=False)
+                yield from ((number, dict(zip(_VLLM_LISTS, each, strict=True))) for each in lists)
+            else:
+                yield number, row
 
 
-def _whole(row: Row, key: str, least: int = 1) -> int:
+def _whole(row: Row, key: str, least: int = 0) -> int:
     value = row[key]
-    number = int(value) if isinstance(value, str) else value
+    try:
+        number = int(value) if isinstance(value, str) else value
+    except ValueError:
+        number = None
     if isinstance(number, bool) or not isinstance(number, int) or number < least:
         raise InputError(f"{key} should be a whole number of at least {least}, not {value!r}")
     return number
 
 
-def _number(row: Row, key: str) -> float:
-    value = float(row[key])
-    if not math.isfinite(value):
-        raise InputError(f"{key} should be a number, not {row[key]!r}")
-    return value
+def _number(row: Row, key: str, default: float | None = None) -> float:
+    value = row[key] if default is None else row.get(key, default)
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not abs(number) < _MOST:
+        raise InputError(f"{key} should be a number, not {value!r}")
+    return number
+
+
+def _segments(what: str, ids: Sequence[Any], size: int, prompt: int, name: str) -> list[tuple[str, int]]:
+    """Return what a prompt is made of: blocks of so many tokens, and the rest, which is like no other."""
+    segments = [
+        (f"{what} {id}", min(size, prompt - at)) for id, at in zip(ids, range(0, prompt, size), strict=False)
+    ]
+    rest = prompt - size * len(segments)
+    return [*segments, (name, rest)] if segments and rest > 0 else segments
 
 
 def _mooncake(row: Row, name: str, turns: dict[Any, Request]) -> Request:
-    prompt, ids = _whole(row, "input_length"), row.get("hash_ids") or []
-    segments: list[tuple[str, int]] = []
-    for number, id in enumerate(ids):
-        tokens = min(_TOKENS, prompt - number * _TOKENS)
-        if tokens > 0:
-            segments.append((f"hash {id}", tokens))
-    if segments and (rest := prompt - sum(tokens for _, tokens in segments)) > 0:
-        segments.append((name, rest))
+    prompt = _whole(row, "input_length")
+    segments = _segments("hash", row.get("hash_ids") or (), _TOKENS, prompt, name)
     before = turns.get(row.get("session_id"))
-    at = 0 if before is not None and "timestamp" not in row else _number(row, "timestamp")
+    follows = before is not None and ("delay" in row or "timestamp" not in row)
+    at = 0.0 if follows else _number(row, "timestamp")
     request = Request(
         name, round_half_up(at * NS_PER_MS), prompt, _whole(row, "output_length"), segments=segments
     )
-    if before is not None:
-        request.after, request.delay_ns = before, round_half_up(_number(row, "delay") * NS_PER_MS)
-    if row.get("session_id") is not None:
+    if follows:
+        request.after, request.delay_ns = before, round_half_up(_number(row, "delay", 0) * NS_PER_MS)
+    if row.get("session_id") is not None and request.output:
         turns[row["session_id"]] = request
     return request
 
@@ -232,35 +271,41 @@ def _azure(row: Row, name: str, turns: dict[Any, Request]) -> Request:
     return Request(name, at, _whole(row, "ContextTokens"), _whole(row, "GeneratedTokens"))
 
 
-def _burst_gpt(row: Row, name: str, turns: dict[Any, Request]) -> Request | None:
-    if not _whole(row, "Response tokens", 0):
-        return None
+def _burst_gpt(row: Row, name: str, turns: dict[Any, Request]) -> Request:
     at = round_half_up(_number(row, "Timestamp") * NS_PER_S)
     return Request(name, at, _whole(row, "Request tokens"), _whole(row, "Response tokens"))
 
 
+def _vllm(row: Row, name: str, turns: dict[Any, Request]) -> Request:
+    at = round_half_up(_number(row, "start_time") * NS_PER_S)
+    return Request(name, at, _whole(row, "prompt"), _whole(row, "output"))
+
+
 def _serving_sim(row: Row, name: str, turns: dict[Any, Request]) -> Request:
-    at = row.get("arrival_time_ns")
-    ns = (
-        round_half_up(_number(row, "arrival_time") * NS_PER_S)
-        if at is None
-        else _whole(row, "arrival_time_ns", 0)
-    )
-    segments = [(f"token {id}", 1) for id in row.get("input_tok_ids") or ()]
+    if "arrival_time_ns" in row:
+        ns = _whole(row, "arrival_time_ns")
+    else:
+        ns = round_half_up(_number(row, "arrival_time") * NS_PER_S)
+    prompt = _whole(row, "input_toks")
+    segments = _segments("token", row.get("input_tok_ids") or (), 1, prompt, name)
     request = str(row.get("request_id", name))
-    return Request(request, ns, _whole(row, "input_toks"), _whole(row, "output_toks"), segments=segments)
+    return Request(request, ns, prompt, _whole(row, "output_toks"), segments=segments)
 
 
 def _ours(row: Row, name: str, turns: dict[Any, Request]) -> Request:
     known = {"id", "arrival", "prompt", "output", "priority", "remote", "accepted"}
     if unknown := sorted(set(row) - known):
         raise InputError(f"{unknown[0]!r} is no key of a request; known: {', '.join(sorted(known))}")
-    given = row["prompt"]
+    given, remote, accepted = row["prompt"], row.get("remote", False), row.get("accepted", [])
+    if not isinstance(remote, bool):
+        raise InputError(f"remote should be true or false, not {remote!r}")
+    if not isinstance(accepted, list):
+        raise InputError(f"accepted should be a list of numbers, not {accepted!r}")
     segments: list[tuple[str, int]] = []
     for each in given if isinstance(given, list) else ():
         if not (isinstance(each, list) and len(each) == 2 and isinstance(each[0], str)):
             raise InputError(f"prompt should be tokens, or a list of [name, tokens], not {given!r}")
-        segments.append((each[0], _whole({"prompt": each[1]}, "prompt")))
+        segments.append((each[0], _whole({"prompt": each[1]}, "prompt", 1)))
     return Request(
         str(row.get("id", name)),
         parse_duration(row["arrival"], what="arrival"),
@@ -268,17 +313,18 @@ def _ours(row: Row, name: str, turns: dict[Any, Request]) -> Request:
         _whole(row, "output"),
         priority=_whole(row, "priority", -(2**31)) if "priority" in row else 0,
         segments=segments,
-        accepted=[_whole({"accepted": each}, "accepted", 0) for each in row.get("accepted", ())],
-        remote=bool(row.get("remote", False)),
+        accepted=[_whole({"accepted": each}, "accepted") for each in accepted],
+        remote=remote,
     )
 
 
-_Reader = Callable[[Row, str, dict[Any, Request]], Request | None]
+_Reader = Callable[[Row, str, dict[Any, Request]], Request]
 _FORMATS: Final[Sequence[tuple[set[str], _Reader]]] = (
     ({"input_length", "output_length"}, _mooncake),
     ({"TIMESTAMP", "ContextTokens", "GeneratedTokens"}, _azure),
     ({"Timestamp", "Request tokens", "Response tokens"}, _burst_gpt),
     ({"input_toks", "output_toks"}, _serving_sim),
+    ({"start_time", "prompt", "output"}, _vllm),
     ({"arrival", "prompt", "output"}, _ours),
 )
-"""Keys that tell a format, and what reads a row of it; None: it failed, and is left out."""
+"""Keys that tell a format, and what reads a row of it."""

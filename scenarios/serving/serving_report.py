@@ -135,6 +135,15 @@ def serving_section(told: Mapping[str, Any]) -> Section:
     metrics = [
         {"latency": name, **{stat: _ms(told[f"{stat}_{name}_ms"]) for stat in STATS}} for name in METRICS
     ]
+    measured = told.get("measured", {})
+    beside = [
+        {
+            "measured (and off by)": name,
+            **{stat: _beside(told, measured, f"{stat}_{name}_ms") for stat in STATS},
+        }
+        for name in METRICS
+        if f"mean_{name}_ms" in measured
+    ]
     parts = [part for part in PARTS if told["mean_parts_ns"]["all"][part] >= 0.5]
     where = [
         {"time of a request": f"to its {when} token", **{part: _duration(of[part]) for part in parts}}
@@ -162,7 +171,7 @@ def serving_section(told: Mapping[str, Any]) -> Section:
         }
         for each in told["engines"]
     ]
-    shown = [metrics, where, slowest, titled(engines, list(engines[0]))]
+    shown = [metrics, beside, where, slowest, titled(engines, list(engines[0]))]
     return Section(lines, [table for table in shown if table])
 
 
@@ -180,6 +189,14 @@ def serving_rows(summaries: Mapping[str, Mapping[str, Any]]) -> list[dict[str, s
 
 def _ms(value: float) -> str:
     return format_duration(round(value * 1e6))
+
+
+def _beside(told: Mapping[str, Any], measured: Mapping[str, Any], key: str) -> str:
+    """Return what was measured, and how far the simulated number is from that."""
+    if key not in measured:
+        return ""
+    off = f" ({told[key] / measured[key] - 1:+.1%})" if measured[key] else ""
+    return _ms(measured[key]) + off
 
 
 def _duration(ns: float) -> str:

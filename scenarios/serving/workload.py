@@ -27,6 +27,7 @@ from scenarios.fields.policy_fields import AnyChoice
 from scenarios.file.document import Document, Loc
 from scenarios.serving.engine import Arrivals, EnginePass, Pull, Serve, StepTime
 from scenarios.serving.lateness import LatenessObserver
+from scenarios.serving.measured import measured_metrics
 from scenarios.serving.requests import RequestsFields
 from scenarios.serving.serving_report import Served, serving_report
 from scenarios.serving.step_cost import LinearStep, ModelStep, ReplicaMemory
@@ -120,6 +121,9 @@ class ServingFields(Strict):
     ]
     step: Annotated[StepFields | None, Field(description="what a step takes, without a model")] = None
     host: Annotated[Duration, Field(description="from scheduling a step to its earliest start")] = 0
+    measured: Annotated[
+        File | None, Field(description="vLLM's benchmark result of such a run, to put beside it")
+    ] = None
 
     @model_validator(mode="after")
     def _timed(self) -> ServingFields:
@@ -230,9 +234,13 @@ class Serving(Workload):
             served = _serve(self.serving, batchers, document, loc, seed)
         graph, devices = step_graph(served.passes, served.names)
         limits = self.serving.limits.model_dump(exclude_none=True)
+        measured = {}
+        if self.serving.measured is not None:
+            with document.placing(*_HERE, "measured"):
+                measured = {"measured": measured_metrics(document.file(self.serving.measured), limits)}
 
         def report(trace: Trace) -> dict[str, Any]:
-            return {"serving": serving_report(served, limits)}
+            return {"serving": serving_report(served, limits) | measured}
 
         return Work(graph, devices, report, lambda trace, advise: None)
 
