@@ -315,7 +315,7 @@ class Judge:
                     known[told] = predicted_ms(row, of)
                 found[row.id] = known[told]
             judged += _judged(mine, found, len(mine))
-        how = "calibrations as shipped: kernels alone, data sheets of NVLink and network"
+        how = "calibrations as shipped: kernels alone, NCCL as measured in nodes, data sheets"
         return Judgement(
             f"NeMo Megatron Bridge, H100 to GB300, {what[0]}", f"{how}; {what[1]}", tuple(judged)
         )
