@@ -23,9 +23,11 @@ from sim.base.units import NS_PER_MS, NS_PER_S
 
 METRICS: Final = ("ttft", "tpot", "itl", "e2el")
 STATS: Final = ("mean", "median", "p99", "std")
-_FEW, _BACKLOG, _GROWTH = 20, 0.05, 1.5
-"""The queue grows where so many requests wait for their first token when the last one comes, this part of
-all at least, and so many times as many as when half of the time was over."""
+_FEW, _BACKLOG, _GROWTH, _TIMES = 20, 0.02, 1.2, 64
+"""The queue grows where so many requests wait for their first token in the last third of the arrivals' time,
+this part of all at least, and in each third so many times as many as in the one before: means of so many
+times each. Of 100 drawn runs of 500 requests that tells none at 0.9 of what can be served, 67 at 1.1 times,
+and all at 1.5 times."""
 
 
 def serving_metrics(requests: Sequence[Request], limits: Mapping[str, int]) -> dict[str, Any]:
@@ -127,17 +129,16 @@ def _stats(name: str, ms: FloatArray) -> dict[str, float]:
 def _growing(arrival: IntArray, first: IntArray) -> str | None:
     """Say that requests come faster than they are served; None: they do not, or it cannot be told."""
     n, begin, end = len(arrival), int(arrival.min()), int(arrival.max())
-    half, whole = (_queue(arrival, first, at) for at in ((begin + end) // 2, end))
-    if whole < max(_FEW, _BACKLOG * n) or whole < _GROWTH * half or begin == end:
+    times = np.linspace(begin, end, 3 * _TIMES + 1)
+    come, begun = (np.searchsorted(np.sort(of), times, "right") for of in (arrival, first))
+    queue = come - begun
+    one, two, three = queue[1:].reshape(3, _TIMES).mean(1)
+    if three < max(_FEW, _BACKLOG * n, _GROWTH * two) or two < _GROWTH * one or begin == end:
         return None
+    half, whole = queue[3 * _TIMES // 2], queue[-1]
     came, served = (count / ((end - begin) / NS_PER_S) for count in (n, n - whole))
     return (
         f"the queue grows without end: {came:,.3g} requests/s come and {served:,.3g} are begun; {whole:,} of "
         f"{n:,} wait when the last one comes ({half:,} when half the time is over), so that latencies tell "
         "how long the run was"
     )
-
-
-def _queue(arrival: IntArray, first: IntArray, at_ns: int) -> int:
-    """Return how many have come, and not had their first token."""
-    return int((arrival <= at_ns).sum() - (first <= at_ns).sum())
