@@ -39,7 +39,9 @@ _DRIFT: Final = 100.0
 of step: from P100 and P4, each at the other's rate. What is lost moves at 0.3 of DRAM's rate on all."""
 _WIDE_SM = 1.2
 """An SM with 128 lanes issues less than it computes: 47.3 of 60.3 TFLOP/s in fp32 on an H200
-(github.com/xzwgit/gpu-flops-bench), where an A100, with 64, reaches 0.93."""
+(github.com/xzwgit/gpu-flops-bench). An A100, with 64, reaches 0.93: its schedulers issue to 16 lanes and have
+every other cycle for what is no arithmetic. Pascal's issue to 32 where an SM has 64, too; its products are
+written by hand to pair instructions, its convolutions take as much longer (3x3 of P100 beside V100)."""
 
 
 def _inflated(tile_n: Any, tile_m: Any) -> Any:
@@ -407,7 +409,8 @@ def conv_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
     possible = plain & np.where(winograd, (kh == 3) & (kw == 3), area >= 25)
     flops = np.where((cell > 0) & ~possible, 1e3 * flops, flops)
     if dtype == "fp32":  # heat counts half by logarithm, whatever the size: convolutions pause more
-        flops = flops * _issued(sheet) / np.sqrt(sheet.sustained.get("fp32", 1.0))
+        issued = _WIDE_SM if sheet.generation == "pascal" else _issued(sheet)
+        flops = flops * issued / np.sqrt(sheet.sustained.get("fp32", 1.0))
     passes = np.where(cell >= 4, width * padded * (2 * 36 / 16 * (given + made) + 2 * 4 * weights), 0.0)
     partial = np.where(split > 1, 2 * split * g * m * n * 4, 0.0)
     seen = given * np.minimum(1, kh / sh)  # rows between two strides are not read

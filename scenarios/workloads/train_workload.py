@@ -10,6 +10,7 @@ names none.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -347,6 +348,7 @@ def _training(fields: TrainFields, document: Document) -> Training:
         )
     overlap = [*fields.overlap] if isinstance(fields.overlap, list) else ["dp"] * fields.overlap
     _check_effects(fields, model, overlap, dtype)
+    _tell_unused_fabrics(fields.calibration, layout)
     graphs = [] if isinstance(fields.cuda_graph, str) else fields.cuda_graph
     training = Training(
         model=model,
@@ -385,6 +387,18 @@ def _check_effects(fields: TrainFields, model: Architecture, overlap: Collection
         raise InputError("has no effect: the model has no experts", path=(key,))
     if any(fields.wide_layers) and dtype in _IN_16_BITS:
         raise InputError(f"has no effect: all products are in {dtype}", path=("wide_layers",))
+
+
+def _tell_unused_fabrics(given: str | CalibrationFields, layout: ParallelLayout) -> None:
+    """Warn of a network that differs from the one that ships, and that no message crosses."""
+    if isinstance(given, str) or given.from_ is None:
+        return  # without `from` both have to be given
+    shipped = CalibrationFields.model_validate({"from": given.from_})
+    for name, least in (("node", 1), ("between", layout.node)):
+        mine = getattr(given, name)
+        if layout.ranks <= least and mine is not None and mine != getattr(shipped, name):
+            inside = "there is one GPU" if layout.ranks == 1 else f"all {layout.ranks} GPUs are in one node"
+            warnings.warn(f"calibration.{name} has no effect: {inside}", stacklevel=2)
 
 
 def _replicas(fields: TrainFields) -> int:

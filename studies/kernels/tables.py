@@ -246,7 +246,9 @@ def general_tables(data: Path) -> Iterator[Table]:
     shared = {"lenders": _alike_memory, "stiff": loose, "logs": ("rows", "columns")}
     rest = e[~e.op.isin(["softmax", "ln"])]
     sizes = "elements operands element_flops"
+    shared["logs"] = ("elements", "operands", "element_flops")
     yield _table("elementwise", "fp32", general.ELEMENTWISE, rest, sizes, "columns", **shared)
+    shared["logs"] = ("rows", "columns")
     sizes = "rows columns element_flops"
     for name, op, family in (
         ("softmax", "softmax", general.SOFTMAX),

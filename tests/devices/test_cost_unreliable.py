@@ -257,6 +257,21 @@ def test_a_tpu_computes_products_in_fp32_as_six_in_bf16() -> None:
     assert one.duration_ns.tolist() == [1_000_000, 6_000_609, 6_000_609]  # 197 / 32.83
 
 
+@pytest.mark.parametrize(
+    ("preset", "kind", "ns"),
+    [
+        ("ascend-910", "matmul", 2_441_406),
+        ("tpu-v5e", "gelu", 1_624_168),
+        ("tpu-v5p", "gelu", 697_350),
+    ],
+)
+def test_npus_say_that_bf16_computes_in_fp32(preset: str, kind: str, ns: int) -> None:
+    op = {"kind": kind, "flops": 10**10, "dtype": "bf16"}
+    with pytest.warns(BorrowedRateWarning, match=f"{preset}: 1 op in bf16 computes at the rate of fp32"):
+        warn_of_plain_rooflines(one := job({"preset": preset}, op))
+    assert one.duration_ns.tolist() == [ns]  # 10 GFLOP at the vector unit's rate
+
+
 def test_an_npu_says_that_a_unit_without_a_peak_computes_in_no_time() -> None:
     device = {"kind": "npu", "matrix_peak": {"fp16": "1TFLOP/s"}}
     with pytest.warns(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import replace
 from math import exp
 from pathlib import Path
@@ -17,6 +18,8 @@ from scenarios.builders.train.architecture import Architecture
 from scenarios.builders.train.kernels import Attention, Product
 from scenarios.builders.train.layout import ParallelLayout
 from scenarios.builders.train.training import Training
+from scenarios.run.execute import run_scenario
+from scenarios.run.load import load_scenario
 from scenarios.workloads.calibrations import (
     CalibrationFields,
     calibration_names,
@@ -78,6 +81,22 @@ def test_a_node_without_latency_says_so() -> None:
         assert _fabrics(given).node.hop_ns("send") == 0
     given["node"]["latency"] = {"default": "0us"}  # type: ignore[index]
     assert _fabrics(given).node.hop_ns("send") == 0
+
+
+@pytest.mark.parametrize(("gpus", "told"), [(1, ["node", "between"]), (8, ["between"]), (16, [])])
+def test_a_network_that_no_message_crosses_is_told(gpus: int, told: list[str], tmp_path: Path) -> None:
+    path, fabric = tmp_path / "t.yaml", "bandwidth: 1GB/s, latency: {default: 1us}"
+    path.write_text(
+        f"workload: {{train: {{model: {{layers: 4, hidden: 256, heads: 4, vocabulary: 1000}}, gpus: {gpus}, "
+        f"batch: {gpus}, sequence: 128, calibration: {{from: h100-sxm-mosaicml, node: {{{fabric}}}, "
+        f"between: {{{fabric}}}}}}}}}\n"
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run_scenario(load_scenario(path))
+    assert [str(w.message).partition(" has no effect: ")[0] for w in caught] == [
+        f"calibration.{name}" for name in told
+    ]
 
 
 def test_a_calibration_file_says_where_it_is_wrong(tmp_path: Path) -> None:
