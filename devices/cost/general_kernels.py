@@ -411,6 +411,9 @@ def conv_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
     if dtype == "fp32":  # heat counts half by logarithm, whatever the size: convolutions pause more
         issued = _WIDE_SM if sheet.generation == "pascal" else _issued(sheet)
         flops = flops * issued / np.sqrt(sheet.sustained.get("fp32", 1.0))
+    flops = flops * (
+        1 + 1e-9 * np.arange(tiles.shape[1])
+    )  # equal tiles in one order, however a sum is rounded
     passes = np.where(cell >= 4, width * padded * (2 * 36 / 16 * (given + made) + 2 * 4 * weights), 0.0)
     partial = np.where(split > 1, 2 * split * g * m * n * 4, 0.0)
     seen = given * np.minimum(1, kh / sh)  # rows between two strides are not read

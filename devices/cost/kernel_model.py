@@ -215,8 +215,7 @@ def physics(work: KernelWork, sheet: Sheet, p: Parameters) -> tuple[FloatArray, 
         hot_ns = flops_ns / sustained
         on_sms = np.maximum(on_sms, hot_ns / (1 + (1 / sustained - 1) / (1 + hot_ns / HEATING_NS)))
     if wide:
-        least = on_sms.min(axis=1, keepdims=True)  # of equal ones the first, whatever a processor rounds
-        best = np.argmax(on_sms <= least * (1 + 1e-9), axis=1)[:, None]
+        best = np.argmin(on_sms, axis=1)[:, None]
         on_sms, blocks = (
             np.take_along_axis(np.broadcast_to(x, on_sms.shape), best, 1)[:, 0] for x in (on_sms, blocks)
         )

@@ -2,7 +2,7 @@
 
 ::
 
-    python -m studies.kernels fit   --data DIR [--out FOLDER] [TABLE ...]     some ten minutes on one core for all
+    python -m studies.kernels fit   --data DIR [--out FOLDER] [TABLE ...]     some ten minutes for all
     python -m studies.kernels judge --data DIR [--out FILE.md] [TABLE ...]
 """
 

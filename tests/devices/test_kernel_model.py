@@ -66,13 +66,6 @@ def test_the_quickest_candidate_is_taken() -> None:
     assert ns_of(work) == pytest.approx(10, rel=1e-2)
 
 
-def test_of_candidates_that_differ_by_rounding_the_first_is_taken() -> None:
-    """Else what a fit corrects by (waves) depended on how a processor rounds."""
-    for off in (1 - 2**-50, 1 + 2**-50):
-        work = KernelWork(flops=np.array([[1000.0, 1000.0 * off]]), blocks=np.array([[100.0, 200.0]]))
-        assert physics(work, CHIP, LOSSLESS)[1]["waves"].tolist() == [0.0]
-
-
 def test_steps_joins_and_fixed_time_add_up() -> None:
     p = Parameters(100, 1, 64, 2, 5, 7, 1, 1, 1e-9, 1, 1, 10, 1000)
     work = KernelWork(blocks=one(250.0), steps=one(10.0), joins=one(1.0), join_bytes=one(3000.0))
