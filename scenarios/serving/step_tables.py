@@ -146,7 +146,7 @@ def _alpha(path: Path) -> Callable[[float], float]:
 
 
 class _Grid:
-    """Times over a grid of sizes; of rows that were not measured the nearest smaller sizes count."""
+    """Times over a grid of sizes; what was not measured counts as the next smaller sizes."""
 
     def __init__(self, table: Any, columns: Sequence[str]) -> None:
         self.axes = [np.unique(table[name].to_numpy(float)) for name in columns]
@@ -157,6 +157,7 @@ class _Grid:
             filled = pd.DataFrame(np.moveaxis(self.values, axis, 0).reshape(len(self.axes[axis]), -1))
             shape = np.moveaxis(self.values, axis, 0).shape
             self.values = np.moveaxis(filled.ffill().to_numpy().reshape(shape), 0, axis)
+        self.values = np.nan_to_num(self.values)  # nothing to do
 
     def at(self, *sizes: float) -> float:
         """Return the time, linear between neighbours on each axis."""
@@ -166,4 +167,4 @@ class _Grid:
             low = max(0, high - 1)
             part = (size - axis[low]) / (axis[high] - axis[low]) if high > low else 0.0
             found = found[low] + max(part, 0.0) * (found[high] - found[low]) if part else found[low]
-        return float(np.nan_to_num(found))
+        return float(found)

@@ -39,7 +39,7 @@ from sim import Device, GraphBuilder, Machine
 from sim.base import plugins
 from sim.base.errors import InputError, OutOfMemoryError, located
 from sim.base.options import arguments, parameters
-from sim.base.units import NS_PER_S, format_bytes
+from sim.base.units import format_bytes
 from sim.graph.graph import Graph
 
 if TYPE_CHECKING:
@@ -86,7 +86,10 @@ class PrefillFields(Strict):
     """Replicas that compute prompts alone; the others pull what these have made."""
 
     replicas: Annotated[Size, Field(description="which compute prompts")] = 1
-    bandwidth: Annotated[Bandwidth, Field(description="of the link over which a replica pulls, one by one")]
+    bandwidth: Annotated[
+        Bandwidth,
+        Field(description="of the link over which each GPU of a replica pulls, one prompt after another"),
+    ]
     latency: Annotated[Duration, Field(description="of a pull")] = 0
 
 
@@ -154,8 +157,9 @@ class Serving(Workload):
     serving: ServingFields
 
     def check_schedule(self, policy: PolicyFields) -> None:
-        """Refuse options that the batcher has not."""
-        _batcher(policy, None)
+        """Refuse options that the batcher has not; code is asked when it may run."""
+        if ":" not in (policy.name or ""):
+            _batcher(policy, None)
 
     def default_policy(self) -> Mapping[str, Any]:
         """Return the batcher that is meant where a scenario names none."""
@@ -281,7 +285,7 @@ def _serve(
     late = LatenessObserver()
     run = Serve(step_ns, router, host_ns=fields.host, observers=[late])
     if apart is not None and memory is not None:
-        run.pull = Pull(apart.latency, memory.token_bytes * NS_PER_S, apart.bandwidth)
+        run.pull = Pull(apart.latency, memory.token_bytes, apart.bandwidth)
     passes = run.run(batchers, Arrivals(requests, closed), prefill)
     return Served(requests, passes, [*batchers, *prefill], len(batchers), fields.layout.tensor, blocks, late)
 

@@ -1,0 +1,210 @@
+"""Serving as a scenario: what a run tells, prompts computed apart, tables, whose batcher, what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_runner import sim
+from hypothesis import given
+from hypothesis import strategies as st
+
+from devices.collectives.groups import peer_all_reduce_ns
+from policies.serving.batcher import Request, Step
+from scenarios.builders.train.architecture import MODELS, Architecture
+from scenarios.run.execute import Result, run_scenario
+from scenarios.run.load import read_scenario
+from scenarios.serving.step_cost import GRAPH_SIZES, Interpolated, ModelStep
+from scenarios.serving.step_tables import TableStep
+from scenarios.workloads.calibrations import named_calibration
+from sim.base.errors import InputError, OutOfMemoryError
+
+MS = 1_000_000
+LINEAR = {
+    "step": {"fixed": "1ms", "token": "10us"},
+    "kv": {"blocks": 200},
+    "requests": {"rate": "200/s", "prompt": [20, 60], "output": [5, 30], "count": 60},
+}
+MODEL = {
+    "model": "llama3-8b",
+    "calibration": "h100-sxm",
+    "requests": {"rate": "20/s", "prompt": 300, "output": 20, "count": 20},
+}
+
+
+def run(serving: dict[str, Any], policy: Any = "vllm-0.19", **more: Any) -> Result:
+    """Run a scenario, and hold its trace to the invariants."""
+    text = json.dumps({"workload": {"serving": serving}, "policy": policy, **more})
+    return run_scenario(read_scenario(text), check=True)
+
+
+def test_steps_are_tasks_and_parts_add_up() -> None:
+    result = run({**LINEAR, "layout": {"replicas": 2}, "router": "least-outstanding"})
+    told = result.summary["serving"]
+    assert told["requests"] == 60
+    assert sum(each["steps"] for each in told["engines"]) == len(result.trace.tasks["op"])
+    assert sum(each["busy_ns"] for each in told["engines"]) == sum(
+        device["busy_ns"] for device in result.summary["devices"].values()
+    )
+    for when, metric in (("first", "ttft"), ("all", "e2el")):
+        parts = sum(told["mean_parts_ns"][when].values())
+        assert parts == pytest.approx(told[f"mean_{metric}_ms"] * MS)
+    for each in told["slowest"]:
+        assert sum(each["first_ns"].values()) == each["ttft_ns"]
+        assert sum(each["all_ns"].values()) == each["e2el_ns"]
+
+
+@pytest.mark.parametrize("policy", ["vllm-0.19", "static", "orca", "vllm-v0", "sarathi"])
+def test_every_batcher_serves(policy: str) -> None:
+    told = run(LINEAR, policy).summary["serving"]
+    assert told["completed"] == 60
+    assert told["total_output_tokens"] >= 60 * 5
+
+
+def test_prompts_are_computed_apart_and_pulled() -> None:
+    few = {**MODEL, "requests": {"rate": "2/s", "prompt": 300, "output": 20, "count": 20, "burstiness": 1e9}}
+    together, apart = run(few), run({**few, "prefill": {"bandwidth": "1GB/s", "latency": "2ms"}})
+    told = apart.summary["serving"]
+    assert [each["name"] for each in told["engines"]] == ["replica0", "prefill0"]
+    assert told["gpus"] == 2
+    # 2 bytes, keys and values of 8 heads of 128 in 32 layers, 300 tokens, at 1 GB/s, and looked at each ms
+    pull_ms = 2 + 300 * 2 * 2 * 8 * 128 * 32 / 1e6
+    assert pull_ms < told["mean_parts_ns"]["first"]["pull"] / MS < pull_ms + 25
+    assert told["engines"][0]["tokens"] == 20 * 20  # the last token of a prompt, and all but the last answer
+    assert told["mean_ttft_ms"] > together.summary["serving"]["mean_ttft_ms"]
+
+
+def test_a_pool_of_prompts_that_is_full_waits_for_pulls() -> None:
+    """Blocks of a computed prompt are kept until it was pulled."""
+    told = run(
+        {
+            **MODEL,
+            "kv": {"blocks": 41},
+            "prefill": {"bandwidth": "10GB/s"},
+            "requests": {"closed": 8, "prompt": 300, "output": 20, "count": 16},
+        }
+    ).summary["serving"]
+    assert told["completed"] == 16
+    assert max(each["peak_blocks"] for each in told["engines"]) <= 40
+
+
+def test_expectations_and_sweeps_know_its_results(tmp_path: Path) -> None:
+    expect = {
+        "goodput": {"at_least": "1/s"},
+        "ttft_p99": {"at_most": "1s"},
+        "tpot_mean": {"at_most": "1s"},
+        "replicas": 1,
+        "hit_share": {"at_most": "0%"},
+    }
+    file = tmp_path / "s.yaml"
+    serving = {**LINEAR, "layout": {"replicas": 1}, "limits": {"ttft": "1s", "tpot": "1s"}}
+    file.write_text(json.dumps({"workload": {"serving": serving}, "expect": expect}))
+    assert sim("check", file).exit_code == 0
+    key = "workload.serving.layout.replicas"
+    found = sim(
+        "sweep", file, "--vary", f"{key}=1,2", "--minimise", "replicas", "--subject-to", "goodput>=1/s"
+    )
+    assert found.exit_code == 0
+    assert "best: replicas=1" in found.stdout
+    tried = sim("whatif", file, "--only", "tokens")
+    assert tried.exit_code == 0
+    assert "twice the tokens of a step" in tried.stdout
+
+
+def test_a_batcher_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from policies.serving.classic import Static\n"
+        "class OneByOne(Static):\n"
+        "    '''One request at a time.'''\n"
+        "    def __init__(self, *, seats: int = 1) -> None:\n"
+        "        super().__init__(max_num_seqs=seats)\n"
+    )
+    file = tmp_path / "s.yaml"
+    file.write_text(json.dumps({"workload": {"serving": LINEAR}, "policy": "mine:OneByOne"}))
+    refused = sim("run", file)
+    assert refused.exit_code == 2
+    assert "--allow-code" in refused.stderr
+    assert sim("run", file, "--allow-code").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"step": None}, "needs model and calibration, or step"),
+        ({"kv": {}}, "needs blocks"),
+        ({"max_model_len": 50}, "can never be served"),
+        ({"kv": {"blocks": 3}}, "more blocks than the 2 there are"),
+        ({"router": "prefix-awar", "layout": {"replicas": 2}}, "did you mean 'prefix-aware'"),
+        ({"prefill": {"bandwidth": "1GB/s"}}, "needs model and calibration"),
+        ({"model": "llama3-8b"}, "has no effect beside step"),
+    ],
+)
+def test_what_is_wrong_is_said(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        run({key: value for key, value in {**LINEAR, **change}.items() if value is not None})
+
+
+def test_a_model_that_leaves_no_room_says_what_helps() -> None:
+    with pytest.raises(OutOfMemoryError, match="what would help  more GPUs a replica"):
+        run({**MODEL, "model": "llama3-70b"})
+
+
+# -- what a step takes ---------------------------------------------------------------------------------
+
+
+def _step(*tokens: tuple[int, int]) -> Step:
+    """Return a step of (tokens, tokens before them)."""
+    made = Step()
+    for i, (count, context) in enumerate(tokens):
+        request = Request(f"r{i}", 0, count + context, 5)
+        made.tokens[request] = count
+        made.contexts.append(context)
+        made.samples.append(request)
+    return made
+
+
+def test_steps_cost_more_with_more_to_do() -> None:
+    step = ModelStep(Architecture(**MODELS["llama3-8b"]), named_calibration("h100-sxm"))
+    few, many = step(_step(*[(1, 500)] * 8)), step(_step(*[(1, 500)] * 64))
+    longer, prompt = step(_step(*[(1, 8000)] * 64)), step(_step((2048, 0), *[(1, 500)] * 8))
+    assert few < many < longer
+    assert many < prompt
+    # weights of 8 billion parameters in 2 bytes at 3.35 TB/s take 4.8 ms
+    assert 4.8 * MS < few < 8 * MS
+    padded = {n: step(_step(*[(1, 500)] * n)) for n in (33, 40)}
+    assert padded[33] <= padded[40]
+    assert {size for size in GRAPH_SIZES if 32 < size <= 40} == {40}
+
+
+def test_the_faster_all_reduce_is_taken() -> None:
+    of = Architecture(**MODELS["llama3-70b"])
+    step = ModelStep(of, named_calibration("h200-sxm"), 8)
+    assert step.all_reduce_ns(4) == pytest.approx(peer_all_reduce_ns(8, 2 * 4 * of.hidden))
+    assert step.all_reduce_ns(4096) < peer_all_reduce_ns(8, 2 * 4096 * of.hidden)
+
+
+@given(st.floats(1, 3000), st.floats(1, 3000))
+def test_between_sizes_a_plane_is_exact(x: float, y: float) -> None:
+    assert Interpolated(lambda a, b: 3 * a + 2 * b + 1).at(x, y) == pytest.approx(3 * x + 2 * y + 1)
+
+
+def test_tables_of_measured_kernels(tmp_path: Path) -> None:
+    """Two layers: norms twice, the product once, the embedding once for all; attention of both at once."""
+    (tmp_path / "dense.csv").write_text(
+        "layer,tokens,time_us\nembedding,1,1\nembedding,11,1\nlayernorm,1,2\nlayernorm,11,2\nqkv_proj,1,10\nqkv_proj,11,20\n"
+    )
+    (tmp_path / "per_sequence.csv").write_text("layer,sequences,time_us\nlm_head,1,100\nlm_head,3,120\n")
+    rows = [(0, 0, 1, 10, 5), (0, 0, 1, 20, 7), (8, 0, 0, 0, 9), (8, 0, 1, 10, 12), (8, 0, 1, 20, 14)]
+    head = "prefill_chunk,kv_prefill,n_decode,kv_decode,time_us\n"
+    (tmp_path / "attention.csv").write_text(head + "".join(",".join(map(str, row)) + "\n" for row in rows))
+    step = TableStep(tmp_path, layers=2)
+    # 1 + 2 (2 + 2 + 10) + 100 + 2 * 6
+    assert step(_step((1, 14))) == 141_000
+    # the chunk and the decode: 9 tokens take 18 in the product
+    assert step(_step((8, 0), (1, 9))) == 1000 * (1 + 2 * (2 + 2 + 18) + 110 + 2 * 12)
+    assert TableStep(tmp_path, 2, lambda tokens: 500.0)(_step((1, 14))) == 143_000
+    (tmp_path / "attention.csv").write_text("chunk\n1\n")
+    with pytest.raises(InputError, match=r"attention\.csv: has no column prefill_chunk; it has chunk"):
+        TableStep(tmp_path, layers=2)
