@@ -87,6 +87,7 @@ class PrefixAware(RequestRouter):
         Loads are out of balance if the greatest exceeds the least by more than `abs`, and is more than `rel`
         times as great: then the least loaded is meant. sglang's command line has 0.3, 64 and 1.5.
     block_size : int
+        Tokens that are compared at once.
 
     Source: sgl-project/sglang 026f853, ``sgl-router/src/policies/cache_aware.rs``.
     """

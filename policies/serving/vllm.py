@@ -43,7 +43,9 @@ class Vllm019(Batcher):
     enable_chunked_prefill : bool
         A prompt may be computed in parts.
     enable_prefix_caching : bool
+        Full blocks are found by later requests that begin with the same tokens.
     scheduling_policy : {"fcfs", "priority"}
+        Who waits first and is preempted last: who came first, or has the lowest priority.
     long_prefill_token_threshold : int
         Most tokens of one request in a step; 0: no limit.
     scheduler_reserve_full_isl : bool

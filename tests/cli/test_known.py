@@ -98,7 +98,7 @@ def test_one_policy_is_told_with_options_and_source() -> None:
     assert "synchronisation    str; default completion." in told
     assert "Tomasulo 1967" in told
     found = json.loads(sim("policies", "round-robin", "--json").stdout)
-    assert [one["what"] for one in found] == ["placement", "stream assignment"]
+    assert [one["what"] for one in found] == ["placement", "stream assignment", "router"]
 
 
 def undocumented(window, width: float = 1.5, *, later: Whatever = None): ...  # type: ignore # noqa: F821

@@ -17,8 +17,8 @@ from scenarios.expectations import read_relative, resolved
 from scenarios.fields.results import OUTCOMES, RATES, RESULTS, holds
 from scenarios.regression import check_file
 from scenarios.run import execute
-from scenarios.run.execute import Result, run_case
-from scenarios.run.load import load_scenario
+from scenarios.run.execute import Result, run_case, run_scenario
+from scenarios.run.load import load_scenario, read_scenario
 from scenarios.run.prepare_job import job_of
 from sim.base.errors import ScenarioError
 
@@ -279,6 +279,10 @@ def test_to_json_has_base_units(tmp_path: Path) -> None:
 
 OF_FAILURES = ("failed", "aborted", "never_ran", "steps", "steps_lost")
 OF_PARALLEL = ("imbalance", "fullest", "dropped", "mean_staleness", "max_staleness")
+OF_SERVING = (
+    *(f"{metric}_{stat}" for metric in ("ttft", "tpot", "itl", "e2el") for stat in ("mean", "median", "p99")),
+    *("request_throughput", "output_throughput", "hit_share", "preemptions", "replicas", "gpus"),
+)
 OF_TRAINING = ("step_time", "tokens_per_s", "mfu", "step_memory", "step_bubble", "exposed", "fits")
 OF_PIPELINES = ("pipeline_bubble", "makespan_bubble", "span_bubble", "bottleneck", "latency")
 
@@ -298,6 +302,7 @@ def test_every_result_can_be_expected_of_a_run(tmp_path: Path) -> None:
                 *OF_TRAINING,
                 *OF_FAILURES,
                 *OF_PARALLEL,
+                *OF_SERVING,
                 "peak_reserved",
             )
             assert value is not None or kind in others
@@ -353,3 +358,10 @@ def test_a_golden_schedule_has_a_tolerance(tmp_path: Path) -> None:
     wrong = "expect: {schedule: {equals: golden.csv, tolerance: 1%}}\n"
     (one,) = check_file(write(tmp_path, later + wrong))
     assert one.exit_status == 2
+
+
+def test_every_result_of_serving_can_be_expected() -> None:
+    step = "{fixed: 1ms}, kv: {blocks: 50}, requests: {closed: 2, prompt: 9, output: 3, count: 4}"
+    result = run_scenario(read_scenario(f"workload: {{serving: {{step: {step}}}}}"))
+    for kind in (*OF_SERVING, "goodput"):
+        assert RESULTS[kind].get(result.summary, result.trace, "") is not None
