@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 from policies.serving.batcher import Batcher, Request
@@ -104,6 +105,8 @@ def serving_report(served: Served, limits: Mapping[str, int]) -> dict[str, Any]:
 
 def _engine(served: Served, i: int) -> dict[str, Any]:
     passes = [each for each in served.passes if each.replica == i]
+    waiting = [(each.scheduled_ns, each.waiting) for each in passes]
+    changes = [new for old, new in pairwise([(0, 0), *waiting]) if old[1] != new[1]]
     return {
         "name": served.names[i],
         "steps": sum(each.tokens > 0 for each in passes),
@@ -112,6 +115,7 @@ def _engine(served: Served, i: int) -> dict[str, Any]:
         "preemptions": sum(each.preempted for each in passes),
         "peak_blocks": max((each.used for each in passes), default=0),
         "peak_waiting": max((each.waiting for each in passes), default=0),
+        "waiting": changes,
     }
 
 

@@ -51,6 +51,8 @@ def test_steps_are_tasks_and_parts_add_up() -> None:
     for when, metric in (("first", "ttft"), ("all", "e2el")):
         parts = sum(told["mean_parts_ns"][when].values())
         assert parts == pytest.approx(told[f"mean_{metric}_ms"] * MS)
+    for each in told["engines"]:
+        assert max([n for _, n in each["waiting"]], default=0) == each["peak_waiting"]
     for each in told["slowest"]:
         assert sum(each["first_ns"].values()) == each["ttft_ns"]
         assert sum(each["all_ns"].values()) == each["e2el_ns"]
