@@ -23,7 +23,7 @@ import numpy as np
 
 from devices.describe.field_types import BITS, dtype_bits
 from sim.base import plugins
-from sim.base.errors import UnknownNameError, nearest
+from sim.base.errors import InputError, UnknownNameError, nearest
 from sim.graph.attributes import READERS, flag, whole
 from sim.graph.graph import Graph
 from sim.machine.device import CostModel
@@ -72,6 +72,8 @@ def read_attribute(name: str, value: Any, machine: Machine) -> None:
     InputError
         A value of another type.
     """
+    if name in ("release", "due") and value and not isinstance(value, str):
+        raise InputError(f"{value!r} has no unit: write a time as in '4us'")  # in graphs it is ns
     if name in ATTRIBUTES:
         ATTRIBUTES[name](value)
         return
