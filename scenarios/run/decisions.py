@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 from policies.recovery import Recovery
@@ -23,7 +22,7 @@ from scenarios.file.document import Document, Loc
 from scenarios.workloads.workload import Workload
 from sim.base import plugins
 from sim.base.errors import InputError, UnknownOptionError, hint, located, nearest
-from sim.base.options import arguments, parameters, require_call
+from sim.base.options import call_with_options, parameters, require_call
 from sim.graph.graph import Graph
 from sim.job.job import Linearizer, Placement, StreamAssignment
 from sim.policy import Policy as IssuePolicy
@@ -254,7 +253,7 @@ def _policy(spec: PolicyFields, loc: Loc, origin: plugins.Origin, *, inherited: 
     taken = callable(thing) and "synchronisation" in parameters(thing)
     if spec.synchronisation is not None and taken:
         options["synchronisation"] = spec.synchronisation
-    policy: object = _call(thing, spec.name, options, origin)
+    policy: object = call_with_options(thing, spec.name, options, origin)
     if not isinstance(policy, IssuePolicy):
         message = f"{spec.name!r} is no policy: {type(policy).__name__} does not extend sim.Policy"
         raise InputError(message, path=("name",))
@@ -281,7 +280,7 @@ _METHODS: Final = {
 def _chosen(key: str, choice: Choice, origin: plugins.Origin) -> Any:
     """Make the object that a choice names, which decides by one method."""
     group, method, called_with = _METHODS[key]
-    made = _call(origin.lookup(group, choice.name), choice.name, choice.options, origin)
+    made = call_with_options(origin.lookup(group, choice.name), choice.name, choice.options, origin)
     require_call(f"the {plugins.GROUPS[group]} {choice.name!r}", made, *called_with, method=method)
     return made
 
@@ -290,18 +289,3 @@ def _look_up(group: str, name: str, key: str, loc: Loc, origin: plugins.Origin) 
     """Return what is known by a name, which stands under `key`; on the command line there is but the name."""
     with located(*([key] if loc else [])):
         return origin.lookup(group, name)
-
-
-def _call(thing: Any, name: str, options: Mapping[str, Any], origin: plugins.Origin) -> Any:
-    """Call a class or function with options, each a parameter of it."""
-    taken = parameters(thing) if callable(thing) else {}
-    at = taken.get("origin")
-    if at is not None and at.annotation is plugins.Origin:  # for files that its options name
-        del taken["origin"]
-    given = arguments(name, taken, options)
-    if at is not None and "origin" not in taken:
-        given["origin"] = origin
-    for key, value in given.items():
-        if isinstance(value, Path):
-            given[key] = origin.file(str(value))
-    return thing(**given) if callable(thing) else thing

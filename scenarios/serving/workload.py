@@ -38,7 +38,7 @@ from scenarios.workloads.workload import Work, Workload
 from sim import Device, GraphBuilder, Machine
 from sim.base import plugins
 from sim.base.errors import InputError, OutOfMemoryError, located
-from sim.base.options import arguments, parameters
+from sim.base.options import call_with_options
 from sim.base.units import format_bytes
 from sim.graph.graph import Graph
 
@@ -252,8 +252,8 @@ class Serving(Workload):
 def _batcher(policy: PolicyFields, origin: plugins.Origin | None) -> Batcher:
     """Make the batcher that a policy names."""
     assert policy.name is not None
-    thing = (origin or plugins.Origin()).lookup("sim.batchers", policy.name)
-    made = thing(**arguments(policy.name, parameters(thing), policy.options)) if callable(thing) else thing
+    origin = origin or plugins.Origin()
+    made = call_with_options(origin.lookup("sim.batchers", policy.name), policy.name, policy.options, origin)
     if not isinstance(made, Batcher):
         raise InputError(f"{policy.name!r} should extend policies.serving.batcher.Batcher", path=("name",))
     return made
@@ -348,8 +348,7 @@ def _router(fields: ServingFields, document: Document, seed: int) -> RequestRout
     else:
         with located("router"):
             thing = document.origin.lookup("sim.routers", fields.router.name)
-            given = arguments(fields.router.name, parameters(thing), fields.router.options)
-            made = thing(**given)
+            made = call_with_options(thing, fields.router.name, fields.router.options, document.origin)
     if not isinstance(made, RequestRouter):
         raise InputError("should extend policies.serving.routers.RequestRouter", path=("router",))
     made.begin(fields.layout.replicas, seed)

@@ -21,10 +21,12 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any, Final, get_args, get_origin
 
 import numpy as np
 
+from sim.base import plugins
 from sim.base.arrays import IntArray
 from sim.base.errors import InputError, UnknownOptionError, clipped, located, nearest
 from sim.base.units import parse_bandwidth, parse_bytes, parse_duration, parse_flop_rate
@@ -170,6 +172,38 @@ def arguments(what: str, taken: Mapping[str, inspect.Parameter], given: Mapping[
     if missing:
         raise InputError(f"{what} needs the option {missing[0]!r}")
     return found
+
+
+def call_with_options(thing: Any, name: str, options: Mapping[str, Any], origin: plugins.Origin) -> Any:
+    """Make what a name and its options stand for: the answer of a class or function, or the thing itself.
+
+    Parameters
+    ----------
+    thing : object
+        What is known by the name. A parameter ``origin`` of type `Origin` gets `origin`.
+    name : str
+        The beginning of messages.
+    options : mapping of str to object
+        Each a parameter of `thing`, as `arguments` takes them.
+    origin : Origin
+        Finds files that options name.
+
+    Raises
+    ------
+    InputError
+        As `arguments`.
+    """
+    taken = parameters(thing) if callable(thing) else {}
+    at = taken.get("origin")
+    if at is not None and at.annotation is plugins.Origin:  # for files that its options name
+        del taken["origin"]
+    given = arguments(name, taken, options)
+    if at is not None and "origin" not in taken:
+        given["origin"] = origin
+    for key, value in given.items():
+        if isinstance(value, Path):
+            given[key] = origin.file(str(value))
+    return thing(**given) if callable(thing) else thing
 
 
 def checked(annotation: Any, value: object) -> Any:
