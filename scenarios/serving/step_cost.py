@@ -130,7 +130,7 @@ class ModelStep:
         fabric = calibration.collectives
         self.nvlink = isinstance(fabric, NcclGroups) or getattr(fabric, "measured", None) is not None
         self.kinds = [model.kind(layer) for layer in range(model.layers)]
-        self.work = self._work(1)
+        self.work = self.work_of(1)
         self._decode = Interpolated(self._decode_ns)
         self._prefill = Interpolated(self._prefill_ns)
         self._tokens: dict[int, float] = {}
@@ -173,7 +173,7 @@ class ModelStep:
     def _layers(self, tokens: int) -> float:
         """Return what the layers take of so many tokens, without their attention."""
         if tokens not in self._tokens:
-            work = self._work(tokens)
+            work = self.work_of(tokens)
             ns = self._ns([kernel for piece in work.embedding() for kernel in piece.forward])
             for kind in dict.fromkeys(self.kinds):
                 kernels = [each for each in self._kernels(work, kind) if not isinstance(each, Attention)]
@@ -187,7 +187,7 @@ class ModelStep:
             return 0.0
         rows = GRAPH_SIZES[min(bisect_left(GRAPH_SIZES, requests), len(GRAPH_SIZES) - 1)]
         if rows not in self._sampled:
-            norm, head, _ = self._work(rows).head()
+            norm, head, _ = self.work_of(rows).head()
             logits = rows * self.model.vocabulary
             share = Collective("all_gather", 2 * logits, "tp")
             sample = Pass(4 * logits * 3)  # cast to fp32, and read to find the largest
@@ -214,7 +214,8 @@ class ModelStep:
 
     # -- kernels ----------------------------------------------------------------------------------------
 
-    def _work(self, tokens: int) -> RankWork:
+    def work_of(self, tokens: int) -> RankWork:
+        """Return the pieces of a step of so many tokens."""
         return RankWork(self.model, self.layout, ReplicaBatch(1, tokens))
 
     def _kernels(self, work: RankWork, kind: str) -> Iterator[Kernel]:
@@ -292,6 +293,7 @@ class ReplicaMemory:
 
     def activations(self, tokens: int, requests: int) -> int:
         """Return the bytes of the widest piece of a layer, of the hidden state, and of logits in fp32."""
-        one = [piece for kind in {*self.step.kinds} for piece in self.step.work.layer(kind)]
+        work = self.step.work_of(tokens)
+        one = [piece for kind in {*self.step.kinds} for piece in work.layer(kind)]
         widest = max(piece.took + piece.made for piece in one)
-        return tokens * (widest + 4 * self.step.model.hidden) + 4 * requests * self.step.model.vocabulary
+        return widest + 4 * tokens * self.step.model.hidden + 4 * requests * self.step.model.vocabulary

@@ -350,7 +350,7 @@ def _times(trace: Trace, training: Training, schedule: Schedule) -> list[dict[st
 # Does a training step fit, and if not: which rank, when, what owns the memory, and what would make it fit.
 #
 #     one setting at a time, its least notch that fits: policy, micro_batch /2 .., recompute, sharding,
-#     shard, tp, cp, pp ×2 ..
+#     shard, ep, tp, cp, pp ×2 ..
 #     of those that fit: the one with the fastest step
 #
 # A change of tp, cp or pp takes the ranks from dp, so that the cluster stays as large; the global batch
@@ -403,6 +403,13 @@ def _notches(of: Training) -> Iterator[list[tuple[str, Training]]]:
         for each in tried(f"parallel.sharding: {name}", layout=replace(layout, sharding=name))
     ]
     yield _hybrid(of)
+    parts = [layout.ep * 2**power for power in range(1, 10)]
+    yield [
+        each
+        for ep in parts
+        if of.model.experts and not (layout.tp * layout.cp * layout.dp) % ep
+        for each in tried(f"parallel.ep: {ep}", layout=replace(layout, ep=ep))
+    ]
     for dimension in ("tp", "cp", "pp"):
         ladder, factor = [], 2
         while layout.dp % factor == 0 and factor <= 64:
@@ -478,7 +485,7 @@ def check_fits(training: Training, peaks: Sequence[Peak], step: int | None) -> N
     changes = changes_that_fit(training)
     if not changes:
         raise OutOfMemoryError(
-            f"{message}no single change of policy, micro_batch, recompute, sharding, tp, cp or pp makes it "
+            f"{message}no single change of policy, micro_batch, recompute, sharding, ep, tp, cp or pp makes it "
             "fit: it takes more GPUs, or several changes"
         )
     best, *others = changes

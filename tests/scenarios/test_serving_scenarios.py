@@ -16,7 +16,7 @@ from policies.serving.batcher import Request, Step
 from scenarios.builders.train.architecture import MODELS, Architecture
 from scenarios.run.execute import Result, run_scenario
 from scenarios.run.load import read_scenario
-from scenarios.serving.step_cost import GRAPH_SIZES, Interpolated, ModelStep
+from scenarios.serving.step_cost import GRAPH_SIZES, Interpolated, ModelStep, ReplicaMemory
 from scenarios.serving.step_tables import TableStep
 from scenarios.workloads.calibrations import named_calibration
 from sim.base.errors import InputError, OutOfMemoryError
@@ -210,3 +210,14 @@ def test_tables_of_measured_kernels(tmp_path: Path) -> None:
     (tmp_path / "attention.csv").write_text("chunk\n1\n")
     with pytest.raises(InputError, match=r"attention\.csv: has no column prefill_chunk; it has chunk"):
         TableStep(tmp_path, layers=2)
+
+
+def test_a_token_goes_to_its_experts_alone() -> None:
+    """DeepSeek V3 has 256 experts, and eight of them take a token."""
+    model = Architecture(**MODELS["deepseek-v3"])
+    memory = ReplicaMemory(ModelStep(model, named_calibration("h100-sxm")), "bf16", "bf16")
+    copies, seats = 8192 * 8, 256
+    dispatched = 2 * 7168 * copies
+    assert memory.activations(8192, seats) == pytest.approx(
+        dispatched + 2 * 2 * 2048 * copies + 4 * 7168 * 8192 + 4 * seats * model.vocabulary, rel=0.02
+    )

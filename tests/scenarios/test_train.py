@@ -525,6 +525,17 @@ def test_what_is_offered_fits_under_the_policy_that_stays() -> None:
     assert batch is None  # as many samples are held in smaller ones
 
 
+def test_experts_may_go_to_more_ranks() -> None:
+    """Each of eight ranks has all experts; with two or more a rank what is left is too much, too."""
+    of = Training(Architecture(**MODELS["mixtral-8x7b"]), ParallelLayout(dp=8), PLAIN, 512, 1, 8)
+    spread = replace(of, layout=replace(of.layout, ep=4))
+    of = replace(of, memory=max(each.nbytes for each in peaks(spread)))
+    changes = {change.what: change.peak for change in changes_that_fit(of)}
+    assert changes["parallel.ep: 4"] == of.memory
+    with pytest.raises(OutOfMemoryError, match=r"parallel\.ep: 4"):
+        check_fits(of, peaks(of), 1)
+
+
 def test_nothing_fits_on_a_gpu_without_memory() -> None:
     of = training(memory=1000)
     with pytest.raises(OutOfMemoryError, match="no single change"):
