@@ -25,7 +25,7 @@ from typing import Final
 from devices.collectives.groups import NcclGroups, peer_all_reduce_ns
 from policies.serving.batcher import Step
 from scenarios.builders.train.architecture import Architecture
-from scenarios.builders.train.calibration import TrainingCalibration
+from scenarios.builders.train.calibration import KEPT, TrainingCalibration
 from scenarios.builders.train.kernels import Attention, Collective, Experts, Kernel, Pass
 from scenarios.builders.train.layers import RankWork, ReplicaBatch
 from scenarios.builders.train.layout import ParallelLayout
@@ -250,8 +250,8 @@ class ModelStep:
         return self._ns([Collective("all_reduce", 2 * tokens * self.model.hidden, "tp")])
 
 
-_BYTES: Final = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
-"""Of a number, with the scales of blocks."""
+_BYTES: Final = {"bf16": 2.0, "fp16": 2.0, **KEPT, "fp8-block": 1 + 4 / 128**2}
+"""Of a weight, with the scales of blocks: of fp8 128 x 128, where activations have a scale for 128."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from devices.describe.field_types import Bandwidth, Bytes, Duration, FlopRate, f
 from devices.describe.fields import DEVICE_FIELDS
 from devices.describe.quantities import Count, Name, Size, Strict
 from devices.machine import make_device
-from devices.presets import device_preset
+from devices.presets import device_preset, presets
 from scenarios.builders.train.calibration import HostLaunches, KernelPrices, TrainingCalibration
 from scenarios.builders.train.kernels import Attention, Product
 from scenarios.file.document import Document
@@ -377,9 +377,15 @@ def named_calibration(name: str, precision: str = "bf16") -> TrainingCalibration
     989400000000000.0
     """
     if name not in calibration_names():
-        raise InputError(
+        what = (
             f"there is no calibration {name!r}{hint(name, calibration_names())} (files end in .yaml or .json)"
         )
+        if name in {each.name for each in presets()}:
+            what += (
+                f"; {name} is a device preset: give {{device: {name}, node: ..., between: ...}}, that is, how "
+                "its GPUs are connected (docs/training.md)"
+            )
+        raise InputError(what)
     return _parsed(_shipped(name), name, precision)
 
 

@@ -485,8 +485,8 @@ def check_fits(training: Training, peaks: Sequence[Peak], step: int | None) -> N
     changes = changes_that_fit(training)
     if not changes:
         raise OutOfMemoryError(
-            f"{message}no single change of policy, micro_batch, recompute, sharding, ep, tp, cp or pp makes it "
-            "fit: it takes more GPUs, or several changes"
+            f"{message}no single change of policy, micro_batch, recompute, sharding, ep, tp, cp or pp makes "
+            "it fit: it takes more GPUs, or several changes"
         )
     best, *others = changes
     message += f"it fits with {_told(best, step)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from cli_runner import sim
@@ -19,6 +19,7 @@ from scenarios.run.load import read_scenario
 from scenarios.serving.step_cost import GRAPH_SIZES, Interpolated, ModelStep, ReplicaMemory
 from scenarios.serving.step_tables import TableStep
 from scenarios.workloads.calibrations import named_calibration
+from scenarios.workloads.train_workload import DType
 from sim.base.errors import InputError, OutOfMemoryError
 
 MS = 1_000_000
@@ -221,3 +222,11 @@ def test_a_token_goes_to_its_experts_alone() -> None:
     assert memory.activations(8192, seats) == pytest.approx(
         dispatched + 2 * 2 * 2048 * copies + 4 * 7168 * 8192 + 4 * seats * model.vocabulary, rel=0.02
     )
+
+
+@pytest.mark.parametrize("dtype", get_args(DType))
+def test_every_type_of_products_is_served(dtype: str) -> None:
+    """Weights take what the type says, so narrower ones leave more blocks."""
+    told = {each: run({**MODEL, "calibration": "b200-sxm", "dtype": each}) for each in ("bf16", dtype)}
+    blocks = {each: of.summary["serving"]["kv_blocks"] for each, of in told.items()}
+    assert dtype in ("bf16", "fp16") or blocks[dtype] > blocks["bf16"]

@@ -548,6 +548,7 @@ def test_nothing_fits_on_a_gpu_without_memory() -> None:
         ("model=llama3-80b", "did you mean 'llama3-8b'"),
         ("model={layers: 3}", "has no hidden"),
         ("calibration=h100", "did you mean 'h100-sxm'"),
+        ("calibration=l40s", "l40s is a device preset: give {device: l40s, node: ..."),
         ("calibration=none.json", "no such file"),
         ("calibration={node: {bandwidth: 1GB/s}, between: {bandwidth: 1GB/s}}", "peak (of bf16) is missing"),
         ("parallel.tp=3", "3 ranks cannot share 32 heads"),
