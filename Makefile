@@ -1,7 +1,7 @@
 # Every target makes .venv when it is missing, and brings it up to date when pyproject.toml or the kernel has changed.
 
 # What the tests need. Not torch: it is large, and the tests that want it skip and say so (see test-torch).
-EXTRAS ?= dev,onnx,parquet,perfetto,opt,dask,notebook,docs
+EXTRAS ?= dev,onnx,parquet,opt,dask,notebook,docs
 WORKERS ?= 2
 BIN := .venv/bin
 READY := .venv/.installed
@@ -94,14 +94,14 @@ TESTS ?= tests
 test-lowest: | $(BIN)/uv  ## Run the tests with the oldest dependencies that pyproject.toml allows (TESTS=...)
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(LOWEST)
 	$(BIN)/uv pip install --quiet --python $(LOWEST) --resolution lowest-direct \
-	    --editable '.[test,onnx,parquet,perfetto,opt,dask]'
+	    --editable '.[test,onnx,parquet,opt,dask]'
 	$(LOWEST)/bin/python -m pytest -n $(WORKERS) --dist worksteal --benchmark-disable \
 	    -W default::DeprecationWarning -W default::FutureWarning $(TESTS)
 
 constraints: | $(BIN)/uv  ## Write down the newest dependencies, with which continuous integration runs
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --upgrade \
 	    --custom-compile-command 'make constraints' -o tools/constraints.txt pyproject.toml \
-	    --extra dev --extra onnx --extra parquet --extra perfetto \
+	    --extra dev --extra onnx --extra parquet \
 	    --extra opt --extra dask --extra notebook --extra docs
 
 wheels: | $(BIN)/uv  ## Build the source distribution, the wheel for this Python and the pure wheel into dist/

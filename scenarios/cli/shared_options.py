@@ -138,8 +138,7 @@ TraceFile = Annotated[
     list[str] | None,
     option(
         "--trace FILE",
-        "Write a trace for Perfetto (.json, .json.gz, .pftrace, .perfetto-trace); FOLDER/ takes a "
-        "file for each GPU.",
+        "Write a trace for Perfetto (.json, .json.gz); FOLDER/ takes a file for each GPU.",
     ),
 ]
 

@@ -26,7 +26,6 @@ from sim.diff.ops_table import read_ops_table, runs_in, schedule_of_table
 from sim.diff.propagated_delays import Why, own_ns, why_first_moved
 from sim.diff.schedule import OpSchedule, schedule_of
 from sim.explain.makespan_breakdown import BUBBLE, PARTS, MakespanChange, change
-from sim.export.perfetto import PERFETTO_ENDINGS
 from sim.graph.graph import Graph
 from sim.record.plan import SCHEMA as PLAN
 from sim.record.record import TRANSFER_COLUMNS
@@ -417,10 +416,6 @@ def _kind(path: str) -> str:
         return "table"
     if os.path.isdir(path):
         return "recording"
-    if name.endswith(PERFETTO_ENDINGS):
-        raise InputError(
-            f"{path}: Perfetto's own format is not read; `sim run --trace FILE.json` writes another"
-        )
     head = read_head(path, 4096)
     if head.lstrip()[:1] == b"[" and b'"op"' in head:
         return "table"

@@ -5,8 +5,8 @@
     --gantt out.png          all runs, one above the other, on one time axis; as .html one to zoom into. Below
                              each run that had an allocator: memory over time, a strip for each device
     --html  out.html         all there is to say of the runs, as a page: chart, memory, links, ops, causes
-    --trace out.json.gz      all runs, side by side, for Perfetto; out.pftrace: in its own format; out/, a
-                             folder: one run, a file for each GPU
+    --trace out.json.gz      all runs, side by side, for Perfetto; out/, a folder: one run, a
+                             file for each GPU
     --ops   out.csv          one row a task or transfer; a first column `policy` when there are several runs
     --memory out.png         memory over time, an axis for each run and device
     --links out.png          how much of each link is used over time, an axis for each run
@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Final
 
 from sim.base.errors import InputError
 from sim.base.files import check_writable
-from sim.export.perfetto import PERFETTO_ENDINGS
 from sim.export.tables import TABLE_ENDINGS
 
 if TYPE_CHECKING:
@@ -64,6 +63,11 @@ def check_outputs(files: Files) -> None:
 
             with _about("--trace "):
                 check_folder(path)
+        elif what == "trace" and path.lower().endswith((".pftrace", ".perfetto-trace")):
+            raise InputError(
+                f"--trace {path}: Perfetto's own format is no longer written; name run.trace.json.gz, "
+                "which ui.perfetto.dev opens"
+            )
         else:
             check_path(what, path, _ENDINGS[what])
         target = Path(path).resolve()
@@ -156,16 +160,14 @@ def _is_folder(path: str) -> bool:
 
 def _write_trace(results: Sequence[Result], path: str) -> None:
     from sim.export.chrome import write_chrome, write_ranks
-    from sim.export.perfetto import write_perfetto
 
     if _is_folder(path):
         if len(results) > 1:
             raise InputError(f"--trace {path}: a folder holds the ranks of one run; name one --policy")
         write_ranks(results[0].trace, path)
         return
-    write = write_perfetto if path.lower().endswith(PERFETTO_ENDINGS) else write_chrome
     traces = {result.policy: result.trace for result in results}
-    write(results[0].trace if len(results) == 1 else traces, path)
+    write_chrome(results[0].trace if len(results) == 1 else traces, path)
 
 
 def _write_ops(results: Sequence[Result], path: str) -> None:
@@ -280,7 +282,7 @@ def _write_timeline(results: Sequence[Result], path: str) -> None:
 _ENDINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "gantt": (*PICTURES, ".html"),
     "html": (".html",),
-    "trace": (".json", ".json.gz", *PERFETTO_ENDINGS),
+    "trace": (".json", ".json.gz"),
     "ops": TABLE_ENDINGS,
     "memory": PICTURES,
     "links": PICTURES,

@@ -1,1 +1,1 @@
-"""Traces as files that other programs read: tables, Chrome and Perfetto timelines."""
+"""Traces as files that other programs read: tables, and timelines for Chrome and Perfetto."""

@@ -7,8 +7,7 @@
               arrows     (producer, consumer) on different lanes, the earliest ones
               counters   bytes in use and tasks running, by device
                  │
-                 ├──► sim.export.chrome      JSON, for many tools
-                 └──► sim.export.perfetto    protobuf, for Perfetto
+                 └──► sim.export.chrome    JSON, for many tools
 """
 
 from __future__ import annotations

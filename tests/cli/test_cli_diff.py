@@ -299,7 +299,6 @@ def test_ranks_of_one_job_are_two_recordings_of_one_program(data_dir: Path) -> N
         (["plan.json", "one.csv"], "plan.json: a plan has no times; name the scenario"),
         (["result.json", "one.csv"], "result.json: is sim.result/1, which has no ops; `sim run --ops"),
         (["graph.json", "one.csv"], "graph.json: no op says when it was recorded (recorded_start_ns)"),
-        (["one.pftrace", "one.csv"], "one.pftrace: Perfetto's own format is not read"),
         (["noise.json", "one.csv"], "noise.json: no known format"),
         (
             ["lacks.csv", "one.csv"],
@@ -339,7 +338,6 @@ def test_mistakes(
         "plan.json": '{"schema":"sim.plan/1"}',
         "result.json": '{"schema": "sim.result/1"}',
         "graph.json": '{"schema": "sim.graph/1", "name": "g", "ops": [{"name": "a", "duration_ns": 5}]}',
-        "one.pftrace": "",
         "noise.json": '{"x": 1}',
     }.items():
         (tmp_path / name).write_text(text)

@@ -116,7 +116,7 @@ def test_arrows_without_a_chart_are_refused(tmp_path: Path) -> None:
 
 OPTIONS = [
     *(("run", option, ending) for option, ending in (
-        ("--gantt", ".png"), ("--gantt", ".html"), ("--trace", ".json.gz"), ("--trace", ".pftrace"),
+        ("--gantt", ".png"), ("--gantt", ".html"), ("--trace", ".json.gz"),
         ("--ops", ".csv"), ("--ops", ".parquet"), ("--memory", ".png"), ("--plan", ".json"),
         ("--tuning", ".csv"), ("--memory-trace", ".jsonl"),
     )),

@@ -92,10 +92,11 @@ def test_slices_of_a_thread_follow_one_another_and_flows_end_in_slices(seed: int
         if e["ph"] in "sf":
             at = round(e["ts"] * 1000)
             assert any(a <= at < b or a == at == b for a, b in threads[e["pid"], e["tid"]]), e
-    starts = [(e["cat"], e["id"]) for e in events if e["ph"] == "s"]
-    ends = [(e["cat"], e["id"]) for e in events if e["ph"] == "f"]
-    assert len(set(starts)) == len(starts)
-    assert starts == ends or sorted(starts) == sorted(ends)
+    begins = [((e["cat"], e["id"]), e["ts"]) for e in events if e["ph"] == "s"]
+    ends = {(e["cat"], e["id"]): e["ts"] for e in events if e["ph"] == "f"}
+    assert sorted(flow for flow, _ in begins) == sorted(ends)
+    assert sum(e["ph"] == "f" for e in events) == len(ends)
+    assert all(at <= ends[flow] for flow, at in begins), "arrows lead forward"
 
 
 @pytest.mark.parametrize("seed", seeds(20))
@@ -148,9 +149,30 @@ def test_several_runs_in_one_file(tmp_path: Path) -> None:
     events = json.loads((tmp_path / "both.json").read_text())["traceEvents"]
     names = [e["args"]["name"] for e in events if e["name"] == "process_name"]
     assert names == [f"{run}: {name}" for run in ("first", "second") for name in ("hosts", "gpu0", "cpu0")]
-    flows = [(e["cat"], e["id"]) for e in events if e["ph"] == "s"]
-    assert len(set(flows)) == len(flows)
+    begins = {(e["cat"], e["id"]): e["pid"] // 10_000 for e in events if e["ph"] == "s"}
+    ends = [((e["cat"], e["id"]), e["pid"] // 10_000) for e in events if e["ph"] == "f"]
+    assert len(begins) == len(ends) == 8
+    assert dict(ends) == begins, "arrows stay in their run"
     assert len(events) == 2 * len(list(chrome_events(two_streams())))
+
+
+def test_what_takes_no_time_is_shown_at_its_instant() -> None:
+    builder = GraphBuilder("instants")
+    for k, length in enumerate((5, 0, 0, 7, 0)):
+        builder.op(f"op{k}", inputs=[f"op{k - 1}"] if k else [], duration_ns=length)
+    run = simulate(builder.build(), Machine((Device("gpu0", streams=2),)), ReadyQueue())
+    kernels = [(e["name"], *ns(e)) for e in chrome_events(run) if e.get("cat") == "kernel"]
+    assert kernels == [("op0", 0, 5), ("op1", 5, 5), ("op2", 5, 5), ("op3", 5, 12), ("op4", 12, 12)]
+
+
+def test_processes_and_threads_are_shown_in_the_order_of_the_machine() -> None:
+    events = list(chrome_events(two_streams()))
+    threads = [(e["tid"], e["args"]["sort_index"]) for e in events if e["name"] == "thread_sort_index"]
+    assert len(threads) == 4
+    assert all(index == tid - 1 for tid, index in threads)
+    order = {e["args"]["sort_index"]: e["pid"] for e in events if e["name"] == "process_sort_index"}
+    name = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert [name[pid] for _, pid in sorted(order.items())] == ["hosts", "gpu0", "cpu0"]
 
 
 def test_names_are_escaped(tmp_path: Path) -> None:
