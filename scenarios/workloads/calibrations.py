@@ -382,8 +382,8 @@ def named_calibration(name: str, precision: str = "bf16") -> TrainingCalibration
         )
         if name in {each.name for each in presets()}:
             what += (
-                f"; {name} is a device preset: give {{device: {name}, node: ..., between: ...}}, that is, how "
-                "its GPUs are connected (docs/training.md)"
+                f"; {name} is a device preset: give {{device: {name}, node: ..., between: ...}}, that is, "
+                "how its GPUs are connected (docs/training.md)"
             )
         raise InputError(what)
     return _parsed(_shipped(name), name, precision)
