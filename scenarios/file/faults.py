@@ -15,6 +15,7 @@ from pydantic import BaseModel, Discriminator, Tag, ValidationError
 
 from scenarios.file.document import Document, Loc, dotted
 from scenarios.file.yaml_read import Place
+from scenarios.ops.attributes import ATTRIBUTES
 from sim.base.errors import InputError, ScenarioError, hint, nearest
 from sim.base.options import misfit_text
 
@@ -118,9 +119,10 @@ def _meant(loc: Loc, model: type[BaseModel]) -> list[Loc]:
 
 
 def _homes(loc: Loc, model: type[BaseModel]) -> list[str]:
-    """Return the blocks beside an unknown key that have a key of that name."""
-    beside = sorted(_keys_at(model, loc[:-1]))
-    return [name for name in beside if str(loc[-1]) in _keys_at(model, (*loc[:-1], name))]
+    """Return the blocks beside an unknown key that have a key of that name; those of attributes are open."""
+    beside, name = sorted(_keys_at(model, loc[:-1])), str(loc[-1])
+    found = [block for block in beside if name in _keys_at(model, (*loc[:-1], block))]
+    return found or [block for block in beside if block == "attributes" and name in ATTRIBUTES]
 
 
 def _keys_at(model: type[BaseModel], loc: Loc) -> set[str]:
