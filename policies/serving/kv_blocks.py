@@ -58,23 +58,24 @@ class KvBlocks:
                 f"{blocks} blocks of keys and values are too few: "
                 f"{reserved} of them {'is' if reserved == 1 else 'are'} never given out"
             )
-        self.block_size = block_size
+        self.block_size, self.blocks = block_size, blocks
         self.usable = blocks - reserved
-        self.references = [0] * blocks
-        self.key: list[Key | None] = [None] * blocks
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(reserved, blocks))
-        self._found: dict[Key, dict[int, None]] = {}
+        # Blocks that were ever given out, or are reserved; all others stand at the head of the free list.
+        self.references = [0] * reserved
+        self.key: list[Key | None] = [None] * reserved
+        self._free: OrderedDict[int, None] = OrderedDict()
+        self._found: dict[Key, tuple[int, ...]] = {}
         self._lost: set[Key] = set()
 
     @property
     def free(self) -> int:
         """Blocks that nobody refers to, those with a key included."""
-        return len(self._free)
+        return len(self._free) + self.blocks - len(self.references)
 
     @property
     def used(self) -> int:
         """Blocks that somebody refers to."""
-        return self.usable - len(self._free)
+        return self.usable - self.free
 
     def needed(self, tokens: int) -> int:
         """Return how many blocks so many tokens take."""
@@ -87,7 +88,7 @@ class KvBlocks:
             blocks = self._found.get(key)
             if not blocks:
                 break
-            hits.append(next(iter(blocks)))
+            hits.append(blocks[0])
         return hits
 
     def lost(self, keys: Iterable[Key]) -> int:
@@ -108,8 +109,11 @@ class KvBlocks:
 
     def take(self, count: int) -> list[int]:
         """Return so many blocks from the head of the free list, without their keys; there are as many."""
-        taken = []
-        for _ in range(count):
+        given = len(self.references)
+        taken = list(range(given, min(given + count, self.blocks)))
+        self.references += [1] * len(taken)
+        self.key += [None] * len(taken)
+        for _ in range(count - len(taken)):
             block = self._free.popitem(last=False)[0]
             self.references[block] = 1
             self.forget(block)
@@ -121,16 +125,16 @@ class KvBlocks:
         key = self.key[block]
         if key is not None:
             self.key[block] = None
-            of = self._found[key]
-            del of[block]
-            if not of:
+            if others := tuple(other for other in self._found[key] if other != block):
+                self._found[key] = others
+            else:
                 del self._found[key]
                 self._lost.add(key)
 
     def publish(self, block: int, key: Key) -> None:
         """Give a full block its key, by which it is found from now on."""
         self.key[block] = key
-        self._found.setdefault(key, {})[block] = None
+        self._found[key] = (*self._found.get(key, ()), block)
 
     def release(self, table: Sequence[int]) -> None:
         """Give back the blocks of a sequence, its tail first."""
