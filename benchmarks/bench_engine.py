@@ -103,16 +103,18 @@ def chain(n: int) -> Graph:
     return builder.build()
 
 
-def layered(n: int, width: int = 100, seed: int = 0) -> Graph:
-    """Layers of `width` ops with one to three predecessors in the layer before, on eight devices."""
-    draw = random.Random(seed)
+def layered(n: int, width: int = 100, *, devices: int = 8, largest: int = 0) -> Graph:
+    """Layers of `width` ops on any of the devices, with one to three predecessors in the layer before."""
+    draw = random.Random(0)
     builder = GraphBuilder("layered")
     for i in range(n):
         before = (i // width - 1) * width
         inputs = (
             [f"op{before + draw.randrange(width)}" for _ in range(draw.randint(1, 3))] if before >= 0 else []
         )
-        builder.op(f"op{i}", inputs=inputs, duration_ns=draw.randint(5, 50), device=f"d{draw.randrange(8)}")
+        outputs = draw.randint(1, largest) if largest else ()
+        ns, device = draw.randint(5, 50), f"d{draw.randrange(devices)}"
+        builder.op(f"op{i}", inputs=inputs, outputs=outputs, duration_ns=ns, device=device)
     return builder.build()
 
 

@@ -30,6 +30,7 @@ from sim.base.compiled import load
 from sim.job.build_job import make_job
 from sim.job.transfers import make_flow
 from sim.kernel import columns as layout
+from sim.kernel import loop as loop_source
 from sim.kernel.run import compiled, run, to_the_end
 from sim.policy import order_of
 
@@ -56,15 +57,15 @@ def job_of(graph: Graph, path: str, devices: int) -> tuple[Job, ReadyQueue]:
     return make_job(graph, machine(path, devices), streams=streams), policy
 
 
-def laid_out(job: Job, policy: ReadyQueue) -> Any:
-    """Return the kernel with the columns of a job, ready to run."""
+def laid_out(job: Job, policy: ReadyQueue, *, pure: bool = False) -> Any:
+    """Return the kernel, or the one in Python, with the columns of a job, ready to run."""
     order = order_of(policy, job)
     shared = layout.shared_of(job)
     assert order is not None
     assert not isinstance(shared, str)
-    kernel = load("loop").Run()
+    kernel = (loop_source if pure else load("loop")).Run()
     for name, value in layout.columns(job, make_flow(job), policy, order, shared).items():
-        plain = not compiled() and isinstance(value, np.ndarray)
+        plain = (pure or not compiled()) and isinstance(value, np.ndarray)
         setattr(kernel, name, value.tolist() if plain else value)
     return kernel
 

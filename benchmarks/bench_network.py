@@ -26,7 +26,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from bench_engine import raw_timeouts, seconds
+from bench_engine import layered, raw_timeouts, seconds
+from bench_kernel import laid_out
 
 from devices.network import make_network
 from policies.issue.ready_queue import ReadyQueue
@@ -34,11 +35,9 @@ from sim import Device, Graph, GraphBuilder, Link, Machine, simulate
 from sim.base.compiled import load
 from sim.job.build_job import make_job
 from sim.job.transfers import make_flow
-from sim.kernel import loop as loop_source
 from sim.kernel import network as network_source
-from sim.kernel.columns import columns, routes_of
+from sim.kernel.columns import routes_of
 from sim.kernel.run import compiled, to_the_end
-from sim.policy import order_of
 
 BANDWIDTH = 25 * 10**9
 """Of every link, in bytes/s: 25 bytes a ns."""
@@ -80,25 +79,6 @@ def bursts(n: int, largest: int, seed: int = 0) -> Graph:
     return builder.build()
 
 
-def layered(n: int, width: int, hosts: int, largest: int, seed: int = 0) -> Graph:
-    """Return layers of ops of 5 to 50 ns with one to three predecessors in the layer before, anywhere."""
-    draw = random.Random(seed)
-    builder = GraphBuilder("layered")
-    for i in range(n):
-        before = (i // width - 1) * width
-        inputs = (
-            [f"op{before + draw.randrange(width)}" for _ in range(draw.randint(1, 3))] if before >= 0 else []
-        )
-        builder.op(
-            f"op{i}",
-            inputs=list(dict.fromkeys(inputs)),
-            outputs=draw.randint(1, largest),
-            duration_ns=draw.randint(5, 50),
-            device=f"d{draw.randrange(hosts)}",
-        )
-    return builder.build()
-
-
 class Case(NamedTuple):
     """What is run, and how many tasks a second it has to reach, compiled."""
 
@@ -109,11 +89,11 @@ class Case(NamedTuple):
 
 CASES = {
     "shared link": Case(star(2), lambda n: bursts(n, 400), 3e6),
-    "bus of 8": Case(bus(8), lambda n: layered(n, 100, 8, 100), 1.5e6),
-    "star of 8": Case(star(8), lambda n: layered(n, 100, 8, 300), 1.5e6),
-    "star of 64": Case(star(64), lambda n: layered(n, 1000, 64, 300), 1e6),
-    "star of 64 full": Case(star(64), lambda n: layered(n, 1000, 64, 900), 0),
-    "serial star of 8": Case(star(8, "serial"), lambda n: layered(n, 100, 8, 300), 3e6),
+    "bus of 8": Case(bus(8), lambda n: layered(n, largest=100), 1.5e6),
+    "star of 8": Case(star(8), lambda n: layered(n, largest=300), 1.5e6),
+    "star of 64": Case(star(64), lambda n: layered(n, 1000, devices=64, largest=300), 1e6),
+    "star of 64 full": Case(star(64), lambda n: layered(n, 1000, devices=64, largest=900), 0),
+    "serial star of 8": Case(star(8, "serial"), lambda n: layered(n, largest=300), 3e6),
 }
 
 
@@ -131,17 +111,11 @@ def once(machine: Machine, graph: Graph, pure: bool) -> Measured:
     """Run the loop of the kernel once; everything else is done before."""
     job = make_job(graph, machine)
     flow = make_flow(job)
-    policy = ReadyQueue()
-    order = order_of(policy, job)
     routes = routes_of(job, flow)
-    assert order is not None
     assert routes is not None
     assert not isinstance(routes, str)
-    loop, network = (loop_source, network_source) if pure else (load("loop"), load("network"))
-    kernel = loop.Run()
-    for name, value in columns(job, flow, policy, order, [None] * len(machine.devices)).items():
-        setattr(kernel, name, value.tolist() if pure and isinstance(value, np.ndarray) else value)
-    kernel.net = network.Net(routes, flow.n_nodes - flow.n_ops)
+    kernel = laid_out(job, ReadyQueue(), pure=pure)
+    kernel.net = (network_source if pure else load("network")).Net(routes, flow.n_nodes - flow.n_ops)
     gc.collect()
     began = time.process_time()
     to_the_end(kernel)

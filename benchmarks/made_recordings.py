@@ -20,8 +20,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, TextIO, cast
 
-__all__ = ["write_recording"]
-
 _OPERATORS: Final = 200
 
 _KERNELS: Final = (

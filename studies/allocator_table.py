@@ -32,8 +32,6 @@ from sim.base.units import format_bytes, format_duration
 from sim.explain.memory_use import Allocated, allocated
 from sim.trace import Trace
 
-__all__ = ["ALLOCATORS", "Row", "allocator_rows", "events_of", "markdown"]
-
 DEVICE_MALLOC_NS: Final = 50_000
 """`cudaMalloc`: about 50 us a call from 4 KB to 512 KB, more beyond that (M. Boyer, *Memory management
 overhead*, University of Virginia, cs.virginia.edu/~mwb7w/cuda_support; an old GPU); 432 us were reported

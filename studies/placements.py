@@ -37,8 +37,6 @@ from studies.machines import MACHINES
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["CPU_AND_TWO_GPUS", "compare_placements", "placement_bound_ns", "training_step"]
-
 CPU_AND_TWO_GPUS: Final = MACHINES["a CPU and two GPUs"]
 """Two H200 on NVLink, each on PCIe to a Xeon."""
 

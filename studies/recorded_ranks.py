@@ -37,18 +37,6 @@ from sim.base.units import parse_duration, round_half_up
 from sim.explain.idle import idle_reasons
 from sim.trace import Trace
 
-__all__ = [
-    "Spans",
-    "as_recorded",
-    "as_simulated",
-    "load_ranks",
-    "markdown",
-    "ms",
-    "scaled",
-    "waiting_ns",
-    "without_waiting",
-]
-
 SLOWER: Final = 1.2
 """A straggler."""
 
@@ -71,11 +59,11 @@ class Spans(NamedTuple):
     waited: IntArray
 
 
-def load_ranks(path: Path) -> Graph:
+def load_ranks(path: Path, format: str | None = "kineto") -> Graph:
     """Return the ranks of a folder together, or the process of a file."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".* GPU tasks were launched before the trace begins")
-        return load_graph(path, format="kineto")
+        return load_graph(path, format=format)
 
 
 def scaled(graph: Graph, device: str, factor: float) -> Graph:
@@ -111,11 +99,15 @@ def as_recorded(graph: Graph) -> Spans:
 
 def as_simulated(trace: Trace) -> Spans:
     """Return what happened in a run of the ranks."""
-    graph = trace.job.graph
-    at = np.empty(len(graph), np.int64)
-    at[trace.tasks["op"]] = np.arange(len(trace))
-    ops = _tasks(graph)
-    return _spans(graph, ops, trace.tasks["start_ns"][at[ops]], trace.tasks["end_ns"][at[ops]])
+    start, end = by_op(trace)
+    ops = _tasks(trace.job.graph)
+    return _spans(trace.job.graph, ops, start[ops], end[ops])
+
+
+def by_op(trace: Trace) -> tuple[IntArray, IntArray]:
+    """Return the start and the end of each op of a run of one iteration."""
+    rows = np.argsort(trace.tasks["op"])
+    return trace.tasks["start_ns"][rows], trace.tasks["end_ns"][rows]
 
 
 def without_waiting(graph: Graph) -> Graph:
@@ -162,10 +154,7 @@ def _spans(graph: Graph, ops: IntArray, start: IntArray, end: IntArray) -> Spans
 
 def waiting_ns(trace: Trace) -> tuple[int, int, int]:
     """Return how long the host waited inside its calls, as recorded and in a run, and how long it worked."""
-    graph, tasks = trace.job.graph, trace.tasks
-    start = np.empty(len(graph), np.int64)
-    end = start.copy()
-    start[tasks["op"]], end[tasks["op"]] = tasks["start_ns"], tasks["end_ns"]
+    graph, (start, end) = trace.job.graph, by_op(trace)
     point: dict[tuple[str, str], int] = {}
     recorded = waited = work = 0
     for op in range(len(graph)):

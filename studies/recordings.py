@@ -33,9 +33,7 @@ from sim.base.errors import InputError
 from sim.base.intervals import union
 from sim.graph.graph import Graph
 from sim.trace import Trace
-from studies.recorded_ranks import load_ranks, markdown, ms, scaled, waiting_ns
-
-__all__ = ["Faster", "Replay", "faster", "kendall_tau", "replay"]
+from studies.recorded_ranks import by_op, load_ranks, markdown, ms, scaled, waiting_ns
 
 FASTER: Final = 0.01
 """What the tasks of a GPU take when it is 100 times faster."""
@@ -97,8 +95,7 @@ def replay(graph: Graph, trace: Trace) -> Replay:
     was = as_recorded(graph)
     tasks = np.array(["kernel" in graph.attributes[op] for op in was.op.tolist()])
     op, lane = was.op[tasks], was.lane[tasks]
-    start, end = np.empty(len(graph), np.int64), np.empty(len(graph), np.int64)
-    start[trace.tasks["op"]], end[trace.tasks["op"]] = trace.tasks["start_ns"], trace.tasks["end_ns"]
+    start, end = by_op(trace)
     before = _idle_ns(was.start_ns[tasks], was.end_ns[tasks], lane)
     after = _idle_ns(start[op], end[op], lane)
     off = np.where(before, after / np.maximum(before, 1) - 1, after > 0)

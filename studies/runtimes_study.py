@@ -34,8 +34,6 @@ from studies import machines
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["MACHINES", "compare_runtimes", "frameworks", "loop", "run_under", "transformer_block"]
-
 MACHINES: Final = {name: machines.MACHINES[name] for name in ("four cores", "one H200")}
 """A CPU of four cores that hands an op to a thread in 5 us, and a GPU with its host."""
 

@@ -21,8 +21,6 @@ import numpy as np
 from scenarios.ops.control_flow import cond, while_loop
 from sim import Graph, GraphBuilder
 
-__all__ = ["draw_program", "flowing", "unrolled"]
-
 
 @dataclass
 class Op:

@@ -15,8 +15,6 @@ from sim.base.errors import SimError
 from validation.cases.tables import BUDGET_S
 from validation.steps import RENAMED, validate
 
-__all__ = ["main"]
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Take the steps of a validation; return 0 when no goal was missed."""

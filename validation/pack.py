@@ -10,8 +10,6 @@ from typing import Final
 from sim.base.errors import RunError
 from sim.base.files import atomic_path
 
-__all__ = ["MOST_BYTES", "archive_of", "pack"]
-
 MOST_BYTES: Final = 16_000_000
 """What one file may have on its way home."""
 

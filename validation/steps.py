@@ -41,19 +41,6 @@ from validation.gpu.partitions import driver_here
 from validation.pack import archive_of
 from validation.pack import pack as pack_folder
 
-__all__ = [
-    "ALL",
-    "RENAMED",
-    "Step",
-    "choose",
-    "default_folder",
-    "list_steps",
-    "run",
-    "steps",
-    "validate",
-    "write_report",
-]
-
 ALL: Final = sorted([*EXPERIMENTS, memory_experiment.NAME])
 """Every experiment: the lists of cases, and memory, which is about bytes and not about time."""
 

@@ -10,8 +10,6 @@ import typer
 from scenarios.cli.shared_options import Json
 from sim.base.errors import InputError
 
-__all__ = ["add_to"]
-
 Backend = Annotated[str, typer.Option("--backend", metavar="NAME", help="timer, threads or cuda.")]
 
 

@@ -7,8 +7,8 @@
 DIR has ``h200/nccl_2.29.2.csv.gz``, ``cluster/nccl_a100_h100.csv.gz`` and ``kernels/nccl_blackwell.csv.gz``.
 On all rows of the first the rates of an H200 node are fitted, without looking at the others. These, times one
 factor for all, are what the rates of the other machines start from and are drawn to, as a fifth of their rows
-leaves some of them open (`studies.collectives.split`). The loss is the mean relative error, by least squares
-that are weighted anew. The table goes to stdout.
+leaves some of them open (`drawn_fifth`). The loss is the mean relative error, by least squares that are
+weighted anew. The table goes to stdout.
 
 Only rows of NCCL are judged: two fifths of the second file are all-reduce kernels of other libraries.
 """
@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -29,9 +30,6 @@ import pandas as pd
 from devices.collectives.nccl_constants import GENERATIONS
 from devices.collectives.nccl_model import RATES, amounts
 from devices.collectives.nccl_tuner import NcclChoice, NcclTuner
-from studies.collectives.split import drawn_fifth
-
-__all__ = ["SETUPS", "SHIPPED", "error_table", "fitted", "main", "read_measured"]
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -96,6 +94,32 @@ def read_measured(data: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
         kind=rest.op.replace("alltoall", "all_to_all"),
     )
     return h200, rest
+
+
+def drawn_fifth(rows: Iterable[tuple[Sequence[Hashable], int]]) -> list[bool]:
+    """Return of each row, a group and a size, whether it is one to learn from; all others judge.
+
+    A fifth of the sizes of each group (machine, kind, ranks) is drawn with a seed that is the group's name,
+    so that nothing that was measured has a say in it; all types of a size stay together, because they are
+    nearly the same measurement. The rule was fixed before the rows were looked at.
+
+    Examples
+    --------
+    >>> rows = [(("a100", "all_reduce", 8), 2**k) for k in range(10)]
+    >>> sum(drawn_fifth(rows))
+    2
+    """
+    keyed = [(tuple(group), size) for group, size in rows]
+    sizes: dict[tuple[Hashable, ...], set[int]] = {}
+    for group, size in keyed:
+        sizes.setdefault(group, set()).add(size)
+    drawn = {
+        group: set(
+            random.Random("/".join(map(str, group))).sample(sorted(found), max(1, round(len(found) / 5)))
+        )
+        for group, found in sizes.items()
+    }
+    return [size in drawn[group] for group, size in keyed]
 
 
 def _by_elements(path: Path) -> pd.DataFrame:

@@ -22,8 +22,6 @@ from scenarios.builders.train.calibration import TrainingCalibration
 from scenarios.builders.train.step import step_ns
 from studies.training.published import Published
 
-__all__ = ["FREE", "fit", "fitted", "folds", "predicted_ms", "predictions"]
-
 _SPREAD: Final = 0.5
 """Standard deviation of the logarithm of a number around its beginning, before any row is seen."""
 

@@ -39,17 +39,6 @@ from scenarios.workloads.train_report import peaks_of
 from studies.training.calibrate import fit, folds, predicted_ms, predictions
 from studies.training.published import Published, read_published
 
-__all__ = [
-    "SIMUMAX_FILE",
-    "SOURCES",
-    "STEPS_FILE",
-    "Error",
-    "Judge",
-    "Judged",
-    "Judgement",
-    "memory_errors",
-]
-
 STEPS_FILE: Final = "cluster/training_steps.csv.gz"
 SIMUMAX_FILE: Final = "cluster/simumax_b200_system.json.gz"
 

@@ -24,8 +24,6 @@ import studies
 from studies.training.judge import SIMUMAX_FILE, STEPS_FILE, Judged, Judgement
 from studies.training.published import Published
 
-__all__ = ["Kept"]
-
 
 class Kept:
     """The judgements of a page that is not yet written.

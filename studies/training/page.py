@@ -10,8 +10,6 @@ import numpy as np
 from studies.training.judge import Error, Judgement
 from studies.training.published import ASSUMED, Published
 
-__all__ = ["page", "source_rows", "summary"]
-
 _HEAD = """# Training steps, predicted and measured
 
 This page is for users who want to know how far to trust `workload: {train: ...}`. It is made by

@@ -24,8 +24,6 @@ from scenarios.builders.train.layout import ORDER, ParallelLayout
 from scenarios.builders.train.training import FULL_ITERATION, Training
 from sim.base.errors import InputError
 
-__all__ = ["ASSUMED", "RECIPES_FILE", "Published", "Undescribed", "read_published"]
-
 ASSUMED: Final[Mapping[str, str]] = {
     "vtrain-a100-multi": "ranks in the order tp, dp, pp, as Megatron-DeepSpeed has them; no fusion of "
     "kernels around the scores of attention",

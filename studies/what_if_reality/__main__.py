@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -29,16 +28,14 @@ from typing import NamedTuple
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from scenarios.importers import load_graph
 from scenarios.recorded.changes import AnyWhatIf, WhatIf, applied
 from scenarios.recorded.setup import run_recorded
 from sim import Graph
 from sim.base.errors import InputError
+from studies.recorded_ranks import load_ranks, markdown, ms
 from studies.what_if_reality.measures import Measures, recorded, simulated
 from studies.what_if_reality.ranges import ranges_of, without
 from studies.what_if_reality.transplant import host_work_ns, with_host, with_kernels
-
-__all__ = ["Prediction", "predictions"]
 
 
 class Prediction(NamedTuple):
@@ -94,17 +91,11 @@ def _rows(found: Sequence[Prediction], was: Measures, other: Measures) -> Iterat
     for each in found:
         yield [
             each.rule,
-            _ms(each.step_ns),
+            ms(each.step_ns),
             f"{(each.step_ns - was.step) / 1e6:+.3f}",
             f"{100 * (each.step_ns / other.step - 1):+.1f} %",
-            "–" if each.idle_ns is None else _ms(each.idle_ns),
+            "–" if each.idle_ns is None else ms(each.idle_ns),
         ]
-
-
-def _load(path: Path) -> Graph:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".* GPU tasks were launched before the trace begins")
-        return load_graph(path)
 
 
 def _changes(text: str) -> list[WhatIf]:
@@ -114,33 +105,24 @@ def _changes(text: str) -> list[WhatIf]:
         raise InputError(f"--what-if: {error}") from None
 
 
-def _ms(ns: int) -> str:
-    return f"{ns / 1e6:.3f}"
-
-
-def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
-
-
 def _print(path_a: Path, path_b: Path, given: argparse.Namespace) -> None:
     """Print what was recorded, and what is predicted for B from A, and for A from B."""
-    a, b = _load(path_a), _load(path_b)
+    a, b = (load_ranks(path, format=None) for path in (path_a, path_b))
     was, other = recorded(a, given.step), recorded(b, given.step)
     rows = [
         [
             name,
             path.name,
-            _ms(each.step),
-            _ms(each.span),
-            _ms(each.busy),
-            _ms(each.idle),
-            _ms(host_work_ns(graph)),
+            ms(each.step),
+            ms(each.span),
+            ms(each.busy),
+            ms(each.idle),
+            ms(host_work_ns(graph)),
         ]
         for name, path, each, graph in (("A", path_a, was, a), ("B", path_b, other, b))
     ]
     print("As recorded (ms):\n")
-    print(_markdown(["", "recording", "step", "span", "GPU busy", "GPU idle", "host works"], rows))
+    print(markdown(["", "recording", "step", "span", "GPU busy", "GPU idle", "host works"], rows))
     changed, range_ns = {}, 0
     if given.without:
         less = without(a, *ranges_of(path_a, given.without))
@@ -151,10 +133,10 @@ def _print(path_a: Path, path_b: Path, given: argparse.Namespace) -> None:
     head = ["rule", "predicted", "change", "off by", "GPU idle"]
     found = [*predictions(a, b, given.step, changed, range_ns)]
     print(f"B from A (ms); the change seen is {(other.step - was.step) / 1e6:+.3f}:\n")
-    print(_markdown(head, [*_rows(found, was, other)]))
+    print(markdown(head, [*_rows(found, was, other)]))
     back = [each._replace(rule=each.rule.translate(_SWAPPED)) for each in predictions(b, a, given.step)]
     print(f"A from B (ms); the change seen is {(was.step - other.step) / 1e6:+.3f}:\n")
-    print(_markdown(head, [*_rows(back, other, was)]))
+    print(markdown(head, [*_rows(back, other, was)]))
 
 
 _SWAPPED = str.maketrans("AB", "BA")

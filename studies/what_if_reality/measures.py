@@ -13,8 +13,6 @@ from sim.base.errors import InputError
 from sim.base.intervals import union
 from sim.trace import Trace
 
-__all__ = ["Measures", "recorded", "simulated"]
-
 
 class Measures(NamedTuple):
     """How long a run took, in ns.

@@ -28,8 +28,6 @@ from sim.base.files import StrPath
 from sim.base.intervals import union
 from sim.base.units import round_half_up
 
-__all__ = ["ranges_of", "without"]
-
 _NOTES: Final = frozenset({"operator", "cpu_op", "user_annotation"})
 
 

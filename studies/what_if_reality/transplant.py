@@ -31,8 +31,6 @@ from scenarios.recorded.durations import faster_host
 from sim import Graph
 from sim.base.errors import InputError
 
-__all__ = ["host_work_ns", "tasks_of", "with_host", "with_kernels"]
-
 
 def tasks_of(graph: Graph) -> list[int]:
     """Return the tasks of the GPU in the order in which they were launched."""

@@ -30,24 +30,6 @@ from scenarios.builders.gpt import Transformer
 from sim.base.errors import InputError
 from sim.base.units import round_half_up
 
-__all__ = [
-    "BANDWIDTH_BYTES_PER_S",
-    "BARE",
-    "OPTIMIZER_BYTES",
-    "SCHEDULES",
-    "Fit",
-    "Measured",
-    "Step",
-    "closed_form_ns",
-    "error",
-    "fit",
-    "mean_error",
-    "measured",
-    "predict",
-    "schedule_ns",
-    "step_ns",
-]
-
 SCHEDULES: Final = ("1F1B", "1F1B-I", "ZB-1p", "ZB-2p")
 
 _FILE: Final = Path(__file__).resolve().parents[2] / "scenarios/examples/zero_bubble/measured.csv"

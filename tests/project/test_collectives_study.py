@@ -11,8 +11,7 @@ import pytest
 
 from devices.collectives.nccl_constants import GENERATIONS
 from devices.collectives.nccl_model import RATES, load_rates
-from studies.collectives.fit import SETUPS, SHIPPED, _fit, error_table, fitted, read_measured
-from studies.collectives.split import drawn_fifth
+from studies.collectives.fit import SETUPS, SHIPPED, _fit, drawn_fifth, error_table, fitted, read_measured
 
 
 def test_a_fifth_of_the_sizes_is_drawn_by_names_alone() -> None:

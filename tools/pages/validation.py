@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["page", "text"]
-
 
 def page(folder: Path) -> str:
     """Return the reports of all recorded machines as one page, figures included.

@@ -23,8 +23,6 @@ from studies.zero_bubble.zero_bubble_model import (
     step_ns,
 )
 
-__all__ = ["report_text", "text"]
-
 FITTED = 1
 """The third of the rows that is fitted: those with the middle number of micro-batches."""
 

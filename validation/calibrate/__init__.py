@@ -24,7 +24,6 @@ that drives has costs of its own (`validation.calibrate.blocks.gpu_costs`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -44,7 +43,8 @@ from validation.calibrate.blocks.gpu_costs import (
 from validation.calibrate.blocks.grid import durations
 from validation.calibrate.blocks.host_costs import busy_workers, decisions, reads, streams
 from validation.calibrate.journal import Journal
-from validation.calibrate.session import ATTEMPTS, CrowdedError, DisturbedError, Session
+from validation.calibrate.machine_state import DisturbedError
+from validation.calibrate.session import ATTEMPTS, CrowdedError, Session
 from validation.cases.backends import Executor, make_backend, provenance
 from validation.host.statistics import summary
 
@@ -100,9 +100,10 @@ def calibrate(
             ]
     session.keep({"sentinel_ns": session.quiet_ns})
     facts = provenance(executor)
+    name = facts.get("gpu") or f"{facts['processor']} ({facts['cores']} cores)"
     return Calibration(
         backend,
-        _device_name(backend, facts),
+        f"{name}, {backend}",
         facts,
         {name: summary(values)._asdict() for name, values in sorted(session.samples.items())},
         session.tables,
@@ -145,8 +146,3 @@ def _measure_gpu(session: Session) -> None:
     for model in BATCHES:
         model_steps(session, model)
     probes(session, session.executor.torch)  # type: ignore[attr-defined]
-
-
-def _device_name(backend: str, facts: Mapping[str, Any]) -> str:
-    name = facts.get("gpu") or f"{facts['processor']} ({facts['cores']} cores)"
-    return f"{name}, {backend}"

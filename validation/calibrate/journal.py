@@ -18,8 +18,6 @@ from typing import Any, Final
 from sim.base.files import write_text
 from validation.real.gate import MAX_DRIFT
 
-__all__ = ["Journal"]
-
 _SCHEMA: Final = "sim.calibration-part/1"
 
 

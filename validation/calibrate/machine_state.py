@@ -21,8 +21,6 @@ from validation.cases.case import Case, CaseOp
 from validation.real.gate import MAX_DRIFT, verdict
 from validation.real.work import Observation
 
-__all__ = ["DisturbedError", "Speed", "looks_ns", "usual"]
-
 _LOOKS: Final = 30
 _LOOK_PAUSE_S: Final = 0.05
 _ATTEMPTS: Final = 20

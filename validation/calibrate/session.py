@@ -31,8 +31,6 @@ from validation.host.statistics import summary
 from validation.real.gate import MAX_DRIFT, MAX_OTHERS, around, verdict
 from validation.real.work import Observation
 
-__all__ = ["ATTEMPTS", "LATE", "CrowdedError", "DisturbedError", "Samples", "Session"]
-
 T = TypeVar("T")
 
 LATE: Final = "the time for calibrating was up"

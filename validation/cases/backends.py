@@ -20,8 +20,6 @@ from validation.real.threads import Threads
 from validation.real.timer import Timer
 from validation.real.work import Observation
 
-__all__ = ["BACKENDS", "Executor", "make_backend", "provenance", "reason", "run_case"]
-
 
 class Executor(Protocol):
     """Runs jobs for real."""

@@ -28,8 +28,6 @@ from sim.record.plan import Plan
 from sim.simulation import simulate
 from validation.real.measured_kernels import HOLDS_HOST
 
-__all__ = ["Case", "CaseOp", "digest"]
-
 _POLICIES: Final[Mapping[str, Callable[..., Policy]]] = {
     "critical-path": CriticalPath,
     "in-order": InOrder,

@@ -17,8 +17,6 @@ from policies.pipeline import generate
 from validation.cases.case import Case, CaseOp
 from validation.gpu.torch_models import step_kinds
 
-__all__ = ["DRIVEN", "EXPERIMENTS", "KERNELS", "draw", "step_case"]
-
 MS: Final = 1_000_000
 
 Facts = tuple[str, dict[str, int]]

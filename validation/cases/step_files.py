@@ -11,10 +11,6 @@ from sim.base.files import write_text
 from sim.record.plan import Plan
 from validation.cases.case import Case, digest
 
-__all__ = [
-    "STEPS", "Recorded", "read", "read_case", "read_path", "read_plans", "recorded", "step_path", "write",
-]  # fmt: skip
-
 STEPS: Final = {
     "plans": "sim.plans/1",
     "predictions": "sim.predictions/1",

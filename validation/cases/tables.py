@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["BUDGET_S", "GOALS", "GRID"]
-
 _TABLES: Final[Mapping[str, Mapping[str, Any]]] = tomllib.loads(
     Path(__file__).with_name("experiments.toml").read_text(encoding="utf-8")
 )

@@ -24,8 +24,6 @@ from validation.calibrate.machine_state import looks_ns
 from validation.cases.backends import Executor
 from validation.real.gate import MAX_DRIFT
 
-__all__ = ["Beside", "own_calibration"]
-
 _PATIENCE_S: Final = 6.0
 """How long to wait for a state that is known before another one is calibrated."""
 

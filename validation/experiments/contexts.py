@@ -29,8 +29,6 @@ from validation.calibrate.blocks.host_costs import READ_SIZE
 from validation.cases.case import Case
 from validation.real.measured_kernels import MATRIX_KINDS
 
-__all__ = ["FloatArray", "blended", "durations_ns"]
-
 FloatArray = npt.NDArray[np.float64]
 
 _ELEMENT_BYTES: Final = 2  # bfloat16

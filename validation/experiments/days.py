@@ -19,8 +19,6 @@ from validation.cases import step_files
 from validation.experiments import memory_experiment
 from validation.experiments.measure import ENOUGH
 
-__all__ = ["compare_days", "keep_day", "to_markdown"]
-
 
 def keep_day(out: Path, experiment: str) -> Path | None:
     """Copy the measurements of an experiment to a folder of their day; return where, None without any.

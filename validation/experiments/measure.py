@@ -25,8 +25,6 @@ from validation.experiments.contexts import durations_ns
 from validation.real.gate import Sentinel, around, verdict
 from validation.real.work import Observation
 
-__all__ = ["ATTEMPTS", "ENOUGH", "RUNS", "measure"]
-
 RUNS: Final = 5
 ENOUGH: Final = 3
 ATTEMPTS: Final = 15

@@ -26,8 +26,6 @@ from validation.cases.backends import Executor
 from validation.cases.tables import GOALS
 from validation.gpu.torch_memory import MemoryStep, run_steps
 
-__all__ = ["NAME", "draw", "measure_program", "predicted", "report"]
-
 NAME: Final = "g-memory"
 
 RUNS: Final = 2

@@ -24,15 +24,6 @@ from validation.experiments import memory_experiment
 from validation.experiments.contexts import FloatArray, blended, durations_ns
 from validation.real.measured_kernels import HOLDS_HOST
 
-__all__ = [
-    "calibration_digest",
-    "draw_plans",
-    "predict",
-    "predict_case",
-    "predict_or_say_why",
-    "with_interference",
-]
-
 CORUN_SIZES: Final = (512, 1024, 2048)
 """Sizes of products of which company was measured on a GPU; the nearest one is taken."""
 

@@ -32,8 +32,6 @@ from validation.real.gate import MAX_PROBE
 from validation.real.measured_kernels import HOLDS_HOST
 from validation.real.work import measured_trace
 
-__all__ = ["GAP", "Point", "Spread", "inversions", "points_of", "rebuild", "spread"]
-
 GAP = 0.02
 """Two starts further apart than this share of the makespan have to come in the predicted order."""
 

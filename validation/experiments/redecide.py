@@ -13,8 +13,6 @@ from sim.machine.task import Issuer, Task
 from sim.policy import Policy
 from sim.record.plan import Plan
 
-__all__ = ["Redecide"]
-
 
 class Redecide(Policy):
     """Every task to its issuer of the plan, in the plan's order of issue within a group.

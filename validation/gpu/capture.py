@@ -13,8 +13,6 @@ from typing import Any, Final
 
 from sim.base.errors import RunError
 
-__all__ = ["captured"]
-
 _FAILED: Final[list[Any]] = []
 """Graphs whose capture failed: torch's allocator of page-locked memory goes on asking them."""
 

@@ -35,8 +35,6 @@ from validation.host.clock import now_ns, quiet_interpreter, run_queue_ns
 from validation.real.driver import Driver, Follower
 from validation.real.work import Observation, measured_trace
 
-__all__ = ["Cuda"]
-
 _Work = TorchWork | ModelWork
 
 _LAUNCH_NS: Final = 20_000

@@ -24,11 +24,6 @@ from validation.gpu.capture import captured
 from validation.gpu.torch_memory import idle_streams
 from validation.host.clock import now_ns, quiet_interpreter
 
-__all__ = [
-    "CALLS", "Depth", "allocated", "allocation_ns", "copy_ns", "duplex_ns", "event_hop_ns", "issue_costs_ns",
-    "kernel_ns", "queue_depth",
-]  # fmt: skip
-
 CALLS: Final = 64
 """In a row, between two looks at the clock: few against the depth of a launch queue, some 1,000."""
 

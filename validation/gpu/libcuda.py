@@ -15,8 +15,6 @@ from typing import Any, Final
 
 from sim.base.errors import InfeasibleError
 
-__all__ = ["LibCuda", "Resource"]
-
 
 class _Sms(ctypes.Structure):
     _fields_ = (("smCount", c_uint), ("more", c_uint * 11))

@@ -15,8 +15,6 @@ from typing import Any, Final
 from sim.base.errors import InfeasibleError
 from validation.gpu.libcuda import LibCuda
 
-__all__ = ["driver_here", "partition_streams", "refuse_unbound"]
-
 _UNIT: Final = 8
 """Groups of SMs are multiples of this (Hopper; CUDA driver API, ``cuDevSmResourceSplitByCount``)."""
 

@@ -18,8 +18,6 @@ from typing import Any, Final
 from validation.gpu.gpu_probes import timed_ns
 from validation.host.clock import now_ns
 
-__all__ = ["CYCLES_PER_NS", "DeviceState", "smi_facts"]
-
 CYCLES_PER_NS: Final = 2
 """Of `torch.cuda._sleep`, which counts an SM's clocks: at most 1.98 on an H200. Slower clocks spin longer."""
 

@@ -14,8 +14,6 @@ from typing import Any
 
 from sim.base.errors import InfeasibleError
 
-__all__ = ["MemoryStep", "idle_streams", "run_steps"]
-
 MemoryStep = Sequence[Any]
 """``["alloc", id, nbytes, stream]``, ``["free", id]`` or ``["empty_cache"]``."""
 

@@ -17,8 +17,6 @@ from typing import Any, Final
 from sim.base.errors import RunError
 from sim.graph.graph import Graph
 
-__all__ = ["SEGMENTS", "SHAPES", "ModelWork", "step_kinds"]
-
 SEGMENTS: Final = 6
 """Of either model: an entrance, four blocks, and the loss."""
 

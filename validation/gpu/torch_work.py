@@ -20,8 +20,6 @@ from sim.graph.graph import Graph
 from validation.gpu.capture import captured
 from validation.real.measured_kernels import HOLDS_HOST, Kernel, MatrixWork
 
-__all__ = ["TOLERANCE", "TorchWork"]
-
 TOLERANCE = 0.05
 """Of results in bfloat16, relative to their norm: libraries may choose another kernel on another stream."""
 

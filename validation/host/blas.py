@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["single_threaded_blas"]
-
 _PREFIXES: Final = ("scipy_openblas_", "openblas_")
 _SUFFIXES: Final = ("64_", "_64_", "")
 

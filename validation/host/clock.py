@@ -17,11 +17,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-__all__ = [
-    "Heart", "now_ns", "others_ns", "prefer_this_thread", "quiet_interpreter", "run_queue_ns", "sleep_until",
-    "stolen_ns",
-]  # fmt: skip
-
 _PR_SET_TIMERSLACK: Final = 29  # linux/prctl.h
 _SCHEDSTAT: Final = "/proc/thread-self/schedstat"
 

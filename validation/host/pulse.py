@@ -17,8 +17,6 @@ import numpy as np
 
 from validation.host.clock import now_ns
 
-__all__ = ["Products"]
-
 _SIZE: Final = 384
 _WARM: Final = 2
 _BEATS: Final = 7

@@ -12,8 +12,6 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-__all__ = ["Summary", "kendall_tau", "summary"]
-
 _ROUNDS: Final = 200
 """Of the bootstrap."""
 

@@ -30,8 +30,6 @@ from sim.readiness.counters import CounterReadiness
 from sim.record.plan import Plan
 from validation.host.clock import now_ns
 
-__all__ = ["Assignments", "Driver", "Follower", "predecessors"]
-
 Assignments = list[tuple[Issuer, Task]]
 """Who shall take what now (its `stream` is set); an issuer is named again only after its last report."""
 

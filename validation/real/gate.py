@@ -21,8 +21,6 @@ from typing import Final, NamedTuple
 
 from validation.real.work import Observation
 
-__all__ = ["MAX_DELAY", "MAX_DRIFT", "MAX_OTHERS", "Sentinel", "around", "verdict"]
-
 MAX_DELAY: Final = 0.01
 """Delay by others, as a share of the makespan, above which a run does not count."""
 

@@ -33,8 +33,6 @@ from validation.real.driver import Assignments, Driver, Follower
 from validation.real.thread_events import Event
 from validation.real.work import Observation, Work, measured_trace
 
-__all__ = ["LaneBackend"]
-
 _TIMEOUT_S: Final = 60.0
 
 _Launch = tuple[Task, list[threading.Lock]]

@@ -28,8 +28,6 @@ from sim.base.errors import InputError, UnknownNameError
 from sim.graph.graph import Graph
 from validation.real.work import producers_of
 
-__all__ = ["HOLDS_HOST", "MATRIX_KINDS", "Kernel", "MatrixWork", "kernel_axes"]
-
 MATRIX_KINDS: Final = (
     "matmul", "elementwise", "copy", "softmax", "attention", "block", "h2d", "d2h",
     "h2d-pageable", "d2h-pageable",

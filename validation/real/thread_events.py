@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import threading
 
-__all__ = ["Event"]
-
 
 class Event:
     """Happens once. `waiter` before it blocks, `record` lets everybody go."""

@@ -22,8 +22,6 @@ from validation.real.lanes import LaneBackend
 from validation.real.measured_kernels import Kernel, MatrixWork
 from validation.real.work import Observation
 
-__all__ = ["NumpyWork", "Threads"]
-
 Matrix = npt.NDArray[np.float64]
 
 

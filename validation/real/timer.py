@@ -19,8 +19,6 @@ from validation.host.clock import now_ns, prefer_this_thread, sleep_until
 from validation.real.lanes import LaneBackend
 from validation.real.work import producers_of
 
-__all__ = ["SleepWork", "Timer"]
-
 _UNMADE = 0x5EED
 
 

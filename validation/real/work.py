@@ -17,8 +17,6 @@ from sim.machine.task import Task
 from sim.policy import Policy
 from sim.trace import Trace
 
-__all__ = ["Observation", "Work", "measured_trace", "producers_of"]
-
 
 class Work(Protocol):
     """The kernels of one graph with their data. One object serves many runs."""

@@ -26,8 +26,6 @@ from validation.experiments.predict import calibration_digest, predict_or_say_wh
 from validation.experiments.prediction_errors import Point, points_of, spread
 from validation.host.statistics import kendall_tau
 
-__all__ = ["SCHEMA", "experiment_report", "report"]
-
 SCHEMA: Final = "sim.validation/1"
 
 

@@ -12,8 +12,6 @@ from validation.experiments.beside import own_calibration
 from validation.experiments.predict import predict_case, simulate_case
 from validation.experiments.prediction_errors import rebuild
 
-__all__ = ["draw_scatter", "draw_worst"]
-
 _BAND: Final = 5
 """Percent: shaded, the bound that most goals have."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["to_markdown"]
-
 
 def to_markdown(report: Mapping[str, Any], figures: Sequence[str] = ()) -> str:
     """Return the report as Markdown.

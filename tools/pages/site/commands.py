@@ -8,8 +8,6 @@ from typing import Any, Final
 
 from typer.main import get_command
 
-__all__ = ["text"]
-
 _HEAD: Final = """\
 # Commands
 

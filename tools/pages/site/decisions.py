@@ -12,8 +12,6 @@ import yaml
 from scenarios.reference import DECISIONS, KnownDecision, decisions
 from sim.base import plugins
 
-__all__ = ["machines", "policies", "runtimes"]
-
 _POLICIES: Final = """\
 # Policies and other decisions
 

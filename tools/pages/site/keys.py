@@ -8,8 +8,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-__all__ = ["text"]
-
 _HEAD: Final = """\
 # Keys of a scenario
 

@@ -6,8 +6,6 @@ from typing import Final
 
 import sim
 
-__all__ = ["text"]
-
 _HEAD: Final = """\
 # Python
 

@@ -29,8 +29,6 @@ from validation.gpu.gpu_probes import (
 from validation.gpu.torch_work import TorchWork
 from validation.host.statistics import summary
 
-__all__ = ["ALLOCATION_BYTES", "COPY_BYTES", "KERNELS", "probes"]
-
 SAMPLES: Final = 15
 """Of each probe in each of its two rounds."""
 

@@ -11,10 +11,6 @@ from sim.base.arrays import IntArray
 from validation.cases.case import Case, CaseOp
 from validation.real.work import Observation
 
-__all__ = [
-    "DROPPED", "LENGTH", "ROUNDS", "Kernel", "block_case", "chain", "in_turn", "sampled", "spans_ns",
-]  # fmt: skip
-
 LENGTH: Final = 20
 """Ops in a chain, and three times as many of kernels of a few us."""
 

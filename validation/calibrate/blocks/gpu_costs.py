@@ -30,11 +30,6 @@ from validation.cases.draws import step_case
 from validation.gpu.torch_models import step_kinds
 from validation.real.work import Observation
 
-__all__ = [
-    "BATCHES", "FRAMES", "PARTITIONS", "REPEATS", "SIZES", "bare", "driven", "frame_ns", "frames",
-    "gpu_streams", "model_steps", "partitions", "shared_sms",
-]  # fmt: skip
-
 FRAMES: Final = (1, 2, 3, 4, 8)
 """Numbers of streams that plans have."""
 

@@ -13,8 +13,6 @@ from validation.cases.tables import GRID
 from validation.real.measured_kernels import HOLDS_HOST, kernel_axes
 from validation.real.work import Observation
 
-__all__ = ["durations"]
-
 
 def durations(session: Session) -> None:
     """One op at a time: a chain on one stream or worker."""

@@ -30,8 +30,6 @@ from validation.calibrate.session import Samples, Session
 from validation.cases.case import Case, CaseOp
 from validation.real.work import Observation
 
-__all__ = ["READ_SIZE", "busy_workers", "decisions", "reactions_ns", "reads", "streams"]
-
 MS: Final = 1_000_000
 
 READ_SIZE: Final = 384

@@ -15,8 +15,6 @@ import numpy.typing as npt
 
 from sim.base.errors import InputError
 
-__all__ = ["Piece", "fit_pieces"]
-
 
 class Piece(NamedTuple):
     """One line.
