@@ -49,11 +49,8 @@ def direct(job: Job, limit_ns: int) -> tuple[int | None, int]:
     for op in range(len(graph)):
         begin, stop = model.new_int_var(0, horizon, ""), model.new_int_var(0, horizon, "")
         ways = [(machine.positions[name], int(by[op])) for name, by in given if int(by[op]) >= 0]
-        ways = (
-            ways
-            if ways and graph.duration_ns[op] < 0
-            else [(int(job.device_of[op]), int(job.duration_ns[op]))]
-        )
+        if not ways or graph.duration_ns[op] >= 0:
+            ways = [(int(job.device_of[op]), int(job.duration_ns[op]))]
         chosen = [model.new_bool_var("") for _ in ways]
         model.add_exactly_one(chosen)
         for (device, ns), here in zip(ways, chosen, strict=True):
@@ -103,15 +100,8 @@ def main() -> None:
                     row = run_point(point)
                 ns, bound = row["makespan_ns"], row["lower_bound_ns"]
                 wrong = best is not None and ((ns or best) < best or (bound or 0) > best)
-                told = {
-                    "set": folder,
-                    "instance": path,
-                    "method": method,
-                    "best": best,
-                    "ns": ns,
-                    "bound": bound,
-                }
-                rows.append(told | {"proven": row["proven"], "wrong": wrong})
+                told = {"set": folder, "instance": path, "method": method, "best": best, "ns": ns}
+                rows.append(told | {"bound": bound, "proven": row["proven"], "wrong": wrong})
                 print(*rows[-1].values(), flush=True)
     best_of: dict[str, int] = {}
     for row in rows:

@@ -167,19 +167,9 @@ def write_recording(path: Path, steps: int, *, rank: int = 0, world_size: int = 
         "distributedInfo": info,
     }
     with cast("TextIO", (gzip.open if path.suffix == ".gz" else open)(path, "wt", encoding="utf-8")) as out:
+        process = {"ph": "M", "ts": 0, "pid": recorder.pid, "tid": 0, "args": {"name": "python3"}}
         out.write(json.dumps(head)[:-1] + ',\n  "traceEvents": [\n')
-        out.write(
-            json.dumps(
-                {
-                    "name": "process_name",
-                    "ph": "M",
-                    "ts": 0,
-                    "pid": recorder.pid,
-                    "tid": 0,
-                    "args": {"name": "python3"},
-                }
-            )
-        )
+        out.write(json.dumps({"name": "process_name", **process}))
         for number in range(steps):
             for event in recorder.step(number):
                 out.write(",\n" + json.dumps(event))

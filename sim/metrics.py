@@ -153,8 +153,7 @@ def link_use(trace: Record) -> dict[str, LinkUse]:
     nbytes = np.zeros(n, np.int64)
     np.add.at(nbytes, link, moved.nbytes)
     count = np.bincount(link, minlength=n).tolist()
-    two = np.full(n, 2)
-    contended = stacked(moved.ready_ns, moved.end_ns, link, two).lengths(n).tolist()
+    contended = stacked(moved.ready_ns, moved.end_ns, link, np.full(n, 2)).lengths(n).tolist()
     return {
         each.name: LinkUse(
             each.name,

@@ -83,8 +83,7 @@ def training_step(graph: Graph, times: int = 1) -> Graph:
     >>> step.op_names, len(training_step(step))
     (['a', 'a/loss_grad', 'a/weight_grad', 'w/update'], 4)
     """
-    updates = {"assign", "assign_sub", "assign_add", *OPTIMIZERS}
-    if not updates.isdisjoint(graph.kinds):
+    if not {"assign", "assign_sub", "assign_add", *OPTIMIZERS}.isdisjoint(graph.kinds):
         return graph
     return TrainingRewrite().apply(Batch(times).apply(BatchNorm().apply(graph)))
 

@@ -210,8 +210,7 @@ def ms(ns: int | np.integer[Any]) -> str:
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table of Markdown."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+    return "".join(f"| {' | '.join(line)} |\n" for line in (head, ["---"] * len(head), *rows))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -189,19 +189,8 @@ def test(path: str, copy: Path) -> int:
     os.dup2(nothing, 1)
     os.dup2(nothing, 2)
     sys.path.insert(0, str(copy))
-    options = [
-        "-x",
-        "-q",
-        "-n",
-        "0",
-        "--assert=plain",
-        "--benchmark-disable",
-        "-p",
-        "no:cacheprovider",
-        "-m",
-        "not slow",
-    ]
-    return int(pytest.main([*options, *tests_of(path)]))
+    options = ["-x", "-q", "-n", "0", "--assert=plain", "--benchmark-disable", "-p", "no:cacheprovider"]
+    return int(pytest.main([*options, "-m", "not slow", *tests_of(path)]))
 
 
 def passes(path: str, copy: Path) -> bool:
@@ -245,16 +234,7 @@ def main() -> None:
     sys.dont_write_bytecode = True  # within a second two mutants of a file look alike to the cache
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     os.environ["HYPOTHESIS_PROFILE"] = "full"
-    for heavy in (
-        "numpy",
-        "pandas",
-        "simpy",
-        "pydantic",
-        "hypothesis",
-        "pytest",
-        "matplotlib",
-        "typer.testing",
-    ):
+    for heavy in ("numpy", "pandas", "simpy", "pydantic", "hypothesis", "matplotlib", "typer.testing"):
         importlib.import_module(heavy)
     tally: Counter[tuple[str, bool]] = Counter()
     sound: set[tuple[str, ...]] = set()

@@ -109,8 +109,7 @@ def amounts(kind: str, ranks: int, nbytes: int, choice: NcclChoice) -> dict[str,
         f"channel {protocol}": sent / choice.channels,
         "own": kb / n,
     }
-    more = {"ll": {"link ll": sent}, "simple": {"start simple": 1.0}}
-    return found | more.get(protocol, {})
+    return found | {"ll": {"link ll": sent}, "simple": {"start simple": 1.0}}.get(protocol, {})
 
 
 def taken_us(kind: str, ranks: int, nbytes: int, choice: NcclChoice, rates: Mapping[str, float]) -> float:

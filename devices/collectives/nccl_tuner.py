@@ -373,8 +373,7 @@ class NcclTuner:
         cell = _ceil(_ceil(_PER_CHANNEL_TRAFFIC, per_byte), 16) * 16
         cells = max(1, _ceil(count, cell))
         traffic = _ceil(max(_PER_CHANNEL_TRAFFIC, count * per_byte) // channels, 16) * 16
-        of_each = min(cells, _ceil(traffic, cell * per_byte))
-        return min(most, _ceil(cells, of_each))
+        return min(most, _ceil(cells, min(cells, _ceil(traffic, cell * per_byte))))
 
     def _exchange(self, kind: str, nbytes: int) -> NcclChoice:
         """Return how messages go from rank to rank (``addP2pToPlan``): all peers at once.

@@ -296,8 +296,7 @@ _OF_PAIRS: Final = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "
 
 def _direct(kind: str, n: int, root: int) -> Steps | None:
     if kind in ("broadcast", "reduce"):
-        others = np.delete(np.arange(n), root)
-        step = CollectiveStep(np.full(n - 1, root), others, Fraction(1))
+        step = CollectiveStep(np.full(n - 1, root), np.delete(np.arange(n), root), Fraction(1))
         return [step if kind == "broadcast" else step.reversed]
     if kind not in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
         return None

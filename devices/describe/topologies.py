@@ -293,8 +293,7 @@ def _rails(
         wires.switch(f"spine{s}")
     for group, rail in product(groups, range(n_rails)):
         leaf = wires.switch(f"leaf{rail}" if len(groups) == 1 else f"leaf{group}.{rail}")
-        here = nodes[group * each : (group + 1) * each]
-        wires.connect(((node[rail], leaf) for node in here), link)
+        wires.connect(((node[rail], leaf) for node in nodes[group * each : (group + 1) * each]), link)
         wires.connect(((leaf, f"spine{s}") for s in range(n_spines)), up)
 
 

@@ -115,8 +115,7 @@ class MemoryLog:
         place = marked * (rows + 1) + row
         order = np.argsort(place, kind="stable")  # of several at one row the last counts
         last = np.searchsorted(place[order], device * (rows + 1) + np.arange(rows), side="right") - 1
-        reserved: IntArray = value[order][last]
-        return reserved
+        return np.asarray(value[order][last])
 
 
 def _running_sum(value: IntArray, groups: list[IntArray]) -> IntArray:

@@ -73,8 +73,7 @@ class Segment(Block):
 
     def extend(self, nbytes: int) -> Block:
         """Make it longer by `nbytes`; return the block there, which is not free yet."""
-        address = self.address + self.size
-        block = Block(address, nbytes, 0, self.stream, None, LIVE, self.home)
+        block = Block(self.address + self.size, nbytes, 0, self.stream, None, LIVE, self.home)
         block.prev, block.next = self.prev, self
         self.prev.next = self.prev = block
         self.size += nbytes

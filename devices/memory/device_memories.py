@@ -162,8 +162,7 @@ def _copies(flow: Flow, n_devices: int, tensor: IntArray, device: IntArray, n_te
     key, known = tensor * n_devices + device, flow.tensor * n_devices + flow.destination
     order = np.argsort(known)
     at = order[np.minimum(np.searchsorted(known, key, sorter=order), len(known) - 1)]
-    copied: IntArray = np.where(known[at] == key, n_tensors + at, tensor)
-    return copied
+    return np.where(known[at] == key, n_tensors + at, tensor)
 
 
 def _own_storage(job: Job, flow: Flow, n_buffers: int) -> IntArray | None:

@@ -75,8 +75,7 @@ class Replay:
         if not any(event.op in HELD for event in self.events):
             return None
         changes = [HELD.get(event.op, 0) * event.nbytes for event in self.events]
-        reserved: IntArray = np.cumsum(changes, dtype=np.int64)
-        return reserved
+        return np.cumsum(changes, dtype=np.int64)
 
     @property
     def peak_in_use(self) -> int:
@@ -106,8 +105,7 @@ class Replay:
         count : int, optional
             So many of them; by default all.
         """
-        live = self._live_after(self.peak_event)
-        return sorted(live.items(), key=lambda item: -item[1])[:count]
+        return sorted(self._live_after(self.peak_event).items(), key=lambda item: -item[1])[:count]
 
     def never_freed(self) -> list[tuple[str | int, int]]:
         """Return (id, bytes asked for) of what still lives at the end, in order of allocation."""
@@ -165,9 +163,8 @@ def replay_until_full(events: Sequence[MemoryEvent], allocator: Allocator) -> Re
         if event.op == "alloc":
             block = allocator.take(event.nbytes, event.stream, event.id)
             if block is None:
-                where = f"at event {i + 1} of {n}"
                 failure = allocator.out_of_memory(
-                    event.nbytes, stream=event.stream, owner=event.id, where=where
+                    event.nbytes, stream=event.stream, owner=event.id, where=f"at event {i + 1} of {n}"
                 )
                 events, columns = events[:i], columns[:, :i]
                 break

@@ -386,8 +386,7 @@ def plan_cp_sat(lifetimes: Sequence[Lifetime], alignment: int = 1) -> ArenaPlan:
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return replace(start, bound=bound, planner="cp-sat")
     found = tuple(solver.value(offset) * unit for offset in offsets)
-    nbytes = solver.value(height) * unit
-    return replace(start, offsets=found, nbytes=nbytes, bound=bound, planner="cp-sat")
+    return replace(start, offsets=found, nbytes=solver.value(height) * unit, bound=bound, planner="cp-sat")
 
 
 def plan_branch_and_bound(
@@ -466,8 +465,7 @@ class _Search:
         )
         if max(needed) >= self.best:
             return
-        drops = sorted((max(self._heights[t] for t in self._slots[i]), i) for i in self._todo)
-        for offset, i in drops:
+        for offset, i in sorted((max(self._heights[t] for t in self._slots[i]), i) for i in self._todo):
             if offset < floor or (offset == floor and i < latest):
                 continue
             slots, size = self._slots[i], self._sizes[i]

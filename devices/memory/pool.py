@@ -468,8 +468,7 @@ def cut_into(
     for name, operand in operands.items():
         sizes[name] = operand.nbytes
         if not operand.resident:
-            part = -(-_granules(operand) // tiles) * operand.granule
-            sizes[name] = min(operand.nbytes, part)
+            sizes[name] = min(operand.nbytes, -(-_granules(operand) // tiles) * operand.granule)
         total += round_up(sizes[name], alignment) * (1 if operand.resident else depth)
     return Tiling(tiles, depth, sizes, total)
 

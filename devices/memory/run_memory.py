@@ -75,8 +75,7 @@ def columns_of(memories: DeviceMemories, journal: Journal) -> dict[str, IntArray
             column.frombytes(found.tobytes())
         columns = log.columns()
         counted = np.array([_is_counter(allocator) for allocator in memories.allocators])
-        exact = counted[columns["device"]]
-        columns["reserved"] = np.where(exact, columns["in_use"], columns["reserved"])
+        columns["reserved"] = np.where(counted[columns["device"]], columns["in_use"], columns["reserved"])
         for device in np.flatnonzero(counted).tolist():
             limit = memories.allocators[device].limit
             in_use = columns["in_use"][columns["device"] == device]

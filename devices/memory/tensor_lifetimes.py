@@ -211,8 +211,7 @@ class TensorMemory:
     def met(self, send: Task, recv: Task) -> None:
         """Let `recv` read what `send` offers until it ends; see `sim.engine.Memory`."""
         if send.op in self.offered:
-            key = send.iteration * self.n_buffers + self.offered[send.op]
-            self.late.setdefault(recv.id, []).append(key)
+            self.late.setdefault(recv.id, []).append(send.iteration * self.n_buffers + self.offered[send.op])
 
     def lacks(self, task: Task) -> str:
         """Say what `task` waits for; see `sim.engine.Memory`."""

@@ -185,8 +185,7 @@ def sliced(threads: int, device: Device) -> Fraction:
     load = Fraction(threads, device.cores)
     if load <= 1:
         return Fraction(1)
-    cost = device.details.oversubscription_cost
-    return 1 / load / (1 + cost * (load - 1))
+    return 1 / load / (1 + device.details.oversubscription_cost * (load - 1))
 
 
 # ----------------------------------------------------------------------------------------------------------

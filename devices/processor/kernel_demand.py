@@ -195,8 +195,7 @@ def _demands(device: Device, job: Job, bandwidth_bytes_per_s: int | None) -> dic
     )
     columns = (here, job.duration_ns[here], graph.bytes_read[here] + graph.bytes_written[here])
     for op, duration_ns, nbytes in zip(*(column.tolist() for column in columns), strict=True):
-        said = grids.get(op) or attributes.get(op, nothing)
-        asked[op] = demand_of(said, duration_ns, dram_bytes=nbytes)
+        asked[op] = demand_of(grids.get(op) or attributes.get(op, nothing), duration_ns, dram_bytes=nbytes)
     return asked
 
 

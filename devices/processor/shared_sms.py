@@ -112,8 +112,7 @@ class SharedSMs:
         details = device.details
         self._context = context
         machine = context.job.machine
-        here = machine.device_index(device.name)
-        self._first_stream = machine.first_stream[here]
+        self._first_stream = machine.first_stream[machine.device_index(device.name)]
         self._sizes: list[int] = list(details.partition_sms or [sms_in_use(device)])
         self._free = list(self._sizes)
         self._partition_of: list[int] = list(details.partition_of or [0] * device.lanes)

@@ -76,8 +76,7 @@ def distinct_rows(*columns: IntArray) -> tuple[list[tuple[int, ...]], IntArray]:
             most, base = len(seen) - 1, len(digits)
         code, most = code * base + digit, most * base + base - 1
     _, first, which = np.unique(code, return_index=True, return_inverse=True)
-    rows = zip(*(column[first].tolist() for column in columns), strict=True)
-    return list(rows), which
+    return list(zip(*(column[first].tolist() for column in columns), strict=True)), which
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -208,8 +207,7 @@ class Csr(NamedTuple):
     @classmethod
     def group(cls, keys: IntArray, values: IntArray, n_rows: int) -> Csr:
         """Collect ``values[j]`` in row ``keys[j]``, keeping the order of j within a row."""
-        order = np.argsort(keys, kind="stable")
-        return cls.of_counts(np.bincount(keys, minlength=n_rows), values[order])
+        return cls.of_counts(np.bincount(keys, minlength=n_rows), values[np.argsort(keys, kind="stable")])
 
 
 def _indptr(counts: IntArray) -> IntArray:

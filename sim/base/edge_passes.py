@@ -40,8 +40,7 @@ def heads_and_tails(*columns: IntArray) -> list[IntArray]:
         Of each node its duration, what issuing it costs and its launch latency; of each edge, in the order of
         consumers, the producer, the consumer, and 1 where it counts when the producer is issued.
     """
-    found = [np.zeros(len(columns[0]), np.int64) for _ in range(4)]
-    read = _as_read(*columns, *found)
+    read = _as_read(*columns, *[np.zeros(len(columns[0]), np.int64) for _ in range(4)])
     sweep_both_ways(*read)
     return [np.asarray(column, np.int64) for column in read[len(columns) :]]
 
@@ -101,8 +100,7 @@ def longest_ns(iterations: int, *columns: Any) -> int:
         inputs, and of each input the producer (-1: from outside), the iterations between and the travel time;
         the bounds of its control edges, and of each the producer and the iterations between.
     """
-    end = np.zeros(iterations * len(columns[0]), np.int64)
-    read = _as_read(end, *columns)
+    read = _as_read(np.zeros(iterations * len(columns[0]), np.int64), *columns)
     sweep_ends(*read)
     return int(np.max(read[0]))
 

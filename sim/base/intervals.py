@@ -137,14 +137,12 @@ class Cover:
         """Return the length covered before `time`, all groups with lower numbers included."""
         at = time + group * self._apart
         k = np.searchsorted(self._start, at, side="right") - 1
-        start = np.append(self._start, 0)[k]
-        inside = np.minimum(at - start, self._length[k])
+        inside = np.minimum(at - np.append(self._start, 0)[k], self._length[k])
         return np.where(k < 0, 0, self._before[k] + inside)
 
     def between(self, start: IntArray, end: IntArray, group: IntArray) -> IntArray:
         """Return the length covered in each ``[start, end)``; 0 where `end` is not after `start`."""
-        covered = self._until(end, group) - self._until(start, group)
-        return np.where(end > start, covered, 0)
+        return np.where(end > start, self._until(end, group) - self._until(start, group), 0)
 
 
 def most_at_once(start: IntArray, end: IntArray, weight: IntArray) -> tuple[int, int]:

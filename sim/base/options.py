@@ -297,8 +297,7 @@ def misfit_text(*faults: Any) -> str:
     found = faults[0]["input"]
     shown = "nothing" if found is None else clipped(found)
     if faults[0]["type"] == "literal_error" and isinstance(found, str):
-        words = re.findall("'([^']*)'", faults[0]["ctx"]["expected"])
-        near = nearest(found, words)
+        near = nearest(found, re.findall("'([^']*)'", faults[0]["ctx"]["expected"]))
         shown += f"; did you mean {near!r}?" if near else ""
     wanted = [_WANTED.get(fault["type"]) or fault["msg"].removeprefix("Input should be ") for fault in faults]
     if wanted[0][0].isupper():  # another sentence of pydantic's

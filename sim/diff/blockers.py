@@ -85,8 +85,7 @@ def held_at(schedule: OpSchedule, row: int, at_ns: int) -> Blocker | None:
     row : int
     at_ns : int
     """
-    pieces = _pieces(schedule, row)
-    reason = next((word for word, begin, ns in pieces if begin <= at_ns < begin + ns), None)
+    reason = next((word for word, begin, ns in _pieces(schedule, row) if begin <= at_ns < begin + ns), None)
     if reason is None:
         return None
     f = schedule.facts

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from sim.base.arrays import BoolArray, IntArray
+from sim.base.arrays import BoolArray, Codes, IntArray
 from sim.base.errors import InputError, UnknownNameError, extra, hint
 from sim.base.files import StrPath, read_bytes
 from sim.diff.differences import Differences, differences
@@ -68,10 +68,9 @@ def read_ops_table(path: StrPath) -> pd.DataFrame:
         raise InputError(f"{path}: no table of ops, as `sim run --ops` writes one ({what})") from None
     for column in _NEEDED:
         if column not in table.columns:
-            known = [str(each) for each in table.columns]
             raise InputError(
                 f"{path}: no column {column!r}; a table of ops has op, start_ns and end_ns"
-                f"{hint(column, known)}"
+                f"{hint(column, [str(each) for each in table.columns])}"
             )
     if not len(table):
         raise InputError(f"{path}: a table without rows")
@@ -178,18 +177,17 @@ def _column(table: pd.DataFrame, name: str, missing: str = "") -> list[str]:
     if name not in table.columns:
         return [missing] * len(table)
     column: Any = table[name]
-    known = column.notna().tolist()
     return [
         str(each) if is_known and each != "" else missing
-        for each, is_known in zip(column.tolist(), known, strict=True)
+        for each, is_known in zip(column.tolist(), column.notna().tolist(), strict=True)
     ]
 
 
 def _codes(values: list[str]) -> tuple[list[str], IntArray]:
     """Return the different values in order of first use, and which of them each is."""
-    numbers: dict[str, int] = {}
-    codes = [numbers.setdefault(value, len(numbers)) for value in values]
-    return list(numbers), np.array(codes, np.int64)
+    numbers = Codes[str]()
+    code = numbers.of(values)
+    return list(numbers), code
 
 
 def _whole(path: StrPath, table: pd.DataFrame, column: str) -> IntArray:
@@ -246,8 +244,7 @@ def against_table(trace: Record, path: StrPath, policy: str | None = None, *, ov
         There is no such file, it is no table of ops, or it holds several runs, and none of that name.
     """
     table = read_ops_table(path)
-    several = len(runs_in(table)) > 1
-    golden = schedule_of_table(path, table, policy if several else None)
+    golden = schedule_of_table(path, table, policy if len(runs_in(table)) > 1 else None)
     d = differences(golden, schedule_of(trace, "", policy=policy), over_ns=over_ns)
     return [] if d.same else [*_counts(d), *_first(d, Path(path).name)]
 

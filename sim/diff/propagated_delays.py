@@ -89,8 +89,7 @@ def why_first_moved(d: Differences, names: tuple[str, str] = ("A", "B")) -> Why 
     if d.first is None:
         return None
     a, b = int(d.pairs.a[d.first]), int(d.pairs.b[d.first])
-    later = "b" if d.moved_ns[d.first] > 0 else "a"
-    return _Chain(d, later, names).explain(a, b)
+    return _Chain(d, "b" if d.moved_ns[d.first] > 0 else "a", names).explain(a, b)
 
 
 def told_apart(a_ns: int, b_ns: int) -> tuple[str, str]:
@@ -180,8 +179,7 @@ class _Chain:
         over = self.d.over_ns
         lasted = int(self.late.lasted_ns[row]), int(self.early.lasted_ns[other])
         if abs(started[0] - started[1]) > over:
-            following = (row, other, started[1])
-            return _Change("unknown", f"{name} starts at {self._both(*started)}", following)
+            return _Change("unknown", f"{name} starts at {self._both(*started)}", (row, other, started[1]))
         if abs(lasted[0] - lasted[1]) > over:
             return _Change("duration", f"{name} lasts {self._both(*lasted)}")
         return _Change("wait", self._does_not_wait(x, name, late, early, reason))
@@ -305,5 +303,4 @@ def _freed(schedule: OpSchedule, rows: IntArray, by_issuer: BoolArray) -> IntArr
     """Return when rows ended, or when their issuers were done with them."""
     f: DerivedColumns | None = schedule.facts
     assert f is not None
-    tasks = np.minimum(rows, f.n - 1)
-    return np.where(by_issuer & (rows < f.n), f.let_go[tasks], schedule.end_ns[rows])
+    return np.where(by_issuer & (rows < f.n), f.let_go[np.minimum(rows, f.n - 1)], schedule.end_ns[rows])

@@ -111,8 +111,7 @@ class OpSchedule:
     def busy_ns(self) -> IntArray:
         """For how long some op ran, for each device; fillers and waits for ranks do not count."""
         rows = np.flatnonzero(self.compared & (self.device >= 0))
-        busy = union(self.begin_ns[rows], self.end_ns[rows], self.device[rows])
-        return busy.lengths(len(self.devices))
+        return union(self.begin_ns[rows], self.end_ns[rows], self.device[rows]).lengths(len(self.devices))
 
     def kind_of(self, row: int) -> str:
         """Return the kind of a row."""
@@ -210,7 +209,6 @@ def schedule_of(
     none = np.full(n_moved, -1)
     names = graph.op_names
     lane = np.where(trace.alone, n_streams + trace.device, tasks["stream"])
-    filler = graph.is_kind(*FILLERS)[op]
     return OpSchedule(
         title,
         [names[each] for each in op.tolist()] + [graph.tensor_name(t) for t in moved["tensor"].tolist()],
@@ -224,7 +222,7 @@ def schedule_of(
         trace.of_rows("start_ns"),
         np.concatenate((trace.begins_ns, moved["start_ns"])),
         trace.of_rows("end_ns"),
-        np.concatenate((trace.executed & ~filler, np.ones(n_moved, bool))),
+        np.concatenate((trace.executed & ~graph.is_kind(*FILLERS)[op], np.ones(n_moved, bool))),
         trace.makespan_ns,
         DerivedColumns(trace, policy, recorded),
         None,

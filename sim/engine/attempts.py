@@ -172,14 +172,13 @@ def _joined(job: Job, attempts: list[Attempt]) -> Trace:
         }
         for of in ("tasks", "transfers")
     )
-    met = np.concatenate([each.trace.met + each.run * n for each in attempts])
     return Trace(
         whole,
         first.flow,
         first.policy,
         tasks,
         transfers,
-        met=met,
+        met=np.concatenate([each.trace.met + each.run * n for each in attempts]),
         synchronisation=first.synchronisation,
         messages=np.concatenate([_messages(each) for each in attempts]),
         in_turn=first.in_turn,

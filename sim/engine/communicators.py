@@ -192,8 +192,7 @@ class Communicators:
         devices, graph = self._job.machine.devices, self._job.graph
 
         def one(of: Task) -> str:
-            nbytes = int(self._c.nbytes[self._entry[of.op]])
-            what = described(graph, of.op, nbytes)
+            what = described(graph, of.op, int(self._c.nbytes[self._entry[of.op]]))
             return f"{devices[int(self._job.device_of[of.op])].name} issues {what}"
 
         return StuckError(

@@ -284,8 +284,7 @@ class RunState:
         )
         # What came out.
         self.frames: dict[str, int] = {}
-        n_tasks = self.flow.n_ops * job.iterations
-        self.tasks = task_columns(job.graph, n_tasks, self.frames, may_fail=may_fail)
+        self.tasks = task_columns(job.graph, self.flow.n_ops * job.iterations, self.frames, may_fail=may_fail)
         n_transfers = (self.flow.n_nodes - self.flow.n_ops) * job.iterations
         self.transfers = transfer_columns(n_transfers, self.frames if has_control_flow(job.graph) else None)
 

@@ -209,8 +209,7 @@ def bounds(
     drawn = job.noisy_ns is not None or job.drawn is not None
     if not static or drawn or duration_ns is not None or not isinstance(_alone(what), int):
         return _bounds(what, duration_ns, synchronisation, exact)
-    key = ("bounds", synchronisation, exact)
-    return job.once(key, lambda: _bounds(what, None, synchronisation, exact))
+    return job.once(("bounds", synchronisation, exact), lambda: _bounds(what, None, synchronisation, exact))
 
 
 def _bounds(

@@ -251,8 +251,7 @@ class _Alone:
         if not len(start):
             return np.zeros(len(self.start), np.int64)
         k = np.searchsorted(start + device * self.apart, self.start + self.device * self.apart) - 1
-        there = (k >= 0) & (device[k] == self.device)
-        return np.where(there, np.maximum(self.end - end[k], 0), 0)
+        return np.where((k >= 0) & (device[k] == self.device), np.maximum(self.end - end[k], 0), 0)
 
     def exposed(self, earlier: IntArray | int) -> IntArray:
         """Return how much of each nothing covers, were it earlier by so much."""

@@ -251,8 +251,7 @@ class DerivedColumns:
         after = np.where(self.trace.alone & ~self.job.launched[op], self.cost, 0)
         if self.job.record_ns is not None:
             after = after + self.job.record_ns[op]
-        issued = self.issue + after
-        return np.where(self.keeps_issuer & ~self.trace.alone, self.end, issued)
+        return np.where(self.keeps_issuer & ~self.trace.alone, self.end, self.issue + after)
 
     @cached_property
     def copied_by(self) -> IntArray:
@@ -354,8 +353,7 @@ class DerivedColumns:
     @cached_property
     def _by_end(self) -> tuple[IntArray, IntArray]:
         """(ends, rows) of everything that took some time, by end."""
-        begins = np.concatenate((self.begins, self.row_start[self.n :]))
-        rows = np.flatnonzero(self.row_end > begins)
+        rows = np.flatnonzero(self.row_end > np.concatenate((self.begins, self.row_start[self.n :])))
         rows = rows[np.argsort(self.row_end[rows], kind="stable")]
         return self.row_end[rows], rows
 

@@ -101,8 +101,7 @@ def _sent_ns(trace: Record, producer: IntArray, consumer: IntArray) -> IntArray:
     by_host = host_groups(trace.job, moved["tensor"], moved["source"], moved["destination"]) != UNSET
     sent_ns = np.where(by_host, moved["start_ns"], moved["ready_ns"])
     sends = consumer >= len(trace)
-    made_ns = trace.of_rows("end_ns")[producer[sends]]
-    np.maximum.at(sent_ns, consumer[sends] - len(trace), made_ns)
+    np.maximum.at(sent_ns, consumer[sends] - len(trace), trace.of_rows("end_ns")[producer[sends]])
     return sent_ns
 
 
@@ -200,8 +199,7 @@ def lifetimes(trace: Record, since: str = "start") -> Lifetimes:
         np.concatenate((born, np.zeros(len(kept), np.int64))),
         np.concatenate((dies, np.full(len(kept), trace.makespan_ns))),
     )
-    real = (lives.nbytes > 0) & (lives.end_ns > lives.start_ns)
-    return lives.of(real)
+    return lives.of((lives.nbytes > 0) & (lives.end_ns > lives.start_ns))
 
 
 def peak_bytes(trace: Record, since: str = "start") -> dict[str, int]:
@@ -251,7 +249,6 @@ def _of_device(trace: Record, name: str, lives: Lifetimes, holders: int) -> Memo
     alive = np.flatnonzero((lives.start_ns <= peak_ns) & (lives.end_ns > peak_ns))
     largest = lives.of(alive[np.lexsort((lives.start_ns[alive], -lives.nbytes[alive]))][:holders])
     names = [trace.job.graph.tensor_name(tensor) for tensor in largest.tensor.tolist()]
-    rows = zip(names, *(column.tolist() for column in largest[2:]), strict=True)
     return MemoryUse(
         name,
         int(held[peak]) if len(held) else 0,
@@ -259,7 +256,7 @@ def _of_device(trace: Record, name: str, lives: Lifetimes, holders: int) -> Memo
         int(lives.nbytes[lives.iteration == UNSET].sum()),
         times,
         held,
-        tuple(starmap(Holder, rows)),
+        tuple(starmap(Holder, zip(names, *(column.tolist() for column in largest[2:]), strict=True))),
     )
 
 

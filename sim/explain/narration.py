@@ -475,8 +475,7 @@ def host_time(f: DerivedColumns, where: Where = EVERYWHERE) -> dict[str, dict[st
     begin, end = (np.clip(at, where.from_ns, where.end_ns(f)) for at in (f.begins, f.end))
     found: dict[str, dict[str, tuple[int, int]]] = {}
     for key in ("operator", "module"):
-        named = graph.attribute(key)
-        of = {op: names_around(str(path)) for op, path in named.items()}
+        of = {op: names_around(str(path)) for op, path in graph.attribute(key).items()}
         total, times = Counter[str](), Counter[str]()
         for row in np.flatnonzero(here & np.isin(ops, [*of])).tolist():
             for name in of[int(ops[row])]:

@@ -200,8 +200,7 @@ class _Walk:
                     self.paying(row, paid_from, called)
                 return other, True
         self.paying(row, paid_from, called)
-        blocked = "memory" if at.wait[row] == Wait.MEMORY else "issue"
-        self.add("wait", row, at.taken[row], paid_from, blocked)
+        self.add("wait", row, at.taken[row], paid_from, "memory" if at.wait[row] == Wait.MEMORY else "issue")
         return self.taking(row)
 
     def paying(self, row: int, paid_from: int, called: int) -> None:

@@ -278,8 +278,7 @@ def lives(facts: DerivedColumns, op: str, where: Where = EVERYWHERE) -> list[Tas
         It has, but the op did not execute there.
     """
     f = facts
-    index = f.job.graph.index(op)
-    here = where.tasks(f) & (f.trace.tasks["op"] == index)
+    here = where.tasks(f) & (f.trace.tasks["op"] == f.job.graph.index(op))
     here &= (f.data[: f.n] < where.end_ns(f)) & (f.end >= where.from_ns)
     rows = np.flatnonzero(here)
     if not len(rows):

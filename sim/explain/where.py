@@ -96,10 +96,8 @@ class Where(NamedTuple):
     def tasks(self, f: DerivedColumns) -> BoolArray:
         """Return which tasks are there, at whatever time."""
         if self.lane is not None:
-            here: BoolArray = f.lane == self.lane
-            return here
-        everywhere: BoolArray = np.ones(f.n, bool)
-        return everywhere if self.device is None else np.asarray(f.device == self.device)
+            return np.asarray(f.lane == self.lane)
+        return np.ones(f.n, bool) if self.device is None else np.asarray(f.device == self.device)
 
 
 EVERYWHERE = Where()

@@ -232,8 +232,7 @@ class Graph:
     def tensor_names(self) -> list[str]:
         """Return the `tensor_name` of each tensor: inputs come first, then what each op makes."""
         made = zip(self.op_names, self.outputs.counts().tolist(), strict=True)
-        names = [output_name(op, k) for op, count in made for k in range(count)]
-        return [*self.external_names, *names]
+        return [*self.external_names, *(output_name(op, k) for op, count in made for k in range(count))]
 
     @cached_property
     def first_output(self) -> IntArray:
@@ -298,8 +297,7 @@ class Graph:
     @cached_property
     def consumers(self) -> Csr:
         """tensor → ops that read it; an op that reads it twice is there twice."""
-        consumer = self.inputs.rows()
-        return Csr.group(self.inputs.indices, consumer, self.n_tensors)
+        return Csr.group(self.inputs.indices, self.inputs.rows(), self.n_tensors)
 
     @cached_property
     def topological_order(self) -> IntArray:

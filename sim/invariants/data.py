@@ -273,9 +273,8 @@ def first_tokens(c: Columns) -> None:
     one_of = c.graph.is_kind("merge")[edges.consumer] | (
         c.non_strict[edges.consumer] & (edges.tensor != UNSET)
     )
-    early = first_start[edges.consumer] < first_end[edges.producer]
     refuse(
-        early & ~one_of,
+        (first_start[edges.consumer] < first_end[edges.producer]) & ~one_of,
         lambda k: (
             f"op {c.graph.op_names[edges.consumer[k]]!r} ran at {first_start[edges.consumer[k]]} ns, before "
             f"{c.graph.op_names[edges.producer[k]]!r}, which it needs, had ended once"

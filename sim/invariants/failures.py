@@ -54,8 +54,7 @@ def decided_before(c: Columns) -> None:
         [failures.fails(*task) for task in zip(c.op.tolist(), c.iteration.tolist(), frames, strict=True)],
         bool,
     )
-    failed = c.trace.status == FAILED
-    refuse(failed & ~(due & ~c.dead), lambda r: f"{c.task(r)} failed, and was not to")
+    refuse((c.trace.status == FAILED) & ~(due & ~c.dead), lambda r: f"{c.task(r)} failed, and was not to")
     refuse(due & ~c.dead & (c.trace.status == DONE), lambda r: f"{c.task(r)} was to fail, and did not")
     transmits = np.isin(c.op, [*c.keys.sends, *c.keys.recvs])
     since = _aborted_since(c)[_step_of(c, c.op, c.iteration)]
@@ -154,8 +153,7 @@ def queued_work_runs(c: Columns) -> None:
 
 def _lacks_input(c: Columns) -> BoolArray:
     """Return which tasks lack an input for good; a non-strict one, all of them."""
-    reads = reads_of(c)
-    reader, supplier = suppliers(c, reads)
+    reader, supplier = suppliers(c, reads_of(c))
     never = supplier == NEVER
     lacks = np.zeros(c.n * c.iterations, bool)
     lacks[reader[never]] = True
@@ -308,8 +306,7 @@ def _noticed(c: Columns) -> Iterator[bool]:
 
 def _failed_ns(c: Columns) -> IntArray:
     """Return when each device failed; after the end: not yet."""
-    machine = c.machine
-    first = np.full(len(machine.devices), c.trace.makespan_ns + 1)
+    first = np.full(len(c.machine.devices), c.trace.makespan_ns + 1)
     for failed in c.trace.broken:
         for device in _devices(c, failed):
             first[device] = min(first[device], failed.time_ns)

@@ -131,9 +131,8 @@ def memory(c: Columns) -> None:
             ),
         )
         if device.memory_bytes is not None:
-            most = np.maximum(log["in_use"], log["reserved"])[here]
             refuse(
-                most > device.memory_bytes,
+                np.maximum(log["in_use"], log["reserved"])[here] > device.memory_bytes,
                 lambda k, rows=here, name=device.name: (  # type: ignore[misc]
                     f"{name} held more bytes than it has at {log['time_ns'][rows[k]]} ns: "
                     f"{log['in_use'][rows[k]]} in use, {log['reserved'][rows[k]]} reserved"

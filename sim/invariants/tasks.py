@@ -225,8 +225,7 @@ def pairs_have_one_key(c: Columns) -> None:
     refuse(~brought, lambda k: f"{c.transfer(int(np.flatnonzero(carried)[k]))} was not asked for")
 
     key_of = {**c.keys.sends, **c.keys.recvs}
-    made_by = c.graph.tensor_producer[moved["tensor"]]
-    op = np.concatenate((c.op, made_by))
+    op = np.concatenate((c.op, c.graph.tensor_producer[moved["tensor"]]))
     iteration = c.trace.of_rows("iteration")
     frame = c.trace.tasks.get("frame", np.zeros(n, np.int64))
     sender = source < n  # a transfer has no frame of its own in a trace

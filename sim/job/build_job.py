@@ -36,8 +36,7 @@ def _costs_of_all(graph: Graph, machine: Machine) -> list[IntArray]:
     for device in machine.devices:
         own = device.name if device.name in graph.duration_by_kind else ""
         if (device.kind, own) not in all_given:
-            given = graph.given_ns(device.kind, own)
-            all_given[device.kind, own] = bool((given != UNSET).all())
+            all_given[device.kind, own] = bool((graph.given_ns(device.kind, own) != UNSET).all())
         asks = not all_given[device.kind, own]
         alike = (column for other, column in known if cost_the_same(device, other, asks=asks))
         column = None if own else next(alike, None)
@@ -173,8 +172,7 @@ def _placed(
     nowhere = first == UNSET
     if nowhere.any():
         op = int(nowhere.argmax())
-        why = _why_nowhere(graph, machine, op, int(nowhere.sum()))
-        raise InfeasibleError(why).about(graph.op_names[op])
+        raise InfeasibleError(_why_nowhere(graph, machine, op, int(nowhere.sum()))).about(graph.op_names[op])
     device_of = whole_numbers(
         chooser.place(graph, machine, known_ns),
         f"{type(chooser).__name__}.place",

@@ -292,8 +292,7 @@ def _rank(graph: Graph, machine: Machine, op: int, what: str, kinds: frozenset[s
         return device
     if what == "peer" and kind in kinds:
         side = "to" if kind == "send" else "from"
-        message = f"does not say {side} whom; give its attribute peer: DEVICE"
-        raise _fault(graph, op, message, "communicator")
+        raise _fault(graph, op, f"does not say {side} whom; give its attribute peer: DEVICE", "communicator")
     return ranks[0] if kind in kinds else UNSET
 
 

@@ -74,8 +74,7 @@ def costs_ns(graph: Graph, device: Device) -> IntArray:
             only_here = np.zeros(len(graph), dtype=bool)  # durations for other kinds of device only
             for other in graph.duration_by_kind.values():
                 only_here |= other != UNSET
-            free = missing & ~only_here & (graph.flops == 0)
-            ns = np.where(free, 0, ns)
+            ns = np.where(missing & ~only_here & (graph.flops == 0), 0, ns)
     if device.supports is not None:
         ns = np.where(graph.is_kind(*device.supports), ns, UNSET)
     return ns

@@ -283,8 +283,7 @@ class _SeenJob(Job):
     def seed(self) -> int:
         """The seed."""
         vars(self)[_ASKED] = True
-        seed: int = vars(self)["seed"]
-        return seed
+        return int(vars(self)["seed"])
 
     @seed.setter
     def seed(self, seed: int) -> None:

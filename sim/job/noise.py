@@ -116,8 +116,7 @@ def _factors(noise: Noise, machine: Machine) -> FloatArray:
 
 def _drawn(noise: Noise, expected: FloatArray, shape: tuple[int, ...], rng: np.random.Generator) -> IntArray:
     drawn = expected * lognormal(noise.sigma, shape, rng)
-    late = rng.random(shape) < noise.straggler_probability
-    drawn = np.where(late, drawn * noise.straggler_factor, drawn)
+    drawn = np.where(rng.random(shape) < noise.straggler_probability, drawn * noise.straggler_factor, drawn)
     if not drawn.max(initial=0) < LATEST_NS:
         raise InputError("noise: makes a task longer than 146 years, the most that there may be")
     return np.floor(drawn + 0.5).astype(np.int64)

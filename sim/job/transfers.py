@@ -75,8 +75,7 @@ def check_routes(job: Job, flow: Flow) -> None:
     InfeasibleError
         No links lead from one device to another; it names an op that waits for what would be moved.
     """
-    pairs = zip(flow.source.tolist(), flow.destination.tolist(), strict=True)
-    for source, destination in sorted(set(pairs)):
+    for source, destination in sorted(set(zip(flow.source.tolist(), flow.destination.tolist(), strict=True))):
         try:
             job.machine.route(source, destination)
         except InfeasibleError as error:

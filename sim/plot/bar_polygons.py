@@ -57,8 +57,7 @@ def draw_bars(
     wide = bars.end - bars.start > until / 400  # an edge around a thinner bar would hide it
     groups: list[tuple[BoolArray, float, Any, str]] = [(~wide, 0.0, "none", "")]
     for pattern in sorted(set(hatch.values())):
-        kinds = [k for k, kind in enumerate(bars.kinds) if hatch[kind] == pattern]
-        here = wide & np.isin(bars.kind, kinds)
+        here = wide & np.isin(bars.kind, [k for k, kind in enumerate(bars.kinds) if hatch[kind] == pattern])
         groups.append((here, 0.5, paper(), pattern))
         if marked is not None:
             groups.append((here & marked, 1.0, ink(), pattern))

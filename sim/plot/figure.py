@@ -42,8 +42,7 @@ def new_figure(rows: int = 1, *, width: float = 12.0, height: float = 4.0) -> tu
 
     figure = ShownFigure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(rows, 1, sharex=True, squeeze=False)
-    return figure, [ax for (ax,) in axes]
+    return figure, [ax for (ax,) in figure.subplots(rows, 1, sharex=True, squeeze=False)]
 
 
 def save(figure: Figure | Axes, path: str | os.PathLike[str]) -> None:

@@ -463,9 +463,8 @@ def _memory(strip: Strip, size: Scale, labels: list[str], until_ns: int, columns
         row["reserved"] = entry(_RESERVED, seen.reserved)
     if strip.is_nearly_full and strip.capacity_bytes is not None:
         row["capacity"] = {"entry": labels.index(_CAPACITY), "nbytes": strip.capacity_bytes}
-    most = f"{size.top_bytes / size.unit:,.3g} {size.name}"
     return row | {
-        "names": [[1 - 1 / 1.35, most], [0.64, strip.device]],
+        "names": [[1 - 1 / 1.35, f"{size.top_bytes / size.unit:,.3g} {size.name}"], [0.64, strip.device]],
         "times": seen.times_ns.tolist(),
         "bands": bands,
         "top": size.top_bytes,

@@ -392,8 +392,7 @@ def memory(
     until = until_ns or max(trace.makespan_ns, 1)
     scale = scale_time(ax, until)
     top, unit, name = size or Scale(strip.top_bytes, *byte_unit(strip.top_bytes))
-    colours = {label: colour_of(label) for label in strip.bands}
-    draw_bands(ax, strip, colours, scale=scale, unit=unit)
+    draw_bands(ax, strip, {label: colour_of(label) for label in strip.bands}, scale=scale, unit=unit)
     late, peak = strip.peak_ns > until / 2, f"{strip.peak_bytes / unit:,.4g} {name}"
     _mark_peak(ax, strip, peak, scale, top / unit, late=late, size=8)
     ax.set_ylabel(f"{elided(device)} ({name})")

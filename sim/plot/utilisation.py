@@ -357,8 +357,7 @@ def _roofs(ax: Axes, trace: Record, sorts: Sequence[OpPoints]) -> None:
     found: dict[tuple[float, float], dict[str, None]] = {}
     for points in sorts:
         for peak in np.unique(points.roof_flop_per_s[~np.isnan(points.roof_flop_per_s)]).tolist():
-            ops = points.op[points.roof_flop_per_s == peak]
-            dtypes = np.unique(graph.dtype_code[ops]).tolist()
+            dtypes = np.unique(graph.dtype_code[points.op[points.roof_flop_per_s == peak]]).tolist()
             names = [graph.dtypes[code] for code in dtypes if code != UNSET]
             found.setdefault((peak, points.roof_bytes_per_s), {}).update(dict.fromkeys(names))
         if not (points.roof_flop_per_s > 0).any() and points.roof_bytes_per_s > 0:

@@ -121,8 +121,7 @@ class CounterReadiness:
     def _edges(self, which: BoolArray) -> _Edges:
         flow = self.flow
         producer, consumer = flow.producer[which], flow.consumer[which]
-        offset = flow.distance[which] * self.n + consumer
-        offsets = Csr.group(producer, offset, self.n).lists()
+        offsets = Csr.group(producer, flow.distance[which] * self.n + consumer, self.n).lists()
         to_non_strict = self.non_strict[consumer]
         if not to_non_strict.any():
             return _Edges(offsets, None)

@@ -138,8 +138,7 @@ def frames_over_ns(trace: Record) -> dict[int, int]:
     frames, graph = _Frames(trace), trace.job.graph
     tasks, moved = trace.tasks, trace.transfers
     part = np.array(parts(trace.job))
-    sent = np.isin(moved["id"], trace.met[:, 0])
-    counts = np.append(np.ones(len(trace), bool), ~sent)
+    counts = np.append(np.ones(len(trace), bool), ~np.isin(moved["id"], trace.met[:, 0]))
     of_row = part[np.append(tasks["op"], graph.tensor_producer[moved["tensor"]])]
     columns = (of_row, *(trace.of_rows(name) for name in ("iteration", "frame", "end_ns")))
     latest: dict[tuple[int, int, int], int] = defaultdict(int)
@@ -155,8 +154,7 @@ def frames_over_ns(trace: Record) -> dict[int, int]:
     constant: dict[int, tuple[int, int, str]] = {}
     for row in np.flatnonzero(np.isin(tasks["op"], list(frames.structure.child_of))).tolist():
         op = int(tasks["op"][row])
-        opened = frames.opened(op, int(tasks["frame"][row]))
-        loop = int(part[op]), int(tasks["iteration"][row]), opened
+        loop = int(part[op]), int(tasks["iteration"][row]), frames.opened(op, int(tasks["frame"][row]))
         over[loop] = max(over[loop], int(tasks["end_ns"][row]))
         if graph.attributes[op].get("constant", False):
             constant[row] = loop
@@ -196,8 +194,7 @@ def kept_tokens(trace: Record, producer: IntArray, consumer: IntArray, tensor: I
         into = into[graph.is_kind("merge")[trace.tasks["op"][consumer[into]]]]
         end = trace.of_rows("end_ns")[producer[into]]
         order = into[np.lexsort((producer[into], end, consumer[into]))]
-        later = np.flatnonzero(np.diff(consumer[order], prepend=UNSET) == 0)
-        kept[order[later]] = False
+        kept[order[np.diff(consumer[order], prepend=UNSET) == 0]] = False
     return kept
 
 
@@ -298,8 +295,7 @@ def _all_edges(trace: Record, node: IntArray, iteration: IntArray) -> TaskEdges:
     rows[iteration * flow.n_nodes + node] = np.arange(len(node))
     edge, at = unroll(flow.distance, trace.job.iterations)
     producer = rows[(at - flow.distance[edge]) * flow.n_nodes + flow.producer[edge]]
-    consumer = rows[at * flow.n_nodes + flow.consumer[edge]]
-    return TaskEdges(producer, consumer, flow.carries[edge])
+    return TaskEdges(producer, rows[at * flow.n_nodes + flow.consumer[edge]], flow.carries[edge])
 
 
 def _dependencies(trace: Record) -> TaskEdges:
@@ -329,8 +325,7 @@ def _with_met(trace: Record, found: TaskEdges) -> TaskEdges:
     graph, n = trace.job.graph, len(trace)
     sent = graph.first_output[trace.tasks["op"][np.minimum(source, n - 1)]]
     moved = np.concatenate((np.zeros(n, np.int64), trace.transfers["tensor"]))
-    tensor = np.where(source < n, sent, moved[source])
-    new = (source, recv, tensor)
+    new = (source, recv, np.where(source < n, sent, moved[source]))
     return TaskEdges(*(np.concatenate(pair) for pair in zip(found, new, strict=True)))
 
 

@@ -160,7 +160,6 @@ class Plan:
 
     def to_json(self) -> str:
         """Return the plan as JSON, the same text for the same plan."""
-        waiting = self.waits.rows()
         content = {
             "schema": SCHEMA,
             "graph": self.graph,
@@ -169,7 +168,7 @@ class Plan:
             "devices": self.devices,
             "issuers": self.issuers,
             "tasks": {name: getattr(self, name).tolist() for name in _COLUMNS},
-            "waits": {"task": waiting.tolist(), "for": self.waits.indices.tolist()},
+            "waits": {"task": self.waits.rows().tolist(), "for": self.waits.indices.tolist()},
         }
         return json.dumps(content, sort_keys=True, separators=(",", ":")) + "\n"
 
@@ -273,8 +272,7 @@ def plan_of(trace: Record) -> Plan:
     stream, streams, _ = by_first_use(tasks["stream"][in_order])
     issuer, issuers, _ = by_first_use(tasks["issuer"][in_order])
     issuer_names = [each.name for each in job.machine.issuers()]
-    lanes = np.array(job.machine.first_stream)
-    device = np.searchsorted(lanes, streams, side="right") - 1
+    device = np.searchsorted(np.array(job.machine.first_stream), streams, side="right") - 1
     return Plan(
         graph=job.graph.name,
         ops=tuple(job.graph.op_names[k] for k in ops.tolist()),

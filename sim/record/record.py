@@ -356,8 +356,7 @@ class Record:
         tasks, frame = self.tasks, []
         if self.job.drawn is not None:
             frame = [self.frames[code] for code in tasks["frame"].tolist()]
-        ns = self.job.task_ns(tasks["op"], tasks["iteration"], frame)
-        return np.where(self.at_once, 0, ns)
+        return np.where(self.at_once, 0, self.job.task_ns(tasks["op"], tasks["iteration"], frame))
 
     @cached_property
     def executed(self) -> BoolArray:

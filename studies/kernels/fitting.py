@@ -78,8 +78,7 @@ def kernel_ns(rows: Rows) -> FloatArray:
     """Return what kernels themselves took, of rows well above what the host needs."""
     if not rows.waits:
         return rows.ns
-    found: FloatArray = np.sqrt((rows.ns - rows.floor_ns) * (rows.ns - rows.floor_ns + 2 * HIDDEN_NS))
-    return found
+    return np.asarray(np.sqrt((rows.ns - rows.floor_ns) * (rows.ns - rows.floor_ns + 2 * HIDDEN_NS)))
 
 
 def bends(grid: KernelGrid) -> FloatArray:

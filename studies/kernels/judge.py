@@ -62,16 +62,14 @@ def error(predicted_ns: FloatArray, ns: FloatArray) -> float:
 
 def held(count: int, seed: int = 7) -> BoolArray:
     """Return a fifth of the rows."""
-    found: BoolArray = np.random.default_rng(seed).random(count) < 0.2
-    return found
+    return np.asarray(np.random.default_rng(seed).random(count) < 0.2)
 
 
 def held_layers(layer: NDArray[Any], seed: int = 7) -> BoolArray:
     """Return the rows of a fifth of the layers."""
     names = np.unique(layer)
     out = np.random.default_rng(seed).permutation(len(names))[: max(1, round(0.2 * len(names)))]
-    found: BoolArray = np.isin(layer, names[out])
-    return found
+    return np.isin(layer, names[out])
 
 
 def roofline_ns(work: KernelWork, sheet: Sheet) -> FloatArray:
@@ -79,8 +77,8 @@ def roofline_ns(work: KernelWork, sheet: Sheet) -> FloatArray:
     flops = np.asarray(work.flops, float)
     flops = flops.min(axis=1) if flops.ndim > 1 else flops
     nbytes = work.dram_bytes + work.warm_bytes + work.cycled_bytes
-    found: FloatArray = np.maximum(flops / sheet.peak_of(work.dtype), nbytes / sheet.dram_bytes_per_s) * 1e9
-    return found
+    longest = np.maximum(flops / sheet.peak_of(work.dtype), nbytes / sheet.dram_bytes_per_s)
+    return np.asarray(longest * 1e9)
 
 
 def local_regression(
@@ -129,8 +127,8 @@ def pooled(
 
 def lent(table: Table, gpus: Iterable[str]) -> Model:
     """Return the fit that an unmeasured GPU takes from some: stiffer, as there is another to be met."""
-    stiff = replace(table.family, **table.stiff)
-    return fit_shared(stiff, [table.part(gpu) for gpu in gpus], table.dtype)
+    parts = [table.part(gpu) for gpu in gpus]
+    return fit_shared(replace(table.family, **table.stiff), parts, table.dtype)
 
 
 @lru_cache(maxsize=1)

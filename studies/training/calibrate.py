@@ -118,8 +118,7 @@ def fitted(
             if loss(there, logs + part * move) < loss(at, logs):
                 logs, at = logs + part * move, there
                 break
-    found: list[float] = logs.tolist()
-    return found
+    return list(map(float, logs))
 
 
 def _times(base: TrainingCalibration, free: Sequence[str], logs: Sequence[float]) -> TrainingCalibration:

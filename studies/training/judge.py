@@ -102,8 +102,7 @@ def sheet(hardware: str) -> TrainingCalibration:
         },
         "between": {"bandwidth": f"{of.between}GB/s", "efficiency": {"default": 0.8}, "latency": "nccl"},
     }
-    fields = CalibrationFields.model_validate(given)
-    return to_calibration(fields, hardware, precision)
+    return to_calibration(CalibrationFields.model_validate(given), hardware, precision)
 
 
 def _in_precision(of: TrainingCalibration, hardware: str) -> TrainingCalibration:

@@ -272,7 +272,7 @@ def _gpt(row: Mapping[str, str], layout: ParallelLayout, **changes: Any) -> Trai
 def _megatron(row: Mapping[str, str]) -> Training:
     if row["sharding"] == "ZeRO-3":
         return _gpt(row, _layout(row, sharding="zero-3"), gradient_bytes=2)
-    return _gpt(row, _layout(row, sharding="none", sequence_parallel=False), gradient_bytes=2)
+    return _vtrain(row)
 
 
 def _selective(row: Mapping[str, str]) -> Training:
@@ -300,8 +300,7 @@ def _mosaic(row: Mapping[str, str]) -> Training:
 
 
 def _torchtitan(row: Mapping[str, str]) -> Training:
-    pp = _size(row, "pp")
-    if pp > 1:
+    if _size(row, "pp") > 1:
         raise Undescribed("the schedule's micro-batches are not printed: 32 is the local batch")
     if "fp8" in row["precision"] and "rowwise" in row["precision"]:
         raise Undescribed(

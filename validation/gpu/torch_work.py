@@ -70,8 +70,7 @@ class TorchWork(MatrixWork):
 
     def _on_host(self, n: int, kind: str) -> Any:
         """Return a matrix in host memory: pageable, or page-locked as copies that overlap need it."""
-        pinned = kind not in HOLDS_HOST
-        return self.torch.full((n, n), float("nan"), dtype=self.dtype, pin_memory=pinned)
+        return self.torch.full((n, n), float("nan"), dtype=self.dtype, pin_memory=kind not in HOLDS_HOST)
 
     def reset(self) -> None:
         """Fill all results with NaN."""

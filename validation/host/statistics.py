@@ -55,10 +55,9 @@ def summary(samples: Sequence[int | float]) -> Summary:
     """
     values = np.asarray(samples, dtype=np.float64)
     median = float(np.median(values))
-    rng = np.random.default_rng(0)
-    medians = np.median(rng.choice(values, size=(_ROUNDS, len(values))), axis=1)
+    drawn = np.random.default_rng(0).choice(values, size=(_ROUNDS, len(values)))
     p05, p95 = np.percentile(values, (5, 95))
-    low, high = np.percentile(medians, (2.5, 97.5))
+    low, high = np.percentile(np.median(drawn, axis=1), (2.5, 97.5))
     mad = float(np.median(np.abs(values - median)))
     rounded = [int(np.floor(x + 0.5)) for x in (median, mad, p05, p95, low, high)]
     return Summary._make([*rounded, len(values)])
