@@ -21,8 +21,8 @@ from sim.machine.device import Device
 #
 # ::
 #
-#     inter_op workers   w0 ──op──► intra_op cores      TensorFlow's inter_op_parallelism_threads and
-#                        w1 ──op──► intra_op cores      intra_op_parallelism_threads, PyTorch's interop
+#     workers   w0 ──op──► cores_per_op cores       TensorFlow's inter_op_parallelism_threads and
+#               w1 ──op──► cores_per_op cores       intra_op_parallelism_threads, PyTorch's interop
 #                        ...                            and intraop threads
 #
 # What is left out is the ideal: ``{kind: cpu, cores: 4}`` has four workers, one core an op, no overhead.
@@ -31,8 +31,8 @@ from sim.machine.device import Device
 # approach to achieving large scale computing capabilities*, AFIPS 1967) for a `serial_fraction`, or a
 # measured curve. It scales what the cost model says; a duration that the graph gives is taken as it is.
 #
-# With ``intra_op_pool`` ops have no cores of their own: all that run at once share the threads of one pool
-# (`devices.processor.cpu_cores`).
+# With ``intra_op_parallelism_threads`` ops have no cores of their own: all that run at once share the threads
+# of one pool (`devices.processor.cpu_cores`).
 #
 # Two pools whose product exceeds the cores are oversubscribed. By default the operating system then slices
 # time (``sharing: time``, see `devices.processor.cpu_cores`); with ``sharing: cores`` an op waits until
@@ -90,22 +90,22 @@ def build_cpu(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) ->
 
     Examples
     --------
-    >>> device = build_cpu("cpu0", {"kind": "cpu", "cores": 4, "intra_op": 2})
+    >>> device = build_cpu("cpu0", {"kind": "cpu", "cores": 4, "cores_per_op": 2})
     >>> device.workers, device.cores_per_op
     (2, 2)
     """
     from devices.processor.cpu_cores import CorePool, CorePoolIfShort, IntraOpPool, TimeShare, least_ns
 
-    cores, pool = values.get("cores", 1), values.get("intra_op_pool")
-    intra_op = values.get("intra_op", 1 if pool is None else min(pool, cores))
-    if intra_op > cores:
-        raise InputError(f"an op cannot use {intra_op} of {cores} cores", path=("intra_op",))
+    cores, pool = values.get("cores", 1), values.get("intra_op_parallelism_threads")
+    cores_per_op = values.get("cores_per_op", 1 if pool is None else min(pool, cores))
+    if cores_per_op > cores:
+        raise InputError(f"an op cannot use {cores_per_op} of {cores} cores", path=("cores_per_op",))
     if "speedup" in values and "serial_fraction" in values:
         raise InputError("give speedup or serial_fraction, not both")
     if pool is not None:
-        intra_op = min(intra_op, pool)
-    workers = values.get("inter_op", cores // intra_op if pool is None else cores)
-    oversubscribed = workers * intra_op > cores
+        cores_per_op = min(cores_per_op, pool)
+    workers = values.get("workers", cores // cores_per_op if pool is None else cores)
+    oversubscribed = workers * cores_per_op > cores
     sharing = values.get("sharing", "time" if oversubscribed else "none")
     if sharing not in ("none", "cores", "time"):
         raise InputError(f"a CPU shares none, cores or time, not {sharing!r}", path=("sharing",))
@@ -113,7 +113,7 @@ def build_cpu(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) ->
     if "staging_bandwidth" in values and not pageable:
         raise InputError("it takes effect only with host_memory: pageable", path=("staging_bandwidth",))
     serial, curve = values.get("serial_fraction", Fraction(0)), values.get("speedup")
-    faster = speedup(intra_op, serial, curve)
+    faster = speedup(cores_per_op, serial, curve)
     cost = make_cost(
         values,
         peak_share=faster / cores,
@@ -127,11 +127,12 @@ def build_cpu(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) ->
     )
     if pool is not None and sharing != "time" and "sharing" in values:
         raise InputError(
-            "ops share the threads of the intra_op_pool; say time, or leave it out", path=("sharing",)
+            "ops share one pool of threads (intra_op_parallelism_threads); say time, or leave it out",
+            path=("sharing",),
         )
     shared: dict[str, int | None] = {"intra_op_pool": None}
     least = None
-    if pool is not None and min(intra_op, workers) > 1:  # an op of one thread is run by its worker
+    if pool is not None and min(cores_per_op, workers) > 1:  # an op of one thread is run by its worker
         of_threads = partial(speedup, serial_fraction=serial, curve=curve)
         processor, least = partial(IntraOpPool, of_threads), partial(least_ns, of_threads)
         shared = {"intra_op_pool": pool}
@@ -139,7 +140,7 @@ def build_cpu(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) ->
         **common_arguments(name, {**values, **shared}),
         workers=workers,
         cores=cores,
-        cores_per_op=intra_op,
+        cores_per_op=cores_per_op,
         pageable=pageable,
         staging_bytes_per_s=values.get("staging_bandwidth"),
         cost=cost,

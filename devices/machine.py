@@ -371,12 +371,12 @@ def _topology(
 def _make_hosts(name: str, spec: object, devices: list[str], nodes: int | None) -> list[Host]:
     """Return a host, or with nodes that of each."""
     values = read_fields(spec, HOST_FIELDS)
-    if not values.get("serves"):
-        raise InputError("name the devices on which it launches ops", path=("serves",))
+    if not values.get("devices"):
+        raise InputError("name the devices on which it launches ops", path=("devices",))
     hosts = []
     for node in [""] if nodes is None else [f"node{k}/" for k in range(nodes)]:
         here = [device for device in devices if device.startswith(node)]
-        with located("serves"):
-            served = [d for pattern in values["serves"] for d in matching(f"{node}{pattern}", here)]
+        with located("devices"):
+            served = [d for pattern in values["devices"] for d in matching(f"{node}{pattern}", here)]
         hosts.append(Host(f"{node}{name}", tuple(dict.fromkeys(served)), values.get("threads", 1)))
     return hosts

@@ -370,6 +370,7 @@ _QUANTITIES: Final[Mapping[str, tuple[str, Callable[[int], str]]]] = {
     "_bytes": ("size, as in 4MB", lambda value: format_bytes(value, iec=True).replace(" ", "")),
     "_bytes_per_s": ("bandwidth, as in 1.5TB/s", str),
     "_flop_per_s": ("flop rate, as in 989TFLOP/s", str),
+    "_hz": ("frequency, as in 1.98GHz", str),
 }
 
 

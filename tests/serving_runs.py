@@ -31,7 +31,8 @@ Case = Mapping[str, Any]
 def batcher_of(engine: Case) -> Batcher:
     """Return the batcher of a case, with an empty cache."""
     if engine["policy"] in CLASSIC:
-        options = {key: engine[key] for key in ("max_num_batched_tokens", "chunk_size") if key in engine}
+        size = engine.get("max_num_batched_tokens", engine.get("chunk_size"))  # Sarathi's word
+        options = {} if size is None else {"max_num_batched_tokens": size}
         made: Batcher = CLASSIC[engine["policy"]](max_num_seqs=engine["max_num_seqs"], **options)
     else:
         made = Vllm019(

@@ -69,7 +69,7 @@ def make_cost(
     """
     spec = values.get("cost")
     if spec is None:
-        if any(values.get(key) is not None for key in _OF_CORES):
+        if "units" in values and any(values.get(key) is not None for key in _OF_CORES):
             spec = "tiles"
         elif all(values.get(key) is None for key in ("peak", "bandwidth", "op_overhead", "kernel_floor")):
             return None
@@ -147,7 +147,7 @@ def _fitted(
     return fitted_cost(values, None if kernels else name, kernels, float(peak_share), others)
 
 
-_OF_CORES: Final = ("scratchpad", "vector_scratchpad", "matrix_peak", "vector_peak", "dma_bandwidth")
+_OF_CORES: Final = ("scratchpad", "vector_scratchpad", "matrix_peak", "vector_peak", "core_bandwidth")
 """Keys of an NPU's cores: where one is given, the time of an op comes from its tiles."""
 _LOSSES: Final = ("efficiency", "memory_efficiency", "op_overhead")
 """Keys that tell by kind of op how far it stays below the roofline."""
@@ -189,7 +189,7 @@ def _tiles(values: Mapping[str, Any]) -> TiledCost:
     def part(nbytes: int | None) -> int | None:
         return None if nbytes is None else nbytes // queues
 
-    bandwidth, dma = values.get("bandwidth"), values.get("dma_bandwidth")
+    bandwidth, dma = values.get("bandwidth"), values.get("core_bandwidth")
     of_memory = None if bandwidth is None else Fraction(bandwidth, cores * queues)
     scratchpad = values.get("scratchpad")
     return TiledCost(

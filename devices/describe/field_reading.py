@@ -165,7 +165,9 @@ def common_arguments(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
         )
     issue_ns = dict(values.get("issue_cost") or {})
     supports = values.get("supports")
-    values = {**values, "claims": "" if values.get("ideal") else values.get("preset")}
+    of_graphs = {f"graph_{key}": ns for key, ns in values.get("cuda_graph", {}).items()}
+    claims = "" if values.get("ideal") else values.get("preset")
+    values = {**values, **of_graphs, "claims": claims}
     return {
         "name": name,
         "kind": values["kind"],

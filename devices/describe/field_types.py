@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cache, partial
+from functools import cache
 from typing import Annotated, Any, Final
 
 from pydantic_core import PydanticCustomError
@@ -370,14 +370,22 @@ def _counts(value: object) -> dict[str, int]:
     return {key: inside(key, _positive, item) for key, item in read_mapping(value).items()}
 
 
+def _keys(names: Sequence[str], each: Type, shown: str) -> Type:
+    """Return a mapping that has these keys at most."""
+
+    def read(value: object) -> dict[str, Any]:
+        given = read_mapping(value)
+        for key in given:
+            if key not in names:
+                raise UnknownNameError("key", key, names)
+        return {key: inside(key, each.read, item) for key, item in given.items()}
+
+    properties = dict.fromkeys(names, each.schema)
+    return Type(read, shown, {"type": "object", "properties": properties, "additionalProperties": False})
+
+
 def _power(value: object) -> Power:
-    given = read_mapping(value)
-    for key in given:
-        if key not in Power._fields:
-            raise UnknownNameError("key", key, Power._fields)
-    power = Power(
-        **{key: inside(key, partial(units.parse_power, what=""), item) for key, item in given.items()}
-    )
+    power = Power(**_BUSY_AND_IDLE.read(value))
     if power.busy < power.idle:
         raise InputError("a device draws no less when it is busy than when it is idle")
     return power
@@ -419,13 +427,10 @@ HALF: Final = "half"
 _SHARE: Final = {"type": ["number", "string"]}
 _COUNT: Final = {"type": "integer", "minimum": 1}
 
-_BUSY_AND_IDLE: Final = {
-    "type": "object",
-    "properties": dict.fromkeys(Power._fields, quantity_schema(POWER)),
-    "additionalProperties": False,
-}
-
 _DURATION: Final = quantity(units.parse_duration, DURATION, "10us")
+_BUSY_AND_IDLE: Final = _keys(
+    Power._fields, quantity(units.parse_power, POWER, "300W"), "{busy: 300W, idle: 60W}"
+)
 _SIZE: Final = quantity(units.parse_bytes, BYTES, "4MB")
 _FLOPS: Final = quantity(units.parse_flops, FLOPS, "1GFLOP")
 _CHUNK: Final = replace(_SIZE, read=_chunk)
@@ -454,7 +459,8 @@ TYPES: Final[Mapping[str, Type]] = {
         quantity(units.parse_flop_rate, FLOP_RATE, "989TFLOP/s", unlimited=True), dtype_name
     ),
     "frequency": quantity(units.parse_frequency, FREQUENCY, "1.98GHz"),
-    "power": Type(_power, "{busy: 300W, idle: 60W}", _BUSY_AND_IDLE),
+    "power": replace(_BUSY_AND_IDLE, read=_power),
+    "graph launch": _keys(("launch", "gap"), _DURATION, "{launch: 10us, gap: 1us}"),
     "dtype": _DTYPE,
     "dtypes": _list_of(_DTYPE, "[bf16, fp16]"),
     "fraction": _FRACTION,

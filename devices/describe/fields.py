@@ -35,13 +35,14 @@ DEVICE_FIELDS: Final = _table(
     Field("count", "number of devices", "this many such devices, called name0, name1, ...; default one"),
     # -- who issues and how many run at once
     Field("cores", "number of lanes", "cores of a CPU, or of an NPU", ("cpu", "npu")),
-    Field("inter_op", "number of lanes", "worker threads that run ops; default cores / intra_op", ("cpu",)),
-    Field("intra_op", "positive count", "cores that one op uses; default 1", ("cpu",)),
+    Field(
+        "workers", "number of lanes", "worker threads that run ops; default cores / cores_per_op", ("cpu",)
+    ),
     Field(
         "cores_per_op",
         "positive count",
-        "cores that one op uses; the device has cores / cores_per_op queues",
-        ("npu",),
+        "cores that one op uses; default 1; an NPU has cores / cores_per_op queues",
+        ("cpu", "npu"),
     ),
     Field(
         "queues_per_core",
@@ -50,10 +51,10 @@ DEVICE_FIELDS: Final = _table(
         ("npu",),
     ),
     Field(
-        "intra_op_pool",
+        "intra_op_parallelism_threads",
         "number of lanes",
         "threads of one pool that ops running at once share, in place of cores for each; an op alone uses "
-        "intra_op of them, by default all, and inter_op is by default the cores",
+        "cores_per_op of them, by default all, and workers is by default the cores",
         ("cpu",),
     ),
     _overhead("serial_fraction", "part", "part of an op that more cores do not speed up (Amdahl)", ("cpu",)),
@@ -96,10 +97,11 @@ DEVICE_FIELDS: Final = _table(
         ("gpu",),
     ),
     _overhead(
-        "graph_launch", "duration", "cost of launching a CUDA graph; default the cost of one op", ("gpu",)
-    ),
-    _overhead(
-        "graph_gap", "duration", "least time between two kernels of a CUDA graph; default gap", ("gpu",)
+        "cuda_graph",
+        "graph launch",
+        "cost of launching a CUDA graph, and least time between two of its kernels; default the cost of one "
+        "op, and gap",
+        ("gpu",),
     ),
     Field("legacy_stream", "flag", "the first stream is CUDA's legacy default stream", ("gpu",)),
     _overhead(
@@ -143,7 +145,12 @@ DEVICE_FIELDS: Final = _table(
         ("gpu",),
         example="72%",
     ),
-    Field("core_bandwidth", "bandwidth", "bandwidth of one core; default its share of bandwidth", ("cpu",)),
+    Field(
+        "core_bandwidth",
+        "bandwidth",
+        "bandwidth of one core (of an NPU its DMA's, each way); default its share of bandwidth",
+        ("cpu", "npu"),
+    ),
     _overhead("efficiency", "fraction by kind", "part of the peak rate that large ops reach"),
     _overhead("memory_efficiency", "fraction by kind", "part of the bandwidth that large ops reach"),
     _overhead("op_overhead", "duration by kind", "extra time on the device for every op"),
@@ -234,12 +241,6 @@ DEVICE_FIELDS: Final = _table(
         "load the next tile while computing on one; false: one after another; default true",
         ("npu",),
     ),
-    Field(
-        "dma_bandwidth",
-        "bandwidth",
-        "bandwidth of a core's DMA, each way; default its share of bandwidth",
-        ("npu",),
-    ),
     _overhead("dma_latency", "duration", "cost of starting a DMA, for each tile and direction", ("npu",)),
     Field("granule", "bytes", "smallest tile of an operand; default 64B", ("npu",), example="512B"),
     Field(
@@ -323,7 +324,7 @@ ROUTE_FIELDS: Final = _table(
 """Every key of a route that is given."""
 
 HOST_FIELDS: Final = _table(
-    Field("serves", "words", "devices on which it launches ops; patterns such as gpu* may be used"),
+    Field("devices", "words", "devices on which it launches ops; patterns such as gpu* may be used"),
     Field("threads", "number of lanes", "host threads; default 1"),
 )
 """Every key of a host."""

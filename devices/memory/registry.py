@@ -151,7 +151,7 @@ def make_allocator(
 #
 #     allocator: caching
 #     allocator: {name: pool, limits: {train: 50GB, serve: 20GB}}
-#     allocator: {name: caching, max_split_size: 20MB, malloc: 150us, free: 100us, synchronise: 10us}
+#     allocator: {name: caching, max_split_size: 20MB, malloc: 150us, free: 100us, synchronisation: 10us}
 #                       │              └ an option of it                 └ what calls to the device cost
 #                       └ a name of `devices.memory.allocators()`
 
@@ -164,7 +164,7 @@ class MemorySpec:
     ----------
     allocator : str or callable
         A name of `devices.memory.allocators()`, or what such a name stands for.
-    malloc_ns, free_ns, synchronise_ns : int
+    malloc_ns, free_ns, synchronisation_ns : int
         What a device malloc, a device free and a synchronisation cost who makes them.
     options : mapping
         Options of the allocator.
@@ -173,13 +173,13 @@ class MemorySpec:
     allocator: str | Maker = "pool"
     malloc_ns: int = 0
     free_ns: int = 0
-    synchronise_ns: int = 0
+    synchronisation_ns: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def costs(self) -> bool:
         """Whether calls to the device cost anything."""
-        return bool(self.malloc_ns or self.free_ns or self.synchronise_ns)
+        return bool(self.malloc_ns or self.free_ns or self.synchronisation_ns)
 
 
 def read_allocator(value: object, origin: plugins.Origin = plugins.NOWHERE) -> MemorySpec:
@@ -202,7 +202,7 @@ def read_allocator(value: object, origin: plugins.Origin = plugins.NOWHERE) -> M
     Examples
     --------
     >>> read_allocator({"name": "caching", "max_split_size": "20MiB", "malloc": "150us"})
-    MemorySpec(allocator='caching', malloc_ns=150000, free_ns=0, synchronise_ns=0, \
+    MemorySpec(allocator='caching', malloc_ns=150000, free_ns=0, synchronisation_ns=0, \
 options={'max_split_size': 20971520})
     >>> read_allocator("cacheing")
     Traceback (most recent call last):

@@ -143,7 +143,7 @@ class TensorMemory:
             done - paid for done, paid in zip(taken, self.paid_calls[device], strict=True)
         )
         self.paid_calls[device] = taken
-        cost = spec.malloc_ns * mallocs + spec.free_ns * frees + spec.synchronise_ns * synchronised
+        cost = spec.malloc_ns * mallocs + spec.free_ns * frees + spec.synchronisation_ns * synchronised
         if synchronised and self.outstanding[device]:
             self.granted.add(task.id)
             self.synchronising[task.id] = cost

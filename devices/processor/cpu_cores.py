@@ -143,10 +143,10 @@ def _needs(device: Device, job: Job) -> dict[int, int]:
 #                             fair time slices       switches, cold caches, threads that wait at a barrier
 #                                                    for one that does not run
 #
-# `threads` counts those that run at the moment: ``intra_op`` for every op. With `oversubscription_cost` 0 no
-# work is lost and all ops advance at equal rates (what fair schedulers aim at); each thread per core beyond
-# the first adds `cost` to the time of all. That it is linear is a choice, as the simplest curve with one
-# parameter that can be measured; that too many threads hurt, and how the two pools trade off, is shown by
+# `threads` counts those that run at the moment: ``cores_per_op`` for every op. With `oversubscription_cost` 0
+# no work is lost and all ops advance at equal rates (what fair schedulers aim at); each thread per core
+# beyond the first adds `cost` to the time of all. That it is linear is a choice, as the simplest curve with
+# one parameter that can be measured; that too many threads hurt, and how the two pools trade off, is shown by
 # Wang et al., *Exploiting Parallelism Opportunities with Deep Learning Frameworks*, ACM TACO 18(1), 2020
 # (arXiv:1908.04705).
 #

@@ -48,6 +48,7 @@ from policies.issue.program_order import in_turn
 from policies.option_checks import one_of, whole
 from sim import Issuer, Job, Policy, Task
 from sim.base.errors import InputError
+from sim.base.units import NS_PER_S
 from sim.graph.frames import CONTROL_FLOW_KINDS
 from sim.policy import Order
 
@@ -131,7 +132,7 @@ class PoolLayout:
             many = " and ".join(map(str, wanted))
             raise InputError(
                 f"tensorflow-executor: pools of {many} threads need {sum(wanted)} workers, and the CPU has "
-                f"{len(threads)}; give it inter_op: {sum(wanted)}, or ask for fewer threads"
+                f"{len(threads)}; give it workers: {sum(wanted)}, or ask for fewer threads"
             )
         at = 0
         for size in wanted:
@@ -182,10 +183,10 @@ class TensorFlowExecutor(Policy):
         Whether every session has a pool of its own.
     session_inter_op_thread_pool : sequence of int
         Sizes of pools, of which a session chooses one by number (its attribute ``inter_op_thread_pool``).
-    cycles_per_us : int
+    clock_hz : int
         Clock by which ops are judged expensive as later versions do: by what they took, too. An op's estimate
         starts at 10^8 cycles, becomes (9 · old + elapsed) / 10 after each run, and the op is cheap once that
-        is at most 8000. 0: the flag alone, as in TensorFlow 1.
+        is at most 8000. By default the flag alone, as in TensorFlow 1.
     runs : str
         How iterations follow one another (`policies.issue.program_order`): ``"in-turn"`` or
         ``"side-by-side"``.
@@ -203,7 +204,7 @@ class TensorFlowExecutor(Policy):
     executor, when it is on the stream. So only what a worker executes can be asynchronous.
 
     The threads inside kernels are the device's: ``intra_op_parallelism_threads`` of a scenario's policy, or
-    ``intra_op_pool`` of a CPU (`devices.processor.cpu_cores`).
+    that of a CPU (`devices.processor.cpu_cores`).
     """
 
     synchronisation = "issue"
@@ -217,7 +218,7 @@ class TensorFlowExecutor(Policy):
         inter_op_parallelism_threads: int = 0,
         use_per_session_threads: bool = False,
         session_inter_op_thread_pool: Sequence[int] = (),
-        cycles_per_us: int = 0,
+        clock_hz: int = 0,
         runs: str = "in-turn",
     ) -> None:
         self.runs_in_turn = in_turn("tensorflow-executor", runs, "side-by-side")
@@ -239,7 +240,7 @@ class TensorFlowExecutor(Policy):
         self.size = inter_op_parallelism_threads
         self.per_session = use_per_session_threads
         self.sizes = tuple(session_inter_op_thread_pool)
-        self.cycles_per_us = whole("tensorflow-executor", "cycles_per_us", cycles_per_us, least=0)
+        self.clock_hz = whole("tensorflow-executor", "clock_hz", clock_hz, least=0)
 
     def prepare(self, job: Job) -> None:
         """Classify the ops, divide the threads, and make empty queues."""
@@ -285,7 +286,7 @@ class TensorFlowExecutor(Policy):
         root[job.graph.edges.within_iteration().consumer] = False
         of_source = map(self._source_of.__getitem__, np.flatnonzero(root).tolist())
         pools = [pool for pool, *_ in set(of_source)]
-        if self.cycles_per_us or self._asynchronous or len(pools) > len(set(pools)):
+        if self.clock_hz or self._asynchronous or len(pools) > len(set(pools)):
             return None
         cheap = 1 - np.array(self._expensive, np.int64)
         pool, of_issuer = np.array(self._pool_of_op), np.array(self._pool_of_thread)
@@ -302,7 +303,7 @@ class TensorFlowExecutor(Policy):
 
     def ended(self, task: Task, now_ready: Sequence[Task], issuer: Issuer | None) -> None:
         """Schedule what became ready, as ScheduleReady does."""
-        if self.cycles_per_us and issuer is not None and task.end_ns >= 0:
+        if self.clock_hz and issuer is not None and task.end_ns >= 0:
             self._judge(task)
         pool = -1 if issuer is None else self._pool_of_thread[issuer.index]
         mine = [t for t in now_ready if self._pool_of_op[t.op] == pool]
@@ -319,7 +320,7 @@ class TensorFlowExecutor(Policy):
     def _judge(self, task: Task) -> None:
         """Bring the estimate of a kernel that has run up to date, unless it is asynchronous."""
         if task.op not in self._asynchronous and (not task.dead or self._transmits[task.op]):
-            elapsed = (task.end_ns - task.start_ns) * self.cycles_per_us // 1000
+            elapsed = (task.end_ns - task.start_ns) * self.clock_hz // NS_PER_S
             self._estimate[task.op] = (9 * self._estimate[task.op] + elapsed) // 10
 
     def _done(self, now_ready: Sequence[Task], thread: int) -> None:

@@ -310,14 +310,14 @@ class StageCut:
 
     ::
 
-        cut: [layer4, layer8]      embed layer0 ... │ layer4 ... │ layer8 ... head      three stages
+        partition: [layer4, layer8]      embed layer0 ... │ layer4 ... │ layer8 ... head      three stages
 
     Each pattern names the op that begins the next stage: the first, in the order of the host, with a match
     in its name. The backward of an op, which ``training`` adds, is of the same stage.
 
     Parameters
     ----------
-    cut : list of str
+    partition : list of str
         Regular expressions: of each stage but the first the beginning.
 
     Raises
@@ -334,9 +334,9 @@ class StageCut:
     [0, 1, 1]
     """
 
-    def __init__(self, cut: Sequence[str]) -> None:
-        self.cut = [cut] if isinstance(cut, str) else list(cut)
-        self.patterns = [pattern_of(each, "cut") for each in self.cut]
+    def __init__(self, partition: Sequence[str]) -> None:
+        self.partition = [partition] if isinstance(partition, str) else list(partition)
+        self.patterns = [pattern_of(each, "partition") for each in self.partition]
 
     def apply(self, graph: Graph) -> Graph:
         """Return the graph, each op with the number of its stage."""
@@ -347,7 +347,7 @@ class StageCut:
             found = (k for k in range(begin + 1, len(order)) if pattern.search(graph.op_names[order[k]]))
             begin = next(found, -1)
             if begin < 0:
-                message = f"no op that could begin stage {number} has {self.cut[number - 1]!r} in it"
-                raise InputError(message, path=("cut",))
+                message = f"no op that could begin stage {number} has {self.partition[number - 1]!r} in it"
+                raise InputError(message, path=("partition",))
             stage[order[begin:]] = number
         return replace(graph, stage=stage)

@@ -29,16 +29,16 @@ def custom(
     chunks: int | None = None,
     *,
     file: str | None = None,
-    text: str | None = None,
+    order: str | None = None,
     replicas: bool = False,
 ) -> Schedule:
-    r"""Read a schedule from a file or a text.
+    r"""Read a schedule from a file, or from text.
 
     Parameters
     ----------
     ranks, micro_batches, chunks : int, optional
         What the workload expects; a table of other sizes is refused.
-    file, text : str
+    file, order : str
         Where the table is, or the table itself: exactly one of them.
     replicas : bool
         Allow a stage on several ranks, each with its own micro-batches. By default this is taken
@@ -58,12 +58,12 @@ def custom(
 
     Examples
     --------
-    >>> custom(text="0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1").stage_to_rank
+    >>> custom(order="0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1").stage_to_rank
     (0, 1)
     """
-    if (file is None) == (text is None):
-        raise InputError("a custom schedule needs a table of actions: give either file or text")
-    rows = read_csv(file) if file is not None else parse_csv(text or "")
+    if (file is None) == (order is None):
+        raise InputError("a custom schedule needs a table of actions: give either file or order")
+    rows = read_csv(file) if file is not None else parse_csv(order or "")
     schedule = from_rows(rows, replicas=replicas)
     for what, wanted, found in (
         ("ranks", ranks, schedule.ranks),

@@ -49,7 +49,7 @@ def zb_auto(
     weight_grad: int | Sequence[int] = 1,
     transfer: int = 0,
     in_flight: int | None = None,
-    memory_limit: int | None = None,
+    limit: int | None = None,
     kept: int | Sequence[int] = 1,
     kept_for_weight_grad: int | Sequence[int] | None = None,
     objective: Objective = "span",
@@ -72,7 +72,7 @@ def zb_auto(
     in_flight : int, optional
         Micro-batches that a rank may hold, each of the stage that keeps most; by default as many as 1F1B
         holds on its first rank, ``ranks * chunks``.
-    memory_limit : int, optional
+    limit : int, optional
         Instead: the most that a rank may hold, in the unit of `kept`. In a scenario a size, of all that a
         rank holds: parameters, gradients and optimizer state, too.
     kept : int or sequence of int
@@ -116,13 +116,13 @@ def zb_auto(
     require_positive(time_limit=time_limit_ns)
     stages = ranks * chunks
     (transfer,) = per_stage("transfer", transfer, 1)
-    if in_flight is not None and memory_limit is not None:
-        raise InputError("in_flight and memory_limit both say what a rank may hold; give one of them")
+    if in_flight is not None and limit is not None:
+        raise InputError("in_flight and limit both say what a rank may hold; give one of them")
     sizes = per_stage("kept", kept, stages, least=1)
     in_flight = stages if in_flight is None else in_flight
     require_positive(in_flight=in_flight)
-    limit = in_flight * max(sizes) if memory_limit is None else memory_limit
-    require_positive(memory_limit=limit)
+    limit = in_flight * max(sizes) if limit is None else limit
+    require_positive(limit=limit)
     kept_for_weight_grad = sizes if kept_for_weight_grad is None else kept_for_weight_grad
     left = per_stage("kept_for_weight_grad", kept_for_weight_grad, stages)
     if any(part > size for part, size in zip(left, sizes, strict=True)):

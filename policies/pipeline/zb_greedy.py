@@ -160,7 +160,7 @@ class GreedyRanks:
             if not self.pending[rank]:
                 raise InfeasibleError(
                     f"no order fits: rank {rank} may hold {self.problem.limit} of activations and would need "
-                    f"{self.memory[rank] + size} for its next micro-batch; raise in_flight or memory_limit"
+                    f"{self.memory[rank] + size} for its next micro-batch; raise in_flight or limit"
                 )
             self.run_weight_grad(rank)
 
@@ -377,7 +377,7 @@ class _VSearch(GreedyRanks):
                     self.run_leg(leg, rank)
             if sum(map(len, self.program)) == before:
                 raise InfeasibleError(
-                    f"the greedy search is stuck within {self.problem.limit}; raise in_flight or memory_limit"
+                    f"the greedy search is stuck within {self.problem.limit}; raise in_flight or limit"
                 )
         return self
 

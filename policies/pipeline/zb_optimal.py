@@ -175,7 +175,7 @@ def optimal_programs(
     found = times.solve(time_limit_ns)
     if found.values is None and found.finished:
         raise InfeasibleError(
-            f"no order fits: the memory limit {problem.limit} is too small; raise in_flight or memory_limit"
+            f"no order fits: the memory limit {problem.limit} is too small; raise in_flight or limit"
         )
     if found.values is None:
         raise InfeasibleError(

@@ -28,11 +28,11 @@ _NO_DATA: Final = frozenset({"shape", "size", "rank", "const", "no_op", "range"}
 
 
 class Batch:
-    """Run a graph on `times` as many samples.
+    """Run a graph on `factor` times as many samples.
 
     Parameters
     ----------
-    times : int
+    factor : int
         How many samples there are for each that was recorded.
 
     Raises
@@ -48,20 +48,20 @@ class Batch:
     >>> b = GraphBuilder("layer")
     >>> _ = b.input("x", 400), b.parameter("w", 800)
     >>> _ = b.op("a", kind="matmul", inputs=["x", "w"], outputs=400, flops=1000)
-    >>> record = read(Batch(times=3).apply(b.build())).ops["a"]
+    >>> record = read(Batch(factor=3).apply(b.build())).ops["a"]
     >>> record.flops, record.bytes_read, record.bytes_written
     (3000, 2000, 1200)
     """
 
-    def __init__(self, times: int) -> None:
-        self.times = whole("batch", "times", times, least=1)
+    def __init__(self, factor: int) -> None:
+        self.factor = whole("batch", "factor", factor, least=1)
 
     def apply(self, graph: Graph) -> Graph:
         """Return the graph at the larger batch."""
-        if self.times == 1:
+        if self.factor == 1:
             return graph
         records = read(graph)
-        records.name += f" x {self.times}"
+        records.name += f" x {self.factor}"
         grows = {name for name, given in records.externals.items() if given.role == Role.INPUT}
         for op in graph.topological_order.tolist():
             record = records.ops[graph.op_names[op]]
@@ -71,25 +71,25 @@ class Batch:
         for record in growing:
             self._grow(records, record, grows)
         for record in growing:
-            record.outputs = tuple(nbytes * self.times for nbytes in record.outputs)
+            record.outputs = tuple(nbytes * self.factor for nbytes in record.outputs)
         for name in grows & records.externals.keys():
             given = records.externals[name]
-            records.externals[name] = replace(given, nbytes=given.nbytes * self.times)
+            records.externals[name] = replace(given, nbytes=given.nbytes * self.factor)
         return write(records)
 
     def _grow(self, records: Records, record: OpEntry, grows: set[str]) -> None:
         if record.duration_ns or any(record.duration_by_kind.values()):
             raise GraphError(
-                f"op {record.name!r} has a duration, and how long it takes with {self.times} times the "
+                f"op {record.name!r} has a duration, and how long it takes with {self.factor} times the "
                 "samples is not known; import the graph with flop and bytes alone"
             ).about(record.name)
-        more = self.times - 1
+        more = self.factor - 1
         size = {tensor: records.nbytes(tensor) for tensor in record.reads}
         growing = sum(nbytes for tensor, nbytes in size.items() if tensor in grows)
         whole_inputs = record.bytes_read == sum(size.values())
-        record.flops *= self.times
+        record.flops *= self.factor
         record.bytes_read += more * (growing if whole_inputs else record.bytes_read)
-        record.bytes_written *= self.times
+        record.bytes_written *= self.factor
         # Samples are products or images, else rows.
         for key in [key for key in ("batch", "m", "rows") if key in record.attributes][:1]:
-            record.attributes[key] *= self.times
+            record.attributes[key] *= self.factor

@@ -272,7 +272,7 @@ class DistributedSession:
         Device on which the master runs, such as a CPU.
     client : str, optional
         ... the client; default: beside the master.
-    message : str or int, optional
+    size : str or int, optional
         Size of a request, and of a reply.
     latency : str or int, optional
         What each takes besides the links.
@@ -287,10 +287,10 @@ class DistributedSession:
     """It reads where ops run."""
 
     def __init__(
-        self, master: str, client: str | None = None, message: str | int = 0, latency: str | int = 0
+        self, master: str, client: str | None = None, size: str | int = 0, latency: str | int = 0
     ) -> None:
         self.master, self.client = master, master if client is None else client
-        self.nbytes = parse_bytes(message, what="message")
+        self.nbytes = parse_bytes(size, what="size")
         self.latency_ns = parse_duration(latency, what="latency")
 
     def apply(self, graph: Graph, machine: Machine | None = None) -> Graph:

@@ -202,12 +202,12 @@ class Sarathi(VllmV0):
     ----------
     max_num_seqs : int
         Most requests that run at a time.
-    chunk_size : int
+    max_num_batched_tokens : int
         Tokens of a step.
     """
 
-    def __init__(self, *, max_num_seqs: int = 256, chunk_size: int = 512) -> None:
-        super().__init__(max_num_seqs=max_num_seqs, max_num_batched_tokens=chunk_size)
+    def __init__(self, *, max_num_seqs: int = 256, max_num_batched_tokens: int = 512) -> None:
+        super().__init__(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
 
     def fill(self, step: Step) -> None:
         """Say who takes part in a step."""

@@ -83,9 +83,10 @@ class PrefixAware(RequestRouter):
     ----------
     threshold : float
         Part of the prompt that has to be known; else the replica that was sent least is meant.
-    abs, rel : float
-        Loads are out of balance if the greatest exceeds the least by more than `abs`, and is more than `rel`
-        times as great: then the least loaded is meant. sglang's command line has 0.3, 64 and 1.5.
+    imbalance : (float, float)
+        Loads are out of balance if the greatest exceeds the least by more than the first, and is more than
+        the second times as great: then the least loaded is meant. sglang's command line has 64 and 1.5, and
+        a threshold of 0.3.
     block_size : int
         Tokens that are compared at once.
 
@@ -93,9 +94,9 @@ class PrefixAware(RequestRouter):
     """
 
     def __init__(
-        self, *, threshold: float = 0.5, abs: float = 32, rel: float = 1.1, block_size: int = 16
+        self, *, threshold: float = 0.5, imbalance: tuple[float, float] = (32, 1.1), block_size: int = 16
     ) -> None:
-        self.threshold, self.most, self.times, self.block_size = threshold, abs, rel, block_size
+        self.threshold, self.imbalance, self.block_size = threshold, imbalance, block_size
 
     def begin(self, replicas: int, seed: int) -> None:
         """Route to so many replicas, none of which was sent anything."""
@@ -107,7 +108,7 @@ class PrefixAware(RequestRouter):
         """Return the replica that knows most of the prompt, or the one that has least."""
         keys = self.keys.prompt_of(request)
         least, most = min(loads), max(loads)
-        if most - least > self.most and most > self.times * least:
+        if most - least > self.imbalance[0] and most > self.imbalance[1] * least:
             chosen = min(range(self.replicas), key=loads.__getitem__)
         else:
             known = [_leading(keys, sent) for sent in self.sent]

@@ -11,8 +11,8 @@
 A batch is *taken* when the training step on it begins. Up to `prefetch` batches may be begun and not taken
 yet; a producer that is so far ahead waits. With 0 nothing is made ahead, which is the synchronous loop.
 Beyond that every stage goes on with the next batch as soon as it may: `workers` of a stage work on
-different batches. (`torch.utils.data.DataLoader` bounds the batches under way so, at ``num_workers *
-prefetch_factor``; ``tf.data``'s ``prefetch(d)``, whose only producer is one thread, has the same effect.)
+different batches. (`torch.utils.data.DataLoader` bounds the batches under way so, at ``workers *
+prefetch``; ``tf.data``'s ``prefetch(d)``, whose only producer is one thread, has the same effect.)
 
 The graph is one iteration, and edges with a distance tie the iterations together (`sim.GraphBuilder`)::
 
@@ -121,7 +121,7 @@ class DataLoadingFields(Builder):
 # The rules, read in ``torch/utils/data/dataloader.py`` (`_MultiProcessingDataLoaderIter`) of 2026:
 #
 # 0. Without ``persistent_workers`` the script starts all workers at the beginning of each epoch.
-# 1. Then ``prefetch_factor * num_workers`` batches are handed out.
+# 1. Then ``prefetch * workers`` batches are handed out.
 # 2. They go round robin over the workers, whatever these have to do; a worker makes its batches in that
 #   order.
 # 3. Each time ``next()`` returns a batch, one more is handed out. As every worker has as many then, it goes
@@ -130,15 +130,15 @@ class DataLoadingFields(Builder):
 #   up all behind it. With ``in_order=False`` they are returned as they come.
 # 5. With ``pin_memory`` one thread copies each batch into pinned memory, in the order in which they came.
 #
-# Two workers, prefetch_factor 2, and batch 1 is slow:
+# Two workers, prefetch 2, and batch 1 is slow:
 #
 #     handed out   0 1 2 3          4         when 0 is returned    5 6 7
 #     worker 0     │ 0 │ 2 │ 4 │ ....
 #     worker 1     │       1       │ 3 │
 #     returned         0           1 2 3                            2 was there long before 1
 #
-# Rules 1 to 3 and 5 are edges, and so is the order of 4: load b waits for ``next`` b - prefetch_factor *
-# num_workers, and for load b - num_workers, which is the same worker's. Which batch is returned with
+# Rules 1 to 3 and 5 are edges, and so is the order of 4: load b waits for ``next`` b - prefetch *
+# workers, and for load b - workers, which is the same worker's. Which batch is returned with
 # ``in_order=False`` is known only when it comes: there the policy `policies.issue.loader_queues` decides. It
 # also shows each worker on a lane of its own. Under other policies any core of ``loader`` does what is some
 # worker's turn, at the same times.
@@ -148,8 +148,8 @@ class DataLoaderFields(InputPipeline):
     """Training on batches from PyTorch's DataLoader."""
 
     model: Annotated[Literal["data-loader"], Field(description="which builder")]
-    num_workers: Annotated[Whole, Field(description="worker processes; 0: the script loads by itself")] = 0
-    prefetch_factor: Annotated[
+    workers: Annotated[Whole, Field(description="worker processes; 0: the script loads by itself")] = 0
+    prefetch: Annotated[
         Size | None,
         Field(description="batches of each worker that are handed out and not returned; default 2"),
     ] = None
@@ -169,8 +169,8 @@ class DataLoaderFields(InputPipeline):
     @property
     def start_ns(self) -> int:
         """What starting the workers takes."""
-        if self.start and not self.num_workers:
-            raise InputError("there are no workers to start; give num_workers", path=("start",))
+        if self.start and not self.workers:
+            raise InputError("there are no workers to start; give workers", path=("start",))
         return self.start
 
     def copies_aside(self) -> bool:
@@ -180,18 +180,18 @@ class DataLoaderFields(InputPipeline):
     @property
     def primed(self) -> int:
         """Batches that are handed out and not returned."""
-        return self.num_workers * (self.prefetch_factor or 2)
+        return self.workers * (self.prefetch or 2)
 
     def make_batch(self, of: Replica, b: int, ns: int, nbytes: int) -> list[Ref]:
         """Add batch `b`.
 
         Examples
         --------
-        >>> given = {"batches": 2, "load": "2ns", "train": "3ns", "pin_memory": "1ns", "num_workers": 1}
+        >>> given = {"batches": 2, "load": "2ns", "train": "3ns", "pin_memory": "1ns", "workers": 1}
         >>> DataLoaderFields(model="data-loader", **given).graph().op_names[:5]
         ['epoch', 'load0', 'pin_memory0', 'next0', 'train0']
         """
-        if not self.num_workers:
+        if not self.workers:
             asked = [of.named("next", b - 1)] if b else []
             after = list(dict.fromkeys([*asked, *of.step_before(b)]))
             done: Ref = of.load("main", b, ns, nbytes, after)
@@ -200,10 +200,10 @@ class DataLoaderFields(InputPipeline):
             return [of.next(b, [done])]
         handed_out = of.named("next", b - self.primed) if b >= self.primed else of.epoch
         after = [handed_out]
-        worker = {"worker": b % self.num_workers} if self.in_order or b < self.primed else {}
+        worker = {"worker": b % self.workers} if self.in_order or b < self.primed else {}
         mine: dict[str, Any] = {"attributes": {"loader": of.number, **worker}}
         if self.in_order:
-            after += [of.named("load", b - self.num_workers)] if b >= self.num_workers else []
+            after += [of.named("load", b - self.workers)] if b >= self.workers else []
         done = of.load("loader", b, ns, nbytes, after, **mine)
         if self.pin_memory is not None:
             pins: dict[str, Any] = {"attributes": {"loader": of.number}}
@@ -219,19 +219,19 @@ class DataLoaderFields(InputPipeline):
 
     def loading(self) -> Mapping[str, int]:
         """Return the workers, or the script itself."""
-        return {"workers": self.num_workers} if self.num_workers else {"main": 1}
+        return {"workers": self.workers} if self.workers else {"main": 1}
 
     def loaders(self) -> Mapping[str, int]:
         """Return the workers, and the thread that pins."""
-        if not self.num_workers:
+        if not self.workers:
             return {}
-        return {"loader": self.num_workers} | ({"pin": 1} if self.pin_memory is not None else {})
+        return {"loader": self.workers} | ({"pin": 1} if self.pin_memory is not None else {})
 
 
 # ----------------------------------------------------------------------------------------------------------
 # tf.data: ``dataset.map(load, num_parallel_calls).prefetch(buffer)``, with the prefetch autotuner.
 #
-#     loader0     │ load 0 │ load 2 │       `parallel_calls` at once, made and not taken together no more
+#     loader0     │ load 0 │ load 2 │       `workers` at once, made and not taken together no more
 #                 │ load 1 │ load 3 │
 #     prefetch0   pull 0 ──► push 0 ..      takes the next element while the buffer has room; it waits for it
 #     main0                    next 0 ..    takes what is first in the buffer; waits if there is none
@@ -241,14 +241,14 @@ class DataLoaderFields(InputPipeline):
 # * ``prefetch_dataset_op.cc``: one thread waits while the buffer has `prefetch` elements, asks its input for
 #   the next one, and puts it into the buffer. It starts with the first ``GetNext``.
 # * ``prefetch_autotuner.cc``: see `policies.issue.loader_queues`.
-# * ``parallel_map_dataset_op.cc``: a call begins while fewer than `parallel_calls` run, and fewer results
+# * ``parallel_map_dataset_op.cc``: a call begins while fewer than `workers` run, and fewer results
 #   wait; a result counts until it is asked for. Results are in order (``deterministic``). Without
-#   `parallel_calls` the thread that asks makes the element itself.
+#   `workers` the thread that asks makes the element itself.
 #
 # * ``inject_prefetch.cc``, which default options have on: behind a sequential map TensorFlow adds a tuned
 #   prefetch; behind a parallel map, or a prefetch of the user's, it does not.
 #
-# Left out are the budget of memory, ``slack_period``, and the tuning of `parallel_calls`.
+# Left out are the budget of memory, ``slack_period``, and the tuning of `workers`.
 
 
 def _buffer(value: Any) -> Any:
@@ -266,7 +266,7 @@ class TfDataFields(InputPipeline):
     """Training on batches from tf.data: a parallel map and a prefetch."""
 
     model: Annotated[Literal["tf-data"], Field(description="which builder")]
-    parallel_calls: Annotated[
+    workers: Annotated[
         Size | None,
         Field(
             description="num_parallel_calls of map; default: one element after another is made when asked for"
@@ -291,7 +291,7 @@ class TfDataFields(InputPipeline):
     @property
     def tuned(self) -> bool:
         """Whether the autotuner decides how large the buffer is."""
-        return self.prefetch == "auto" or (self.prefetch == 0 and self.parallel_calls is None)
+        return self.prefetch == "auto" or (self.prefetch == 0 and self.workers is None)
 
     @property
     def puller(self) -> str:
@@ -304,7 +304,7 @@ class TfDataFields(InputPipeline):
         Examples
         --------
         >>> given = {"batches": 2, "load": "2ns", "train": "3ns"}
-        >>> TfDataFields(model="tf-data", parallel_calls=1, prefetch=1, **given).graph().op_names[:6]
+        >>> TfDataFields(model="tf-data", workers=1, prefetch=1, **given).graph().op_names[:6]
         ['epoch', 'pull0', 'load0', 'push0', 'next0', 'train0']
         """
         mine: dict[str, Any] = {"attributes": {"loader": of.number}} if self.tuned else {}
@@ -328,9 +328,9 @@ class TfDataFields(InputPipeline):
 
     def _loaded(self, of: Replica, b: int, ns: int, nbytes: int, pulled: str) -> str:
         """Add what makes element `b`: the thread that asks for it, or one of several calls."""
-        if self.parallel_calls is None:
+        if self.workers is None:
             return of.load(self.puller, b, ns, nbytes, [pulled])
-        asked = of.named("pull", b - self.parallel_calls) if b >= self.parallel_calls else of.epoch
+        asked = of.named("pull", b - self.workers) if b >= self.workers else of.epoch
         if not nbytes:
             return of.load("loader", b, ns, nbytes, [asked])
         mine = {"attributes": {"loader": of.number}}
@@ -338,16 +338,16 @@ class TfDataFields(InputPipeline):
 
     def default_policy(self) -> Mapping[str, Any]:
         """Return the policy with the autotuner, or that lets a call keep its thread while it reads."""
-        decided = self.tuned or (self.parallel_calls is not None and self.size)
+        decided = self.tuned or (self.workers is not None and self.size)
         return {**super().default_policy(), **({"name": "loader-queues"} if decided else {})}
 
     def loading(self) -> Mapping[str, int]:
         """Return the calls of the map, else who makes elements itself."""
-        if self.parallel_calls is not None:
-            return {"workers": self.parallel_calls}
+        if self.workers is not None:
+            return {"workers": self.workers}
         return {"workers" if self.buffer else "main": 1}
 
     def loaders(self) -> Mapping[str, int]:
         """Return the threads of the map, and the one that fills the buffer."""
-        calls = {} if self.parallel_calls is None else {"loader": self.parallel_calls}
+        calls = {} if self.workers is None else {"loader": self.workers}
         return calls | ({"prefetch": 1} if self.buffer else {})

@@ -279,7 +279,7 @@ class InputPipeline(Builder):
         Examples
         --------
         >>> from scenarios.builders.data_loaders import DataLoaderFields
-        >>> sizes = {"batch": 3, "load": ["1ns", "5ns"], "size": "4B", "train": "1ns", "num_workers": 1}
+        >>> sizes = {"batch": 3, "load": ["1ns", "5ns"], "size": "4B", "train": "1ns", "workers": 1}
         >>> DataLoaderFields(model="data-loader", batches=3, **sizes).drawn(0)
         ([7, 11, 7], [12, 12, 12])
         """

@@ -5,7 +5,7 @@ rank. Ops are therefore written after what they read, and a walk that ends early
 
 What ops send, keep and read is in `scenarios.builders.pipeline_stage`.
 
-With copies on the compute streams (``copy_streams: false``) slots and copies are written cycle by cycle
+With copies on the compute streams (``overlap: false``) slots and copies are written cycle by cycle
 (`scenarios.builders.pipeline_writer`). Both ends of a copy meet: each posts that it is there, and
 begins its half of the copy when the other one has posted too::
 
@@ -497,7 +497,7 @@ def walk(needs: Csr, makes: Csr, first: Sequence[int], n_keys: int) -> tuple[Int
 
 
 # ----------------------------------------------------------------------------------------------------------
-# When the host launches copies that run on the compute streams (``copy_streams: false``): by clock cycles.
+# When the host launches copies that run on the compute streams (``overlap: false``): by clock cycles.
 #
 #  cycle    1          2                    3
 #  fence               copy for 1F0         copy for 1F1, copy for 2F0      (reading stages in rising order)

@@ -2,7 +2,7 @@
 
 ::
 
-    branchy(blocks=2, branches=3, depth=2)          random_dag(layers=3, width=(1, 3))
+    branchy(blocks=2, width=3, depth=2)          random_dag(layers=3, width=(1, 3))
 
             ┌ 0.0 ─ 0.1 ┐       ┌ ...                 l0/0 ──► l1/0 ──► l2/0
     fork0 ──┼ 1.0 ─ 1.1 ┼ join0 ┼ ...                    └───► l1/1 ─┐
@@ -41,7 +41,7 @@ class Branchy(Builder):
 
     model: Annotated[Literal["branchy"], Field(description="which builder")]
     blocks: Annotated[Size, Field(description="blocks, one after another")] = 1
-    branches: Annotated[Size, Field(description="parallel chains in a block")] = 4
+    width: Annotated[Size, Field(description="parallel chains in a block")] = 4
     depth: Annotated[Size, Field(description="ops in a chain")] = 1
     duration: Annotated[Duration, Field(default="10us", description="duration of every op")]
     output: Annotated[Bytes, Field(description="output size of every op")] = 0
@@ -49,14 +49,14 @@ class Branchy(Builder):
     def graph(self) -> Graph:
         """Return the graph.
 
-        There are ``blocks * (branches * depth + 2)`` ops; the longest path has ``blocks * (depth + 2)``.
+        There are ``blocks * (width * depth + 2)`` ops; the longest path has ``blocks * (depth + 2)``.
 
         Examples
         --------
-        >>> Branchy(model="branchy", branches=2, depth=2).graph().op_names
+        >>> Branchy(model="branchy", width=2, depth=2).graph().op_names
         ['fork0', 'block0/0.0', 'block0/0.1', 'block0/1.0', 'block0/1.1', 'join0']
         """
-        at_most(MOST_BUILT, self.blocks * (self.branches * self.depth + 2), "ops")
+        at_most(MOST_BUILT, self.blocks * (self.width * self.depth + 2), "ops")
         builder = GraphBuilder("branchy")
 
         def op(name: str, kind: str, inputs: list[str]) -> str:
@@ -66,7 +66,7 @@ class Branchy(Builder):
         for k in range(self.blocks):
             fork = op(f"fork{k}", "fork", joined)
             ends = []
-            for branch in range(self.branches):
+            for branch in range(self.width):
                 at = fork
                 for i in range(self.depth):
                     at = op(f"block{k}/{branch}.{i}", "op", [at])

@@ -6,11 +6,11 @@
       failures:                                        at given times, by MTBF, or as they were counted once
         crash: {worker: worker1, at: [30us], repair: 1ms}
         cable: {link: "leaf0->*", mtbf: 200000h, repair: 1h}
-        counted: {device: "gpu*", causes: counted.csv, over: 1296h, devices: 16384}
+        counted: {device: "gpu*", file: counted.csv, over: 1296h, devices: 16384}
       slow_downs:
         heat: {device: gpu0, at: [5us], for: 20us, factor: 2}
       timeout: {transfer: 1s, collective: 10min}       who notices, and when
-      health_check: {interval: 10s, timeout: 1s}
+      health_check: {every: 10s, timeout: 1s}
       restart: 10min                                   what follows
       checkpoint: {every: 2, restore: 1min}
 
@@ -106,7 +106,7 @@ class CountedFields(EventFields):
     """... or as often as it was counted once."""
 
     count: Annotated[Count | None, Field(description="failures of this cause in `over`, on `devices`")] = None
-    causes: Annotated[
+    file: Annotated[
         File | None, Field(description="CSV with the columns component and count: a cause each row")
     ] = None
     over: Annotated[_Positive | None, Field(description="time in which they were counted")] = None
@@ -114,13 +114,13 @@ class CountedFields(EventFields):
 
     def ways(self) -> dict[str, bool]:
         """Return the ways of saying when, and which are used."""
-        return {**super().ways(), "count": self.count is not None, "causes": self.causes is not None}
+        return {**super().ways(), "count": self.count is not None, "file": self.file is not None}
 
     @model_validator(mode="after")
     def _counted(self) -> Self:
-        counted = self.count is not None or self.causes is not None
+        counted = self.count is not None or self.file is not None
         if any((value is not None) != counted for value in (self.over, self.devices)):
-            raise fault("over and devices go with count or causes: when, and on how many, they were counted")
+            raise fault("over and devices go with count or file: when, and on how many, they were counted")
         return self
 
     def counted_mtbf_ns(self, name: str, document: Document) -> dict[str, Fraction]:
@@ -128,8 +128,8 @@ class CountedFields(EventFields):
         if self.over is None or self.devices is None:
             return {}
         counts = {name: self.count or 0}
-        if self.causes is not None:
-            rows = read_causes(document.file(self.causes))
+        if self.file is not None:
+            rows = read_causes(document.file(self.file))
             counts = {f"{name}: {component}": count for component, count in rows.items()}
         return {cause: Fraction(self.over * self.devices, count) for cause, count in counts.items()}
 
@@ -222,7 +222,7 @@ class SlowDownFields(CauseFields):
 class HealthCheckFields(Strict):
     """The master asks all workers."""
 
-    interval: Annotated[Duration, Field(gt=0, description="time between two checks, the first at 0")]
+    every: Annotated[Duration, Field(gt=0, description="time between two checks, the first at 0")]
     timeout: Annotated[Duration, Field(description="how long it waits for an answer")] = 0
 
 
@@ -254,7 +254,7 @@ class FaultFields(Strict):
         TimeoutFields, Field(default_factory=TimeoutFields, description="what takes so long fails")
     ]
     health_check: Annotated[
-        Annotated[HealthCheckFields, Shorthand("interval", "duration")] | None,
+        Annotated[HealthCheckFields, Shorthand("every", "duration")] | None,
         Field(description="how failures are noticed: an interval, or a mapping"),
     ] = None
     restart: Annotated[
@@ -295,7 +295,7 @@ class FaultFields(Strict):
             tuple(causes),
             self.timeout.transfer,
             NCCL_TIMEOUT_NS if self.timeout.collective is None else self.timeout.collective,
-            None if check is None else HealthCheck(check.interval, check.timeout),
+            None if check is None else HealthCheck(check.every, check.timeout),
             self.restart,
             None if self.checkpoint is None else self.checkpoint.every,
             0 if self.checkpoint is None else self.checkpoint.restore,

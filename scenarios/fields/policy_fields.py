@@ -72,7 +72,7 @@ class PolicyFields(WithOptions):
         Whole | None,
         Field(
             description="under tensorflow: threads of the one pool that all ops running at once share; "
-            "0: as many as the CPU has cores; default: each op has the CPU's intra_op cores"
+            "0: as many as the CPU has cores; default: each op has the CPU's cores_per_op cores"
         ),
     ] = None
     knowledge: Annotated[Knowledge | None, Field(description="replaces the scenario's `knowledge`")] = None
@@ -150,7 +150,7 @@ AnyVariant = Annotated[VariantFields, Shorthand("name")]
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Noise of a scenario: ``noise: {sigma: 0.05, devices: {gpu1: 1.2}, stragglers: {...}}``.
+# Noise of a scenario: ``noise: {jitter: 0.05, devices: {gpu1: 1.2}, stragglers: {...}}``.
 #
 # The words of `sim.job.noise.Noise`, checked and placed in the file.
 
@@ -177,7 +177,7 @@ class StragglerFields(Strict):
 class NoiseFields(Strict):
     """How durations vary; policies do not see this."""
 
-    sigma: Annotated[
+    jitter: Annotated[
         Spread,
         Field(description="standard deviation of the logarithm of each task's factor; 0.05 is about 5 %"),
     ] = 0.0
@@ -193,7 +193,7 @@ class NoiseFields(Strict):
 
         devices = {name: factor for name, factor in self.devices.items() if name in known}
         rare = (self.stragglers.probability, self.stragglers.factor) if self.stragglers else ()
-        return Noise(self.sigma, devices, *rare)
+        return Noise(self.jitter, devices, *rare)
 
 
 # ----------------------------------------------------------------------------------------------------------

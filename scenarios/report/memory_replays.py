@@ -53,8 +53,8 @@ def replay_under(
     """
     with located(f"--allocator {allocator}"):
         spec = read_allocator({"name": allocator, **options})
-    if spec.malloc_ns or spec.free_ns or spec.synchronise_ns:
-        raise InputError("a replay has no clock: costs of malloc, free and synchronise mean nothing here")
+    if spec.malloc_ns or spec.free_ns or spec.synchronisation_ns:
+        raise InputError("a replay has no clock: costs of malloc, free and synchronisation mean nothing here")
     made = make_allocator(spec.allocator, capacity, name="the device", events=events, **spec.options)
     return replay_until_full(events, made)
 

@@ -96,7 +96,7 @@ OF_DECISIONS: Final[tuple[Rule, ...]] = (
         ("policy.intra_op_parallelism_threads", "compare.*.intra_op_parallelism_threads"),
         lambda case, loc: _tensorflow(case) is not None and any(d.workers for d in case.work.machine.devices),
         "it is the size of TensorFlow's intra-op pool, on a CPU; say runtime: tensorflow, give a CPU "
-        "intra_op_pool, or leave it out",
+        "intra_op_parallelism_threads, or leave it out",
     ),
     Rule(
         ("workload.sessions.*.intra_op_parallelism_threads",),
@@ -237,9 +237,9 @@ OF_WORKLOADS: Final[tuple[Rule, ...]] = (
         "one replica has nobody to meet; give replicas: 2 or more, or leave it out",
     ),
     _of_pipeline(
-        ("prefetch_factor", "in_order"),
-        lambda of, case: bool(of.loaders().get("loader")),
-        "the script loads by itself; give num_workers: 1 or more, or leave it out",
+        ("prefetch", "in_order"),
+        lambda of, case: getattr(of, "workers", 1) != 0,
+        "the script loads by itself; give workers: 1 or more, or leave it out",
     ),
     Rule(
         tuple(f"workload.what_if.{at}{key}" for at in ("", "*.") for key in ("gap", "cuda_graph.gap")),

@@ -129,9 +129,7 @@ def _of_devices(names: tuple[str, ...], holds: Callable[[_Described], bool], why
     return Rule(keys, lambda case, loc: any(map(holds, _entry(case, loc))), why)
 
 
-_OF_TILES: Final = (
-    *("scratchpad", "vector_scratchpad", "double_buffered", "granule", "dma_bandwidth", "dma_latency"),
-)
+_OF_TILES: Final = ("scratchpad", "vector_scratchpad", "double_buffered", "granule", "dma_latency")
 _LOSSES: Final = ("efficiency", "memory_efficiency", "op_overhead")
 
 OF_DEVICES: Final[tuple[Rule, ...]] = (
@@ -142,7 +140,7 @@ OF_DEVICES: Final[tuple[Rule, ...]] = (
         "no link leads to the device, so nothing is copied there; give the machine links, or leave it out",
     ),
     Rule(
-        ("machine.devices.*.graph_launch", "machine.devices.*.graph_gap"),
+        ("machine.devices.*.cuda_graph",),
         lambda case, loc: case.decisions.cuda_graph,
         "nothing is launched as a CUDA graph; say launch: cuda-graph in the policy, or leave it out",
     ),
@@ -167,8 +165,8 @@ OF_DEVICES: Final[tuple[Rule, ...]] = (
     _of_devices(
         ("sharing",),
         _Described.may_compete,
-        "tasks of the device never compete: a GPU needs streams: 2 or more, a CPU more threads (inter_op x "
-        "intra_op) than cores; or leave it out",
+        "tasks of the device never compete: a GPU needs streams: 2 or more, a CPU more threads (workers x "
+        "cores_per_op) than cores; or leave it out",
     ),
     _of_devices(
         ("max_resident", "blocks_per_sm"),
@@ -179,8 +177,8 @@ OF_DEVICES: Final[tuple[Rule, ...]] = (
     _of_devices(
         ("oversubscription_cost",),
         lambda of: of.shares("time") or (of.shares() and "sharing" not in of.values),
-        "the device's threads do not exceed its cores, or share no time slices; raise inter_op or intra_op, "
-        "or leave it out",
+        "the device's threads do not exceed its cores, or share no time slices; raise workers or "
+        "cores_per_op, or leave it out",
     ),
     _of_devices(
         ("partition_step",),
@@ -218,7 +216,7 @@ OF_DEVICES: Final[tuple[Rule, ...]] = (
     _of_devices(
         ("matrix_kinds",),
         lambda of: (
-            of.by_roofline("matrix_peak", "vector_peak", *_OF_TILES)
+            of.by_roofline("matrix_peak", "vector_peak", "core_bandwidth", *_OF_TILES)
             or of.values.get("queues_per_core", 1) > 1
         ),
         "it says which ops run on the matrix unit, and the units are alike, or time no op and run no "
@@ -237,19 +235,25 @@ OF_DEVICES: Final[tuple[Rule, ...]] = (
         "op; give peak and leave out the durations, or leave out the key",
     ),
     _of_devices(
-        ("memory_efficiency", "core_bandwidth"),
+        ("memory_efficiency",),
         lambda of: of.by_roofline("bandwidth"),
         "it is about the bandwidth of ops that the device's roofline times, and there is no bandwidth, or no "
         "such op; give bandwidth and leave out the durations, or leave out the key",
     ),
     _of_devices(
-        ("intra_op_pool",),
+        ("core_bandwidth",),
+        lambda of: of.by_roofline(*(["bandwidth"] if of.device.kind == "cpu" else [])),
+        "the device's roofline times no op, or a CPU has no bandwidth of which it is a part; leave out the "
+        "durations, or the key",
+    ),
+    _of_devices(
+        ("intra_op_parallelism_threads",),
         lambda of: of.timed() or of.shares(),
         "the device runs one op at a time, and every op has a duration of its own; leave it out",
     ),
     _of_devices(
-        ("intra_op",),
-        lambda of: of.timed() or of.shares() or of.may_compete() or "inter_op" not in of.values,
+        ("cores_per_op",),
+        lambda of: of.timed() or of.shares() or of.may_compete() or "workers" not in of.values,
         "it speeds up ops that a cost model times, and every op has a duration of its own; the device has "
         "cores for all its workers. Leave out the durations, or the key",
     ),
@@ -260,7 +264,7 @@ OF_DEVICES: Final[tuple[Rule, ...]] = (
             or of.device.details.intra_op_pool is not None
         ),
         "it is for ops that a cost model times and that use several cores, or share a pool of threads; say "
-        "intra_op: 2 or more and leave out the durations, or leave out the key",
+        "cores_per_op: 2 or more and leave out the durations, or leave out the key",
     ),
     _of_devices(
         ("cost",),

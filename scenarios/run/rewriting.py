@@ -148,7 +148,7 @@ def pinned(graph: Graph, machine: Machine, device_of: IntArray) -> Graph:
 #
 #     compile: [training, {name: ddp, ranks: 16384}]     ──►  one rank is made, and stands for 16,384
 #     noise: {devices: {gpu17: 1.2}}                     ──►  two: gpu17, and gpu0 for the other 16,383
-#     noise: {sigma: 0.05}                               ──►  not folded: each rank has its own luck
+#     noise: {jitter: 0.05}                               ──►  not folded: each rank has its own luck
 #
 # ``auto`` folds more than 256 ranks, and warns if it cannot; ``true`` folds, or says why that would not be
 # exact. How ranks are sorted, `policies.parallel.folding` says.
@@ -196,8 +196,8 @@ def _reasons(case: Case, step: RewriteStep) -> Iterator[str]:
     """Yield what of the scenario treats ranks one by one."""
     content, decisions = case.scenario.content, case.decisions
     noise = content.noise
-    if noise is not None and noise.sigma:
-        yield "noise.sigma draws the durations of each rank"
+    if noise is not None and noise.jitter:
+        yield "noise.jitter draws the durations of each rank"
     if noise is not None and noise.stragglers:
         yield "noise.stragglers draws the stragglers of each rank"
     if content.faults is not None:

@@ -82,7 +82,8 @@ class Scenario:
         Raises
         ------
         ScenarioError
-            As for `machine`; a CPU with an ``intra_op_pool`` already, or several CPUs of one process.
+            As for `machine`; a CPU that says ``intra_op_parallelism_threads`` itself, or several CPUs of one
+            process.
         """
         if intra_op_threads is None:
             return self.machine
@@ -91,14 +92,16 @@ class Scenario:
         for host in self.machine.hosts:
             pooled = [name for name in host.serves if name in cpus]
             if len(pooled) > 1:
-                message = f"serves {' and '.join(pooled)}: that CPUs share one intra-op pool is not modelled"
+                message = (
+                    f"launches for {' and '.join(pooled)}: that CPUs share one intra-op pool is not modelled"
+                )
                 raise document.error(("machine", "hosts", host.name), message)
         devices = dict(self.machine_spec.get("devices", {}))
         for name in cpus:
-            if "intra_op_pool" in described[name]:
+            if "intra_op_parallelism_threads" in described[name]:
                 message = "intra_op_parallelism_threads is the size of this pool, too; give one of them"
-                raise document.error(("machine", "devices", name, "intra_op_pool"), message)
-            pool = {"intra_op_pool": intra_op_threads or described[name].get("cores", 1)}
+                raise document.error(("machine", "devices", name, "intra_op_parallelism_threads"), message)
+            pool = {"intra_op_parallelism_threads": intra_op_threads or described[name].get("cores", 1)}
             devices[name] = {**devices.get(name, {}), **pool}
         return self._machine_of({**self.machine_spec, "devices": devices})
 

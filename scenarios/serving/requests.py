@@ -2,8 +2,8 @@
 
 ::
 
-    {rate: 8/s, prompt: 1024, output: 256, count: 500}        Poisson; burstiness: 0.5 comes in bursts
-    {closed: 64, prompt: [512, 1024], output: 256, count: 500}         the next comes when another has ended
+    {rate: 8/s, prompt: 1024, output: 256, count: 500}      Poisson; burstiness: 0.5 comes in bursts
+    {in_flight: 64, prompt: [512, 1024], output: 256, count: 500}      the next comes when another has ended
     {trace: mooncake.jsonl}         what a file is, its first line says
 
     Mooncake, AIPerf, Dynamo   {timestamp: ms, input_length, output_length, hash_ids: [of 512 tokens each]}
@@ -82,7 +82,7 @@ class RequestsFields(Strict):
 
     trace: Annotated[File | None, Field(description="a file of requests with their times")] = None
     rate: Annotated[Rate | None, Field(description="that many come, at random, as in 8/s")] = None
-    closed: Annotated[Size | None, Field(description="so many are under way at any time")] = None
+    in_flight: Annotated[Size | None, Field(description="so many are under way at any time")] = None
     prompt: Annotated[Tokens | None, Field(description="tokens of a prompt, or [least, most]")] = None
     output: Annotated[Tokens | None, Field(description="tokens of an answer, or [least, most]")] = None
     prefix: Annotated[Whole, Field(description="tokens that all prompts have in common at their begin")] = 0
@@ -93,9 +93,9 @@ class RequestsFields(Strict):
 
     @model_validator(mode="after")
     def _one(self) -> RequestsFields:
-        ways = [name for name in ("trace", "rate", "closed") if getattr(self, name) is not None]
+        ways = [name for name in ("trace", "rate", "in_flight") if getattr(self, name) is not None]
         if len(ways) != 1:
-            raise fault(f"needs one of trace, rate and closed, and has {' and '.join(ways) or 'none'}")
+            raise fault(f"needs one of trace, rate and in_flight, and has {' and '.join(ways) or 'none'}")
         given = self.model_fields_set
         if self.trace is not None:
             for key in ("prompt", "output", "prefix"):
@@ -137,7 +137,7 @@ class RequestsFields(Strict):
             own = (f"r{i}", prompt - self.prefix)
             shared = (("prefix", self.prefix), *([own] if own[1] else [])) if self.prefix else ()
             found.append(Request(f"r{i}", at, prompt, output, segments=shared))
-        return found, self.closed
+        return found, self.in_flight
 
 
 # ----------------------------------------------------------------------------------------------------------

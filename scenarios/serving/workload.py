@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 class ReplicaFields(Strict):
     """How GPUs serve a model."""
 
-    tensor: Annotated[Size, Field(description="GPUs that share each layer of a replica")] = 1
+    tp: Annotated[Size, Field(description="GPUs that share each layer of a replica")] = 1
     experts: Annotated[
         Literal["shared", "apart"],
         Field(description="GPUs of a replica share each expert, or have whole ones (expert parallelism)"),
@@ -200,7 +200,7 @@ class Serving(Workload):
             found |= {f"router {name}": {f"{here}router": name} for name in others}
         found["one more replica"] = {f"{here}layout": changed(of.layout, replicas=of.layout.replicas + 1)}
         if of.calibration is not None:
-            more = changed(of.layout, tensor=2 * of.layout.tensor)
+            more = changed(of.layout, tp=2 * of.layout.tp)
             found["twice the GPUs of a replica"] = {f"{here}layout": more}
             newer = _NEWER[_NEWER.index(of.calibration) + 1 :] if of.calibration in _NEWER else ()
             found |= {f"on {gpu}": {f"{here}calibration": gpu} for gpu in newer[:2]}
@@ -287,12 +287,12 @@ def _serve(
     if apart is not None and memory is not None:
         run.pull = Pull(apart.latency, memory.token_bytes, apart.bandwidth)
     passes = run.run(batchers, Arrivals(requests, closed), prefill)
-    return Served(requests, passes, [*batchers, *prefill], len(batchers), fields.layout.tensor, blocks, late)
+    return Served(requests, passes, [*batchers, *prefill], len(batchers), fields.layout.tp, blocks, late)
 
 
 def _costs(fields: ServingFields, document: Document) -> tuple[StepTime, ReplicaMemory | None]:
     """Return what a step takes, and what memory holds, where a model and its GPU are known."""
-    tensor, given = fields.layout.tensor, fields.step
+    tensor, given = fields.layout.tp, fields.step
     model = calibration = memory = None
     if fields.model is not None:
         with located("model"):
@@ -310,7 +310,7 @@ def _costs(fields: ServingFields, document: Document) -> tuple[StepTime, Replica
     if given is not None and given.table is not None:
         if tensor > 1 and step is None:
             what = "needs a calibration: it says what GPUs send one another"
-            raise InputError(what, path=("layout", "tensor"))
+            raise InputError(what, path=("layout", "tp"))
         sent = (lambda tokens: 0.0) if step is None else step.all_reduce_ns
         with located("step", "table"):
             return TableStep(document.file(given.table), model.layers, sent), memory
@@ -336,7 +336,7 @@ def _blocks(fields: ServingFields, memory: ReplicaMemory | None, batcher: Batche
             f"out of memory: of {whole} a GPU, {100 * fields.kv.utilisation:.0f}% of it taken, weights "
             f"need {weights} and activations some {rest}; that leaves {max(blocks, 0):,} blocks of "
             f"{fields.kv.block_size} tokens, and the longest request has {limit:,} tokens\n"
-            "  what would help  more GPUs a replica (layout.tensor), a smaller dtype, kv.dtype: fp8"
+            "  what would help  more GPUs a replica (layout.tp), a smaller dtype, kv.dtype: fp8"
         )
     return blocks
 

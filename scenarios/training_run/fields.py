@@ -9,7 +9,7 @@
       restart: 5min                                   all processes; restart_worker: those of one worker
       failures:                                       by MTBF, at given times, or as they were counted once
         gpu: {of: device, mtbf: 50000h, repair: 24h}
-        all: {causes: counted.csv, over: 1296h, devices: 16384}
+        all: {file: counted.csv, over: 1296h, devices: 16384}
       slow_downs: {heat: {of: worker, mtbf: 2000h, for: 1h, factor: 1.3}}
       recovery: [restart-job, replace-worker]         the same run under each of them
 """
@@ -139,7 +139,7 @@ class TrainingRun(Strict):
     devices: Annotated[Size, Field(description="devices of each")] = 1
     spares: Annotated[Whole, Field(le=1_000_000, description="machines that stand by")] = 0
     replica: Annotated[Size, Field(description="workers that hold one copy of the model")] = 1
-    minimum: Annotated[Size | None, Field(description="fewest workers; default: one replica")] = None
+    at_least: Annotated[Size | None, Field(description="fewest workers; default: one replica")] = None
     checkpoint: Annotated[CheckpointFields | None, Field(description="default: the run is never saved")] = (
         None
     )
@@ -169,8 +169,8 @@ class TrainingRun(Strict):
             raise fault("should be more than 0", ("for",))
         if self.workers % self.replica:
             raise fault(f"{self.workers} workers are no whole number of replicas of {self.replica}")
-        if self.minimum is not None and self.minimum > self.workers:
-            raise fault(f"{self.minimum} are more than the {self.workers} workers there are", ("minimum",))
+        if self.at_least is not None and self.at_least > self.workers:
+            raise fault(f"{self.at_least} are more than the {self.workers} workers there are", ("at_least",))
         asked = {cause.detect for cause in self.failures.values()}
         for word, given in (("health-check", self.health_check), ("timeout", self.timeout)):
             key = word.replace("-", "_")
@@ -205,7 +205,7 @@ class TrainingRun(Strict):
             self.workers,
             self.spares,
             self.replica,
-            self.minimum or self.replica,
+            self.at_least or self.replica,
             Checkpoints() if self.checkpoint is None else self.checkpoint.checkpoints(),
             failures,
             tuple(

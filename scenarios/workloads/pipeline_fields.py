@@ -74,7 +74,7 @@ class LevelFields(Strict):
 class Optimizer(Strict):
     """The optimizer step at the end."""
 
-    time: Annotated[Duration, Field(description="time of a stage (with `ranks`: of a rank)")]
+    duration: Annotated[Duration, Field(description="time of a stage (with `ranks`: of a rank)")]
     synchronisation: Annotated[
         Duration | None,
         Field(description="time of a synchronisation of all ranks before the step; default: none"),
@@ -232,16 +232,14 @@ class PipelineFields(StageFields):
     ] = True
     skips: Annotated[list[SkipFields], Field(default_factory=list, description="skip connections")]
     portals: Annotated[bool, Field(description="skips go straight to the stage that reads them")] = True
-    copy_streams: Annotated[
+    overlap: Annotated[
         bool, Field(description="copies overlap with computation; false: they block both ends")
     ] = True
     optimizer: Annotated[
-        Annotated[Optimizer, Shorthand("time", "duration")] | None,
+        Annotated[Optimizer, Shorthand("duration", "duration")] | None,
         Field(description="the step at the end: its time, or a mapping"),
     ] = None
-    data_parallel: Annotated[
-        PipelineReplicas | None, Field(description="replicas whose gradients are summed")
-    ] = None
+    dp: Annotated[PipelineReplicas | None, Field(description="replicas whose gradients are summed")] = None
     devices: Annotated[
         list[Name] | None, Field(description="device of each rank; default: those of the machine, in order")
     ] = None

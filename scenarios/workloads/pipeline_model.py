@@ -147,7 +147,7 @@ def forward_kernels(fields: PipelineFields) -> list[Product | Attention]:
 
 
 def _training(fields: PipelineFields, stages: int, times: TrainingCalibration) -> Training:
-    model, data = fields.model, fields.data_parallel
+    model, data = fields.model, fields.dp
     assert model is not None
     replicas = (data.replicas or 1) if data is not None else 1
     return Training(

@@ -106,7 +106,7 @@ def rank_devices(
     for device in devices[: schedule.ranks]:
         if device.workers > 1:
             raise InputError(
-                f"a rank runs one op at a time, and {device.name} has {device.workers} workers: inter_op: 1"
+                f"a rank runs one op at a time, and {device.name} has {device.workers} workers: workers: 1"
             )
         if around.own_stream and device.lanes < 2:
             raise InputError(

@@ -89,9 +89,9 @@ class Pipeline(Workload):
                 )
         if given.get("chunks") is not None:
             require_positive(chunks=given["chunks"])
-        if policy.name == "zb-auto" and "memory_limit" in given:
-            _limit(given["memory_limit"], 0)
-            others.append("memory_limit")
+        if policy.name == "zb-auto" and "limit" in given:
+            _limit(given["limit"], 0)
+            others.append("limit")
         check_options(policy.name, given, others=others)
 
     def build(self, document: Document, machine: Machine) -> Graph:
@@ -161,7 +161,7 @@ def _work(
     if machine is not None:
         stages = place_stages(fields, document, stages, schedule, able)
     if schedule.forward_only:
-        unused = [key for key in ("optimizer", "data_parallel") if getattr(fields, key) is not None]
+        unused = [key for key in ("optimizer", "dp") if getattr(fields, key) is not None]
         if unused := unused or [key for key in policy.options if key == "checkpoint"]:
             raise InputError(f"{name} has no backward; leave out {unused[0]}")
         stages = replace(stages, each=[stage.for_inference() for stage in stages.each], end=None)
@@ -241,7 +241,7 @@ def _schedule(
     if name == "zb-auto":
         given = {**_problem(fields, stages.each), **given}
         resident = _resident(stages.each, a_rank)
-        given["memory_limit"] = _limit(given.get("memory_limit"), resident)
+        given["limit"] = _limit(given.get("limit"), resident)
     checkpoint = given.pop("checkpoint", fields.checkpoint)
     if checkpoint == "except_last" and micro_batches < fields.micro_batches:
         # Of the chunks asked for the last is left out; a short batch has none such (torchgpipe, gpipe.py).
@@ -282,13 +282,11 @@ def _limit(given: Any, resident: int) -> int | None:
     if given is None:
         return None
     if isinstance(given, (int, float)) and not isinstance(given, bool):
-        raise InputError(
-            f"memory_limit should be a size, not {given!r}; a number of micro-batches is in_flight"
-        )
-    total = parse_bytes(given, what="memory_limit")
+        raise InputError(f"limit should be a size, not {given!r}; a number of micro-batches is in_flight")
+    total = parse_bytes(given, what="limit")
     if total <= resident:
         raise InputError(
-            f"memory_limit {format_bytes(total)} leaves nothing for activations: parameters, gradients and "
+            f"limit {format_bytes(total)} leaves nothing for activations: parameters, gradients and "
             f"optimizer state of a rank take {format_bytes(resident)}"
         )
     return total - resident
@@ -296,11 +294,11 @@ def _limit(given: Any, resident: int) -> int | None:
 
 def _around(fields: PipelineFields, of: Stages, shared_by: int) -> Around:
     """Return what is around the schedule; times of a rank are shared by its chunks."""
-    optimizer, data, stages = fields.optimizer, fields.data_parallel, of.each
+    optimizer, data, stages = fields.optimizer, fields.dp, of.each
     steps: tuple[int, ...] = ()
     synchronisation: int | None = None
     if optimizer is not None:
-        steps = (round_half_up(Fraction(optimizer.time, shared_by)),) * len(stages)
+        steps = (round_half_up(Fraction(optimizer.duration, shared_by)),) * len(stages)
         synchronisation = optimizer.synchronisation
     elif of.end is not None and any(of.end[0]):
         steps, synchronisation = of.end
@@ -318,7 +316,7 @@ def _around(fields: PipelineFields, of: Stages, shared_by: int) -> Around:
     return Around(
         skips=tuple(Skip(skip.source, skip.to, skip.size) for skip in fields.skips),
         portals=fields.portals,
-        copy_streams=fields.copy_streams,
+        copy_streams=fields.overlap,
         optimizer_ns=steps,
         synchronisation_ns=synchronisation,
         all_reduce_ns=reduce,

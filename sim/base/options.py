@@ -29,13 +29,14 @@ import numpy as np
 from sim.base import plugins
 from sim.base.arrays import IntArray
 from sim.base.errors import InputError, UnknownOptionError, clipped, located, nearest
-from sim.base.units import parse_bandwidth, parse_bytes, parse_duration, parse_flop_rate
+from sim.base.units import parse_bandwidth, parse_bytes, parse_duration, parse_flop_rate, parse_frequency
 
 SUFFIXES: Final[Mapping[str, Callable[..., int]]] = {
     "_ns": parse_duration,
     "_bytes": parse_bytes,
     "_bytes_per_s": parse_bandwidth,
     "_flop_per_s": parse_flop_rate,
+    "_hz": parse_frequency,
 }
 """Endings of a parameter that carry its unit, and how such a quantity is read."""
 

@@ -212,7 +212,7 @@ class Machine:
                 each = ", ".join(f"{name} has {size}" for name, size in zip(pools, sizes, strict=True))
                 raise InputError(
                     f"the threads of host {host.name!r} are the workers of each of its CPUs, which have to "
-                    f"be equally many: {each}; give all the same inter_op"
+                    f"be equally many: {each}; give all the same workers"
                 )
 
     def _check_media(self) -> None:

@@ -22,7 +22,7 @@ MISTAKES = {
     "unit": (changed("20us", "20"), "{file}:8:19: workload.ops.b.duration: 20 has no unit; "),
     "no device": (changed("{duration: 20us,", "{kind: conv, flops: 1GFLOP,"), "{file}:8:8: workload.ops.b: "),
     "only the run sees it": (
-        changed("cores: 2", "cores: 2, inter_op: 3, sharing: cores")
+        changed("cores: 2", "cores: 2, workers: 3, sharing: cores")
         .replace("{duration: 20us,", "{duration: 20us, attributes: {cores: 0},"),
         "{file}:8:45: workload.ops.b.attributes.cores: ",
     ),

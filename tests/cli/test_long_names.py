@@ -38,7 +38,7 @@ def test_a_name_in_a_scenario(tmp_path: Path, name: str, old: str, new: str) -> 
 
 @pytest.mark.parametrize("digits", [4000, 5000])  # the latter are no number to Python
 @pytest.mark.parametrize(
-    "key", ["machine.devices.cpu0.inter_op", "policy.window", "seed", "workload.ops.a.flops"]
+    "key", ["machine.devices.cpu0.workers", "policy.window", "seed", "workload.ops.a.flops"]
 )
 def test_a_number(tmp_path: Path, digits: int, key: str) -> None:
     result = sim("run", write(tmp_path), "--set", f"{key}=-{'9' * digits}")

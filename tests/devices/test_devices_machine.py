@@ -150,13 +150,13 @@ def test_intra_op_cores_speed_up_what_the_cost_model_says() -> None:
         return trace.job.duration_ns.tolist()
 
     assert durations() == [1200, 500]
-    assert durations(intra_op=4) == [300, 500]
-    assert durations(intra_op=3, serial_fraction=0.25) == [600, 500]
-    assert durations(intra_op=2, speedup={2: 1.6}) == [750, 500]
+    assert durations(cores_per_op=4) == [300, 500]
+    assert durations(cores_per_op=3, serial_fraction=0.25) == [600, 500]
+    assert durations(cores_per_op=2, speedup={2: 1.6}) == [750, 500]
     with pytest.raises(InputError, match="not both"):
         durations(speedup={2: 1.6}, serial_fraction=0.1)
     with pytest.raises(InputError, match="9 of 8 cores"):
-        durations(intra_op=9)
+        durations(cores_per_op=9)
 
 
 def test_one_core_has_its_share_of_the_peaks() -> None:
@@ -170,9 +170,12 @@ def test_one_core_has_its_share_of_the_peaks() -> None:
         return trace.job.duration_ns.tolist()
 
     assert durations() == [1_000_000, 1_000_000]
-    assert durations(intra_op=10) == [100_000, 100_000]
+    assert durations(cores_per_op=10) == [100_000, 100_000]
     assert durations(core_bandwidth="4GB/s") == [1_000_000, 250_000]
-    assert durations(core_bandwidth="4GB/s", intra_op=5) == [200_000, 100_000]  # 20 GB/s, but there are 10
+    assert durations(core_bandwidth="4GB/s", cores_per_op=5) == [
+        200_000,
+        100_000,
+    ]  # 20 GB/s, but there are 10
 
 
 @pytest.mark.parametrize(
@@ -231,7 +234,7 @@ def test_hosts_serve_patterns() -> None:
     machine = make_machine(
         {
             "devices": {"gpu": {"kind": "gpu", "count": 4}},
-            "hosts": {"a": {"serves": ["gpu[0-1]"]}, "b": {"serves": ["gpu2", "gpu3"], "threads": 2}},
+            "hosts": {"a": {"devices": ["gpu[0-1]"]}, "b": {"devices": ["gpu2", "gpu3"], "threads": 2}},
         }
     )
     assert [issuer.name for issuer in machine.issuers()] == ["a", "b0", "b1"]

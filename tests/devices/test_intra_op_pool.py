@@ -38,26 +38,26 @@ CURVE = {1: 1, 2: 2, 4: 3.2, 8: 4}
     ("ops", "spec", "expected"),
     [
         # Two ops, two of the four threads each; then the longer one has all four.
-        ([(0, 20), (0, 40)], {"intra_op_pool": 4}, [40, 60]),
+        ([(0, 20), (0, 40)], {"intra_op_parallelism_threads": 4}, [40, 60]),
         # The second comes at 10, when 30 of the first are left: both at half speed until 70.
-        ([(0, 40), (10, 30)], {"intra_op_pool": 4}, [70, 70]),
+        ([(0, 40), (10, 30)], {"intra_op_parallelism_threads": 4}, [70, 70]),
         # Ops that can use two of the four threads: two at once disturb nobody, three have 4/3 threads each.
-        ([(0, 20)] * 2, {"intra_op_pool": 4, "intra_op": 2}, [20, 20]),
-        ([(0, 20)] * 3, {"intra_op_pool": 4, "intra_op": 2}, [30, 30, 30]),
+        ([(0, 20)] * 2, {"intra_op_parallelism_threads": 4, "cores_per_op": 2}, [20, 20]),
+        ([(0, 20)] * 3, {"intra_op_parallelism_threads": 4, "cores_per_op": 2}, [30, 30, 30]),
         # Eight threads are four times as fast as one, and two are twice: four ops at half speed each.
-        ([(0, 20)] * 4, {"intra_op_pool": 8, "speedup": CURVE}, [40] * 4),
+        ([(0, 20)] * 4, {"intra_op_parallelism_threads": 8, "speedup": CURVE}, [40] * 4),
         # Amdahl, half serial: 4 threads are 8/5 times as fast, 2 are 4/3; 4/3 / (8/5) = 5/6.
-        ([(0, 50)] * 2, {"intra_op_pool": 4, "serial_fraction": 0.5}, [60, 60]),
+        ([(0, 50)] * 2, {"intra_op_parallelism_threads": 4, "serial_fraction": 0.5}, [60, 60]),
         # Six ops on two threads: a third of a thread each, a sixth of what each has alone.
-        ([(0, 10)] * 6, {"intra_op_pool": 2}, [60] * 6),
+        ([(0, 10)] * 6, {"intra_op_parallelism_threads": 2}, [60] * 6),
         # In a pool of one thread an op runs on its worker: eight workers.
-        ([(0, 10)] * 8, {"intra_op_pool": 1}, [10] * 8),
+        ([(0, 10)] * 8, {"intra_op_parallelism_threads": 1}, [10] * 8),
         # Two workers take two ops at a time: 2 x (2 x 20).
-        ([(0, 20)] * 4, {"intra_op_pool": 4, "inter_op": 2}, [40, 40, 80, 80]),
+        ([(0, 20)] * 4, {"intra_op_parallelism_threads": 4, "workers": 2}, [40, 40, 80, 80]),
         # Sixteen threads on eight cores: two ops of eight threads each, at half speed.
-        ([(0, 20)] * 2, {"intra_op_pool": 16}, [40, 40]),
+        ([(0, 20)] * 2, {"intra_op_parallelism_threads": 16}, [40, 40]),
         # ... and each thread a core beyond the first adds a tenth.
-        ([(0, 20)] * 2, {"intra_op_pool": 16, "oversubscription_cost": 0.1}, [44, 44]),
+        ([(0, 20)] * 2, {"intra_op_parallelism_threads": 16, "oversubscription_cost": 0.1}, [44, 44]),
     ],
     ids=str,
 )
@@ -69,23 +69,26 @@ def test_the_pool_speeds_up_what_a_cost_model_times() -> None:
     """8 us on one core; a pool of four threads, of which an op may use two."""
     b = GraphBuilder("one")
     b.op("a", kind="conv", flops=8)
-    for more, ns in (({}, 2000), ({"intra_op": 2}, 4000), ({"intra_op": 8}, 2000)):
+    for more, ns in (({}, 2000), ({"cores_per_op": 2}, 4000), ({"cores_per_op": 8}, 2000)):
         device = make_device(
-            "c", {"kind": "cpu", "cores": 8, "intra_op_pool": 4, "cost": {"fixed": "8us"}, **more}
+            "c",
+            {"kind": "cpu", "cores": 8, "intra_op_parallelism_threads": 4, "cost": {"fixed": "8us"}, **more},
         )
         assert simulate(b.build(), Machine((device,)), ReadyQueue()).makespan_ns == ns
 
 
 def test_the_pool_bounds_the_cores_that_are_used() -> None:
-    trace = run([(0, 40)] * 2, cores=8, intra_op_pool=4)
+    trace = run([(0, 40)] * 2, cores=8, intra_op_parallelism_threads=4)
     assert used_core_ns(trace).tolist()[0] == 4 * 80
     assert bounds(trace).device_ns["cpu0"] == 80
 
 
 @pytest.mark.parametrize("sharing", ["cores", "none"])
 def test_ops_cannot_have_cores_of_their_own_too(sharing: str) -> None:
-    with pytest.raises(InputError, match=r"cpu0.sharing: ops share the threads of the intra_op_pool"):
-        make_device("cpu0", {"kind": "cpu", "cores": 4, "intra_op_pool": 4, "sharing": sharing})
+    with pytest.raises(InputError, match=r"cpu0.sharing: ops share one pool of threads"):
+        make_device(
+            "cpu0", {"kind": "cpu", "cores": 4, "intra_op_parallelism_threads": 4, "sharing": sharing}
+        )
 
 
 def nanosecond_by_nanosecond(
@@ -122,7 +125,7 @@ def nanosecond_by_nanosecond(
 def test_shares_are_those_of_every_nanosecond(
     ops: list[tuple[int, int]], cores: int, pool: int, serial: str
 ) -> None:
-    trace = run(ops, cores=cores, inter_op=8, intra_op_pool=pool, serial_fraction=float(serial))
+    trace = run(ops, cores=cores, workers=8, intra_op_parallelism_threads=pool, serial_fraction=float(serial))
     assert ends(trace) == nanosecond_by_nanosecond(ops, cores, pool, Fraction(serial))
     assert trace.makespan_ns >= ceil(bounds(trace).lower_bound_ns)
 
@@ -173,9 +176,10 @@ def test_no_number_is_as_many_threads_as_cores(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("machine", "says"),
     [
-        ("{devices: {cpu0: {kind: cpu, cores: 4, intra_op_pool: 2}}}", r"intra_op_pool: .*give one of them"),
-        ("{devices: {cpu: {kind: cpu, count: 2}}, hosts: {p: {serves: ['cpu*']}}}",
-         r"machine.hosts.p: serves cpu0 and cpu1: .*not modelled"),
+        ("{devices: {cpu0: {kind: cpu, cores: 4, intra_op_parallelism_threads: 2}}}",
+         r"intra_op_parallelism_threads: .*give one of them"),
+        ("{devices: {cpu: {kind: cpu, count: 2}}, hosts: {p: {devices: ['cpu*']}}}",
+         r"machine.hosts.p: launches for cpu0 and cpu1: .*not modelled"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused(tmp_path: Path, machine: str, says: str) -> None:

@@ -108,8 +108,7 @@ def test_launch_and_gaps_have_parameters_of_their_own() -> None:
     numbers: dict[str, Any] = {
         "issue_cost": "5us",
         "gap": "500ns",
-        "graph_launch": "9us",
-        "graph_gap": "100ns",
+        "cuda_graph": {"launch": "9us", "gap": "100ns"},
     }
     assert run(as_cuda_graphs(chain_job(3, 1000, **numbers))).makespan_ns == 9000 + 3 * 1000 + 2 * 100
 

@@ -78,7 +78,7 @@ def test_messages_of_three_senders_mix_chunk_by_chunk() -> None:
 )
 def test_two_messages_into_one_port(network: Any, expected: list[int]) -> None:
     # Fluid, whole routes, whole messages, chunks of 100 B in turns: up 1000 ns, down 2 x 1000 ns, 100 apart.
-    devices = {f"h{k}": {"kind": "cpu", "inter_op": 8} for k in range(3)}
+    devices = {f"h{k}": {"kind": "cpu", "workers": 8} for k in range(3)}
     topology = {"kind": "switch", "link": {"bandwidth": "1GB/s"}}
     machine = make_machine({"devices": devices, "topology": topology, "network": network})
     assert arrivals(machine, [Transfer(0, "h0", "h2", 1000), Transfer(0, "h1", "h2", 1000)]) == expected
@@ -238,7 +238,7 @@ MIB, ASTRA_LINK = 1 << 20, {"bandwidth": f"{50 << 30}B/s", "latency": "500ns", "
     ("kind", "expected"), [("ring", 60_093), ("mesh", 20_031), ("switch", 40_062)]
 )  # RingTest, FullyConnected and Switch of test/test_congestion_aware.cpp: from 1 to 4, which truncates to ns
 def test_a_message_of_astra_sim(kind: str, expected: int) -> None:
-    devices = {f"h{k}": {"kind": "cpu", "inter_op": 4} for k in range(16)}
+    devices = {f"h{k}": {"kind": "cpu", "workers": 4} for k in range(16)}
     machine = make_machine({"devices": devices, "topology": {"kind": kind, "link": ASTRA_LINK}})
     (there,) = arrivals(machine, [Transfer(0, "h1", "h4", MIB)])
     assert expected <= there <= expected + 1
@@ -253,7 +253,7 @@ def test_an_all_gather_of_astra_sim() -> None:
     ]
     machine = make_machine(
         {
-            "devices": {f"h{k}": {"kind": "cpu", "inter_op": 64} for k in range(n)},
+            "devices": {f"h{k}": {"kind": "cpu", "workers": 64} for k in range(n)},
             "topology": {"kind": "ring", "link": ASTRA_LINK},
             "routes": opposite,
         }

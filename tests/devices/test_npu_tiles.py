@@ -28,7 +28,7 @@ CORE = {
     "kind": "npu",
     "scratchpad": "4096B",
     "granule": "256B",
-    "dma_bandwidth": "1GB/s",
+    "core_bandwidth": "1GB/s",
     "peak": "1GFLOP/s",
 }
 
@@ -119,14 +119,14 @@ def test_starting_a_dma_costs() -> None:
 
 def test_both_ways_share_the_bandwidth_of_the_memory() -> None:
     # 1024 bytes each way at 1 byte/ns both together: never below 2048 ns, however short the pipeline is.
-    spec = {key: value for key, value in CORE.items() if key != "dma_bandwidth"} | {"bandwidth": "1GB/s"}
+    spec = {key: value for key, value in CORE.items() if key != "core_bandwidth"} | {"bandwidth": "1GB/s"}
     assert duration_ns(spec, flops=512) == 2048
     assert duration_ns({**spec, "memory_efficiency": 0.5}, flops=512) == 4096
     assert duration_ns({**spec, "op_overhead": "7ns"}, flops=512) == 2055
 
 
 def test_without_a_scratchpad_it_is_a_roofline() -> None:
-    spec = {"kind": "npu", "dma_bandwidth": "1GB/s", "vector_peak": "1GFLOP/s"}
+    spec = {"kind": "npu", "core_bandwidth": "1GB/s", "vector_peak": "1GFLOP/s"}
     assert duration_ns(spec, flops=2048) == 2048
     assert duration_ns(spec, flops=512) == 1024
     with pytest.raises(InputError, match=r"npu0\.granule: it takes effect only with a scratchpad"):
@@ -217,7 +217,7 @@ def test_the_time_of_a_product() -> None:
     # The four blocks above at 1 byte/ns and 16 flop/ns: 4096 ns to load, 32768 / 16 = 2048 ns to compute,
     # 2048 ns to store. 1024 + 512 + 512 + 3 x 1024 = 5120 ns.
     spec = {
-        "kind": "npu", "scratchpad": "3072B", "dma_bandwidth": "1GB/s", "matrix_peak": "16GFLOP/s",
+        "kind": "npu", "scratchpad": "3072B", "core_bandwidth": "1GB/s", "matrix_peak": "16GFLOP/s",
         "vector_peak": "1GFLOP/s", "matrix_block": 16,
     }  # fmt: skip
     shape = {"m": 32, "n": 32, "k": 16}

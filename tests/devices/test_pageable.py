@@ -133,7 +133,7 @@ def test_copies_of_one_host_follow_one_another() -> None:
         spec = {
             "devices": {"cpu0": {"kind": "cpu", **host}, "gpu": {"kind": "gpu", "count": 3}},
             "links": [{"from": "cpu0", "to": f"gpu{i}", "bandwidth": "1GB/s"} for i in range(3)],
-            "hosts": {"process": {"serves": ["gpu*"], "threads": threads}},
+            "hosts": {"process": {"devices": ["gpu*"], "threads": threads}},
         }
         ends: list[int] = run(b.build(), make_machine(spec), ReadyQueue()).transfers["end_ns"].tolist()
         return ends
@@ -153,7 +153,7 @@ def test_workers_that_launch_make_the_copies_too() -> None:
     spec = {
         "devices": {"cpu0": {"kind": "cpu", "cores": 2, **PAGEABLE}, "gpu0": {"kind": "gpu"}},
         "links": [{"from": "cpu0", "to": "gpu0", "bandwidth": "1GB/s"}],
-        "hosts": {"process": {"serves": ["cpu0", "gpu0"]}},
+        "hosts": {"process": {"devices": ["cpu0", "gpu0"]}},
     }
     assert times(run(b.build(), make_machine(spec), ReadyQueue())) == {
         "one": (0, 4), "two": (4, 8), "step": (10, 15)

@@ -29,7 +29,7 @@ def spans(trace: Trace) -> list[tuple[int, int]]:
 
 def test_ops_hold_their_cores() -> None:
     # 4 cores, 2 an op, 3 workers: the third op waits for the shorter of the first two.
-    trace = run([(0, 40), (0, 30), (0, 20)], cores=4, intra_op=2, inter_op=3, sharing="cores")
+    trace = run([(0, 40), (0, 30), (0, 20)], cores=4, cores_per_op=2, workers=3, sharing="cores")
     assert spans(trace) == [(0, 40), (0, 30), (30, 50)]
     assert WAITS[trace.tasks["wait"][-1]] == "resources"
 
@@ -37,13 +37,13 @@ def test_ops_hold_their_cores() -> None:
 def test_nobody_overtakes_one_that_waits_for_more_cores() -> None:
     # op1 needs 3 cores and waits for op0; op2 would fit beside op0, but came later.
     wants = {0: {"cores": 2}, 1: {"cores": 3}, 2: {"cores": 1}}
-    spec: dict[str, Any] = {"cores": 3, "inter_op": 4, "sharing": "cores"}
+    spec: dict[str, Any] = {"cores": 3, "workers": 4, "sharing": "cores"}
     ops = [(0, 10), (1, 10), (2, 10)]
     assert spans(run(ops, attributes=wants, **spec)) == [(0, 10), (10, 20), (20, 30)]
 
 
 def test_more_cores_than_there_are_is_refused_before_time_0() -> None:
-    spec: dict[str, Any] = {"cores": 3, "inter_op": 4, "sharing": "cores"}
+    spec: dict[str, Any] = {"cores": 3, "workers": 4, "sharing": "cores"}
     with pytest.raises(InfeasibleError, match="op 'op0' needs 4 cores and cpu0 has 3"):
         run([(0, 10)], attributes={0: {"cores": 4}}, **spec)
     with pytest.raises(InputError, match=r"op 'op0': cores: 1\.5 is no whole number of at least 1"):
@@ -52,34 +52,34 @@ def test_more_cores_than_there_are_is_refused_before_time_0() -> None:
 
 def test_time_slices_are_equal() -> None:
     # 8 workers on 4 cores: everybody at half.
-    assert spans(run([(0, 100)] * 8, cores=4, inter_op=8)) == [(0, 200)] * 8
+    assert spans(run([(0, 100)] * 8, cores=4, workers=8)) == [(0, 200)] * 8
     # 3 on 2 cores at 2/3: the short one (20) ends at 30; then two cores for two.
-    assert spans(run([(0, 20), (0, 100), (0, 100)], cores=2, inter_op=3)) == [(0, 30), (0, 110), (0, 110)]
+    assert spans(run([(0, 20), (0, 100), (0, 100)], cores=2, workers=3)) == [(0, 30), (0, 110), (0, 110)]
 
 
 def test_without_oversubscription_nothing_is_slower() -> None:
     assert make_device("cpu0", {"kind": "cpu", "cores": 4, "sharing": "time"}).processor is None
-    assert spans(run([(0, 100)] * 4, cores=4, inter_op=8)) == [(0, 100)] * 4
+    assert spans(run([(0, 100)] * 4, cores=4, workers=8)) == [(0, 100)] * 4
 
 
 def test_oversubscription_costs() -> None:
     # 8 threads on 4 cores are one more a core; at a cost of 0.5 all take 1.5 times the fair 200.
-    assert spans(run([(0, 100)] * 8, cores=4, inter_op=8, oversubscription_cost=0.5)) == [(0, 300)] * 8
+    assert spans(run([(0, 100)] * 8, cores=4, workers=8, oversubscription_cost=0.5)) == [(0, 300)] * 8
     # 2 ops of 3 threads on 4 cores: load 3/2, half a thread more a core: 100 * 3/2 * 5/4 = 187.5.
-    spec: dict[str, Any] = {"cores": 4, "inter_op": 2, "intra_op": 3, "oversubscription_cost": 0.5}
+    spec: dict[str, Any] = {"cores": 4, "workers": 2, "cores_per_op": 3, "oversubscription_cost": 0.5}
     assert spans(run([(0, 100)] * 2, **spec)) == [(0, 188)] * 2
 
 
 def test_pools_have_a_sweet_spot() -> None:
     """Four chains on 16 cores, ops with a fifth serial (Amdahl): 4 workers of 4 cores each are best."""
 
-    def makespan(inter_op: int, intra_op: int, serial: float = 0.2) -> int:
+    def makespan(workers: int, cores_per_op: int, serial: float = 0.2) -> int:
         b = GraphBuilder("chains")
         for i in range(16):
             b.op(f"op{i}", after=[f"op{i - 4}"] if i >= 4 else [])
         spec = {
-            "kind": "cpu", "cores": 16, "inter_op": inter_op, "intra_op": intra_op, "cost": {"fixed": "1ms"},
-            "serial_fraction": serial, "oversubscription_cost": 0.3,
+            "kind": "cpu", "cores": 16, "workers": workers, "cores_per_op": cores_per_op,
+            "cost": {"fixed": "1ms"}, "serial_fraction": serial, "oversubscription_cost": 0.3,
         }  # fmt: skip
         return simulate(b.build(), Machine((make_device("c", spec),)), ReadyQueue()).makespan_ns
 
@@ -124,19 +124,21 @@ def nanosecond_by_nanosecond(
     st.sampled_from([0, 0.1, 0.25, 1]),
 )
 def test_time_slices_agree_with_a_simulation_of_every_nanosecond(
-    ops: list[tuple[int, int]], cores: int, intra_op: int, cost: float
+    ops: list[tuple[int, int]], cores: int, cores_per_op: int, cost: float
 ) -> None:
-    intra_op = min(intra_op, cores)
-    trace = run(ops, cores=cores, inter_op=8, intra_op=intra_op, sharing="time", oversubscription_cost=cost)
-    expected = nanosecond_by_nanosecond(ops, cores, intra_op, Fraction(str(cost)))
+    cores_per_op = min(cores_per_op, cores)
+    trace = run(
+        ops, cores=cores, workers=8, cores_per_op=cores_per_op, sharing="time", oversubscription_cost=cost
+    )
+    expected = nanosecond_by_nanosecond(ops, cores, cores_per_op, Fraction(str(cost)))
     assert [end for _, end in spans(trace)] == expected
 
 
 def test_work_is_conserved_without_cost() -> None:
     """As long as there is work for all cores, fair time slicing finishes it when exclusive cores would."""
     ops = [(0, 30)] * 12
-    assert run(ops, cores=4, inter_op=12).makespan_ns == 90
-    assert run(ops, cores=4, inter_op=12, sharing="cores").makespan_ns == 90
+    assert run(ops, cores=4, workers=12).makespan_ns == 90
+    assert run(ops, cores=4, workers=12, sharing="cores").makespan_ns == 90
     assert run(ops, cores=4).makespan_ns == 90
     assert ceil(12 * 30 / 4) == 90
 

@@ -232,7 +232,7 @@ def test_nodes_of_a_preset() -> None:
                 {"name": "nvlink", "latency": "2us"},
                 {"from": "node0/cpu0", "to": "node1/cpu0", "name": "x"},
             ],
-            "hosts": {"process": {"serves": ["gpu*"]}},
+            "hosts": {"process": {"devices": ["gpu*"]}},
         }
     )
     streams = {device.name: device.streams for device in machine.devices if device.kind == "gpu"}

@@ -26,7 +26,7 @@ def draw_device(rng: np.random.Generator) -> dict[str, Any]:
     if kind == 0:
         workers, cores = int(rng.integers(1, 5)), int(rng.integers(1, 4))
         sharing = str(rng.choice(["time", "cores"]))
-        return {"kind": "cpu", "cores": 4, "inter_op": workers, "intra_op": cores, "sharing": sharing}
+        return {"kind": "cpu", "cores": 4, "workers": workers, "cores_per_op": cores, "sharing": sharing}
     streams = int(rng.integers(1, 4))
     if kind == 1:
         sharing = str(rng.choice(["sm", "sm+dram"]))

@@ -475,7 +475,7 @@ def test_the_rewrite_batch_grows_what_counts_samples() -> None:
     given |= {"gemm": {"batch": 2, "m": 2, "n": 3, "k": 4}}
     for kind, own in given.items():
         b.op(kind, kind=kind, inputs=["x"], outputs=600, flops=10, attributes=own)
-    grown = Batch(times=3).apply(b.build())
+    grown = Batch(factor=3).apply(b.build())
     assert of(grown, "conv") == {**CONV, "batch": 6}
     assert of(grown, "matmul") == {"m": 6, "n": 3, "k": 4}
     assert of(grown, "gemm") == {**given["gemm"], "batch": 6}

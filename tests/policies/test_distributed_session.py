@@ -16,7 +16,7 @@ from sim.machine.device import Device
 TEXT = """
 machine:
   devices: {{chief: {{kind: cpu, cores: 2}}, cpu: {{kind: cpu, cores: 1, count: 2}}, gpu0: {{kind: gpu}}}}
-  hosts: {{"worker:0": {{serves: [cpu0, gpu0]}}, "worker:1": {{serves: [cpu1]}}}}
+  hosts: {{"worker:0": {{devices: [cpu0, gpu0]}}, "worker:1": {{devices: [cpu1]}}}}
   {links}
 workload:
   ops:
@@ -68,7 +68,7 @@ def test_a_request_for_each_worker_and_step(tmp_path: Path) -> None:
 def test_requests_travel_over_links(tmp_path: Path) -> None:
     """10 us of latency and 1 us for 1 kB at 1 GB/s, to each worker over a link of its own."""
     links = STAR.replace("}]", "}, {from: cpu0, to: cpu1, latency: 10us}, {from: cpu0, to: gpu0}]")
-    trace = run(tmp_path, "master: chief, message: 1kB", links)
+    trace = run(tmp_path, "master: chief, size: 1kB", links)
     found = times(trace)
     assert (found["step/run/worker:0"], found["step/run/worker:1"]) == ((11, 11), (11, 11))
     assert found["b"] == (71, 101)
@@ -92,7 +92,7 @@ def test_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(ScenarioError, match="latency: 5 has no unit"):
         run(tmp_path, "master: chief, latency: 5")
     with pytest.raises(ScenarioError, match="no route of links leads from cpu0 to gpu0"):
-        run(tmp_path, "master: chief, message: 1kB", STAR.replace("cpu*", "cpu0"))
+        run(tmp_path, "master: chief, size: 1kB", STAR.replace("cpu*", "cpu0"))
     b = GraphBuilder("nowhere")
     b.op("a", duration_ns=1)
     with pytest.raises(InputError, match="op 'a' is pinned to no device"):

@@ -251,7 +251,7 @@ def test_cheap_by_experience() -> None:
     for name in ("a", "b", "c"):
         b.op(name, kind="matmul", inputs=["root"], duration_ns=1000)
     g = b.build()
-    trace = simulate(g, CPU, TensorFlowExecutor(cycles_per_us=3000), iterations=100)
+    trace = simulate(g, CPU, TensorFlowExecutor(clock_hz=3_000_000_000), iterations=100)
     orders: dict[int, list[str]] = {}  # in the order in which the iterations began
     for op, iteration in zip(trace.tasks["op"].tolist(), trace.tasks["iteration"].tolist(), strict=True):
         orders.setdefault(iteration, []).append(g.op_names[op])
@@ -367,7 +367,7 @@ def test_a_dead_send_and_a_dead_recv_take_their_time() -> None:
 
 def test_a_dead_send_needs_a_core() -> None:
     """Two threads, one core: the dead Send and what lives share it."""
-    machine = make_machine({"devices": {"cpu0": {"kind": "cpu", "cores": 1, "inter_op": 2}}})
+    machine = make_machine({"devices": {"cpu0": {"kind": "cpu", "cores": 1, "workers": 2}}})
     trace = checked(condition_across_devices(30), machine, TensorFlowExecutor())
     assert trace.makespan_ns == 33  # 3 of live ops and 30 of the Send's, on one core
 

@@ -214,7 +214,7 @@ def test_a_group_behind_a_slow_link(tmp_path: Path) -> None:
 def test_devices_that_are_described_apart(tmp_path: Path) -> None:
     content = scenario(4, {"name": "ddp"}, memory={"devices": {"gpu3": "bfc"}})
     content["machine"]["devices"] |= {"gpu2": {"gap": "5ns"}}
-    content["machine"]["hosts"] = {"h": {"serves": ["gpu1"], "threads": 2}}
+    content["machine"]["hosts"] = {"h": {"devices": ["gpu1"], "threads": 2}}
     into = same(tmp_path / "a.yaml", content).summary["folded"]["into"]
     assert {name: of["differs"] for name, of in into.items()} == {
         "gpu0": None,
@@ -237,7 +237,7 @@ def test_nccls_channels_hold_sms_of_folded_ranks_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"noise": {"sigma": 0.1}}, "noise.sigma draws the durations of each rank"),
+        ({"noise": {"jitter": 0.1}}, "noise.jitter draws the durations of each rank"),
         (
             {"noise": {"stragglers": {"probability": 0.1, "factor": 2}}},
             "noise.stragglers draws the stragglers of each rank",
@@ -245,7 +245,7 @@ def test_nccls_channels_hold_sms_of_folded_ranks_too(tmp_path: Path) -> None:
         ({"knowledge": "estimate"}, "knowledge: estimate is of the ops of all ranks together"),
         ({"machine.collectives": {"model": "flows"}}, "the messages of its collectives share links"),
         (
-            {"machine.hosts": {"h": {"serves": ["gpu1", "gpu2"]}}},
+            {"machine.hosts": {"h": {"devices": ["gpu1", "gpu2"]}}},
             "host 'h' is not there for gpu1 alone",
         ),
         ({"policy.compile.2": "prune"}, "prune rewrites what all ranks run, after ddp"),
@@ -277,8 +277,8 @@ def test_auto_folds_what_is_large_and_says_why_not(tmp_path: Path, monkeypatch: 
     assert "folded" not in ran(path, content, "auto").summary
     monkeypatch.setattr("scenarios.run.rewriting._FEW", 3)
     assert ran(path, content, "auto").summary["folded"]["devices"] == 4
-    with pytest.warns(NotFoldedWarning, match="cannot be folded: noise.sigma.*; all 4 are simulated"):
-        assert "folded" not in ran(path, {**content, "noise": {"sigma": 0.1}}, "auto").summary
+    with pytest.warns(NotFoldedWarning, match="cannot be folded: noise.jitter.*; all 4 are simulated"):
+        assert "folded" not in ran(path, {**content, "noise": {"jitter": 0.1}}, "auto").summary
 
 
 def test_a_folded_device_and_its_ops_may_be_expected(tmp_path: Path) -> None:

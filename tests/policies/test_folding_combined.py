@@ -40,7 +40,7 @@ def scenario(compile_: list[Any], ranks: int, **more: Any) -> dict[str, Any]:
 
 def split(tp: int = 1, cp: int = 1, pp: int = 1, **how: Any) -> list[Any]:
     """Return rewrites that share a step out over tp x cp x pp ranks."""
-    steps: list[Any] = [{"name": "stages", "cut": ["layer1"]}, "training"] if pp > 1 else ["training"]
+    steps: list[Any] = [{"name": "stages", "partition": ["layer1"]}, "training"] if pp > 1 else ["training"]
     if tp > 1:
         steps.append({"name": "tensor-parallel", "ranks": tp, "sequence_parallel": how.get("sequence", True)})
     if cp > 1:

@@ -195,8 +195,8 @@ def test_zero_bubble_is_about_each_ranks_span() -> None:
 
 
 def test_a_fused_backward_gives_its_gradient_when_all_of_it_ends() -> None:
-    fused = generate("custom", text="0F0 0B0\n1F0 1B0")
-    split = generate("custom", text="0F0 0B0\n1F0 1I0 1W0")
+    fused = generate("custom", order="0F0 0B0\n1F0 1B0")
+    split = generate("custom", order="0F0 0B0\n1F0 1I0 1W0")
     times = StageTimes(forward=3, input_grad=4, weight_grad=5)
     assert evaluate(fused, times, transfer=1).starts[0] == (0, 3 + 1 + 3 + 9 + 1)
     assert evaluate(split, times, transfer=1).starts[0] == (0, 3 + 1 + 3 + 4 + 1)

@@ -25,7 +25,7 @@ PICTURES: list[tuple[str, dict[str, Any], StageTimes | None]] = [
     ("zb-v", {"ranks": 2, "micro_batches": 4}, None),
     (
         "zb-auto",
-        {"ranks": 3, "micro_batches": 4, "forward": 3, "input_grad": 2, "memory_limit": 4},
+        {"ranks": 3, "micro_batches": 4, "forward": 3, "input_grad": 2, "limit": 4},
         StageTimes(forward=3, input_grad=2, weight_grad=1),
     ),
     ("v-half", {"ranks": 2, "micro_batches": 3}, None),

@@ -44,7 +44,7 @@ def searched(
         transfer=transfer,
         kept=held.full,
         kept_for_weight_grad=held.kept,
-        memory_limit=micro_batches_held * held.full,
+        limit=micro_batches_held * held.full,
         **sizes,
     )
 

@@ -66,7 +66,7 @@ def test_a_table_comes_back(name: str, ranks: int, micro_batches: int, chunks: i
 
 def test_replicas_come_back_where_they_are_said() -> None:
     schedule = generate("chimera", ranks=4, micro_batches=6)
-    again = generate("custom", text=to_csv(schedule), replicas=True)
+    again = generate("custom", order=to_csv(schedule), replicas=True)
     assert again.programs == schedule.programs
     assert [again.rank_of(s, k) for s in range(4) for k in range(6)] == [
         schedule.rank_of(s, k) for s in range(4) for k in range(6)
@@ -74,7 +74,7 @@ def test_replicas_come_back_where_they_are_said() -> None:
     with pytest.raises(
         InputError, match=r"stage 1 is on rank 1 \(1F0\) and on rank 2 \(1F2\); .*replicas: true"
     ):
-        generate("custom", text=to_csv(schedule))
+        generate("custom", order=to_csv(schedule))
 
 
 def test_idle_cells_and_the_ends_of_lines_mean_nothing() -> None:
@@ -84,7 +84,7 @@ def test_idle_cells_and_the_ends_of_lines_mean_nothing() -> None:
 
 def test_torchs_communication_is_left_out_and_counted() -> None:
     text = "0UNSHARD,0F0,0SEND_F0,0RECV_B0,0B0,0REDUCE_GRAD,0RESHARD\n1RECV_F0,1F0,1B0,1SEND_B0\n"
-    schedule = generate("custom", text=text)
+    schedule = generate("custom", order=text)
     assert to_csv(schedule) == "0F0,0B0\n1F0,1B0\n"
     assert schedule.meta["communication_skipped"] == 7
 
@@ -95,29 +95,29 @@ def test_a_wrong_cell_is_told_by_row_and_column() -> None:
 
 
 def test_a_table_is_needed() -> None:
-    for given_ in ({}, {"file": "a.csv", "text": "0F0,0B0"}):
-        with pytest.raises(InputError, match="either file or text"):
+    for given_ in ({}, {"file": "a.csv", "order": "0F0,0B0"}):
+        with pytest.raises(InputError, match="either file or order"):
             generate("custom", **given_)
     with pytest.raises(InputError, match="is empty"):
-        generate("custom", text=" \n")
+        generate("custom", order=" \n")
     with pytest.raises(InputError, match="no actions"):
-        generate("custom", text=",,,\n,,")
+        generate("custom", order=",,,\n,,")
     with pytest.raises(InputError, match=r"nowhere\.csv: no such file"):
         generate("custom", file="nowhere.csv")
 
 
 def test_other_sizes_than_asked_for_are_refused() -> None:
     with pytest.raises(InputError, match="has 1 ranks, and 2 are asked for"):
-        generate("custom", text="0F0,0B0", ranks=2)
+        generate("custom", order="0F0,0B0", ranks=2)
     with pytest.raises(InputError, match="has 1 micro-batches, and 3 are asked for"):
-        generate("custom", text="0F0,0B0", micro_batches=3)
+        generate("custom", order="0F0,0B0", micro_batches=3)
 
 
 def test_a_custom_order_is_checked() -> None:
     with pytest.raises(InputError, match="1B0 is missing"):
-        generate("custom", text="0F0,0B0\n1F0")
+        generate("custom", order="0F0,0B0\n1F0")
     with pytest.raises(StuckError, match="deadlocks"):
-        generate("custom", text="0F0,0B0,0F1,0B1\n1F1,1F0,1B0,1B1")
+        generate("custom", order="0F0,0B0,0F1,0B1\n1F1,1F0,1B0,1B1")
 
 
 def test_a_table_of_a_spreadsheet_begins_with_a_mark(tmp_path: Path) -> None:

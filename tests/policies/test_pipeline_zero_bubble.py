@@ -68,7 +68,7 @@ def test_a_searched_order_is_valid_and_keeps_to_its_memory(
         transfer=transfer,
         kept=full,
         kept_for_weight_grad=left,
-        memory_limit=limit,
+        limit=limit,
         objective=objective,
     )
     validate(schedule)
@@ -86,7 +86,7 @@ def test_a_rank_that_runs_all_its_forwards_first_does_not_hold_the_next_one_back
     The last rank starts at 10 and runs 2 F and 2 I until 22; the last gradient then takes 1 + 2 and 1 + 2
     to the first rank, whose last W ends at 30.
     """
-    sizes = {"ranks": 3, "micro_batches": 2, "memory_limit": 3, "objective": "makespan"}
+    sizes = {"ranks": 3, "micro_batches": 2, "limit": 3, "objective": "makespan"}
     schedule = generate("zb-auto", **sizes, forward=4, input_grad=2, weight_grad=2, transfer=1)
     assert schedule.meta["objective"] == 30
     assert [[action.phase for action in program[:2]] for program in schedule.programs[:2]] == [["F", "F"]] * 2
@@ -112,7 +112,7 @@ def test_a_rank_that_is_two_forwards_ahead_may_skip_one(
         micro_batches=micro_batches,
         **dict(zip(("forward", "input_grad", "weight_grad"), times, strict=True)),
         transfer=transfer,
-        memory_limit=limit,
+        limit=limit,
         objective=objective,
     )
     assert schedule.meta["objective"] == optimum
@@ -162,7 +162,7 @@ def test_the_search_is_not_behind_the_authors(
         transfer=transfer,
         kept=2,
         kept_for_weight_grad=1,
-        memory_limit=2 * limit,
+        limit=2 * limit,
     )
     assert found.meta["objective"] <= span
 
@@ -185,7 +185,7 @@ def test_the_search_is_not_behind_a_fixed_order_that_fits(
         forward=forward,
         input_grad=input_grad,
         weight_grad=weight_grad,
-        memory_limit=limit,
+        limit=limit,
     )
     assert max(peak_activations(found)) <= limit
     each = [StageTimes(f, None, i, w) for f, i, w in zip(forward, input_grad, weight_grad, strict=True)]
@@ -204,26 +204,24 @@ def test_equal_times_leave_no_bubble() -> None:
 
 def test_more_memory_is_not_worse() -> None:
     sizes = {"ranks": 4, "micro_batches": 12, "forward": 5, "input_grad": 6, "weight_grad": 4, "transfer": 1}
-    found = [
-        generate("zb-auto", **sizes, memory_limit=limit).meta["objective"] for limit in (2, 3, 4, 5, 6, 8)
-    ]
+    found = [generate("zb-auto", **sizes, limit=limit).meta["objective"] for limit in (2, 3, 4, 5, 6, 8)]
     assert found == sorted(found, reverse=True)
     assert found[0] > found[-1]
 
 
 def test_a_lean_v_takes_over_where_memory_is_short() -> None:
     sizes = {"ranks": 6, "micro_batches": 12, "chunks": 2}
-    lean = generate("zb-auto", **sizes, memory_limit=8)
+    lean = generate("zb-auto", **sizes, limit=8)
     assert lean.programs == generate("v-half", ranks=6, micro_batches=12).programs
-    leaner = generate("zb-auto", **sizes, memory_limit=6)
+    leaner = generate("zb-auto", **sizes, limit=6)
     assert leaner.programs == generate("v-min", ranks=6, micro_batches=12).programs
 
 
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(InfeasibleError, match="rank 0 may hold 1 of activations and would need 2"):
-        generate("zb-auto", ranks=2, micro_batches=4, kept=2, memory_limit=1)
-    with pytest.raises(InfeasibleError, match="raise in_flight or memory_limit"):
-        generate("zb-auto", ranks=6, micro_batches=12, chunks=2, memory_limit=3)
+        generate("zb-auto", ranks=2, micro_batches=4, kept=2, limit=1)
+    with pytest.raises(InfeasibleError, match="raise in_flight or limit"):
+        generate("zb-auto", ranks=6, micro_batches=12, chunks=2, limit=3)
 
 
 @pytest.mark.parametrize(
@@ -236,8 +234,8 @@ def test_what_does_not_fit_is_refused() -> None:
         ({"kept_for_weight_grad": 2}, "cannot exceed"),
         ({"solver": "greedi"}, "did you mean 'greedy'"),
         ({"objective": "spann"}, "did you mean 'span'"),
-        ({"memory_limt": 2}, "did you mean 'memory_limit'"),
-        ({"memory_limit": 2, "in_flight": 2}, "both say what a rank may hold"),
+        ({"limt": 2}, "did you mean 'limit'"),
+        ({"limit": 2, "in_flight": 2}, "both say what a rank may hold"),
     ],
 )
 def test_wrong_options_are_refused(wrong: dict[str, Any], said: str) -> None:
@@ -291,7 +289,7 @@ def test_the_optimum_is_that_of_trying_all_orders(
         input_grad=input_grad,
         weight_grad=weight_grad,
         transfer=c,
-        memory_limit=limit,
+        limit=limit,
         solver="cp-sat",
     )
     assert found.meta["proven"]
@@ -310,7 +308,7 @@ def test_the_optimum_bounds_the_search(chunks: int, limit: int, micro_batches: i
         "input_grad": 2,
         "weight_grad": 1,
         "transfer": 1,
-        "memory_limit": limit,
+        "limit": limit,
         "objective": objective,
     }
     greedy = generate("zb-auto", **given_)
@@ -326,7 +324,7 @@ def test_the_optimum_bounds_the_search(chunks: int, limit: int, micro_batches: i
 @NEEDS_ORTOOLS
 def test_the_solver_says_what_cannot_fit() -> None:
     with pytest.raises(InfeasibleError, match="too small"):
-        generate("zb-auto", ranks=2, micro_batches=2, kept=2, memory_limit=1, solver="cp-sat")
+        generate("zb-auto", ranks=2, micro_batches=2, kept=2, limit=1, solver="cp-sat")
 
 
 def test_a_rank_runs_all_its_forwards_where_the_one_before_does() -> None:
@@ -339,7 +337,7 @@ def test_a_rank_runs_all_its_forwards_where_the_one_before_does() -> None:
         2                F0 14-15, I0 15-19, W0 19-20, F1 21-22, I1 22-26, W1 26-27
     """
     times = {"forward": [7, 7, 1], "input_grad": [8, 5, 4], "weight_grad": [2, 6, 1], "transfer": 0}
-    memory = {"kept": 1, "kept_for_weight_grad": 0, "memory_limit": 3}
+    memory = {"kept": 1, "kept_for_weight_grad": 0, "limit": 3}
     schedule = generate("zb-auto", ranks=3, micro_batches=2, solver="greedy", **times, **memory)
     second = [f"{action.phase}{action.micro_batch}" for action in schedule.programs[1]]
     assert second == ["F0", "F1", "I0", "I1", "W0", "W1"]

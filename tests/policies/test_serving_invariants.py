@@ -290,9 +290,7 @@ def test_classic(of: type[Static], data: st.DataObject) -> None:
     seats, budget = draw(st.integers(1, 5)), None
     if of in (VllmV0, Sarathi):
         budget = 60 if of is VllmV0 else draw(st.integers(5, 60))
-        batcher = of(
-            max_num_seqs=seats, **{"chunk_size" if of is Sarathi else "max_num_batched_tokens": budget}
-        )
+        batcher = of(max_num_seqs=seats, max_num_batched_tokens=budget)
     else:
         batcher = of(max_num_seqs=seats)
     requests = draw(drawn_requests(60))

@@ -61,7 +61,7 @@ def test_prefix_aware_sends_where_the_prefix_was_sent() -> None:
 
 def test_prefix_aware_keeps_the_balance() -> None:
     """Out of balance by both measures the least loaded is meant, and what it is sent is remembered."""
-    router = begun(PrefixAware(abs=2, rel=1.5, block_size=4))
+    router = begun(PrefixAware(imbalance=(2, 1.5), block_size=4))
     shared = ("one", 40)
     assert router.route(asked("a", shared), [0, 0, 0]) == 0
     assert router.route(asked("b", shared), [2, 0, 0]) == 0  # 2 more is not more than 2

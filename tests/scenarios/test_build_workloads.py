@@ -195,10 +195,10 @@ def test_ring() -> None:
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
-def test_branches(blocks: int, branches: int, depth: int) -> None:
-    sizes: dict[str, Any] = {"blocks": blocks, "branches": branches, "depth": depth}
+def test_branches(blocks: int, width: int, depth: int) -> None:
+    sizes: dict[str, Any] = {"blocks": blocks, "width": width, "depth": depth}
     graph = Branchy(model="branchy", duration="10ns", **sizes).graph()
-    assert len(graph) == blocks * (branches * depth + 2)
+    assert len(graph) == blocks * (width * depth + 2)
     longest = longest_path_ns(graph, graph.duration_ns).max()
     assert longest == 10 * blocks * (depth + 2)
 
@@ -360,7 +360,7 @@ def test_a_gpt_in_a_scenario(tmp_path: Path) -> None:
             "layers: 3",
             f"workload.build: should be a mapping with the key model, one of {', '.join(BUILDERS)}",
         ),
-        ("model: branchy, branch: 3", "workload.build.branch: no such key; did you mean 'branches'?"),
+        ("model: branchy, branches: 3", "workload.build.branches: no such key; did you mean 'width'?"),
         ("model: data-loading, train: 1ms", "workload.build.load: is missing"),
         (
             "model: random-dag, width: [3, 2]",
@@ -395,8 +395,8 @@ def test_a_random_graph_is_the_same_under_any_seed_of_the_scenario(tmp_path: Pat
 
 LAYER = {"forward": "1ns", "backward": "2ns"}
 WRONG_KEYS = [
-    (Branchy, {"model": "branchy", "branches": 0}),
-    (Branchy, {"model": "branchy", "width": 2}),
+    (Branchy, {"model": "branchy", "width": 0}),
+    (Branchy, {"model": "branchy", "broad": 2}),
     (RandomDag, {"model": "random-dag", "layers": "3"}),
     (DataParallelFields, {"model": "data-parallel", "replicas": 2, "layers": [LAYER, {"forward": "1ns"}]}),
     (DataParallelFields, {"model": "data-parallel", "replicas": 2, "layers": [{**LAYER, "forward": "1"}]}),

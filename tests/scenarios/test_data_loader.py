@@ -52,9 +52,9 @@ def worker_of(trace: Trace, batches: int) -> list[int]:
 
 # -- PyTorch ---------------------------------------------------------------------------------------
 
-SLOW = {"model": "data-loader", "batches": 8, "train": "4ns", "num_workers": 2}
+SLOW = {"model": "data-loader", "batches": 8, "train": "4ns", "workers": 2}
 SLOW["load"] = ["10ns", "35ns", *["10ns"] * 6]
-"""Two workers, prefetch_factor 2; batch 1 is slow."""
+"""Two workers, prefetch 2; batch 1 is slow."""
 
 
 def test_workers_that_do_not_persist_start_in_each_epoch(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_workers_that_do_not_persist_start_in_each_epoch(tmp_path: Path) -> None
         ends.append(trace.makespan_ns)
     assert ends[1] - ends[0] == 3 * 25_000
     with pytest.raises(ScenarioError, match=r"workload\.build\.start: there are no workers to start"):
-        run(tmp_path, {**SLOW, "num_workers": 0, "start": "1us"})
+        run(tmp_path, {**SLOW, "workers": 0, "start": "1us"})
 
 
 @pytest.mark.parametrize(
@@ -105,8 +105,8 @@ def test_workers_and_order_as_recorded_from_torch(tmp_path: Path, case: dict[str
         "batches": batches,
         "load": [f"{units * 1000}ns" for units in case["units"]],
         "train": f"{case['step'] * 1000}ns",
-        "num_workers": case["workers"],
-        "prefetch_factor": case["prefetch"],
+        "workers": case["workers"],
+        "prefetch": case["prefetch"],
         "in_order": case["in_order"],
     }
     trace = run(tmp_path, build, "policy: loader-queues\n").trace
@@ -195,8 +195,8 @@ def test_the_five_rules_as_an_event_loop(
         "batches": len(loads),
         "load": [f"{ns}ns" for ns in loads],
         "train": f"{step}ns",
-        "num_workers": workers,
-        "prefetch_factor": prefetch,
+        "workers": workers,
+        "prefetch": prefetch,
         "in_order": in_order,
     }
     expected = by_the_rules(loads, step, workers, prefetch, in_order)
@@ -226,7 +226,7 @@ def test_a_script_that_runs_ahead_over_epochs(
     """By recurrence: what ended when, of all batches of all epochs in one list."""
     copy, train = others
     build = {"model": "data-loader", "batches": len(loads), "load": [f"{ns}ns" for ns in loads]}
-    build |= {"copy": f"{copy}ns", "train": f"{train}ns", "num_workers": workers, "run_ahead": ahead}
+    build |= {"copy": f"{copy}ns", "train": f"{train}ns", "workers": workers, "run_ahead": ahead}
     trace = run(tmp_path_factory.mktemp("epochs"), build, f"iterations: {epochs}\n").trace
     came: list[int] = []
     over: list[int] = []
@@ -268,7 +268,7 @@ def test_edges_on_the_kernel_and_queues_on_simpy_agree(tmp_path: Path) -> None:
         "copy": "1us",
         "pin_memory": "1us",
         "run_ahead": 1,
-        "num_workers": 3,
+        "workers": 3,
     }
     edges = run(tmp_path, build, "engine: kernel\niterations: 2\n").trace
     queues = run(tmp_path, build, "policy: loader-queues\niterations: 2\n").trace
@@ -295,7 +295,7 @@ def test_without_workers_the_script_does_one_thing_after_another(tmp_path: Path)
 
 
 def test_an_epoch_begins_when_the_script_has_left_the_one_before(tmp_path: Path) -> None:
-    build = {"model": "data-loader", "batches": 3, "load": "2ns", "train": "4ns", "num_workers": 1}
+    build = {"model": "data-loader", "batches": 3, "load": "2ns", "train": "4ns", "workers": 1}
     assert run(tmp_path, build, "iterations: 2\n").trace.makespan_ns == 2 * (2 + 3 * 4)
     for in_order in (True, False):  # the epoch's end waits for step 1: 2 is under way for another 4 ns
         ahead = {**build, "run_ahead": 1, "in_order": in_order}
@@ -304,19 +304,19 @@ def test_an_epoch_begins_when_the_script_has_left_the_one_before(tmp_path: Path)
 
 # -- the steady state ------------------------------------------------------------------------------
 
-RATES = {"load": "6us", "copy": "1us", "pin_memory": "1us", "train": "4us", "run_ahead": 2, "num_workers": 4}
+RATES = {"load": "6us", "copy": "1us", "pin_memory": "1us", "train": "4us", "run_ahead": 2, "workers": 4}
 
 
 @pytest.mark.parametrize(
     ("options", "limit", "needs_us", "step_us"),
     [
         ({}, "training step", 4, 4),
-        ({"num_workers": 1}, "workers", 6, 6),
-        ({"num_workers": 2, "load": "10us"}, "workers", 5, 5),
+        ({"workers": 1}, "workers", 6, 6),
+        ({"workers": 2, "load": "10us"}, "workers", 5, 5),
         ({"pin_memory": "5us"}, "pin thread", 5, 5),
         ({"copy": "7us"}, "copy", 7, 7),
         ({"copy": "3us", "run_ahead": 0}, "training step", 7, 7),  # one after the other
-        ({"num_workers": 0, "run_ahead": 0}, "main process", 12, 12),
+        ({"workers": 0, "run_ahead": 0}, "main process", 12, 12),
         ({"size": "10kB", "storage": "1GB/s", "load": "0us"}, "storage", 10, 10),
         # Workers that began together read together, and while they load nobody reads: 4 * 10 + 6 for four.
         ({"size": "10kB", "storage": "1GB/s"}, "storage", 10, 11.5),
@@ -339,7 +339,7 @@ def test_the_slowest_is_named_and_reached(
 
 def test_a_pool_smaller_than_the_calls(tmp_path: Path) -> None:
     """Of four calls of a map two run at once, on a pool of two threads."""
-    build = {"model": "tf-data", "batches": 40, "load": "9us", "parallel_calls": 4, "train": "1us"}
+    build = {"model": "tf-data", "batches": 40, "load": "9us", "workers": 4, "train": "1us"}
     threads = {name: {"kind": "cpu"} for name in ("prefetch0", "main0")}
     devices = {"loader0": {"kind": "cpu", "cores": 2}, **threads, "gpu0": {"kind": "gpu", "streams": 2}}
     told = run(tmp_path, build, f"machine: {json.dumps({'devices': devices})}").summary["data_loading"]
@@ -347,7 +347,7 @@ def test_a_pool_smaller_than_the_calls(tmp_path: Path) -> None:
 
 
 def test_run_and_explain_say_what_limits_it(tmp_path: Path) -> None:
-    build = {"model": "data-loader", "batches": 40, "load": "9us", "train": "4us", "num_workers": 1}
+    build = {"model": "data-loader", "batches": 40, "load": "9us", "train": "4us", "workers": 1}
     path = write(tmp_path, f"workload: {{build: {json.dumps(build)}}}\n")
     line = "A step every 9 us in the steady state, limited by the workers: workers 9 us, training loop 4 us."
     for verb in ("run", "explain"):
@@ -357,7 +357,7 @@ def test_run_and_explain_say_what_limits_it(tmp_path: Path) -> None:
 
 
 def test_jitter_keeps_the_mean_and_one_seed_the_same_items() -> None:
-    sizes: dict[str, Any] = {"batches": 4000, "batch": 4, "load": "1us", "train": "1us", "num_workers": 1}
+    sizes: dict[str, Any] = {"batches": 4000, "batch": 4, "load": "1us", "train": "1us", "workers": 1}
 
     def drawn(**more: Any) -> list[int]:
         return DataLoaderFields(model="data-loader", **sizes, **more).drawn(0)[0]
@@ -456,7 +456,7 @@ def test_tf_data_instant_by_instant(
         "load": [f"{ns}ns" for ns in loads],
         "train": f"{step}ns",
         "prefetch": prefetch,
-        **({} if calls is None else {"parallel_calls": calls}),
+        **({} if calls is None else {"workers": calls}),
     }
     trace = run(tmp_path_factory.mktemp("drawn"), build).trace
     assert [start for start, _ in times(trace, "next")] == by_tf_data(loads, step, calls, prefetch)
@@ -468,9 +468,9 @@ def test_tf_data_instant_by_instant(
         ({"prefetch": "none"}, 5 * (2 + 4)),  # nothing is made ahead
         ({"prefetch": 0}, 2 + 5 * 4),  # TensorFlow adds a prefetch behind a sequential map
         ({"prefetch": 1}, 2 + 5 * 4),
-        ({"prefetch": 0, "parallel_calls": 1}, 2 + 5 * 4),  # the map makes one ahead
-        ({"prefetch": 1, "parallel_calls": 2, "load": "8ns"}, 8 + 4 * 4 + 4),
-        ({"prefetch": 2, "parallel_calls": 2, "size": "8B", "storage": "1GB/s"}, 18 + 18 + 10 + 4),
+        ({"prefetch": 0, "workers": 1}, 2 + 5 * 4),  # the map makes one ahead
+        ({"prefetch": 1, "workers": 2, "load": "8ns"}, 8 + 4 * 4 + 4),
+        ({"prefetch": 2, "workers": 2, "size": "8B", "storage": "1GB/s"}, 18 + 18 + 10 + 4),
     ],
 )
 def test_tf_data_by_hand(tmp_path: Path, options: dict[str, Any], makespan: int) -> None:
@@ -479,7 +479,7 @@ def test_tf_data_by_hand(tmp_path: Path, options: dict[str, Any], makespan: int)
 
 
 def test_a_call_of_the_map_keeps_its_thread_while_it_reads(tmp_path: Path) -> None:
-    build = {"model": "tf-data", "batches": 9, "load": "2ns", "train": "1ns", "parallel_calls": 2}
+    build = {"model": "tf-data", "batches": 9, "load": "2ns", "train": "1ns", "workers": 2}
     trace = run(tmp_path, {**build, "size": "8B", "storage": "1GB/s", "prefetch": 4}).trace
     began, ended = [times(trace, kind) for kind in ("request", "load")]
     for at, _ in began:
@@ -493,19 +493,19 @@ def test_a_call_of_the_map_keeps_its_thread_while_it_reads(tmp_path: Path) -> No
     ("build", "rest", "said"),
     [
         ({"in_order": False}, "policy: ready-queue\n", "only the policy loader-queues decides it"),
-        ({"in_order": False, "num_workers": 0}, "", "in_order: has no effect: the script loads by itself"),
-        ({"prefetch_factor": 2, "num_workers": 0}, "", "prefetch_factor: has no effect: the script loads"),
+        ({"in_order": False, "workers": 0}, "", "in_order: has no effect: the script loads by itself"),
+        ({"prefetch": 2, "workers": 0}, "", "prefetch: has no effect: the script loads"),
         ({"storage": "1GB/s"}, "", "storage: has no effect: items have no size"),
         ({"all_reduce": "1us"}, "", "all_reduce: has no effect: one replica"),
         ({"seed": 3}, "", "seed: has no effect: nothing is drawn"),
         ({"load": []}, "", "workload.build.load"),
         ({"batches": 0}, "", "workload.build.batches"),
         ({"batches": 1000000, "replicas": 100}, "", "ops are more than the 10,000,000"),
-        ({"worker": 2}, "", "num_workers"),
+        ({"worker": 2}, "", "workers"),
     ],
 )
 def test_wrong_keys(tmp_path: Path, build: dict[str, Any], rest: str, said: str) -> None:
-    good = {"model": "data-loader", "batches": 4, "load": "2us", "train": "1us", "num_workers": 2}
+    good = {"model": "data-loader", "batches": 4, "load": "2us", "train": "1us", "workers": 2}
     with pytest.raises(ScenarioError) as caught:
         run(tmp_path, {**good, **build}, rest)
     assert said in str(caught.value)
@@ -513,7 +513,7 @@ def test_wrong_keys(tmp_path: Path, build: dict[str, Any], rest: str, said: str)
 
 def test_a_machine_with_too_few_workers_is_refused(tmp_path: Path) -> None:
     machine = "machine: {devices: {loader0: {kind: cpu}, main0: {kind: cpu}, gpu0: {kind: gpu}}}\n"
-    good = {"model": "data-loader", "batches": 4, "load": "2us", "train": "1us", "num_workers": 2}
+    good = {"model": "data-loader", "batches": 4, "load": "2us", "train": "1us", "workers": 2}
     with pytest.raises(ScenarioError, match=r"s\.yaml:.*loader0 has 1; give it as many cores"):
         run(tmp_path, {**good, "in_order": False}, machine + "policy: {streams: single}\n")
 

@@ -361,7 +361,7 @@ def test_a_golden_schedule_has_a_tolerance(tmp_path: Path) -> None:
 
 
 def test_every_result_of_serving_can_be_expected() -> None:
-    step = "{fixed: 1ms}, kv: {blocks: 50}, requests: {closed: 2, prompt: 9, output: 3, count: 4}"
+    step = "{fixed: 1ms}, kv: {blocks: 50}, requests: {in_flight: 2, prompt: 9, output: 3, count: 4}"
     result = run_scenario(read_scenario(f"workload: {{serving: {{step: {step}}}}}"))
     for kind in (*OF_SERVING, "goodput"):
         assert RESULTS[kind].get(result.summary, result.trace, "") is not None

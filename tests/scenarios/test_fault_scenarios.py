@@ -17,7 +17,7 @@ EXAMPLE = "scenarios/examples/worker_fails.yaml"
 TEXT = """
 machine:
   devices: {{gpu: {{kind: gpu, count: 2}}}}
-  hosts: {{worker0: {{serves: [gpu0]}}, worker1: {{serves: [gpu1]}}}}
+  hosts: {{worker0: {{devices: [gpu0]}}, worker1: {{devices: [gpu1]}}}}
   links: [{{from: gpu0, to: gpu1, bandwidth: 1GB/s, sharing: shared}}]
 workload:
   ops:
@@ -40,7 +40,7 @@ def told(tmp_path: Path, faults: str, **more: str) -> dict[str, Any]:
 RANKS = """
 machine:
   devices: {gpu: {kind: gpu, count: 2}}
-  hosts: {worker0: {serves: [gpu0]}, worker1: {serves: [gpu1]}}
+  hosts: {worker0: {devices: [gpu0]}, worker1: {devices: [gpu1]}}
 workload:
   ops:
     a0: {duration: 10us, device: gpu0}
@@ -110,7 +110,7 @@ def test_small_cases(tmp_path: Path, faults: str, makespan_ns: int) -> None:
 
 def test_causes_that_were_counted_are_the_same_as_their_mtbf(tmp_path: Path) -> None:
     table = "component,count\nGPU,4\nNIC,2\n"
-    counted = "{failures: {seen: {device: gpu*, causes: seen.csv, over: 1us, devices: 8}}, health_check: 1ns}"
+    counted = "{failures: {seen: {device: gpu*, file: seen.csv, over: 1us, devices: 8}}, health_check: 1ns}"
     by_rate = (
         "{failures: {'seen: GPU': {device: gpu*, mtbf: 2us}, 'seen: NIC': {device: gpu*, mtbf: 4us}}, "
         "health_check: 1ns}"
@@ -127,7 +127,7 @@ def test_causes_that_were_counted_are_the_same_as_their_mtbf(tmp_path: Path) -> 
         ("{failures: {x: {at: [1ns]}}}", r"faults.failures.x: needs one of device, worker, link; found none"),
         (
             "{failures: {x: {device: gpu0, at: [1ns], mtbf: 1h}}}",
-            r"faults.failures.x: needs one of at, mtbf, count, causes; found at and mtbf",
+            r"faults.failures.x: needs one of at, mtbf, count, file; found at and mtbf",
         ),
         (
             "{failures: {x: {device: gpu7, at: [1ns]}}}",
@@ -138,7 +138,7 @@ def test_causes_that_were_counted_are_the_same_as_their_mtbf(tmp_path: Path) -> 
         ("{failures: {x: {device: gpu0, mtbf: 0s}}}", r"x.mtbf: should be greater than 0"),
         ("{failures: {x: {link: '*', at: [1ns], repair: 0s}}}", r"x.repair: should be more than 0"),
         ("{failures: {x: {link: '*', at: [1ns], silent: true}}}", r"x.silent: has no effect"),
-        ("{failures: {x: {device: gpu0, count: 3}}}", r"over and devices go with count or causes"),
+        ("{failures: {x: {device: gpu0, count: 3}}}", r"over and devices go with count or file"),
         ("{slow_downs: {x: {device: gpu0, at: [1ns], factor: 0.5}}}", r"x.factor: should be greater than"),
         (
             "{failures: {x: {device: gpu0, at: [1ns]}}, checkpoint: {every: 2}}",

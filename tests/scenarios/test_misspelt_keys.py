@@ -118,7 +118,7 @@ def test_every_verb_refuses_an_entry_that_it_does_not_run(
         ("{ordr: fifo}", "policy: names no schedule"),
         ("{name: gpipe, ranks: 4}", "gpipe takes no ranks: the workload says it"),
         ("{name: interleaved-1f1b, chunks: many}", "chunks must be a whole number of at least 1"),
-        ("{name: zb-auto, memory_limit: much}", "policy.memory_limit: "),
+        ("{name: zb-auto, limit: much}", "policy.limit: "),
     ],
 )
 def test_options_of_a_schedule_that_only_stands_there(tmp_path: Path, policy: str, told: str) -> None:

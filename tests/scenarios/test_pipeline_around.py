@@ -28,7 +28,7 @@ def test_copies_on_compute_streams_block_both_ends(tmp_path: Path) -> None:
     """One micro-batch, two ranks: F, copy, F, B, copy, B, with or without copy streams."""
     sets = in_pipeline(stages=2, micro_batches=2, transfer="1ms")
     beside = run(tmp_path, *sets, policy="gpipe")
-    blocking = run(tmp_path, *sets, "workload.pipeline.copy_streams=false", policy="gpipe")
+    blocking = run(tmp_path, *sets, "workload.pipeline.overlap=false", policy="gpipe")
     assert beside.trace.makespan_ns == 2_000_000 + 1_000_000 + 5_000_000 + 1_000_000 + 2_000_000
     assert blocking.trace.makespan_ns == 13_000_000
     copies = [op for op in blocking.trace.job.graph.op_names if op.startswith("copy")]
@@ -64,7 +64,7 @@ COPYING = """\
 name: copies on the compute streams
 workload:
   pipeline:
-    {stages: 3, micro_batches: 3, forward: 1ms, backward: 1ms, transfer: 1ms, copy_streams: false}
+    {stages: 3, micro_batches: 3, forward: 1ms, backward: 1ms, transfer: 1ms, overlap: false}
 policy: gpipe
 """
 
@@ -97,7 +97,7 @@ policy: {{name: {name}{f", chunks: {chunks}" if chunks else ""}}}
     if "portals" in around:
         skips = "[{from: 0, to: 3, size: 1MB}, {from: 1, to: 2, size: 1MB}]"
         text = text.replace(around, f"{around}, checkpoint: except_last, skips: {skips}")
-    blocking = run(tmp_path, "workload.pipeline.copy_streams=false", text=text)
+    blocking = run(tmp_path, "workload.pipeline.overlap=false", text=text)
     beside = run(tmp_path, text=text)
     assert blocking.trace.makespan_ns > beside.trace.makespan_ns
     copies = [name for name in blocking.trace.job.graph.op_names if name.startswith("copy")]
@@ -157,7 +157,7 @@ def test_only_where_all_forwards_come_first_the_dependency_can_go(tmp_path: Path
 
 
 def test_a_reduction_beside_the_computation_needs_a_stream(tmp_path: Path) -> None:
-    sets = ["workload.pipeline.data_parallel={replicas: 3, bandwidth: 10GB/s}"]
+    sets = ["workload.pipeline.dp={replicas: 3, bandwidth: 10GB/s}"]
     with pytest.raises(InputError, match="has one stream; give it streams: 2, or say overlap: false"):
         run(tmp_path, *sets, policy="1f1b", text=SIZED)
     beside = run(tmp_path, *sets, "machine.devices.gpu.streams=2", policy="1f1b", text=SIZED)
@@ -347,15 +347,15 @@ def test_a_memory_limit_is_one_of_all_memory(tmp_path: Path, chunks: int) -> Non
     text = f"""\
 workload:
   pipeline: {{ranks: 3, micro_batches: 6, forward: 3us, input_grad: 2us, weight_grad: 1us, kept: 10MB}}
-policy: {{name: zb-auto, chunks: {chunks}, memory_limit: 30MB}}
+policy: {{name: zb-auto, chunks: {chunks}, limit: 30MB}}
 """
     bare = run(tmp_path, text=text)
     resident = in_pipeline(parameters="10MB", gradients="10MB", optimizer_state="30MB")
-    full = run(tmp_path, *resident, "policy.memory_limit=80MB", text=text)
+    full = run(tmp_path, *resident, "policy.limit=80MB", text=text)
     assert max(sum(bands.values()) for bands in block(full)["memory_bytes"]) <= 80 * 10**6
     assert full.trace.makespan_ns == bare.trace.makespan_ns
-    with pytest.raises(ScenarioError, match=r"memory_limit 50 MB leaves nothing .* of a rank take 50 MB"):
-        run(tmp_path, *resident, "policy.memory_limit=50MB", text=text)
+    with pytest.raises(ScenarioError, match=r"limit 50 MB leaves nothing .* of a rank take 50 MB"):
+        run(tmp_path, *resident, "policy.limit=50MB", text=text)
 
 
 def test_the_search_and_its_bound(tmp_path: Path) -> None:
@@ -364,16 +364,16 @@ def test_the_search_and_its_bound(tmp_path: Path) -> None:
     text = """\
 workload:
   pipeline: {ranks: 3, micro_batches: 4, forward: 3us, input_grad: 2us, weight_grad: 1us, kept: 10MB}
-policy: {name: zb-auto, memory_limit: 40MB}
+policy: {name: zb-auto, limit: 40MB}
 """
     found = run(tmp_path, text=text)
     proven = run(tmp_path, "policy.solver=cp-sat", text=text)
     assert max(block(proven)["span_ns"]) <= max(block(found)["span_ns"])
-    small = run(tmp_path, "policy.memory_limit=20MB", text=text)
+    small = run(tmp_path, "policy.limit=20MB", text=text)
     assert max(max(bands.values()) for bands in block(small)["memory_bytes"]) <= 20 * 10**6
     assert small.trace.makespan_ns > found.trace.makespan_ns
     with pytest.raises(InfeasibleError, match="no order fits"):
-        run(tmp_path, "policy.memory_limit=5MB", text=text)
+        run(tmp_path, "policy.limit=5MB", text=text)
 
 
 def test_an_allocator_sees_the_same_memory(tmp_path: Path) -> None:
@@ -397,7 +397,7 @@ def test_steps_follow_one_another_as_far_as_they_are_synchronised(
     """Zero bubble: without a wait of all for all, the next step begins where a rank's span ends."""
     free = [run(tmp_path, f"iterations={n}", policy=policy).trace.makespan_ns for n in (1, 2, 3)]
     assert [b - a for a, b in itertools.pairwise(free)] == [steps * 1_000_000] * 2
-    waiting = ["workload.pipeline.optimizer={time: 1ms, synchronisation: 0ms}"]
+    waiting = ["workload.pipeline.optimizer={duration: 1ms, synchronisation: 0ms}"]
     bound = [run(tmp_path, *waiting, f"iterations={n}", policy=policy).trace.makespan_ns for n in (1, 2)]
     assert bound[1] - bound[0] == 28_000_000
 

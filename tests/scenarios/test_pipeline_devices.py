@@ -103,7 +103,7 @@ def test_collectives_run_beside_the_computation_of_a_preset(tmp_path: Path) -> N
     text = PLAIN.replace(
         "machine: {preset: dgx-h200}", "machine: {devices: {gpu: {preset: h200-sxm, count: 2, streams: 2}}}"
     )
-    text = text.replace("stages: 8", "stages: 2, data_parallel: {all_reduce: 100us}")
+    text = text.replace("stages: 8", "stages: 2, dp: {all_reduce: 100us}")
     shared = run(tmp_path, text).trace
     assert shared.makespan_ns == run(tmp_path, text, "machine.devices.gpu.sharing=none").trace.makespan_ns
 

@@ -121,7 +121,7 @@ workload:
 policy: forward-only
 """
     free = block(run(tmp_path, text=text))
-    held = block(run(tmp_path, "workload.pipeline.copy_streams=false", text=text))
+    held = block(run(tmp_path, "workload.pipeline.overlap=false", text=text))
     assert (free["makespan_ns"], held["makespan_ns"]) == (172_000_000, 12_000_000 + 16 * 11_000_000)
     assert free["latency_ns"] == {"median": 62_000_000, "max": 97_000_000}
     assert held["latency_ns"] == {"median": 37_000_000, "max": 37_000_000}
@@ -144,7 +144,7 @@ workload:
     transfer: 1ms
 policy: {{name: forward-only, in_flight: {in_flight}}}
 """
-    found = block(run(tmp_path, f"workload.pipeline.copy_streams={copy_streams}", text=text))
+    found = block(run(tmp_path, f"workload.pipeline.overlap={copy_streams}", text=text))
     if copy_streams == "true" or in_flight == 1:
         assert found["makespan_ns"] == makespan_ms * 1_000_000
         assert found["latency_ns"] == {"median": median_ms * 1_000_000, "max": most_ms * 1_000_000}
@@ -168,7 +168,7 @@ policy: {name: forward-only, in_flight: %s}
     assert run(tmp_path, text=text % 1).trace.makespan_ns == 8 * 11_000_000
 
 
-@pytest.mark.parametrize("key", ["optimizer=1ms", "data_parallel={all_reduce: 1ms}"])
+@pytest.mark.parametrize("key", ["optimizer=1ms", "dp={all_reduce: 1ms}"])
 def test_inference_has_no_step_at_the_end(tmp_path: Path, key: str) -> None:
     with pytest.raises(InputError, match="forward-only has no backward; leave out"):
         run(tmp_path, f"workload.pipeline.{key}", policy="forward-only")

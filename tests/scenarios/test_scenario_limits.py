@@ -37,10 +37,10 @@ def makespan(folder: Path, text: str, *sets: str) -> int:
     [
         ("cores=4", 20_000),
         ("cores=2", 40_000),  # two workers on two cores
-        ("inter_op=1", 80_000),  # one thread, whatever the cores
-        ("inter_op=3", 30_000),  # three at a time: 3 + 3 + 2
-        ("inter_op=8", 20_000),  # eight threads on four cores: all at half speed
-        ("intra_op=2", 40_000),  # two ops at a time; explicit durations are what they are
+        ("workers=1", 80_000),  # one thread, whatever the cores
+        ("workers=3", 30_000),  # three at a time: 3 + 3 + 2
+        ("workers=8", 20_000),  # eight threads on four cores: all at half speed
+        ("cores_per_op=2", 40_000),  # two ops at a time; explicit durations are what they are
     ],
 )
 def test_cores_and_threads(tmp_path: Path, setting: str, expected: int) -> None:
@@ -72,7 +72,7 @@ def test_a_part_of_the_memory(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "setting", "says"),
     [
-        (CPU, "machine.devices.cpu0.intra_op=8", "an op cannot use 8 of 4 cores"),
+        (CPU, "machine.devices.cpu0.cores_per_op=8", "an op cannot use 8 of 4 cores"),
         (GPU, "machine.devices.gpu0.use_sms=200", "there are only 100 SMs, not 200"),
         (GPU, "machine.devices.gpu0.use_sms=150%", "use_sms"),
     ],

@@ -33,7 +33,7 @@ policy: {name: in-order, synchronisation: issue, streams: round-robin}
 TIME = """\
 machine:
   devices:
-    cpu0: {kind: cpu, cores: %d, inter_op: 2, sharing: %s}
+    cpu0: {kind: cpu, cores: %d, workers: 2, sharing: %s}
 workload:
   ops: {a: {duration: 10us}, b: {duration: 10us}}
 """
@@ -54,7 +54,7 @@ def test_every_task_may_be_a_straggler(tmp_path: Path) -> None:
 
 def test_the_seed_draws_and_nothing_else(tmp_path: Path) -> None:
     path = write(tmp_path)
-    drawn = [makespan(path, "noise={sigma: 0.1}", f"seed={seed}") for seed in (0, 0, 1)]
+    drawn = [makespan(path, "noise={jitter: 0.1}", f"seed={seed}") for seed in (0, 0, 1)]
     assert drawn[0] == drawn[1] != drawn[2]
     assert 30_000 < drawn[0] < 60_000
 
@@ -96,11 +96,11 @@ estimate_error: 0.5
 
 def test_repeats_are_the_runs_of_the_next_seeds(tmp_path: Path) -> None:
     path = write(tmp_path)
-    case = load_scenario(path, sets=["noise={sigma: 0.2}", "seed=5"]).case()
+    case = load_scenario(path, sets=["noise={jitter: 0.2}", "seed=5"]).case()
     done = repeat(case, 4)
     assert list(done.seeds) == [5, 6, 7, 8]
     assert list(done.makespan_ns) == [
-        makespan(path, "noise={sigma: 0.2}", f"seed={seed}") for seed in range(5, 9)
+        makespan(path, "noise={jitter: 0.2}", f"seed={seed}") for seed in range(5, 9)
     ]
     assert done.result.trace.makespan_ns == done.makespan_ns[0]
     with pytest.raises(InputError, match="at least once"):
@@ -116,7 +116,7 @@ def test_what_a_seed_leaves_alone_is_taken_over(tmp_path: Path, knowledge: str, 
         "machine: {devices: {c: {kind: cpu, cores: 2, count: 2}}}\n"
         "workload: {build: {model: random-dag, layers: 4, width: 4, seed: 3}}\n"
         f"policy: {{name: critical-path, placement: {placement}, knowledge: {knowledge}}}\n"
-        "noise: {sigma: 0.3}\niterations: 2\n"
+        "noise: {jitter: 0.3}\niterations: 2\n"
     )
     done = repeat(load_scenario(path).case(), 5)
     assert list(done.makespan_ns) == [makespan(path, f"seed={seed}") for seed in range(5)]
@@ -124,7 +124,7 @@ def test_what_a_seed_leaves_alone_is_taken_over(tmp_path: Path, knowledge: str, 
 
 def test_percentiles_are_makespans_that_occurred(tmp_path: Path) -> None:
     """Of n sorted values the p-th is the one with rank ceil(p n / 100)."""
-    done = repeat(load_scenario(write(tmp_path), sets=["noise={sigma: 0.2}"]).case(), 20)
+    done = repeat(load_scenario(write(tmp_path), sets=["noise={jitter: 0.2}"]).case(), 20)
     ranked = sorted(done.makespan_ns)
     assert [done.percentile_ns(p) for p in (5, 50, 95)] == [ranked[0], ranked[9], ranked[18]]
 
@@ -132,7 +132,7 @@ def test_percentiles_are_makespans_that_occurred(tmp_path: Path) -> None:
 def test_the_mean_of_noise_is_one(tmp_path: Path) -> None:
     """One op of 10 us: the mean over 400 seeds is within 4 standard errors of it."""
     text = "machine: {devices: {cpu0: {kind: cpu}}}\nworkload: {ops: {a: {duration: 10us}}}\nnoise: "
-    text += "{sigma: 0.3}\n"
+    text += "{jitter: 0.3}\n"
     done = repeat(load_scenario(write(tmp_path, text)).case(), 400)
     values = np.array(done.makespan_ns)
     assert abs(values.mean() - 10_000) < 4 * 10_000 * 0.31 / 20
@@ -153,7 +153,7 @@ def test_intervals_hold_mean_and_median_in_95_of_100_cases() -> None:
 
 def test_the_command_line_repeats(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD)
-    result = sim("run", path, "--set", "noise={sigma: 0.1}", "--repeat", "5", "--json")
+    result = sim("run", path, "--set", "noise={jitter: 0.1}", "--repeat", "5", "--json")
     repeats = json.loads(result.stdout)["repeats"]
     assert (repeats["runs"], repeats["seeds"]) == (5, [0, 1, 2, 3, 4])
     assert repeats["p5_ns"] <= repeats["p50_ns"] <= repeats["p95_ns"]
@@ -165,11 +165,11 @@ def test_the_command_line_repeats(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "says"),
     [
-        ("noise={sigma: -1}", "noise.sigma: should be greater than or equal to 0, not -1"),
+        ("noise={jitter: -1}", "noise.jitter: should be greater than or equal to 0, not -1"),
         ("noise={devices: {cpu0: 0}}", "noise.devices.cpu0: should be greater than 0, not 0"),
         ("noise={devices: {gpu7: 2}}", r"^--set noise=.*: noise.devices.gpu7: unknown device 'gpu7'"),
         ("noise={stragglers: {probability: 2, factor: 2}}", "noise.stragglers.probability"),
-        ("noise={sigmma: 0.1}", "did you mean 'sigma'"),
+        ("noise={jiter: 0.1}", "did you mean 'jitter'"),
         ("estimate_error=much", "estimate_error: should be a number, not 'much'"),
     ],
 )
@@ -193,7 +193,7 @@ def test_what_no_seed_changes_is_made_once_and_changes_nothing(tmp_path: Path, s
     ops = ", ".join(f"o{k}: {{duration: {k + 1}us, output: 1MB}}" for k in range(6))
     path.write_text(
         f"machine: {{devices: {{gpu0: {{kind: gpu}}}}}}\nworkload: {{ops: {{{ops}}}}}\n"
-        "policy: in-order\nnoise: {sigma: 0.3}\nengine: kernel\n"
+        "policy: in-order\nnoise: {jitter: 0.3}\nengine: kernel\n"
     )
 
     def case(seed: int) -> Case:

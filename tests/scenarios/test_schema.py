@@ -110,7 +110,7 @@ def test_a_machine_that_contradicts_itself_has_a_place(tmp_path: Path) -> None:
         ),
         ("{devices: {g: {preset: h200}}}", "1:33: machine.devices.g.preset: unknown device preset"),
         ("{preset: dgx}", "1:19: machine.preset: unknown machine preset 'dgx'"),
-        ("{devices: {g: {kind: gpu}}, hosts: {h: {serves: [x]}}}", "1:58: machine.hosts.h.serves: unknown"),
+        ("{devices: {g: {kind: gpu}}, hosts: {h: {devices: [x]}}}", "1:59: machine.hosts.h.devices: unknown"),
     ],
 )
 def test_a_mistake_in_a_machine_has_its_place(tmp_path: Path, machine: str, says: str) -> None:

@@ -64,7 +64,7 @@ def test_an_even_stream() -> None:
 
 def test_a_prefix_in_common() -> None:
     """Prompts begin alike, and differ behind; one that is no longer than the prefix is just that."""
-    requests, closed = drawn(closed=2, prompt=[5, 6], output=1, prefix=5, count=20)
+    requests, closed = drawn(in_flight=2, prompt=[5, 6], output=1, prefix=5, count=20)
     assert closed == 2
     assert {tuple(each.segments) for each in requests if each.prompt == 5} == {(("prefix", 5),)}
     longer = [each for each in requests if each.prompt == 6]
@@ -74,11 +74,11 @@ def test_a_prefix_in_common() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({}, "needs one of trace, rate and closed, and has none"),
+        ({}, "needs one of trace, rate and in_flight, and has none"),
         ({"trace": "a", "rate": "8/s"}, "and has trace and rate"),
         ({"rate": "8/s", "prompt": 1, "output": 1}, "rate goes with prompt, output and count"),
-        ({"closed": 4, "count": 3}, "closed goes with prompt, output and count"),
-        ({"closed": 4, "prompt": 1, "output": 1, "count": 1, "burstiness": 2}, "no effect without rate"),
+        ({"in_flight": 4, "count": 3}, "in_flight goes with prompt, output and count"),
+        ({"in_flight": 4, "prompt": 1, "output": 1, "count": 1, "burstiness": 2}, "no effect without rate"),
         ({"trace": "a", "prompt": 1}, "has no effect: the trace says it"),
         ({"rate": "8", "prompt": 1, "output": 1, "count": 1}, "8"),
         ({"rate": "8/s", "prompt": [3, 2], "output": 1, "count": 1}, "the least first"),

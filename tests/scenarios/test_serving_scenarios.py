@@ -86,7 +86,7 @@ def test_a_pool_of_prompts_that_is_full_waits_for_pulls() -> None:
             **MODEL,
             "kv": {"blocks": 41},
             "prefill": {"bandwidth": "10GB/s"},
-            "requests": {"closed": 8, "prompt": 300, "output": 20, "count": 16},
+            "requests": {"in_flight": 8, "prompt": 300, "output": 20, "count": 16},
         }
     ).summary["serving"]
     assert told["completed"] == 16

@@ -118,7 +118,7 @@ def test_pools(options: dict[str, Any], threads: dict[str, set[int]], makespan: 
     ("options", "message"),
     [
         ({"use_per_session_threads": True, "inter_op_parallelism_threads": 3},
-         r"pools of 3 and 3 threads need 6 workers, and the CPU has 4; give it inter_op: 6"),
+         r"pools of 3 and 3 threads need 6 workers, and the CPU has 4; give it workers: 6"),
         ({"session_inter_op_thread_pool": [2]}, "session 'a' chooses inter_op_thread_pool 1; there are 1"),
         ({"inter_op_parallelism_threads": -1}, "for the calling thread alone give threads: caller"),
         ({"use_per_session_threads": True, "session_inter_op_thread_pool": [2]}, "not both"),
@@ -176,7 +176,7 @@ def test_a_session_takes_every_workload_but_a_pipeline(tmp_path: Path) -> None:
         "machine: {devices: {cpu0: {kind: cpu, cores: 2}}}\n"
         "workload:\n  sessions:\n    a: {workload: WORK}\n    b: {workload: {ops: {f: {duration: 1us}}}}\n"
     )
-    path.write_text(text.replace("WORK", "{build: {model: branchy, branches: 3, depth: 2, duration: 1us}}"))
+    path.write_text(text.replace("WORK", "{build: {model: branchy, width: 3, depth: 2, duration: 1us}}"))
     trace = run_scenario(load_scenario(path), check=True).trace
     assert set(lanes(trace)) == {"a", "b"}
     for work, message in (

@@ -52,7 +52,7 @@ def test_what_points_share_is_made_once_and_changes_nothing(
     scenario.write_text(SCENARIO + f"description: {'no file has so long a name ' * 20}\n", encoding="utf-8")
     points = points_of([VARY[1], "policy=in-order,ready-queue", "name=one,two"])
     points += points_of(
-        ["noise=null,{sigma: 0.2}", "iterations=1,3", "policy=in-order,ready-queue", "seed=1,2"]
+        ["noise=null,{jitter: 0.2}", "iterations=1,3", "policy=in-order,ready-queue", "seed=1,2"]
     )
     points += points_of(["knowledge=exact,estimate,none", "policy.synchronisation=issue,completion"])
     fresh = [Variants(str(scenario)).row(point) for point in points]

@@ -92,7 +92,7 @@ def test_sizes_and_counts_stand_for_times(tmp_path: Path) -> None:
     assert told(tmp_path, RUN, size) == told(tmp_path)
     (tmp_path / "causes.csv").write_text("component,category,count\ngpu,GPU,30\nnic,Host,10\nfan,Host,0\n")
     base = ["training_run.steps=20000", "training_run.devices=8"]
-    by_file = "training_run.failures={c: {causes: causes.csv, over: 1000h, devices: 16}}"
+    by_file = "training_run.failures={c: {file: causes.csv, over: 1000h, devices: 16}}"
     by_count = (
         "training_run.failures={'c: gpu': {count: 30, over: 1000h, devices: 16}, "
         "'c: nic': {of: device, mtbf: 1600h}}"
@@ -130,7 +130,7 @@ training_run:
   devices: 8
   checkpoint: {every: 465s, save: 10s}
   restart: 10min
-  failures: {all: {causes: llama3.csv, over: 1296h, devices: 16384}}
+  failures: {all: {file: llama3.csv, over: 1296h, devices: 16384}}
   recovery: [restart-job]
 """
     found = told(tmp_path, text)
@@ -221,12 +221,12 @@ def test_lanes_of_the_picture() -> None:
         (["training_run.timeout=1min"], "timeout: has no effect: no cause of failure says detect: timeout"),
         (["training_run.failures.psu.detect=health-check"], "health_check: is needed, more than 0"),
         (["training_run.failures.psu.worker=3"], "failures.psu.worker: 3 is none of the 3 machines, 0 to 2"),
-        (["training_run.failures.psu.mtbf=3h"], "needs one of at, mtbf, count, causes; found at and mtbf"),
+        (["training_run.failures.psu.mtbf=3h"], "needs one of at, mtbf, count, file; found at and mtbf"),
         (["training_run.failures={gpu: {mtbf: 3h}}"], "of goes with mtbf"),
         (["training_run.failures={gpu: {of: device, mtbf: 0}}"], "mtbf: should be greater than 0"),
-        (["training_run.failures={gpu: {count: 3, over: 3h}}"], "over and devices go with count or causes"),
+        (["training_run.failures={gpu: {count: 3, over: 3h}}"], "over and devices go with count or file"),
         (
-            ["training_run.failures={gpu: {causes: no.csv, over: 3h, devices: 1}}"],
+            ["training_run.failures={gpu: {file: no.csv, over: 3h, devices: 1}}"],
             "training_run.failures.gpu",
         ),
         (
@@ -236,7 +236,7 @@ def test_lanes_of_the_picture() -> None:
         (["training_run.checkpoint.size=3GB"], "checkpoint: needs one of save and size"),
         (["training_run.checkpoint.pause=3s"], "pause goes with asynchronous: true"),
         (["training_run.replica=3"], "2 workers are no whole number of replicas of 3"),
-        (["training_run.minimum=3"], "minimum: 3 are more than the 2 workers there are"),
+        (["training_run.at_least=3"], "at_least: 3 are more than the 2 workers there are"),
         (["training_run.slow_downs={h: {at: [3s], worker: 0, for: 1s, factor: 0.5}}"], "factor: should be"),
         (["workload.ops.step.fails=true"], "an op of the step may fail"),
         (["workload.ops.step.duration=0s"], "a step takes no time"),
@@ -260,7 +260,7 @@ def test_what_is_refused(tmp_path: Path, sets: list[str], why: str) -> None:
 )
 def test_a_wrong_table_of_causes(tmp_path: Path, text: str, why: str) -> None:
     (tmp_path / "c.csv").write_text(text)
-    error = refused(tmp_path, "training_run.failures={all: {causes: c.csv, over: 3h, devices: 1}}")
+    error = refused(tmp_path, "training_run.failures={all: {file: c.csv, over: 3h, devices: 1}}")
     assert "training_run.failures.all" in error
     assert why in error
 

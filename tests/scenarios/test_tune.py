@@ -234,7 +234,7 @@ machine: {devices: {cpu: {kind: cpu, cores: 2}}}
 workload: {build: {model: random-dag, layers: 5, width: 6, seed: 3}}
 policy: ready-queue
 compare: [critical-path]
-noise: {sigma: 0.3}
+noise: {jitter: 0.3}
 seed: 4
 """
 
@@ -292,10 +292,10 @@ def test_a_search_that_was_cut_off_goes_on_where_it_was(tmp_path: Path) -> None:
     points.write_text(json.dumps(entry | {"row": entry["row"] | {"makespan_ns": 10**12}}) + "\n")
     assert sim(*search).exit_code == 0
     assert table.read_bytes() != whole
-    assert sim(*search, "--set", "noise.sigma=0.2").exit_code == 0
+    assert sim(*search, "--set", "noise.jitter=0.2").exit_code == 0
     other = table.read_bytes()
     points.unlink()
-    assert sim(*search, "--set", "noise.sigma=0.2").exit_code == 0
+    assert sim(*search, "--set", "noise.jitter=0.2").exit_code == 0
     assert table.read_bytes() == other
 
 
@@ -313,5 +313,5 @@ def test_luck_is_told_to_be_noise_and_a_winner_under_noise_does_the_same_again(t
 
 def test_where_seeds_change_nothing_a_trial_is_a_run(tmp_path: Path) -> None:
     path = write(tmp_path, NOISY)
-    told = json.loads(sim("tune", path, "--set", "noise.sigma=0", "--budget", "9", "--json").stdout)
+    told = json.loads(sim("tune", path, "--set", "noise.jitter=0", "--budget", "9", "--json").stdout)
     assert (told["trials"], told["seeds"], told["fresh"]) == (9, 1, None)

@@ -210,14 +210,14 @@ def test_workers_block_until_the_end() -> None:
     }
 
 
-@pytest.mark.parametrize("inter_op", [2, 4])
-def test_time_sliced_cores_do_not_slow_a_collective_down(inter_op: int) -> None:
+@pytest.mark.parametrize("workers", [2, 4])
+def test_time_sliced_cores_do_not_slow_a_collective_down(workers: int) -> None:
     """It takes no share of the cores; what computes beside it does not either feel it."""
     b = GraphBuilder("time slices")
     for cpu in ("cpu0", "cpu1"):
         b.op(f"{cpu}/a", kind="all_reduce", duration_ns=100, device=cpu, attributes={"communicator": "g"})
         b.op(f"{cpu}/f", duration_ns=50, device=cpu)
-    cpu = {"kind": "cpu", "cores": 2, "inter_op": inter_op, "intra_op": 2, "count": 2}
+    cpu = {"kind": "cpu", "cores": 2, "workers": workers, "cores_per_op": 2, "count": 2}
     trace = run(b, make_machine({"devices": {"cpu": cpu}}), InOrder())
     assert spans(trace)["cpu0/a"] == (0, 100)
     assert spans(trace)["cpu0/f"] == (0, 50)

@@ -168,8 +168,8 @@ def test_under_control_flow_a_launched_op_may_end_at_time_0() -> None:
 def test_a_kernel_that_ends_at_time_0_is_judged() -> None:
     b = GraphBuilder("at once")
     b.op("a", duration_ns=0)
-    executor = TensorFlowExecutor(cycles_per_us=1000)
+    executor = TensorFlowExecutor(clock_hz=1_000_000_000)
     simulate(b.build(), Machine((Device("cpu0", "cpu", workers=1),)), executor)
-    first = TensorFlowExecutor(cycles_per_us=0)
+    first = TensorFlowExecutor(clock_hz=0)
     simulate(b.build(), Machine((Device("cpu0", "cpu", workers=1),)), first, engine="simpy")
     assert executor._estimate[0] == first._estimate[0] * 9 // 10

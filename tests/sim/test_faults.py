@@ -129,7 +129,7 @@ def test_what_a_device_shares_slows_down_with_it(sharing: str) -> None:
 
 def test_cores_slow_down_with_their_worker() -> None:
     """Two ops of 20 ns on a sliced core: 40 ns of work, of which 20 take twice as long."""
-    cpu = make_device("cpu0", {"kind": "cpu", "cores": 1, "inter_op": 2, "sharing": "time"})
+    cpu = make_device("cpu0", {"kind": "cpu", "cores": 1, "workers": 2, "sharing": "time"})
     b = GraphBuilder("two")
     for name in "ab":
         b.op(name, duration_ns=20, device="cpu0")

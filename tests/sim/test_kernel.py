@@ -359,7 +359,7 @@ def test_an_edge_may_reach_further_than_32_bits_can_count(pure: bool) -> None:
 
 
 def test_an_estimate_that_changes_is_not_data() -> None:
-    policy = TensorFlowExecutor(cycles_per_us=3000)
+    policy = TensorFlowExecutor(clock_hz=3_000_000_000)
     assert (
         refusal(policy, machine=Machine((Device("cpu0", "cpu", workers=1),)))
         == "the policy TensorFlowExecutor has to be asked task by task"

@@ -60,6 +60,7 @@ def test_the_example_of_a_key_can_be_read(field: Field) -> None:
         "curve",
         "counts by name",
         "power",
+        "graph launch",
         "sizes",
         "words",
         "dtypes",

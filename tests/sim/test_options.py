@@ -153,7 +153,7 @@ def test_the_search_ends_at_its_time_limit() -> None:
     pytest.importorskip("ortools", reason="needs the extra opt")
     sizes: dict[str, Any] = {"ranks": 4, "micro_batches": 8, "forward": 5, "input_grad": 6, "weight_grad": 4}
     with pytest.raises(InfeasibleError, match="no order found in 1 us; raise time_limit"):
-        generate("zb-auto", **sizes, transfer=1, memory_limit=6, solver="cp-sat", time_limit="1us")
+        generate("zb-auto", **sizes, transfer=1, limit=6, solver="cp-sat", time_limit="1us")
 
 
 @pytest.mark.parametrize(
@@ -164,8 +164,8 @@ def test_the_search_ends_at_its_time_limit() -> None:
         ("{name: zb-v, chunks: x}", "chunks must be a whole number"),
         ("{name: looped-bfs, chunks: 1000000000000000000000}", "more than the 10,000,000 slots"),
         (
-            "{name: zb-auto, memory_limit: 4}",
-            "memory_limit should be a size, not 4; a number of micro-batches is in_flight",
+            "{name: zb-auto, limit: 4}",
+            "limit should be a size, not 4; a number of micro-batches is in_flight",
         ),
         ("{name: pipedream, replicas: x}", "replicas: should be a list"),
         ("{name: custom, file: 3}", "file: should be text"),
