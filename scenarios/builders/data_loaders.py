@@ -44,27 +44,21 @@ from sim.graph.graph import Graph
 class DataLoadingFields(Builder):
     """An input pipeline: load and preprocess on a CPU, copy and train on GPUs, a batch an iteration."""
 
-    model: Annotated[Literal["data-loading"], Field(description="which builder")]
+    model: Literal["data-loading"] = Field(description="which builder")
     load: Duration
     preprocess: Duration = 0
-    copy_: Annotated[
-        Duration,
-        Field(
-            alias="copy",
-            description="time to copy a batch to the GPU; default: what the machine's links take",
-        ),
-    ] = 0
+    copy_: Duration = Field(
+        0, alias="copy", description="time to copy a batch to the GPU; default: what the machine's links take"
+    )
     train: Duration
-    size: Annotated[Bytes, Field(description="size of a batch")] = 0
-    prefetch: Annotated[
-        Whole, Field(description="batches begun before the training step takes them; 0: synchronous")
-    ] = 0
-    workers: Annotated[Size, Field(description="batches that load and preprocess each work on at once")] = 1
-    pin_memory: Annotated[bool, Field(description="copy on a stream of its own")] = True
-    replicas: Annotated[Size, Field(description="number of GPUs that share each batch")] = 1
-    all_reduce: Annotated[
-        Duration, Field(description="time of the all-reduce among the replicas after a step")
-    ] = 0
+    size: Bytes = Field(0, description="size of a batch")
+    prefetch: Whole = Field(
+        0, description="batches begun before the training step takes them; 0: synchronous"
+    )
+    workers: Size = Field(1, description="batches that load and preprocess each work on at once")
+    pin_memory: bool = Field(True, description="copy on a stream of its own")
+    replicas: Size = Field(1, description="number of GPUs that share each batch")
+    all_reduce: Duration = Field(0, description="time of the all-reduce among the replicas after a step")
 
     def graph(self) -> Graph:
         """Return one iteration, tied to those before it.
@@ -147,24 +141,19 @@ class DataLoadingFields(Builder):
 class DataLoaderFields(InputPipeline):
     """Training on batches from PyTorch's DataLoader."""
 
-    model: Annotated[Literal["data-loader"], Field(description="which builder")]
-    workers: Annotated[Whole, Field(description="worker processes; 0: the script loads by itself")] = 0
-    prefetch: Annotated[
-        Size | None,
-        Field(description="batches of each worker that are handed out and not returned; default 2"),
-    ] = None
-    in_order: Annotated[bool, Field(description="return batches in order; false: as they come")] = True
-    pin_memory: Annotated[
-        Duration | None,
-        Field(
-            description="time of the thread that copies a batch to pinned memory; default: there is none, "
-            "and copies to the GPU wait for its step"
-        ),
-    ] = None
+    model: Literal["data-loader"] = Field(description="which builder")
+    workers: Whole = Field(0, description="worker processes; 0: the script loads by itself")
+    prefetch: Size | None = Field(
+        None, description="batches of each worker that are handed out and not returned; default 2"
+    )
+    in_order: bool = Field(True, description="return batches in order; false: as they come")
+    pin_memory: Duration | None = Field(
+        None,
+        description="time of the thread that copies a batch to pinned memory; default: there is none, "
+        "and copies to the GPU wait for its step",
+    )
 
-    start: Annotated[
-        Duration, Field(description="time to start the workers of each epoch; 0: they persist")
-    ] = 0
+    start: Duration = Field(0, description="time to start the workers of each epoch; 0: they persist")
 
     @property
     def start_ns(self) -> int:
@@ -265,13 +254,11 @@ _BUFFER = {"anyOf": [{"enum": ["auto", "none"]}, {"type": "integer", "minimum": 
 class TfDataFields(InputPipeline):
     """Training on batches from tf.data: a parallel map and a prefetch."""
 
-    model: Annotated[Literal["tf-data"], Field(description="which builder")]
-    workers: Annotated[
-        Size | None,
-        Field(
-            description="num_parallel_calls of map; default: one element after another is made when asked for"
-        ),
-    ] = None
+    model: Literal["tf-data"] = Field(description="which builder")
+    workers: Size | None = Field(
+        None,
+        description="num_parallel_calls of map; default: one element after another is made when asked for",
+    )
     prefetch: Annotated[
         int | str,
         BeforeValidator(_buffer),

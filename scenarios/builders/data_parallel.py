@@ -43,25 +43,24 @@ class LayerFields(Keys):
 
     forward: Duration
     backward: Duration
-    gradients: Annotated[Bytes, Field(description="size of its weights' gradients")] = 0
+    gradients: Bytes = Field(0, description="size of its weights' gradients")
 
 
 class DataParallelFields(Builder):
     """Training steps on replicas that sum their gradients in buckets."""
 
-    model: Annotated[Literal["data-parallel"], Field(description="which builder")]
-    replicas: Annotated[Size, Field(description="GPUs that each have the whole model")]
-    layers: Annotated[list[LayerFields], Field(min_length=1, description="from the first to the last")]
-    repeat: Annotated[Size, Field(description="how many times the list of layers is repeated")] = 1
-    bandwidth: Annotated[
-        Bandwidth | None,
-        Field(description="bandwidth of a link of the ring; default: what the machine's collectives take"),
-    ] = None
-    latency: Annotated[Duration | None, Field(description="latency of a step of the ring")] = None
+    model: Literal["data-parallel"] = Field(description="which builder")
+    replicas: Size = Field(description="GPUs that each have the whole model")
+    layers: list[LayerFields] = Field(min_length=1, description="from the first to the last")
+    repeat: Size = Field(1, description="how many times the list of layers is repeated")
+    bandwidth: Bandwidth | None = Field(
+        None, description="bandwidth of a link of the ring; default: what the machine's collectives take"
+    )
+    latency: Duration | None = Field(None, description="latency of a step of the ring")
     bucket_size: Annotated[
         Bytes, Field(default="25MB", description="size at which a bucket is closed; 0: one per layer")
     ]
-    overlap: Annotated[bool, Field(description="sum a bucket as soon as it is full")] = True
+    overlap: bool = Field(True, description="sum a bucket as soon as it is full")
     optimizer: Duration = 0
 
     def graph(self) -> Graph:

@@ -204,33 +204,31 @@ Durations = Annotated[
 class InputPipeline(Builder):
     """Batches that are made for training steps on one or more replicas; extend it and override `batch`."""
 
-    batches: Annotated[Size, Field(description="batches of an epoch, which is an iteration")]
-    batch: Annotated[Count, Field(description="items of a batch")] = 1
-    load: Annotated[
-        Durations, Field(description="time to load and transform an item; a list: of items in turn, repeated")
-    ]
-    jitter: Annotated[
-        Spread, Field(description="standard deviation of the logarithm of each item's time; its mean stays")
-    ] = 0.0
-    size: Annotated[Bytes, Field(description="bytes of an item that are read from storage")] = 0
-    size_jitter: Annotated[
-        Spread, Field(description="standard deviation of the logarithm of each item's size; its mean stays")
-    ] = 0.0
-    seed: Annotated[Whole, Field(description="what items' times and sizes are drawn from")] = 0
-    storage: Annotated[
-        Bandwidth | None,
-        Field(description="bandwidth of the storage, which all replicas share; default: unlimited"),
-    ] = None
-    copy_: Annotated[Duration, Field(alias="copy", description="time to copy a batch to the GPU")] = 0
-    train: Annotated[Duration, Field(description="time of a training step")]
-    run_ahead: Annotated[
-        Whole, Field(description="steps that the script may be ahead of the GPU; 0: it waits for each")
-    ] = 0
-    replicas: Annotated[Size, Field(description="GPUs, each with a loader and a script of its own")] = 1
-    all_reduce: Annotated[
-        Duration | None,
-        Field(description="time of the all-reduce after each step, for which the replicas meet"),
-    ] = None
+    batches: Size = Field(description="batches of an epoch, which is an iteration")
+    batch: Count = Field(1, description="items of a batch")
+    load: Durations = Field(
+        description="time to load and transform an item; a list: of items in turn, repeated"
+    )
+    jitter: Spread = Field(
+        0.0, description="standard deviation of the logarithm of each item's time; its mean stays"
+    )
+    size: Bytes = Field(0, description="bytes of an item that are read from storage")
+    size_jitter: Spread = Field(
+        0.0, description="standard deviation of the logarithm of each item's size; its mean stays"
+    )
+    seed: Whole = Field(0, description="what items' times and sizes are drawn from")
+    storage: Bandwidth | None = Field(
+        None, description="bandwidth of the storage, which all replicas share; default: unlimited"
+    )
+    copy_: Duration = Field(0, alias="copy", description="time to copy a batch to the GPU")
+    train: Duration = Field(description="time of a training step")
+    run_ahead: Whole = Field(
+        0, description="steps that the script may be ahead of the GPU; 0: it waits for each"
+    )
+    replicas: Size = Field(1, description="GPUs, each with a loader and a script of its own")
+    all_reduce: Duration | None = Field(
+        None, description="time of the all-reduce after each step, for which the replicas meet"
+    )
 
     @property
     def start_ns(self) -> int:

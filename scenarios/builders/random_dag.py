@@ -39,12 +39,12 @@ _MOST_PAIRS: Final = 100 * MOST_TASKS
 class Branchy(Builder):
     """Blocks of parallel chains between a fork and a join."""
 
-    model: Annotated[Literal["branchy"], Field(description="which builder")]
-    blocks: Annotated[Size, Field(description="blocks, one after another")] = 1
-    width: Annotated[Size, Field(description="parallel chains in a block")] = 4
-    depth: Annotated[Size, Field(description="ops in a chain")] = 1
+    model: Literal["branchy"] = Field(description="which builder")
+    blocks: Size = Field(1, description="blocks, one after another")
+    width: Size = Field(4, description="parallel chains in a block")
+    depth: Size = Field(1, description="ops in a chain")
     duration: Annotated[Duration, Field(default="10us", description="duration of every op")]
-    output: Annotated[Bytes, Field(description="output size of every op")] = 0
+    output: Bytes = Field(0, description="output size of every op")
 
     def graph(self) -> Graph:
         """Return the graph.
@@ -97,20 +97,17 @@ _ORDERED = AfterValidator(_ordered)
 class RandomDag(Builder):
     """Layers of ops wired at random, the same for the same seed."""
 
-    model: Annotated[Literal["random-dag"], Field(description="which builder")]
-    layers: Annotated[Size, Field(description="how many layers of ops")] = 10
+    model: Literal["random-dag"] = Field(description="which builder")
+    layers: Size = Field(10, description="how many layers of ops")
     width: Annotated[list[Size], _two([1, 4]), _BOTH, _ORDERED, _schema({"type": "integer", "minimum": 1})]
-    probability: Annotated[
-        float,
-        Field(
-            ge=0, le=1, strict=False, description="probability of an edge from each op of each earlier layer"
-        ),
-    ] = 0.2
+    probability: float = Field(
+        0.2, ge=0, le=1, strict=False, description="probability of an edge from each op of each earlier layer"
+    )
     duration: Annotated[
         list[Duration], _two(["1us", "100us"]), _BOTH, _ORDERED, _schema(quantity_schema(DURATION))
     ]
     output: Annotated[list[Bytes], _two([0, 0]), _BOTH, _ORDERED, _schema(quantity_schema(BYTES))]
-    seed: Annotated[Whole, Field(description="seed of the graph; the scenario's seed is for the run")] = 0
+    seed: Whole = Field(0, description="seed of the graph; the scenario's seed is for the run")
 
     def graph(self) -> Graph:
         """Return the graph.

@@ -39,15 +39,15 @@ if TYPE_CHECKING:
 class Gpt(Builder):
     """A decoder (GPT): the forward of a batch, or a training step with Adam."""
 
-    model: Annotated[Literal["gpt", "transformer"], Field(description="which builder")]
-    layers: Annotated[Size, Field(description="decoder layers")]
-    hidden: Annotated[Count, Field(description="width of the model")]
-    heads: Annotated[Count, Field(description="heads of attention")]
-    sequence: Annotated[Count, Field(description="tokens per sample")]
-    vocabulary: Annotated[Count, Field(description="words that it knows")] = 50304
-    batch: Annotated[Count, Field(description="samples")] = 1
-    dtype: Annotated[Name, Field(description="data type of weights, activations and gradients")] = "bf16"
-    training: Annotated[bool, Field(description="include backward and optimizer")] = False
+    model: Literal["gpt", "transformer"] = Field(description="which builder")
+    layers: Size = Field(description="decoder layers")
+    hidden: Count = Field(description="width of the model")
+    heads: Count = Field(description="heads of attention")
+    sequence: Count = Field(description="tokens per sample")
+    vocabulary: Count = Field(50304, description="words that it knows")
+    batch: Count = Field(1, description="samples")
+    dtype: Name = Field("bf16", description="data type of weights, activations and gradients")
+    training: bool = Field(False, description="include backward and optimizer")
 
     def graph(self) -> Graph:
         """Return the graph."""
@@ -124,7 +124,7 @@ else:
 class Build(Workload):
     """A graph made from a few sizes."""
 
-    build_: Annotated[AnyBuilder, Field(alias="build", description="which builder, and its sizes")]
+    build_: AnyBuilder = Field(alias="build", description="which builder, and its sizes")
 
     @property
     def batch(self) -> int | None:

@@ -52,19 +52,17 @@ Times = dict[str, Duration]
 class FabricFields(Strict):
     """Collectives inside a node, or between nodes."""
 
-    bandwidth: Annotated[Bandwidth, Field(description="of a rank, each way")]
-    efficiency: Annotated[Kinds, Field(default_factory=dict, description="part of it, by kind or `default`")]
-    latency: Annotated[
-        Times | Literal["nccl"] | None,
-        Field(
-            description="of a message, by kind or `default`; `nccl`, of `between`: those of NCCL's "
-            "protocols; default: of `between` nccl, of `node` none, with a warning"
-        ),
-    ] = None
-    fixed: Annotated[
-        Times, Field(default_factory=dict, description="of a call, by kind, or kind/ranks as in all_to_all/4")
-    ]
-    gpus: Annotated[Size | None, Field(description="of `node`: GPUs that it connects; default: 8")] = None
+    bandwidth: Bandwidth = Field(description="of a rank, each way")
+    efficiency: Kinds = Field(default_factory=dict, description="part of it, by kind or `default`")
+    latency: Times | Literal["nccl"] | None = Field(
+        None,
+        description="of a message, by kind or `default`; `nccl`, of `between`: those of NCCL's "
+        "protocols; default: of `between` nccl, of `node` none, with a warning",
+    )
+    fixed: Times = Field(
+        default_factory=dict, description="of a call, by kind, or kind/ranks as in all_to_all/4"
+    )
+    gpus: Size | None = Field(None, description="of `node`: GPUs that it connects; default: 8")
 
     @model_validator(mode="after")
     def _kinds(self) -> FabricFields:
@@ -81,17 +79,15 @@ class FabricFields(Strict):
 class MeasuredShape(Strict):
     """One measured shape."""
 
-    product: Annotated[list[Count] | None, Field(description="m, k, n, and groups of a grouped product")] = (
-        None
+    product: list[Count] | None = Field(None, description="m, k, n, and groups of a grouped product")
+    part: Literal["F", "I", "W"] = Field(
+        "F", description="forward, input gradient or weight gradient of a product"
     )
-    part: Annotated[
-        Literal["F", "I", "W"], Field(description="forward, input gradient or weight gradient of a product")
-    ] = "F"
-    attention: Annotated[
-        list[Count] | None, Field(description="batch, sequence, heads, kv heads, width of queries, of values")
-    ] = None
-    backward: Annotated[bool, Field(description="whether attention ran backward")] = False
-    efficiency: Annotated[Share, Field(description="part of the peak that it reached")]
+    attention: list[Count] | None = Field(
+        None, description="batch, sequence, heads, kv heads, width of queries, of values"
+    )
+    backward: bool = Field(False, description="whether attention ran backward")
+    efficiency: Share = Field(description="part of the peak that it reached")
 
     @model_validator(mode="after")
     def _one(self) -> MeasuredShape:
@@ -107,38 +103,33 @@ class MeasuredShape(Strict):
 class AttentionShares(Strict):
     """What part of the peak attention reaches."""
 
-    forward: Annotated[Share | None, Field(description="... forward")] = None
-    backward: Annotated[Share | None, Field(description="... backward")] = None
+    forward: Share | None = Field(None, description="... forward")
+    backward: Share | None = Field(None, description="... backward")
 
 
 class HostFields(Strict):
     """What launching a layer's kernels takes of the host, forward and backward together."""
 
-    part: Annotated[
-        Duration, Field(description="of attention, a middle, Mamba-2, or the routing of experts")
-    ] = 0
-    experts: Annotated[Duration, Field(description="of each expert of a rank")] = 0
-    factor: Annotated[
-        Factor, Field(description="times as long where two micro-batches are launched in turns")
-    ] = 1.0
-    bandwidth: Annotated[Bandwidth | None, Field(description="of a GPU to its host, each way")] = None
+    part: Duration = Field(0, description="of attention, a middle, Mamba-2, or the routing of experts")
+    experts: Duration = Field(0, description="of each expert of a rank")
+    factor: Factor = Field(1.0, description="times as long where two micro-batches are launched in turns")
+    bandwidth: Bandwidth | None = Field(None, description="of a GPU to its host, each way")
 
 
 class CalibrationFields(Strict):
     """What one kind of GPU reaches."""
 
-    from_: Annotated[
-        Name | None,
-        Field(alias="from", description="one that ships, whose numbers stand where none are given"),
-    ] = None
-    description: Annotated[str | None, Field(description="what was calibrated, in a line")] = None
-    device: Annotated[
-        Name | None, Field(description="a device preset, for peak, bandwidth and memory that are not given")
-    ] = None
-    peak: Annotated[FlopRate | None, Field(description="of the products, in the training's precision")] = None
-    bandwidth: Annotated[Bandwidth | None, Field(description="of the memory")] = None
-    memory: Annotated[Bytes | None, Field(description="of a GPU")] = None
-    product: Annotated[Share, Field(description="part of the peak that a step leaves products at most")] = 1.0
+    from_: Name | None = Field(
+        None, alias="from", description="one that ships, whose numbers stand where none are given"
+    )
+    description: str | None = Field(None, description="what was calibrated, in a line")
+    device: Name | None = Field(
+        None, description="a device preset, for peak, bandwidth and memory that are not given"
+    )
+    peak: FlopRate | None = Field(None, description="of the products, in the training's precision")
+    bandwidth: Bandwidth | None = Field(None, description="of the memory")
+    memory: Bytes | None = Field(None, description="of a GPU")
+    product: Share = Field(1.0, description="part of the peak that a step leaves products at most")
     attention: Annotated[
         AttentionShares,
         Field(
@@ -147,37 +138,28 @@ class CalibrationFields(Strict):
             "model of the device has; default: that one, without a device the peak",
         ),
     ]
-    passes: Annotated[
-        Kinds,
-        Field(default_factory=dict, description="part of the bandwidth: elementwise, permute, cross-entropy"),
-    ]
-    gap: Annotated[Duration, Field(description="between two kernels")] = 0
-    sustained: Annotated[Share, Field(description="rate in a long run / rate of the measurements")] = 1.0
-    contention: Annotated[Factor, Field(description="time of a collective in a step / alone")] = 1.0
-    overlap: Annotated[
-        float, Field(ge=0, le=1, description="part of a collective that passes beside a kernel")
-    ] = 1.0
-    nccl: Annotated[
-        Literal["a100", "h100", "h200", "b200"] | None,
-        Field(
-            description="collectives as NCCL chooses and times them there; with node and between, those of "
-            "eight ranks or fewer in a node"
-        ),
-    ] = None
-    node: Annotated[FabricFields | None, Field(description="inside a node")] = None
-    between: Annotated[
-        FabricFields | None, Field(description="between nodes: a rank's part of its node's network")
-    ] = None
+    passes: Kinds = Field(
+        default_factory=dict, description="part of the bandwidth: elementwise, permute, cross-entropy"
+    )
+    gap: Duration = Field(0, description="between two kernels")
+    sustained: Share = Field(1.0, description="rate in a long run / rate of the measurements")
+    contention: Factor = Field(1.0, description="time of a collective in a step / alone")
+    overlap: float = Field(1.0, ge=0, le=1, description="part of a collective that passes beside a kernel")
+    nccl: Literal["a100", "h100", "h200", "b200"] | None = Field(
+        None,
+        description="collectives as NCCL chooses and times them there; with node and between, those of "
+        "eight ranks or fewer in a node",
+    )
+    node: FabricFields | None = Field(None, description="inside a node")
+    between: FabricFields | None = Field(
+        None, description="between nodes: a rank's part of its node's network"
+    )
     host: Annotated[
         HostFields, Field(default_factory=HostFields, description="what launching kernels takes of the host")
     ]
-    sms: Annotated[
-        Size, Field(description="SMs that an exchange of tokens takes from what runs beside it")
-    ] = 32
-    measured: Annotated[
-        list[MeasuredShape], Field(default_factory=list, description="efficiency of single shapes")
-    ]
-    sources: Annotated[dict[str, str], Field(default_factory=dict, description="where numbers come from")]
+    sms: Size = Field(32, description="SMs that an exchange of tokens takes from what runs beside it")
+    measured: list[MeasuredShape] = Field(default_factory=list, description="efficiency of single shapes")
+    sources: dict[str, str] = Field(default_factory=dict, description="where numbers come from")
 
     @model_validator(mode="before")
     @classmethod

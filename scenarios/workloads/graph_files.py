@@ -54,31 +54,22 @@ Unknown = Annotated[
 class ManyRanks(Strict):
     """Ranks that all run the program of the one that was recorded."""
 
-    parallel: Annotated[
-        dict[Name, Count],
-        Field(
-            min_length=1,
-            description="dimensions of parallelism (tp, cp, ep, dp, or any name) and their sizes",
-        ),
-    ]
-    order: Annotated[
-        Name | None, Field(description="dimensions, the fastest changing first; default: tp-cp-ep-dp")
-    ] = None
-    groups: Annotated[
-        dict[Name, Name],
-        Field(
-            default_factory=dict,
-            description="process groups, or streams, of the recording, and which dimensions (tp, cp-dp) they "
-            "are, where their sizes do not tell",
-        ),
-    ]
-    collectives: Annotated[
-        Literal["fastest", "machine", "recorded"],
-        Field(
-            description="how long they take: the shortest recorded time of those that are alike, what the "
-            "machine says, or as recorded, with the time that each waited"
-        ),
-    ] = "fastest"
+    parallel: dict[Name, Count] = Field(
+        min_length=1, description="dimensions of parallelism (tp, cp, ep, dp, or any name) and their sizes"
+    )
+    order: Name | None = Field(
+        None, description="dimensions, the fastest changing first; default: tp-cp-ep-dp"
+    )
+    groups: dict[Name, Name] = Field(
+        default_factory=dict,
+        description="process groups, or streams, of the recording, and which dimensions (tp, cp-dp) they "
+        "are, where their sizes do not tell",
+    )
+    collectives: Literal["fastest", "machine", "recorded"] = Field(
+        "fastest",
+        description="how long they take: the shortest recorded time of those that are alike, what the "
+        "machine says, or as recorded, with the time that each waited",
+    )
 
     def running(self, graph: Graph) -> Graph:
         """Return the graph in which each rank runs a recorded program."""
@@ -162,10 +153,10 @@ class GraphFile(ImportedFile):
 
     model_config = ConfigDict(extra="allow")
 
-    graph: Annotated[File, Field(description="a file, relative to this one")]
-    format: Annotated[
-        Name | None, Field(description="name of an importer, when the content does not tell (`sim import`)")
-    ] = None
+    graph: File = Field(description="a file, relative to this one")
+    format: Name | None = Field(
+        None, description="name of an importer, when the content does not tell (`sim import`)"
+    )
     batch: Batch = None
     attributes: Attributes
 
@@ -173,11 +164,11 @@ class GraphFile(ImportedFile):
 class OnnxFile(ImportedFile):
     """An ONNX model (needs the extra ``onnx``)."""
 
-    onnx: Annotated[File, Field(description="a file, relative to this one")]
+    onnx: File = Field(description="a file, relative to this one")
     batch: Batch = None
-    dtype: Annotated[
-        Name | None, Field(description="compute in this data type, not the file's: fp16, bf16, tf32, int8")
-    ] = None
+    dtype: Name | None = Field(
+        None, description="compute in this data type, not the file's: fp16, bf16, tf32, int8"
+    )
     unknown: Unknown = "error"
     attributes: Attributes
 
@@ -187,40 +178,30 @@ class KinetoTrace(ImportedFile):
 
     further_files = frozenset({"execution_graph"})
 
-    kineto: Annotated[
-        Files,
-        Field(
-            description="a trace (.json, .json.gz; .sqlite of Nsight Systems; .xplane.pb of XLA), relative "
-            "to this file; of all ranks of a job a list of them, or their folder"
-        ),
-    ]
-    host: Annotated[
-        Literal["calls", "none"],
-        Field(description="calls: the host's launches and waits are ops too; none: only the GPU's tasks"),
-    ] = "calls"
-    execution_graph: Annotated[
-        Files | None,
-        Field(
-            description="what PyTorch's ExecutionTraceObserver recorded of the program (.json, .json.gz), "
-            "one for each trace: tensors, shapes, flop and bytes"
-        ),
-    ] = None
+    kineto: Files = Field(
+        description="a trace (.json, .json.gz; .sqlite of Nsight Systems; .xplane.pb of XLA), relative "
+        "to this file; of all ranks of a job a list of them, or their folder"
+    )
+    host: Literal["calls", "none"] = Field(
+        "calls", description="calls: the host's launches and waits are ops too; none: only the GPU's tasks"
+    )
+    execution_graph: Files | None = Field(
+        None,
+        description="what PyTorch's ExecutionTraceObserver recorded of the program (.json, .json.gz), "
+        "one for each trace: tensors, shapes, flop and bytes",
+    )
 
 
 class ChakraTrace(ImportedFile):
     """Chakra execution traces: the ops of one rank with their dependencies; or of all ranks of a job."""
 
-    chakra: Annotated[
-        Files,
-        Field(
-            description="a trace (.et, .et.gz), relative to this file; of all ranks of a job a list of them "
-            "(trace.0.et, trace.1.et, ...), or their folder"
-        ),
-    ]
-    unknown: Annotated[
-        Literal["warn", "error"],
-        Field(description="what to do about dependencies on nodes that are not in the file"),
-    ] = "warn"
+    chakra: Files = Field(
+        description="a trace (.et, .et.gz), relative to this file; of all ranks of a job a list of them "
+        "(trace.0.et, trace.1.et, ...), or their folder"
+    )
+    unknown: Literal["warn", "error"] = Field(
+        "warn", description="what to do about dependencies on nodes that are not in the file"
+    )
 
 
 class TorchModule(Workload):
@@ -236,19 +217,14 @@ class TorchModule(Workload):
 
     runs_code: ClassVar[bool] = True
 
-    torch: Annotated[
-        Name,
-        Field(
-            pattern=r"^[^:]+:[^:]+$",
-            description="module:function; returns (nn.Module, example inputs), or keyword inputs as a third",
-        ),
-    ]
-    arguments: Annotated[
-        dict[str, JsonValue], Field(default_factory=dict, description="arguments of the function")
-    ]
-    dtype: Annotated[
-        Name | None, Field(description="compute in this data type, not the module's: fp16, bf16, tf32, int8")
-    ] = None
+    torch: Name = Field(
+        pattern=r"^[^:]+:[^:]+$",
+        description="module:function; returns (nn.Module, example inputs), or keyword inputs as a third",
+    )
+    arguments: dict[str, JsonValue] = Field(default_factory=dict, description="arguments of the function")
+    dtype: Name | None = Field(
+        None, description="compute in this data type, not the module's: fp16, bf16, tf32, int8"
+    )
     unknown: Unknown = "error"
 
     def build(self, document: Document, machine: Machine) -> Graph:

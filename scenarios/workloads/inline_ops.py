@@ -38,8 +38,8 @@ from sim.machine.machine import Machine
 class Reference(Strict):
     """What an op reads or waits for."""
 
-    source: Annotated[Name, Field(alias="from", description="op, or op:1 for its second output")]
-    distance: Annotated[Whole, Field(description="how many iterations earlier the input was made")] = 0
+    source: Name = Field(alias="from", description="op, or op:1 for its second output")
+    distance: Whole = Field(0, description="how many iterations earlier the input was made")
 
 
 AnyReference = Annotated[
@@ -91,37 +91,32 @@ Fails = Annotated[
 class Op(Strict):
     """One op."""
 
-    kind: Annotated[Name, Field(description="matmul, conv, copy, all_reduce, ...")] = "op"
+    kind: Name = Field("op", description="matmul, conv, copy, all_reduce, ...")
     duration: Durations
-    inputs: Annotated[
-        References,
-        Field(description="tensors that it reads: an op, op:1 for its second output, or a mapping"),
-    ]
-    after: Annotated[References, Field(description="ops that it waits for without reading anything of them")]
-    output: Annotated[Bytes | None, Field(description="size of its only output")] = None
-    outputs: Annotated[list[Bytes] | None, Field(description="sizes of its outputs")] = None
-    device: Annotated[Name | None, Field(description="device, or kind of device, that it must run on")] = None
+    inputs: References = Field(
+        description="tensors that it reads: an op, op:1 for its second output, or a mapping"
+    )
+    after: References = Field(description="ops that it waits for without reading anything of them")
+    output: Bytes | None = Field(None, description="size of its only output")
+    outputs: list[Bytes] | None = Field(None, description="sizes of its outputs")
+    device: Name | None = Field(None, description="device, or kind of device, that it must run on")
     flops: Flops = 0
-    bytes_read: Annotated[Bytes | None, Field(description="default: size of its inputs")] = None
-    bytes_written: Annotated[Bytes | None, Field(description="default: size of its outputs")] = None
-    dtype: Annotated[
-        Name | None, Field(description="data type in which it computes; default: that of the device")
-    ] = None
-    stage: Annotated[Whole | None, Field(description="stage of a pipeline, for reports and pictures")] = None
-    micro_batch: Annotated[Whole | None, Field(description="its micro-batch, likewise")] = None
-    phase: Annotated[Name | None, Field(description="F, B, I, W or R, likewise")] = None
+    bytes_read: Bytes | None = Field(None, description="default: size of its inputs")
+    bytes_written: Bytes | None = Field(None, description="default: size of its outputs")
+    dtype: Name | None = Field(
+        None, description="data type in which it computes; default: that of the device"
+    )
+    stage: Whole | None = Field(None, description="stage of a pipeline, for reports and pictures")
+    micro_batch: Whole | None = Field(None, description="its micro-batch, likewise")
+    phase: Name | None = Field(None, description="F, B, I, W or R, likewise")
     split: Annotated[Count, Field(le=100_000, description="run as this many equal parts")] = 1
-    fails: Annotated[
-        Fails,
-        Field(description="true, {at: [steps, from 0]} or {probability: 0.1}: its consumers then never run"),
-    ] = False
-    attributes: Annotated[
-        dict[str, JsonValue],
-        Field(
-            description="what policies and cost models read: shapes, priority, stream, communicator, ...",
-            default_factory=dict,
-        ),
-    ]
+    fails: Fails = Field(
+        False, description="true, {at: [steps, from 0]} or {probability: 0.1}: its consumers then never run"
+    )
+    attributes: dict[str, JsonValue] = Field(
+        description="what policies and cost models read: shapes, priority, stream, communicator, ...",
+        default_factory=dict,
+    )
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Op:
@@ -140,9 +135,7 @@ class External(Strict):
     """A tensor that no op produces."""
 
     size: Bytes = 0
-    device: Annotated[Name | None, Field(description="device that holds it; default: all that read it")] = (
-        None
-    )
+    device: Name | None = Field(None, description="device that holds it; default: all that read it")
 
 
 AnyExternal = Annotated[External, Shorthand("size", "size")]
@@ -151,13 +144,9 @@ AnyExternal = Annotated[External, Shorthand("size", "size")]
 class FunctionOps(Strict):
     """A function: the ops that an op of kind call, if or while stands for."""
 
-    inputs: Annotated[
-        list[Name], Field(default_factory=list, description="names that its ops use for the inputs")
-    ]
-    ops: Annotated[dict[Name, Op], Field(description="its ops, by name", min_length=1)]
-    results: Annotated[
-        list[Name], Field(min_length=1, description="outputs of its ops, or inputs, that it returns")
-    ]
+    inputs: list[Name] = Field(default_factory=list, description="names that its ops use for the inputs")
+    ops: dict[Name, Op] = Field(description="its ops, by name", min_length=1)
+    results: list[Name] = Field(min_length=1, description="outputs of its ops, or inputs, that it returns")
 
     @model_validator(mode="after")
     def _not_split(self) -> FunctionOps:
@@ -170,27 +159,18 @@ class FunctionOps(Strict):
 class InlineOps(Workload):
     """Ops written out in the scenario."""
 
-    ops: Annotated[dict[Name, Op], Field(description="ops by name", min_length=1)]
-    inputs: Annotated[
-        dict[Name, AnyExternal],
-        Field(
-            default_factory=dict, description="tensors there before each iteration: size, or {size, device}"
-        ),
-    ]
-    parameters: Annotated[
-        dict[Name, AnyExternal],
-        Field(
-            default_factory=dict, description="tensors that stay, such as weights: size, or {size, device}"
-        ),
-    ]
+    ops: dict[Name, Op] = Field(description="ops by name", min_length=1)
+    inputs: dict[Name, AnyExternal] = Field(
+        default_factory=dict, description="tensors there before each iteration: size, or {size, device}"
+    )
+    parameters: dict[Name, AnyExternal] = Field(
+        default_factory=dict, description="tensors that stay, such as weights: size, or {size, device}"
+    )
 
-    kinds: Annotated[
-        list[Name], Field(default_factory=list, description="kinds of op of your own, beside those known")
-    ]
-    functions: Annotated[
-        dict[Name, FunctionOps],
-        Field(default_factory=dict, description="functions whose ops the kinds call, if and while stand for"),
-    ]
+    kinds: list[Name] = Field(default_factory=list, description="kinds of op of your own, beside those known")
+    functions: dict[Name, FunctionOps] = Field(
+        default_factory=dict, description="functions whose ops the kinds call, if and while stand for"
+    )
 
     _graph: Graph | None = PrivateAttr(None)
 

@@ -28,74 +28,71 @@ from sim.base.arrays import MOST_BUILT
 class StageFields(Strict):
     """Times and sizes of one micro-batch on one stage, and what is resident there."""
 
-    forward: Annotated[Duration | None, Field(description="time of F")] = None
-    backward: Annotated[Duration | None, Field(description="time of B; default: I + W")] = None
-    input_grad: Annotated[Duration | None, Field(description="time of I, the first half of B")] = None
-    weight_grad: Annotated[Duration | None, Field(description="time of W, the second half of B")] = None
-    recompute: Annotated[Duration | None, Field(description="time of R; default: that of F")] = None
-    overlapped: Annotated[
-        Duration | None, Field(description="time of F and B in one slot (DualPipe); default: their sum")
-    ] = None
-    collective: Annotated[
-        Duration | None,
-        Field(description="messages inside a stage after F and after B or I (tensor or expert parallelism)"),
-    ] = None
-    activation: Annotated[Bytes | None, Field(description="size sent to the next stage; default 0")] = None
-    kept: Annotated[
-        Bytes | None, Field(description="activations kept from F (or R) to B; default: as `activation`")
-    ] = None
-    kept_for_weight_grad: Annotated[
-        Bytes | None, Field(description="the part of `kept` that W reads; default: all of it")
-    ] = None
-    stage_input: Annotated[
-        Bytes | None,
-        Field(description="what a recomputed micro-batch keeps from F to R; default: as `activation`"),
-    ] = None
-    parameters: Annotated[Bytes | None, Field(description="weights; default 0")] = None
-    gradients: Annotated[Bytes | None, Field(description="gradients of the weights; default 0")] = None
-    optimizer_state: Annotated[Bytes | None, Field(description="what the optimizer keeps; default 0")] = None
+    forward: Duration | None = Field(None, description="time of F")
+    backward: Duration | None = Field(None, description="time of B; default: I + W")
+    input_grad: Duration | None = Field(None, description="time of I, the first half of B")
+    weight_grad: Duration | None = Field(None, description="time of W, the second half of B")
+    recompute: Duration | None = Field(None, description="time of R; default: that of F")
+    overlapped: Duration | None = Field(
+        None, description="time of F and B in one slot (DualPipe); default: their sum"
+    )
+    collective: Duration | None = Field(
+        None, description="messages inside a stage after F and after B or I (tensor or expert parallelism)"
+    )
+    activation: Bytes | None = Field(None, description="size sent to the next stage; default 0")
+    kept: Bytes | None = Field(
+        None, description="activations kept from F (or R) to B; default: as `activation`"
+    )
+    kept_for_weight_grad: Bytes | None = Field(
+        None, description="the part of `kept` that W reads; default: all of it"
+    )
+    stage_input: Bytes | None = Field(
+        None, description="what a recomputed micro-batch keeps from F to R; default: as `activation`"
+    )
+    parameters: Bytes | None = Field(None, description="weights; default 0")
+    gradients: Bytes | None = Field(None, description="gradients of the weights; default 0")
+    optimizer_state: Bytes | None = Field(None, description="what the optimizer keeps; default 0")
 
 
 class SkipFields(Strict):
     """A skip connection to a later stage."""
 
-    source: Annotated[Whole, Field(alias="from", description="stage that makes the tensor")]
-    to: Annotated[Whole, Field(description="stage that reads it")]
+    source: Whole = Field(alias="from", description="stage that makes the tensor")
+    to: Whole = Field(description="stage that reads it")
     size: Bytes
 
 
 class LevelFields(Strict):
     """A level of the machine as PipeDream's planners see it."""
 
-    workers: Annotated[Size, Field(description="devices, or whole levels below, in one of this level")]
-    bandwidth: Annotated[Bandwidth, Field(description="bandwidth between them")]
+    workers: Size = Field(description="devices, or whole levels below, in one of this level")
+    bandwidth: Bandwidth = Field(description="bandwidth between them")
 
 
 class Optimizer(Strict):
     """The optimizer step at the end."""
 
-    duration: Annotated[Duration, Field(description="time of a stage (with `ranks`: of a rank)")]
-    synchronisation: Annotated[
-        Duration | None,
-        Field(description="time of a synchronisation of all ranks before the step; default: none"),
-    ] = None
+    duration: Duration = Field(description="time of a stage (with `ranks`: of a rank)")
+    synchronisation: Duration | None = Field(
+        None, description="time of a synchronisation of all ranks before the step; default: none"
+    )
 
 
 class PipelineReplicas(Strict):
     """Replicas of the pipeline, whose gradients are summed."""
 
-    all_reduce: Annotated[
-        Duration | None, Field(description="time of the all-reduce of a stage (with `ranks`: of a rank)")
-    ] = None
-    replicas: Annotated[
-        Count | None, Field(description="instead of all_reduce: the number of replicas, with their bandwidth")
-    ] = None
-    bandwidth: Annotated[Bandwidth | None, Field(description="bandwidth of each replica's link")] = None
-    overlap: Annotated[bool, Field(description="sum as soon as possible, on a stream of its own")] = True
-    buckets: Annotated[Size, Field(description="number of buckets that the gradients are summed in")] = 1
-    sharding: Annotated[
-        Literal["none", "zero-1"], Field(description="zero-1: the replicas share the optimizer state")
-    ] = "none"
+    all_reduce: Duration | None = Field(
+        None, description="time of the all-reduce of a stage (with `ranks`: of a rank)"
+    )
+    replicas: Count | None = Field(
+        None, description="instead of all_reduce: the number of replicas, with their bandwidth"
+    )
+    bandwidth: Bandwidth | None = Field(None, description="bandwidth of each replica's link")
+    overlap: bool = Field(True, description="sum as soon as possible, on a stream of its own")
+    buckets: Size = Field(1, description="number of buckets that the gradients are summed in")
+    sharding: Literal["none", "zero-1"] = Field(
+        "none", description="zero-1: the replicas share the optimizer state"
+    )
 
     @model_validator(mode="after")
     def _one_way(self) -> PipelineReplicas:
@@ -109,37 +106,31 @@ class PipelineReplicas(Strict):
 class PipelineModelFields(Strict):
     """A transformer, from which times and sizes of the stages are computed."""
 
-    layers: Annotated[Size, Field(description="layers of the model")]
-    hidden: Annotated[Count, Field(description="width of the model")]
-    heads: Annotated[Count, Field(description="heads of attention")]
-    sequence: Annotated[Count, Field(description="tokens of a sample")]
-    vocabulary: Annotated[
-        Whole, Field(description="words of embedding and head; default: neither is there")
-    ] = 0
-    micro_batch: Annotated[Count, Field(description="samples in a micro-batch")] = 1
-    dtype: Annotated[Name, Field(description="data type in which it computes")] = "bf16"
-    flash: Annotated[bool, Field(description="attention keeps no scores")] = True
-    dropout: Annotated[bool, Field(description="dropout, with its masks")] = False
-    gradients: Annotated[Literal["fp32", "bf16"], Field(description="in which gradients are summed")] = "fp32"
-    recompute: Annotated[
-        Literal["none", "selective", "full"], Field(description="which activations are recomputed")
-    ] = "none"
-    tp: Annotated[Count, Field(description="devices that share a layer")] = 1
-    bandwidth: Annotated[
-        Bandwidth | None,
-        Field(description="bandwidth between devices that share a layer; default: messages take no time"),
-    ] = None
-    rate: Annotated[
-        FlopRate | None,
-        Field(description="flop rate achieved on a device; default: the machine's cost model"),
-    ] = None
-    calibration: Annotated[
-        Name | CalibrationFields | None,
-        Field(
-            description="instead of rate: what the GPU reaches in training, as in `train`: a name, a file, "
-            "or numbers; default: the machine's cost model, as for `build`"
-        ),
-    ] = None
+    layers: Size = Field(description="layers of the model")
+    hidden: Count = Field(description="width of the model")
+    heads: Count = Field(description="heads of attention")
+    sequence: Count = Field(description="tokens of a sample")
+    vocabulary: Whole = Field(0, description="words of embedding and head; default: neither is there")
+    micro_batch: Count = Field(1, description="samples in a micro-batch")
+    dtype: Name = Field("bf16", description="data type in which it computes")
+    flash: bool = Field(True, description="attention keeps no scores")
+    dropout: bool = Field(False, description="dropout, with its masks")
+    gradients: Literal["fp32", "bf16"] = Field("fp32", description="in which gradients are summed")
+    recompute: Literal["none", "selective", "full"] = Field(
+        "none", description="which activations are recomputed"
+    )
+    tp: Count = Field(1, description="devices that share a layer")
+    bandwidth: Bandwidth | None = Field(
+        None, description="bandwidth between devices that share a layer; default: messages take no time"
+    )
+    rate: FlopRate | None = Field(
+        None, description="flop rate achieved on a device; default: the machine's cost model"
+    )
+    calibration: Name | CalibrationFields | None = Field(
+        None,
+        description="instead of rate: what the GPU reaches in training, as in `train`: a name, a file, "
+        "or numbers; default: the machine's cost model, as for `build`",
+    )
 
     @property
     def by_device(self) -> bool:
@@ -178,71 +169,53 @@ class PipelineFields(StageFields):
         BeforeValidator(_stages),
         Field(description="number of stages, all chunks counted; or a list with times and sizes of each"),
     ] = None
-    ranks: Annotated[
-        Size | None,
-        Field(
-            description="instead of stages: number of ranks; each has as many stages as the schedule has "
-            "chunks, which share the rank's times and sizes; a model or layers are cut into all of them"
-        ),
-    ] = None
-    layers: Annotated[
-        list[StageFields] | None, Field(description="layers, cut into stages by `partition`")
-    ] = None
-    profile: Annotated[File | None, Field(description="layers from a PipeDream profile")] = None
-    graph: Annotated[
-        File | None, Field(description="layers from a graph of a forward pass, of any known format")
-    ] = None
-    backward_ratio: Annotated[
-        float, Field(gt=0, le=100, description="time of an op's backward divided by its forward")
-    ] = 2.0
-    model: Annotated[PipelineModelFields | None, Field(description="a transformer cut into equal stages")] = (
-        None
+    ranks: Size | None = Field(
+        None,
+        description="instead of stages: number of ranks; each has as many stages as the schedule has "
+        "chunks, which share the rank's times and sizes; a model or layers are cut into all of them",
     )
-    partition: Annotated[
-        Literal["min-max", "block", "time", "size", "pipedream", "pipedream-optimizer"] | list[Count],
-        Field(description="how layers are cut: a planner, or how many layers each stage gets"),
-    ] = "min-max"
-    bandwidth: Annotated[
-        Bandwidth | None, Field(description="bandwidth between all workers, for the planners of PipeDream")
-    ] = None
-    levels: Annotated[
-        list[LevelFields] | None,
-        Field(
-            min_length=1,
-            description="instead of bandwidth, for the same planners: the levels of the machine, from the "
-            "innermost (devices in a server, then servers)",
-        ),
-    ] = None
-    micro_batches: Annotated[Size, Field(description="into how many parts a batch is cut")]
-    batch: Annotated[
-        Count | None,
-        Field(description="samples; split as tensor.chunk does, into fewer micro-batches if uneven"),
-    ] = None
-    chunks: Annotated[Size | None, Field(description="stages per rank; default: the schedule's own")] = None
-    transfer: Annotated[
-        Duration | None, Field(description="time between two ranks, if there is no machine with links")
-    ] = None
-    issue_cost: Annotated[
-        Duration | None, Field(description="host time to launch an op, if there is no machine")
-    ] = None
-    checkpoint: Annotated[Checkpoint, Field(description="which micro-batches are recomputed")] = "never"
-    backward_dependency: Annotated[
-        bool,
-        Field(description="false: the last stage recomputes all before any backward, as plain autograd does"),
-    ] = True
-    skips: Annotated[list[SkipFields], Field(default_factory=list, description="skip connections")]
-    portals: Annotated[bool, Field(description="skips go straight to the stage that reads them")] = True
-    overlap: Annotated[
-        bool, Field(description="copies overlap with computation; false: they block both ends")
-    ] = True
-    optimizer: Annotated[
-        Annotated[Optimizer, Shorthand("duration", "duration")] | None,
-        Field(description="the step at the end: its time, or a mapping"),
-    ] = None
-    dp: Annotated[PipelineReplicas | None, Field(description="replicas whose gradients are summed")] = None
-    devices: Annotated[
-        list[Name] | None, Field(description="device of each rank; default: those of the machine, in order")
-    ] = None
+    layers: list[StageFields] | None = Field(None, description="layers, cut into stages by `partition`")
+    profile: File | None = Field(None, description="layers from a PipeDream profile")
+    graph: File | None = Field(None, description="layers from a graph of a forward pass, of any known format")
+    backward_ratio: float = Field(
+        2.0, gt=0, le=100, description="time of an op's backward divided by its forward"
+    )
+    model: PipelineModelFields | None = Field(None, description="a transformer cut into equal stages")
+    partition: (
+        Literal["min-max", "block", "time", "size", "pipedream", "pipedream-optimizer"] | list[Count]
+    ) = Field("min-max", description="how layers are cut: a planner, or how many layers each stage gets")
+    bandwidth: Bandwidth | None = Field(
+        None, description="bandwidth between all workers, for the planners of PipeDream"
+    )
+    levels: list[LevelFields] | None = Field(
+        None,
+        min_length=1,
+        description="instead of bandwidth, for the same planners: the levels of the machine, from the "
+        "innermost (devices in a server, then servers)",
+    )
+    micro_batches: Size = Field(description="into how many parts a batch is cut")
+    batch: Count | None = Field(
+        None, description="samples; split as tensor.chunk does, into fewer micro-batches if uneven"
+    )
+    chunks: Size | None = Field(None, description="stages per rank; default: the schedule's own")
+    transfer: Duration | None = Field(
+        None, description="time between two ranks, if there is no machine with links"
+    )
+    issue_cost: Duration | None = Field(None, description="host time to launch an op, if there is no machine")
+    checkpoint: Checkpoint = Field("never", description="which micro-batches are recomputed")
+    backward_dependency: bool = Field(
+        True, description="false: the last stage recomputes all before any backward, as plain autograd does"
+    )
+    skips: list[SkipFields] = Field(default_factory=list, description="skip connections")
+    portals: bool = Field(True, description="skips go straight to the stage that reads them")
+    overlap: bool = Field(True, description="copies overlap with computation; false: they block both ends")
+    optimizer: Annotated[Optimizer, Shorthand("duration", "duration")] | None = Field(
+        None, description="the step at the end: its time, or a mapping"
+    )
+    dp: PipelineReplicas | None = Field(None, description="replicas whose gradients are summed")
+    devices: list[Name] | None = Field(
+        None, description="device of each rank; default: those of the machine, in order"
+    )
 
     @model_validator(mode="after")
     def _not_endless(self) -> PipelineFields:

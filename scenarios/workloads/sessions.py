@@ -53,30 +53,25 @@ else:
 class SessionSpec(Strict):
     """One model, and how it runs."""
 
-    workload: Annotated[Model, Field(description="any but a pipeline, whose schedule is the policy")]
-    batches: Annotated[Count, Field(description="number of runs, one after another")] = 1
-    inter_op_thread_pool: Annotated[
-        Whole, Field(description="which pool of the policy's session_inter_op_thread_pool")
-    ] = 0
-    intra_op_parallelism_threads: Annotated[
-        Whole | None,
-        Field(
-            description="what the policy's key of that name says, for the session: that of the first counts"
-        ),
-    ] = None
+    workload: Model = Field(description="any but a pipeline, whose schedule is the policy")
+    batches: Count = Field(1, description="number of runs, one after another")
+    inter_op_thread_pool: Whole = Field(
+        0, description="which pool of the policy's session_inter_op_thread_pool"
+    )
+    intra_op_parallelism_threads: Whole | None = Field(
+        None, description="what the policy's key of that name says, for the session: that of the first counts"
+    )
 
 
 class Sessions(Workload):
     """Several models that run at once, each with its batches."""
 
-    sessions: Annotated[dict[Name, SessionSpec], Field(description="models by name", min_length=1)]
-    processes: Annotated[
-        Literal["each", "one"],
-        Field(
-            description="each session is a process, with host threads and streams of its own (default); "
-            "or all are of one process, as TensorFlow's always are"
-        ),
-    ] = "each"
+    sessions: dict[Name, SessionSpec] = Field(description="models by name", min_length=1)
+    processes: Literal["each", "one"] = Field(
+        "each",
+        description="each session is a process, with host threads and streams of its own (default); "
+        "or all are of one process, as TensorFlow's always are",
+    )
 
     @property
     def runs_code(self) -> bool:  # type: ignore[override]

@@ -57,10 +57,10 @@ if TYPE_CHECKING:
 class MambaFields(Strict):
     """Sizes of Mamba-2."""
 
-    heads: Annotated[Count | None, Field(description="heads")] = None
-    head: Annotated[Count | None, Field(description="width of a head")] = None
-    state: Annotated[Count | None, Field(description="width of a head's state")] = None
-    groups: Annotated[Count | None, Field(description="groups of heads that share projections")] = None
+    heads: Count | None = Field(None, description="heads")
+    head: Count | None = Field(None, description="width of a head")
+    state: Count | None = Field(None, description="width of a head's state")
+    groups: Count | None = Field(None, description="groups of heads that share projections")
 
 
 DType = Literal["bf16", "fp16", "fp8", "fp8-delayed", "fp8-block", "mxfp8", "nvfp4"]
@@ -72,154 +72,130 @@ Module = Literal[
 class ModelFields(Strict):
     """A language model: a name, and sizes that replace those of the name."""
 
-    name: Annotated[
-        Name | None, Field(description="a known model, or a config.json; the others replace its sizes")
-    ] = None
-    layers: Annotated[
-        Size | str | None,
-        Field(description="how many, or a letter each: * attention, M Mamba-2, E experts, - a middle"),
-    ] = None
-    hidden: Annotated[Count | None, Field(description="width of the model")] = None
-    heads: Annotated[Count | None, Field(description="heads of attention")] = None
-    vocabulary: Annotated[Count | None, Field(description="words of embedding and head")] = None
-    kv_heads: Annotated[Count | None, Field(description="heads of keys and values; default: as heads")] = None
-    head: Annotated[Count | None, Field(description="width of a head; default: hidden / heads")] = None
-    middle: Annotated[
-        Count | None, Field(description="width between the products of a layer; default: 4 hidden")
-    ] = None
-    gated: Annotated[
-        bool | Literal["clamped"] | None,
-        Field(description="a gate beside the middle (SwiGLU); clamped: its inputs are clamped (gpt-oss)"),
-    ] = None
-    tied: Annotated[bool | None, Field(description="the head's weights are the embedding's")] = None
-    positions: Annotated[Whole | None, Field(description="learned positions; default: none")] = None
-    rotary: Annotated[
-        bool | Literal["yarn"] | None, Field(description="rotary positions; yarn: scaled ones")
-    ] = None
-    biases: Annotated[bool | None, Field(description="products and norms have biases")] = None
-    experts: Annotated[Size | None, Field(description="experts of a layer")] = None
-    top_k: Annotated[Size | None, Field(description="experts that each token goes to")] = None
-    expert_middle: Annotated[Count | None, Field(description="width between the products of an expert")] = (
-        None
+    name: Name | None = Field(
+        None, description="a known model, or a config.json; the others replace its sizes"
     )
-    shared_middle: Annotated[Whole | None, Field(description="width of the shared experts together")] = None
-    dense_layers: Annotated[Whole | None, Field(description="first layers, which have no experts")] = None
-    q_rank: Annotated[Whole | None, Field(description="latent attention: width of compressed queries")] = None
-    kv_rank: Annotated[
-        Whole | None, Field(description="latent attention: width of compressed keys and values")
-    ] = None
-    rotary_head: Annotated[Whole | None, Field(description="latent attention: rotary part of a head")] = None
-    value_head: Annotated[Count | None, Field(description="width of a head of values")] = None
-    expert_latent: Annotated[
-        Count | None, Field(description="width in which experts are reached (LatentMoE); default: hidden")
-    ] = None
-    window: Annotated[
-        Whole | None, Field(description="tokens that attention of every second layer reaches back; 0: all")
-    ] = None
-    mamba: Annotated[MambaFields | None, Field(description="layers of Mamba-2")] = None
-    predicted: Annotated[Whole | None, Field(description="tokens predicted beside the next one")] = None
+    layers: Size | str | None = Field(
+        None, description="how many, or a letter each: * attention, M Mamba-2, E experts, - a middle"
+    )
+    hidden: Count | None = Field(None, description="width of the model")
+    heads: Count | None = Field(None, description="heads of attention")
+    vocabulary: Count | None = Field(None, description="words of embedding and head")
+    kv_heads: Count | None = Field(None, description="heads of keys and values; default: as heads")
+    head: Count | None = Field(None, description="width of a head; default: hidden / heads")
+    middle: Count | None = Field(None, description="width between the products of a layer; default: 4 hidden")
+    gated: bool | Literal["clamped"] | None = Field(
+        None, description="a gate beside the middle (SwiGLU); clamped: its inputs are clamped (gpt-oss)"
+    )
+    tied: bool | None = Field(None, description="the head's weights are the embedding's")
+    positions: Whole | None = Field(None, description="learned positions; default: none")
+    rotary: bool | Literal["yarn"] | None = Field(None, description="rotary positions; yarn: scaled ones")
+    biases: bool | None = Field(None, description="products and norms have biases")
+    experts: Size | None = Field(None, description="experts of a layer")
+    top_k: Size | None = Field(None, description="experts that each token goes to")
+    expert_middle: Count | None = Field(None, description="width between the products of an expert")
+    shared_middle: Whole | None = Field(None, description="width of the shared experts together")
+    dense_layers: Whole | None = Field(None, description="first layers, which have no experts")
+    q_rank: Whole | None = Field(None, description="latent attention: width of compressed queries")
+    kv_rank: Whole | None = Field(None, description="latent attention: width of compressed keys and values")
+    rotary_head: Whole | None = Field(None, description="latent attention: rotary part of a head")
+    value_head: Count | None = Field(None, description="width of a head of values")
+    expert_latent: Count | None = Field(
+        None, description="width in which experts are reached (LatentMoE); default: hidden"
+    )
+    window: Whole | None = Field(
+        None, description="tokens that attention of every second layer reaches back; 0: all"
+    )
+    mamba: MambaFields | None = Field(None, description="layers of Mamba-2")
+    predicted: Whole | None = Field(None, description="tokens predicted beside the next one")
 
 
 class ParallelFields(Strict):
     """Sizes of the groups of ranks."""
 
-    tp: Annotated[Size, Field(description="tensor parallelism")] = 1
-    cp: Annotated[Size, Field(description="context parallelism")] = 1
-    ep: Annotated[Size, Field(description="expert parallelism, within tp, cp and dp")] = 1
-    pp: Annotated[Size, Field(description="pipeline parallelism")] = 1
-    chunks: Annotated[Size, Field(description="stages a pipeline rank (virtual pipeline)")] = 1
-    dp: Annotated[Size, Field(description="data parallelism")] = 1
-    sequence_parallel: Annotated[
-        bool, Field(description="split along the sequence what tensor parallelism leaves whole")
-    ] = True
-    sharding: Annotated[
-        Literal["none", "zero-1", "zero-2", "fsdp", "zero-3"],
-        Field(
-            description="shared by data-parallel ranks: optimizer state, gradients too, parameters too as "
-            "PyTorch's FSDP or as DeepSpeed's ZeRO-3 gathers them"
-        ),
-    ] = "zero-1"
-    shard: Annotated[Whole, Field(description="ranks that share one copy (HSDP); default: all")] = 0
-    order: Annotated[
-        list[Literal["tp", "cp", "pp", "dp"]],
-        Field(default=list(ORDER), description="from the group whose ranks are nearest to the farthest"),
-    ]
-    context: Annotated[
-        Literal["all-to-all", "ring", "all-gather"], Field(description="how context parallelism communicates")
-    ] = "all-to-all"
+    tp: Size = Field(1, description="tensor parallelism")
+    cp: Size = Field(1, description="context parallelism")
+    ep: Size = Field(1, description="expert parallelism, within tp, cp and dp")
+    pp: Size = Field(1, description="pipeline parallelism")
+    chunks: Size = Field(1, description="stages a pipeline rank (virtual pipeline)")
+    dp: Size = Field(1, description="data parallelism")
+    sequence_parallel: bool = Field(
+        True, description="split along the sequence what tensor parallelism leaves whole"
+    )
+    sharding: Literal["none", "zero-1", "zero-2", "fsdp", "zero-3"] = Field(
+        "zero-1",
+        description="shared by data-parallel ranks: optimizer state, gradients too, parameters too as "
+        "PyTorch's FSDP or as DeepSpeed's ZeRO-3 gathers them",
+    )
+    shard: Whole = Field(0, description="ranks that share one copy (HSDP); default: all")
+    order: list[Literal["tp", "cp", "pp", "dp"]] = Field(
+        list(ORDER), description="from the group whose ranks are nearest to the farthest"
+    )
+    context: Literal["all-to-all", "ring", "all-gather"] = Field(
+        "all-to-all", description="how context parallelism communicates"
+    )
 
 
 class TrainFields(Strict):
     """A training step of a language model on many ranks."""
 
     model: Annotated[ModelFields, Shorthand("name"), Field(description="a name, or sizes")]
-    calibration: Annotated[
-        Name | CalibrationFields, Field(description="what the GPU reaches: a name, a file, or numbers")
-    ]
-    parallel: Annotated[ParallelFields, Field(default_factory=ParallelFields)]
-    gpus: Annotated[
-        Count | None, Field(description="which the layout has to fill; dp, if left out, takes what is left")
-    ] = None
-    node: Annotated[Size | None, Field(description="GPUs a node; default: the calibration's")] = None
-    sequence: Annotated[Count, Field(description="tokens of a sample")]
-    micro_batch: Annotated[Size, Field(description="samples of a micro-batch")] = 1
-    batch: Annotated[Count, Field(description="samples of a step, on all replicas")]
-    recompute: Annotated[
-        Literal["none", "selective", "full"]
-        | list[Literal["core_attn", "mla_up_proj", "mlp", "moe_act", "moe"]],
-        Field(description="selective: attention's inside; full: each layer; or modules by name"),
-    ] = "none"
-    dtype: Annotated[
-        DType | dict[Module, DType],
-        Field(description="of the products; or of all, and of modules that have another"),
-    ] = "bf16"
-    gradients: Annotated[Literal["fp32", "bf16"], Field(description="in which gradients are summed")] = "fp32"
-    optimizer_state: Annotated[Count, Field(description="optimizer state of a parameter")] = 12
-    overlap: Annotated[
-        bool | list[Literal["dp", "tp", "ep"]],
-        Field(
-            description="dp (true): gradients are reduced beside the backward; tp: products run in blocks "
-            "beside messages; ep: tokens of experts are exchanged beside another micro-batch"
-        ),
-    ] = False
-    flash: Annotated[bool, Field(description="attention keeps no scores")] = True
-    dropout: Annotated[bool, Field(description="dropout, with its masks")] = False
-    fused_loss: Annotated[
-        bool, Field(description="the loss keeps logits of 2 bytes; false: it keeps a softmax in fp32")
-    ] = True
-    imbalance: Annotated[Factor, Field(description="tokens of the fullest expert rank / of the mean")] = 1.0
-    routing: Annotated[
-        Literal["balanced", "one-hot"] | dict[str, Any] | None,
-        Field(description="which tokens go to which expert: {zipf: 1}, {trace: FILE}, ..."),
-    ] = None
-    capacity_factor: Annotated[
-        Factor | None, Field(description="most that an expert takes of a rank's tokens / its equal part")
-    ] = None
-    pad_to_capacity: Annotated[bool, Field(description="ranks fill up what they send to the capacity")] = (
-        False
+    calibration: Name | CalibrationFields = Field(
+        description="what the GPU reaches: a name, a file, or numbers"
     )
-    dispatcher: Annotated[
-        Literal["all-to-all", "deepep", "hybridep"],
-        Field(description="a copy of a token for each expert, or one for each rank (node) that has some"),
-    ] = "all-to-all"
-    cuda_graph: Annotated[
-        Literal["full-iteration", "none"] | list[Literal["attn", "mamba", "mlp", "moe_router"]],
-        Field(description="what CUDA graphs launch; the host launches the rest"),
-    ] = FULL_ITERATION
-    wide_layers: Annotated[
-        list[Whole],
-        Field(
-            default=[0, 0],
-            min_length=2,
-            max_length=2,
-            description="layers at the beginning and at the end whose products stay in 16 bits",
-        ),
-    ]
-    offload_layers: Annotated[
-        Whole, Field(description="first layers whose activations are copied to the host and back (fsdp)")
-    ] = 0
-    partition: Annotated[list[Size] | None, Field(description="layers of each stage; default: even")] = None
-    memory: Annotated[Bytes | None, Field(description="of a GPU, instead of the calibration's")] = None
+    parallel: Annotated[ParallelFields, Field(default_factory=ParallelFields)]
+    gpus: Count | None = Field(
+        None, description="which the layout has to fill; dp, if left out, takes what is left"
+    )
+    node: Size | None = Field(None, description="GPUs a node; default: the calibration's")
+    sequence: Count = Field(description="tokens of a sample")
+    micro_batch: Size = Field(1, description="samples of a micro-batch")
+    batch: Count = Field(description="samples of a step, on all replicas")
+    recompute: (
+        Literal["none", "selective", "full"]
+        | list[Literal["core_attn", "mla_up_proj", "mlp", "moe_act", "moe"]]
+    ) = Field("none", description="selective: attention's inside; full: each layer; or modules by name")
+    dtype: DType | dict[Module, DType] = Field(
+        "bf16", description="of the products; or of all, and of modules that have another"
+    )
+    gradients: Literal["fp32", "bf16"] = Field("fp32", description="in which gradients are summed")
+    optimizer_state: Count = Field(12, description="optimizer state of a parameter")
+    overlap: bool | list[Literal["dp", "tp", "ep"]] = Field(
+        False,
+        description="dp (true): gradients are reduced beside the backward; tp: products run in blocks "
+        "beside messages; ep: tokens of experts are exchanged beside another micro-batch",
+    )
+    flash: bool = Field(True, description="attention keeps no scores")
+    dropout: bool = Field(False, description="dropout, with its masks")
+    fused_loss: bool = Field(
+        True, description="the loss keeps logits of 2 bytes; false: it keeps a softmax in fp32"
+    )
+    imbalance: Factor = Field(1.0, description="tokens of the fullest expert rank / of the mean")
+    routing: Literal["balanced", "one-hot"] | dict[str, Any] | None = Field(
+        None, description="which tokens go to which expert: {zipf: 1}, {trace: FILE}, ..."
+    )
+    capacity_factor: Factor | None = Field(
+        None, description="most that an expert takes of a rank's tokens / its equal part"
+    )
+    pad_to_capacity: bool = Field(False, description="ranks fill up what they send to the capacity")
+    dispatcher: Literal["all-to-all", "deepep", "hybridep"] = Field(
+        "all-to-all",
+        description="a copy of a token for each expert, or one for each rank (node) that has some",
+    )
+    cuda_graph: Literal["full-iteration", "none"] | list[Literal["attn", "mamba", "mlp", "moe_router"]] = (
+        Field(FULL_ITERATION, description="what CUDA graphs launch; the host launches the rest")
+    )
+    wide_layers: list[Whole] = Field(
+        [0, 0],
+        min_length=2,
+        max_length=2,
+        description="layers at the beginning and at the end whose products stay in 16 bits",
+    )
+    offload_layers: Whole = Field(
+        0, description="first layers whose activations are copied to the host and back (fsdp)"
+    )
+    partition: list[Size] | None = Field(None, description="layers of each stage; default: even")
+    memory: Bytes | None = Field(None, description="of a GPU, instead of the calibration's")
 
 
 _HERE: Loc = ("workload", "train")
