@@ -6,10 +6,11 @@ turns the graph into `OpEntry` values by name, changes those, and builds a new g
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from itertools import chain, count, pairwise
+from itertools import chain, count, pairwise, product
 from typing import Any, Final
 
 from sim import Graph, GraphBuilder
@@ -27,126 +28,80 @@ from sim.graph.graph import Role, output_name, split_output
 # The kinds of TensorFlow are what Grappler does not take for free of side effects (``IsFreeOfSideEffect`` in
 # tensorflow/core/grappler/op_types.cc): an op that the registry of TensorFlow 2.21 marks as stateful
 # (whatever touches a resource is), that takes a reference, updates its input in place, sends, or is a
-# placeholder; and whatever has ``Queue`` in its name.
+# placeholder; and whatever has ``Queue`` in its name. As in a shell, ``{save,load}_table`` stands for both.
 
 IN_PLACE: Final = frozenset({"inplace_add", "inplace_sub", "inplace_update"})
 """Kinds that write into what they read."""
 
 _TENSORFLOW = """
-    accumulator_apply_gradient accumulator_num_accumulated accumulator_set_global_step
-    accumulator_take_gradient add_many_sparse_to_tensors_map add_sparse_to_tensors_map all_candidate_sampler
-    all_to_all anonymous_hash_table anonymous_iterator anonymous_memory_cache anonymous_multi_device_iterator
-    anonymous_mutable_dense_hash_table anonymous_mutable_hash_table anonymous_mutable_hash_table_of_tensors
-    anonymous_random_seed_generator anonymous_seed_generator apply_ada_max apply_adadelta apply_adagrad
-    apply_adagrad_da apply_adam apply_add_sign apply_centered_rms_prop apply_ftrl apply_gradient_descent
-    apply_momentum apply_power_sign apply_proximal_adagrad apply_proximal_gradient_descent apply_rms_prop arg
-    assert assign assign_add assign_sub assign_variable_xla_concat_nd barrier barrier_close
-    barrier_incomplete_size barrier_insert_many barrier_ready_size barrier_take_many boosted_trees_center_bias
-    boosted_trees_create_ensemble boosted_trees_create_quantile_stream_resource
-    boosted_trees_deserialize_ensemble boosted_trees_ensemble_resource_handle_op
-    boosted_trees_example_debug_outputs boosted_trees_flush_quantile_summaries
-    boosted_trees_get_ensemble_states boosted_trees_predict
-    boosted_trees_quantile_stream_resource_add_summaries boosted_trees_quantile_stream_resource_deserialize
-    boosted_trees_quantile_stream_resource_flush boosted_trees_quantile_stream_resource_get_bucket_boundaries
-    boosted_trees_quantile_stream_resource_handle_op boosted_trees_serialize_ensemble
-    boosted_trees_training_predict boosted_trees_update_ensemble cache_dataset case check_numerics
-    close_summary_writer collective_all_to_all collective_assign_group collective_bcast_recv
-    collective_bcast_send collective_gather collective_initialize_communicator collective_permute
-    collective_reduce collective_reduce_scatter conditional_accumulator configure_distributed_tpu
-    configure_tpu_embedding consume_mutex_lock convert_to_coo_tensor count_up_to create_summary_db_writer
-    create_summary_file_writer cross_replica_sum csv_dataset cudnn_rnn cudnn_rnn_backprop data_service_dataset
-    dataset_to_single_element dataset_to_tf_record debug_gradient_ref_identity debug_identity deep_copy
-    delete_iterator delete_memory_cache delete_multi_device_iterator delete_random_seed_generator
-    delete_seed_generator delete_session_tensor deserialize_iterator destroy_resource_op
-    destroy_temporary_variable device_index disable_copy_on_read distributed_save dummy_iteration_counter
-    dummy_memory_cache dummy_seed_generator dynamic_enqueue_tpu_embedding_arbitrary_tensor_batch
-    dynamic_enqueue_tpu_embedding_ragged_tensor_batch eager_py_func empty
-    enqueue_tpu_embedding_arbitrary_tensor_batch enqueue_tpu_embedding_integer_batch
-    enqueue_tpu_embedding_ragged_tensor_batch enqueue_tpu_embedding_sparse_batch
-    enqueue_tpu_embedding_sparse_tensor_batch experimental_csv_dataset experimental_dataset_to_tf_record
-    experimental_group_by_reducer_dataset experimental_iterator_get_device experimental_lmdb_dataset
-    experimental_matching_files_dataset experimental_random_dataset experimental_set_stats_aggregator_dataset
-    experimental_sql_dataset experimental_stats_aggregator_handle experimental_stats_aggregator_summary
-    experimental_thread_pool_dataset experimental_thread_pool_handle fake_queue fifo_queue
-    file_system_set_configuration fixed_length_record_dataset fixed_length_record_reader
-    fixed_unigram_candidate_sampler flush_summary_writer generator_dataset
-    get_minibatch_splits_with_physical_replica get_minibatches_in_csr_with_physical_replica get_session_handle
-    get_session_tensor global_iter_id global_shuffle_dataset group_by_reducer_dataset guarantee_const
-    hash_table identity_reader if import_event infeed_dequeue infeed_dequeue_tuple infeed_enqueue
-    infeed_enqueue_tuple initialize_table initialize_table_from_dataset initialize_table_from_text_file
-    inplace_add inplace_sub inplace_update is_boosted_trees_ensemble_initialized
-    is_boosted_trees_quantile_stream_resource_initialized is_tpu_embedding_initialized is_variable_initialized
-    iterator iterator_from_string_handle iterator_get_device iterator_get_model_proto iterator_get_next
-    iterator_get_next_as_optional iterator_get_next_sync iterator_to_string_handle
-    learned_unigram_candidate_sampler list_dataset list_snapshot_chunks_dataset lmdb_dataset lmdb_reader
-    load_and_remap_matrix load_dataset load_tpu_embedding_adadelta_parameters
-    load_tpu_embedding_adagrad_momentum_parameters load_tpu_embedding_adagrad_parameters
-    load_tpu_embedding_adam_parameters load_tpu_embedding_centered_rms_prop_parameters
-    load_tpu_embedding_frequency_estimator_parameters load_tpu_embedding_ftrl_parameters
-    load_tpu_embedding_mdl_adagrad_light_parameters load_tpu_embedding_momentum_parameters
-    load_tpu_embedding_proximal_adagrad_parameters load_tpu_embedding_proximal_yogi_parameters
-    load_tpu_embedding_rms_prop_parameters load_tpu_embedding_stochastic_gradient_descent_parameters
-    log_uniform_candidate_sampler lookup_table_export lookup_table_find lookup_table_import
-    lookup_table_insert lookup_table_remove lookup_table_size make_iterator map_clear map_incomplete_size
-    map_peek map_size map_stage map_unstage map_unstage_no_key matching_files_dataset merge_v2_checkpoints
-    multi_device_iterator multi_device_iterator_from_string_handle multi_device_iterator_get_next_from_shard
-    multi_device_iterator_init multi_device_iterator_to_string_handle multinomial mutable_dense_hash_table
-    mutable_hash_table mutable_hash_table_of_tensors mutex mutex_lock nccl_all_reduce nccl_broadcast
-    nccl_reduce non_deterministic_ints one_shot_iterator ordered_map_clear ordered_map_incomplete_size
-    ordered_map_peek ordered_map_size ordered_map_stage ordered_map_unstage ordered_map_unstage_no_key
-    outfeed_dequeue outfeed_dequeue_tuple outfeed_enqueue outfeed_enqueue_tuple padding_fifo_queue
-    parameterized_truncated_normal placeholder placeholder_with_default print priority_queue py_func
-    queue_close queue_dequeue queue_dequeue_many queue_dequeue_up_to queue_enqueue queue_enqueue_many
-    queue_is_closed queue_size random_crop random_dataset random_gamma random_poisson random_shuffle
-    random_shuffle_queue random_standard_normal random_uniform random_uniform_int range_dataset read_variable
-    read_variable_xla_split_nd reader_num_records_produced reader_num_work_units_completed reader_read
-    reader_read_up_to reader_reset reader_restore_state reader_serialize_state record_input recv
-    recv_tpu_embedding_activations reduce_dataset ref_identity ref_select remote_call
-    resource_accumulator_apply_gradient resource_accumulator_num_accumulated
-    resource_accumulator_set_global_step resource_accumulator_take_gradient resource_apply_ada_max
-    resource_apply_adadelta resource_apply_adagrad resource_apply_adagrad_da resource_apply_adam
-    resource_apply_adam_with_amsgrad resource_apply_add_sign resource_apply_centered_rms_prop
-    resource_apply_ftrl resource_apply_gradient_descent resource_apply_keras_momentum resource_apply_momentum
-    resource_apply_power_sign resource_apply_proximal_adagrad resource_apply_proximal_gradient_descent
-    resource_apply_rms_prop resource_conditional_accumulator resource_count_up_to resource_gather
-    resource_gather_nd resource_scatter_add resource_scatter_div resource_scatter_max resource_scatter_min
-    resource_scatter_mul resource_scatter_nd_add resource_scatter_nd_max resource_scatter_nd_min
-    resource_scatter_nd_sub resource_scatter_nd_update resource_scatter_sub resource_scatter_update
-    resource_sparse_apply_adadelta resource_sparse_apply_adagrad resource_sparse_apply_adagrad_da
-    resource_sparse_apply_centered_rms_prop resource_sparse_apply_ftrl resource_sparse_apply_keras_momentum
-    resource_sparse_apply_momentum resource_sparse_apply_proximal_adagrad
-    resource_sparse_apply_proximal_gradient_descent resource_sparse_apply_rms_prop
-    resource_strided_slice_assign restore restore_slice retrieve_tpu_embedding_adadelta_parameters
-    retrieve_tpu_embedding_adagrad_momentum_parameters retrieve_tpu_embedding_adagrad_parameters
-    retrieve_tpu_embedding_adam_parameters retrieve_tpu_embedding_centered_rms_prop_parameters
-    retrieve_tpu_embedding_frequency_estimator_parameters retrieve_tpu_embedding_ftrl_parameters
-    retrieve_tpu_embedding_mdl_adagrad_light_parameters retrieve_tpu_embedding_momentum_parameters
-    retrieve_tpu_embedding_proximal_adagrad_parameters retrieve_tpu_embedding_proximal_yogi_parameters
-    retrieve_tpu_embedding_rms_prop_parameters retrieve_tpu_embedding_stochastic_gradient_descent_parameters
-    retval rng_read_and_skip rng_skip sample_distorted_bounding_box save save_dataset save_slices scatter_add
-    scatter_div scatter_max scatter_min scatter_mul scatter_nd_add scatter_nd_max scatter_nd_min
-    scatter_nd_sub scatter_nd_update scatter_sub scatter_update sdca_shrink_l1 send
-    send_tpu_embedding_gradients serialize_iterator set_stats_aggregator_dataset shuffle_and_repeat_dataset
-    shuffle_dataset shutdown_distributed_tpu sparse_accumulator_apply_gradient
-    sparse_accumulator_take_gradient sparse_apply_adadelta sparse_apply_adagrad sparse_apply_adagrad_da
-    sparse_apply_centered_rms_prop sparse_apply_ftrl sparse_apply_momentum sparse_apply_proximal_adagrad
-    sparse_apply_proximal_gradient_descent sparse_apply_rms_prop sparse_conditional_accumulator
-    sparse_tensor_slice_dataset sql_dataset stack stack_close stack_pop stack_push stage stage_clear
-    stage_peek stage_size stateful_partitioned_call stateful_random_binomial stateful_standard_normal
-    stateful_truncated_normal stateful_uniform stateful_uniform_full_int stateful_uniform_int
-    stateless_random_get_alg stats_aggregator_handle stats_aggregator_set_summary_writer
-    stats_aggregator_summary store_minibatch_statistics_in_fdo strided_slice_assign summary_writer sync_device
-    take_many_sparse_from_tensors_map temporary_variable tensor_array tensor_array_close tensor_array_concat
-    tensor_array_gather tensor_array_grad tensor_array_grad_with_shape tensor_array_pack tensor_array_read
-    tensor_array_scatter tensor_array_size tensor_array_split tensor_array_unpack tensor_array_write
-    tensor_dataset tensor_slice_dataset text_line_dataset text_line_reader tf_record_dataset tf_record_reader
-    thread_pool_dataset thread_pool_handle thread_unsafe_unigram_candidate_sampler timestamp
-    tpu_annotate_tensors_with_dynamic_shape tpu_copy_with_dynamic_shape tpu_dummy_input tpu_ordinal_selector
-    truncated_normal uniform_candidate_sampler unstage var_handle_op var_is_initialized_op variable
-    variable_shape while whole_file_reader worker_heartbeat write_audio_summary write_file write_graph_summary
-    write_histogram_summary write_image_summary write_raw_proto_summary write_scalar_summary write_summary
-    xla_sparse_core_adagrad xla_sparse_core_adagrad_momentum xla_sparse_core_adam xla_sparse_core_ftrl
-    xla_sparse_core_sgd
+    {,resource_,sparse_,resource_sparse_}apply_{adadelta,adagrad,adagrad_da,centered_rms_prop,ftrl,momentum}
+    {,resource_,sparse_,resource_sparse_}apply_{proximal_adagrad,proximal_gradient_descent,rms_prop}
+    {,resource_}apply_{ada_max,adam,add_sign,gradient_descent,power_sign} resource_apply_adam_with_amsgrad
+    resource_{,sparse_}apply_keras_momentum xla_sparse_core_{adagrad,adagrad_momentum,adam,ftrl,sgd}
+    {,resource_}scatter_{add,div,max,min,mul,nd_add,nd_max,nd_min,nd_sub,nd_update,sub,update}
+    resource_{gather,gather_nd} inplace_{add,sub,update} assign{,_add,_sub,_variable_xla_concat_nd}
+    {,resource_}count_up_to {,resource_}strided_slice_assign {temporary_,}variable variable_shape
+    var_{handle_op,is_initialized_op} is_variable_initialized read_variable{,_xla_split_nd}
+    destroy_{resource_op,temporary_variable} disable_copy_on_read ref_{identity,select} guarantee_const
+
+    {,resource_}accumulator_{apply_gradient,num_accumulated,set_global_step,take_gradient}
+    sparse_accumulator_{apply,take}_gradient {,resource_,sparse_}conditional_accumulator
+    {load,retrieve}_tpu_embedding_{adadelta,adagrad_momentum,adagrad,adam,centered_rms_prop}_parameters
+    {load,retrieve}_tpu_embedding_{frequency_estimator,ftrl,mdl_adagrad_light,momentum}_parameters
+    {load,retrieve}_tpu_embedding_{proximal_adagrad,proximal_yogi,rms_prop}_parameters
+    {load,retrieve}_tpu_embedding_stochastic_gradient_descent_parameters
+    enqueue_tpu_embedding_{arbitrary_tensor,integer,ragged_tensor,sparse,sparse_tensor}_batch
+    dynamic_enqueue_tpu_embedding_{arbitrary,ragged}_tensor_batch is_tpu_embedding_initialized
+    recv_tpu_embedding_activations send_tpu_embedding_gradients configure_{distributed_tpu,tpu_embedding}
+    tpu_{annotate_tensors_with,copy_with}_dynamic_shape tpu_{dummy_input,ordinal_selector}
+    shutdown_distributed_tpu get_{minibatch_splits,minibatches_in_csr}_with_physical_replica
+    convert_to_coo_tensor global_iter_id store_minibatch_statistics_in_fdo {in,out}feed_{de,en}queue{,_tuple}
+
+    boosted_trees_{center_bias,create_ensemble,deserialize_ensemble,ensemble_resource_handle_op}
+    boosted_trees_{example_debug_outputs,flush_quantile_summaries,get_ensemble_states,predict}
+    boosted_trees_{serialize_ensemble,training_predict,update_ensemble,create_quantile_stream_resource}
+    boosted_trees_quantile_stream_resource_{add_summaries,deserialize,flush,get_bucket_boundaries,handle_op}
+    is_boosted_trees_{ensemble,quantile_stream_resource}_initialized sdca_shrink_l1
+
+    {,experimental_}{csv,group_by_reducer,lmdb,matching_files,random,sql,set_stats_aggregator}_dataset
+    {,experimental_}{thread_pool_dataset,thread_pool_handle,stats_aggregator_handle,iterator_get_device}
+    {,experimental_}{stats_aggregator_summary,dataset_to_tf_record} stats_aggregator_set_summary_writer
+    {cache,data_service,fixed_length_record,generator,global_shuffle,list,list_snapshot_chunks,load}_dataset
+    {range,reduce,save,shuffle,shuffle_and_repeat,sparse_tensor_slice,tensor,tensor_slice,text_line}_dataset
+    tf_record_dataset dataset_to_single_element
+    anonymous_{iterator,memory_cache,multi_device_iterator,random_seed_generator,seed_generator,hash_table}
+    anonymous_mutable_{dense_hash_table,hash_table,hash_table_of_tensors}
+    {delete,dummy}_{memory_cache,seed_generator} delete_{iterator,multi_device_iterator,random_seed_generator}
+    dummy_iteration_counter {serialize,deserialize,make,one_shot}_iterator delete_session_tensor
+    iterator{,_from_string_handle,_get_model_proto,_get_next,_get_next_as_optional,_get_next_sync}
+    iterator_to_string_handle multi_device_iterator{,_from_string_handle,_get_next_from_shard,_init}
+    multi_device_iterator_to_string_handle get_session_{handle,tensor}
+
+    {,mutable_}hash_table mutable_{dense_hash_table,hash_table_of_tensors}
+    initialize_table{,_from_dataset,_from_text_file} lookup_table_{export,find,import,insert,remove,size}
+    queue_{close,dequeue,dequeue_many,dequeue_up_to,enqueue,enqueue_many,is_closed,size}
+    {fake,fifo,padding_fifo,priority,random_shuffle}_queue stack{,_close,_pop,_push} mutex{,_lock}
+    barrier{,_close,_incomplete_size,_insert_many,_ready_size,_take_many} consume_mutex_lock
+    {,ordered_}map_{clear,incomplete_size,peek,size,stage,unstage,unstage_no_key} stage{,_clear,_peek,_size}
+    unstage tensor_array{,_close,_concat,_gather,_grad,_grad_with_shape,_pack,_read,_scatter,_size,_split}
+    tensor_array_{unpack,write} {add,add_many}_sparse_to_tensors_map take_many_sparse_from_tensors_map
+
+    reader_{num_records_produced,num_work_units_completed,read,read_up_to,reset,restore_state,serialize_state}
+    {fixed_length_record,identity,lmdb,text_line,tf_record,whole_file}_reader file_system_set_configuration
+    restore{,_slice} save{,_slices} distributed_save load_and_remap_matrix merge_v2_checkpoints write_file
+    write_{audio_,graph_,histogram_,image_,raw_proto_,scalar_,}summary {close_,flush_,}summary_writer
+    create_summary_{db,file}_writer import_event print timestamp worker_heartbeat
+
+    random_{crop,gamma,poisson,shuffle,standard_normal,uniform,uniform_int} {,parameterized_}truncated_normal
+    stateful_{random_binomial,standard_normal,truncated_normal,uniform,uniform_full_int,uniform_int}
+    {all,fixed_unigram,learned_unigram,log_uniform,thread_unsafe_unigram,uniform}_candidate_sampler
+    multinomial non_deterministic_ints sample_distorted_bounding_box rng_{read_and_,}skip
+    stateless_random_get_alg cudnn_rnn{,_backprop}
+
+    collective_{all_to_all,assign_group,bcast_recv,bcast_send,gather,initialize_communicator,permute,reduce}
+    collective_reduce_scatter nccl_{all_reduce,broadcast,reduce} all_to_all cross_replica_sum send recv
+    arg retval placeholder{,_with_default} case if while stateful_partitioned_call remote_call
+    {,eager_}py_func record_input assert check_numerics debug_{,gradient_ref_}identity deep_copy empty device_index sync_device
 """
 
 _ONNX = "random_normal random_normal_like random_uniform random_uniform_like bernoulli multinomial dropout"
@@ -162,7 +117,10 @@ _COMMUNICATION = """
 _OURS = "variable assign read queue random print"
 
 STATEFUL: Final = CONTROL_FLOW_KINDS | {
-    kind for kinds in (_TENSORFLOW, _ONNX, _PYTORCH, _COMMUNICATION, _OURS) for kind in kinds.split()
+    "".join(parts)
+    for kinds in (_TENSORFLOW, _ONNX, _PYTORCH, _COMMUNICATION, _OURS)
+    for word in kinds.split()
+    for parts in product(*(part.split(",") for part in re.split("[{}]", word)))
 }
 """Kinds that no step removes, merges or repeats."""
 
