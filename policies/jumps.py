@@ -24,8 +24,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from typing import Final, NamedTuple
 
 from sim import Graph
 from sim.graph.frames import CONTROL_FLOW_KINDS, FrameStructure, frame_structure, has_control_flow
@@ -42,34 +43,30 @@ from sim.graph.frames import CONTROL_FLOW_KINDS, FrameStructure, frame_structure
 # to them, `policies.issue.virtual_machine` walks them.
 
 
-@dataclass(frozen=True)
-class RunOp:
-    """Run `op`."""
+class Instruction(NamedTuple):
+    """One of the four.
 
-    op: int
+    Attributes
+    ----------
+    do : {"call", "if", "goto", "ret"}
+        Run an op; go on with the next instruction where one is true, else jump; jump; the end.
+    op : int
+        That is run, or asked.
+    offset : int
+        How far is jumped.
+    """
 
-
-@dataclass(frozen=True)
-class If:
-    """Go on with the next instruction where `predicate` is true, else jump."""
-
-    predicate: int
-    false_offset: int = 0
-
-
-@dataclass(frozen=True)
-class Goto:
-    """Jump."""
-
+    do: str
+    op: int = -1
     offset: int = 0
 
 
-@dataclass(frozen=True)
-class Ret:
-    """The end."""
-
-
-Instruction = RunOp | If | Goto | Ret
+_TEXTS: Final = {
+    "call": "call {op}",
+    "if": "if {op} else {offset:+d}",
+    "goto": "goto {offset:+d}",
+    "ret": "ret",
+}
 
 
 @dataclass
@@ -106,21 +103,9 @@ class JumpProgram:
         1  call b
         2  ret
         """
-        return "\n".join(
-            f"{k}  {_text(instruction, graph)}" for k, instruction in enumerate(self.instructions)
-        )
-
-
-def _text(instruction: Instruction, graph: Graph) -> str:
-    match instruction:
-        case RunOp(op):
-            return f"call {graph.op_names[op]}"
-        case If(predicate, offset):
-            return f"if {graph.op_names[predicate]} else {offset:+d}"
-        case Goto(offset):
-            return f"goto {offset:+d}"
-        case Ret():
-            return "ret"
+        rows = enumerate(self.instructions)
+        texts = ((k, _TEXTS[do].format(op=graph.op_names[op], offset=offset)) for k, (do, op, offset) in rows)
+        return "\n".join(f"{k}  {text}" for k, text in texts)
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -220,7 +205,8 @@ def compile_program(graph: Graph, order: Sequence[int]) -> JumpProgram:
     5  ret
     """
     if not has_control_flow(graph):
-        return JumpProgram([*map(RunOp, order), Ret()], [0] * (len(order) + 1))
+        calls = [Instruction("call", op) for op in order]
+        return JumpProgram([*calls, Instruction("ret")], [0] * (len(order) + 1))
     return _Compiler(graph, order).program
 
 
@@ -243,7 +229,7 @@ class _Compiler:
                 frame = self.parent[frame]
         self._items = [self._dependencies(frame) for frame in range(len(self.parent))]
         self._frame(0)
-        self._emit(Ret(), 0)
+        self._emit("ret", 0)
 
     # -- order ---------------------------------------------------------------------------------
 
@@ -294,10 +280,10 @@ class _Compiler:
             return
         self.program.head[head] = frame
         condition = min(loop_conds)
-        test = self._emit(If(condition), frame)
+        test = self._emit("if", frame, condition)
         self._run(phases[1], frame, loop_conds)
         back = len(self.program.instructions)
-        self._emit(Goto(head - back), frame)
+        self._emit("goto", frame, offset=head - back)
         self._patch(test)
         self._run(phases[2], frame, loop_conds)
 
@@ -319,7 +305,7 @@ class _Compiler:
                 self._frame(-1 - item)
             elif self.kind[item] not in CONTROL_FLOW_KINDS:
                 self._move(opened, jumps, self._local(item, skip), frame)
-                self._emit(RunOp(item), frame)
+                self._emit("call", frame, item)
             for follower in after[item]:
                 if follower in inside:
                     pending[follower] -= 1
@@ -337,33 +323,29 @@ class _Compiler:
             predicate, was = opened.pop()
             jump = jumps.pop()
             if was and len(opened) == keep and len(target) > keep and target[keep] == (predicate, 0):
-                jumps.append(self._emit(Goto(), frame))  # the true side is done: past the false one
+                jumps.append(self._emit("goto", frame))  # the true side is done: past the false one
                 self._patch(jump)
                 opened.append((predicate, 0))
                 keep += 1
             else:
                 self._patch(jump)
         for predicate, value in target[len(opened) :]:
-            jump = self._emit(If(predicate, 0 if value else 2), frame)
+            jump = self._emit("if", frame, predicate, 0 if value else 2)
             if not value:
-                jump = self._emit(Goto(), frame)
+                jump = self._emit("goto", frame)
             opened.append((predicate, value))
             jumps.append(jump)
 
-    def _emit(self, instruction: Instruction, frame: int) -> int:
+    def _emit(self, do: str, frame: int, op: int = -1, offset: int = 0) -> int:
         """Append an instruction, and return where it is."""
-        self.program.instructions.append(instruction)
+        self.program.instructions.append(Instruction(do, op, offset))
         self.program.frame.append(frame)
         return len(self.program.frame) - 1
 
     def _patch(self, at: int) -> None:
         """Let the jump at `at` lead to the next instruction."""
-        instruction = self.program.instructions[at]
-        offset = len(self.program.instructions) - at
-        if isinstance(instruction, If):
-            self.program.instructions[at] = replace(instruction, false_offset=offset)
-        else:
-            self.program.instructions[at] = Goto(offset)
+        instructions = self.program.instructions
+        instructions[at] = instructions[at]._replace(offset=len(instructions) - at)
 
 
 class _Free:

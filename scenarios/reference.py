@@ -323,7 +323,7 @@ def _taken(group: str, name: str, thing: Any) -> list[tuple[inspect.Parameter, P
         own |= {key: one for key, one in parameters(MemorySpec).items() if key.endswith("_ns")}
         sources = [thing, getattr(thing, "__self__", None), MemorySpec]
     elif group == "sim.pipelines":
-        from policies.pipeline import default_chunks, generate
+        from policies.pipeline.registry import default_chunks, generate
 
         shared = parameters(generate)
         own = {key: one for key, one in own.items() if key not in ("ranks", "micro_batches")}

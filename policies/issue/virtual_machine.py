@@ -21,7 +21,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from policies.issue.program_order import in_turn
-from policies.jumps import Goto, If, JumpProgram, Ret, RunOp, compile_program
+from policies.jumps import JumpProgram, compile_program
 from sim import Issuer, Job, Policy, Task
 from sim.graph.frames import CONTROL_FLOW_KINDS, has_control_flow
 from sim.policy import Order
@@ -152,21 +152,21 @@ class _Thread:
         while self._repetition < self._repetitions:
             tag = self._tag_of(self.program.frame[self._pc])
             match self.program.instructions[self._pc]:
-                case RunOp(op):
+                case "call", op, _:
                     waiting = self._waiting.get((self._repetition, op, tag))
                     if waiting is None or waiting.group != issuer.group:
                         return None
                     self._current = self._waiting.pop((self._repetition, op, tag))
                     self._go_to(self._pc + 1)
                     return self._current
-                case If(predicate, offset):
+                case "if", predicate, offset:
                     says = self._says.get((self._repetition, predicate, tag))
                     if says is None:
                         return None
                     self._go_to(self._pc + (1 if says else offset))
-                case Goto(offset):
+                case "goto", _, offset:
                     self._go_to(self._pc + offset)
-                case Ret():
+                case _:
                     self._repetition += 1
                     self._pc = 0
         return None

@@ -31,8 +31,8 @@ from policies.parallel.program import COMPUTE, exchange
 from policies.parallel.rank_grid import Grid, OnRanks, Ranked
 from policies.parallel.ranks import Ranks
 from policies.parallel.training_step import TrainingStep, parts_of_gradients
-from policies.pipeline import generate
 from policies.pipeline.pipeline_schedule import Action, Schedule
+from policies.pipeline.registry import generate
 from policies.rewrite.records import OpEntry, Records, write
 from sim import Graph
 from sim.base.errors import GraphError, InputError

@@ -159,16 +159,11 @@ def to_csv(schedule: Schedule) -> str:
 
     Examples
     --------
-    >>> from policies.pipeline import generate
+    >>> from policies.pipeline.registry import generate
     >>> to_csv(generate("1f1b", ranks=2, micro_batches=2))
     '0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n'
     """
     return "".join(",".join(map(str, program)) + "\n" for program in schedule.programs)
-
-
-def write_csv(schedule: Schedule, path: str | Path) -> None:
-    """Write `to_csv` into a file."""
-    Path(path).write_text(to_csv(schedule), encoding="utf-8")
 
 
 def parse_csv(text: str, *, source: str = "the order") -> Rows:
@@ -275,7 +270,7 @@ def picture(schedule: Schedule, evaluation: Evaluation | None = None) -> str:
 
     Examples
     --------
-    >>> from policies.pipeline import generate
+    >>> from policies.pipeline.registry import generate
     >>> print(picture(generate("1f1b", ranks=2, micro_batches=2)))
     rank 0  F0 F1 .  .  B0 -- .  B1 --
     rank 1  .  F0 B0 -- F1 B1 -- .  .

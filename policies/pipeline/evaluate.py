@@ -171,7 +171,7 @@ def evaluate(
     --------
     The makespan of 1F1B is (m + p - 1)(F + B):
 
-    >>> from policies.pipeline import generate
+    >>> from policies.pipeline.registry import generate
     >>> run = evaluate(generate("1f1b", ranks=4, micro_batches=8), StageTimes(forward=1, backward=2))
     >>> run.makespan, run.bubble
     (33, Fraction(3, 11))
@@ -331,7 +331,7 @@ def peak_activations(
 
     Examples
     --------
-    >>> from policies.pipeline import generate
+    >>> from policies.pipeline.registry import generate
     >>> peak_activations(generate("1f1b", ranks=4, micro_batches=8))
     (4, 3, 2, 1)
     """

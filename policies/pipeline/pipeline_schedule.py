@@ -205,7 +205,7 @@ class Schedule:
 
     Examples
     --------
-    >>> from policies.pipeline import generate
+    >>> from policies.pipeline.registry import generate
     >>> schedule = generate("1f1b", ranks=2, micro_batches=2)
     >>> [" ".join(map(str, program)) for program in schedule.programs]
     ['0F0 0F1 0B0 0B1', '1F0 1B0 1F1 1B1']
@@ -446,7 +446,7 @@ def with_recompute(schedule: Schedule, checkpoint: Checkpoint) -> Schedule:
 
     Examples
     --------
-    >>> from policies.pipeline import generate
+    >>> from policies.pipeline.registry import generate
     >>> plain = generate("gpipe", ranks=1, micro_batches=3)
     >>> print(*with_recompute(plain, "except_last").programs[0])
     0F0 0F1 0F2 0B2 0R1 0B1 0R0 0B0
@@ -481,7 +481,7 @@ def without_backward_dependency(schedule: Schedule) -> Schedule:
 
     Examples
     --------
-    >>> from policies.pipeline import generate
+    >>> from policies.pipeline.registry import generate
     >>> gpipe = generate("gpipe", ranks=1, micro_batches=3, checkpoint="always")
     >>> print(*without_backward_dependency(gpipe).programs[0])
     0F0 0F1 0F2 0R2 0R1 0R0 0B2 0B1 0B0

@@ -51,7 +51,7 @@ class Dependencies:
 
     Examples
     --------
-    >>> from policies.pipeline import generate
+    >>> from policies.pipeline.registry import generate
     >>> depends = Dependencies(generate("zb-h1", ranks=2, micro_batches=2))
     >>> [str(need) for need in depends.of(Action(0, "I", 1))]
     ['0F1', '1I1']
@@ -114,7 +114,7 @@ def validate(schedule: Schedule) -> None:
 
     Examples
     --------
-    >>> from policies.pipeline import generate
+    >>> from policies.pipeline.registry import generate
     >>> validate(generate("zb-h1", ranks=4, micro_batches=8))
     """
     found = problems(schedule)
@@ -132,7 +132,7 @@ def problems(schedule: Schedule) -> list[str]:
     Examples
     --------
     >>> from dataclasses import replace
-    >>> from policies.pipeline import generate
+    >>> from policies.pipeline.registry import generate
     >>> good = generate("gpipe", ranks=1, micro_batches=1)
     >>> problems(replace(good, programs=(good.programs[0][:1],)))
     ['0B0 is missing: rank 0 runs 0F0 and never its backward (0B0, or 0I0 and 0W0)']

@@ -101,7 +101,8 @@ _TENSORFLOW = """
     collective_{all_to_all,assign_group,bcast_recv,bcast_send,gather,initialize_communicator,permute,reduce}
     collective_reduce_scatter nccl_{all_reduce,broadcast,reduce} all_to_all cross_replica_sum send recv
     arg retval placeholder{,_with_default} case if while stateful_partitioned_call remote_call
-    {,eager_}py_func record_input assert check_numerics debug_{,gradient_ref_}identity deep_copy empty device_index sync_device
+    {,eager_}py_func record_input assert check_numerics debug_{,gradient_ref_}identity deep_copy empty
+    device_index sync_device
 """
 
 _ONNX = "random_normal random_normal_like random_uniform random_uniform_like bernoulli multinomial dropout"

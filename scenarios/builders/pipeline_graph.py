@@ -23,7 +23,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from policies.pipeline import Schedule
+from policies.pipeline.pipeline_schedule import Schedule
 from scenarios.builders.pipeline_stage import BESIDE, HOST, Around, PipelineStage
 from scenarios.builders.pipeline_writer import PipelineWriter
 from sim import Device, Graph, Job, Link, Machine
@@ -118,7 +118,8 @@ def pipeline_graph(
 
     Examples
     --------
-    >>> from policies.pipeline import StageTimes, generate
+    >>> from policies.pipeline.evaluate import StageTimes
+    >>> from policies.pipeline.registry import generate
     >>> stage = PipelineStage(StageTimes(forward=1, backward=2))
     >>> pipeline_graph(generate("1f1b", ranks=2, micro_batches=2), [stage] * 2)
     <Graph '1f1b': 8 ops, 16 tensors, 8 edges>

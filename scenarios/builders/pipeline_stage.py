@@ -15,9 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
-from policies.pipeline import Schedule
 from policies.pipeline.evaluate import StageTimes
-from policies.pipeline.pipeline_schedule import Action
+from policies.pipeline.pipeline_schedule import Action, Schedule
 from sim import GraphBuilder
 from sim.base.errors import InputError
 

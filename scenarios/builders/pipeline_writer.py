@@ -26,8 +26,7 @@ from operator import itemgetter
 import numpy as np
 import numpy.typing as npt
 
-from policies.pipeline import PHASES, Schedule
-from policies.pipeline.pipeline_schedule import Action, Actions, Slot
+from policies.pipeline.pipeline_schedule import PHASES, Action, Actions, Schedule, Slot
 from policies.pipeline.validate import explain_deadlock
 from scenarios.builders.pipeline_stage import Around, End, PipelineStage, Read, output_sizes, reads_of_stages
 from sim import Graph, GraphBuilder

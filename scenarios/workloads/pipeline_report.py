@@ -35,7 +35,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from policies.pipeline import PHASES, Schedule, closed_form, peak_activations
+from policies.pipeline.evaluate import closed_form, peak_activations
+from policies.pipeline.pipeline_schedule import PHASES, Schedule
 from scenarios.builders.pipeline_stage import RESIDENT, PipelineStage
 from sim.base.arrays import UNSET, IntArray
 from sim.base.errors import OutOfMemoryError

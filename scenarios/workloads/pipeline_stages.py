@@ -8,7 +8,8 @@ from fractions import Fraction
 from functools import lru_cache
 from math import prod
 
-from policies.pipeline import Schedule, StageTimes
+from policies.pipeline.evaluate import StageTimes
+from policies.pipeline.pipeline_schedule import Schedule
 from policies.pipeline.planners import Level, Rule, plan_pipedream
 from scenarios.builders.pipeline_layers import balance_of, cut, graph_layers, layer_costs, profile_layers
 from scenarios.builders.pipeline_stage import Around, PipelineStage

@@ -25,9 +25,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from devices.collectives.groups import Fabric
-from policies.pipeline import Schedule, default_chunks, generate, options
-from policies.pipeline.pipeline_schedule import without_backward_dependency
-from policies.pipeline.registry import MOST_SLOTS, check_options, require_positive
+from policies.pipeline.pipeline_schedule import Schedule, without_backward_dependency
+from policies.pipeline.registry import (
+    MOST_SLOTS,
+    check_options,
+    default_chunks,
+    generate,
+    options,
+    require_positive,
+)
 from scenarios.builders.pipeline_graph import crossings, pipeline_graph, plain_machine
 from scenarios.builders.pipeline_stage import Around, PipelineStage, Skip
 from scenarios.file.document import Document, Loc

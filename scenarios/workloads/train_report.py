@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from policies.pipeline import PHASES, Schedule
+from policies.pipeline.pipeline_schedule import PHASES, Schedule
 from scenarios.builders.train.kernels import Collective, Spent
 from scenarios.builders.train.layout import SHARDINGS, Sharding
 from scenarios.builders.train.memory import PARTS

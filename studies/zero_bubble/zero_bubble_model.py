@@ -25,7 +25,9 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from policies.pipeline import Evaluator, Schedule, StageTimes, closed_form, generate, transformer_activations
+from policies.pipeline.evaluate import Evaluator, StageTimes, closed_form, transformer_activations
+from policies.pipeline.pipeline_schedule import Schedule
+from policies.pipeline.registry import generate
 from scenarios.builders.gpt import Transformer
 from sim.base.errors import InputError
 from sim.base.units import round_half_up

@@ -13,8 +13,8 @@ from policies.issue.program_order import InOrder
 from policies.parallel.ddp import DistributedDataParallel, MegatronDDP
 from policies.parallel.pipeline_parallel import PipelineParallel, StageCut
 from policies.parallel.tensor_parallel import TensorParallel
-from policies.pipeline import generate
 from policies.pipeline.evaluate import StageTimes, evaluate
+from policies.pipeline.registry import generate
 from policies.rewrite.backward import TrainingRewrite
 from policies.rewrite.records import read, write
 from policies.streams import Recorded

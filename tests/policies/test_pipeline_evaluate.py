@@ -11,7 +11,9 @@ from examples import examples
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from policies.pipeline import Schedule, StageTimes, closed_form, evaluate, generate, schedules
+from policies.pipeline.evaluate import StageTimes, closed_form, evaluate
+from policies.pipeline.pipeline_schedule import Schedule
+from policies.pipeline.registry import generate, schedules
 from sim.base.errors import InputError
 
 NAMES = [name for name, _ in schedules() if name not in ("custom", "zb-auto")]

@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
-from policies.pipeline import StageTimes, clock_cycles, clock_table, evaluate, generate, picture
+from policies.pipeline.custom import picture
+from policies.pipeline.evaluate import StageTimes, evaluate
+from policies.pipeline.registry import generate
+from policies.pipeline.straight_schedules import clock_cycles, clock_table
 from sim.base.errors import InputError
 from sim.base.plugins import lookup
 

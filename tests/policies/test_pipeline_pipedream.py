@@ -6,7 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.pipeline import StageTimes, evaluate, generate, staleness, validate
+from policies.pipeline.evaluate import StageTimes, evaluate
+from policies.pipeline.registry import generate
+from policies.pipeline.straight_schedules import staleness
+from policies.pipeline.validate import validate
 from sim.base.errors import InputError
 
 

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from policies.pipeline import Schedule, StageTimes, evaluate, generate, transformer_activations
+from policies.pipeline.evaluate import StageTimes, evaluate, transformer_activations
+from policies.pipeline.pipeline_schedule import Schedule
+from policies.pipeline.registry import generate
 
 pytestmark = pytest.mark.slow
 

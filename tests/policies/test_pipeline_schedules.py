@@ -9,17 +9,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from policies.pipeline import (
-    Action,
-    StageActivations,
-    generate,
-    options,
-    peak_activations,
-    schedules,
-    transformer_activations,
-    validate,
-    with_recompute,
-)
+from policies.pipeline.evaluate import StageActivations, peak_activations, transformer_activations
+from policies.pipeline.pipeline_schedule import Action, with_recompute
+from policies.pipeline.registry import generate, options, schedules
+from policies.pipeline.validate import validate
 from sim.base.errors import InputError, UnknownNameError
 
 NAMES = [name for name, _ in schedules() if name != "custom"]

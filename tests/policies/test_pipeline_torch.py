@@ -9,7 +9,7 @@ from typing import Any
 import pipeline_torch
 import pytest
 
-from policies.pipeline import generate
+from policies.pipeline.registry import generate
 from sim.base.errors import InputError
 
 GOLDEN = json.loads(pipeline_torch.GOLDEN.read_text(encoding="utf-8"))

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.pipeline import Action, Schedule, StageTimes, evaluate, generate, parse_csv, problems, validate
-from policies.pipeline.custom import from_rows
-from policies.pipeline.validate import Dependencies
+from policies.pipeline.custom import from_rows, parse_csv
+from policies.pipeline.evaluate import StageTimes, evaluate
+from policies.pipeline.pipeline_schedule import Action, Schedule
+from policies.pipeline.registry import generate
+from policies.pipeline.validate import Dependencies, problems, validate
 from sim.base.errors import InputError, StuckError
 
 

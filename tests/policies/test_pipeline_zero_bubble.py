@@ -11,16 +11,10 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.pipeline import (
-    Action,
-    StageActivations,
-    StageTimes,
-    evaluate,
-    generate,
-    peak_activations,
-    validate,
-)
-from policies.pipeline.pipeline_schedule import one_pipeline
+from policies.pipeline.evaluate import StageActivations, StageTimes, evaluate, peak_activations
+from policies.pipeline.pipeline_schedule import Action, one_pipeline
+from policies.pipeline.registry import generate
+from policies.pipeline.validate import validate
 from sim.base.errors import InfeasibleError, InputError, StuckError
 
 NEEDS_ORTOOLS = pytest.mark.skipif(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from policies.issue.program_order import InOrder
-from policies.pipeline import StageTimes
+from policies.pipeline.evaluate import StageTimes
 from scenarios.builders.pipeline_graph import AsWritten, pipeline_graph, plain_machine
 from scenarios.builders.pipeline_stage import PipelineStage
 from sim import simulate

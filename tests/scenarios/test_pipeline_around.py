@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from pipeline_runs import FOLDER, GOOD, SIZED, block, in_pipeline, run
 from scenario_texts import write
 
-from policies.pipeline import Schedule, generate, schedules
+from policies.pipeline.pipeline_schedule import Schedule
+from policies.pipeline.registry import generate, schedules
 from scenarios.run.execute import Result, run_case, run_scenario
 from scenarios.run.load import load_scenario
 from sim.base import plugins

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from pipeline_runs import FOLDER, GOOD, SIZED, block, in_pipeline, run
 from scenario_texts import write
 
-from policies.pipeline import StageTimes, evaluate, generate
+from policies.pipeline.evaluate import StageTimes, evaluate
+from policies.pipeline.registry import generate
 from scenarios.importers.graph_json import write_graph
 from scenarios.regression import check_file
 from scenarios.report.pipeline_compare import memory_of_rank, pipeline_rows

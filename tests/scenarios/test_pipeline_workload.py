@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.issue.program_order import InOrder
-from policies.pipeline import generate
 from policies.pipeline.evaluate import StageActivations, StageTimes, evaluate, peak_activations
 from policies.pipeline.pipeline_schedule import Schedule
+from policies.pipeline.registry import generate
 from scenarios.builders.pipeline_graph import AsWritten, pipeline_graph, plain_machine
 from scenarios.builders.pipeline_stage import PipelineStage
 from sim import Trace, simulate

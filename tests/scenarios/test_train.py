@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from devices.collectives.groups import Fabric, NodeFabrics, RankGroup
 from devices.machine import make_device
 from policies.issue.program_order import InOrder
-from policies.pipeline import Schedule
+from policies.pipeline.pipeline_schedule import Schedule
 from scenarios.builders.train.architecture import MODELS, Architecture
 from scenarios.builders.train.calibration import TrainingCalibration, kernels_graph
 from scenarios.builders.train.kernels import Attention, Collective, Pass, Product, Timed

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 from scenario_texts import changed, write
 
-from policies.pipeline import generate, options
+from policies.pipeline.registry import generate, options
 from policies.pipeline.straight_schedules import gpipe
 from policies.pipeline.zb_auto import zb_auto
 from scenarios.file.document import Document

@@ -11,8 +11,8 @@ import pytest
 from policies.issue.program_order import InOrder, OutOfOrder
 from policies.issue.ready_queue import CriticalPath, ReadyQueue
 from policies.linearize import UserOrder
-from policies.pipeline import generate
 from policies.pipeline.evaluate import StageTimes
+from policies.pipeline.registry import generate
 from policies.streams import RoundRobinStreams
 from scenarios.builders.pipeline_graph import pipeline_graph, plain_machine
 from scenarios.builders.pipeline_stage import PipelineStage

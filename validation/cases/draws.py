@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from policies.pipeline import generate
+from policies.pipeline.registry import generate
 from validation.cases.case import Case, CaseOp
 from validation.gpu.torch_models import step_kinds
 

@@ -17,7 +17,7 @@ from policies.issue.program_order import InOrder
 from policies.parallel.fsdp2 import FullyShard, FullyShardHooks
 from policies.parallel.modules import ROOT
 from policies.parallel.zero_3 import Coordinator, Limits
-from policies.pipeline import Schedule
+from policies.pipeline.pipeline_schedule import Schedule
 from scenarios.builders.pipeline_graph import (
     AsWritten,
     CommunicationStream,

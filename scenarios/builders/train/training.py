@@ -25,7 +25,9 @@ from typing import Any, Final, Literal, NamedTuple
 
 from devices.collectives.groups import RankGroup
 from policies.parallel.expert_routing import UnplacedRouting
-from policies.pipeline import Schedule, StageTimes, generate
+from policies.pipeline.evaluate import StageTimes
+from policies.pipeline.pipeline_schedule import Schedule
+from policies.pipeline.registry import generate
 from scenarios.builders.pipeline_stage import Around, PipelineStage
 from scenarios.builders.train.architecture import Architecture
 from scenarios.builders.train.calibration import TrainingCalibration

@@ -49,7 +49,10 @@ def schedule(
     In the picture F = I = W = R = 1 tick and B = 2; change this with --set forward, backward, input_grad,
     weight_grad, recompute or transfer. For GPipe the clock cycles are printed too.
     """
-    from policies.pipeline import StageTimes, clock_table, evaluate, generate, picture, to_csv
+    from policies.pipeline.custom import picture, to_csv
+    from policies.pipeline.evaluate import StageTimes, evaluate
+    from policies.pipeline.registry import generate
+    from policies.pipeline.straight_schedules import clock_table
 
     times, given = _times_and_options(name, sets or ())
     if name != "custom":
@@ -75,7 +78,7 @@ def schedule(
 
 def _times_and_options(name: str, sets: Any) -> tuple[dict[str, int], dict[str, Any]]:
     """Split what --set says into times of the picture and options of the schedule."""
-    from policies.pipeline import options
+    from policies.pipeline.registry import options
     from scenarios.file.document import plain_settings
 
     known = options(name)
