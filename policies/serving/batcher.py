@@ -16,8 +16,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import islice
+from typing import Any
 
 from policies.serving.kv_blocks import KvBlocks
 from sim.base.errors import InputError
@@ -26,6 +27,7 @@ Segment = tuple[str, int]
 """A name and a number of tokens: segments of one name have equal tokens from their beginning."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Request:
     """A request, and how far it is.
 
@@ -56,61 +58,34 @@ class Request:
         When each output was known.
     """
 
-    __slots__ = (
-        "accepted",
-        "after",
-        "arrival_ns",
-        "blocks",
-        "chain",
-        "computed",
-        "delay_ns",
-        "drafted",
-        "drafts",
-        "finished",
-        "hits",
-        "id",
-        "in_flight",
-        "kept",
-        "lost",
-        "output",
-        "outputs",
-        "preemptions",
-        "priority",
-        "prompt",
-        "published",
-        "pulled_ns",
-        "remote",
-        "replica",
-        "scheduled_ns",
-        "segments",
-        "token_ns",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        id: str,
-        arrival_ns: int,
-        prompt: int,
-        output: int,
-        *,
-        priority: int = 0,
-        segments: Sequence[Segment] = (),
-        accepted: Sequence[int] = (),
-        remote: bool = False,
-    ) -> None:
-        self.id, self.arrival_ns, self.prompt, self.output = id, arrival_ns, prompt, output
-        self.priority, self.segments, self.accepted, self.remote = priority, segments, accepted, remote
-        self.outputs = self.computed = self.in_flight = self.drafts = self.drafted = 0
-        self.blocks: list[int] = []
-        self.chain: list[int] = []
-        self.published = self.preemptions = self.replica = 0
-        self.hits: int | None = None
-        self.scheduled_ns: int | None = None
-        self.pulled_ns: int | None = None
-        self.lost = self.delay_ns = 0
-        self.after: Request | None = None
-        self.finished = self.kept = False
-        self.token_ns = array("q")
+    id: str
+    arrival_ns: int
+    prompt: int
+    output: int
+    _: KW_ONLY
+    priority: int = 0
+    segments: Sequence[Segment] = ()
+    accepted: Sequence[int] = ()
+    remote: bool = False
+    after: Request | None = None
+    delay_ns: int = 0
+    outputs: int = 0
+    computed: int = 0
+    in_flight: int = 0
+    drafts: int = 0
+    drafted: int = 0
+    blocks: list[int] = field(default_factory=list)
+    chain: list[int] = field(default_factory=list)
+    published: int = 0
+    preemptions: int = 0
+    replica: int = 0
+    hits: int | None = None
+    lost: int = 0
+    scheduled_ns: int | None = None
+    pulled_ns: int | None = None
+    finished: bool = False
+    kept: bool = False
+    token_ns: array[int] = field(default_factory=lambda: array("q"))
 
     def __repr__(self) -> str:
         """Return its id and how far it is."""
@@ -118,11 +93,8 @@ class Request:
 
     def prompt_alone(self, replica: int) -> Request:
         """Return a request of the same prompt for one token, whose blocks stay until they are freed."""
-        twin = Request(
-            self.id, self.arrival_ns, self.prompt, 1, priority=self.priority, segments=self.segments
-        )
-        twin.replica, twin.kept = replica, True
-        return twin
+        given: dict[str, Any] = {"priority": self.priority, "segments": self.segments}
+        return Request(self.id, self.arrival_ns, self.prompt, 1, **given, replica=replica, kept=True)
 
     @property
     def known(self) -> int:
@@ -219,10 +191,6 @@ class Batcher:
     def schedule(self, now_ns: int) -> Step:
         """Return the next step; one without tokens where nothing can run."""
         raise InputError(f"{type(self).__name__} must define schedule(now_ns)")
-
-    def hold(self, step: Step, why: str, head: Request | None) -> None:
-        """Note that nobody else is admitted in this pass, because of what, and who is first of those."""
-        step.why, step.head = why, head
 
     def compute(self, step: Step) -> Step:
         """Count the tokens of a step as computed, and note who samples; `schedule` ends with it."""

@@ -91,15 +91,15 @@ class Static(Batcher):
             request = self.waiting[0]
             blocks = self.cache.needed(self.max_model_len if self.whole else request.known)
             if blocks > self.cache.free - self.watermark:
-                self.hold(step, "blocks", request)
+                step.why, step.head = "blocks", request
                 return
             if len(self.running) >= self.max_num_seqs:
-                self.hold(step, "seats", request)
+                step.why, step.head = "seats", request
                 return
             count = self.rest(request)
             if budget is not None:
                 if min(budget, count) <= 0 or (whole and count > budget):
-                    self.hold(step, "budget", request)
+                    step.why, step.head = "budget", request
                     return
                 count = min(count, budget)
                 budget -= count

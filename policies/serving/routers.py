@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from itertools import takewhile
 
 from policies.serving.batcher import PrefixKeys, Request
 from sim.base.errors import InputError
@@ -111,17 +112,9 @@ class PrefixAware(RequestRouter):
         if most - least > self.imbalance[0] and most > self.imbalance[1] * least:
             chosen = min(range(self.replicas), key=loads.__getitem__)
         else:
-            known = [_leading(keys, sent) for sent in self.sent]
+            known = [sum(1 for _ in takewhile(sent.__contains__, keys)) for sent in self.sent]
             chosen = max(range(self.replicas), key=lambda i: (known[i], -i))
             if known[chosen] * self.block_size <= self.threshold * request.prompt:
                 chosen = min(range(self.replicas), key=lambda i: (len(self.sent[i]), i))
         self.sent[chosen].update(keys)
         return chosen
-
-
-def _leading(keys: Sequence[int], sent: set[int]) -> int:
-    """Return how many leading keys were sent."""
-    for count, key in enumerate(keys):
-        if key not in sent:
-            return count
-    return len(keys)

@@ -131,7 +131,7 @@ class Vllm019(Batcher):
         if not step.preempted:
             self._admit(step, budget, now_ns)
         else:
-            self.hold(step, "blocks", self._head()[1])
+            step.why, step.head = "blocks", self._head()[1]
         self.compute(step)
         if self.ahead:
             for request in step.samples:
@@ -197,7 +197,7 @@ class Vllm019(Batcher):
         passed: list[Request] = []  # their prompts are on the way
         while self.waiting or self.aside:
             if budget <= 0 or len(self.running) >= self.max_num_seqs:
-                self.hold(step, "budget" if budget <= 0 else "seats", self._head()[1])
+                step.why, step.head = "budget" if budget <= 0 else "seats", self._head()[1]
                 break
             queue, request = self._head()
             if request.pulled_ns is not None and queue is self.aside:
@@ -219,27 +219,25 @@ class Vllm019(Batcher):
                 if 0 < self.threshold < count:
                     count = self.threshold
                 if not self.chunked and count > budget:
-                    self.hold(step, "budget", request)
+                    step.why, step.head = "budget", request
                     break
                 count = min(count, budget)
             look_ahead = 0 if fresh else self.look_ahead
             if not (self._all_fit(request, hits) and self._reserve(request, count, look_ahead, hits)):
-                self.hold(step, "blocks", request)
+                step.why, step.head = "blocks", request
                 break
             queue.popleft()
+            if request.hits is None:
+                request.hits = found
             if remote:
                 request.pulled_ns = -1
                 step.pulls[request] = count
                 passed.append(request)
-                if request.hits is None:
-                    request.hits = found
                 continue
             request.computed = found
             if self.caching:
                 self._publish(request, min(found + count, request.known))
             step.hits[request] = found
-            if request.hits is None:
-                request.hits = found
             if request.scheduled_ns is None:
                 request.scheduled_ns = now_ns
             self.running.append(request)
