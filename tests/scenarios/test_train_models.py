@@ -15,7 +15,7 @@ from scenarios.builders.train.calibration import QUANTIZED, HostLaunches
 from scenarios.builders.train.kernels import WIDE, Attention, Collective, Kernel, Pass, Product, Scan
 from scenarios.builders.train.layers import RankWork, ReplicaBatch
 from scenarios.builders.train.layout import ParallelLayout
-from scenarios.builders.train.step import step_ns
+from scenarios.builders.train.step import step_graph, step_ns
 from scenarios.builders.train.training import FULL_ITERATION, Training
 from scenarios.workloads.calibrations import named_calibration
 
@@ -105,6 +105,15 @@ def test_a_further_token_costs_a_layer_and_the_head_once_more() -> None:
     assert more.flops(1, 1024) - plain.flops(1, 1024) == 3 * (
         plain.layer_flops(1, 1024) + 2 * 1024 * 2 * 256**2 + head
     )
+
+
+def test_zero_3_runs_a_head_again_for_a_further_token_with_the_same_weights() -> None:
+    model = Architecture(layers=2, hidden=256, heads=4, vocabulary=1000, tied=False, predicted=1)
+    of = replace(training(model), layout=ParallelLayout(dp=2, sharding="zero-3"), batch=2)
+    graph, _ = step_graph(of, of.schedule)
+    assert {"head head.0", "head head 4.0", "head head 4 back.0", "head head back.0"} <= {*graph.op_names}
+    scattered = graph.duration_ns[graph.is_kind("reduce_scatter")]
+    assert scattered.tolist() == [round(of.scatter_ns(of.each_stage[0].parameters)[0])]
 
 
 @pytest.mark.parametrize("nodes", [1, 2])

@@ -9,8 +9,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Final, NamedTuple
 
 from policies.issue.program_order import InOrder
@@ -29,7 +30,7 @@ from scenarios.builders.pipeline_graph import (
 from scenarios.builders.pipeline_stage import BESIDE, HOST, RESIDENT, resident_tensors
 from scenarios.builders.train.kernels import Spent
 from scenarios.builders.train.memory import CheckpointUnit, StageMemory, stage_memory
-from scenarios.builders.train.training import Training
+from scenarios.builders.train.training import StagePart, Training
 from sim import Graph, GraphBuilder, Machine, simulate
 from sim.base.errors import InputError
 from sim.base.units import NS_PER_S, round_half_up
@@ -62,6 +63,7 @@ class StepWriter(ABC):
         self.device = rank_name(0)
         self.after: list[int] = []
         self.unread: list[int] = []
+        self.gather_ns, self.scatter_ns = cache(of.gather_ns), cache(of.scatter_ns)
 
     def hold(self, buffers: int = 0) -> None:
         """Declare what the rank holds the whole time, so many bytes of buffers among it."""
@@ -78,10 +80,6 @@ class StepWriter(ABC):
         layers = sum(bool(each.kind) for each in self.stage.units)
         forward, backward = self.stage.forward.host, self.stage.backward.host
         return (forward / layers, backward / layers) if unit.kind else (0.0, 0.0)
-
-    def kept(self, forward: int) -> int:
-        """Return what a forward keeps for its backward."""
-        return self.builder.tensor(forward) + 2
 
     def op(
         self,
@@ -128,6 +126,22 @@ class StepWriter(ABC):
         """Write kernels beside which messages pass: what is not hidden of these slows them."""
         slower = (1 - self.of.calibration.hiding) * min(spent.ns, sum(messages))
         return self.op(name, kind, spent.ns + slower, after, k, phase, spent.exposed + slower, **memory)
+
+    def gather(self, name: str, elements: int, after: Sequence[int], k: int) -> int:
+        """Gather so many elements of parameters."""
+        ns, whole = self.gather_ns(elements), (self.of.parameter_bytes * elements,)
+        return self.op(f"gather {name}", "all_gather", ns, after, k, BESIDE, outputs=whole)
+
+    def reduce(
+        self, name: str, elements: int, after: Sequence[int], k: int, **memory: Sequence[int]
+    ) -> float:
+        """Scatter so many elements of gradients, and sum them over replicas; return how long that takes."""
+        scatter, replicas = self.scatter_ns(elements)
+        last = self.op(f"scatter {name}", "reduce_scatter", scatter, after, k, BESIDE, **memory)
+        if replicas:
+            last = self.op(f"sum {name}", "all_reduce", replicas, (last,), k, BESIDE)
+        self.after.append(last)
+        return scatter + replicas
 
     @abstractmethod
     def micro_batch(self, k: int) -> None:
@@ -236,14 +250,11 @@ class _FsdpWriter(StepWriter):
         self.block["F", ROOT] = _Block("embedding", "embedding", first.forward, _forward(held[0]))
         self.block["head", ROOT] = _Block("head", "head", head, of_head)
         self.block["B", ROOT] = _Block("embedding gradient", "embedding", first.backward, of_words)
-        sizes = {*self.parameters.values()}
         if training.offload_layers and not training.calibration.host.bandwidth:
             raise InputError("offload_layers: the calibration has no host.bandwidth, which copies take")
         self.offloaded = [*self.parameters][: training.offload_layers]
         self.windows = _windows([*self.parameters][:-1], len(self.offloaded))
         """The last layer of each window → its number, and that of the layer that is copied in it."""
-        self.gather_ns = {n: training.gather_ns(n) for n in sizes}
-        self.scatter_ns = {n: training.scatter_ns(n) for n in sizes}
         self.beside = self.passing()
         self.before: tuple[int, ...] = ()
         """The last block of the micro-batch before."""
@@ -269,7 +280,7 @@ class _FsdpWriter(StepWriter):
             follows, whose = blocks.get(number + 1, (0, ""))
             if what in _MESSAGES and not (place < follows and whose == module):
                 n = self.parameters[module]
-                found[number + 1].append(self.gather_ns[n] if what == "gather" else sum(self.scatter_ns[n]))
+                found[number + 1].append(self.gather_ns(n) if what == "gather" else sum(self.scatter_ns(n)))
         return found
 
     def micro_batch(self, k: int) -> None:
@@ -280,12 +291,12 @@ class _FsdpWriter(StepWriter):
         for what, module, number in self.order.issued:
             n = self.parameters[module]
             if what == "gather":
-                name, whole_ = f"gather {module}{' again' * (module in whole)}", self.of.parameter_bytes * n
-                after = done[number]
-                op = self.op(name, "all_gather", self.gather_ns[n], after, k, BESIDE, outputs=(whole_,))
+                op = self.gather(f"{module}{' again' * (module in whole)}", n, done[number], k)
                 whole[module] = self.builder.tensor(op)
-            elif what == "scatter":
-                self.scatter(module, n, made[module], k)
+            elif what == "scatter":  # behind a copy to the type in which they are summed
+                reads = [self.builder.tensor(op) for op in made[module]]
+                copy = (max(0, self.of.gradient_bytes - self.of.parameter_bytes) * n,)
+                self.reduce(module, n, made[module][-1:], k, reads=reads, outputs=copy)
             else:
                 name, kind, spent, outputs = self.block[what, module]
                 window = self.windows.get(module)
@@ -298,7 +309,7 @@ class _FsdpWriter(StepWriter):
                 op = self.slot(name, kind, spent, self.beside[number], held, k, phase, **memory)
                 done[number], held = (op,), ()
                 if what == "F":
-                    kept[module] = self.kept(op)
+                    kept[module] = self.builder.tensor(op) + 2
                     following = 0 if module in self.offloaded[:1] else None if window is None else window + 1
                     if following is not None and following < len(self.offloaded):
                         copied[following] = self.copy("out", following, kept, (op,), k)
@@ -319,17 +330,6 @@ class _FsdpWriter(StepWriter):
         if way == "in":
             kept[name] = self.builder.tensor(op)
         return op
-
-    def scatter(self, name: str, parameters: int, backwards: Sequence[int], k: int) -> None:
-        """Copy the gradients of backwards to the type in which they are summed, and scatter them."""
-        scatter, replicas = self.scatter_ns[parameters]
-        reads = [self.builder.tensor(op) for op in backwards]
-        copy = (max(0, self.of.gradient_bytes - self.of.parameter_bytes) * parameters,)
-        kind, after = "reduce_scatter", backwards[-1:]
-        last = self.op(f"scatter {name}", kind, scatter, after, k, BESIDE, reads=reads, outputs=copy)
-        if replicas:
-            last = self.op(f"sum {name}", "all_reduce", replicas, (last,), k, BESIDE)
-        self.after.append(last)
 
 
 def _windows(layers: Sequence[str], offloaded: int) -> dict[str, int]:
@@ -382,29 +382,20 @@ class _Weight(NamedTuple):
     elements: int
 
 
-class _Run(NamedTuple):
-    """What runs from one module to the next: its parameters (none: no module), forward and backward times."""
-
-    name: str
-    weights: tuple[_Weight, ...]
-    forward: Spent
-    backward: Spent
-    unit: CheckpointUnit
-
-
-def _runs(of: Training, unit: CheckpointUnit) -> list[_Run]:
-    """Return the modules of a unit: each piece with weights."""
-    model, found = of.model, list[_Run]()
+def _runs(of: Training, unit: CheckpointUnit) -> list[tuple[str, tuple[_Weight, ...], StagePart]]:
+    """Return the pieces of a unit, each with its weights (none: it is no module) and times."""
+    model, found = of.model, list[tuple[str, tuple[_Weight, ...], StagePart]]()
     words = _Weight("words", -(-model.vocabulary // of.layout.tp) * model.hidden)
     for k, piece in enumerate(unit.pieces):
         timed = of.timed(CheckpointUnit(piece.name, (piece,)))
-        weights = [_Weight(f"{unit.name}/{k}", timed.parameters)] if timed.parameters else []
+        first = unit.pieces.index(piece)  # a head that runs again for a further token has the same weights
+        weights = [_Weight(f"{unit.name}/{first}", timed.parameters)] if timed.parameters else []
         if piece.name == "embedding":
             positions = _Weight("positions", model.positions * model.hidden)
             weights = [words, positions] if model.positions else [words]
         if piece.name == "head" and model.tied:
             weights = [words]
-        found.append(_Run(f"{unit.name} {piece.name}", tuple(weights), timed.forward, timed.backward, unit))
+        found.append((f"{unit.name} {piece.name}{f' {k}' * (k > first)}", tuple(weights), timed))
     return found
 
 
@@ -418,35 +409,29 @@ class _Visit(NamedTuple):
     unit: CheckpointUnit
 
 
-def _joined(visits: Iterator[_Visit]) -> list[_Visit]:
-    """Return visits of modules alone; what is none runs with the one before."""
-    found: list[_Visit] = []
-    for visit in visits:
-        if found and not visit.weights and visit.phase == found[-1].phase:
-            found[-1] = found[-1]._replace(spent=found[-1].spent.plus(visit.spent))
-        else:
-            found.append(visit)
-    return found
-
-
 def _visits(of: Training, waits: Callable[[CheckpointUnit], tuple[float, float]]) -> list[_Visit]:
     """Return what a micro-batch visits, in order; what a unit `waits` for the host precedes its first run."""
+    found: list[_Visit] = []
 
-    def walk() -> Iterator[_Visit]:
-        units = [(unit, _runs(of, unit), waits(unit)) for unit in of.each_stage[0].units]
-        for unit, runs, (wait, _) in units:
-            for run in runs:
-                yield _Visit(run.name, run.weights, run.forward.held_up(wait), "F", unit)
-                wait = 0.0
-        for unit, runs, (_, wait) in reversed(units):
-            if unit.checkpointed:
-                for run in runs:
-                    yield _Visit(f"{run.name} again", run.weights, run.forward, "R", unit)
-            for run in reversed(runs):
-                yield _Visit(f"{run.name} back", run.weights, run.backward.held_up(wait), "B", unit)
-                wait = 0.0
+    def visit(visited: _Visit) -> None:
+        """Visit a module; what is none runs with the one before."""
+        if found and not visited.weights and visited.phase == found[-1].phase:
+            found[-1] = found[-1]._replace(spent=found[-1].spent.plus(visited.spent))
+        else:
+            found.append(visited)
 
-    return _joined(walk())
+    units = [(unit, _runs(of, unit), waits(unit)) for unit in of.each_stage[0].units]
+    for unit, runs, (wait, _) in units:
+        for name, weights, timed in runs:
+            visit(_Visit(name, weights, timed.forward.held_up(wait), "F", unit))
+            wait = 0.0
+    for unit, runs, (_, wait) in reversed(units):
+        for name, weights, timed in runs if unit.checkpointed else ():
+            visit(_Visit(f"{name} again", weights, timed.forward, "R", unit))
+        for name, weights, timed in reversed(runs):
+            visit(_Visit(f"{name} back", weights, timed.backward.held_up(wait), "B", unit))
+            wait = 0.0
+    return found
 
 
 class _ZeroThreeWriter(StepWriter):
@@ -471,7 +456,7 @@ class _ZeroThreeWriter(StepWriter):
         self.hold(of.parameter_bytes * self.stays + buckets)
 
     def finish(self, optimizer: int) -> None:
-        self.op("gather what stays", "all_gather", self.of.gather_ns(self.stays), (optimizer,), -1, BESIDE)
+        self.op("gather what stays", "all_gather", self.gather_ns(self.stays), (optimizer,), -1, BESIDE)
 
     def micro_batch(self, k: int) -> None:
         self.coordinator.reset()
@@ -487,11 +472,11 @@ class _ZeroThreeWriter(StepWriter):
                 if self.last[each] != at:
                     continue
                 if held + each.elements > _REDUCE_BUCKET and held:
-                    self.reduce(held, k)
+                    self.scatter(held, k)
                     held = 0
                 held += each.elements
             self.coordinator.release(visit.weights)
-        self.reduce(held, k)
+        self.scatter(held, k)
 
     def visit(self, visit: _Visit, messages: Sequence[float], after: Sequence[int], k: int) -> int:
         """Write what runs; what its forward keeps of a unit stays until its backward is over."""
@@ -500,7 +485,7 @@ class _ZeroThreeWriter(StepWriter):
         reads = [self.builder.tensor(op) for op in dict.fromkeys(gathers)]
         outputs: tuple[int, ...] = (0, _backward(memory))
         if visit.phase != "F":
-            reads.append(self.kept(self.forward_of[unit, k]))
+            reads.append(self.builder.tensor(self.forward_of[unit, k]) + 2)
         elif (unit, k) not in self.forward_of:
             outputs = _forward(memory)
         else:
@@ -514,7 +499,7 @@ class _ZeroThreeWriter(StepWriter):
     def enter(self, visit: _Visit, k: int) -> tuple[tuple[int, ...], float]:
         """Gather and wait; return what the module waits for, and how long a gather ahead passes beside it."""
         found = self.coordinator.fetch()
-        self.gather(found.missing, visit, self.computed, k)
+        self.launch(found.missing, visit, self.computed, k)
         arrived = []
         for together in found.arrived:
             elements = sum(each.elements for each in together)
@@ -522,27 +507,20 @@ class _ZeroThreeWriter(StepWriter):
             after = (self.handle[together[0].name],)
             name = f"parts of {together[0].name} for {visit.name}"
             arrived.append(self.op(name, "concat", ns, after, k, BESIDE, ns))  # a part of the gather
-        return tuple(arrived), self.gather(found.ahead, visit, (*self.computed, *arrived), k)
+        return tuple(arrived), self.launch(found.ahead, visit, (*self.computed, *arrived), k)
 
-    def gather(self, weights: Sequence[_Weight], visit: _Visit, idle: Sequence[int], k: int) -> float:
+    def launch(self, weights: Sequence[_Weight], visit: _Visit, idle: Sequence[int], k: int) -> float:
         """Launch one gather, as the device is idle behind these ops; return how long it takes."""
         if not weights:
             return 0.0
         elements = sum(each.elements for each in weights)
-        ns, whole = self.of.gather_ns(elements), (self.of.parameter_bytes * elements,)
-        name = f"gather {weights[0].name} at {visit.name}"
-        launched = self.op(name, "all_gather", ns, idle, k, BESIDE, outputs=whole)
+        launched = self.gather(f"{weights[0].name} at {visit.name}", elements, idle, k)
         self.handle.update((each.name, launched) for each in weights)
-        return ns
+        return self.gather_ns(elements)
 
-    def reduce(self, elements: int, k: int) -> None:
+    def scatter(self, elements: int, k: int) -> None:
         """Scatter a bucket."""
-        scatter, replicas = self.of.scatter_ns(elements)
-        last = self.op(f"scatter {len(self.after)}", "reduce_scatter", scatter, self.computed, k, BESIDE)
-        if replicas:
-            last = self.op(f"sum {len(self.after)}", "all_reduce", replicas, (last,), k, BESIDE)
-        self.reducing += scatter + replicas
-        self.after.append(last)
+        self.reducing += self.reduce(str(len(self.after)), elements, self.computed, k)
 
 
 # ----------------------------------------------------------------------------------------------------------
