@@ -137,7 +137,7 @@ class StepWriter(ABC):
     ) -> float:
         """Scatter so many elements of gradients, and sum them over replicas; return how long that takes."""
         scatter, replicas = self.scatter_ns(elements)
-        last = self.op(f"scatter {name}", "reduce_scatter", scatter, after, k, BESIDE, **memory)
+        last = self.op(f"scatter {name}", "reduce_scatter", scatter, after, k, BESIDE, 0.0, **memory)
         if replicas:
             last = self.op(f"sum {name}", "all_reduce", replicas, (last,), k, BESIDE)
         self.after.append(last)
