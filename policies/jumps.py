@@ -43,7 +43,7 @@ from sim.graph.frames import CONTROL_FLOW_KINDS, FrameStructure, frame_structure
 # to them, `policies.issue.virtual_machine` walks them.
 
 
-class Instruction(NamedTuple):
+class JumpInstruction(NamedTuple):
     """One of the four.
 
     Attributes
@@ -75,7 +75,7 @@ class JumpProgram:
 
     Attributes
     ----------
-    instructions : list of Instruction
+    instructions : list of JumpInstruction
     frame : list of int
         Frame (`sim.graph.frames.FrameStructure`) in which each instruction stands.
     head : dict of int to int
@@ -84,7 +84,7 @@ class JumpProgram:
         None for a graph without control flow.
     """
 
-    instructions: list[Instruction] = field(default_factory=list)
+    instructions: list[JumpInstruction] = field(default_factory=list)
     frame: list[int] = field(default_factory=list)
     head: dict[int, int] = field(default_factory=dict)
     structure: FrameStructure | None = None
@@ -205,8 +205,8 @@ def compile_program(graph: Graph, order: Sequence[int]) -> JumpProgram:
     5  ret
     """
     if not has_control_flow(graph):
-        calls = [Instruction("call", op) for op in order]
-        return JumpProgram([*calls, Instruction("ret")], [0] * (len(order) + 1))
+        calls = [JumpInstruction("call", op) for op in order]
+        return JumpProgram([*calls, JumpInstruction("ret")], [0] * (len(order) + 1))
     return _Compiler(graph, order).program
 
 
@@ -338,7 +338,7 @@ class _Compiler:
 
     def _emit(self, do: str, frame: int, op: int = -1, offset: int = 0) -> int:
         """Append an instruction, and return where it is."""
-        self.program.instructions.append(Instruction(do, op, offset))
+        self.program.instructions.append(JumpInstruction(do, op, offset))
         self.program.frame.append(frame)
         return len(self.program.frame) - 1
 
