@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def page(folder: Path) -> str:
-    """Return the reports of all recorded machines as one page, figures included.
+    """Return the summaries of all recorded machines as one page, figures included.
 
     Parameters
     ----------
@@ -16,14 +16,22 @@ def page(folder: Path) -> str:
     parts = [
         "# Validation",
         "",
-        "This page shows how close simulated makespans come to measured ones, for readers who want to know "
-        "how far to trust a prediction. `make validate` (and `make validate-gpu` on a machine with CUDA) "
-        "generates it from the recordings in `data/`; `docs/design.md` describes the method and its lessons. "
+        "How close do simulated makespans come to measured ones? `make validate` measures your machine "
+        "and adds it here; `make validate-gpu` does so where CUDA is. "
+        "[Design](../docs/design.md#9-validation-method-and-lessons) has the method. "
         "The tests predict every recorded case again and fail if an error grows.",
+        "",
+        "*Prediction*: simulated with a calibration that never saw the graph. *Replay*: with the durations and decisions of "
+        "the measured run. *Noise floor*: the median of the other runs of the same case. Errors are of makespans, mean / "
+        "maximum; *tau* compares the order of starts, *ratio* is the largest error of a ratio between two policies, and "
+        "*regret* what the policy predicted to be best loses beside the best.",
     ]
     for report in sorted(folder.glob("data/*/report.md")):
-        text = report.read_text().replace("](", f"](data/{report.parent.name}/")
-        parts += ["", "\n".join(f"#{line}" if line.startswith("#") else line for line in text.splitlines())]
+        home = f"data/{report.parent.name}"
+        head, *_ = report.read_text().split("\n## ", 1)
+        title, table = head.removeprefix("# ").split("\n", 1)[0], head[head.index("\n| ") :].strip()
+        parts += ["", f"## {title}", "", table.replace("](", f"]({home}/"), ""]
+        parts += [f"Beside naive predictors, case by case: [the whole report]({home}/report.md)."]
     parts += ["", (folder / "gpu/session.md").read_text().rstrip()]
     return "\n".join(parts) + "\n"
 
