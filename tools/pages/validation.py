@@ -21,10 +21,11 @@ def page(folder: Path) -> str:
         "[Design](../docs/design.md#9-validation-method-and-lessons) has the method. "
         "The tests predict every recorded case again and fail if an error grows.",
         "",
-        "*Prediction*: simulated with a calibration that never saw the graph. *Replay*: with the durations and decisions of "
-        "the measured run. *Noise floor*: the median of the other runs of the same case. Errors are of makespans, mean / "
-        "maximum; *tau* compares the order of starts, *ratio* is the largest error of a ratio between two policies, and "
-        "*regret* what the policy predicted to be best loses beside the best.",
+        "*Prediction*: simulated with a calibration that never saw the graph. *Replay*: with the durations "
+        "and decisions of the measured run. *Noise floor*: the median of the other runs of the same case. "
+        "Errors are of makespans, mean / maximum; *tau* compares the order of starts, *ratio* is the largest "
+        "error of a ratio between two policies, and *regret* what the policy predicted to be best loses "
+        "beside the best.",
     ]
     for report in sorted(folder.glob("data/*/report.md")):
         home = f"data/{report.parent.name}"
