@@ -489,7 +489,7 @@ def test_the_ranks_of_dlrm_meet_as_recorded(dlrm: Graph) -> None:
 
 @pytest.mark.slow
 def test_exposed_communication_of_dlrm(dlrm: Graph) -> None:
-    """As in the table of docs/importers.md: within 1 % of the recording, and 0.03 ms; spans within 0.3 %."""
+    """As in docs/importers.md: within 1 % of the recording, and 0.03 ms; spans within 0.3 %."""
     was, now = as_recorded(dlrm), as_simulated(run_recorded(dlrm))
     assert was.exposed.tolist() == [
         *[5_537_000, 11_056_000, 3_217_000, 9_450_000, 6_550_000, 6_211_000, 3_289_000, 1_580_000]
