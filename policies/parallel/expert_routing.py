@@ -28,7 +28,7 @@ import csv
 import io
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Context, Decimal
 from fractions import Fraction
@@ -253,18 +253,8 @@ def routed(
     return ExpertRouting(np.full_like(sent, capacity) if pad else taken, choices, dropped)
 
 
-@dataclass(frozen=True)
-class UnplacedRouting:
-    """A routing, before ranks and tokens are known; fields as of `routed`."""
-
-    given: object
-    capacity_factor: float | None = None
-    pad: bool = False
-    origin: Origin = NOWHERE
-
-    def of(self, *, ranks: int, experts: int, tokens: int | None, top_k: int) -> ExpertRouting:
-        """Return who sends how many tokens to which expert."""
-        return routed(ranks=ranks, experts=experts, tokens=tokens, top_k=top_k, **vars(self))
+UnplacedRouting = Callable[..., ExpertRouting]
+"""`routed`, before ranks and tokens are known: a partial call of it."""
 
 
 @dataclass

@@ -143,7 +143,11 @@ class Evaluation:
 
 
 def evaluate(
-    schedule: Schedule, times: StageTimes | Sequence[StageTimes], *, transfer: Transfer = 0
+    schedule: Schedule,
+    times: StageTimes | Sequence[StageTimes],
+    *,
+    transfer: Transfer = 0,
+    turns: Iterable[tuple[int, Slot, list[Action]]] | None = None,
 ) -> Evaluation:
     """Compute when every slot of `schedule` runs.
 
@@ -155,6 +159,8 @@ def evaluate(
         The same for all stages, or one a stage.
     transfer : int or callable
         Time between two different ranks; a function gets (source rank, destination rank).
+    turns : iterable, optional
+        `policies.pipeline.validate.in_turn` of the schedule, where it is evaluated more than once.
 
     Returns
     -------
@@ -176,34 +182,6 @@ def evaluate(
     >>> run.makespan, run.bubble
     (33, Fraction(3, 11))
     """
-    return _evaluation(schedule, in_turn(schedule), times, transfer)
-
-
-class Evaluator:
-    """`evaluate` of one schedule at many times: what waits for what is worked out once.
-
-    Raises
-    ------
-    StuckError
-        The programs deadlock.
-    """
-
-    def __init__(self, schedule: Schedule) -> None:
-        self.schedule = schedule
-        self.turns = list(in_turn(schedule))
-
-    def __call__(self, times: StageTimes | Sequence[StageTimes], *, transfer: Transfer = 0) -> Evaluation:
-        """Return when every slot runs, as `evaluate` does."""
-        return _evaluation(self.schedule, self.turns, times, transfer)
-
-
-def _evaluation(
-    schedule: Schedule,
-    turns: Iterable[tuple[int, Slot, list[Action]]],
-    times: StageTimes | Sequence[StageTimes],
-    transfer: Transfer,
-) -> Evaluation:
-    """Return when every slot runs; what it waits for has been in its turn before."""
     each = _one_a_stage(times, schedule.stages, "stage times")
     travel = transfer if callable(transfer) else lambda _source, _destination: transfer
     starts: list[list[int]] = [[] for _ in schedule.programs]
@@ -211,7 +189,7 @@ def _evaluation(
     end_of: dict[Action, int] = {}
     admits = schedule.in_flight < schedule.micro_batches
     took: dict[tuple[int, str], int] = {}  # what an action takes does not depend on its micro-batch
-    for rank, slot, needs in turns:
+    for rank, slot, needs in in_turn(schedule) if turns is None else turns:
         start = ends[rank][-1] if ends[rank] else 0
         for need in needs:
             there = end_of[need]

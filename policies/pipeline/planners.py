@@ -157,7 +157,7 @@ def _balance(bounds: Sequence[int]) -> Balance:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# What a planner knows of a layer, and the two plans of torchgpipe that follow from it.
+# What a planner knows of a layer; torchgpipe's two plans are block partitions, by time and by size.
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,19 +179,6 @@ class LayerCost:
     boundary_nbytes: int = 0
     parameter_nbytes: int = 0
     kept_nbytes: int = 0
-
-
-def by_time(layers: Sequence[LayerCost], stages: int) -> tuple[int, ...]:
-    """Return the block partition by forward and backward times.
-
-    Source: kakaobrain/torchgpipe, ``torchgpipe.balance.balance_by_time``.
-
-    Examples
-    --------
-    >>> by_time([LayerCost(time_ns=t) for t in (4, 1, 3, 2, 2, 4)], 2)
-    (3, 3)
-    """
-    return block_partition([layer.time_ns for layer in layers], stages)
 
 
 def by_size(layers: Sequence[LayerCost], stages: int) -> tuple[int, ...]:

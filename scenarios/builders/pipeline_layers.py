@@ -16,7 +16,7 @@ from fractions import Fraction
 from itertools import accumulate
 
 from policies.pipeline.evaluate import StageTimes
-from policies.pipeline.planners import LayerCost, block_partition, by_size, by_time, check_balance, min_max
+from policies.pipeline.planners import LayerCost, block_partition, by_size, check_balance, min_max
 from scenarios.builders.pipeline_stage import PipelineStage
 from scenarios.importers.pipedream_profile import LayerProfile
 from sim import Device, Graph
@@ -132,15 +132,12 @@ def balance_of(layers: Sequence[PipelineStage], stages: int, plan: str | Sequenc
     costs = layer_costs(layers)
     if not isinstance(plan, str):
         return check_balance(plan, len(layers))
-    if plan == "time":
-        return by_time(costs, stages)
     if plan == "size":
         return by_size(costs, stages)
-    if plan == "block":
-        return block_partition([cost.time_ns for cost in costs], stages)
-    if plan == "min-max":
-        return min_max([cost.time_ns for cost in costs], stages)
-    raise InputError(f"unknown planner {plan!r}; known: block, min-max, size, time")
+    planners = {"time": block_partition, "block": block_partition, "min-max": min_max}
+    if plan not in planners:
+        raise InputError(f"unknown planner {plan!r}; known: block, min-max, size, time")
+    return planners[plan]([cost.time_ns for cost in costs], stages)
 
 
 def cut(layers: Sequence[PipelineStage], balance: Sequence[int]) -> list[PipelineStage]:

@@ -206,10 +206,6 @@ class Serving(Workload):
             found |= {f"on {gpu}": {f"{here}calibration": gpu} for gpu in newer[:2]}
         return found
 
-    def build(self, document: Document, machine: Machine) -> Graph:
-        """Refuse: without a batcher there are no steps."""
-        raise document.error(_HERE, "has a graph only under a batcher; run one of its cases")
-
     def default_machine(self) -> Mapping[str, Any]:
         """Return a plain device for each replica."""
         return {"devices": {"replica": {"kind": "gpu", "count": self.serving.layout.replicas}}}

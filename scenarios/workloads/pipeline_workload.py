@@ -59,9 +59,6 @@ if TYPE_CHECKING:
     from sim.trace import Trace
 
 
-_HERE: Loc = ("workload", "pipeline")
-
-
 def micro_batch_sizes(batch: int, micro_batches: int) -> tuple[int, ...]:
     """Return the sizes of the micro-batches that ``tensor.chunk(micro_batches)`` makes.
 
@@ -100,10 +97,6 @@ class Pipeline(Workload):
             others.append("limit")
         check_options(policy.name, given, others=others)
 
-    def build(self, document: Document, machine: Machine) -> Graph:
-        """Refuse: without a schedule there is no graph."""
-        raise document.error(_HERE, "has a graph only under a schedule; run one of its cases")
-
     def default_machine(self) -> Mapping[str, Any]:
         """Return a plain device for each rank."""
         fields = self.pipeline
@@ -141,7 +134,7 @@ class Pipeline(Workload):
                 raise document.wrong(error, loc) from error
             # Which, where several are compared
             of = "" if str(policy.name) in str(error) else f"{policy.name}: "
-            raise document.error(_HERE, f"{of}{error}") from error
+            raise document.error(self.place, f"{of}{error}") from error
 
 
 def _work(

@@ -13,13 +13,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import Field
 
 from devices.describe.field_types import Bytes
 from devices.describe.quantities import Count, Name, Shorthand, Size, Strict, Whole
-from policies.parallel.expert_routing import UnplacedRouting
+from policies.parallel.expert_routing import UnplacedRouting, routed
 from policies.pipeline.registry import check_options
 from scenarios.builders.train.architecture import MODELS, Architecture
 from scenarios.builders.train.kernels import MODULES, WIDE
@@ -33,7 +34,6 @@ from scenarios.workloads.pipeline_report import pipeline_report
 from scenarios.workloads.train_report import check_fits, peaks_of, step_interval, train_report
 from scenarios.workloads.workload import Work, Workload
 from sim.base.errors import InputError, MisfitError, UnknownNameError, located
-from sim.graph.graph import Graph
 from sim.machine.machine import Machine
 from sim.trace import Trace
 
@@ -227,10 +227,6 @@ class Train(Workload):
             pass
         return None
 
-    def build(self, document: Document, machine: Machine) -> Graph:
-        """Refuse: without a schedule there is no graph."""
-        raise document.error(_HERE, "has a graph only under a schedule; run one of its cases")
-
     def default_machine(self) -> Mapping[str, Any]:
         """Return a plain device for each pipeline rank."""
         return {"devices": {"rank": {"kind": "gpu", "count": self.train.parallel.pp}}}
@@ -400,7 +396,8 @@ def _routes(fields: TrainFields, document: Document) -> UnplacedRouting | None:
             if getattr(fields, key):
                 raise InputError("has no effect without routing", path=(key,))
         return None
-    return UnplacedRouting(fields.routing, fields.capacity_factor, fields.pad_to_capacity, document.origin)
+    of = partial(routed, fields.routing, origin=document.origin)
+    return partial(of, capacity_factor=fields.capacity_factor, pad=fields.pad_to_capacity)
 
 
 def architecture_of(fields: ModelFields, document: Document) -> Architecture:

@@ -74,7 +74,15 @@ class Workload(Strict):
         InputError
             The graph cannot be built, or names what the machine has not.
         """
-        raise InputError(f"{type(self).__name__} must define build()")
+        if not self.deciders:
+            raise InputError(f"{type(self).__name__} must define build()")
+        what, _ = self.decider
+        raise document.error(self.place, f"has a graph only under a {what}; run one of its cases")
+
+    @property
+    def place(self) -> Loc:
+        """Where in a scenario a kind stands that has one key."""
+        return ("workload", next(iter(type(self).model_fields)))
 
     def check_schedule(self, policy: PolicyFields) -> None:
         """Refuse a policy of the group `deciders` with options that it has not.

@@ -25,9 +25,10 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from policies.pipeline.evaluate import Evaluator, StageTimes, closed_form, transformer_activations
-from policies.pipeline.pipeline_schedule import Schedule
+from policies.pipeline.evaluate import StageTimes, closed_form, evaluate, transformer_activations
+from policies.pipeline.pipeline_schedule import Action, Schedule, Slot
 from policies.pipeline.registry import generate
+from policies.pipeline.validate import in_turn
 from scenarios.builders.gpt import Transformer
 from sim.base.errors import InputError
 from sim.base.units import round_half_up
@@ -91,9 +92,9 @@ class Measured:
         return not self.schedule.startswith("ZB")
 
     @cached_property
-    def evaluator(self) -> Evaluator:
-        """Evaluates its schedule at many times."""
-        return Evaluator(self.programs)
+    def turns(self) -> list[tuple[int, Slot, list[Action]]]:
+        """What waits for what in its schedule, which is evaluated at many times."""
+        return list(in_turn(self.programs))
 
 
 class Fit(NamedTuple):
@@ -186,7 +187,7 @@ def schedule_ns(row: Measured, by: Fit) -> int:
     """Return the same without the optimizer."""
     known = row.known_ns.get(by)
     if known is None:
-        run = row.evaluator(_slots(row, by), transfer=row.transfer_ns)
+        run = evaluate(row.programs, _slots(row, by), transfer=row.transfer_ns, turns=row.turns)
         known = row.known_ns[by] = run.makespan if row.synchronous else max(run.spans)
     return known
 

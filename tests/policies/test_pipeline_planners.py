@@ -23,7 +23,6 @@ from policies.pipeline.planners import (
     Rule,
     block_partition,
     by_size,
-    by_time,
     check_balance,
     min_max,
     plan_pipedream,
@@ -89,7 +88,7 @@ def test_the_block_partition_is_not_always_min_max() -> None:
 def test_by_time_and_by_size() -> None:
     facts = [(9, 1), (9, 1), (1, 9), (1, 9)]
     layers = [LayerCost(time_ns=t, parameter_nbytes=p, kept_nbytes=1) for t, p in facts]
-    assert by_time(layers, 2) == (1, 3)
+    assert block_partition([layer.time_ns for layer in layers], 2) == (1, 3)
     assert by_size(layers, 2) == (3, 1)
 
 

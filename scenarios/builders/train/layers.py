@@ -436,7 +436,7 @@ class RankWork:
             )
         if b.imbalance != 1.0:
             raise InputError("has no effect beside routing, which says it", path=("imbalance",))
-        made = b.routes.of(ranks=ep, experts=m.experts, tokens=self.few, top_k=m.top_k)
+        made = b.routes(ranks=ep, experts=m.experts, tokens=self.few, top_k=m.top_k)
         return ExpertLoad(
             int(made.sent.sum(axis=1).max()),
             -(-int(made.arrived.max()) * ep // m.experts),

@@ -19,7 +19,7 @@ core/distributed/param_and_grad_buffer.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from typing import Any, Final, Literal, NamedTuple
 
@@ -243,20 +243,9 @@ class Training:
     @cached_property
     def work(self) -> RankWork:
         """The pieces on one rank."""
-        batch = ReplicaBatch(
-            self.micro_batch,
-            self.sequence,
-            context=self.context,
-            flash=self.flash,
-            dropout=self.dropout,
-            fused_loss=self.fused_loss,
-            imbalance=self.imbalance,
-            routes=self.routes,
-            dispatcher=self.dispatcher,
-            expert_overlap=self.expert_overlap,
-            tensor_overlap=self.tensor_overlap,
-            kept=self.calibration.kept(),
-        )
+        names = {each.name for each in fields(ReplicaBatch)}
+        mine = {name: value for name, value in vars(self).items() if name in names}
+        batch = ReplicaBatch(**mine, samples=self.micro_batch, kept=self.calibration.kept())
         return RankWork(self.model, self.layout, batch)
 
     @property
