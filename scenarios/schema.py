@@ -100,54 +100,45 @@ _TRAINING_RUN = "many such steps, with failures, checkpoints and recovery"
 class ScenarioFile(Strict):
     """A computation graph, the machine it runs on, and who decides in which order."""
 
-    schema_: Annotated[str | None, Field(alias="$schema", description="for editors")] = None
-    version: Annotated[Literal[1], Field(description="version of the format; default: the latest")] = 1
-    extends: Annotated[
-        File | None, Field(description="a scenario that this one changes, mapping by mapping")
-    ] = None
-    name: Annotated[Name | None, Field(description="name in results; default: the file's name")] = None
-    description: Annotated[str | None, Field(description="what it shows, for readers")] = None
-    machine: Annotated[AnyMachine | None, Field(description=_MACHINE)] = None
+    schema_: str | None = Field(None, alias="$schema", description="for editors")
+    version: Literal[1] = Field(1, description="version of the format; default: the latest")
+    extends: File | None = Field(None, description="a scenario that this one changes, mapping by mapping")
+    name: Name | None = Field(None, description="name in results; default: the file's name")
+    description: str | None = Field(None, description="what it shows, for readers")
+    machine: AnyMachine | None = Field(None, description=_MACHINE)
     workload: Annotated[Workload, PlainValidator(_workload)]
-    policy: Annotated[
-        AnyPolicy, Field(description="who decides what runs next, and all else; default: ready-queue")
-    ] = PolicyFields.model_construct(name="ready-queue")
-    knowledge: Annotated[Knowledge, Field(description="what policies know about durations")] = "exact"
-    estimate_error: Annotated[
-        Spread, Field(description="standard deviation of an estimate's logarithm, with knowledge: estimate")
-    ] = 0.2
-    memory: Annotated[
-        MemoryFields | None, Field(description="lifetimes of tensors, and what happens when memory is full")
-    ] = None
-    noise: Annotated[NoiseFields | None, Field(description="how durations vary; default: not at all")] = None
+    policy: AnyPolicy = Field(
+        PolicyFields.model_construct(name="ready-queue"),
+        description="who decides what runs next, and all else; default: ready-queue",
+    )
+    knowledge: Knowledge = Field("exact", description="what policies know about durations")
+    estimate_error: Spread = Field(
+        0.2, description="standard deviation of an estimate's logarithm, with knowledge: estimate"
+    )
+    memory: MemoryFields | None = Field(
+        None, description="lifetimes of tensors, and what happens when memory is full"
+    )
+    noise: NoiseFields | None = Field(None, description="how durations vary; default: not at all")
     faults: Annotated[Any, PlainValidator(_faults), Field(description=_FAULTS)] = None
-    cost: Annotated[
-        JsonValue,
-        Field(
-            description="cost model of every device that names none: roofline, {table: FILE}, {fixed: 10us}"
-        ),
-    ] = None
-    fold: Annotated[
-        Literal["auto"] | bool,
-        Field(
-            description="simulate ranks that do the same at the same time once: auto: if there are more "
-            "than 256; true: or say why that would not be exact"
-        ),
-    ] = "auto"
+    cost: JsonValue = Field(
+        None, description="cost model of every device that names none: roofline, {table: FILE}, {fixed: 10us}"
+    )
+    fold: Literal["auto"] | bool = Field(
+        "auto",
+        description="simulate ranks that do the same at the same time once: auto: if there are more "
+        "than 256; true: or say why that would not be exact",
+    )
     iterations: Annotated[Count, Field(le=MOST_TASKS, description="how many times the graph runs")] = 1
-    seed: Annotated[Whole, Field(description="of all that is drawn: noise, failures")] = 0
+    seed: Whole = Field(0, description="of all that is drawn: noise, failures")
     training_run: Annotated[Any, PlainValidator(_training_run), Field(description=_TRAINING_RUN)] = None
-    engine: Annotated[
-        Literal["auto", "simpy", "kernel"],
-        Field(
-            description="all engines give the same result: simpy runs everything, kernel is much faster but "
-            "does not run everything, auto takes the kernel where it can"
-        ),
-    ] = "auto"
-    compare: Annotated[
-        list[AnyVariant],
-        Field(default_factory=list, description="what `sim compare` compares without --policy"),
-    ]
+    engine: Literal["auto", "simpy", "kernel"] = Field(
+        "auto",
+        description="all engines give the same result: simpy runs everything, kernel is much faster but "
+        "does not run everything, auto takes the kernel where it can",
+    )
+    compare: list[AnyVariant] = Field(
+        default_factory=list, description="what `sim compare` compares without --policy"
+    )
     expect: ExpectOfRuns
 
 

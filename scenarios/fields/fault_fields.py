@@ -82,8 +82,8 @@ _Positive = Annotated[Duration, Field(gt=0)]
 class EventFields(Strict):
     """When something happens: by chance, or at given times."""
 
-    at: Annotated[list[Duration] | None, Field(min_length=1, description="times of the run")] = None
-    mtbf: Annotated[_Positive | None, Field(description="mean time between two events of each part")] = None
+    at: list[Duration] | None = Field(None, min_length=1, description="times of the run")
+    mtbf: _Positive | None = Field(None, description="mean time between two events of each part")
 
     def ways(self) -> dict[str, bool]:
         """Return the ways of saying when, and which are used."""
@@ -105,12 +105,10 @@ def need_one(given: Mapping[str, bool]) -> None:
 class CountedFields(EventFields):
     """... or as often as it was counted once."""
 
-    count: Annotated[Count | None, Field(description="failures of this cause in `over`, on `devices`")] = None
-    file: Annotated[
-        File | None, Field(description="CSV with the columns component and count: a cause each row")
-    ] = None
-    over: Annotated[_Positive | None, Field(description="time in which they were counted")] = None
-    devices: Annotated[Count | None, Field(description="parts on which they were counted")] = None
+    count: Count | None = Field(None, description="failures of this cause in `over`, on `devices`")
+    file: File | None = Field(None, description="CSV with the columns component and count: a cause each row")
+    over: _Positive | None = Field(None, description="time in which they were counted")
+    devices: Count | None = Field(None, description="parts on which they were counted")
 
     def ways(self) -> dict[str, bool]:
         """Return the ways of saying when, and which are used."""
@@ -137,11 +135,11 @@ class CountedFields(EventFields):
 class CauseFields(EventFields):
     """Which parts something happens to, and when: each by chance, or all of them at given times."""
 
-    device: Annotated[Name | None, Field(description="name or pattern, such as gpu*")] = None
-    worker: Annotated[
-        Name | None, Field(description="... of a process with all its devices: a host of the machine")
-    ] = None
-    link: Annotated[Name | None, Field(description="... of a link")] = None
+    device: Name | None = Field(None, description="name or pattern, such as gpu*")
+    worker: Name | None = Field(
+        None, description="... of a process with all its devices: a host of the machine"
+    )
+    link: Name | None = Field(None, description="... of a link")
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
@@ -187,17 +185,14 @@ def _refuse_steady(link: Link) -> None:
 class FailureFields(CauseFields, CountedFields):
     """A cause of failures."""
 
-    repair: Annotated[
-        Duration | None,
-        Field(description="back so long after; default: a device or worker at once, a link never"),
-    ] = None
-    silent: Annotated[
-        bool,
-        Field(
-            description="whether connections stay open, as when a machine loses power: others notice only "
-            "after timeout: {transfer: ...}"
-        ),
-    ] = False
+    repair: Duration | None = Field(
+        None, description="back so long after; default: a device or worker at once, a link never"
+    )
+    silent: bool = Field(
+        False,
+        description="whether connections stay open, as when a machine loses power: others notice only "
+        "after timeout: {transfer: ...}",
+    )
 
     @model_validator(mode="after")
     def _of_links(self) -> Self:
@@ -211,59 +206,54 @@ class FailureFields(CauseFields, CountedFields):
 class SlowDownFields(CauseFields):
     """A cause of slowness."""
 
-    for_: Annotated[
-        _Positive | None, Field(alias="for", description="how long it lasts; default: for ever")
-    ] = None
-    factor: Annotated[
-        Factor, Field(ge=1, description="how many times longer all takes; of a link: 2 is half its bandwidth")
-    ]
+    for_: _Positive | None = Field(None, alias="for", description="how long it lasts; default: for ever")
+    factor: Factor = Field(
+        ge=1, description="how many times longer all takes; of a link: 2 is half its bandwidth"
+    )
 
 
 class HealthCheckFields(Strict):
     """The master asks all workers."""
 
-    every: Annotated[Duration, Field(gt=0, description="time between two checks, the first at 0")]
-    timeout: Annotated[Duration, Field(description="how long it waits for an answer")] = 0
+    every: Duration = Field(gt=0, description="time between two checks, the first at 0")
+    timeout: Duration = Field(0, description="how long it waits for an answer")
 
 
 class RestoreFields(Strict):
     """Where a restart begins."""
 
-    every: Annotated[Count, Field(description="a checkpoint after so many steps")]
-    restore: Annotated[Duration, Field(description="time to load one")] = 0
+    every: Count = Field(description="a checkpoint after so many steps")
+    restore: Duration = Field(0, description="time to load one")
 
 
 class TimeoutFields(Strict):
     """How long others wait for a part that says nothing."""
 
-    transfer: Annotated[
-        Duration | None, Field(description="a Send or Recv that stands still; default: it waits for ever")
-    ] = None
-    collective: Annotated[
-        Duration | None,
-        Field(description="a collective, from the call of a rank's host; default: 10min, as NCCL in PyTorch"),
-    ] = None
+    transfer: Duration | None = Field(
+        None, description="a Send or Recv that stands still; default: it waits for ever"
+    )
+    collective: Duration | None = Field(
+        None, description="a collective, from the call of a rank's host; default: 10min, as NCCL in PyTorch"
+    )
 
 
 class FaultFields(Strict):
     """Parts of the machine that fail, slow down and come back; who notices, and what follows."""
 
-    failures: Annotated[dict[Name, FailureFields], Field(default_factory=dict, description="causes")]
-    slow_downs: Annotated[dict[Name, SlowDownFields], Field(default_factory=dict, description="causes")]
+    failures: dict[Name, FailureFields] = Field(default_factory=dict, description="causes")
+    slow_downs: dict[Name, SlowDownFields] = Field(default_factory=dict, description="causes")
     timeout: Annotated[
         TimeoutFields, Field(default_factory=TimeoutFields, description="what takes so long fails")
     ]
-    health_check: Annotated[
-        Annotated[HealthCheckFields, Shorthand("every", "duration")] | None,
-        Field(description="how failures are noticed: an interval, or a mapping"),
-    ] = None
-    restart: Annotated[
-        Duration | None,
-        Field(description="time to start all processes anew after a failure; default: the run ends"),
-    ] = None
-    checkpoint: Annotated[
-        RestoreFields | None, Field(description="default: a restart begins with the first step")
-    ] = None
+    health_check: Annotated[HealthCheckFields, Shorthand("every", "duration")] | None = Field(
+        None, description="how failures are noticed: an interval, or a mapping"
+    )
+    restart: Duration | None = Field(
+        None, description="time to start all processes anew after a failure; default: the run ends"
+    )
+    checkpoint: RestoreFields | None = Field(
+        None, description="default: a restart begins with the first step"
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -60,41 +60,36 @@ class Remove(Strict):
 class Fuse(Strict):
     """Kernels that stand one behind another on a stream and become one."""
 
-    ops: Annotated[_Words, Field(description="a sequence to look for; one word: any number of such kernels")]
-    duration: Annotated[Duration | None, Field(description="default: what the parts take together")] = None
+    ops: _Words = Field(description="a sequence to look for; one word: any number of such kernels")
+    duration: Duration | None = Field(None, description="default: what the parts take together")
     host: _HostWork = "stays"
 
 
 class OtherDevice(Strict):
     """Another GPU: recorded durations, scaled by the rates of both."""
 
-    source: Annotated[Name, Field(alias="from", description="preset of the GPU that was recorded")]
-    target: Annotated[Name, Field(alias="to", description="preset of the other one")]
-    bound: Annotated[
-        Literal["low", "middle", "high"],
-        Field(description="durations are known within bounds: take the shortest, the middle, the longest"),
-    ] = "middle"
+    source: Name = Field(alias="from", description="preset of the GPU that was recorded")
+    target: Name = Field(alias="to", description="preset of the other one")
+    bound: Literal["low", "middle", "high"] = Field(
+        "middle", description="durations are known within bounds: take the shortest, the middle, the longest"
+    )
 
 
 class Bandwidth(Strict):
     """Links with another bandwidth."""
 
     collectives: AnyFactor = _ONE
-    transfers: Annotated[AnyFactor, Field(description="copies between host and device")] = _ONE
+    transfers: AnyFactor = Field(_ONE, description="copies between host and device")
 
 
 class CudaGraph(Strict):
     """Launches between synchronisations become one."""
 
-    launch: Annotated[Duration | None, Field(description="what a launch costs the host; default: 2.5us")] = (
-        None
+    launch: Duration | None = Field(None, description="what a launch costs the host; default: 2.5us")
+    node: Duration | None = Field(
+        None, description="... and besides for each task in the graph; default: 1ns"
     )
-    node: Annotated[
-        Duration | None, Field(description="... and besides for each task in the graph; default: 1ns")
-    ] = None
-    gap: Annotated[
-        Duration | None, Field(description="between its kernels; default: as in the recording")
-    ] = None
+    gap: Duration | None = Field(None, description="between its kernels; default: as in the recording")
 
 
 class WhatIf(Strict):
@@ -103,27 +98,21 @@ class WhatIf(Strict):
     remove: Annotated[Remove | None, _Short("ops", _WORDS), Field(description="ops that are not there")] = (
         None
     )
-    fuse: Annotated[
-        list[Annotated[Fuse, _Short("ops", _WORDS)]],
-        Field(default_factory=list, description="kernels that become one"),
-    ]
-    device: Annotated[OtherDevice | None, Field(description="another GPU")] = None
-    scale: Annotated[
-        dict[Name, AnyChange],
-        Field(
-            default_factory=dict, description="how long ops take, by name, kind, operator, device or pattern"
-        ),
-    ]
+    fuse: list[Annotated[Fuse, _Short("ops", _WORDS)]] = Field(
+        default_factory=list, description="kernels that become one"
+    )
+    device: OtherDevice | None = Field(None, description="another GPU")
+    scale: dict[Name, AnyChange] = Field(
+        default_factory=dict, description="how long ops take, by name, kind, operator, device or pattern"
+    )
     bandwidth: Annotated[
         Bandwidth | None,
         _Short("collectives transfers", {"type": "string"}),
         Field(description="of links, for collectives and copies"),
     ] = None
-    host: Annotated[AnyFactor | None, Field(description="how long the host's own work takes")] = None
-    gap: Annotated[AnyChange | None, Field(description="between kernels of a stream")] = None
-    issue_cost: Annotated[
-        AnyChange | None, Field(description="how long a launch call takes the host itself")
-    ] = None
+    host: AnyFactor | None = Field(None, description="how long the host's own work takes")
+    gap: AnyChange | None = Field(None, description="between kernels of a stream")
+    issue_cost: AnyChange | None = Field(None, description="how long a launch call takes the host itself")
     cuda_graph: Annotated[
         CudaGraph | None,
         _Short("", {"type": "boolean"}),

@@ -50,83 +50,73 @@ if TYPE_CHECKING:
 class ReplicaFields(Strict):
     """How GPUs serve a model."""
 
-    tp: Annotated[Size, Field(description="GPUs that share each layer of a replica")] = 1
-    experts: Annotated[
-        Literal["shared", "apart"],
-        Field(description="GPUs of a replica share each expert, or have whole ones (expert parallelism)"),
-    ] = "shared"
-    replicas: Annotated[Size, Field(description="copies of the model, each with its own engine")] = 1
+    tp: Size = Field(1, description="GPUs that share each layer of a replica")
+    experts: Literal["shared", "apart"] = Field(
+        "shared", description="GPUs of a replica share each expert, or have whole ones (expert parallelism)"
+    )
+    replicas: Size = Field(1, description="copies of the model, each with its own engine")
 
 
 class KvFields(Strict):
     """The cache of keys and values of a replica."""
 
-    blocks: Annotated[
-        Count | None, Field(description="as the engine's log says; default: what memory leaves")
-    ] = None
-    block_size: Annotated[Size, Field(description="tokens of a block")] = 16
-    utilisation: Annotated[
-        float, Field(gt=0, le=1, description="part of the memory that the engine takes, without blocks")
-    ] = 0.9
-    dtype: Annotated[Literal["bf16", "fp8"], Field(description="of keys and values")] = "bf16"
+    blocks: Count | None = Field(None, description="as the engine's log says; default: what memory leaves")
+    block_size: Size = Field(16, description="tokens of a block")
+    utilisation: float = Field(
+        0.9, gt=0, le=1, description="part of the memory that the engine takes, without blocks"
+    )
+    dtype: Literal["bf16", "fp8"] = Field("bf16", description="of keys and values")
 
 
 class StepFields(Strict):
     """What a step takes, in place of a model on a GPU."""
 
-    fixed: Annotated[Duration, Field(description="of every step")] = 0
-    token: Annotated[Duration, Field(description="more for each token")] = 0
-    request: Annotated[Duration, Field(description="more for each request")] = 0
-    table: Annotated[
-        File | None, Field(description="folder of measured kernels (dense.csv, attention.csv, ...)")
-    ] = None
+    fixed: Duration = Field(0, description="of every step")
+    token: Duration = Field(0, description="more for each token")
+    request: Duration = Field(0, description="more for each request")
+    table: File | None = Field(None, description="folder of measured kernels (dense.csv, attention.csv, ...)")
 
 
 class PrefillFields(Strict):
     """Replicas that compute prompts alone; the others pull what these have made."""
 
-    replicas: Annotated[Size, Field(description="which compute prompts")] = 1
-    bandwidth: Annotated[
-        Bandwidth,
-        Field(description="of the link over which each GPU of a replica pulls, one prompt after another"),
-    ]
-    latency: Annotated[Duration, Field(description="of a pull")] = 0
+    replicas: Size = Field(1, description="which compute prompts")
+    bandwidth: Bandwidth = Field(
+        description="of the link over which each GPU of a replica pulls, one prompt after another"
+    )
+    latency: Duration = Field(0, description="of a pull")
 
 
 class LimitFields(Strict):
     """What a request has to keep to count as served well; all that are given."""
 
-    ttft: Annotated[Duration | None, Field(description="time to the first token")] = None
-    tpot: Annotated[Duration | None, Field(description="time of each further token, on average")] = None
-    e2el: Annotated[Duration | None, Field(description="time to the last token")] = None
+    ttft: Duration | None = Field(None, description="time to the first token")
+    tpot: Duration | None = Field(None, description="time of each further token, on average")
+    e2el: Duration | None = Field(None, description="time to the last token")
 
 
 class ServingFields(Strict):
     """Requests to a language model on replicas that serve it."""
 
     model: Annotated[ModelFields | None, Shorthand("name"), Field(description="a name, or sizes")] = None
-    calibration: Annotated[
-        Name | CalibrationFields | None, Field(description="what the GPU reaches, as for train")
-    ] = None
-    dtype: Annotated[DType, Field(description="of the products")] = "bf16"
+    calibration: Name | CalibrationFields | None = Field(
+        None, description="what the GPU reaches, as for train"
+    )
+    dtype: DType = Field("bf16", description="of the products")
     layout: Annotated[ReplicaFields, Field(default_factory=ReplicaFields)]
     kv: Annotated[KvFields, Field(default_factory=KvFields, description="keys and values")]
-    max_model_len: Annotated[
-        Count | None, Field(description="most tokens of a request; default: those of the longest one")
-    ] = None
+    max_model_len: Count | None = Field(
+        None, description="most tokens of a request; default: those of the longest one"
+    )
     requests: RequestsFields
-    router: Annotated[
-        AnyChoice | None, Field(description="which replica serves a request; default: round-robin")
-    ] = None
-    prefill: Annotated[PrefillFields | None, Field(description="prompts are computed apart")] = None
+    router: AnyChoice | None = Field(None, description="which replica serves a request; default: round-robin")
+    prefill: PrefillFields | None = Field(None, description="prompts are computed apart")
     limits: Annotated[
         LimitFields, Field(default_factory=LimitFields, description="of a request, for goodput")
     ]
-    step: Annotated[StepFields | None, Field(description="what a step takes, without a model")] = None
-    host: Annotated[Duration, Field(description="from scheduling a step to its earliest start")] = 0
-    measured: Annotated[
-        File | None, Field(description="vLLM's benchmark result of such a run, to put beside it")
-    ] = None
+    step: StepFields | None = Field(None, description="what a step takes, without a model")
+    host: Duration = Field(0, description="from scheduling a step to its earliest start")
+    measured: File | None = Field(None, description="vLLM's benchmark result of such a run, to put beside it")
 
     @model_validator(mode="after")
     def _timed(self) -> ServingFields:

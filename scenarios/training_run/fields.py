@@ -37,10 +37,10 @@ Of = Literal["device", "worker", "link"]
 class SourceFields(EventFields):
     """When something happens to machines: each component by chance, or a worker at given times."""
 
-    of: Annotated[Of | None, Field(description="component: each device, worker, or link of a worker")] = None
-    worker: Annotated[
-        Whole | None, Field(description="whom it meets at these times, counted from 0; spares follow workers")
-    ] = None
+    of: Of | None = Field(None, description="component: each device, worker, or link of a worker")
+    worker: Whole | None = Field(
+        None, description="whom it meets at these times, counted from 0; spares follow workers"
+    )
 
     @model_validator(mode="after")
     def _whom(self) -> Self:
@@ -60,22 +60,20 @@ class SourceFields(EventFields):
 class TrainingFailureFields(SourceFields, CountedFields):
     """A cause of failures."""
 
-    detect: Annotated[
-        Detection,
-        Field(
-            description="what tells the run: a Send or Recv that fails, at once (default); the next health "
-            "check; or the timeout of a collective"
-        ),
-    ] = "send-recv"
-    repair: Annotated[Duration, Field(description="the machine is back so long after; default: at once")] = 0
-    restart: Annotated[Duration | None, Field(description="time of a restart, in place of the run's")] = None
+    detect: Detection = Field(
+        "send-recv",
+        description="what tells the run: a Send or Recv that fails, at once (default); the next health "
+        "check; or the timeout of a collective",
+    )
+    repair: Duration = Field(0, description="the machine is back so long after; default: at once")
+    restart: Duration | None = Field(None, description="time of a restart, in place of the run's")
 
 
 class TrainingSlowDownFields(SourceFields):
     """A cause of slowness. All workers wait for the slowest."""
 
-    for_: Annotated[Duration, Field(alias="for", description="how long it lasts")]
-    factor: Annotated[Factor, Field(ge=1, description="how many times longer a step takes")]
+    for_: Duration = Field(alias="for", description="how long it lasts")
+    factor: Factor = Field(ge=1, description="how many times longer a step takes")
 
 
 def _interval(value: object) -> tuple[int | None, int | None]:
@@ -98,16 +96,14 @@ class CheckpointFields(Strict):
             description="a checkpoint after so many steps, or at the end of the step so long after the last"
         ),
     ]
-    save: Annotated[Duration | None, Field(description="time to write one")] = None
-    size: Annotated[Bytes | None, Field(description="its size, with bandwidth, in place of times")] = None
-    bandwidth: Annotated[Bandwidth | None, Field(description="of writing and reading it")] = None
-    asynchronous: Annotated[
-        bool, Field(description="whether the run goes on meanwhile; the next one waits for it")
-    ] = False
-    pause: Annotated[
-        Duration | None, Field(description="how long it stands still for an asynchronous one")
-    ] = None
-    restore: Annotated[Duration | None, Field(description="time to load one; default: 0, or by size")] = None
+    save: Duration | None = Field(None, description="time to write one")
+    size: Bytes | None = Field(None, description="its size, with bandwidth, in place of times")
+    bandwidth: Bandwidth | None = Field(None, description="of writing and reading it")
+    asynchronous: bool = Field(
+        False, description="whether the run goes on meanwhile; the next one waits for it"
+    )
+    pause: Duration | None = Field(None, description="how long it stands still for an asynchronous one")
+    restore: Duration | None = Field(None, description="time to load one; default: 0, or by size")
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -133,33 +129,27 @@ class CheckpointFields(Strict):
 class TrainingRun(Strict):
     """The run of many steps, of which the scenario is one: failures, checkpoints, recovery."""
 
-    steps: Annotated[Count | None, Field(description="the run ends after so many")] = None
-    for_: Annotated[Duration | None, Field(alias="for", description="the run ends then")] = None
-    workers: Annotated[Size, Field(description="machines that work together")] = 1
-    devices: Annotated[Size, Field(description="devices of each")] = 1
+    steps: Count | None = Field(None, description="the run ends after so many")
+    for_: Duration | None = Field(None, alias="for", description="the run ends then")
+    workers: Size = Field(1, description="machines that work together")
+    devices: Size = Field(1, description="devices of each")
     spares: Annotated[Whole, Field(le=1_000_000, description="machines that stand by")] = 0
-    replica: Annotated[Size, Field(description="workers that hold one copy of the model")] = 1
-    at_least: Annotated[Size | None, Field(description="fewest workers; default: one replica")] = None
-    checkpoint: Annotated[CheckpointFields | None, Field(description="default: the run is never saved")] = (
-        None
+    replica: Size = Field(1, description="workers that hold one copy of the model")
+    at_least: Size | None = Field(None, description="fewest workers; default: one replica")
+    checkpoint: CheckpointFields | None = Field(None, description="default: the run is never saved")
+    restart: Duration = Field(0, description="time to start all processes anew")
+    restart_worker: Duration | None = Field(
+        None, description="... those of one worker, while the others go on; default: restart"
     )
-    restart: Annotated[Duration, Field(description="time to start all processes anew")] = 0
-    restart_worker: Annotated[
-        Duration | None,
-        Field(description="... those of one worker, while the others go on; default: restart"),
-    ] = None
-    health_check: Annotated[Duration | None, Field(description="time between two health checks")] = None
-    timeout: Annotated[
-        Duration | None, Field(description="how long a collective waits for a worker that does not come")
-    ] = None
-    failures: Annotated[dict[Name, TrainingFailureFields], Field(default_factory=dict, description="causes")]
-    slow_downs: Annotated[
-        dict[Name, TrainingSlowDownFields], Field(default_factory=dict, description="causes")
-    ]
-    recovery: Annotated[
-        list[AnyChoice],
-        Field(min_length=1, description="what the run does after a failure: each is simulated"),
-    ]
+    health_check: Duration | None = Field(None, description="time between two health checks")
+    timeout: Duration | None = Field(
+        None, description="how long a collective waits for a worker that does not come"
+    )
+    failures: dict[Name, TrainingFailureFields] = Field(default_factory=dict, description="causes")
+    slow_downs: dict[Name, TrainingSlowDownFields] = Field(default_factory=dict, description="causes")
+    recovery: list[AnyChoice] = Field(
+        min_length=1, description="what the run does after a failure: each is simulated"
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
