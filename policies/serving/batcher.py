@@ -15,10 +15,11 @@ First come, first served, a whole batch at a time, is in `policies.serving.class
 from __future__ import annotations
 
 from array import array
+from bisect import insort
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import islice
-from typing import Any
 
 from policies.serving.kv_blocks import KvBlocks
 from sim.base.errors import InputError
@@ -48,6 +49,8 @@ class Request:
         It comes `delay_ns` after that has ended: the turn before.
     outputs, computed : int
         Tokens that were sampled, and those whose keys and values are in the cache.
+    sampled : int
+        Tokens that were sampled since it was admitted last.
     blocks : list of int
         Its block table.
     hits : int
@@ -67,6 +70,8 @@ class Request:
     segments: Sequence[Segment] = ()
     accepted: Sequence[int] = ()
     remote: bool = False
+    kept: bool = False
+    replica: int = 0
     after: Request | None = None
     delay_ns: int = 0
     outputs: int = 0
@@ -77,14 +82,13 @@ class Request:
     blocks: list[int] = field(default_factory=list)
     chain: list[int] = field(default_factory=list)
     published: int = 0
+    sampled: int = 0
     preemptions: int = 0
-    replica: int = 0
     hits: int | None = None
     lost: int = 0
     scheduled_ns: int | None = None
     pulled_ns: int | None = None
     finished: bool = False
-    kept: bool = False
     token_ns: array[int] = field(default_factory=lambda: array("q"))
 
     def __repr__(self) -> str:
@@ -93,13 +97,21 @@ class Request:
 
     def prompt_alone(self, replica: int) -> Request:
         """Return a request of the same prompt for one token, whose blocks stay until they are freed."""
-        given: dict[str, Any] = {"priority": self.priority, "segments": self.segments}
-        return Request(self.id, self.arrival_ns, self.prompt, 1, **given, replica=replica, kept=True)
+        twin = Request(
+            self.id, self.arrival_ns, self.prompt, 1, priority=self.priority, segments=self.segments
+        )
+        twin.replica, twin.kept = replica, True
+        return twin
 
     @property
     def known(self) -> int:
         """Tokens of the prompt, and those that were sampled."""
         return self.prompt + self.outputs
+
+    @property
+    def left(self) -> int:
+        """Tokens that are known and not computed."""
+        return self.known - self.computed
 
 
 @dataclass(slots=True)
@@ -150,7 +162,7 @@ class Step:
 
 
 class Batcher:
-    """Decides which requests take part in the next step; override `arrive`, `schedule`, and `ended`.
+    """Decides who takes part in the next step; override `fill`, or `arrive`, `schedule` and `ended`.
 
     Attributes
     ----------
@@ -158,22 +170,27 @@ class Batcher:
         Steps that are scheduled while another runs.
     reserved_blocks : int
         Blocks that the engine keeps for itself.
+    by_rank : bool
+        Whether requests wait by priority, and of one priority by arrival; else first come, first served.
     cache : KvBlocks
         Keys and values of its replica.
     max_model_len : int
         Most tokens of a request, prompt and outputs together.
     running : list of Request
+    waiting : deque of Request
     """
 
     ahead = 0
     reserved_blocks = 0
+    by_rank = False
     cache: KvBlocks
     max_model_len: int
     running: list[Request]
+    waiting: deque[Request]
 
     def begin(self, cache: KvBlocks, max_model_len: int) -> None:
         """Serve from a cache that is empty."""
-        self.cache, self.max_model_len, self.running = cache, max_model_len, []
+        self.cache, self.max_model_len, self.running, self.waiting = cache, max_model_len, [], deque()
 
     def refuse(self, request: Request) -> str | None:
         """Return why a request can never be served; None: it can."""
@@ -185,23 +202,55 @@ class Batcher:
         return None
 
     def arrive(self, request: Request) -> None:
-        """A request is there."""
-        raise InputError(f"{type(self).__name__} must define arrive(request)")
+        """A request is there: it waits."""
+        self.wait(request, self.waiting)
+
+    def unfinished(self) -> int:
+        """Return how many requests arrived and have not finished."""
+        return len(self.running) + len(self.waiting)
+
+    def wait(self, request: Request, queue: deque[Request], *, first: bool = False) -> None:
+        """Let a request wait: at the end, or first of all; by rank in its place."""
+        if self.by_rank:
+            insort(queue, request, key=rank)
+        elif first:
+            queue.appendleft(request)
+        else:
+            queue.append(request)
+
+    # -- scheduling -------------------------------------------------------------------------------------
 
     def schedule(self, now_ns: int) -> Step:
         """Return the next step; one without tokens where nothing can run."""
-        raise InputError(f"{type(self).__name__} must define schedule(now_ns)")
-
-    def compute(self, step: Step) -> Step:
-        """Count the tokens of a step as computed, and note who samples; `schedule` ends with it."""
+        step = Step()
+        self.fill(step)
+        for request in step.preempted:
+            request.computed = request.drafts = request.sampled = 0
         contexts, samples = step.contexts, step.samples
+        for request in step.hits:
+            if request.scheduled_ns is None:
+                request.scheduled_ns = now_ns
         for request, count in step.tokens.items():
             contexts.append(request.computed)
             request.computed += count
             if request.computed >= request.prompt + request.outputs + request.in_flight:
                 samples.append(request)
-        step.used = self.cache.used
+                request.in_flight += self.ahead
+        step.used, step.waiting = self.cache.used, len(self.waiting)
         return step
+
+    def fill(self, step: Step) -> None:
+        """Say who takes part in a step, with how many tokens (`tokens`), and who was admitted (`hits`)."""
+        raise InputError(f"{type(self).__name__} must define fill(step)")
+
+    def preempt(self, step: Step, victim: Request) -> None:
+        """Let a running request wait before all others; what is computed is lost."""
+        self.free(victim)
+        victim.preemptions += 1
+        step.preempted.append(victim)
+        self.wait(victim, self.waiting, first=True)
+
+    # -- the end of a step ------------------------------------------------------------------------------
 
     def ended(self, step: Step) -> None:
         """Sample a token for each of `Step.samples`; finish requests that have all, and free their blocks."""
@@ -210,32 +259,30 @@ class Batcher:
                 self.sample(step, request, 1)
 
     def sample(self, step: Step, request: Request, count: int) -> None:
-        """Let a request know so many more tokens; finish it when it has all."""
+        """Let a request know so many more tokens; when it has all, take it out and free its blocks."""
         request.outputs += count
+        request.sampled += count
         step.out[request] = count
-        if request.outputs >= request.output or request.prompt + request.outputs >= self.max_model_len:
-            self.finish(step, request)
+        if self.has_all(request):
+            request.finished = True
+            step.finished.append(request)
+            (self.running if request in self.running else self.waiting).remove(request)
+            if not request.kept:
+                self.free(request)
 
-    def finish(self, step: Step, request: Request) -> None:
-        """A request has all its tokens."""
-        request.finished = True
-        step.finished.append(request)
-        self.leave(request)
-
-    def leave(self, request: Request) -> None:
-        """Take a finished request out, and free its blocks."""
-        self.running.remove(request)
-        if not request.kept:
-            self.free(request)
+    def has_all(self, request: Request) -> bool:
+        """Return whether a request has all its tokens."""
+        return request.outputs >= request.output or request.known >= self.max_model_len
 
     def free(self, request: Request) -> None:
         """Free the blocks of a request."""
         self.cache.release(request.blocks)
         request.blocks, request.published = [], 0
 
-    def unfinished(self) -> int:
-        """Return how many requests arrived and have not finished."""
-        raise InputError(f"{type(self).__name__} must define unfinished()")
+
+def rank(request: Request) -> tuple[int, int, str]:
+    """Return who waits first and is preempted last, where priorities count."""
+    return request.priority, request.arrival_ns, request.id
 
 
 class PrefixKeys:

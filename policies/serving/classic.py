@@ -42,71 +42,37 @@ class Static(Batcher):
     def begin(self, cache: KvBlocks, max_model_len: int) -> None:
         """Serve from a cache that is empty."""
         super().begin(cache, max_model_len)
-        self.waiting: deque[Request] = deque()
         self.watermark = 0 if self.whole else cache.usable // 100
-
-    def arrive(self, request: Request) -> None:
-        """Put it at the end of those that wait."""
-        self.waiting.append(request)
-
-    def unfinished(self) -> int:
-        """Return how many run or wait."""
-        return len(self.running) + len(self.waiting)
-
-    def schedule(self, now_ns: int) -> Step:
-        """Return the next step."""
-        step = Step()
-        self.fill(step)
-        for request in step.preempted:
-            self.restart(request)
-        for request in step.tokens:
-            if request.scheduled_ns is None:
-                request.scheduled_ns = now_ns
-        step.waiting = len(self.waiting)
-        return self.compute(step)
-
-    def restart(self, request: Request) -> None:
-        """Count nothing of a preempted request as computed."""
-        request.computed = 0
-
-    def rest(self, request: Request) -> int:
-        """Return how many tokens of its prompt are not computed."""
-        return request.known - request.computed
 
     def fill(self, step: Step) -> None:
         """Say who takes part in a step."""
         if self.running:
-            self.decode(step)
+            step.tokens |= {request: request.left for request in self.running}
         else:
             self.admit(step)
-
-    def decode(self, step: Step) -> None:
-        """Let all running requests go on."""
-        for request in self.running:
-            step.tokens[request] = request.known - request.computed
 
     def admit(self, step: Step, budget: int | None = None, *, whole: bool = True) -> None:
         """Admit waiting requests in order, each with its prompt (not `whole`: what of it fits)."""
         while self.waiting:
             request = self.waiting[0]
             blocks = self.cache.needed(self.max_model_len if self.whole else request.known)
+            count = 0 if request.sampled else request.left  # of one just preempted nothing is left
             if blocks > self.cache.free - self.watermark:
-                step.why, step.head = "blocks", request
-                return
-            if len(self.running) >= self.max_num_seqs:
-                step.why, step.head = "seats", request
-                return
-            count = self.rest(request)
-            if budget is not None:
-                if min(budget, count) <= 0 or (whole and count > budget):
-                    step.why, step.head = "budget", request
-                    return
-                count = min(count, budget)
-                budget -= count
-            request.blocks = self.cache.take(blocks)
-            self.running.append(self.waiting.popleft())
-            step.tokens[request] = count
-            step.hits[request] = 0
+                why = "blocks"
+            elif len(self.running) >= self.max_num_seqs:
+                why = "seats"
+            elif budget is not None and (min(budget, count) <= 0 or (whole and count > budget)):
+                why = "budget"
+            else:
+                if budget is not None:
+                    count = min(count, budget)
+                    budget -= count
+                request.blocks = self.cache.take(blocks)
+                self.running.append(self.waiting.popleft())
+                step.tokens[request], step.hits[request] = count, 0
+                continue
+            step.why, step.head = why, request
+            return
 
 
 class Orca(Static):
@@ -116,7 +82,7 @@ class Orca(Static):
         """Say who takes part in a step."""
         before = list(self.running)
         self.admit(step)
-        step.tokens |= {request: request.known - request.computed for request in before}
+        step.tokens |= {request: request.left for request in before}
 
 
 class VllmV0(Static):
@@ -136,34 +102,15 @@ class VllmV0(Static):
         super().__init__(max_num_seqs=max_num_seqs)
         self.budget = max_num_batched_tokens
 
-    def begin(self, cache: KvBlocks, max_model_len: int) -> None:
-        """Serve from a cache that is empty."""
-        super().begin(cache, max_model_len)
-        self.sampled: dict[Request, int] = {}  # since it was admitted last
-
-    def restart(self, request: Request) -> None:
-        """Count nothing of a preempted request as computed, nor as sampled."""
-        super().restart(request)
-        self.sampled[request] = 0
-
-    def rest(self, request: Request) -> int:
-        """Return how many tokens of its prompt are not computed; of one just preempted, none."""
-        return 0 if self.sampled.get(request) else super().rest(request)
-
-    def sample(self, step: Step, request: Request, count: int) -> None:
-        """Let a request know its next token; finish it when it has all since it was admitted last."""
-        self.sampled[request] = self.sampled.get(request, 0) + count
-        request.outputs += count
-        step.out[request] = count
-        if self.sampled[request] >= request.output:
-            self.finish(step, request)
+    def has_all(self, request: Request) -> bool:
+        """Return whether a request has all its tokens since it was admitted last."""
+        return request.sampled >= request.output
 
     def fill(self, step: Step) -> None:
         """Say who takes part in a step."""
         self.admit(step, self.budget)
         if not step.tokens:
-            for request in self.decoding(step):
-                step.tokens[request] = request.known - request.computed
+            step.tokens |= {request: request.left for request in self.decoding(step)}
 
     def decoding(self, step: Step) -> list[Request]:
         """Return who decodes, the first to arrive first; the last to arrive make room."""
@@ -171,12 +118,12 @@ class VllmV0(Static):
         kept, decoding = [], []
         while left:
             request = left.popleft()
-            if not self.sampled.get(request):  # its prompt is not computed yet
+            if not request.sampled:  # its prompt is not computed yet
                 kept.append(request)
                 continue
             while not self.cache.free:
                 victim = left.pop() if left else request
-                self._preempt(victim, step)
+                self.preempt(step, victim)
                 if victim is request:
                     break
             else:
@@ -186,13 +133,6 @@ class VllmV0(Static):
                 kept.append(request)
         self.running = kept
         return decoding
-
-    def _preempt(self, victim: Request, step: Step) -> None:
-        """Let a request wait before all others; what is computed is lost."""
-        self.free(victim)
-        victim.preemptions += 1
-        step.preempted.append(victim)
-        self.waiting.appendleft(victim)
 
 
 class Sarathi(VllmV0):
@@ -216,7 +156,7 @@ class Sarathi(VllmV0):
         prompts = [request for request in self.running if request not in decoding]
         self.running = [*decoding, *prompts]
         for request in prompts:
-            count = min(request.known - request.computed, budget)
+            count = min(request.left, budget)
             if count > 0:
                 step.tokens[request] = count
                 budget -= count

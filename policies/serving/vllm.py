@@ -16,19 +16,12 @@ block by block, what that scheduler does (``tests/policies/test_serving_steps.py
 
 from __future__ import annotations
 
-from bisect import insort
 from collections import deque
 from typing import Literal
 
-from policies.serving.batcher import Batcher, PrefixKeys, Request, Step
+from policies.serving.batcher import Batcher, PrefixKeys, Request, Step, rank
 from policies.serving.kv_blocks import KvBlocks
 from sim.base.errors import InputError
-
-Rank = tuple[int, int, str]
-
-
-def _rank(request: Request) -> Rank:
-    return request.priority, request.arrival_ns, request.id
 
 
 class Vllm019(Batcher):
@@ -101,43 +94,22 @@ class Vllm019(Batcher):
                 f"max_model_len, {max_model_len:,}: a longer prompt would wait for ever",
                 path=("max_num_batched_tokens",),
             )
-        self.waiting: deque[Request] = deque()
         self.aside: deque[Request] = deque()
         self.keys = PrefixKeys(cache.block_size)
 
-    def arrive(self, request: Request) -> None:
-        """Put it at the end of those that wait."""
-        self._wait(request, self.waiting)
-
-    def _wait(self, request: Request, queue: deque[Request], *, first: bool = False) -> None:
-        """Let a request wait: at the end, or first of all; by rank in its place."""
-        if self.by_rank:
-            insort(queue, request, key=_rank)
-        elif first:
-            queue.appendleft(request)
-        else:
-            queue.append(request)
-
     def unfinished(self) -> int:
         """Return how many run, wait, or are put aside."""
-        return len(self.running) + len(self.waiting) + len(self.aside)
+        return super().unfinished() + len(self.aside)
 
     # -- scheduling -------------------------------------------------------------------------------------
 
-    def schedule(self, now_ns: int) -> Step:
-        """Return the next step."""
-        step = Step()
+    def fill(self, step: Step) -> None:
+        """Let running requests go on, and others join if nobody was preempted."""
         budget = self._run(step)
         if not step.preempted:
-            self._admit(step, budget, now_ns)
+            self._admit(step, budget)
         else:
             step.why, step.head = "blocks", self._head()[1]
-        self.compute(step)
-        if self.ahead:
-            for request in step.samples:
-                request.in_flight += 1
-        step.waiting = len(self.waiting)
-        return step
 
     def _run(self, step: Step) -> int:
         """Let running requests go on; return what is left of the budget."""
@@ -169,7 +141,8 @@ class Vllm019(Batcher):
                     index -= place < index
                     budget += tokens.pop(victim, 0)
                     step.drafts.pop(victim, None)
-                    self._preempt(victim, step)
+                    running.remove(victim)
+                    self.preempt(step, victim)
                     if victim is request:
                         return budget
             if caching and until // size > request.published:
@@ -183,16 +156,7 @@ class Vllm019(Batcher):
             budget -= count
         return budget
 
-    def _preempt(self, victim: Request, step: Step) -> None:
-        """Let a running request wait before all others; what is computed is lost."""
-        self.running.remove(victim)
-        self.free(victim)
-        victim.computed = victim.drafts = 0
-        victim.preemptions += 1
-        step.preempted.append(victim)
-        self._wait(victim, self.waiting, first=True)
-
-    def _admit(self, step: Step, budget: int, now_ns: int) -> None:
+    def _admit(self, step: Step, budget: int) -> None:
         """Let waiting requests run, in order, until one cannot."""
         passed: list[Request] = []  # their prompts are on the way
         while self.waiting or self.aside:
@@ -238,18 +202,16 @@ class Vllm019(Batcher):
             if self.caching:
                 self._publish(request, min(found + count, request.known))
             step.hits[request] = found
-            if request.scheduled_ns is None:
-                request.scheduled_ns = now_ns
             self.running.append(request)
             step.tokens[request] = count
             budget -= count
         for request in reversed(passed):
-            self._wait(request, self.aside, first=True)
+            self.wait(request, self.aside, first=True)
 
     def _head(self) -> tuple[deque[Request], Request]:
         """Return who is looked at next, and where it waits."""
         queue = self.aside or self.waiting
-        if self.by_rank and self.aside and self.waiting and _rank(self.waiting[0]) < _rank(self.aside[0]):
+        if self.by_rank and self.aside and self.waiting and rank(self.waiting[0]) < rank(self.aside[0]):
             queue = self.waiting
         return queue, queue[0]
 
@@ -313,12 +275,6 @@ class Vllm019(Batcher):
                     known = request.computed - request.in_flight
                     if known // size > request.published:
                         self._publish(request, known)
-
-    def leave(self, request: Request) -> None:
-        """Take a finished request out, wherever it is, and free its blocks."""
-        (self.running if request in self.running else self.waiting).remove(request)
-        if not request.kept:
-            self.free(request)
 
 
 def _victim(request: Request) -> tuple[int, int]:

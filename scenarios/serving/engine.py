@@ -185,27 +185,7 @@ class Serve:
         StuckError
             Requests are unfinished, and nothing will ever run again.
         """
-        env = simpy.Environment(initial_time=0)
-        run = _Serving(self, env, batchers, arrivals, prefill)
-        env.process(run.arriving())
-        for replica in range(len(run.batchers)):
-            env.process(run.serving(replica))
-        env.run()
-        return run.passes
-
-
-class _Serving:
-    """Replicas under way."""
-
-    def __init__(
-        self,
-        of: Serve,
-        env: simpy.Environment,
-        batchers: Sequence[Batcher],
-        arrivals: Arrivals,
-        prefill: Sequence[Batcher],
-    ) -> None:
-        self.of, self.env, self.arrivals, self.first_prefill = of, env, arrivals, len(batchers)
+        self.env, self.arrivals, self.first_prefill = simpy.Environment(0), arrivals, len(batchers)
         self.batchers = [*batchers, *prefill]
         self.loads = [0] * len(batchers)
         self.prompts = [0] * len(prefill)  # that each of these has
@@ -214,6 +194,11 @@ class _Serving:
         self.inbox: list[list[Request]] = [[] for _ in self.batchers]
         self.idle: list[simpy.Event | None] = [None] * len(self.batchers)
         self.passes: list[EnginePass] = []
+        self.env.process(self.arriving())
+        for replica in range(len(self.batchers)):
+            self.env.process(self.serving(replica))
+        self.env.run()
+        return self.passes
 
     def arriving(self) -> Generator[simpy.Event, Any, None]:
         """Route requests at the time that they come."""
@@ -234,8 +219,7 @@ class _Serving:
 
     def send(self, request: Request) -> None:
         """Give a request to a replica, or its prompt to one of those that compute prompts."""
-        router = self.of.router
-        request.replica = 0 if router is None else router.route(request, self.loads)
+        request.replica = 0 if self.router is None else self.router.route(request, self.loads)
         self.loads[request.replica] += 1
         if not self.prompts:
             self.hand(request, request.replica)
@@ -270,8 +254,8 @@ class _Serving:
                 self.begin_pulls(step, on_the_way)
                 start = end = now
                 if step.tokens:
-                    start = max(now + self.of.host_ns, free_ns)
-                    free_ns = end = start + self.of.step_ns(step)
+                    start = max(now + self.host_ns, free_ns)
+                    free_ns = end = start + self.step_ns(step)
                 latest = EnginePass.of(step, replica, now, start, end)
                 self.passes.append(latest)
                 if step.tokens:
@@ -299,7 +283,7 @@ class _Serving:
 
     def tell(self, over: EnginePass, step: Step) -> None:
         """Tell observers of a pass."""
-        for observe in self.of.observers:
+        for observe in self.observers:
             observe(over, step)
 
     def may_come(self, replica: int) -> bool:
@@ -309,8 +293,8 @@ class _Serving:
     def begin_pulls(self, step: Step, on_the_way: dict[Request, int]) -> None:
         """Let keys and values of prompts come; what they were computed in is free when they are there."""
         for request, tokens in step.pulls.items():
-            assert self.of.pull is not None
-            on_the_way[request] = self.of.pull(int(self.env.now), request, tokens)
+            assert self.pull is not None
+            on_the_way[request] = self.pull(int(self.env.now), request, tokens)
             if (twin := self.twin_of.pop(request, None)) is not None:
                 self.env.process(self.let_go(twin, on_the_way[request]))
 
@@ -326,9 +310,7 @@ class _Serving:
         now = int(self.env.now)
         if replica < self.first_prefill:
             for request, count in step.out.items():
-                request.token_ns.append(now)
-                for _ in range(count - 1):
-                    request.token_ns.append(now)
+                request.token_ns.extend([now] * count)
             self.loads[replica] -= len(step.finished)
             for request in step.finished:
                 for turn in self.arrivals.ended(request, now):

@@ -24,12 +24,12 @@ import csv
 import json
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from io import StringIO
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 import numpy as np
 from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
@@ -42,13 +42,12 @@ from sim.base.errors import InputError, in_file
 from sim.base.files import read_bytes
 from sim.base.units import NS_PER_MS, NS_PER_S, parse_duration, parse_rate, round_half_up
 
-_TOKENS: Final = 512
-"""Tokens of a block of ``hash_ids``."""
-
 _MOST: Final = 1e15
 """No time is as far away, in s or ms."""
 _VLLM_LISTS: Final = {"start_time": "start_times", "prompt": "input_lens", "output": "output_lens"}
 """Of a row -> the list in vLLM's result."""
+_OURS: Final = {"arrival", "prompt", "output"}
+"""Keys that tell our own format."""
 
 Row = Mapping[str, Any]
 
@@ -163,9 +162,10 @@ def read_requests(path: Path, count: int | None = None) -> list[Request]:
         if not rows:
             raise InputError("has no requests")
         keys = set(rows[0][1])
-        read = next((read for needs, read in _FORMATS if needs <= keys), None)
+        readers = [(each.needs, each.request) for each in _FORMATS] + [(_OURS, _ours)]
+        read = next((read for needs, read in readers if needs <= keys), None)
         if read is None:
-            known = "; ".join(", ".join(sorted(needs)) for needs, _ in _FORMATS)
+            known = "; ".join(", ".join(sorted(needs)) for needs, _ in readers)
             raise InputError(
                 f"line {rows[0][0]}: no known trace has {', '.join(sorted(keys))}; known: {known}"
             )
@@ -248,52 +248,71 @@ def _segments(what: str, ids: Sequence[Any], size: int, prompt: int, name: str) 
     return [*segments, (name, rest)] if segments and rest > 0 else segments
 
 
-def _mooncake(row: Row, name: str, turns: dict[Any, Request]) -> Request:
-    prompt = _whole(row, "input_length")
-    segments = _segments("hash", row.get("hash_ids") or (), _TOKENS, prompt, name)
-    before = turns.get(row.get("session_id"))
-    follows = before is not None and ("delay" in row or "timestamp" not in row)
-    at = 0.0 if follows else _number(row, "timestamp")
-    request = Request(
-        name, round_half_up(at * NS_PER_MS), prompt, _whole(row, "output_length"), segments=segments
-    )
-    if follows:
-        request.after, request.delay_ns = before, round_half_up(_number(row, "delay", 0) * NS_PER_MS)
-    if row.get("session_id") is not None and request.output:
-        turns[row["session_id"]] = request
-    return request
+class _Format(NamedTuple):
+    """A format of traces.
+
+    Attributes
+    ----------
+    at : str
+        Key of the time at which a request comes.
+    unit_ns : int
+        Of that; 0: it is a date.
+    prompt, output, id : str
+        Keys of its tokens and its name.
+    made_of : (str, str, int)
+        What blocks of a prompt are called, the key of their numbers, and the tokens of each.
+    """
+
+    at: str
+    unit_ns: int
+    prompt: str
+    output: str
+    made_of: tuple[str, str, int] = ("", "", 1)
+    id: str = ""
+
+    @property
+    def needs(self) -> set[str]:
+        """Keys that tell it."""
+        return {self.at, self.prompt, self.output}
+
+    def at_ns(self, row: Row) -> int:
+        """Return when a request comes."""
+        if self.unit_ns == 1:
+            return _whole(row, self.at)
+        if self.unit_ns:
+            return round_half_up(_number(row, self.at) * self.unit_ns)
+        head, _, digits = row[self.at].strip().removesuffix("+00:00").partition(".")
+        seconds = datetime.fromisoformat(f"{head}+00:00").timestamp()
+        return round(seconds) * NS_PER_S + int(digits.rstrip("Z")[:9].ljust(9, "0"))
+
+    def request(self, row: Row, name: str, turns: dict[Any, Request]) -> Request:
+        """Return the request of a row; one of a session may follow the one before."""
+        prompt, output, (what, key, size) = _whole(row, self.prompt), _whole(row, self.output), self.made_of
+        before = turns.get(row.get("session_id"))
+        follows = before is not None and ("delay" in row or self.at not in row)
+        made = Request(str(row.get(self.id, name)), 0 if follows else self.at_ns(row), prompt, output)
+        made.segments = _segments(what, row.get(key) or (), size, prompt, name)
+        if follows:
+            made.after, made.delay_ns = before, round_half_up(_number(row, "delay", 0) * NS_PER_MS)
+        if row.get("session_id") is not None and output:
+            turns[row["session_id"]] = made
+        return made
 
 
-def _azure(row: Row, name: str, turns: dict[Any, Request]) -> Request:
-    head, _, digits = row["TIMESTAMP"].strip().removesuffix("+00:00").partition(".")
-    seconds = datetime.fromisoformat(f"{head}+00:00").timestamp()
-    at = round(seconds) * NS_PER_S + int(digits.rstrip("Z")[:9].ljust(9, "0"))
-    return Request(name, at, _whole(row, "ContextTokens"), _whole(row, "GeneratedTokens"))
-
-
-def _burst_gpt(row: Row, name: str, turns: dict[Any, Request]) -> Request:
-    at = round_half_up(_number(row, "Timestamp") * NS_PER_S)
-    return Request(name, at, _whole(row, "Request tokens"), _whole(row, "Response tokens"))
-
-
-def _vllm(row: Row, name: str, turns: dict[Any, Request]) -> Request:
-    at = round_half_up(_number(row, "start_time") * NS_PER_S)
-    return Request(name, at, _whole(row, "prompt"), _whole(row, "output"))
-
-
-def _serving_sim(row: Row, name: str, turns: dict[Any, Request]) -> Request:
-    if "arrival_time_ns" in row:
-        ns = _whole(row, "arrival_time_ns")
-    else:
-        ns = round_half_up(_number(row, "arrival_time") * NS_PER_S)
-    prompt = _whole(row, "input_toks")
-    segments = _segments("token", row.get("input_tok_ids") or (), 1, prompt, name)
-    request = str(row.get("request_id", name))
-    return Request(request, ns, prompt, _whole(row, "output_toks"), segments=segments)
+_IDS: Final = ("token", "input_tok_ids", 1)
+_FORMATS: Final = (
+    _Format("timestamp", NS_PER_MS, "input_length", "output_length", ("hash", "hash_ids", 512)),
+    _Format("TIMESTAMP", 0, "ContextTokens", "GeneratedTokens"),
+    _Format("Timestamp", NS_PER_S, "Request tokens", "Response tokens"),
+    _Format("arrival_time_ns", 1, "input_toks", "output_toks", _IDS, "request_id"),
+    _Format("arrival_time", NS_PER_S, "input_toks", "output_toks", _IDS, "request_id"),
+    _Format("start_time", NS_PER_S, "prompt", "output"),
+)
+"""Those of others."""
 
 
 def _ours(row: Row, name: str, turns: dict[Any, Request]) -> Request:
-    known = {"id", "arrival", "prompt", "output", "priority", "remote", "accepted"}
+    known = {*_OURS, "id", "priority", "remote", "accepted"}
     if unknown := sorted(set(row) - known):
         raise InputError(f"{unknown[0]!r} is no key of a request; known: {', '.join(sorted(known))}")
     given, remote, accepted = row["prompt"], row.get("remote", False), row.get("accepted", [])
@@ -316,15 +335,3 @@ def _ours(row: Row, name: str, turns: dict[Any, Request]) -> Request:
         accepted=[_whole({"accepted": each}, "accepted") for each in accepted],
         remote=remote,
     )
-
-
-_Reader = Callable[[Row, str, dict[Any, Request]], Request]
-_FORMATS: Final[Sequence[tuple[set[str], _Reader]]] = (
-    ({"input_length", "output_length"}, _mooncake),
-    ({"TIMESTAMP", "ContextTokens", "GeneratedTokens"}, _azure),
-    ({"Timestamp", "Request tokens", "Response tokens"}, _burst_gpt),
-    ({"input_toks", "output_toks"}, _serving_sim),
-    ({"start_time", "prompt", "output"}, _vllm),
-    ({"arrival", "prompt", "output"}, _ours),
-)
-"""Keys that tell a format, and what reads a row of it."""

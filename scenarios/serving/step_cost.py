@@ -17,9 +17,10 @@ were asked for before: up to 512 tokens those of the CUDA graphs that vLLM captu
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count, takewhile
+from functools import cache
 from typing import Final
 
 from devices.collectives.groups import NcclGroups, peer_all_reduce_ns
@@ -40,19 +41,11 @@ _COARSE: Final = 64
 """Tokens between two sizes of longer steps that are asked for."""
 
 
-def _geometric() -> Iterator[int]:
-    """Yield 1, 2, 3, 4, 6, 8, 12, 16, ..."""
-    yield 1
-    for power in count(1):
-        yield from (2**power, 3 * 2 ** (power - 1))
-
-
 class Interpolated:
     """A function of two sizes, asked for at few of them, linear in between."""
 
     def __init__(self, function: Callable[[int, int], float]) -> None:
-        self.function = function
-        self._known: dict[tuple[int, int], float] = {}
+        self._ask = cache(function)
 
     def at(self, x: float, y: float) -> float:
         """Return the value between the four sizes around."""
@@ -64,13 +57,9 @@ class Interpolated:
                     found += a * b * self._ask(i, j)
         return found
 
-    def _ask(self, x: int, y: int) -> float:
-        if (x, y) not in self._known:
-            self._known[x, y] = self.function(x, y)
-        return self._known[x, y]
 
-
-_SIZES: Final = tuple(takewhile(lambda size: size <= 2**24, _geometric()))
+_SIZES: Final = (1, *(size << power for power in range(23) for size in (2, 3)), 2**24)
+"""1, 2, 3, 4, 6, 8, 12, 16, ..."""
 
 
 def _around(x: float) -> tuple[int, int, float]:
@@ -129,17 +118,17 @@ class ModelStep:
         self.group = self.layout.group("tp")
         fabric = calibration.collectives
         self.nvlink = isinstance(fabric, NcclGroups) or getattr(fabric, "measured", None) is not None
-        self.kinds = [model.kind(layer) for layer in range(model.layers)]
+        self.kinds = Counter(model.kind(layer) for layer in range(model.layers))
         self.work = self.work_of(1)
-        self._decode = Interpolated(self._decode_ns)
-        self._prefill = Interpolated(self._prefill_ns)
-        self._tokens: dict[int, float] = {}
-        self._sampled: dict[int, float] = {}
+        # A chunk of a prompt counts as a prompt of as many scores.
+        self._decode = Interpolated(lambda requests, cached: self._attention(requests, 1, cached - 1))
+        self._prefill = Interpolated(lambda requests, length: self._attention(requests, length, 0))
+        self._layers, self._head = cache(self._layers_ns), cache(self._head_ns)
         self._all: dict[tuple[int, ...], int] = {}
 
     def __call__(self, step: Step) -> int:
         """Return what a step takes."""
-        tokens = decodes = cached = chunks = length = 0
+        tokens = decodes = cached = chunks = 0
         square = 0.0
         for count_, context in zip(step.tokens.values(), step.contexts, strict=True):
             tokens += count_
@@ -149,7 +138,6 @@ class ModelStep:
             else:
                 chunks += 1
                 square += (count_ * (count_ + 2 * context)) ** 0.5
-                length += count_
         key = (tokens, len(step.samples), decodes, cached, chunks, round_half_up(square))
         if key not in self._all:
             ns = self._through(tokens) + self._head(len(step.samples))
@@ -170,46 +158,35 @@ class ModelStep:
         below = self._layers(low)
         return below + rest / _COARSE * (self._layers(low + _COARSE) - below) if rest else below
 
-    def _layers(self, tokens: int) -> float:
+    def _layers_ns(self, tokens: int) -> float:
         """Return what the layers take of so many tokens, without their attention."""
-        if tokens not in self._tokens:
-            work = self.work_of(tokens)
-            ns = self._ns([kernel for piece in work.embedding() for kernel in piece.forward])
-            for kind in dict.fromkeys(self.kinds):
-                kernels = [each for each in self._kernels(work, kind) if not isinstance(each, Attention)]
-                ns += self.kinds.count(kind) * self._ns(kernels)
-            self._tokens[tokens] = ns
-        return self._tokens[tokens]
+        work = self.work_of(tokens)
+        ns = self._ns([kernel for piece in work.embedding() for kernel in piece.forward])
+        for kind, layers in self.kinds.items():
+            kernels = [each for each in self._kernels(work, kind) if not isinstance(each, Attention)]
+            ns += layers * self._ns(kernels)
+        return ns
 
-    def _head(self, requests: int) -> float:
+    def _head_ns(self, requests: int) -> float:
         """Return what the last norm, the head and sampling take, of so many requests."""
         if not requests or not self.model.vocabulary:
             return 0.0
         rows = GRAPH_SIZES[min(bisect_left(GRAPH_SIZES, requests), len(GRAPH_SIZES) - 1)]
-        if rows not in self._sampled:
-            norm, head, _ = self.work_of(rows).head()
-            logits = rows * self.model.vocabulary
-            share = Collective("all_gather", 2 * logits, "tp")
-            sample = Pass(4 * logits * 3)  # cast to fp32, and read to find the largest
-            self._sampled[rows] = self._ns([*norm.forward, *head.forward, share, sample])
-        return self._sampled[rows]
-
-    def _decode_ns(self, requests: int, cached: int) -> float:
-        """Return what attention takes in all layers, of so many queries over so many keys each."""
-        return self._attention(requests, 1, cached - 1)
-
-    def _prefill_ns(self, requests: int, length: int) -> float:
-        """Return what it takes of so many prompts of that length; a chunk counts as one of as many scores."""
-        return self._attention(requests, length, 0)
+        norm, head, _ = self.work_of(rows).head()
+        logits = rows * self.model.vocabulary
+        share = Collective("all_gather", 2 * logits, "tp")
+        sample = Pass(4 * logits * 3)  # cast to fp32, and read to find the largest
+        return self._ns([*norm.forward, *head.forward, share, sample])
 
     def _attention(self, batch: int, queries: int, cached: int) -> float:
+        """Return what attention takes in all layers, of so many prompts of so many queries each."""
         ns = 0.0
-        for kind in dict.fromkeys(self.kinds):
+        for kind, layers in self.kinds.items():
             for each in self._kernels(self.work, kind):
                 if isinstance(each, Attention):
                     window = min(each.window and self.model.window, queries + cached)
                     kernel = each._replace(batch=batch, sequence=queries, cached=cached, window=window)
-                    ns += self.kinds.count(kind) * self._ns([kernel])
+                    ns += layers * self._ns([kernel])
         return ns
 
     # -- kernels ----------------------------------------------------------------------------------------
@@ -294,6 +271,6 @@ class ReplicaMemory:
     def activations(self, tokens: int, requests: int) -> int:
         """Return the bytes of the widest piece of a layer, of the hidden state, and of logits in fp32."""
         work = self.step.work_of(tokens)
-        one = [piece for kind in {*self.step.kinds} for piece in work.layer(kind)]
+        one = [piece for kind in self.step.kinds for piece in work.layer(kind)]
         widest = max(piece.took + piece.made for piece in one)
         return widest + 4 * tokens * self.step.model.hidden + 4 * requests * self.step.model.vocabulary
