@@ -42,7 +42,7 @@ def escaped(text: str) -> str:
     return _CONTROL.sub(lambda found: f"\\u{ord(found[1]):04x}" if found[1] else found[0], text)
 
 
-class Terminal(io.TextIOBase):
+class Terminal:
     """A text stream that escapes what is written, and forgives a reader that has left."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -51,28 +51,6 @@ class Terminal(io.TextIOBase):
     def __getattr__(self, name: str) -> Any:
         """Return what the stream itself has."""
         return getattr(self.stream, name)
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        """That of the stream."""
-        return self.stream.encoding
-
-    @property
-    def errors(self) -> str | None:  # type: ignore[override]
-        """What the stream does about characters that it does not have."""
-        return self.stream.errors
-
-    def isatty(self) -> bool:
-        """Whether a person reads it."""
-        return self.stream.isatty()
-
-    def fileno(self) -> int:
-        """Return the number of its file."""
-        return self.stream.fileno()
-
-    def writable(self) -> bool:
-        """Return True."""
-        return True
 
     def write(self, text: str) -> int:
         """Write `text`, escaped; return its length. Nothing is a question whether this is for text."""

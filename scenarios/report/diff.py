@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, Final, NamedTuple
 
@@ -305,29 +305,6 @@ _NO_TIMES: Final = "a plan has no times; name the scenario that it is of as the 
 _SCHEMA: Final = re.compile(rb'"schema"\s*:\s*"(sim\.[a-z_]+/\d+)"')
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What the command line says of both sides.
-
-    Attributes
-    ----------
-    paths : sequence of str
-        One or two.
-    policies : sequence of str
-        ``--policy``: for both sides, or one for each.
-    sets, sets_a, sets_b : sequence of str
-        ``--set``, ``--set-a``, ``--set-b``.
-    allowed : Allowed
-    """
-
-    paths: Sequence[str]
-    policies: Sequence[str] = ()
-    sets: Sequence[str] = ()
-    sets_a: Sequence[str] = ()
-    sets_b: Sequence[str] = ()
-    allowed: Allowed = NOTHING
-
-
 class Side(NamedTuple):
     """One side.
 
@@ -346,59 +323,73 @@ class Side(NamedTuple):
     case: Case | None = None
 
 
-@dataclass(frozen=True)
-class _One:
-    """What is asked of one side."""
+class _One(NamedTuple):
+    """What is asked of one side: `own` settings beside those of both, and whether its file is both sides."""
 
     path: str
     policy: str | None
     own: Sequence[str]
-    asked: Asked = field(repr=False)
+    both: Sequence[str]
+    allowed: Allowed
+    alone: bool
 
     @property
     def sets(self) -> list[str]:
         """The settings of both sides and its own."""
-        return [*self.asked.sets, *self.own]
+        return [*self.both, *self.own]
 
     @property
     def runs(self) -> bool:
         """Whether a recording runs: it is changed, or compared with itself under a change."""
-        return self.policy is not None or bool(self.sets) or len(self.asked.paths) == 1
+        return self.policy is not None or bool(self.sets) or self.alone
 
 
-def two_sides(asked: Asked) -> tuple[Side, Side]:
+def two_sides(
+    paths: Sequence[str],
+    policies: Sequence[str] = (),
+    sets: Sequence[str] = (),
+    sets_a: Sequence[str] = (),
+    sets_b: Sequence[str] = (),
+    allowed: Allowed = NOTHING,
+) -> tuple[Side, Side]:
     """Return A and B.
+
+    Parameters
+    ----------
+    paths : sequence of str
+        One or two.
+    policies : sequence of str
+        ``--policy``: for both sides, or one for each.
+    sets, sets_a, sets_b : sequence of str
+        ``--set``, ``--set-a``, ``--set-b``.
+    allowed : Allowed
 
     Raises
     ------
     InputError
         What cannot be compared, or a single path of which there is one schedule only.
     """
-    if len(asked.policies) > 2:
-        raise InputError(f"--policy: takes one policy for each side, not {len(asked.policies)}")
-    a, b = _given(asked)
+    if len(policies) > 2:
+        raise InputError(f"--policy: takes one policy for each side, not {len(policies)}")
+    of: Sequence[str | None] = (None, None)
+    if len(policies) == 2:
+        of = policies
+    elif policies:
+        named = [_names_policies(path) for path in paths]
+        if named in ([True, False], [False, True]):  # the name is of that one
+            of = (policies[0], None) if named[0] else (None, policies[0])
+        else:
+            of = (policies[0] if len(paths) == 2 or sets_a or sets_b else None, policies[0])
+    a, b = (
+        _One(path, policy, own, sets, allowed, len(paths) == 1)
+        for path, policy, own in zip((paths[0], paths[-1]), of, (sets_a, sets_b), strict=True)
+    )
     kinds = _kind(a.path), _kind(b.path)
-    if len(asked.paths) == 1 and not asked.policies and not asked.sets_a and not asked.sets_b:
+    if len(paths) == 1 and not policies and not sets_a and not sets_b:
         return _alone(a, kinds[0])
     if kinds == ("plan", "plan"):
         raise InputError(f"{a.path}: {_NO_TIMES}")
     return _read_side(a, kinds[0], b), _read_side(b, kinds[1], a)
-
-
-def _given(asked: Asked) -> tuple[_One, _One]:
-    policies: tuple[str | None, str | None] = (None, None)
-    if len(asked.policies) == 2:
-        policies = asked.policies[0], asked.policies[1]
-    elif asked.policies:
-        both = len(asked.paths) == 2 or asked.sets_a or asked.sets_b
-        policies = (asked.policies[0] if both else None, asked.policies[0])
-        named = [_names_policies(path) for path in asked.paths]
-        if named in ([True, False], [False, True]):  # the name is of that one
-            policies = (asked.policies[0], None) if named[0] else (None, asked.policies[0])
-    paths = asked.paths[0], asked.paths[-1]
-    more = asked.sets_a, asked.sets_b
-    a, b = (_One(paths[k], policies[k], more[k], asked) for k in (0, 1))
-    return a, b
 
 
 def _names_policies(path: str) -> bool:
@@ -483,7 +474,7 @@ def _alone(one: _One, kind: str) -> tuple[Side, Side]:
 
 
 def _scenario(one: _One) -> Scenario:
-    return scenario_of(Document.read(one.path, one.asked.allowed).with_settings(one.sets))
+    return scenario_of(Document.read(one.path, one.allowed).with_settings(one.sets))
 
 
 def _of_case(case: Case, own: Sequence[str] = (), label: str = "") -> Side:
@@ -501,11 +492,9 @@ def _of_plan(one: _One, other: _One) -> Side:
     own = _scenario(other).case(other.policy)
     policy = f"{{name: replay, file: {os.path.abspath(one.path)!r}"
     policy += f", synchronisation: {own.decisions.policy.synchronisation}}}"
-    outside = one.asked.allowed._replace(outside=True)  # the plan is named here, and not by the scenario
-    scenario = _scenario(
-        _One(other.path, None, [*one.own, f"policy={policy}"], replace(one.asked, allowed=outside))
-    )
-    return _of_case(scenario.case(), one.own, _name(one.path))
+    outside = one.allowed._replace(outside=True)  # the plan is named here, and not by the scenario
+    follows = one._replace(path=other.path, own=[*one.own, f"policy={policy}"], allowed=outside)
+    return _of_case(_scenario(follows).case(), one.own, _name(one.path))
 
 
 # -- tables and recordings --------------------------------------------------------------------------

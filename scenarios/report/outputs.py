@@ -41,7 +41,7 @@ MEMORY_TRACE_ENDINGS: Final = (".jsonl", ".jsonl.gz")
 
 
 Files = Mapping[str, Sequence[str] | None]
-"""What is wanted, a key of `_ENDINGS` -> its files."""
+"""What is wanted, a key of `_FILES` -> its files."""
 
 
 def check_outputs(files: Files) -> None:
@@ -69,7 +69,7 @@ def check_outputs(files: Files) -> None:
                 "which ui.perfetto.dev opens"
             )
         else:
-            check_path(what, path, _ENDINGS[what])
+            check_path(what, path, _FILES[what][0])
         target = Path(path).resolve()
         if target in taken:
             raise InputError(f"--{what} {path}: is what --{taken[target]} writes")
@@ -109,10 +109,10 @@ def write_outputs(
     refused = None
     for what, path in _each(files):
         try:
-            if what in CHARTS:
-                _write_chart(results, path, what, arrows=arrows, critical_path=critical_path)
+            if (write := _FILES[what][1]) is not None:
+                write(results, path)
             else:
-                _WRITERS[what](results, path)
+                _write_chart(results, path, what, arrows=arrows, critical_path=critical_path)
         except InputError as error:
             refused = refused or error
         else:
@@ -279,32 +279,24 @@ def _write_timeline(results: Sequence[Result], path: str) -> None:
     save(timeline(lives), path)
 
 
-_ENDINGS: Final[Mapping[str, tuple[str, ...]]] = {
-    "gantt": (*PICTURES, ".html"),
-    "html": (".html",),
-    "trace": (".json", ".json.gz"),
-    "ops": TABLE_ENDINGS,
-    "memory": PICTURES,
-    "links": PICTURES,
-    "roofline": PICTURES,
-    "plan": (".json",),
-    "tuning": TABLE_ENDINGS,
-    "timeline": PICTURES,
-    "pareto": PICTURES,
-    "show-graph": (".json", ".json.gz"),
-    "memory-trace": MEMORY_TRACE_ENDINGS,
+_Writer = Callable[[Sequence["Result"], str], None]
+
+_FILES: Final[Mapping[str, tuple[tuple[str, ...], _Writer | None]]] = {
+    "gantt": ((*PICTURES, ".html"), None),
+    "html": ((".html",), None),
+    "trace": ((".json", ".json.gz"), _write_trace),
+    "ops": (TABLE_ENDINGS, _write_ops),
+    "memory": (PICTURES, _write_memory),
+    "links": (PICTURES, _write_links),
+    "roofline": (PICTURES, _write_roofline),
+    "plan": ((".json",), _write_plan),
+    "tuning": (TABLE_ENDINGS, _write_tuning),
+    "timeline": (PICTURES, _write_timeline),
+    "pareto": (PICTURES, None),
+    "show-graph": ((".json", ".json.gz"), None),
+    "memory-trace": (MEMORY_TRACE_ENDINGS, None),
 }
-# What writes each, but for `CHARTS`, which have options.
-_WRITERS: Final[Mapping[str, Callable[[Sequence[Result], str], None]]] = {
-    "trace": _write_trace,
-    "ops": _write_ops,
-    "memory": _write_memory,
-    "links": _write_links,
-    "roofline": _write_roofline,
-    "plan": _write_plan,
-    "tuning": _write_tuning,
-    "timeline": _write_timeline,
-}
+"""What a file holds -> its endings, and what writes it; None: it has options, or a verb does."""
 
 
 def write_graphs(result: Result, paths: tuple[str, str]) -> None:

@@ -40,7 +40,7 @@ from scenarios.run.prepare_job import job_of
 from scenarios.run.scenario import Case, scenario_of
 from scenarios.variants.optimum import find_optimum, list_schedules
 from scenarios.variants.schedules import ListedOrder
-from scenarios.variants.sweep import finished, keep, program, remember, sweeping, write_rows
+from scenarios.variants.sweep import KeptRows, program, sweeping, write_rows
 from scenarios.variants.variant import Row, VariantRun, attempt
 from sim.base.errors import InputError, SimError, hint, in_file, listed
 from sim.base.files import read_bytes, read_text
@@ -292,22 +292,9 @@ def _rows(
     for path in dict.fromkeys(point.path for point in points):
         content = hashlib.sha256(read_bytes(path, unpack=False)).hexdigest()
         stamp[path] = f"{content} {program()}"
-    now = {point.key: stamp[point.path] for point in points}
-    rows = {} if kept is None else finished(kept, now, ())[0]
-    left = [point for point in points if point.key not in rows]
-    done(len(rows), len(points))
-    for point, row in zip(
-        left, executor.map(run_point, left) if executor else map(run_point, left), strict=True
-    ):
-        rows[point.key] = row
-        if kept is not None:
-            remember(kept, {"scenario": now[point.key], "point": point.key, "row": row})
-        done(len(rows), len(points))
-    ended = [rows[point.key] for point in points]
-    if kept is not None:
-        both = zip(points, ended, strict=True)
-        keep(kept, ({"scenario": now[p.key], "point": p.key, "row": row} for p, row in both))
-    return ended
+    rows = KeptRows(kept, {point.key: stamp[point.path] for point in points})
+    each = map if executor is None else executor.map
+    return rows.complete(points, lambda left: zip(left, each(run_point, left), strict=True), done)
 
 
 def with_gaps(points: Sequence[Point], rows: Sequence[Row], known: Mapping[str, Known]) -> list[Row]:

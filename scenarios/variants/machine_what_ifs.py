@@ -12,9 +12,10 @@ change.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 import numpy as np
 
@@ -31,6 +32,8 @@ from sim.record.record import Wait
 from sim.trace import Trace
 
 _NONE: Final = np.zeros(0, np.int64)
+_FREE: Final[Mapping[str, Any]] = {"issue_ns": 0, "issue_ns_by_kind": {}, "launch_latency_ns": 0, "gap_ns": 0}
+"""What issuing and launching on a device cost where they cost nothing."""
 
 MOST_OPS: Final = 3
 """Ops that are tried one by one: those that take longest on the executed critical path."""
@@ -70,15 +73,15 @@ def machine_trials(trace: Trace) -> list[Variant]:
         *_by_device(trace, computes),
     ]
     if any(map(_costs, machine.devices)):
-        trials.append(_trial("issuing and launching take no time", _free))
+        trials.append(_trial("issuing and launching take no time", partial(replace, **_FREE)))
     trials += _of_communication(trace)
     if any(device.memory_bytes is not None for device in machine.devices):
         waits = (trace.tasks["wait"] == Wait.MEMORY).any() or trace.tasks.get("calls_ns", _NONE).any()
         why_not = "" if waits else "nothing waits for memory"
-        trials.append(_trial("memory without limit", _unlimited, why_not))
+        trials.append(_trial("memory without limit", partial(replace, memory_bytes=None), why_not))
     for op in _longest_on_path(trace):
         ops = np.isin(np.arange(len(names)), _on_all_ranks(trace, op))
-        trials.append(Variant(label=f"{names[op]!r} twice as fast", job=_halving(ops)))
+        trials.append(Variant(label=f"{names[op]!r} twice as fast", job=_taking(partial(_half, ops=ops))))
     return trials
 
 
@@ -101,7 +104,7 @@ def _of_communication(trace: Trace) -> Iterator[Variant]:
         if any(link.bandwidth_bytes_per_s for link in machine.links):
             yield Variant(label="links with twice the bandwidth", machine=_wider)
         if machine.collectives is None:
-            yield Variant(label="links take no time", machine=_unlinked)
+            yield Variant(label="links take no time", machine=partial(replace, links=()))
 
 
 def _wider(machine: Machine) -> Machine:
@@ -114,21 +117,10 @@ def _wider(machine: Machine) -> Machine:
     return replace(machine, links=tuple(links))
 
 
-def _unlinked(machine: Machine) -> Machine:
-    return replace(machine, links=())
-
-
-def _unlimited(device: Device) -> Device:
-    return replace(device, memory_bytes=None)
-
-
-def _free(device: Device) -> Device:
-    return replace(device, issue_ns=0, issue_ns_by_kind={}, launch_latency_ns=0, gap_ns=0)
-
-
 def _costs(device: Device) -> bool:
     """Whether issuing or launching on a device takes time."""
-    return any((device.issue_ns, *device.issue_ns_by_kind.values(), device.launch_latency_ns, device.gap_ns))
+    alone = (getattr(device, name) for name in _FREE if name != "issue_ns_by_kind")
+    return any((*alone, *device.issue_ns_by_kind.values()))
 
 
 def _by_device(trace: Trace, computes: BoolArray) -> Iterator[Variant]:
@@ -141,7 +133,7 @@ def _by_device(trace: Trace, computes: BoolArray) -> Iterator[Variant]:
     tasks = trace.executed & computes[trace.tasks["op"]]
     compute_ns = np.zeros(len(job.machine.devices), np.int64)
     np.add.at(compute_ns, trace.device[tasks], (trace.tasks["end_ns"] - trace.tasks["start_ns"])[tasks])
-    groups = grouped(used, lambda d: (_unnamed(job.machine.devices[d]), compute_ns[d]))
+    groups = grouped(used, lambda d: (replace(job.machine.devices[d], name=""), compute_ns[d]))
     if len(groups) > MOST_DEVICES:
         groups = grouped(used, lambda d: job.machine.devices[d].kind)
         names = [f"every {job.machine.devices[group[0]].kind}" for group in groups]
@@ -158,10 +150,6 @@ def _by_device(trace: Trace, computes: BoolArray) -> Iterator[Variant]:
             more = _with_stream({job.machine.devices[d].name for d in devices})
             why_not = "" if _is_used(job, more) else "policy.streams would put no op on it"
             yield _trial(f"one more stream on {name}", more, why_not)
-
-
-def _unnamed(device: Device) -> Device:
-    return replace(device, name="")
 
 
 def _with_stream(names: set[str]) -> Callable[[Device], Device]:
@@ -203,10 +191,6 @@ def _computing(ops: BoolArray) -> Callable[[Job], Job]:
         return _taking(lambda ns: inside + _half(ns - inside, ops))(job)
 
     return changed
-
-
-def _halving(ops: BoolArray) -> Callable[[Job], Job]:
-    return _taking(lambda ns: _half(ns, ops))
 
 
 def _half(ns: IntArray, ops: BoolArray) -> IntArray:

@@ -31,7 +31,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeVar
 
 from scenarios.fields.results import column_of_result
 from scenarios.file.document import Document
@@ -105,34 +105,20 @@ def _sweep(
 ) -> list[Row]:
     """Run the points that the file of points does not have yet; return the rows of all in order."""
     stamp, now = stamps(variants.document, points)
-    rows: dict[str, Row] = {}
     if known is not None:
         now = {key: f"{own} {program()}" for key, own in now.items()}
-        rows, changed = finished(known, now, [column_of_result(name) for name in variants.results])
-        if changed:
-            told = "the scenario, a file that it names, or this program has changed since"
-            warnings.warn(f"{known}: {told}: {changed:,} of {len(points):,} points run again", stacklevel=3)
-
-    def entry(key: str) -> Row:
-        return {"scenario": now[key], "point": key, "row": rows[key]}
-
+    kept = KeptRows(known, now, [column_of_result(name) for name in variants.results])
+    if kept.changed:
+        told = "the scenario, a file that it names, or this program has changed since"
+        warnings.warn(f"{known}: {told}: {kept.changed:,} of {len(points):,} points run again", stacklevel=3)
     try:
-        done(len(rows), len(points))
-        left = [point for point in points if point.key not in rows]
-        for point, row in variants.rows(left, executor, stamp=stamp):
-            rows[point.key] = row
-            if known is not None:
-                remember(known, entry(point.key))
-            done(len(rows), len(points))
+        ended = kept.complete(points, lambda left: variants.rows(left, executor, stamp=stamp), done)
     except KeyboardInterrupt:
-        told = f"{len(rows)} of {len(points)} points are done"
-        if known is not None and rows:
+        told = f"{len(kept.rows)} of {len(points)} points are done"
+        if known is not None and kept.rows:
             told += f"; {known} keeps them, and the same command goes on there"
-        raise Interrupted([rows[point.key] for point in points if point.key in rows], told) from None
-    ended = [rows[point.key] for point in points]
+        raise Interrupted([kept.rows[one.key] for one in points if one.key in kept.rows], told) from None
     refuse_all_invalid(ended)
-    if known is not None:
-        keep(known, (entry(point.key) for point in points))
     return ended
 
 
@@ -190,37 +176,81 @@ def program() -> str:
     return found.hexdigest()
 
 
-def remember(points: Path, entry: Row) -> None:
-    """Add a line to the file of points."""
-    try:
-        with points.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(entry) + "\n")
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(points)) from None
+class _Point(Protocol):
+    @property
+    def key(self) -> str:
+        """What tells it from the others."""
 
 
-def keep(points: Path, entries: Iterable[Row]) -> None:
-    """Write the file of points anew: without points of other sweeps, and lines that were cut off."""
-    write_bytes(points, "".join(json.dumps(entry) + "\n" for entry in entries).encode())
+_P = TypeVar("_P", bound=_Point)
 
 
-def finished(points: Path, now: Mapping[str, str], columns: Sequence[str]) -> tuple[dict[str, Row], int]:
-    """Return the rows that are remembered of these points as they are now, by the key of the point.
+class KeptRows:
+    """Rows of runs by the key of their point, in a file from which a command that was cut off goes on.
 
-    They have these columns, or failed. Of other points, what their results depend on has changed since: how
-    many these are is returned, too.
+    Parameters
+    ----------
+    path : path, optional
+        Without it nothing is kept.
+    now : mapping of str to str
+        What the row of each point depends on: one that depended on something else is none.
+    columns : sequence of str
+        Those that a row has, unless it failed.
+
+    Attributes
+    ----------
+    rows : dict of str to dict
+    changed : int
+        Points that are in the file, and whose rows depended on something else.
     """
-    found: dict[str, Row] = {}
-    changed = set()
-    for line in points.read_text(encoding="utf-8").splitlines() if points.is_file() else ():
-        with suppress(ValueError, TypeError, KeyError):  # cut off when the sweep died, or of another point
-            entry = json.loads(line)
-            whole = "makespan_ns" not in entry["row"] or all(name in entry["row"] for name in columns)
-            if entry["scenario"] != now[entry["point"]]:
-                changed.add(entry["point"])
-            elif whole:
-                found[entry["point"]] = entry["row"]
-    return found, len(changed - found.keys())
+
+    def __init__(self, path: Path | None, now: Mapping[str, str], columns: Sequence[str] = ()) -> None:
+        self.path, self.now = path, now
+        self.rows: dict[str, Row] = {}
+        changed = set()
+        there = path is not None and path.is_file()
+        for line in path.read_text(encoding="utf-8").splitlines() if there and path else ():
+            with suppress(
+                ValueError, TypeError, KeyError
+            ):  # cut off when the sweep died, or of another point
+                entry = json.loads(line)
+                whole = "makespan_ns" not in entry["row"] or all(name in entry["row"] for name in columns)
+                if entry["scenario"] != now[entry["point"]]:
+                    changed.add(entry["point"])
+                elif whole:
+                    self.rows[entry["point"]] = entry["row"]
+        self.changed = len(changed - self.rows.keys())
+
+    def put(self, key: str, row: Row) -> None:
+        """Add a row, and a line to the file."""
+        self.rows[key] = row
+        if self.path is not None:
+            try:
+                with self.path.open("a", encoding="utf-8") as file:
+                    file.write(self._line(key))
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, str(self.path)) from None
+
+    def _line(self, key: str) -> str:
+        return json.dumps({"scenario": self.now[key], "point": key, "row": self.rows[key]}) + "\n"
+
+    def complete(
+        self,
+        points: Sequence[_P],
+        run: Callable[[Sequence[_P]], Iterable[tuple[_P, Row]]],
+        done: Callable[[int, int], None],
+    ) -> list[Row]:
+        """Run the points that are not there; return the rows of all, in order.
+
+        The file is written anew: without points of others, and lines that were cut off.
+        """
+        done(len(self.rows), len(points))
+        for point, row in run([point for point in points if point.key not in self.rows]):
+            self.put(point.key, row)
+            done(len(self.rows), len(points))
+        if self.path is not None:
+            write_bytes(self.path, "".join(self._line(point.key) for point in points).encode())
+        return [self.rows[point.key] for point in points]
 
 
 @contextmanager

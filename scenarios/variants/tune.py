@@ -23,13 +23,11 @@ import hashlib
 import itertools
 import math
 import random
-from collections import defaultdict
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from statistics import stdev
 from typing import Any, Final, NamedTuple
 
@@ -43,7 +41,7 @@ from scenarios.run.scenario import Case
 from scenarios.variants.repeat import mean_with_interval
 from scenarios.variants.schedules import Given, ListedOrder, SearchSchedule, Space
 from scenarios.variants.search_methods import AHEAD, METHODS, Ask
-from scenarios.variants.sweep import finished, program, remember, stamps
+from scenarios.variants.sweep import KeptRows, program, stamps
 from scenarios.variants.variant import Row, Variant, Variants, attempt, refuse_all_invalid, value_of
 from sim.base.errors import InputError, RunError, UnknownNameError
 from sim.base.units import round_half_up
@@ -178,31 +176,6 @@ class Tuning:
         return [answers[i] for i in front(points)]
 
 
-class KeptRuns:
-    """What runs of a search came to, in a file that a search which was cut off goes on from.
-
-    Parameters
-    ----------
-    path : path, optional
-        Without it nothing is kept.
-    of : str
-        What tells this search from others: of another one nothing is taken.
-    """
-
-    def __init__(self, path: Path | None = None, of: str = "") -> None:
-        self.path, self.of = path, of
-        self._rows = {} if path is None else finished(path, defaultdict(lambda: of), ())[0]
-
-    def get(self, variant: Variant) -> Row | None:
-        """Return the row of a run, if it is known."""
-        return self._rows.get(_key(variant)) if self._rows else None
-
-    def put(self, variant: Variant, row: Row) -> None:
-        """Keep the row of a run."""
-        if self.path is not None:
-            remember(self.path, {"scenario": self.of, "point": _key(variant), "row": row})
-
-
 def _key(variant: Variant) -> str:
     """Return what tells a run from the others of a search."""
     schedule = hashlib.sha256(repr(variant.schedule).encode()).hexdigest() if variant.schedule else ""
@@ -231,7 +204,7 @@ class Tuner:
         How many trials run at once, if `executor` is set. What is found does not depend on it.
     runs : int
         How many there were.
-    kept : KeptRuns
+    kept : KeptRows, optional
         What an earlier search came to.
     """
 
@@ -245,7 +218,7 @@ class Tuner:
     jobs: int = 1
     executor: Executor | None = None
     runs: int = 0
-    kept: KeptRuns = field(default_factory=lambda: KeptRuns())
+    kept: KeptRows | None = None
 
     @cached_property
     def tuning(self) -> Tuning:
@@ -497,13 +470,15 @@ class Tuner:
 
     def _run(self, variants: Sequence[Variant]) -> Generator[Row, None, None]:
         """Yield the rows of runs, and count them; those that are kept need not run."""
-        known = [self.kept.get(variant) for variant in variants]
+        kept = self.kept
+        known = [None if kept is None else kept.rows.get(_key(variant)) for variant in variants]
         left = [variant for variant, row in zip(variants, known, strict=True) if row is None]
         with closing(self.variants.rows(left, self.executor, self.jobs)) as rows:
             for row in known:
                 if row is None:
                     variant, row = next(rows)
-                    self.kept.put(variant, row)
+                    if kept is not None:
+                        kept.put(_key(variant), row)
                 self.runs += 1
                 yield row
 

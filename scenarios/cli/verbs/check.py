@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -14,12 +13,8 @@ if TYPE_CHECKING:
     from scenarios.regression import Checked
 
 
-class CheckFormat(StrEnum):
-    """How it is printed."""
-
-    text = "text"
-    json = "json"
-    github = "github"
+CheckFormat = Literal["text", "json", "github"]
+"""How it is printed."""
 
 
 def check(
@@ -29,7 +24,7 @@ def check(
     ] = False,
     format: Annotated[
         CheckFormat, option("--format", "Text, JSON, or text whose failures are annotations on GitHub.")
-    ] = CheckFormat.text,
+    ] = "text",
     json: Json = False,
     allowed: Allowed = NOTHING,
 ) -> None:
@@ -42,16 +37,16 @@ def check(
     from scenarios.cli.running import progress
     from scenarios.regression import check_file, scenario_files
 
-    format = CheckFormat.json if json else format
+    format = "json" if json else format
     done: list[Checked] = []
     for path in scenario_files(paths):
         with progress(f"checking {path}"):
             results = list(check_file(path, allowed, new_values=update))
         done += results
-        if format is not CheckFormat.json:
+        if format != "json":
             for one in results:
                 _print(one, format)
-    if format is CheckFormat.json:
+    if format == "json":
         failed = sum(one.exit_status != 0 for one in done)
         print_json({"schema": "sim.check/1", "failed": failed, "checks": [one.to_json() for one in done]})
     else:
@@ -74,7 +69,7 @@ def _print(one: Checked, format: CheckFormat) -> None:
         typer.echo(f"passed {name} ({len(one.outcomes)} expected{unused})")
     else:
         typer.echo(f"       {name}: no `expect:`")
-    if format is CheckFormat.github:
+    if format == "github":
         level = "error" if one.exit_status else "notice"
         for place, told in one.complaints:
             typer.echo(

@@ -53,7 +53,7 @@ def diff(
     from scenarios.cli.difference_table import print_difference
     from scenarios.cli.output import print_json
     from scenarios.cli.running import progress, save_picture
-    from scenarios.report.diff import Answer, Asked, two_sides
+    from scenarios.report.diff import Answer, two_sides
     from scenarios.report.outputs import PICTURES, check_path
     from scenarios.variants.incomparable_runs import warn_of_unlike_costs
     from sim.base.units import parse_duration
@@ -64,7 +64,7 @@ def diff(
         check_path("gantt", path, PICTURES)
     given = (policy or (), sets or (), sets_a or (), sets_b or ())
     paths = [file] if other is None else [file, other]
-    sides = two_sides(Asked(paths, *given, allowed=allowed))
+    sides = two_sides(paths, *given, allowed=allowed)
     schedules = []
     for letter, side in zip("AB", sides, strict=True):
         with progress(f"{letter}: {side.title}"):

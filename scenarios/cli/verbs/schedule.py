@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from scenarios.cli.shared_options import argument, completes, option, settings
 from sim.base.errors import InputError
 
-
-class ScheduleFormat(StrEnum):
-    """How a schedule is printed."""
-
-    text = "text"
-    torch_csv = "torch-csv"
-    clock = "clock"
+ScheduleFormat = Literal["text", "torch-csv", "clock"]
+"""How a schedule is printed."""
 
 
 def schedule(
@@ -42,7 +36,7 @@ def schedule(
         option(
             "--format", "A picture (rank × time), CSV for torch (one row per rank), or GPipe's clock cycles."
         ),
-    ] = ScheduleFormat.text,
+    ] = "text",
 ) -> None:
     """Print a schedule.
 
@@ -60,11 +54,11 @@ def schedule(
             if value is None:
                 raise InputError(f"{name} needs {option}")
     found = generate(name, ranks=ranks, micro_batches=micro_batches, chunks=chunks, **given)
-    if format is ScheduleFormat.torch_csv:
+    if format == "torch-csv":
         typer.echo(to_csv(found), nl=False)
         return
     clock = clock_table(found.micro_batches, found.stages) if name == "gpipe" else None
-    if format is ScheduleFormat.clock:
+    if format == "clock":
         if clock is None:
             raise InputError(f"{name} does not go by clock cycles; gpipe does")
         typer.echo(clock)

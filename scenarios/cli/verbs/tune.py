@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from contextlib import ExitStack
 from typing import Annotated
 
@@ -84,8 +85,8 @@ def tune(
     from scenarios.fields.results import shown_result
     from scenarios.report.outputs import PICTURES, check_path
     from scenarios.variants.executors import executor_of
-    from scenarios.variants.sweep import sweeping
-    from scenarios.variants.tune import KeptRuns, Tuner, Tuning
+    from scenarios.variants.sweep import KeptRows, sweeping
+    from scenarios.variants.tune import Tuner, Tuning
     from scenarios.variants.tune_report import (
         check_winner,
         trial_table,
@@ -123,7 +124,8 @@ def tune(
     try:
         with ExitStack() as open_files:
             if table is not None:
-                tuner.kept = KeptRuns(open_files.enter_context(sweeping(table)), tuner.stamp())
+                stamp = tuner.stamp()
+                tuner.kept = KeptRows(open_files.enter_context(sweeping(table)), defaultdict(lambda: stamp))
             tuner.executor = open_files.enter_context(executor_of(min(jobs, budget), show_warnings))
             if vary:
                 tuner.settings(method, budget if not schedules else max(1, budget // 2))
