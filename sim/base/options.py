@@ -20,8 +20,9 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
+from types import FunctionType
 from typing import Any, Final, get_args, get_origin
 
 import numpy as np
@@ -55,7 +56,7 @@ def parameters(thing: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     >>> parameters(f)
     {'window': <Parameter "window: int | None = None">}
     """
-    signature = _signature_of_class(thing) if isinstance(thing, type) else _signature(thing)
+    signature = _signature_once(thing) if isinstance(thing, type | FunctionType) else _signature(thing)
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return {name: p for name, p in signature.parameters.items() if p.kind in named}
 
@@ -69,8 +70,8 @@ def _signature(thing: Callable[..., Any]) -> inspect.Signature:
         return inspect.Signature()
 
 
-_signature_of_class = cache(_signature)
-"""Points of a sweep ask for the same few classes."""
+_signature_once = lru_cache(maxsize=1024)(_signature)
+"""Points of a sweep ask for the same few classes and methods."""
 
 
 def spelling(parameter: str) -> str:
@@ -120,8 +121,12 @@ def require_call(what: str, thing: object, *arguments: str, method: str | None =
             raise InputError(f"{what} {takes}; {type(thing).__name__} has none")
     if not callable(called):
         raise InputError(f"{what} should be callable with {form}; found {type(thing).__name__} {thing!r:.60}")
+    function = getattr(called, "__func__", None)  # of a method: takes the object, too
     try:
-        signature = inspect.signature(called)
+        if isinstance(function, FunctionType):
+            signature, arguments = _signature_once(function), ("self", *arguments)
+        else:
+            signature = inspect.signature(called)
     except ValueError:  # written in C, and says nothing of its parameters
         return
     try:
