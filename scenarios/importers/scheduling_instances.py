@@ -35,7 +35,7 @@ from sim.graph.graph import Graph
 _PROJECT: Final = "REQUESTS/DURATIONS"
 
 
-class _Line(NamedTuple):
+class TextLine(NamedTuple):
     """A line of numbers, and where it stands."""
 
     path: StrPath
@@ -43,6 +43,7 @@ class _Line(NamedTuple):
     words: list[str]
 
     def wrong(self, expected: str) -> NoReturn:
+        """Refuse the line."""
         found = shortened(" ".join(self.words))
         raise InputError(f"{self.path}: line {self.number}: should be {expected}, found {found!r}")
 
@@ -53,22 +54,22 @@ class _Line(NamedTuple):
         return [int(word) for word in self.words]
 
 
-def _lines(path: StrPath, text: str) -> list[_Line]:
+def lines_of(path: StrPath, text: str) -> list[TextLine]:
     """Return the lines that are no comment."""
     rows = ((number, line.partition("#")[0].split()) for number, line in enumerate(text.splitlines(), 1))
-    return [_Line(path, number, words) for number, words in rows if words]
+    return [TextLine(path, number, words) for number, words in rows if words]
 
 
 def _is_shop(head: bytes) -> list[list[str]]:
     """Return the first rows of numbers of a file that is nothing else; empty: it has others."""
-    rows = [line.words for line in _lines("", head.decode(errors="replace"))[:2]]
+    rows = [line.words for line in lines_of("", head.decode(errors="replace"))[:2]]
     plain = len(rows) == 2 and all(re.fullmatch(r"[\d.]+", word) for row in rows for word in row)
     return rows if plain and len(rows[0]) in (2, 3) else []
 
 
-def _job_lines(path: StrPath, most: int) -> tuple[int, list[_Line]]:
+def _job_lines(path: StrPath, most: int) -> tuple[int, list[TextLine]]:
     """Return how many machines there are, and the line of each job."""
-    lines = _lines(path, read_text(path))
+    lines = lines_of(path, read_text(path))
     if not lines:
         raise InputError(f"{path}: is empty; its first line should be JOBS MACHINES")
     sizes = [word for word in lines[0].words[:2] if word.isdecimal() and word.isascii()]
@@ -121,7 +122,7 @@ class JobShop:
         fixed_batch(path, batch, "its times are given")
         machines, lines = _job_lines(path, 2)
 
-        def job(line: _Line) -> list[dict[int, int]]:
+        def job(line: TextLine) -> list[dict[int, int]]:
             expected = f"MACHINE TIME for each of {machines} ops, machines from 0 to {machines - 1}"
             numbers = line.numbers(expected)
             if len(numbers) != 2 * machines or max(numbers[::2]) >= machines:
@@ -174,7 +175,7 @@ class FlexibleJobShop:
         return _shop(path, machines, moved, unit)
 
 
-def _flexible(line: _Line) -> list[dict[int, int]]:
+def _flexible(line: TextLine) -> list[dict[int, int]]:
     """Return the times of each op of a job by machine."""
     expected = "OPS, then for each op N and N times MACHINE TIME"
     count, *rest = line.numbers(expected)
@@ -238,11 +239,11 @@ class Project:
             return replace(builder.build(), machine=machine)
 
 
-def _sections(path: StrPath) -> tuple[list[_Line], list[_Line], dict[str, int]]:
+def _sections(path: StrPath) -> tuple[list[TextLine], list[TextLine], dict[str, int]]:
     """Return the lines of successors and of requests, and how much there is of each resource."""
-    found: dict[str, list[_Line]] = {}
+    found: dict[str, list[TextLine]] = {}
     section = ""
-    for line in _lines(path, read_text(path)):
+    for line in lines_of(path, read_text(path)):
         text = " ".join(line.words)
         if text.endswith(":") or text.startswith("RESOURCEAVAILABILITIES"):
             section = text.rstrip(":")

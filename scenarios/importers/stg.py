@@ -24,11 +24,11 @@ algorithms", Journal of Scheduling 2002; https://www.kasahara.cs.waseda.ac.jp/sc
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, Final, Literal
 
 from scenarios.importers.files import fixed_batch, stem
+from scenarios.importers.scheduling_instances import TextLine, lines_of
 from sim.base.errors import GraphError, InputError, in_file, shortened
 from sim.base.files import StrPath, read_text
 from sim.base.units import NS_PER_S, parse_bandwidth, parse_duration, round_half_up
@@ -80,12 +80,11 @@ def load(
     unit_ns = parse_duration(unit, what="unit")
     rate = parse_bandwidth(bandwidth, what="bandwidth")
     per_edge = 2 if communication == "yes" else 1
-    lines = (line.partition("#")[0].split() for line in read_text(path).splitlines())
-    rows = [(number, words) for number, words in enumerate(lines, start=1) if words]
-    if not rows or len(rows[0][1]) != 1 or _NUMBER.fullmatch(rows[0][1][0]) is None:
+    lines = lines_of(path, read_text(path))
+    if not lines or len(lines[0].words) != 1 or _NUMBER.fullmatch(lines[0].words[0]) is None:
         raise InputError(f"{path}: not a task graph (its first line should be the number of tasks)")
-    tasks = [_task(row, number, path, per_edge) for number, row in rows[1:]]
-    (count,) = _numbers(rows[0][1], rows[0][0], path)
+    tasks = [_task(line, per_edge) for line in lines[1:]]
+    count = Fraction(lines[0].words[0])
     if len(tasks) not in (count, count + 2):  # the two dummies are mostly not counted
         raise InputError(f"{path}: {count} tasks are announced (and two dummies), {len(tasks)} are there")
     outputs: dict[Fraction, list[int]] = {task: [] for task, _, _ in tasks}
@@ -110,22 +109,15 @@ def load(
 
 _NUMBER: Final = re.compile(r"\d{1,30}(\.\d{1,30})?", re.ASCII)
 
-_Row = tuple[Fraction, Fraction, list[tuple[Fraction, Fraction]]]
 
-
-def _task(row: Sequence[str], number: int, path: StrPath, per_edge: int) -> _Row:
+def _task(line: TextLine, per_edge: int) -> tuple[Fraction, Fraction, list[tuple[Fraction, Fraction]]]:
     """Return task, time and (predecessor, communication time) of each predecessor."""
-    values = _numbers(row, number, path)
+    for word in line.words:
+        if _NUMBER.fullmatch(word) is None:
+            raise InputError(f"{line.path}: line {line.number}: {shortened(word)!r} is no number from 0")
+    values = [*map(Fraction, line.words)]
     if len(values) < 3 or len(values) != 3 + per_edge * values[2] or values[0].denominator > 1:
-        expected = "TASK TIME N" + (" PREDECESSOR" if per_edge == 1 else " PREDECESSOR TIME") + " ..."
-        raise InputError(f"{path}: line {number}: should be {expected}, not {' '.join(row)[:60]!r}")
+        line.wrong("TASK TIME N" + (" PREDECESSOR" if per_edge == 1 else " PREDECESSOR TIME") + " ...")
     rest = values[3:]
     times = rest[1::2] if per_edge == 2 else [Fraction(0)] * len(rest)
     return values[0], values[1], list(zip(rest[::per_edge], times, strict=True))
-
-
-def _numbers(row: Sequence[str], number: int, path: StrPath) -> list[Fraction]:
-    for word in row:
-        if _NUMBER.fullmatch(word) is None:
-            raise InputError(f"{path}: line {number}: {shortened(word)!r} is no number from 0")
-    return [Fraction(word) for word in row]

@@ -56,7 +56,7 @@ from sim.base.arrays import at_most
 from sim.base.errors import InputError, in_file
 from sim.base.files import StrPath, read_text
 from sim.graph.builder import GraphBuilder
-from sim.graph.graph import Graph
+from sim.graph.graph import Graph, output_name
 
 _MOST_BYTES: Final = 2**28
 _MOST_INSTRUCTIONS: Final = 500_000
@@ -141,13 +141,9 @@ class _Program:
         parameters = [one for one in entry.instructions.values() if one.opcode == "parameter"]
         arguments: dict[int, TracedShape] = {}
         for one in parameters:
-            names = iter(range(len(one.results)))
-
-            def given(array: Array, one: Instruction = one, names: Any = names) -> Traced:
-                k = next(names)
-                name = one.label if isinstance(one.shape, Array) else f"{one.label}.{k}"
-                return Traced(array, name, array.nbytes, outer=True)
-
+            alone = isinstance(one.shape, Array)
+            names = ((one.label if alone else f"{one.label}.{k}", a) for k, a in enumerate(one.results))
+            given = (Traced(array, name, array.nbytes, outer=True) for name, array in names)
             arguments[one.attributes["number"]] = shaped(one.shape, given)
         count = max(arguments, default=-1) + 1
         if count != len(arguments):
@@ -303,15 +299,16 @@ class _Program:
 
     def _constant(self, one: Instruction, where: str) -> TracedShape:
         """Return a constant; an array of several numbers is in memory, as a parameter."""
-        several = one.opcode == "constant" and not one.attributes.get("splat")
-
-        def made(array: Array) -> Traced:
-            if several and array.elements > 1:
-                return Traced(array, where, array.nbytes, outer=True)
-            return Traced(array, number=one.attributes.get("value"), literal=self._module.simplified)
-
         if one.opcode == "iota" and self._module.compiled:
             return self._op(one, [], where, None)
+        several = one.opcode == "constant" and not one.attributes.get("splat")
+        number, literal = one.attributes.get("value"), self._module.simplified
+        made = (
+            Traced(array, where, array.nbytes, outer=True)
+            if several and array.elements > 1
+            else Traced(array, number=number, literal=literal)
+            for array in one.results
+        )
         return shaped(one.shape, made)
 
     def _loop(
@@ -382,9 +379,9 @@ class _Program:
             self._without[str(one.attributes.get("target") or one.opcode)] += 1
             kind = one.opcode.replace("-", "_")
         made = _made(one)
+        results = [*leaves(made)]
         if self._silent:
-            return shaped(made, Traced)
-        results = one.results if made is one.shape else [*leaves(made)]
+            return shaped(made, map(Traced, results))
         read, written, in_place = bytes_moved(replace(one, shape=made), arrays)
         refs: dict[str, int] = {}
         for value, nbytes in zip(given, read, strict=True):
@@ -422,13 +419,8 @@ class _Program:
             dtype=dtypes.computed([each.dtype for each in (*(shapes or arrays), *inside.results, *results)]),
             attributes=attributes,
         )
-        numbers = iter(range(len(results)))
-
-        def output(array: Array) -> Traced:
-            k = next(numbers)
-            return Traced(array, f"{where}:{k}" if k else where, array.nbytes)
-
-        return shaped(made, output)
+        outputs = (Traced(array, output_name(where, k), array.nbytes) for k, array in enumerate(results))
+        return shaped(made, outputs)
 
     def _heaviest(self, one: Instruction, arrays: list[Array]) -> tuple[Instruction, list[Array]]:
         """Return the instruction that an op is known by, of a fusion the heaviest, and what that reads."""

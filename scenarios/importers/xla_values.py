@@ -10,7 +10,7 @@ Counters of loops are constants, and what is computed of constants alone is one;
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -56,9 +56,9 @@ def flat(values: TracedShape | Sequence[TracedShape]) -> list[Traced]:
     return [values] if isinstance(values, Traced) else [one for each in values for one in flat(each)]
 
 
-def shaped(shape: Shape, make: Callable[[Array], Traced]) -> TracedShape:
-    """Return a value for each tensor of a shape, in tuples as there."""
-    return make(shape) if isinstance(shape, Array) else [shaped(one, make) for one in shape]
+def shaped(shape: Shape, values: Iterator[Traced]) -> TracedShape:
+    """Return values, one for each tensor of a shape, in tuples as there."""
+    return next(values) if isinstance(shape, Array) else [shaped(one, values) for one in shape]
 
 
 _NUMBERS: Final[Mapping[str, Callable[..., Any]]] = {

@@ -252,16 +252,18 @@ def _task_lines(timeline: Timeline, run: int, shown: IntArray) -> Iterator[str]:
     heads = [f'"ph":"X","cat":"{category}","name":' for category in CATEGORIES]
     # Tools take what has a stream for work of the GPU.
     streams = ["on stream" if category == "delay" else "stream" for category in CATEGORIES]
-    several, columns = job.iterations > 1, timeline.trace.tasks
-    for rows in in_pieces(shown):
-        names = ("op", "ready_ns", "issue_ns", "start_ns", "end_ns")
+    trace, columns, several = timeline.trace, timeline.trace.tasks, job.iterations > 1
+    names = ("op", "ready_ns", "issue_ns", "start_ns", "end_ns")
+    more = (columns["iteration"], columns["issuer"], trace.status, timeline.waits, trace.device)
+    for rows in in_pieces(shown):  # of a million tasks these numbers would take a gigabyte
         ops, ready_ns, issue_ns, start_ns, end_ns = (columns[name][rows] for name in names)
         spans = (ready_ns, start_ns, end_ns - start_ns, issue_ns - cost[ops], cost[ops])
         by_op = (column[ops].tolist() for column in (facts_of, titles.category, titles.own))
-        after = timeline.feeds.take(rows).lists()
-        each = zip(timeline.tasks(rows), *map(_us, spans), *by_op, after, strict=True)
+        by_row = (column[rows].tolist() for column in (*more, timeline.lane))
+        tasks = zip(rows.tolist(), ops.tolist(), *by_row, strict=True)
+        each = zip(tasks, *map(_us, spans), *by_op, timeline.feeds.take(rows).lists(), strict=True)
         for task, ready, begin, length, call_begin, call_length, fact, category, titled, fed_by in each:
-            row, op, n, issuer, _, _, _, _, status, wait, d, lane = task
+            row, op, n, issuer, status, wait, d, lane = task
             number, name, own = row + 1, _quoted(graph.op_names[op]), ""
             title = name
             if titled:

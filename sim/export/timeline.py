@@ -194,23 +194,9 @@ class Timeline:
         """Return the rows of the tasks that ran."""
         return np.flatnonzero(self.lane[: len(self.trace)] != UNSET)
 
-    def tasks(self, rows: IntArray) -> Iterator[tuple[int, ...]]:
-        """Yield row, op, iteration, issuer, ready, issue, start, end, status, wait, device, lane of tasks.
-
-        Of a million tasks these numbers take a gigabyte: ask for some thousand (`in_pieces`).
-        """
-        trace = self.trace
-        columns = ("op", "iteration", "issuer", "ready_ns", "issue_ns", "start_ns", "end_ns")
-        more = (trace.status, self._waits, trace.device, self.lane)
-        return zip(
-            rows.tolist(),
-            *(trace.tasks[name][rows].tolist() for name in columns),
-            *(column[rows].tolist() for column in more),
-            strict=True,
-        )
-
     @cached_property
-    def _waits(self) -> IntArray:
+    def waits(self) -> IntArray:
+        """Why each task did not start when it was ready."""
         return final_waits(self.trace)
 
     def facts_of_ops(self) -> tuple[list[dict[str, str | int]], IntArray]:

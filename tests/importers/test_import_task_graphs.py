@@ -243,7 +243,7 @@ def test_communication_becomes_bytes(tmp_path: Path) -> None:
         ("1 2\n", "its first line should be the number of tasks"),
         ("1\n0 x 0\n", "line 2: 'x' is no number from 0"),
         ("1\n0 -1 0\n", "line 2: '-1' is no number from 0"),
-        ("1\n0 1 2 0\n", "line 2: should be TASK TIME N PREDECESSOR ..., not '0 1 2 0'"),
+        ("1\n0 1 2 0\n", "line 2: should be TASK TIME N PREDECESSOR ..., found '0 1 2 0'"),
         ("5\n0 1 0\n", r"5 tasks are announced \(and two dummies\), 1 are there"),
         ("2\n0 1 0\n1 1 1 7\n", "task 1 comes after task 7, which is not there"),
         ("2\n0 1 1 1\n1 1 1 0\n", "cycle"),
