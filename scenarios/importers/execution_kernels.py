@@ -7,15 +7,20 @@ their durations; of one without a formula the next around it counts that has one
 
 from __future__ import annotations
 
-import bisect
 import warnings
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence, Set
+from itertools import groupby
 from typing import Any, Final, NamedTuple
 
+import numpy as np
+
 from scenarios.importers.execution_graph import CostedOperator, Operator, bytes_of, known_cost, tensors
-from scenarios.importers.files import read_json
+from scenarios.importers.files import items
+from scenarios.importers.kineto.gradients import Operators
+from scenarios.importers.kineto.kineto_rows import Calls
 from scenarios.importers.tensor_flow import TaskFlow, Touch, tensor_flow
+from sim.base.arrays import LATEST_NS, UNSET, Codes
 from sim.base.errors import InputError
 from sim.base.files import StrPath
 from sim.graph.attributes import SIZES
@@ -183,9 +188,6 @@ _CALLS: Final = frozenset({"cuda_runtime", "cuda_driver", "runtime", "hip_runtim
 _AGREE: Final = 0.9
 """How many of the operators whose numbers are in the graph must have the names that they have there."""
 
-_Thread = tuple[Any, Any]
-
-
 Made = tuple[Operator, int]
 """What made a launch: an operator of the graph, and in which of the steps of the trace."""
 
@@ -193,8 +195,9 @@ Made = tuple[Operator, int]
 class _Slice(NamedTuple):
     """An operator in the trace."""
 
-    start: float
-    end: float
+    thread: int
+    start_ns: int
+    end_ns: int
     name: str
     number: int | None
 
@@ -225,7 +228,8 @@ def operators_of_launches(
     UserWarning
         Operators were told by their names, or not all launches are in the graph.
     """
-    slices, calls = _read_trace(trace)
+    wanted = set(launches)
+    slices, calls = _read_trace(trace, wanted)
     match = _by_number(slices, operators)
     if match is None:
         match = _by_name(slices, operators)
@@ -234,19 +238,11 @@ def operators_of_launches(
             "thread, name and order",
             stacklevel=5,
         )
-    found: dict[int, Made] = {}
-    stacks = {thread: _enclosing(own) for thread, own in slices.items()}
-    wanted = set(launches)
-    for correlation, (thread, start) in calls.items():
-        if correlation not in wanted or thread not in slices:
-            continue
-        at: int | None = bisect.bisect_right(slices[thread], (start, float("inf"), "", None)) - 1
-        while at is not None and at >= 0:
-            inside = slices[thread][at].end >= start
-            if inside and (made := match.get((thread, at))) is not None:
-                found[correlation] = made
-                break
-            at = stacks[thread][at]
+    known = Operators()
+    thread, start_ns, end_ns = np.array([slices[i][:3] for i in match], np.int64).reshape(-1, 3).T
+    known.add(thread, start_ns, end_ns, (slices[i].name for i in match), np.array([*match], np.int64))
+    around = known.around(calls, np.arange(len(calls.correlation)))
+    found = {correlation: match[i] for correlation, (_, i) in around.items()}
     if 2 * len(found) < len(wanted):
         raise InputError(
             f"{graph}: is of another program than {trace}: it has the operators of {len(found)} of "
@@ -260,83 +256,61 @@ def operators_of_launches(
     return found
 
 
-def _read_trace(path: StrPath) -> tuple[dict[_Thread, list[_Slice]], dict[int, tuple[_Thread, float]]]:
-    """Return the operators of each thread, in order, and thread and time of each call."""
-    data = read_json(path)
-    events = data.get("traceEvents") if isinstance(data, dict) else data
-    slices: dict[_Thread, list[_Slice]] = defaultdict(list)
-    calls: dict[int, tuple[_Thread, float]] = {}
-    for index, event in enumerate(events if isinstance(events, list) else []):
+def _read_trace(path: StrPath, wanted: Set[int]) -> tuple[list[_Slice], Calls]:
+    """Return the operators, those of each thread in order, and the calls that launched something."""
+    threads: Codes[tuple[Any, Any]] = Codes()
+    slices: list[_Slice] = []
+    calls: dict[int, tuple[int, int]] = {}
+    for index, event in enumerate(items(path, "a trace", "traceEvents", {})):
         if not isinstance(event, dict) or event.get("ph") != "X":
             continue
         category, args = str(event.get("cat", "")).lower(), event.get("args", {})
         try:
-            thread = event.get("pid"), event.get("tid")
+            thread = threads[event.get("pid"), event.get("tid")]
             if category in _OPERATORS:
-                start, name = float(event["ts"]), str(event["name"])
+                start, length = (round(1000 * float(event[key])) for key in ("ts", "dur"))
                 number = args.get("Record function id", args.get("External id"))
-                slices[thread].append(_Slice(start, start + float(event["dur"]), name, number))
-            elif category in _CALLS and "correlation" in args:
-                calls[int(args["correlation"])] = thread, float(event["ts"])
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+                end = min(start + length, LATEST_NS)
+                slices.append(_Slice(thread, start, end, str(event["name"]), number))
+            elif category in _CALLS and int(args.get("correlation", UNSET)) in wanted:
+                calls[int(args["correlation"])] = thread, round(1000 * float(event["ts"]))
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise InputError(f"{path}: traceEvents[{index}]: {error}") from None
-    for own in slices.values():
-        own.sort(key=lambda one: (one.start, -one.end))  # stable: at one time the outer was written first
-    return slices, calls
+    # Stable: of two that begin at one time the outer was written first.
+    slices.sort(key=lambda one: (one.thread, one.start_ns, -one.end_ns))
+    thread_of, began_ns = np.array([*calls.values()], np.int64).reshape(-1, 2).T
+    numbers = np.array([*calls], np.int64)
+    return slices, Calls([""], np.zeros_like(numbers), thread_of, numbers, began_ns, began_ns + 1)
 
 
-def _enclosing(slices: Sequence[_Slice]) -> list[int | None]:
-    """Return which operator each is inside of."""
-    found: list[int | None] = []
-    stack: list[int] = []
-    for i, one in enumerate(slices):
-        while stack and slices[stack[-1]].end < one.end:
-            stack.pop()
-        found.append(stack[-1] if stack else None)
-        stack.append(i)
-    return found
-
-
-_Match = dict[tuple[_Thread, int], Made]
-"""Thread, and number of the operator there → what it is in the graph."""
-
-
-def _by_number(slices: Mapping[_Thread, Sequence[_Slice]], operators: Sequence[Operator]) -> _Match | None:
+def _by_number(slices: Sequence[_Slice], operators: Sequence[Operator]) -> dict[int, Made] | None:
     """Return operators by their numbers; None: the numbers are of another recording."""
     known = {operator.rf_id: operator for operator in operators if operator.rf_id}
-    found: _Match = {}
-    met = 0
-    for thread, own in slices.items():
-        for i, one in enumerate(own):
-            operator = known.get(one.number) if one.number is not None else None
-            if operator is not None:
-                met += 1
-                if operator.name == one.name:
-                    found[thread, i] = operator, 0
-    return found if met and len(found) >= _AGREE * met else None
+    met = {i: known[one.number] for i, one in enumerate(slices) if one.number in known}
+    found = {i: (operator, 0) for i, operator in met.items() if operator.name == slices[i].name}
+    return found if met and len(found) >= _AGREE * len(met) else None
 
 
-def _by_name(slices: Mapping[_Thread, Sequence[_Slice]], operators: Sequence[Operator]) -> _Match:
+def _by_name(slices: Sequence[_Slice], operators: Sequence[Operator]) -> dict[int, Made]:
     """Return operators by thread, name and order."""
     threads: dict[int, dict[str, list[Operator]]] = defaultdict(lambda: defaultdict(list))
     for operator in operators:
         threads[operator.thread][operator.name].append(operator)
-    found: _Match = {}
-    for thread, own in slices.items():
-        counts = Counter(one.name for one in own)
-        names = max(threads.values(), key=lambda named: _alike(counts, named), default={})
-        seen: Counter[str] = Counter()
-        for i, one in enumerate(own):
-            same = names.get(one.name, ())
-            if same and counts[one.name] % len(same) == 0:
-                step, n = divmod(seen[one.name], len(same))
-                found[thread, i] = same[n], step
-            seen[one.name] += 1
+    found: dict[int, Made] = {}
+    for _, own in groupby(enumerate(slices), key=lambda each: each[1].thread):
+        named: dict[str, list[int]] = defaultdict(list)
+        for i, one in own:
+            named[one.name].append(i)
+        most = max(threads.values(), key=lambda theirs: _alike(named, theirs), default={})
+        for name, places in named.items():
+            same = most.get(name, ())
+            if same and len(places) % len(same) == 0:
+                found |= {i: (same[n % len(same)], n // len(same)) for n, i in enumerate(places)}
     return found
 
 
-def _alike(counts: Mapping[str, int], named: Mapping[str, Sequence[Operator]]) -> int:
+def _alike(places: Mapping[str, Sequence[int]], named: Mapping[str, Sequence[Operator]]) -> int:
     """Return how many operators of a thread of the graph go into one of the trace without a rest."""
     return sum(
-        len(own) for name, own in named.items() if counts.get(name, 0) and counts[name] % len(own) == 0
+        len(own) for name, own in named.items() if name in places and len(places[name]) % len(own) == 0
     )
