@@ -308,7 +308,7 @@ class EventColumns:
     modules : Operators
         Calls of modules, and ranges that the program named.
     sized : Operators
-        Those whose inputs tell sizes (`execution_operators.SIZED`), with their places in `inputs`.
+        Those whose inputs tell sizes (`execution_graph.SIZED`), with their places in `inputs`.
     inputs : list of (str, bytes, bytes, bytes)
         Of each its name, and as JSON its ``Input Dims``, ``Concrete Inputs`` and ``Input type``, if noted.
     inside : Spans

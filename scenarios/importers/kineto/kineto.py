@@ -30,8 +30,8 @@ from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
-from scenarios.importers.execution_kernels import KernelNotes
 from scenarios.importers.files import all_files, fixed_batch, job_name, stem
+from scenarios.importers.kineto.execution_kernels import KernelNotes
 from scenarios.importers.kineto.inferred_waits import Waits, waits_of
 from scenarios.importers.kineto.kineto_events import read_events, what_it_is
 from scenarios.importers.kineto.kineto_host import STREAM_WAIT, HostOps, Record, Streams

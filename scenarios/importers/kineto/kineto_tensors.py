@@ -7,7 +7,12 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from scenarios.importers.execution_graph import read_operators
-from scenarios.importers.execution_kernels import KernelNotes, TracedKernel, operators_of_launches, told
+from scenarios.importers.kineto.execution_kernels import (
+    KernelNotes,
+    TracedKernel,
+    operators_of_launches,
+    told,
+)
 from scenarios.importers.kineto.kineto_host import Record
 from scenarios.importers.kineto.kineto_rows import RecordedTrace
 from sim.base.files import StrPath
