@@ -35,9 +35,9 @@ _LINEAR_TILES: Final = {
 }
 _ON_AN_SM: Final = 128 * 128  # elements of the output that the blocks have which an SM runs at once
 _PASCAL_CHOICE: Final = np.array([(4, 0.8, 0.95), (8, 0.2, 1.0), (4, 0.2, 1.5)]).T
-"""Of each tile of Pascal's linear layers: blocks that an SM runs at once, the part of the last wave's idle ones
-that counts, and the time of an element beside the others. By these alone the library chooses, whatever k is and
-L2 loses: so it did with 86 and 73 % of 12,846 kernels on P100 and P4 (the quickest would be 45 and 49 %)."""
+"""Of each tile of Pascal's linear layers: blocks that an SM runs at once, the part of the last wave's idle
+ones that counts, and the time of an element beside the others. By these alone the library chooses, whatever k
+is and L2 loses: 87 and 72 % of 12,846 kernels on P100 and P4 (the quickest would be 45 and 49 %)."""
 _DRIFT: Final = 100.0
 """How many times L2 the strips of a wave of blocks are, of which half of the reuse is lost as blocks fall out
 of step: from P100 and P4, each at the other's rate. What is lost moves at 0.3 of DRAM's rate on all."""

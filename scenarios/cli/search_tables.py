@@ -157,6 +157,7 @@ _OF_TRAINING: Final = {
 }
 _OF_DEVICES: Final = {
     "makespan": "makespan_ns",
+    "80 % between": "80 % between",
     "above bound": "gap",
     "micro-batches/s": "micro_batches_per_s",
     "samples/s": "samples_per_s",
@@ -220,6 +221,8 @@ def _over_devices(row: Row) -> dict[str, Any]:
     told: dict[str, Any] = {}
     if "train.step_ns" in row:
         told["exposed"] = row["train.exposed_ns"] / row["train.step_ns"]
+    if "low_ns" in row:
+        told["80 % between"] = " and ".join(format_duration(row[key]) for key in ("low_ns", "high_ns"))
     unused = (row.get("unused_devices") or "").split(", ")
     names = [key.removesuffix(_PEAK) for key in row if key.endswith(_PEAK)]
     used = [name for name in names if name not in unused]

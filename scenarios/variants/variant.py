@@ -35,6 +35,7 @@ from sim.base.arrays import MOST_RUNS, at_most
 from sim.base.errors import InputError, MisfitError, RunError, SimError
 from sim.base.plugins import NOTHING, Allowed
 from sim.explain.failed_ops import failure_text
+from sim.explain.time_use import uncertainty
 from sim.job.job import Job
 from sim.machine.machine import Machine
 
@@ -412,6 +413,8 @@ def _numbers(result: Result) -> Row:
     row: Row = {key: summary[key] for key in ("makespan_ns", "lower_bound_ns", "gap")}
     if summary["no_gap"]:
         row["no_gap"] = summary["no_gap"]
+    if (sure := uncertainty(result.trace)) is not None:
+        row |= {"low_ns": sure["low_ns"], "high_ns": sure["high_ns"]}
     for name, device in summary["devices"].items():
         for number in ("utilisation", "bubble", "peak_memory_bytes"):
             row[f"{name}.{number}"] = device[number]

@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from devices.cost.kernel_fits import FOLDER, GENERATION_WIDTH, GENERATIONS, NEAREST_WIDTH, SCHEMA
+from devices.cost.kernel_fits import FOLDER, GENERATIONS, NEAREST_WIDTH, SCHEMA
 from devices.cost.kernel_model import Model
 from devices.presets import device_preset
-from studies.kernels.fitting import alone
-from studies.kernels.judge import Line, as_sure_as, judge, left_out, lent, markdown, own, pooled
+from studies.kernels.fitting import alone, as_sure_as
+from studies.kernels.judge import Line, added_width, judge, lent, markdown, missed, own, pooled, without
 from studies.kernels.tables import GDDR, HBM, Table, tables
 
 POOLED: Final = tuple(name for generation, name in GENERATIONS.items() if generation == name)
@@ -27,11 +27,15 @@ POOLED: Final = tuple(name for generation, name in GENERATIONS.items() if genera
 def fits_of(table: Table) -> dict[str, Model]:
     """Return the fits of a table by the file where they go: a GPU, its generation, or all unmeasured ones."""
     found = {gpu: alone(own(table, gpu, rows), gpu) for gpu, rows in table.rows.items()}
+    every = [missed(table, gpu, borrowed) for gpu, borrowed in without(table).items()]
+    added = added_width(every, f"{table.name} {table.dtype}", far=False)
     if table.lenders is None:
         for generation in POOLED:
             gpus = [g for g in table.rows if device_preset(g)["generation"] == generation]
             if gpus:
-                found[generation] = pooled(table, gpus, 8000, 0.0 if len(gpus) > 1 else GENERATION_WIDTH)
+                found[generation] = as_sure_as(pooled(table, gpus, 8000), [found[g] for g in gpus]).wider(
+                    added
+                )
         return found
     if table.name.startswith("conv_") and table.dtype == "fp16":  # a P100 has no tensor cores
         return found | {"unmeasured": found["v100-sxm"].wider(NEAREST_WIDTH)}
@@ -41,9 +45,8 @@ def fits_of(table: Table) -> dict[str, Model]:
     elif table.name in ("bmm", "linear"):  # the newest generation counts twice: later ones run its kernels
         old = ("p100-pcie-16", "p4") if table.name == "linear" else ()
         groups = {"unmeasured": [*(g for g in table.rows if g not in old), "a100-pcie-40"]}
-    misses = [*left_out(table).values()]
     for name, gpus in groups.items():
-        found[name] = alone(as_sure_as(lent(table, gpus), misses))
+        found[name] = alone(as_sure_as(lent(table, gpus), [found[g] for g in gpus]).wider(added))
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -215,22 +215,29 @@ def physics_misses(
     return joined, np.concatenate(target), np.concatenate(weight)
 
 
-def fit_model(
-    family: Family, parts: Sequence[Part], dtype: str, *, groups: Any = None, unseen: float = 0.0
-) -> Model:
-    """Return a fit to rows of one GPU, or of several together; its spread is of rows left out.
+def fit_pooled(family: Family, parts: Sequence[Part], dtype: str) -> Model:
+    """Return one fit to rows of one GPU, or of several together."""
+    return _fitted(family, parts, dtype)[0]
+
+
+def _fitted(
+    family: Family, parts: Sequence[Part], dtype: str
+) -> tuple[Model, dict[str, FloatArray], FloatArray]:
+    few = drawn(parts, 4000, np.random.default_rng(0))
+    found = fit_parameters(family, few, dtype, 15)
+    features, target, _ = physics_misses(family, parts, dtype, found)
+    return Model(family, dtype, found[0], fit_grids(family, features, target)), features, target
+
+
+def fit_own(family: Family, part: Part, dtype: str, groups: Any = None) -> Model:
+    """Return a fit to rows of one GPU; its spread is of rows left out.
 
     Parameters
     ----------
     groups : array or None
         Rows that are left out together, in five folds; None: each for itself.
-    unseen : float
-        What a GPU adds that was not measured (half width, log), where the rows cannot say it.
     """
-    few = drawn(parts, 4000, np.random.default_rng(0))
-    found = fit_parameters(family, few, dtype, 15)
-    features, target, _ = physics_misses(family, parts, dtype, found)
-    model = Model(family, dtype, found[0], fit_grids(family, features, target))
+    model, features, target = _fitted(family, [part], dtype)
     of_row = np.arange(len(target)) if groups is None else np.unique(groups, return_inverse=True)[1]
     if not of_row.any():  # one group, which is all that there is
         of_row = np.arange(len(target))
@@ -242,16 +249,23 @@ def fit_model(
         if out.any() and inside.any():
             grids = fit_grids(family, take(features, inside), target[inside])
             left_out[out] = target[out] - corrected(grids, take(features, out))
-    return spread_by(model, left_out, features["ns"], max(1, min(4, len(target) // 100)), unseen)
+    return spread_by(model, left_out, features["ns"], max(1, min(4, len(target) // 100)))
 
 
-def spread_by(model: Model, misses: FloatArray, log2_ns: FloatArray, bins: int, unseen: float = 0.0) -> Model:
+def spread_by(model: Model, misses: FloatArray, log2_ns: FloatArray, bins: int) -> Model:
     """Return the model with the half width of its 10-90 % interval by size, from errors of rows left out."""
     edges = np.quantile(log2_ns, np.linspace(0, 1, bins + 1)[1:-1])
     where = np.searchsorted(edges, log2_ns)
-    widths = (float(np.quantile(np.abs(misses[where == b]), 0.8)) for b in range(bins))
-    spread = tuple(float(np.hypot(w, unseen)) for w in widths)
+    spread = tuple(float(np.quantile(np.abs(misses[where == b]), 0.8)) for b in range(bins))
     return replace(model, spread_edges=tuple(map(float, edges)), spread=spread)
+
+
+def as_sure_as(model: Model, lenders: Iterable[Model]) -> Model:
+    """Return a model of other GPUs whose half width is that of these on their own rows: what another GPU adds
+    (`Model.wider`) is not among it.
+    """
+    each = [width for lender in lenders for width in lender.spread]
+    return replace(model, spread_edges=(), spread=(float(np.sqrt(np.mean(np.square(each)))),))
 
 
 def fit_shared(family: Family, parts: Sequence[Part], dtype: str) -> Model:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from devices.cost.kernel_costs import load_fits
 from devices.cost.kernel_fits import GENERATION_WIDTH, NEAREST_WIDTH
 from devices.cost.kernel_model import KernelWork, Model, Sheet, shifted
 from devices.presets import device_preset
 from sim.base.arrays import BoolArray, FloatArray
 from studies.kernels.fitting import (
+    as_sure_as,
     drawn,
     fit_measured,
-    fit_model,
+    fit_own,
+    fit_pooled,
     fit_shared,
     kernel_ns,
     predicted,
@@ -51,8 +53,8 @@ class Line(NamedTuple):
     layer: float
     layer_inside: float
     gpu_out: float
-    gpu_out_inside: float
     after_20: float
+    missed: Missed | None
 
 
 def error(predicted_ns: FloatArray, ns: FloatArray) -> float:
@@ -108,21 +110,17 @@ def own(table: Table, gpu: str, rows: Rows, groups: Any = None) -> Model:
     """Return the fit of a measured GPU."""
     if table.lenders is not None:
         return fit_measured(table.family, rows, table.sheet(gpu), table.dtype)
-    return fit_model(table.family_of(gpu), [(rows, table.sheet(gpu))], table.dtype, groups=groups)
+    return fit_own(table.family_of(gpu), (rows, table.sheet(gpu)), table.dtype, groups)
 
 
 def _generation(gpu: str) -> str:
     return str(device_preset(gpu)["generation"])
 
 
-def pooled(
-    table: Table, gpus: Sequence[str], most: int, unseen: float, family_of: str | None = None
-) -> Model:
+def pooled(table: Table, gpus: Sequence[str], most: int, family_of: str | None = None) -> Model:
     """Return one fit to rows of several GPUs."""
     parts = thinned([table.part(gpu) for gpu in gpus], most, np.random.default_rng(5))
-    which = np.repeat(np.arange(len(gpus)), [len(rows.ns) for rows, _ in parts])
-    groups = which if len(gpus) > 1 else None
-    return fit_model(table.family_of(family_of or gpus[0]), parts, table.dtype, groups=groups, unseen=unseen)
+    return fit_pooled(table.family_of(family_of or gpus[0]), parts, table.dtype)
 
 
 def lent(table: Table, gpus: Iterable[str]) -> Model:
@@ -131,48 +129,93 @@ def lent(table: Table, gpus: Iterable[str]) -> Model:
     return fit_shared(replace(table.family, **table.stiff), parts, table.dtype)
 
 
-@lru_cache(maxsize=1)
-def _shared(table: Table) -> dict[str, Model]:
-    """Return the fit of each GPU's lenders."""
-    lenders = table.lenders or (lambda gpu: [])
-    given = {gpu: [k for k in lenders(gpu) if k in table.rows] for gpu in table.rows}
-    return {gpu: lent(table, mine) for gpu, mine in given.items() if mine}
-
-
-def without(table: Table) -> dict[str, Model]:
-    """Return what each GPU would take had it not been measured; not of one that is alone in the table."""
-    if table.lenders is not None:
-        models, misses = _shared(table), left_out(table)
-        return {g: as_sure_as(m, [e for k, e in misses.items() if k != g]) for g, m in models.items()}
-    found = {}
-    for gpu in table.rows if len(table.rows) > 1 else ():
-        others = [g for g in table.rows if g != gpu]
-        same = [g for g in others if _generation(g) == _generation(gpu)]
-        near = [g for g in others if _generation(g) in NEAR.get(_generation(gpu), ())]
-        gpus = same or near or others
-        unseen = NEAREST_WIDTH if not same else GENERATION_WIDTH if len(gpus) < 2 else 0.0
-        found[gpu] = pooled(table, gpus, 12_000 // len(gpus) if same else 6000, unseen, gpu)
-    return found
-
-
-def as_sure_as(model: Model, misses: Sequence[FloatArray]) -> Model:
-    """Return a model of unmeasured GPUs whose interval holds 80 % of what models of others missed; each of
-    these weighs the same.
+class Borrowed(NamedTuple):
+    """What a GPU would take had it not been measured: as sure as on its lenders' own rows; and whether these
+    are of another generation.
     """
-    each = np.abs(np.concatenate(misses))
-    weight = np.concatenate([np.full(len(miss), 1 / len(miss)) for miss in misses])
-    order = np.argsort(each)
-    place = np.searchsorted(np.cumsum(weight[order]), 0.8 * len(misses))
-    return replace(model, spread_edges=(), spread=(float(each[order][place]),))
+
+    model: Model
+    lenders: Sequence[str]
+    far: bool
+
+    @property
+    def sure(self) -> Model:
+        """The model as it ships, with what another GPU adds to its half width."""
+        return self.model.wider(NEAREST_WIDTH if self.far else GENERATION_WIDTH)
 
 
-def left_out(table: Table) -> dict[str, FloatArray]:
-    """Return by how much (log) the fit of its lenders misses each kernel of each GPU."""
+def without(table: Table) -> dict[str, Borrowed]:
+    """Return what each GPU would take had it not been measured; not of one that is alone in the table."""
     found = {}
-    for gpu, model in _shared(table).items():
-        rows, sheet = table.part(gpu)
-        found[gpu] = np.log(predicted(model, rows, sheet)[0] / rows.ns)
+    for gpu in table.rows:
+        others, far = [g for g in table.rows if g != gpu], False
+        if table.lenders is not None:
+            gpus = [g for g in table.lenders(gpu) if g in table.rows]
+        else:
+            same = [g for g in others if _generation(g) == _generation(gpu)]
+            near = [g for g in others if _generation(g) in NEAR.get(_generation(gpu), ())]
+            gpus, far = same or near or others, not same
+        if gpus:
+            most = 6000 if far else 12_000 // len(gpus)
+            model = lent(table, gpus) if table.lenders is not None else pooled(table, gpus, most, gpu)
+            own_fits = (load_fits(g).model(table.name, table.dtype) for g in gpus)
+            found[gpu] = Borrowed(as_sure_as(model, own_fits), gpus, far)
     return found
+
+
+class Missed(NamedTuple):
+    """By how much (log, absolute) a borrowed fit misses the kernels of a GPU, and the half width of its
+    lenders' own rows.
+    """
+
+    table: str
+    gpu: str
+    lenders: Sequence[str]
+    far: bool
+    miss: FloatArray
+    half_width: float
+
+    @property
+    def added(self) -> FloatArray:
+        """What the GPU added to each row's error, squared."""
+        found: FloatArray = np.maximum(self.miss**2 - self.half_width**2, 0)
+        return found
+
+    def inside(self, added: float) -> float:
+        """Return which share lies inside, where another GPU adds so much to the half width."""
+        return float(np.mean(self.added <= added**2))
+
+
+def missed(table: Table, gpu: str, borrowed: Borrowed) -> Missed:
+    """Return by how much a GPU's kernels are missed that were not seen."""
+    rows, sheet = table.part(gpu)
+    ns, width = predicted(borrowed.model, rows, sheet)
+    off = np.abs(np.log(ns / rows.ns))
+    return Missed(f"{table.name} {table.dtype}", gpu, borrowed.lenders, borrowed.far, off, float(width[0]))
+
+
+_OF_ANY_TABLE: Final = 2  # GPUs: how much what they add in other tables weighs beside those of its own
+
+
+def added_width(every: Sequence[Missed], table: str, *, far: bool, but: str = "") -> float:
+    """Return what another GPU adds to a half width: a random effect of a GPU and table, whose variance is
+    shrunk to that of all tables, with which 80 % of their kernels are inside.
+
+    Neither `but` nor fits that saw it count; GPUs that lend to one another are one.
+    """
+    some = [m for m in every if m.far == far and but != m.gpu and but not in m.lenders]
+    prior = (NEAREST_WIDTH if far else GENERATION_WIDTH) ** 2
+    if len({m.table for m in some}) > 1:
+        weight = np.concatenate([np.full(len(m.miss), 1 / len(m.miss)) for m in some])
+        each = np.concatenate([m.added for m in some])
+        order = np.argsort(each)
+        prior = each[order][np.searchsorted(np.cumsum(weight[order]), 0.8 * len(some))]
+    own: dict[frozenset[str], list[float]] = {}
+    for m in some:
+        if m.table == table:
+            own.setdefault(frozenset((m.gpu, *m.lenders)), []).append(float(np.quantile(m.added, 0.8)))
+    seen = sum(np.mean(draws) for draws in own.values())
+    return float(np.sqrt((_OF_ANY_TABLE * prior + seen) / (_OF_ANY_TABLE + len(own))))
 
 
 def judge(table: Table) -> Iterator[Line]:
@@ -182,6 +225,7 @@ def judge(table: Table) -> Iterator[Line]:
     left = without(table)
     for gpu in table.rows:
         (rows, sheet), other = table.part(gpu), left.get(gpu)
+        unseen = None if other is None else missed(table, gpu, other)
 
         def score(model: Model, asked: Rows, sheet: Sheet = sheet) -> tuple[float, float]:
             ns, width = predicted(model, asked, sheet)
@@ -195,7 +239,7 @@ def judge(table: Table) -> Iterator[Line]:
             few = rows.take(np.random.default_rng(seed).permutation(len(rows.ns))[:20])
             seen = few.take(few.ns > 1.3 * few.floor_ns)
             if other is not None and len(seen.ns):
-                after.append(score(shifted(other, seen.sizes, sheet, kernel_ns(seen)), rows)[0])
+                after.append(score(shifted(other.sure, seen.sizes, sheet, kernel_ns(seen)), rows)[0])
         yield Line(
             table.name,
             gpu,
@@ -205,20 +249,39 @@ def judge(table: Table) -> Iterator[Line]:
             error(near, rows.take(fifth).ns[picked]),
             *score(own(table, gpu, rows.take(~fifth)), rows.take(fifth)),
             *score(own(table, gpu, known, known.layer), rows.take(layers)),
-            *(score(other, rows) if other is not None else (np.nan, np.nan)),
+            np.nan if other is None else score(other.model, rows)[0],
             float(np.mean(after)) if after else np.nan,
+            unseen,
         )
 
 
 def markdown(lines: Sequence[Line]) -> str:
-    """Return a table of errors."""
+    """Return a table of errors, and how sure of a GPU one can be that was left out."""
     head = (
         "| kernels | GPU | dtype | rows | roofline | local regression | a fifth | inside | by layer | inside "
     )
     head += "| GPU left out | inside | after 20 kernels | NeuSight, GPUs left out |"
-    body = []
+    all_missed = [line.missed for line in lines if line.missed is not None]
+    body, inside = [], []
     for line in lines:
-        numbers = (*line[4:], NEUSIGHT.get(line.table, np.nan))
+        share = np.nan
+        if (m := line.missed) is not None:
+            share = m.inside(added_width(all_missed, m.table, far=m.far, but=m.gpu))
+            inside.append((share, m.inside(0.0)))
+        numbers = (*line[4:11], share, line.after_20, NEUSIGHT.get(line.table, np.nan))
         shares = ("" if np.isnan(x) else f"{x:.1%}" for x in numbers)
         body.append(f"| {line.table} | {line.gpu} | {line.dtype} | {line.rows} | {' | '.join(shares)} |")
-    return "\n".join([head, "|---|---|---|" + "---:|" * 11, *body]) + "\n"
+    told = [head, "|---|---|---|" + "---:|" * 11, *body]
+    return "\n".join([*told, *(_how_sure(all_missed, np.array(inside)) if inside else ())]) + "\n"
+
+
+def _how_sure(missed: Sequence[Missed], inside: FloatArray) -> Iterator[str]:
+    """Say what was inside where a GPU was left out, with what another GPU adds and without."""
+    near, far = (added_width(missed, "", far=far) for far in (False, True))
+    yield ""
+    yield f"A GPU left out adds {near:.2f} to the half width of its lenders' rows, of another generation"
+    yield f"{far:.2f}. Rows inside, and tables with 65 to 95 % and with less than 50 % inside:"
+    yield ""
+    for what, share in zip(("what other GPUs added, alone", "nothing added"), inside.T, strict=True):
+        within, few = np.sum((share >= 0.65) & (share <= 0.95)), np.sum(share < 0.5)
+        yield f"* {what}: {np.mean(share):.1%}; {within} and {few} of {len(share)}"

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.cost import KernelFits, load_fits, shifted
-from devices.cost.general_kernels import by_bytes
+from devices.cost.general_kernels import by_bytes, linear_work
 from devices.cost.kernel_fits import FAMILIES, FOLDER, fits, read_fits
 from devices.cost.kernel_model import Family, KernelGrid, KernelWork, Model, Parameters, Sheet, knots, physics
 from devices.cost.language_kernels import attention_work, decode_work, product_work, seen_pairs
@@ -64,6 +64,29 @@ def test_heat_slows_a_kernel_that_goes_on_and_none_that_leaves_sms_idle() -> Non
 def test_the_quickest_candidate_is_taken() -> None:
     work = KernelWork(flops=np.array([[4e6, 1e6, 2e6]]), blocks=np.array([[100.0, 100.0, 100.0]]))
     assert ns_of(work) == pytest.approx(10, rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "m", "n", "k", "tile", "grid"),
+    [
+        ("p4", 64, 53038, 154, (64, 64), 829),
+        ("p4", 384, 58737, 183, (32, 128), 5508),
+        ("p4", 128, 168, 2703, (128, 32), 80),
+        ("p100-pcie-16", 64, 13175, 496, (64, 64), 412),
+        ("p100-pcie-16", 256, 6577, 5237, (32, 128), 412),
+        ("p100-pcie-16", 192, 513, 83, (128, 32), 30),
+    ],
+)
+def test_pascal_takes_the_tiles_and_cuts_that_the_library_was_seen_to_launch(
+    gpu: str, m: float, n: float, k: float, tile: tuple[int, int], grid: int
+) -> None:
+    """As names and grids of recorded kernels say; k alone decides nothing."""
+    sizes = {"batch": np.ones(1), "m": np.array([m]), "n": np.array([n]), "k": np.array([k])}
+    work = linear_work(sizes, load_fits(gpu).sheet, "fp32")
+    assert work.blocks.tolist() == [[grid]]
+    loaded = work.load_bytes / (4 * work.blocks * 8 * np.ceil(work.steps))
+    assert loaded.tolist() == [[sum(tile)]]
+    assert np.ceil(n / tile[0]) * np.ceil(m / tile[1]) in (grid, grid / 2, grid / 5, grid / 10)
 
 
 def test_steps_joins_and_fixed_time_add_up() -> None:

@@ -12,6 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from scenarios.cli import app
+from scenarios.run.execute import run_case
+from scenarios.run.load import load_scenario
 from scenarios.variants.sweep import Interrupted, sweep
 from scenarios.variants.variant import Variant, Variants, points_of
 from scenarios.workloads.inline_ops import InlineOps
@@ -43,6 +45,23 @@ def test_every_combination_in_order(scenario: Path) -> None:
     rows = sweep(Variants(str(scenario)), points_of(VARY))
     got = [(*(str(row[k.partition("=")[0]]) for k in VARY), row["makespan_ns"]) for row in rows]
     assert got == [("1", "20us", 60_000), ("1", "50us", 90_000), ("2", "20us", 40_000), ("2", "50us", 50_000)]
+
+
+def test_a_row_says_how_sure_its_makespan_is(tmp_path: Path) -> None:
+    """As `sim run` does; nothing, where nobody knows."""
+    path = tmp_path / "product.yaml"
+    path.write_text(
+        "machine: {devices: {gpu0: {preset: t4}}}\n"
+        "workload: {ops: {a: {kind: matmul, dtype: fp16, attributes: {m: 512, n: 512, k: 512}}}}\n",
+        encoding="utf-8",
+    )
+    variants = Variants(str(path))
+    sheet, fitted = (variants.row(point) for point in points_of(["machine.devices.gpu0.cost=roofline,fitted"]))
+    assert "low_ns" not in sheet
+    [case] = load_scenario(path).cases()
+    sure = run_case(case).summary["makespan_interval"]
+    assert (fitted["low_ns"], fitted["high_ns"]) == (sure["low_ns"], sure["high_ns"])
+    assert fitted["low_ns"] < fitted["makespan_ns"] < fitted["high_ns"]
 
 
 def test_what_points_share_is_made_once_and_changes_nothing(
