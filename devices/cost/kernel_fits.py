@@ -74,10 +74,10 @@ _ALIKE: Final = {
 }
 """Whose fit a data type takes where it has none."""
 CHIP_WIDTH, HOST_WIDTH, DTYPE_WIDTH = 0.06, 0.1, 0.15
-GENERATION_WIDTH, NEAREST_WIDTH = 0.14, 0.54
+GENERATION_WIDTH, NEAREST_WIDTH = 0.13, 0.55
 """What a borrowed fit adds to the half width (log): another card of the chip or host, assumed; another data
-type; another chip of the generation, and one of another generation: with these, 80 and 78 % of the kernels of
-a GPU left out are inside (56 and 16 tables in 16, 8 and 4 bits)."""
+type; another chip of the generation (of fp32 and rows: any), and one of another generation. With the last two
+80 % of the kernels of GPUs left out are inside, on average over 115 tables (``studies/kernels/errors.md``)."""
 
 
 @cache

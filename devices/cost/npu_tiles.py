@@ -32,7 +32,7 @@ import numpy as np
 
 from devices.cost.npu_units import MATRIX, VECTOR, Units, units_of
 from devices.cost.roofline import KindEfficiency
-from devices.describe.field_types import DEFAULT, INDICES, dtype_name, no_peak
+from devices.describe.field_types import BITS, DEFAULT, INDICES, dtype_name, no_peak
 from devices.memory.device_memory import round_up
 from devices.memory.pool import TILE_ALIGNMENT_BYTES, Operand, cut_into, tile
 from sim.base.arrays import UNSET, IntArray
@@ -217,16 +217,6 @@ def _edges(size: int, unit: int) -> list[int]:
 
 
 # ----------------------------------------------------------------------------------------------------------
-
-_ELEMENT_BYTES: Final = {
-    **dict.fromkeys(("fp64", "int64"), 8),
-    **dict.fromkeys(("fp32", "tf32", "int32"), 4),
-    **dict.fromkeys(("fp16", "bf16", "int16"), 2),
-    **dict.fromkeys(("fp8", "fp8_block", "mxfp8", "int8", "uint8", "bool"), 1),
-    **dict.fromkeys(("int4", "fp4", "mxfp4", "nvfp4"), 1),
-}
-"""Of the operands of a product, in whole bytes; of any other data type 4."""
-
 
 _UNITS: Final = ("matrix", "vector")
 
@@ -445,7 +435,7 @@ class TiledCost(CostModel):
         part = Fraction(prod(round_up(size, unit) for size in mine), prod(shape))
         flops = (work.flops or 2 * prod(shape)) * part
         compute_ns = _ns(flops, speeds.flop_per_s)
-        element = _ELEMENT_BYTES.get(work.dtype, 4)
+        element = -(-BITS.get(work.dtype, 32) // 8)  # in whole bytes
         capacity, double = self.scratchpad_bytes[work.unit], self.double_buffered
         if capacity is None:  # without tiles, whatever takes longest, as in a roofline
             load, store = element * (m * k + k * n), element * m * n

@@ -18,7 +18,18 @@ from devices.cost.kernel_fits import FOLDER, GENERATIONS, NEAREST_WIDTH, SCHEMA
 from devices.cost.kernel_model import Model
 from devices.presets import device_preset
 from studies.kernels.fitting import alone, as_sure_as
-from studies.kernels.judge import Line, added_width, judge, lent, markdown, missed, own, pooled, without
+from studies.kernels.judge import (
+    Line,
+    added_width,
+    judge,
+    lent,
+    markdown,
+    missed,
+    own,
+    pooled,
+    sampled,
+    without,
+)
 from studies.kernels.tables import GDDR, HBM, Table, tables
 
 POOLED: Final = tuple(name for generation, name in GENERATIONS.items() if generation == name)
@@ -27,27 +38,28 @@ POOLED: Final = tuple(name for generation, name in GENERATIONS.items() if genera
 def fits_of(table: Table) -> dict[str, Model]:
     """Return the fits of a table by the file where they go: a GPU, its generation, or all unmeasured ones."""
     found = {gpu: alone(own(table, gpu, rows), gpu) for gpu, rows in table.rows.items()}
-    every = [missed(table, gpu, borrowed) for gpu, borrowed in without(table).items()]
-    added = added_width(every, f"{table.name} {table.dtype}", far=False)
-    if table.lenders is None:
-        for generation in POOLED:
-            gpus = [g for g in table.rows if device_preset(g)["generation"] == generation]
-            if gpus:
-                found[generation] = as_sure_as(pooled(table, gpus, 8000), [found[g] for g in gpus]).wider(
-                    added
-                )
-        return found
     if table.name.startswith("conv_") and table.dtype == "fp16":  # a P100 has no tensor cores
         return found | {"unmeasured": found["v100-sxm"].wider(NEAREST_WIDTH)}
-    groups = {"unmeasured": [*table.rows]}
-    if table.name in ("elementwise", "softmax", "layer_norm"):
-        groups = {"unmeasured_hbm": [*HBM], "unmeasured_gddr": [*GDDR]}
-    elif table.name in ("bmm", "linear"):  # the newest generation counts twice: later ones run its kernels
-        old = ("p100-pcie-16", "p4") if table.name == "linear" else ()
-        groups = {"unmeasured": [*(g for g in table.rows if g not in old), "a100-pcie-40"]}
-    for name, gpus in groups.items():
-        found[name] = alone(as_sure_as(lent(table, gpus), [found[g] for g in gpus]).wider(added))
+    some = sampled(table)
+    every = [missed(some, gpu, borrowed) for gpu, borrowed in without(some).items()]
+    added = added_width(every, f"{table.name} {table.dtype}", far=False)
+    for name, gpus in _shared(table).items():
+        model = pooled(table, gpus, 8000) if table.lenders is None else lent(table, gpus)
+        found[name] = alone(as_sure_as(model, [found[g] for g in gpus]).wider(added))
     return found
+
+
+def _shared(table: Table) -> dict[str, list[str]]:
+    """Return the files of several GPUs, each with those whose rows it rests on."""
+    if table.lenders is None:
+        by_file = {name: [g for g in table.rows if device_preset(g)["generation"] == name] for name in POOLED}
+        return {name: gpus for name, gpus in by_file.items() if gpus}
+    if table.name in ("elementwise", "softmax", "layer_norm"):
+        return {"unmeasured_hbm": [*HBM], "unmeasured_gddr": [*GDDR]}
+    if table.name in ("bmm", "linear"):  # the newest generation counts twice: later ones run its kernels
+        old = ("p100-pcie-16", "p4") if table.name == "linear" else ()
+        return {"unmeasured": [*(g for g in table.rows if g not in old), "a100-pcie-40"]}
+    return {"unmeasured": [*table.rows]}
 
 
 def write(folder: Path, name: str, key: str, record: Mapping[str, Any]) -> None:

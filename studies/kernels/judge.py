@@ -218,10 +218,15 @@ def added_width(every: Sequence[Missed], table: str, *, far: bool, but: str = ""
     return float(np.sqrt((_OF_ANY_TABLE * prior + seen) / (_OF_ANY_TABLE + len(own))))
 
 
+def sampled(table: Table) -> Table:
+    """Return a table with as many rows as are judged."""
+    rng = np.random.default_rng(11)
+    return replace(table, rows={g: drawn([table.part(g)], MOST, rng)[0][0] for g in table.rows})
+
+
 def judge(table: Table) -> Iterator[Line]:
     """Return the errors of each GPU of a table."""
-    rng = np.random.default_rng(11)
-    table = replace(table, rows={g: drawn([table.part(g)], MOST, rng)[0][0] for g in table.rows})
+    table = sampled(table)
     left = without(table)
     for gpu in table.rows:
         (rows, sheet), other = table.part(gpu), left.get(gpu)

@@ -156,13 +156,19 @@ def test_python_runs_as_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 def test_a_command_prints_what_the_page_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str, code: str
 ) -> None:
-    """A line of dots stands for any lines; scenarios are copies of those that ship."""
+    """A line of dots stands for any lines; scenarios are blocks of the page, or copies of those that ship."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("scenarios.cli.running._tell", lambda *told: None)  # how long it takes is no answer
     command, _, shown = code.removeprefix("$ sim ").partition("\n")
     words = shlex.split(command)
     if words[0] != "new":
         for name in (word.removesuffix(".yaml") for word in words if word.endswith(".yaml")):
+            begin = f"# {name}.yaml\n"
+            own = [block for of_page, _, block in BLOCKS if of_page == page and block.startswith(begin)]
+            if own:
+                files_of_the_reader(tmp_path, own[0])
+                Path(f"{name}.yaml").write_text(own[0], encoding="utf-8")
+                continue
             one = named(_TUTORIAL.get(name, name))
             write_scenario(Path(f"{name}.yaml"), one.path.read_text(encoding="utf-8"))
     found = sim(*words)
