@@ -76,8 +76,8 @@ _ALIKE: Final = {
 CHIP_WIDTH, HOST_WIDTH, DTYPE_WIDTH = 0.06, 0.1, 0.15
 GENERATION_WIDTH, NEAREST_WIDTH = 0.13, 0.55
 """What a borrowed fit adds to the half width (log): another card of the chip or host, assumed; another data
-type; another chip of the generation (of fp32 and rows: any), and one of another generation. With the last two
-80 % of the kernels of GPUs left out are inside, on average over 115 tables (``studies/kernels/errors.md``)."""
+type; another chip of the generation (of fp32 and rows: any), and one of another generation. With these two
+80 % of kernels of GPUs left out are inside, on average over 115 tables (``studies/kernels/errors.md``)."""
 
 
 @cache

@@ -24,7 +24,6 @@ from studies.kernels.judge import (
     judge,
     lent,
     markdown,
-    missed,
     own,
     pooled,
     sampled,
@@ -40,8 +39,7 @@ def fits_of(table: Table) -> dict[str, Model]:
     found = {gpu: alone(own(table, gpu, rows), gpu) for gpu, rows in table.rows.items()}
     if table.name.startswith("conv_") and table.dtype == "fp16":  # a P100 has no tensor cores
         return found | {"unmeasured": found["v100-sxm"].wider(NEAREST_WIDTH)}
-    some = sampled(table)
-    every = [missed(some, gpu, borrowed) for gpu, borrowed in without(some).items()]
+    every = [*without(sampled(table)).values()]
     added = added_width(every, f"{table.name} {table.dtype}", far=False)
     for name, gpus in _shared(table).items():
         model = pooled(table, gpus, 8000) if table.lenders is None else lent(table, gpus)

@@ -54,7 +54,7 @@ class Line(NamedTuple):
     layer_inside: float
     gpu_out: float
     after_20: float
-    missed: Missed | None
+    borrowed: Borrowed | None
 
 
 def error(predicted_ns: FloatArray, ns: FloatArray) -> float:
@@ -130,24 +130,33 @@ def lent(table: Table, gpus: Iterable[str]) -> Model:
 
 
 class Borrowed(NamedTuple):
-    """What a GPU would take had it not been measured: as sure as on its lenders' own rows; and whether these
-    are of another generation.
+    """What a GPU would take had it not been measured: as sure as on its lenders' own rows; whether these are
+    of another generation; and by how much (log, absolute) it misses each row.
     """
 
-    model: Model
+    table: str
+    gpu: str
     lenders: Sequence[str]
     far: bool
+    model: Model
+    miss: FloatArray
 
     @property
     def sure(self) -> Model:
         """The model as it ships, with what another GPU adds to its half width."""
         return self.model.wider(NEAREST_WIDTH if self.far else GENERATION_WIDTH)
 
+    @property
+    def added(self) -> FloatArray:
+        """What the GPU added to each row's error, squared."""
+        found: FloatArray = np.maximum(self.miss**2 - self.model.spread[0] ** 2, 0)
+        return found
+
 
 def without(table: Table) -> dict[str, Borrowed]:
     """Return what each GPU would take had it not been measured; not of one that is alone in the table."""
     found = {}
-    for gpu in table.rows:
+    for gpu, (rows, sheet) in ((gpu, table.part(gpu)) for gpu in table.rows):
         others, far = [g for g in table.rows if g != gpu], False
         if table.lenders is not None:
             gpus = [g for g in table.lenders(gpu) if g in table.rows]
@@ -158,46 +167,16 @@ def without(table: Table) -> dict[str, Borrowed]:
         if gpus:
             most = 6000 if far else 12_000 // len(gpus)
             model = lent(table, gpus) if table.lenders is not None else pooled(table, gpus, most, gpu)
-            own_fits = (load_fits(g).model(table.name, table.dtype) for g in gpus)
-            found[gpu] = Borrowed(as_sure_as(model, own_fits), gpus, far)
+            model = as_sure_as(model, (load_fits(g).model(table.name, table.dtype) for g in gpus))
+            miss = np.abs(np.log(predicted(model, rows, sheet)[0] / rows.ns))
+            found[gpu] = Borrowed(f"{table.name} {table.dtype}", gpu, gpus, far, model, miss)
     return found
-
-
-class Missed(NamedTuple):
-    """By how much (log, absolute) a borrowed fit misses the kernels of a GPU, and the half width of its
-    lenders' own rows.
-    """
-
-    table: str
-    gpu: str
-    lenders: Sequence[str]
-    far: bool
-    miss: FloatArray
-    half_width: float
-
-    @property
-    def added(self) -> FloatArray:
-        """What the GPU added to each row's error, squared."""
-        found: FloatArray = np.maximum(self.miss**2 - self.half_width**2, 0)
-        return found
-
-    def inside(self, added: float) -> float:
-        """Return which share lies inside, where another GPU adds so much to the half width."""
-        return float(np.mean(self.added <= added**2))
-
-
-def missed(table: Table, gpu: str, borrowed: Borrowed) -> Missed:
-    """Return by how much a GPU's kernels are missed that were not seen."""
-    rows, sheet = table.part(gpu)
-    ns, width = predicted(borrowed.model, rows, sheet)
-    off = np.abs(np.log(ns / rows.ns))
-    return Missed(f"{table.name} {table.dtype}", gpu, borrowed.lenders, borrowed.far, off, float(width[0]))
 
 
 _OF_ANY_TABLE: Final = 2  # GPUs: how much what they add in other tables weighs beside those of its own
 
 
-def added_width(every: Sequence[Missed], table: str, *, far: bool, but: str = "") -> float:
+def added_width(every: Sequence[Borrowed], table: str, *, far: bool, but: str = "") -> float:
     """Return what another GPU adds to a half width: a random effect of a GPU and table, whose variance is
     shrunk to that of all tables, with which 80 % of their kernels are inside.
 
@@ -230,7 +209,6 @@ def judge(table: Table) -> Iterator[Line]:
     left = without(table)
     for gpu in table.rows:
         (rows, sheet), other = table.part(gpu), left.get(gpu)
-        unseen = None if other is None else missed(table, gpu, other)
 
         def score(model: Model, asked: Rows, sheet: Sheet = sheet) -> tuple[float, float]:
             ns, width = predicted(model, asked, sheet)
@@ -256,7 +234,7 @@ def judge(table: Table) -> Iterator[Line]:
             *score(own(table, gpu, known, known.layer), rows.take(layers)),
             np.nan if other is None else score(other.model, rows)[0],
             float(np.mean(after)) if after else np.nan,
-            unseen,
+            other,
         )
 
 
@@ -266,23 +244,24 @@ def markdown(lines: Sequence[Line]) -> str:
         "| kernels | GPU | dtype | rows | roofline | local regression | a fifth | inside | by layer | inside "
     )
     head += "| GPU left out | inside | after 20 kernels | NeuSight, GPUs left out |"
-    all_missed = [line.missed for line in lines if line.missed is not None]
+    every = [line.borrowed for line in lines if line.borrowed is not None]
     body, inside = [], []
     for line in lines:
         share = np.nan
-        if (m := line.missed) is not None:
-            share = m.inside(added_width(all_missed, m.table, far=m.far, but=m.gpu))
-            inside.append((share, m.inside(0.0)))
+        if (one := line.borrowed) is not None:
+            added = added_width(every, one.table, far=one.far, but=one.gpu)
+            share = float(np.mean(one.added <= added**2))
+            inside.append((share, np.mean(one.added == 0)))
         numbers = (*line[4:11], share, line.after_20, NEUSIGHT.get(line.table, np.nan))
         shares = ("" if np.isnan(x) else f"{x:.1%}" for x in numbers)
         body.append(f"| {line.table} | {line.gpu} | {line.dtype} | {line.rows} | {' | '.join(shares)} |")
     told = [head, "|---|---|---|" + "---:|" * 11, *body]
-    return "\n".join([*told, *(_how_sure(all_missed, np.array(inside)) if inside else ())]) + "\n"
+    return "\n".join([*told, *(_how_sure(every, np.array(inside)) if inside else ())]) + "\n"
 
 
-def _how_sure(missed: Sequence[Missed], inside: FloatArray) -> Iterator[str]:
+def _how_sure(every: Sequence[Borrowed], inside: FloatArray) -> Iterator[str]:
     """Say what was inside where a GPU was left out, with what another GPU adds and without."""
-    near, far = (added_width(missed, "", far=far) for far in (False, True))
+    near, far = (added_width(every, "", far=far) for far in (False, True))
     yield ""
     yield f"A GPU left out adds {near:.2f} to the half width of its lenders' rows, of another generation"
     yield f"{far:.2f}. Rows inside, and tables with 65 to 95 % and with less than 50 % inside:"

@@ -56,7 +56,9 @@ def test_a_row_says_how_sure_its_makespan_is(tmp_path: Path) -> None:
         encoding="utf-8",
     )
     variants = Variants(str(path))
-    sheet, fitted = (variants.row(point) for point in points_of(["machine.devices.gpu0.cost=roofline,fitted"]))
+    sheet, fitted = (
+        variants.row(point) for point in points_of(["machine.devices.gpu0.cost=roofline,fitted"])
+    )
     assert "low_ns" not in sheet
     [case] = load_scenario(path).cases()
     sure = run_case(case).summary["makespan_interval"]
