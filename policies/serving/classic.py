@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from policies.option_checks import whole
 from policies.serving.batcher import Batcher, Request, Step
 from policies.serving.kv_blocks import KvBlocks
 
@@ -37,7 +38,7 @@ class Static(Batcher):
     """Whether a request owns the blocks of the longest sequence from the beginning."""
 
     def __init__(self, *, max_num_seqs: int = 256) -> None:
-        self.max_num_seqs = max_num_seqs
+        self.max_num_seqs = whole("batcher", "max_num_seqs", max_num_seqs)
 
     def begin(self, cache: KvBlocks, max_model_len: int) -> None:
         """Serve from a cache that is empty."""
@@ -100,7 +101,7 @@ class VllmV0(Static):
 
     def __init__(self, *, max_num_seqs: int = 256, max_num_batched_tokens: int = 8192) -> None:
         super().__init__(max_num_seqs=max_num_seqs)
-        self.budget = max_num_batched_tokens
+        self.budget = whole("batcher", "max_num_batched_tokens", max_num_batched_tokens)
 
     def has_all(self, request: Request) -> bool:
         """Return whether a request has all its tokens since it was admitted last."""

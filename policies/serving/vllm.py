@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Literal
 
+from policies.option_checks import whole
 from policies.serving.batcher import Batcher, PrefixKeys, Request, Step, rank
 from policies.serving.kv_blocks import KvBlocks
 from sim.base.errors import InputError
@@ -67,17 +68,12 @@ class Vllm019(Batcher):
         draft_model: bool = False,
         async_scheduling: bool | None = None,
     ) -> None:
-        for name, value in (
-            ("max_num_seqs", max_num_seqs),
-            ("max_num_batched_tokens", max_num_batched_tokens),
-        ):
-            if value < 1:
-                raise InputError(f"should be at least 1, not {value}", path=(name,))
         if async_scheduling and num_speculative_tokens:
             raise InputError("speculative decoding is known here without it", path=("async_scheduling",))
         if draft_model and not num_speculative_tokens:
             raise InputError("has no effect without num_speculative_tokens", path=("draft_model",))
-        self.max_num_seqs, self.budget = max_num_seqs, max_num_batched_tokens
+        self.max_num_seqs = whole("vllm-0.19", "max_num_seqs", max_num_seqs)
+        self.budget = whole("vllm-0.19", "max_num_batched_tokens", max_num_batched_tokens)
         self.chunked, self.caching = enable_chunked_prefill, enable_prefix_caching
         self.by_rank = scheduling_policy == "priority"
         self.threshold = long_prefill_token_threshold

@@ -193,6 +193,7 @@ class Serve:
         self.twin_of: dict[Request, Request] = {}
         self.inbox: list[list[Request]] = [[] for _ in self.batchers]
         self.idle: list[simpy.Event | None] = [None] * len(self.batchers)
+        self.free_ns = [0] * len(self.batchers)  # when each has ended its last step
         self.passes: list[EnginePass] = []
         self.env.process(self.arriving())
         for replica in range(len(self.batchers)):
@@ -242,7 +243,6 @@ class Serve:
         env, batcher = self.env, self.batchers[replica]
         running: deque[tuple[EnginePass, Step]] = deque()
         on_the_way: dict[Request, int] = {}
-        free_ns = 0
         while True:
             self.route()
             for request in self.inbox[replica]:
@@ -254,8 +254,8 @@ class Serve:
                 self.begin_pulls(step, on_the_way)
                 start = end = now
                 if step.tokens:
-                    start = max(now + self.host_ns, free_ns)
-                    free_ns = end = start + self.step_ns(step)
+                    start = max(now + self.host_ns, self.free_ns[replica])
+                    self.free_ns[replica] = end = start + self.step_ns(step)
                 latest = EnginePass.of(step, replica, now, start, end)
                 self.passes.append(latest)
                 if step.tokens:
@@ -275,7 +275,7 @@ class Serve:
             if step is not None and latest is not None and not step.tokens:
                 self.tell(latest, step)
                 if nothing_runs and not (on_the_way or step.preempted or self.may_come(replica)):
-                    raise StuckError(_why_stuck(replica, batcher, step.head))
+                    raise StuckError(_why_stuck(replica, batcher, step))
             for request in [each for each, end_ns in on_the_way.items() if end_ns <= env.now]:
                 request.pulled_ns = on_the_way.pop(request)
             if step is not None and not step.tokens and batcher.unfinished():
@@ -288,7 +288,9 @@ class Serve:
 
     def may_come(self, replica: int) -> bool:
         """Return whether another request may come to a replica, or blocks of a prompt become free."""
-        return bool(self.arrivals or self.inbox[replica] or self.twins)
+        if self.arrivals.next_ns() is not None or self.inbox[replica] or self.twins:
+            return True
+        return bool(self.arrivals) and max(self.free_ns) >= self.env.now  # when another replica is done
 
     def begin_pulls(self, step: Step, on_the_way: dict[Request, int]) -> None:
         """Let keys and values of prompts come; what they were computed in is free when they are there."""
@@ -322,11 +324,13 @@ class Serve:
             self.hand(self.twins[twin], self.twins[twin].replica)
 
 
-def _why_stuck(replica: int, batcher: Batcher, head: Request | None) -> str:
-    cache = batcher.cache
+def _why_stuck(replica: int, batcher: Batcher, step: Step) -> str:
+    cache, head = batcher.cache, step.head
     stuck = (
         f"replica {replica} is stuck: {batcher.unfinished():,} requests are unfinished, none runs, and the "
     )
+    if head is not None and step.why == "budget":
+        return f"{stuck}first, {head.id}, has {head.left:,} tokens to compute at once: a step may have fewer"
     if head is not None and not cache.used:
         return stuck + (
             f"first, {head.id}, will never fit: it was preempted, counts its outputs from 0 again, and "

@@ -150,7 +150,10 @@ def serving_section(told: Mapping[str, Any]) -> Section:
     ]
     parts = [part for part in PARTS if told["mean_parts_ns"]["all"][part] >= 0.5]
     where = [
-        {"time of a request": f"to its {when} token", **{part: _duration(of[part]) for part in parts}}
+        {
+            "time of a request": f"to its {when} token",
+            **{part: format_duration(round(of[part])) for part in parts},
+        }
         for when, of in (("first", told["mean_parts_ns"]["first"]), ("last", told["mean_parts_ns"]["all"]))
     ]
     slowest = [
@@ -201,10 +204,6 @@ def _beside(told: Mapping[str, Any], measured: Mapping[str, Any], key: str) -> s
         return ""
     off = f" ({told[key] / measured[key] - 1:+.1%})" if measured[key] else ""
     return _ms(measured[key]) + off
-
-
-def _duration(ns: float) -> str:
-    return format_duration(round(ns))
 
 
 def _largest(parts: Mapping[str, int]) -> str:

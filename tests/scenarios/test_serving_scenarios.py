@@ -20,7 +20,7 @@ from scenarios.serving.step_cost import GRAPH_SIZES, Interpolated, ModelStep, Re
 from scenarios.serving.step_tables import TableStep
 from scenarios.workloads.calibrations import named_calibration
 from scenarios.workloads.train_workload import DType
-from sim.base.errors import InputError, OutOfMemoryError
+from sim.base.errors import InputError, OutOfMemoryError, StuckError
 
 MS = 1_000_000
 LINEAR = {
@@ -64,6 +64,20 @@ def test_every_batcher_serves(policy: str) -> None:
     told = run(LINEAR, policy).summary["serving"]
     assert told["completed"] == 60
     assert told["total_output_tokens"] >= 60 * 5
+
+
+@pytest.mark.parametrize("policy", ["vllm-0.19", "static", "orca", "vllm-v0", "sarathi"])
+def test_a_batcher_without_seats_is_refused(policy: str) -> None:
+    with pytest.raises(InputError, match="max_num_seqs must be a whole number of at least 1; found 0"):
+        run(LINEAR, {"name": policy, "max_num_seqs": 0})
+
+
+@pytest.mark.parametrize("come", [{"rate": "200/s"}, {"in_flight": 2}])
+def test_a_prompt_that_no_step_may_hold_ends_the_run(come: dict[str, Any]) -> None:
+    """Also where the next request comes when another one has ended, which none ever does."""
+    serving = {**LINEAR, "requests": {**come, "prompt": 20, "output": 5, "count": 9}}
+    with pytest.raises(StuckError, match="r0, has 20 tokens to compute at once: a step may have fewer"):
+        run(serving, {"name": "vllm-v0", "max_num_batched_tokens": 10})
 
 
 def test_prompts_are_computed_apart_and_pulled() -> None:
