@@ -278,10 +278,9 @@ def _simumax_fabric(of: Mapping[str, Any], ranks: int) -> Fabric:
         op = of["op"].get(theirs, {})
         if op.get("efficient_factor") is not None:
             efficiency[ours] = float(op["efficient_factor"])
-        if op.get("latency_us") is not None:
-            latency[ours] = 1e3 * float(op["latency_us"])
-        if op.get("fixed_latency_us") is not None:
-            fixed[ours] = 1e3 * float(op["fixed_latency_us"])
+        for key, kinds in (("latency_us", latency), ("fixed_latency_us", fixed)):
+            if op.get(key) is not None:
+                kinds[ours] = 1e3 * float(op[key])
         for ranks_of, value in op.get("fixed_latency_us_by_comm_num", {}).items():
             fixed[f"{ours}/{ranks_of}"] = 1e3 * float(value)
     return Fabric(float(bandwidth["gbps"]) * _GIB / ranks, efficiency, latency, fixed)

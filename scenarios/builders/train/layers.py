@@ -54,16 +54,12 @@ from sim.base.errors import InputError, MisfitError
 from sim.machine.communicators import even_nbytes
 
 
-@dataclass(frozen=True)
-class ReplicaBatch:
-    """What a rank's replica works on at a time.
+@dataclass(frozen=True, kw_only=True)
+class RankOptions:
+    """How ranks run layers.
 
     Attributes
     ----------
-    samples, sequence : int
-        A micro-batch.
-    width : int
-        Bytes of an activation.
     context : {"all-to-all", "ring", "all-gather"}
         How context parallelism communicates.
     flash : bool
@@ -85,13 +81,8 @@ class ReplicaBatch:
         It runs beside what another micro-batch computes.
     tensor_overlap : bool
         Tensor parallelism sends beside products, block by block.
-    kept : float or None
-        Bytes a number of products' inputs that are kept quantized; None: as wide as the others.
     """
 
-    samples: int
-    sequence: int
-    width: int = 2
     context: str = "all-to-all"
     flash: bool = True
     dropout: bool = False
@@ -101,6 +92,25 @@ class ReplicaBatch:
     dispatcher: str = "all-to-all"
     expert_overlap: bool = False
     tensor_overlap: bool = False
+
+
+@dataclass(frozen=True)
+class ReplicaBatch(RankOptions):
+    """What a rank's replica works on at a time, and how.
+
+    Attributes
+    ----------
+    samples, sequence : int
+        A micro-batch.
+    width : int
+        Bytes of an activation.
+    kept : float or None
+        Bytes a number of products' inputs that are kept quantized; None: as wide as the others.
+    """
+
+    samples: int
+    sequence: int
+    width: int = 2
     kept: float | None = None
 
 

@@ -24,7 +24,6 @@ from functools import cached_property, lru_cache
 from typing import Any, Final, Literal, NamedTuple
 
 from devices.collectives.groups import RankGroup
-from policies.parallel.expert_routing import UnplacedRouting
 from policies.pipeline.evaluate import StageTimes
 from policies.pipeline.pipeline_schedule import Schedule
 from policies.pipeline.registry import generate
@@ -43,7 +42,7 @@ from scenarios.builders.train.kernels import (
     Spent,
     recompute_modules,
 )
-from scenarios.builders.train.layers import RankWork, ReplicaBatch
+from scenarios.builders.train.layers import RankOptions, RankWork, ReplicaBatch
 from scenarios.builders.train.layout import ParallelLayout
 from scenarios.builders.train.memory import CheckpointUnit, StageMemory, stage_memory, weight_shapes
 from sim.base.errors import MisfitError
@@ -96,8 +95,8 @@ def default_schedule(chunks: int) -> str:
 
 
 @dataclass(frozen=True)
-class Training:
-    """A training step.
+class Training(RankOptions):
+    """A training step; how ranks run its layers is in `RankOptions`.
 
     Attributes
     ----------
@@ -114,10 +113,6 @@ class Training:
         Gradients are reduced, and parameters gathered, beside the computation.
     partition : tuple of int
         Layers of each stage; empty: as even as possible, the last and then the first having one less.
-    context, flash, dropout, fused_loss, imbalance, routes
-        As in `scenarios.builders.train.layers.ReplicaBatch`.
-    dispatcher, expert_overlap, tensor_overlap
-        As there, too.
     cuda_graph : tuple of str, or "full-iteration"
         What graphs launch: of `GRAPHED`.
     wide_layers : tuple of int
@@ -148,15 +143,6 @@ class Training:
     optimizer_state: int = 12
     overlap: bool = False
     partition: tuple[int, ...] = ()
-    context: str = "all-to-all"
-    flash: bool = True
-    dropout: bool = False
-    fused_loss: bool = True
-    imbalance: float = 1.0
-    routes: UnplacedRouting | None = None
-    dispatcher: str = "all-to-all"
-    expert_overlap: bool = False
-    tensor_overlap: bool = False
     cuda_graph: str | tuple[str, ...] = FULL_ITERATION
     wide_layers: tuple[int, int] = (0, 0)
     dtypes: Mapping[str, str] = field(default_factory=dict)
@@ -243,9 +229,8 @@ class Training:
     @cached_property
     def work(self) -> RankWork:
         """The pieces on one rank."""
-        names = {each.name for each in fields(ReplicaBatch)}
-        mine = {name: value for name, value in vars(self).items() if name in names}
-        batch = ReplicaBatch(**mine, samples=self.micro_batch, kept=self.calibration.kept())
+        options = {each.name: getattr(self, each.name) for each in fields(RankOptions)}
+        batch = ReplicaBatch(self.micro_batch, self.sequence, kept=self.calibration.kept(), **options)
         return RankWork(self.model, self.layout, batch)
 
     @property
