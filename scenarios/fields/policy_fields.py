@@ -52,30 +52,26 @@ Knowledge = Literal["exact", "mean", "estimate", "none"]
 class PolicyFields(WithOptions):
     """The policy and the other decisions; further keys are the policy's options."""
 
-    name: Annotated[Name | None, Field(description="a policy, as `sim policies` lists them")] = None
-    runtime: Annotated[Name | None, Field(description="a named set of decisions (`sim runtimes`)")] = None
-    placement: Annotated[AnyChoice | None, Field(description="which device runs each op")] = None
-    streams: Annotated[AnyChoice | None, Field(description="which stream each op is launched on")] = None
-    linearize: Annotated[AnyChoice | None, Field(description="program order of the ops")] = None
-    compile: Annotated[
-        list[AnyChoice] | None, Field(description="rewrites of the graph, in this order, before it is placed")
-    ] = None
-    synchronisation: Annotated[
-        Synchronisation | None,
-        Field(description="tasks are eligible when their inputs are computed, or when they are issued"),
-    ] = None
-    launch: Annotated[
-        Literal["op", "cuda-graph"] | None,
-        Field(description="launch ops one by one (default), or those of a device as one CUDA graph"),
-    ] = None
-    intra_op_parallelism_threads: Annotated[
-        Whole | None,
-        Field(
-            description="under tensorflow: threads of the one pool that all ops running at once share; "
-            "0: as many as the CPU has cores; default: each op has the CPU's cores_per_op cores"
-        ),
-    ] = None
-    knowledge: Annotated[Knowledge | None, Field(description="replaces the scenario's `knowledge`")] = None
+    name: Name | None = Field(default=None, description="a policy, as `sim policies` lists them")
+    runtime: Name | None = Field(default=None, description="a named set of decisions (`sim runtimes`)")
+    placement: AnyChoice | None = Field(default=None, description="which device runs each op")
+    streams: AnyChoice | None = Field(default=None, description="which stream each op is launched on")
+    linearize: AnyChoice | None = Field(default=None, description="program order of the ops")
+    compile: list[AnyChoice] | None = Field(
+        default=None, description="rewrites of the graph, in this order, before it is placed"
+    )
+    synchronisation: Synchronisation | None = Field(
+        default=None, description="tasks are eligible when their inputs are computed, or when they are issued"
+    )
+    launch: Literal["op", "cuda-graph"] | None = Field(
+        default=None, description="launch ops one by one (default), or those of a device as one CUDA graph"
+    )
+    intra_op_parallelism_threads: Whole | None = Field(
+        default=None,
+        description="under tensorflow: threads of the one pool that all ops running at once share; "
+        "0: as many as the CPU has cores; default: each op has the CPU's cores_per_op cores",
+    )
+    knowledge: Knowledge | None = Field(default=None, description="replaces the scenario's `knowledge`")
 
 
 AnyPolicy = Annotated[PolicyFields, Shorthand("name")]
@@ -88,12 +84,12 @@ _Value = Annotated[JsonValue, WithJsonSchema(_PLAIN)]
 class Condition(Strict):
     """What a result must be: values in the unit of the result, or as ``1.05 x gpipe``, of another run."""
 
-    equals: Annotated[_Value, Field(description="exactly this, or within `tolerance` of it")] = None
-    at_most: Annotated[_Value, Field(description="no more than this")] = None
-    at_least: Annotated[_Value, Field(description="no less than this")] = None
-    tolerance: Annotated[
-        _Value, Field(description="how far from `equals` it may be: a quantity, or a share such as 1%")
-    ] = None
+    equals: _Value = Field(default=None, description="exactly this, or within `tolerance` of it")
+    at_most: _Value = Field(default=None, description="no more than this")
+    at_least: _Value = Field(default=None, description="no less than this")
+    tolerance: _Value = Field(
+        default=None, description="how far from `equals` it may be: a quantity, or a share such as 1%"
+    )
 
 
 _AnyCondition = Annotated[Condition, Shorthand("equals", _PLAIN)]
@@ -138,11 +134,10 @@ ExpectOfRuns = Annotated[
 class VariantFields(PolicyFields):
     """An entry of ``compare``: the scenario's work under another policy, or with other settings."""
 
-    label: Annotated[Name | None, Field(description="label in results; default: the policy's name")] = None
-    set: Annotated[
-        dict[str, JsonValue],
-        Field(default_factory=dict, description="other changes: dotted path to value, as for --set"),
-    ]
+    label: Name | None = Field(default=None, description="label in results; default: the policy's name")
+    set: dict[str, JsonValue] = Field(
+        default_factory=dict, description="other changes: dotted path to value, as for --set"
+    )
     expect: Expect
 
 
@@ -170,22 +165,21 @@ Probability = Annotated[
 class StragglerFields(Strict):
     """Tasks that take much longer than others."""
 
-    probability: Annotated[Probability, Field(description="probability that a task is one")]
-    factor: Annotated[Factor, Field(description="how many times longer it takes")]
+    probability: Probability = Field(description="probability that a task is one")
+    factor: Factor = Field(description="how many times longer it takes")
 
 
 class NoiseFields(Strict):
     """How durations vary; policies do not see this."""
 
-    jitter: Annotated[
-        Spread,
-        Field(description="standard deviation of the logarithm of each task's factor; 0.05 is about 5 %"),
-    ] = 0.0
-    devices: Annotated[
-        dict[Name, Factor],
-        Field(default_factory=dict, description="factor of each device: 1.2 is 20 % slower"),
-    ]
-    stragglers: Annotated[StragglerFields | None, Field(description="tasks that take much longer")] = None
+    jitter: Spread = Field(
+        default=0.0,
+        description="standard deviation of the logarithm of each task's factor; 0.05 is about 5 %",
+    )
+    devices: dict[Name, Factor] = Field(
+        default_factory=dict, description="factor of each device: 1.2 is 20 % slower"
+    )
+    stragglers: StragglerFields | None = Field(default=None, description="tasks that take much longer")
 
     def noise(self, known: Container[str]) -> Noise:
         """Return it for `sim.job.build_job.make_job`, of the devices that are `known`."""
@@ -211,25 +205,19 @@ class NoiseFields(Strict):
 class MemoryFields(Strict):
     """Who manages memory, when tensors take it, and what happens when there is none."""
 
-    allocator: Annotated[
-        AnyChoice | None,
-        Field(
-            description="who manages the memory of each device; `runtime`: what the policy's runtime has; "
-            "default: bytes are counted, no more"
-        ),
-    ] = None
-    devices: Annotated[
-        dict[Name, AnyChoice],
-        Field(default_factory=dict, description="allocators of devices that have another one, by name"),
-    ]
-    lifetime: Annotated[
-        Literal["execution", "issue"] | None,
-        Field(
-            description="tensors live from start to the end of the last reader, or from issue to issue; "
-            "default: issue if the policy synchronises at issue, else execution"
-        ),
-    ] = None
-    when_full: Annotated[
-        Literal["error", "wait"],
-        Field(description="when memory is full: stop with an error, or let the task wait"),
-    ] = "error"
+    allocator: AnyChoice | None = Field(
+        default=None,
+        description="who manages the memory of each device; `runtime`: what the policy's runtime has; "
+        "default: bytes are counted, no more",
+    )
+    devices: dict[Name, AnyChoice] = Field(
+        default_factory=dict, description="allocators of devices that have another one, by name"
+    )
+    lifetime: Literal["execution", "issue"] | None = Field(
+        default=None,
+        description="tensors live from start to the end of the last reader, or from issue to issue; "
+        "default: issue if the policy synchronises at issue, else execution",
+    )
+    when_full: Literal["error", "wait"] = Field(
+        default="error", description="when memory is full: stop with an error, or let the task wait"
+    )
