@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from math import ceil, gcd
 from time import monotonic
 from typing import Any, Final, NamedTuple
@@ -165,17 +166,13 @@ class Written(NamedTuple):
     literals: list[Any]
     unit_ns: int = 1
 
-    def reader(self, solver: Any) -> Callable[[Time | Literal | int], int]:
-        """Return what reads the values of a solution."""
-
-        def read(unknown: Time | Literal | int) -> int:
-            if isinstance(unknown, Time):
-                return int(solver.value(self.times[unknown.index])) * self.unit_ns + unknown.offset
-            if isinstance(unknown, Literal):
-                return int(solver.value(self.literals[unknown.index]))
-            return unknown
-
-        return read
+    def value(self, solver: Any, unknown: Time | Literal | int) -> int:
+        """Return the value of a time or literal in the solution that a solver has."""
+        if isinstance(unknown, Time):
+            return int(solver.value(self.times[unknown.index])) * self.unit_ns + unknown.offset
+        if isinstance(unknown, Literal):
+            return int(solver.value(self.literals[unknown.index]))
+        return unknown
 
 
 def unit_of(problem: ScheduleProblem) -> int:
@@ -443,10 +440,6 @@ class Activities:
         """Let one of them hold at least."""
         self.problem.any_of.append([(literal, True) for literal in literals])
 
-    def implies(self, one: Literal, other: Literal) -> None:
-        """Let `other` hold if `one` does."""
-        self.problem.any_of.append([(one, False), (other, True)])
-
     def asked(self, literal: Literal, *given: Literal | None) -> None:
         """Let a literal hold if all that is `given` does."""
         unless = [(each, False) for each in given if each is not None]
@@ -468,20 +461,16 @@ class Activities:
     def delayed(self, later: Time, earlier: Time | int, delay_ns: int, *given: Literal | None) -> None:
         """Let `later` be so long after `earlier`, if all that is `given` holds; so long may be never."""
         if delay_ns >= NEVER:
-            self.never(*given)
+            self.problem.any_of.append([(literal, False) for literal in given if literal is not None])
         else:
             self.after(later, earlier + delay_ns, *given)
-
-    def never(self, *given: Literal | None) -> None:
-        """Let not all that is `given` hold."""
-        self.problem.any_of.append([(literal, False) for literal in given if literal is not None])
 
     def together(self, one: Mapping[int, Any], other: Mapping[int, Any]) -> None:
         """Let the same of each of two choices hold."""
         for name, literal in one.items():
             if literal is not None:
-                self.implies(literal, other[name])
-                self.implies(other[name], literal)
+                self.asked(other[name], literal)
+                self.asked(literal, other[name])
 
     def last(self, begin: Time | int, ns: int, end: Time, given: Literal | None = None) -> None:
         """Let `end` be so long after `begin`, if what is `given` holds."""
@@ -541,5 +530,5 @@ class Activities:
         status = solve(solver, written)
         bound = _bound_ns(solver, written.unit_ns)
         if status in (self._cp.OPTIMAL, self._cp.FEASIBLE):
-            return Solved(written.reader(solver), bound, status == self._cp.OPTIMAL)
+            return Solved(partial(written.value, solver), bound, status == self._cp.OPTIMAL)
         return Solved(None, bound, status == self._cp.INFEASIBLE)

@@ -320,7 +320,7 @@ def _behind(
     at_once = times.literal(f"{then} behind {first}")
     times.after(end, moves[then].begin, at_once)
     if chosen is not None:
-        times.implies(at_once, chosen)
+        times.asked(chosen, at_once)
     return at_once
 
 

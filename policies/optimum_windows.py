@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
+from functools import partial
 from heapq import heapify, heappop, heappush
 from time import monotonic
 from typing import Any, Final
@@ -392,5 +393,5 @@ def _solve(part: FreePart, effort: float, left_s: float, seed: int) -> Values | 
     solver.parameters.random_seed = seed
     written = part.written()
     if solve(solver, written) in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return written.reader(solver)
+        return partial(written.value, solver)
     return None
