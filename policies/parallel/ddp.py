@@ -81,29 +81,24 @@ def closed_when_full(
     return [*found, *open_.values()]
 
 
-def closed_before_overflow(sizes: Sequence[int], limit: int) -> list[list[int]]:
-    """Return the positions in each bucket; one that alone exceeds the limit has a bucket to itself.
+def never_overflowing(parameters: Sequence[Parameter], elements: int) -> list[list[Parameter]]:
+    """Return parameters in buckets of at most so many elements; one that has more has a bucket to itself.
 
     Examples
     --------
-    >>> closed_before_overflow([6, 5, 4, 9, 2], 10)
-    [[0], [1, 2], [3], [4]]
+    >>> given = [Parameter(f"w{n}", "", "", 4 * n, n, None) for n in (6, 5, 4, 9, 2)]
+    >>> [[each.name for each in bucket] for bucket in never_overflowing(given, 10)]
+    [['w6'], ['w5', 'w4'], ['w9'], ['w2']]
     """
-    found: list[list[int]] = []
+    found: list[list[Parameter]] = []
     held = 0
-    for position, size in enumerate(sizes):
-        if not found or held + size > limit:
+    for each in parameters:
+        if not found or held + each.elements > elements:
             found.append([])
             held = 0
-        found[-1].append(position)
-        held += size
+        found[-1].append(each)
+        held += each.elements
     return found
-
-
-def never_overflowing(parameters: Sequence[Parameter], elements: int) -> list[list[Parameter]]:
-    """Return parameters in buckets of at most so many elements: see `closed_before_overflow`."""
-    rows = closed_before_overflow([each.elements for each in parameters], elements)
-    return [[parameters[k] for k in row] for row in rows]
 
 
 def filled(parameters: Sequence[Parameter], by: str, limits: Sequence[int]) -> list[list[Parameter]]:

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from parallel_helpers import by_stream, layers, run
 
-from policies.parallel.ddp import DistributedDataParallel, closed_before_overflow, closed_when_full, filled
+from policies.parallel.ddp import DistributedDataParallel, closed_when_full, filled, never_overflowing
 from policies.parallel.fsdp2 import FullyShard
 from policies.parallel.rank_grid import DataParallel, Grid, Ranked
-from policies.parallel.training_step import TrainingStep
+from policies.parallel.training_step import Parameter, TrainingStep
 from policies.parallel.zero_1_2 import ZeroTwo
 from policies.parallel.zero_3 import ZeroThree
 from policies.rewrite.backward import TrainingRewrite
@@ -110,7 +110,8 @@ def test_buckets_are_cut_where_sums_say(sizes: list[int], limits: list[int]) -> 
 @given(st.lists(st.integers(1, 30), max_size=30), st.integers(1, 60))
 @examples(60)
 def test_buckets_that_never_overflow(sizes: list[int], limit: int) -> None:
-    found = closed_before_overflow(sizes, limit)
+    given = [Parameter(str(k), "", "", 4 * n, n, None) for k, n in enumerate(sizes)]
+    found = [[int(each.name) for each in bucket] for bucket in never_overflowing(given, limit)]
     assert [k for row in found for k in row] == list(range(len(sizes)))
     for row, after in zip(found, [*found[1:], None], strict=False):
         assert sum(sizes[k] for k in row) <= limit or len(row) == 1
