@@ -72,6 +72,13 @@ class Ranks:
         return Ranks(whole(policy, option, given, most=MOST_RANKS))
 
 
+_NUMBERS: Final = (
+    *("duration_ns", "flops", "bytes_read", "bytes_written", "stage", "micro_batch"),
+    *("input_distance", "after_distance"),
+)
+"""Columns that are the same on every rank."""
+
+
 def add_ranks(
     out: GraphBuilder,
     graph: Graph,
@@ -121,18 +128,11 @@ def add_ranks(
         kind=(graph.kinds, np.tile(graph.kind_code, n)),
         inputs=_tiled(graph.inputs, inputs),
         outputs=_tiled(graph.outputs, [graph.tensor_nbytes[graph.outputs.indices]] * n),
-        duration_ns=np.tile(graph.duration_ns, n),
         device=_places(graph, ranks, at if device is not None else None),
         after=_tiled(graph.after, after),
-        stage=np.tile(graph.stage, n),
-        micro_batch=np.tile(graph.micro_batch, n),
         phase=(graph.phases, np.tile(graph.phase_code, n)),
         dtype=(graph.dtypes, np.tile(graph.dtype_code, n)),
-        flops=np.tile(graph.flops, n),
-        bytes_read=np.tile(graph.bytes_read, n),
-        bytes_written=np.tile(graph.bytes_written, n),
-        input_distance=np.tile(graph.input_distance, n),
-        after_distance=np.tile(graph.after_distance, n),
+        **{name: np.tile(getattr(graph, name), n) for name in _NUMBERS},
         duration_by_kind={
             kind: {op + r * size + k: ns for r in range(n) for k, ns in enumerate(column.tolist()) if ns >= 0}
             for kind, column in graph.duration_by_kind.items()
