@@ -31,8 +31,8 @@ def _few(path: Path) -> bool:
 FILES = [
     pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if LARGE in path.parts else [])
     for path in sorted(FOLDER.rglob("*.yaml"))
-    if not {"calibrations_data", "templates"}
-    & set(path.parts)  # calibrations; scenarios whose files `sim new` copies
+    # sizes of models; calibrations; scenarios whose files `sim new` copies
+    if not {"builders", "calibrations_data", "templates"} & set(path.parts)
     if _few(path)
 ]
 

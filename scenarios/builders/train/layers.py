@@ -35,7 +35,6 @@ from functools import cached_property
 from math import comb
 
 from devices.collectives.groups import CollectiveKind
-from policies.parallel.expert_routing import UnplacedRouting
 from scenarios.builders.train.architecture import Architecture
 from scenarios.builders.train.kernels import (
     OTHER_MICRO_BATCH,
@@ -49,49 +48,9 @@ from scenarios.builders.train.kernels import (
     Scan,
     products,
 )
-from scenarios.builders.train.layout import ParallelLayout
+from scenarios.builders.train.layout import ParallelLayout, RankOptions
 from sim.base.errors import InputError, MisfitError
 from sim.machine.communicators import even_nbytes
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankOptions:
-    """How ranks run layers.
-
-    Attributes
-    ----------
-    context : {"all-to-all", "ring", "all-gather"}
-        How context parallelism communicates.
-    flash : bool
-        Attention keeps no scores; otherwise they are written, masked, and dropped out (arXiv 2205.05198).
-    dropout : bool
-        Dropout with its masks, of one byte.
-    fused_loss : bool
-        The loss keeps logits of 2 bytes, which its gradient replaces; otherwise it casts them to fp32 and
-        keeps its softmax, 4 bytes each (arXiv 2205.05198, section 4.3; Megatron-LM,
-        core/tensor_parallel/cross_entropy.py).
-    imbalance : float
-        Tokens of the fullest expert rank / of the mean one.
-    routes : Routes or None
-        Which tokens go to which expert, in place of `imbalance`.
-    dispatcher : {"all-to-all", "deepep", "hybridep"}
-        What brings tokens to experts: a copy for each expert, or one for each rank (node, beyond one) that
-        has some of them.
-    expert_overlap : bool
-        It runs beside what another micro-batch computes.
-    tensor_overlap : bool
-        Tensor parallelism sends beside products, block by block.
-    """
-
-    context: str = "all-to-all"
-    flash: bool = True
-    dropout: bool = False
-    fused_loss: bool = True
-    imbalance: float = 1.0
-    routes: UnplacedRouting | None = None
-    dispatcher: str = "all-to-all"
-    expert_overlap: bool = False
-    tensor_overlap: bool = False
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from devices.collectives.groups import RankGroup
+from policies.parallel.expert_routing import UnplacedRouting
 from policies.parallel.rank_grid import Grid
 from sim.base.errors import InputError, MisfitError, hint
 
@@ -158,3 +159,43 @@ class ParallelLayout:
             grid |= {f"{each} below": inner, each: own, f"{each} above": getattr(self, each) // (inner * own)}
         positions = Grid(grid).members(name for name, _ in members)
         return RankGroup(len(positions), len({at // self.node for at in positions}))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankOptions:
+    """How ranks run layers.
+
+    Attributes
+    ----------
+    context : {"all-to-all", "ring", "all-gather"}
+        How context parallelism communicates.
+    flash : bool
+        Attention keeps no scores; otherwise they are written, masked, and dropped out (arXiv 2205.05198).
+    dropout : bool
+        Dropout with its masks, of one byte.
+    fused_loss : bool
+        The loss keeps logits of 2 bytes, which its gradient replaces; otherwise it casts them to fp32 and
+        keeps its softmax, 4 bytes each (arXiv 2205.05198, section 4.3; Megatron-LM,
+        core/tensor_parallel/cross_entropy.py).
+    imbalance : float
+        Tokens of the fullest expert rank / of the mean one.
+    routes : Routes or None
+        Which tokens go to which expert, in place of `imbalance`.
+    dispatcher : {"all-to-all", "deepep", "hybridep"}
+        What brings tokens to experts: a copy for each expert, or one for each rank (node, beyond one) that
+        has some of them.
+    expert_overlap : bool
+        It runs beside what another micro-batch computes.
+    tensor_overlap : bool
+        Tensor parallelism sends beside products, block by block.
+    """
+
+    context: str = "all-to-all"
+    flash: bool = True
+    dropout: bool = False
+    fused_loss: bool = True
+    imbalance: float = 1.0
+    routes: UnplacedRouting | None = None
+    dispatcher: str = "all-to-all"
+    expert_overlap: bool = False
+    tensor_overlap: bool = False

@@ -42,8 +42,8 @@ from scenarios.builders.train.kernels import (
     Spent,
     recompute_modules,
 )
-from scenarios.builders.train.layers import RankOptions, RankWork, ReplicaBatch
-from scenarios.builders.train.layout import ParallelLayout
+from scenarios.builders.train.layers import RankWork, ReplicaBatch
+from scenarios.builders.train.layout import ParallelLayout, RankOptions
 from scenarios.builders.train.memory import CheckpointUnit, StageMemory, stage_memory, weight_shapes
 from sim.base.errors import MisfitError
 from sim.base.units import round_half_up
