@@ -215,14 +215,12 @@ def physics_misses(
     return joined, np.concatenate(target), np.concatenate(weight)
 
 
-def fit_pooled(family: Family, parts: Sequence[Part], dtype: str) -> Model:
-    """Return one fit to rows of one GPU, or of several together."""
-    return _fitted(family, parts, dtype)[0]
-
-
-def _fitted(
+def fit_pooled(
     family: Family, parts: Sequence[Part], dtype: str
 ) -> tuple[Model, dict[str, FloatArray], FloatArray]:
+    """Return one fit to rows of one GPU, or of several together, the features of all rows, and what physics
+    misses there (log).
+    """
     few = drawn(parts, 4000, np.random.default_rng(0))
     found = fit_parameters(family, few, dtype, 15)
     features, target, _ = physics_misses(family, parts, dtype, found)
@@ -237,7 +235,7 @@ def fit_own(family: Family, part: Part, dtype: str, groups: Any = None) -> Model
     groups : array or None
         Rows that are left out together, in five folds; None: each for itself.
     """
-    model, features, target = _fitted(family, [part], dtype)
+    model, features, target = fit_pooled(family, [part], dtype)
     of_row = np.arange(len(target)) if groups is None else np.unique(groups, return_inverse=True)[1]
     if not of_row.any():  # one group, which is all that there is
         of_row = np.arange(len(target))

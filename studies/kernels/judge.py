@@ -120,7 +120,7 @@ def _generation(gpu: str) -> str:
 def pooled(table: Table, gpus: Sequence[str], most: int, family_of: str | None = None) -> Model:
     """Return one fit to rows of several GPUs."""
     parts = thinned([table.part(gpu) for gpu in gpus], most, np.random.default_rng(5))
-    return fit_pooled(table.family_of(family_of or gpus[0]), parts, table.dtype)
+    return fit_pooled(table.family_of(family_of or gpus[0]), parts, table.dtype)[0]
 
 
 def lent(table: Table, gpus: Iterable[str]) -> Model:
