@@ -115,7 +115,7 @@ class DataLoadingFields(Builder):
 # The rules, read in ``torch/utils/data/dataloader.py`` (`_MultiProcessingDataLoaderIter`) of 2026:
 #
 # 0. Without ``persistent_workers`` the script starts all workers at the beginning of each epoch.
-# 1. Then ``prefetch * workers`` batches are handed out.
+# 1. Then ``prefetch_factor * workers`` batches are handed out.
 # 2. They go round robin over the workers, whatever these have to do; a worker makes its batches in that
 #   order.
 # 3. Each time ``next()`` returns a batch, one more is handed out. As every worker has as many then, it goes
@@ -124,14 +124,14 @@ class DataLoadingFields(Builder):
 #   up all behind it. With ``in_order=False`` they are returned as they come.
 # 5. With ``pin_memory`` one thread copies each batch into pinned memory, in the order in which they came.
 #
-# Two workers, prefetch 2, and batch 1 is slow:
+# Two workers, prefetch_factor 2, and batch 1 is slow:
 #
 #     handed out   0 1 2 3          4         when 0 is returned    5 6 7
 #     worker 0     │ 0 │ 2 │ 4 │ ....
 #     worker 1     │       1       │ 3 │
 #     returned         0           1 2 3                            2 was there long before 1
 #
-# Rules 1 to 3 and 5 are edges, and so is the order of 4: load b waits for ``next`` b - prefetch *
+# Rules 1 to 3 and 5 are edges, and so is the order of 4: load b waits for ``next`` b - prefetch_factor *
 # workers, and for load b - workers, which is the same worker's. Which batch is returned with
 # ``in_order=False`` is known only when it comes: there the policy `policies.issue.loader_queues` decides. It
 # also shows each worker on a lane of its own. Under other policies any core of ``loader`` does what is some
@@ -143,7 +143,7 @@ class DataLoaderFields(InputPipeline):
 
     model: Literal["data-loader"] = Field(description="which builder")
     workers: Whole = Field(0, description="worker processes; 0: the script loads by itself")
-    prefetch: Size | None = Field(
+    prefetch_factor: Size | None = Field(
         None, description="batches of each worker that are handed out and not returned; default 2"
     )
     in_order: bool = Field(True, description="return batches in order; false: as they come")
@@ -169,7 +169,7 @@ class DataLoaderFields(InputPipeline):
     @property
     def primed(self) -> int:
         """Batches that are handed out and not returned."""
-        return self.workers * (self.prefetch or 2)
+        return self.workers * (self.prefetch_factor or 2)
 
     def make_batch(self, of: Replica, b: int, ns: int, nbytes: int) -> list[Ref]:
         """Add batch `b`.

@@ -237,7 +237,7 @@ OF_WORKLOADS: Final[tuple[Rule, ...]] = (
         "one replica has nobody to meet; give replicas: 2 or more, or leave it out",
     ),
     _of_pipeline(
-        ("prefetch", "in_order"),
+        ("prefetch_factor", "in_order"),
         lambda of, case: getattr(of, "workers", 1) != 0,
         "the script loads by itself; give workers: 1 or more, or leave it out",
     ),

@@ -339,7 +339,6 @@ RENAMED: Final[Mapping[str, str]] = {
     "parallel_calls": "workers",
     "pinned": "pin_memory",
     "precision": "dtype",
-    "prefetch_factor": "prefetch",
     "reduce_bucket_size": "bucket_size",
     "rel": "imbalance",
     "rounding": "alignment",

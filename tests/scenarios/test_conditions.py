@@ -405,7 +405,7 @@ CASES: list[tuple[str, str, str]] = [
             ("storage", "1GB/s", "size: 1MB"),
             ("seed", "1", "jitter: 0.1"),
             ("all_reduce", "1us", "replicas: 2"),
-            ("prefetch", "3", "workers: 1"),
+            ("prefetch_factor", "3", "workers: 1"),
             ("in_order", "false", "workers: 1"),
         ]
     ),

@@ -106,7 +106,7 @@ def test_workers_and_order_as_recorded_from_torch(tmp_path: Path, case: dict[str
         "load": [f"{units * 1000}ns" for units in case["units"]],
         "train": f"{case['step'] * 1000}ns",
         "workers": case["workers"],
-        "prefetch": case["prefetch"],
+        "prefetch_factor": case["prefetch"],
         "in_order": case["in_order"],
     }
     trace = run(tmp_path, build, "policy: loader-queues\n").trace
@@ -196,7 +196,7 @@ def test_the_five_rules_as_an_event_loop(
         "load": [f"{ns}ns" for ns in loads],
         "train": f"{step}ns",
         "workers": workers,
-        "prefetch": prefetch,
+        "prefetch_factor": prefetch,
         "in_order": in_order,
     }
     expected = by_the_rules(loads, step, workers, prefetch, in_order)
@@ -494,7 +494,7 @@ def test_a_call_of_the_map_keeps_its_thread_while_it_reads(tmp_path: Path) -> No
     [
         ({"in_order": False}, "policy: ready-queue\n", "only the policy loader-queues decides it"),
         ({"in_order": False, "workers": 0}, "", "in_order: has no effect: the script loads by itself"),
-        ({"prefetch": 2, "workers": 0}, "", "prefetch: has no effect: the script loads"),
+        ({"prefetch_factor": 2, "workers": 0}, "", "prefetch_factor: has no effect: the script loads"),
         ({"storage": "1GB/s"}, "", "storage: has no effect: items have no size"),
         ({"all_reduce": "1us"}, "", "all_reduce: has no effect: one replica"),
         ({"seed": 3}, "", "seed: has no effect: nothing is drawn"),
