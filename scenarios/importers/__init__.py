@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, Protocol, cast
 
-from scenarios.importers.files import TRACES, read_head
+from scenarios.importers.files import TRACES, read_head, refuse_config
 from scenarios.importers.graph_json import BatchSlope, is_straight, read_graph, slope_between, write_graph
 from sim.base import plugins
 from sim.base.arrays import at_most
@@ -168,6 +168,7 @@ def _importer(path: StrPath, format: str | None) -> Importer:
         importer = _checked(known)
         if importer.recognises(name, head):
             return importer
+    refuse_config(path, head)
     formats = "\n".join(f"  {known.name}: {known.summary}" for known in plugins.describe(_GROUP))
     raise InputError(f"{path}: no known format; convert it with sim import --format NAME, one of\n{formats}")
 

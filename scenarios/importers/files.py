@@ -42,6 +42,22 @@ def read_head(path: StrPath, size: int = 1 << 16) -> bytes:
     return read_bytes(path, head=size)
 
 
+def refuse_config(path: StrPath, head: bytes) -> None:
+    """Refuse what has the sizes of a model, and no graph.
+
+    Raises
+    ------
+    InputError
+        It begins as a ``config.json`` of Hugging Face; the message says what takes it.
+    """
+    if head.lstrip().startswith(b"{") and b'"model_type"' in head:
+        raise InputError(
+            f"{path}: has a model's sizes, and no graph; name it in a scenario: "
+            f"`workload: {{train: {{model: ./{os.path.basename(path)}, ...}}}}`, or serving "
+            "(docs/training.md, docs/serving.md)"
+        )
+
+
 def stem(path: StrPath, *endings: str) -> str:
     """Return the name of a file without its folder and its endings, ``.gz`` among them: that of its graph.
 

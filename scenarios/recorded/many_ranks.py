@@ -38,7 +38,7 @@ import numpy as np
 
 from policies.parallel.rank_grid import MEGATRON, Grid, read_order
 from policies.parallel.ranks import MOST_RANKS, add_ranks
-from scenarios.importers.files import TRACES, read_head
+from scenarios.importers.files import TRACES, read_head, refuse_config
 from scenarios.recorded import select as roles
 from scenarios.recorded.setup import AS_RECORDED, POLICY
 from sim.base.arrays import UNSET, at_most
@@ -248,8 +248,8 @@ def format_of(path: StrPath) -> str | None:
     Raises
     ------
     InputError
-        A packed file that is damaged (no scenario is packed), a model, or a report of Nsight Systems that was
-        not exported.
+        A packed file that is damaged (no scenario is packed), a model or its sizes, or a report of Nsight
+        Systems that was not exported.
     """
     from scenarios.importers import chakra, graph_json
     from scenarios.importers.kineto import kineto
@@ -275,7 +275,10 @@ def format_of(path: StrPath) -> str | None:
     if graph_json.recognises(name, head):
         return "graph" if b'"recorded_start_ns"' in head else None
     formats = {"chakra": chakra, "kineto": kineto}
-    return next((key for key, one in formats.items() if one.recognises(name, head)), None)
+    found = next((key for key, one in formats.items() if one.recognises(name, head)), None)
+    if found is None:
+        refuse_config(path, head)
+    return found
 
 
 def as_scenario(path: StrPath) -> dict[str, Any]:

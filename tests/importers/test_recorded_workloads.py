@@ -218,6 +218,16 @@ def test_kernels_of_another_gpu_are_told(tmp_path: Path, preset: str) -> None:
         )
 
 
+def test_the_sizes_of_a_model_are_no_graph(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_layer": 12}')
+    for words in (("run", path), ("import", path, "--out", tmp_path / "g.json.gz")):
+        done = sim(*words)
+        assert done.exit_code == 2
+        assert "config.json: has a model's sizes, and no graph" in done.stderr
+        assert "train: {model: ./config.json, ...}" in done.stderr
+
+
 def test_a_model_in_place_of_a_scenario_is_told(tmp_path: Path) -> None:
     path = tmp_path / "net.onnx"
     path.write_bytes(b"\x08\x07")
