@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from sim.base.errors import InputError
 from sim.base.startup import collector_paused
 from sim.engine import Memory, Observer
 from sim.faults import Faults
@@ -97,6 +98,8 @@ def simulate(
     >>> simulate(b.build(), Machine((Device("cpu0", "cpu", workers=2),)), ReadyQueue()).makespan_ns
     20
     """
+    if not isinstance(policy, Policy):
+        raise InputError(f"policy should be an instance of a policy, such as ReadyQueue(), not {policy!r}")
     with collector_paused():
         job = make_job(
             graph,

@@ -370,3 +370,9 @@ def test_a_synchronisation_that_does_not_exist_is_refused() -> None:
     policy.synchronisation = "isue"
     with pytest.raises(InputError, match="synchronisation 'isue'; did you mean 'issue'"):
         simulate(graph_of({"a": []}), Machine((cpu(1),)), policy)
+
+
+@pytest.mark.parametrize("given", ["ready-queue", ReadyQueue])
+def test_a_policy_is_an_instance(given: Any) -> None:
+    with pytest.raises(InputError, match=r"policy should be an instance of a policy, such as ReadyQueue\(\)"):
+        simulate(graph_of({"a": []}), Machine((cpu(1),)), given)
