@@ -335,8 +335,8 @@ class Standing(NamedTuple):
     ----------
     instances : int
         On which it came to an end.
-    gap : float
-        Mean over these.
+    gap : float, optional
+        Mean over these; None if there are none.
     best, proven : int
         How often it is as good as the best known, and how often it says for sure that nothing is better.
     seconds : float
@@ -346,7 +346,7 @@ class Standing(NamedTuple):
     set: str
     method: str
     instances: int
-    gap: float
+    gap: float | None
     best: int
     proven: int
     seconds: float
@@ -360,12 +360,11 @@ def standings(rows: Sequence[Row]) -> list[Standing]:
     found = []
     for (name, method), own in groups.items():
         ran = [row for row in own if row["gap"] is not None]
-        gaps = [row["gap"] for row in ran] or [0.0]
+        gaps = [row["gap"] for row in ran]
         proven = sum(row["proven"] for row in ran)
         seconds = fmean(row["seconds"] for row in own)
-        found.append(
-            Standing(name, method, len(ran), fmean(gaps), sum(gap <= 0 for gap in gaps), proven, seconds)
-        )
+        mean = fmean(gaps) if gaps else None
+        found.append(Standing(name, method, len(ran), mean, sum(gap <= 0 for gap in gaps), proven, seconds))
     return found
 
 

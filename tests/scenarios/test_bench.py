@@ -137,7 +137,21 @@ def test_a_graph_runs_on_the_machine_that_is_set(tmp_path: Path) -> None:
     assert {row["makespan_ns"] for row in json.loads(ran.stdout)} == {4000}
     alone = sim("bench", tmp_path / "g.stg", "--limit", 0, "--random", 0)
     assert alone.exit_code == 1
-    assert "g.stg, ready-queue:" in alone.output
+    assert alone.stderr == "g.stg: scenario:1:1: machine: is missing\n"  # once, not for each method
+    assert [line.split()[1:4] for line in alone.stdout.splitlines()[1:]] == [  # neither a gap nor a best
+        [method, "0", "0"] for method in ("ready-queue", "critical-path", "heft")
+    ]
+
+
+def test_a_broken_instance_is_told_once_beside_the_others(tmp_path: Path) -> None:
+    (tmp_path / "good.jsp").write_text("2 2\n0 3 1 2\n1 4 0 1\n")
+    (tmp_path / "bad.jsp").write_text("2 2\n0 3 1 2\n1 4 0 x\n")
+    ran = sim("bench", tmp_path, "--limit", 0, "--random", 0)
+    assert ran.exit_code == 1
+    assert "no best known: good.jsp; " in ran.stdout
+    bad = tmp_path / "bad.jsp"
+    assert ran.stderr.startswith(f"bad.jsp: {bad}: line 3: should be MACHINE TIME for each of 2 ops")
+    assert ran.stderr.count("\n") == 1
 
 
 def test_what_is_not_there_is_told(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def bench(
                 "set": each.set,
                 "method": each.method,
                 "instances": f"{each.instances:,}",
-                "mean gap": percent(each.gap),
+                "mean gap": "" if each.gap is None else percent(each.gap),
                 "best known": f"{each.best:,}",
                 "proven": f"{each.proven:,}" if each.method == benches.OPTIMUM else "",
                 "mean time": f"{each.seconds:.2f} s",
@@ -90,12 +90,16 @@ def bench(
             for each in benches.standings(rows)
         ]
         print_table(table, left=2)
-        open_ = {row["instance"]: None for row in rows if row["known_upper_ns"] is None}
+        open_ = {row["instance"]: None for row in rows if row["known_upper_ns"] is None and not row["error"]}
         if open_:
             print(f"no best known: {listed([*open_], 5)}; their gaps are to the best of these methods")
+    told: dict[tuple[str, str], list[str]] = {}
     for row in failed:
-        typer.echo(f"{row['instance']}, {row['method']}: {row['error']}", err=True)
-    for told in wrong:
-        typer.echo(f"cannot be: {told}", err=True)
+        told.setdefault((row["instance"], row["error"]), []).append(row["method"])
+    for (instance, error), names in told.items():
+        which = "" if len(names) == len(methods) else f", {', '.join(names)}"
+        typer.echo(f"{instance}{which}: {error}", err=True)
+    for each in wrong:
+        typer.echo(f"cannot be: {each}", err=True)
     if wrong or failed:
         raise typer.Exit(1)
