@@ -159,8 +159,10 @@ class Document:
 
     def error(self, loc: Loc, message: str, *, key: bool = False) -> ScenarioError:
         """Return an error that begins with place and path."""
-        path = f"{dotted(loc)}: " if loc else ""
-        return self.place(loc, key=key).error(f"{path}{message.removeprefix(path)}")
+        place, path = self.place(loc, key=key), f"{dotted(loc)}: " if loc else ""
+        if message.startswith(own := f"{place.source}: "):  # a recording or an instance, given as it is
+            return place.error(message.removeprefix(own))
+        return place.error(f"{path}{message.removeprefix(path)}")
 
     def wrong(self, error: InputError, loc: Loc = ()) -> ScenarioError:
         """Return `error` with its place: its path begins at `loc`."""

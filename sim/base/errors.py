@@ -143,7 +143,7 @@ def in_file(path: object) -> Iterator[None]:
         yield
     except InputError as error:
         kind = GraphError if isinstance(error, GraphError) else InputError
-        raise kind(f"{path}: {error}") from None
+        raise kind(f"{path}: {str(error).removeprefix(f'{path}: ')}") from None
 
 
 class UnitError(InputError):
@@ -302,16 +302,19 @@ RENAMED: Final[Mapping[str, str]] = {
     "closed": "in_flight",
     "collective_timeout": "timeout",
     "connection_timeout": "timeout",
+    "context_parallel": "cp",
     "copy_streams": "overlap",
     "cut": "partition",
     "cycles_per_us": "clock",
     "dangling": "unknown",
+    "data": "dp",
     "data_parallel": "dp",
     "default_dtype": "dtype",
     "dispatch": "issue_cost",
     "dma_bandwidth": "core_bandwidth",
     "edge_probability": "probability",
     "every_steps": "every",
+    "expert_parallel": "ep",
     "experts_per_token": "top_k",
     "first_kinds": "kinds",
     "flop_per_ns": "peak",
@@ -338,6 +341,7 @@ RENAMED: Final[Mapping[str, str]] = {
     "overlap_grad_reduce": "overlap",
     "parallel_calls": "workers",
     "pinned": "pin_memory",
+    "pipeline_parallel": "pp",
     "precision": "dtype",
     "reduce_bucket_size": "bucket_size",
     "rel": "imbalance",
@@ -386,15 +390,18 @@ def hint(name: str, known: Iterable[str], *, shown: int = 20) -> str:
     --------
     >>> hint("windw", ["window", "order"]), hint("x", ["window", "order"]), hint("x", [])
     ("; did you mean 'window'?", '; known: order, window', '')
+    >>> hint("vllm", ["orca", "vllm-0.19", "vllm-v0"])
+    "; did you mean 'vllm-0.19' or 'vllm-v0'?"
     >>> hint("gpu8", ["cpu0", "gpu1", "gpu0"]), hint("node4/gpu0", ["node0/gpu0", "node1/gpu0"])
     ('; known: gpu0 to gpu1', '; known: node0/gpu0 to node1/gpu0')
     """
     names = sorted(set(known))
     if counted := _counted(name, names):
         return f"; known: {counted}"
-    close = nearest(name, names)
+    begun = [each for each in names if name and each.startswith(f"{name}-")]
+    close = begun if 1 < len(begun) < 5 else list(filter(None, [nearest(name, names)]))
     if close:
-        return f"; did you mean {shortened(close)!r}?"
+        return f"; did you mean {' or '.join(repr(shortened(each)) for each in close)}?"
     if not names:
         return ""
     return f"; known: {', '.join(map(shortened, names[:shown]))}" + (", ..." if len(names) > shown else "")

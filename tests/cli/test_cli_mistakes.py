@@ -61,6 +61,14 @@ def test_a_graph_file_that_is_not_what_it_says(tmp_path: Path) -> None:
     )
 
 
+def test_a_recording_that_is_damaged_is_named_once(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_text('{"schemaVersion": 1, "traceEvents": []}')
+    result = sim("run", path)
+    assert (result.exit_code, result.stderr.count("t.json")) == (2, 1)
+    assert result.stderr.startswith(f"{path}: no kernel, copy or fill of a GPU in the trace")
+
+
 def test_what_cannot_go_on_is_exit_status_1(tmp_path: Path) -> None:
     text = changed("{name: ready-queue}", "{name: in-order, linearize: {name: program, ops: [b, a, c, d]}}")
     result = sim("run", write(tmp_path, text))

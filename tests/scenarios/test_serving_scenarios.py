@@ -156,6 +156,7 @@ def test_a_batcher_of_ones_own(tmp_path: Path) -> None:
         ({"router": "prefix-awar", "layout": {"replicas": 2}}, "did you mean 'prefix-aware'"),
         ({"prefill": {"bandwidth": "1GB/s"}}, "needs model and calibration"),
         ({"model": "llama3-8b"}, "has no effect beside step"),
+        ({"requests": {"trace": "no.jsonl"}}, "requests: ([^ ]*no.jsonl): no such file"),
     ],
 )
 def test_what_is_wrong_is_said(change: dict[str, Any], said: str) -> None:
