@@ -171,7 +171,7 @@ class Optimum:
     def told(self, limit_ns: int) -> str:
         """Return in a sentence how good the best is known to be; see `find_optimum` for the limit."""
         best, bound = self.shown(self.cost(self.best)), self.shown(max(0, self.lower_bound))
-        gap = "" if self.gap is None else f" (gap {100 * self.gap:.2g}%)"
+        gap = "" if self.gap is None else f" (gap {self.gap:.1%})"
         words = self.what.replace("_", " ")
         if self.what != "makespan":
             proven = f"the least {words} is {best}: no order has less"

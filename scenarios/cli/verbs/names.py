@@ -152,8 +152,9 @@ def _tell(known: Mapping[str, Any]) -> None:
         kind = "; ".join(filter(None, (one["type"], by_default)))
         rows.append((one["name"], ". ".join(filter(None, (kind, one["meaning"])))))
     print_list("options", rows)
-    print(f"\nrule and source ({known['code']})")
-    print("\n".join(f"  {line}".rstrip() for line in ["", *known["rule"].splitlines()]))
+    if known["rule"]:
+        print(f"\nrule and source ({known['code']})")
+        print("\n".join(f"  {line}".rstrip() for line in ["", *known["rule"].splitlines()]))
 
 
 def _word(option: Mapping[str, Any]) -> str:
