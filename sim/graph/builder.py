@@ -71,6 +71,16 @@ class _Refs:
         return Csr.of_counts(counts, indices), distances
 
 
+def _whole(name: str, ns: Any) -> int:
+    """Return a duration of an op; what is not whole would be cut."""
+    try:
+        if (whole := int(ns)) == ns:
+            return whole
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise GraphError(f"op {name!r} has a duration of {ns!r}, which is no whole number of ns").about(name)
+
+
 class GraphBuilder:
     """Collects ops and tensors and builds an immutable `Graph`.
 
@@ -200,7 +210,7 @@ class GraphBuilder:
         Raises
         ------
         GraphError
-            A name used twice or empty, or a negative size or duration.
+            A name used twice or empty, a negative size or duration, or a duration that is not whole.
         """
         self._claim(name)
         index = len(self._ops)
@@ -212,7 +222,7 @@ class GraphBuilder:
             int(flops),
             UNSET if bytes_read is None else int(bytes_read),
             UNSET if bytes_written is None else int(bytes_written),
-            UNSET if duration_ns is None else int(duration_ns),
+            UNSET if duration_ns is None else _whole(name, duration_ns),
             UNSET if stage is None else stage,
             UNSET if micro_batch is None else micro_batch,
             self._phases(phase),
@@ -232,10 +242,10 @@ class GraphBuilder:
         self._refer(self._after, index, after, self._ops.get)
         self._first.append(len(self._sizes))
         for device_kind, ns in (duration_by_kind or {}).items():
-            if not 0 <= ns <= _LARGEST:
+            if not 0 <= (ns := _whole(name, ns)) <= _LARGEST:
                 what = "a negative duration" if ns < 0 else "a duration beyond 64 bits"
                 raise GraphError(f"op {name!r} has {what} on {device_kind}: {ns} ns").about(name)
-            self._duration_by_kind.setdefault(device_kind, {})[index] = int(ns)
+            self._duration_by_kind.setdefault(device_kind, {})[index] = ns
         if attributes:
             self._attributes[index] = dict(attributes)
         return name

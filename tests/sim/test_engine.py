@@ -11,7 +11,7 @@ from runs import checked
 from devices.machine import make_device
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, Graph, GraphBuilder, Host, Issuer, Job, Machine, Policy, Task, Trace, simulate
-from sim.base.errors import InfeasibleError, InputError, StuckError
+from sim.base.errors import GraphError, InfeasibleError, InputError, StuckError
 
 pytestmark = pytest.mark.usefixtures("both_engines")
 
@@ -376,3 +376,15 @@ def test_a_synchronisation_that_does_not_exist_is_refused() -> None:
 def test_a_policy_is_an_instance(given: Any) -> None:
     with pytest.raises(InputError, match=r"policy should be an instance of a policy, such as ReadyQueue\(\)"):
         simulate(graph_of({"a": []}), Machine((cpu(1),)), given)
+
+
+@pytest.mark.parametrize("ns", [10.5, "10us", float("nan"), float("inf")])
+def test_a_duration_that_is_not_whole_is_refused(ns: Any) -> None:
+    """It would be cut without a word."""
+    builder = GraphBuilder("one")
+    for given in ({"duration_ns": ns}, {"duration_by_kind": {"gpu": ns}}):
+        with pytest.raises(GraphError, match="which is no whole number of ns"):
+            builder.op("a", **given)
+        builder = GraphBuilder("one")
+    assert builder.append("a", duration_ns=1e4) == 0
+    assert builder.build().duration_ns.tolist() == [10_000]
