@@ -124,7 +124,7 @@ def standard_trials(graph: Graph) -> list[Variant]:
     alone = "" if collectives else "nothing communicates"
     copies = "" if roles.transfers(graph).any() else "nothing is copied between host and device"
     gapless = "" if graph.device_facts else "the recording does not tell the gap between kernels"
-    in_a_row = "" if "elementwise" in graph.kinds else "there are no elementwise kernels"
+    in_a_row = "" if "elementwise" in graph.kinds else "no kernel has the kind elementwise"
     idle = "" if graph.is_kind("delay").any() else "all idle time is explained"
     host = "" if roles.host_ops(graph).any() else "the recording has nothing of the host"
     return [

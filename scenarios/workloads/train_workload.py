@@ -321,6 +321,7 @@ def _training(fields: TrainFields, document: Document) -> Training:
     overlap = [*fields.overlap] if isinstance(fields.overlap, list) else ["dp"] * fields.overlap
     _check_effects(fields, model, overlap, dtype)
     _tell_unused_fabrics(fields.calibration, layout)
+    _tell_order(fields, layout)
     graphs = [] if isinstance(fields.cuda_graph, str) else fields.cuda_graph
     training = Training(
         model=model,
@@ -371,6 +372,19 @@ def _tell_unused_fabrics(given: str | CalibrationFields, layout: ParallelLayout)
         if layout.ranks <= least and mine is not None and mine != getattr(shipped, name):
             inside = "there is one GPU" if layout.ranks == 1 else f"all {layout.ranks} GPUs are in one node"
             warnings.warn(f"calibration.{name} has no effect: {inside}", stacklevel=2)
+
+
+def _tell_order(fields: TrainFields, layout: ParallelLayout) -> None:
+    """Warn of experts that send over the network because a pipeline fills the nodes, unasked."""
+    if layout.ep == 1 or "order" in fields.parallel.model_fields_set:
+        return
+    wide, near = (of.group("ep").nodes for of in (layout, replace(layout, order=("tp", "cp", "dp", "pp"))))
+    if near < wide:
+        warnings.warn(
+            f"experts on {layout.ep} ranks span {wide} nodes, as a pipeline's ranks stand side by side; with "
+            f"parallel.order: [tp, cp, dp, pp], which Megatron-LM has, they span {near}",
+            stacklevel=2,
+        )
 
 
 def _replicas(fields: TrainFields) -> int:

@@ -102,3 +102,16 @@ def test_a_scenario_says_who_is_fullest(tmp_path: Path) -> None:
     assert "s.yaml:9:14: workload.train.routing: " in sim("run", str(path)).output
     path.write_text(SCENARIO.replace("routing: one-hot", "pad_to_capacity: true"), encoding="utf-8")
     assert "pad_to_capacity: has no effect without routing" in sim("run", str(path)).output
+
+
+def test_experts_that_a_pipeline_puts_on_other_nodes_are_told(tmp_path: Path) -> None:
+    """A pipeline of eight ranks fills a node, so that each rank of the experts is on another."""
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        "workload: {train: {model: mixtral-8x7b, calibration: h100-sxm, gpus: 64, sequence: 512, batch: 64, "
+        "recompute: full, parallel: {pp: 8, ep: 8, sharding: zero-1}}}\n"
+    )
+    told = "experts on 8 ranks span 8 nodes, as a pipeline's ranks stand side by side; with parallel.order: "
+    assert told + "[tp, cp, dp, pp], which Megatron-LM has, they span 1" in sim("run", path).stderr
+    for order in ("[tp, cp, pp, dp]", "[tp, cp, dp, pp]"):
+        assert "experts on" not in sim("run", path, "--set", f"workload.train.parallel.order={order}").stderr
