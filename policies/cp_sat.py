@@ -93,6 +93,23 @@ class Held(NamedTuple):
     amount: int
 
 
+class CoveringSpan(NamedTuple):
+    """From one time to another, so long, if what is `given` holds."""
+
+    begin: Time
+    end: Time
+    ns: int
+    given: Literal | None
+
+
+class Covered(NamedTuple):
+    """`time` is no less than what spans cover, where several are at once only once; at most `lanes` are."""
+
+    time: Time
+    lanes: int
+    spans: Sequence[CoveringSpan]
+
+
 NEVER = 1 << 62
 """A time that is never reached, such as that of a way where no route leads."""
 
@@ -116,6 +133,7 @@ class ScheduleProblem:
     taken, held : dict of resource to list of Taken, of Held
     capacity : dict of resource to int
         What is limited.
+    covered : list of Covered
     one_of : list of list of Literal
         Exactly one of each holds.
     any_of : list of list of (Literal, bool)
@@ -137,6 +155,7 @@ class ScheduleProblem:
     taken: dict[Hashable, list[Taken]] = field(default_factory=dict)
     held: dict[Hashable, list[Held]] = field(default_factory=dict)
     capacity: dict[Hashable, int] = field(default_factory=dict)
+    covered: list[Covered] = field(default_factory=list)
     one_of: list[list[Literal]] = field(default_factory=list)
     any_of: list[list[tuple[Literal, bool]]] = field(default_factory=list)
     time_hints: dict[int, int] = field(default_factory=dict)
@@ -239,6 +258,8 @@ def translate(problem: ScheduleProblem, unit: int = 1) -> Written:
         model.add_bool_or([literals[a.index] if holds else ~literals[a.index] for a, holds in clause])
     for resource, capacity in problem.capacity.items():
         _limit(problem, written, resource, capacity, at)
+    for covered in problem.covered:
+        _cover(problem, written, covered, at)
     for index, value in problem.time_hints.items():
         model.add_hint(times[index], value // unit)
     for index, holds in problem.literal_hints.items():
@@ -313,6 +334,41 @@ def _on_lanes(written: Written, taken: Sequence[Taken], lanes: int, at: Callable
     for intervals, sums in zip(on, work, strict=True):
         model.add_no_overlap(intervals)
         model.add(written.times[LONGEST.index] >= sum(sums))
+
+
+MOST_COVERED: Final = 24
+"""With more spans what they cover is only known to be no less than their share of the lanes."""
+
+
+def _cover(
+    problem: ScheduleProblem, written: Written, covered: Covered, at: Callable[[Time | int], Any]
+) -> None:
+    """Let a time be no less than what spans cover: each is in one of some blocks, of which none overlap.
+
+    A block is called after the first span that is in it, in the order in which they are given.
+    """
+    model, unit, horizon = written.model, written.unit_ns, problem.horizon_ns // written.unit_ns
+    holds = [1 if each.given is None else written.literals[each.given.index] for each in covered.spans]
+    time = at(covered.time)
+    work = sum(each.ns // unit * held for each, held in zip(covered.spans, holds, strict=True))
+    model.add(covered.lanes * time >= work)
+    if len(covered.spans) > MOST_COVERED:
+        return
+    blocks: list[tuple[Any, ...]] = []
+    for n, (each, held) in enumerate(zip(covered.spans, holds, strict=True)):
+        begin, ns, end = (model.new_int_var(0, horizon, f"{what} {n}") for what in ("from", "for", "to"))
+        opens = model.new_bool_var(f"opens {n}")
+        interval = model.new_optional_interval_var(begin, ns, end, opens, f"block {n}")
+        model.add(ns == 0).only_enforce_if(~opens)
+        blocks.append((begin, ns, end, opens, interval))
+        own = [opens, *(model.new_bool_var(f"{n} in {k}") for k in range(n))]
+        model.add(sum(own) == held)
+        for (first, _, last, there, _), here in zip((blocks[n], *blocks[:n]), own, strict=True):
+            model.add_implication(here, there)
+            model.add(first <= at(each.begin)).only_enforce_if(here)
+            model.add(last >= at(each.end)).only_enforce_if(here)
+    model.add_no_overlap([block[-1] for block in blocks])
+    model.add(time >= sum(block[1] for block in blocks))
 
 
 def at_most(model: Any, intervals: Sequence[Any], amounts: Sequence[int], capacity: int) -> None:
@@ -512,6 +568,10 @@ class Activities:
     def limit(self, resource: Hashable, capacity: int) -> None:
         """Let no more of a resource be taken at once than there is."""
         self.problem.capacity[resource] = capacity
+
+    def cover(self, time: Time, lanes: int, spans: Sequence[CoveringSpan]) -> None:
+        """Let a time be no less than what spans cover, of which at most so many are at once."""
+        self.problem.covered.append(Covered(time, lanes, spans))
 
     def solve(self, limit_ns: int, workers: int = 1, seed: int = 0) -> Solved:
         """Return the times with the least `longest` that are found within a time limit on the wall.

@@ -5,7 +5,7 @@
     makespan             the end of all
     weighted tardiness   weight x late, for each op with a due date          late >= end - due, late >= 0
     mean flow time       done, for each job                                  done >= each end of it
-    energy               idle power x the end of all + (busy - idle) x work, for each device
+    energy               idle power x the end of all + (busy - idle) x what ops cover, for each device
 
 A solver minimises a sum of times with weights; what is always added to it is left to who asks.
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from policies.cp_sat import Time
+from policies.cp_sat import MOST_COVERED, CoveringSpan, Time
 from policies.optimum_tasks import Tasks
 from sim.objectives import (
     due_ops,
@@ -66,23 +66,30 @@ def _flow_time(tasks: Tasks) -> tuple[int, list[Later]]:
 
 
 def _energy(tasks: Tasks) -> tuple[int, list[Later]]:
-    """Charge for the work of each device; where several ops run at once there, for the least it can be."""
+    """Charge for the time of each device in which something runs."""
     always = idle = 0
     for d, device in enumerate(tasks.machine.devices):
         if (power := device.details.power) is None:
             continue
         idle += power.idle
-        more, lanes, work = power.busy - power.idle, device.lanes, 0
-        for op, on in enumerate(tasks.on):
-            if d not in on:
-                continue
-            ns = sum(tasks.duration[i][op][d] for i in range(tasks.job.iterations))
-            if on[d] is None:
-                work += ns
+        more = power.busy - power.idle
+        spans = [
+            CoveringSpan(tasks.start[i][op], tasks.end[i][op], tasks.duration[i][op][d], on[d])
+            for op, on in enumerate(tasks.on)
+            if d in on
+            for i in range(tasks.job.iterations)
+        ]
+        if device.lanes > 1 and more > 0:
+            busy = tasks.times.time(f"busy {device.name}")
+            tasks.times.cover(busy, device.lanes, spans)
+            tasks.times.charge(busy, more)
+            tasks.note(len(spans) > MOST_COVERED, "how much of their time ops overlap", device.name)
+            continue
+        for span in spans:
+            if span.given is None:
+                always += more * span.ns
             else:
-                tasks.times.charge(on[d], more * ns // lanes)
-        tasks.note(lanes > 1 and more > 0, "how much of their time ops overlap", device.name)
-        always += more * work // lanes
+                tasks.times.charge(span.given, more * span.ns)
     tasks.times.charge(tasks.times.longest, idle)
     return always, []
 
