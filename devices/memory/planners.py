@@ -23,7 +23,7 @@ import numpy as np
 
 from devices.memory.device_memory import round_up
 from sim.base.arrays import IntArray
-from sim.base.errors import InputError, MissingExtraError, extra
+from sim.base.errors import InputError, extra
 from sim.base.intervals import in_use
 
 # ----------------------------------------------------------------------------------------------------------
@@ -311,31 +311,12 @@ def _plan(told: Sequence[Lifetime], rows: tuple[Lifetime, ...], alignment: int, 
 # The least arena there is, on small graphs: what the heuristics are measured against.
 #
 # Placing tensors with given lifetimes is strip packing with one coordinate fixed ("dynamic storage
-# allocation"), strongly NP-hard (Garey and Johnson, problem SR2). Two ways to the optimum:
-#
-# * `plan_cp_sat`: rectangles that must not overlap, handed to OR-Tools' CP-SAT (the extra ``opt``); dozens to
-#   hundreds of tensors;
-# * `plan_branch_and_bound`: own search, without any package; about a dozen tensors.
-#
-# Both return the best plan found and the bound proved; `ArenaPlan.optimal` tells whether they meet. Both are
-# deterministic: they stop after an amount of work, not of time.
+# allocation"), strongly NP-hard (Garey and Johnson, problem SR2): rectangles that must not overlap, handed to
+# OR-Tools' CP-SAT (the extra ``opt``), dozens to hundreds of them. What comes back is the best plan found and
+# the bound proved; `ArenaPlan.optimal` tells whether they meet. It stops after some work, not some time.
 
 
 def plan_optimal(lifetimes: Sequence[Lifetime], alignment: int = 1) -> ArenaPlan:
-    """Return the best plan of CP-SAT where it is installed, of the own search where it is not.
-
-    Examples
-    --------
-    >>> plan_optimal([Lifetime(4, 0, 1), Lifetime(6, 1, 2), Lifetime(5, 2, 3)]).nbytes
-    11
-    """
-    try:
-        return plan_cp_sat(lifetimes, alignment)
-    except MissingExtraError:
-        return plan_branch_and_bound(lifetimes, alignment)
-
-
-def plan_cp_sat(lifetimes: Sequence[Lifetime], alignment: int = 1) -> ArenaPlan:
     """Return the best plan that CP-SAT finds in a deterministic time of 10, some 10 s of one core.
 
     Parameters
@@ -351,6 +332,14 @@ def plan_cp_sat(lifetimes: Sequence[Lifetime], alignment: int = 1) -> ArenaPlan:
         A lifetime makes no sense.
     MissingExtraError
         OR-Tools is not installed.
+
+    Examples
+    --------
+    Greedy by size piles up 8 bytes here: the tensor of 4 lifts the one that lives longest.
+
+    >>> tensors = [Lifetime(2, 4, 4), Lifetime(3, 4, 4), Lifetime(4, 3, 3), Lifetime(2, 2, 4)]
+    >>> plan_greedy(tensors).nbytes, plan_optimal(tensors).nbytes
+    (8, 7)
     """
     with extra("opt", "planning memory with CP-SAT"):
         from ortools.sat.python import cp_model
@@ -387,99 +376,6 @@ def plan_cp_sat(lifetimes: Sequence[Lifetime], alignment: int = 1) -> ArenaPlan:
         return replace(start, bound=bound, planner="cp-sat")
     found = tuple(solver.value(offset) * unit for offset in offsets)
     return replace(start, offsets=found, nbytes=solver.value(height) * unit, bound=bound, planner="cp-sat")
-
-
-def plan_branch_and_bound(
-    lifetimes: Sequence[Lifetime], alignment: int = 1, *, max_nodes: int = 200_000
-) -> ArenaPlan:
-    """Return the best plan of a search over the orders in which tensors are piled up.
-
-    In some best plan no tensor can be lowered, so that each lies on the floor or on one that it lives with:
-    dropping the tensors in ascending order of offset onto a skyline (a height for each step) makes that plan.
-    So the search drops tensors in every order whose offsets ascend, and turns back where what must still go
-    on top of some step cannot stay below the best pile known.
-
-    Parameters
-    ----------
-    lifetimes : sequence of Lifetime
-        What to place; the search takes about 12 tensors.
-    alignment : int
-        Of every offset, in bytes.
-    max_nodes : int
-        Give up proving after so many partial piles; the best found is returned, with a lower bound.
-
-    Raises
-    ------
-    InputError
-        A lifetime makes no sense.
-
-    Examples
-    --------
-    Greedy by size piles up 8 bytes here: the tensor of 4 lifts the one that lives longest.
-
-    >>> tensors = [Lifetime(2, 4, 4), Lifetime(3, 4, 4), Lifetime(4, 3, 3), Lifetime(2, 2, 4)]
-    >>> plan_greedy(tensors).nbytes, plan_branch_and_bound(tensors).nbytes
-    (8, 7)
-    """
-    start = plan_greedy(lifetimes, alignment)
-    search = _Search(start, max_nodes)
-    search.run()
-    bound = start.bound if search.nodes > max_nodes else search.best
-    offsets = tuple(search.offsets)
-    return replace(start, offsets=offsets, nbytes=search.best, bound=bound, planner="branch-and-bound")
-
-
-class _Search:
-    """Depth-first search over orders of dropping; `best` and `offsets` are the answer."""
-
-    def __init__(self, start: ArenaPlan, max_nodes: int) -> None:
-        self.best = start.nbytes
-        self.offsets = list(start.offsets)
-        self.nodes = 0
-        self._bound = start.bound
-        self._max_nodes = max_nodes
-        edges = sorted({edge for row in start.lifetimes for edge in (row.first, row.last + 1)})
-        slot = {edge: i for i, edge in enumerate(edges)}
-        self._sizes = [round_up(row.nbytes, start.alignment) for row in start.lifetimes]
-        self._slots = [range(slot[row.first], slot[row.last + 1]) for row in start.lifetimes]
-        self._heights = [0] * max(len(edges) - 1, 0)
-        self._left = [0] * len(self._heights)
-        self._placed = [0] * len(self._sizes)
-        self._todo = [i for i, size in enumerate(self._sizes) if size]
-        for i in self._todo:
-            for t in self._slots[i]:
-                self._left[t] += self._sizes[i]
-
-    def run(self, floor: int = 0, latest: int = -1) -> None:
-        """Try every tensor as the next one, at an offset not below `floor` (of tensor `latest`)."""
-        if self.best == self._bound or self.nodes > self._max_nodes:
-            return
-        self.nodes += 1
-        if not self._todo:
-            # Whatever could not stay below the best was cut off, so this pile is lower.
-            self.best = max(self._heights, default=0)
-            self.offsets = list(self._placed)
-            return
-        needed = (
-            max(high, floor) + left for high, left in zip(self._heights, self._left, strict=True) if left
-        )
-        if max(needed) >= self.best:
-            return
-        for offset, i in sorted((max(self._heights[t] for t in self._slots[i]), i) for i in self._todo):
-            if offset < floor or (offset == floor and i < latest):
-                continue
-            slots, size = self._slots[i], self._sizes[i]
-            before = [self._heights[t] for t in slots]
-            for t in slots:
-                self._heights[t] = offset + size
-                self._left[t] -= size
-            self._todo.remove(i)
-            self._placed[i] = offset
-            self.run(offset, i)
-            self._todo.append(i)
-            for t, high in zip(slots, before, strict=True):
-                self._heights[t] = high
-                self._left[t] += size
 
 
 # ----------------------------------------------------------------------------------------------------------

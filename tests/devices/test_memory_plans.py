@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import accumulate, combinations
+from itertools import accumulate, combinations, permutations
 from typing import Any
 
 import pytest
@@ -20,8 +20,6 @@ from devices.memory.planners import (
     Lifetime,
     TokenPool,
     peak_live,
-    plan_branch_and_bound,
-    plan_cp_sat,
     plan_greedy,
     plan_optimal,
     plan_relax,
@@ -255,64 +253,58 @@ def test_optimum_below_greedy() -> None:
     # Greedy puts 4 at 0, 3 at 0, the long 2 on the 4, and the other 2 on top: 8. Optimal: 0–2 the long one.
     tensors = [Lifetime(2, 4, 4), Lifetime(3, 4, 4), Lifetime(4, 3, 3), Lifetime(2, 2, 4)]
     assert plan_greedy(tensors).nbytes == 8
-    assert (plan_branch_and_bound(tensors).nbytes, plan_branch_and_bound(tensors).optimal) == (7, True)
+    assert (plan_optimal(tensors).nbytes, plan_optimal(tensors).optimal) == (7, True)
+    assert least_pile(tensors, 1) == 7
 
 
 lifetimes = st.lists(
     st.tuples(st.integers(0, 9), st.integers(0, 6), st.integers(0, 3)).map(
         lambda row: Lifetime(row[0], row[1], row[1] + row[2])
     ),
-    max_size=8,
+    max_size=6,
 )
 
 
+def least_pile(rows: list[Lifetime], alignment: int) -> int:
+    """Return the least height of tensors dropped on one another in any order.
+
+    In some best plan no tensor can be lowered, so each lies on the floor or on one that it lives with:
+    dropping the tensors in ascending order of offset makes that plan.
+    """
+    least = []
+    for order in permutations(row for row in rows if row.nbytes):
+        heights = [0] * 11
+        for row in order:
+            steps = slice(row.first, row.last + 1)
+            top = max(heights[steps]) + round_up(row.nbytes, alignment)
+            heights[steps] = [top] * (row.last + 1 - row.first)
+        least.append(max(heights))
+    return min(least)
+
+
+@examples(40)
 @given(lifetimes, st.sampled_from([1, 4]))
 def test_plans_do_not_overlap_and_none_beats_the_optimum(rows: list[Lifetime], alignment: int) -> None:
-    plans = {name: planner(rows, alignment) for name, planner in PLANNERS.items() if name != "optimal"}
-    best = plan_branch_and_bound(rows, alignment)
-    assert best.optimal
-    for plan in (*plans.values(), best):
+    least = least_pile(rows, alignment)
+    for name, planner in PLANNERS.items():
+        plan = planner(rows, alignment)
         check(plan)
         assert plan.lifetimes == tuple(rows)
-        assert plan.bound >= peak_live(rows, alignment)
-        assert plan.nbytes >= best.nbytes >= plan.bound or plan is best
-    tops = [
-        o + round_up(row.nbytes, alignment) for o, row in zip(best.offsets, rows, strict=True) if row.nbytes
-    ]
-    assert best.nbytes == max(tops, default=0)
-
-
-@examples(25)
-@given(lifetimes)
-def test_both_optimal_planners_agree(rows: list[Lifetime]) -> None:
-    pytest.importorskip("ortools", reason="the extra 'opt' is not installed")
-    solved = plan_cp_sat(rows)
-    check(solved)
-    assert solved.optimal
-    assert solved.nbytes == plan_branch_and_bound(rows).nbytes
+        assert peak_live(rows, alignment) <= plan.bound <= least <= plan.nbytes
+        tops = [
+            o + round_up(row.nbytes, alignment)
+            for o, row in zip(plan.offsets, rows, strict=True)
+            if row.nbytes
+        ]
+        assert name == "relay" or plan.nbytes == max(tops, default=0)
+        assert name != "optimal" or (plan.nbytes, plan.optimal) == (least, True)
 
 
 @pytest.mark.usefixtures("without_ortools")
-def test_without_ortools_the_own_search_plans() -> None:
+def test_without_ortools_there_is_no_optimum() -> None:
     rows = [Lifetime(2, 4, 4), Lifetime(3, 4, 4), Lifetime(4, 3, 3), Lifetime(2, 2, 4)]
     with pytest.raises(MissingExtraError, match="planning memory with CP-SAT needs the extra 'opt'"):
-        plan_cp_sat(rows)
-    assert (plan_optimal(rows).planner, plan_optimal(rows).nbytes) == ("branch-and-bound", 7)
-
-
-def test_search_that_gives_up_says_so() -> None:
-    rows = [
-        Lifetime(2, 4, 4),
-        Lifetime(3, 4, 4),
-        Lifetime(4, 3, 3),
-        Lifetime(2, 2, 4),
-        Lifetime(3, 0, 2),
-        Lifetime(1, 0, 3),
-    ]
-    plan = plan_branch_and_bound(rows, max_nodes=1)
-    check(plan)
-    assert plan.bound == peak_live(rows)
-    assert plan.nbytes <= plan_greedy(rows).nbytes
+        plan_optimal(rows)
 
 
 def test_check_finds_a_wrong_plan() -> None:
