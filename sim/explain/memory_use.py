@@ -27,7 +27,7 @@ import numpy as np
 
 from sim.base.arrays import UNSET, BoolArray, Csr, IntArray
 from sim.base.errors import InputError
-from sim.base.intervals import in_use
+from sim.base.intervals import in_use, most_in_use
 from sim.graph.frames import has_control_flow
 from sim.graph.rendezvous_keys import rendezvous_keys
 from sim.graph.views import ANY, forwarded_inputs, forwarding, storage_of
@@ -204,7 +204,9 @@ def lifetimes(trace: Record, since: str = "start") -> Lifetimes:
 
 def peak_bytes(trace: Record, since: str = "start") -> dict[str, int]:
     """Return the most bytes in use on each device, by name (see `lifetimes` for `since`)."""
-    return {name: use.peak_bytes for name, use in memory_use(trace, since, holders=0).items()}
+    lives, devices = lifetimes(trace, since), trace.job.machine.devices
+    most = most_in_use(lives.start_ns, lives.end_ns, lives.nbytes, lives.device, len(devices))
+    return dict(zip((device.name for device in devices), most.tolist(), strict=True))
 
 
 def memory_use(trace: Record, since: str = "start", *, holders: int = 10) -> dict[str, MemoryUse]:

@@ -124,11 +124,11 @@ class _Walk:
                 place = self.worker(row) if at.by_worker[row] else self.launched(row)
             else:
                 place = self.issued(row)
-        self.steps.reverse()
-        return [step for step in self.steps if step.end_ns > step.start_ns]
+        return self.steps[::-1]
 
     def add(self, kind: str, row: int, start_ns: int, end_ns: int, reason: str = "") -> None:
-        self.steps.append(PathStep(kind, reason, row, start_ns, end_ns))
+        if end_ns > start_ns:
+            self.steps.append(PathStep(kind, reason, row, start_ns, end_ns))
 
     def producer(self, row: int) -> _Place | None:
         """Go to the last producer; without any, the path is at its beginning."""

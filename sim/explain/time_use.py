@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import cache
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -36,7 +35,7 @@ from sim.explain.idle import idle_reasons
 from sim.explain.path import executed_path
 from sim.explain.where import EVERYWHERE, Where
 from sim.graph.graph import Graph
-from sim.job.costs import answered, cost_the_same
+from sim.job.costs import answered
 from sim.machine.device import CostModel, Device
 from sim.record.record import Record
 
@@ -211,30 +210,22 @@ def spread_on_path(trace: Record) -> dict[str, OnPath]:
     silent = all(type(one).spread is CostModel.spread for one in models.values())  # none says how sure it is
     if silent or len(trace) > MOST_TASKS:
         return {}
-    op, device = trace.tasks["op"], trace.device
-    steps = [(step.row, step.end_ns - step.start_ns) for step in executed_path(trace) if step.kind == "task"]
-
-    @cache
-    def given(d: int) -> IntArray:
-        return graph.given_ns(job.machine.devices[d].kind, job.machine.devices[d].name)
-
-    spread: dict[int, FloatArray] = {}
-    found: dict[str, list[tuple[int, float]]] = {}
-    for row, ns in steps:
-        d, o = int(device[row]), int(op[row])
-        if d not in models or given(d)[o] != UNSET:
-            continue
-        if d not in spread:
-            here = job.machine.devices[d]
-            alike = next((each for each in spread if cost_the_same(here, job.machine.devices[each])), None)
-            spread[d] = _asked(models[d], graph, here) if alike is None else spread[alike]
-        if not np.isnan(spread[d][o]):
-            kind = _GRADIENT.sub("", graph.kind(o))
-            found.setdefault(kind, []).append((ns, float(spread[d][o])))
+    steps = [step for step in executed_path(trace) if step.kind == "task"]
+    row = np.array([step.row for step in steps], np.int64)
+    ns = np.array([step.end_ns - step.start_ns for step in steps], np.int64)
+    op, device = trace.tasks["op"][row], trace.device[row]
+    spread = np.full(len(row), np.nan)
+    for d in set(device.tolist()) & {*models}:
+        here = job.machine.devices[d]
+        estimated = graph.given_ns(here.kind, here.name) == UNSET
+        at = device == d
+        spread[at] = np.where(estimated, _asked(models[d], graph, here), np.nan)[op[at]]
+    known = ~np.isnan(spread)
+    kinds, kind = np.unique([_GRADIENT.sub("", kind) for kind in graph.kinds], return_inverse=True)
+    of, ns = kind[graph.kind_code[op[known]]], ns[known]
+    total, weighted = (np.bincount(of, by, len(kinds)).tolist() for by in (ns, ns * spread[known]))
     sums = {
-        kind: OnPath(total, sum(ns * each for ns, each in parts) / total)
-        for kind, parts in found.items()
-        if (total := sum(ns for ns, _ in parts))
+        str(kinds[k]): OnPath(round(total[k]), weighted[k] / total[k]) for k in range(len(kinds)) if total[k]
     }
     return dict(sorted(sums.items(), key=lambda one: -one[1].ns * one[1].spread))
 
