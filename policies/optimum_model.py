@@ -205,9 +205,9 @@ class JobModel:
         notes = self.tasks.notes.items()
         return tuple(what + (f" ({listed(names, _MOST_NAMED)})" if names else "") for what, names in notes)
 
-    def solve(self, limit_ns: int, seed: int = 0) -> tuple[Solved, Timetable | None]:
+    def solve(self, limit_ns: int, workers: int = 1, seed: int = 0) -> tuple[Solved, Timetable | None]:
         """Return what was found, with a bound of the objective; see `Activities.solve`."""
-        found = self.times.solve(limit_ns, seed=seed)
+        found = self.times.solve(limit_ns, workers, seed)
         found = found._replace(bound_ns=found.bound_ns + self.always)
         return found, None if found.values is None else self._timetable(found.values)
 

@@ -222,7 +222,13 @@ class Optimum:
 
 
 def find_optimum(
-    results: Sequence[Result], *, limit_ns: int, placed: bool = True, seed: int = 0, what: str = "makespan"
+    results: Sequence[Result],
+    *,
+    limit_ns: int,
+    placed: bool = True,
+    seed: int = 0,
+    what: str = "makespan",
+    jobs: int = 1,
 ) -> Optimum:
     """Search for the least makespan of the first of some runs, or the least of what else is to be small.
 
@@ -238,6 +244,8 @@ def find_optimum(
         Of the solver.
     what : str
         One of `policies.optimum_objective.OBJECTIVES`.
+    jobs : int
+        How many strategies of the solver search the whole side by side.
 
     Raises
     ------
@@ -271,7 +279,7 @@ def find_optimum(
     if not searched:
         tasks = len(job.graph) * job.iterations
         part_ns = limit_ns * _EVEN / (tasks + _EVEN) if model.is_makespan else limit_ns
-        solved, timetable = model.solve(max(1, round(part_ns)), seed=seed)
+        solved, timetable = model.solve(max(1, round(part_ns)), jobs, seed)
         least, searched = max(least, solved.bound_ns), solved.finished
         if timetable is not None:
             search.follow(timetable)

@@ -18,6 +18,7 @@ from examples import seeds
 from runs import checked
 
 from devices.network import make_network
+from policies import cp_sat
 from policies.cp_sat import translate, unit_of
 from policies.issue.program_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
@@ -418,6 +419,21 @@ def test_plans_of_ops_that_need_several_cores_run_as_planned(seed: int, tmp_path
     result = run_case(load_scenario(path).case(), check=True)
     assert result.trace.makespan_ns >= bounds(result.trace).lower_bound_ns
     assert find_optimum([result], limit_ns=LIMIT).proven
+
+
+def test_strategies_search_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--jobs 3` reaches the solver, and what it proves is what one strategy proves."""
+    told, real = [], cp_sat.solve
+
+    def noted(solver: Any, model: Any) -> Any:
+        told.append(solver.parameters)
+        return real(solver, model)
+
+    monkeypatch.setattr(cp_sat, "solve", noted)
+    result = sim("optimum", str(EXAMPLES / "ten_tasks.yaml"), "--devices", "--jobs", "3", "--json")
+    assert json.loads(result.stdout)["makespan_ns"] == 73_000
+    assert json.loads(result.stdout)["proven"]
+    assert [(one.num_workers, one.interleave_search) for one in told] == [(3, True)]
 
 
 def test_the_policy_of_the_scenario_may_stand_in_compare(tmp_path: Path) -> None:

@@ -20,6 +20,9 @@ def optimum(
         str, option("--minimise RESULT", "makespan, weighted_tardiness, mean_flow_time or energy.")
     ] = "makespan",
     seed: Annotated[int, option("--seed", "Seed of the search.", min=0)] = 0,
+    jobs: Annotated[
+        int, option("--jobs N", "How many of the solver's strategies search side by side.", min=1)
+    ] = 1,
     out: Annotated[
         str | None, option("--out FILE", "Write the best as a scenario (.yaml), beside this one.")
     ] = None,
@@ -63,7 +66,9 @@ def optimum(
         assert first is not None
         raise first
     with progress("searching for the optimum"):
-        found = find_optimum(results, limit_ns=limit_ns, placed=not devices, seed=seed, what=minimise)
+        found = find_optimum(
+            results, limit_ns=limit_ns, placed=not devices, seed=seed, what=minimise, jobs=jobs
+        )
     if json:
         print_json(found.to_json())
     else:
