@@ -18,30 +18,14 @@ stream, and two launches of it into one stream run one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 
 from sim.base.arrays import BoolArray, Csr, IntArray
 from sim.base.errors import InputError
 from sim.job.costs import issue_costs_ns
-from sim.job.job import Job
-
-
-class _Decided(NamedTuple):
-    """An order, or an assignment to streams, that was decided before the graph was changed."""
-
-    values: Sequence[int]
-
-    def order(self, job: Job) -> Sequence[int]:
-        """Return it (`sim.job.job.Linearizer`)."""
-        return self.values
-
-    def assign(self, job: Job) -> Sequence[int]:
-        """Return it (`sim.job.job.StreamAssignment`)."""
-        return self.values
+from sim.job.job import Decided, Job
 
 
 def launched(job: Job, synchronisation: str, *, as_graph: bool = False) -> Job:
@@ -253,7 +237,7 @@ def _changed(job: Job, edges: list[tuple[int, int, int]], **more: object) -> Job
     return replace(
         job,
         graph=graph,
-        linearize=_Decided(job.order.tolist()),
-        streams=_Decided((job.stream_of - first).tolist()),
+        linearize=Decided(job.order.tolist()),
+        streams=Decided((job.stream_of - first).tolist()),
         **more,  # type: ignore[arg-type]
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import attrgetter
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from sim.base.arrays import UNSET, IntArray
 from sim.base.errors import InputError
 from sim.graph.graph import Graph
-from sim.job.job import Job
+from sim.job.job import Decided, Job
 from sim.machine.machine import Host, Machine
 from sim.machine.task import Issuer, Task
 from sim.policy import Policy
@@ -198,7 +198,7 @@ def with_processes(job: Job) -> Job:
     return replace(
         job,
         machine=replace(machine, devices=tuple(devices), hosts=tuple(hosts)),
-        streams=_Assigned(lane.tolist()),
+        streams=Decided(lane.tolist()),
         processes=tuple(names),
         process_of=process_of,
     )
@@ -234,24 +234,4 @@ def _lanes_alone(job: Job, mine: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> 
     if job.streams is None:
         return np.zeros(len(mine), np.int64)
     first = np.concatenate((job.order[mine[job.order]], job.order[~mine[job.order]]))
-    return np.asarray(job.streams.assign(replace(job, linearize=_Ordered(first.tolist()))), np.int64)
-
-
-@dataclass
-class _Assigned:
-    """Streams that are assigned already."""
-
-    lanes: Sequence[int]
-
-    def assign(self, job: Job) -> Sequence[int]:
-        return self.lanes
-
-
-@dataclass
-class _Ordered:
-    """A program order that is known."""
-
-    ops: Sequence[int]
-
-    def order(self, job: Job) -> Sequence[int]:
-        return self.ops
+    return np.asarray(job.streams.assign(replace(job, linearize=Decided(first.tolist()))), np.int64)

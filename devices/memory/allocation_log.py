@@ -71,9 +71,8 @@ class MemoryLog:
 
     def undo(self) -> None:
         """Strike out the last row, an allocation."""
-        self.when.pop()
-        self.key.pop()
-        self.taken.pop()
+        for column in (self.when, self.key, self.taken):
+            column.pop()
 
     def columns(self) -> dict[str, IntArray]:
         """Return the table, as `sim.trace.Trace` has it."""

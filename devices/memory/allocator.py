@@ -21,9 +21,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import Any, ClassVar, Final
 
-from devices.memory.device_memory import FREE, LIVE, Block, DeviceMemory, Owner, Span
+from devices.memory.device_memory import FREE, LIVE, Block, DeviceMemory, Owner, Span, round_up
 from devices.memory.planners import ArenaPlan, fullest_step
 from sim.base.errors import InputError, InvariantError, OutOfMemoryError
 from sim.base.units import format_bytes
@@ -149,6 +150,14 @@ def plan_too_large(
 
 _MOST: Final = 1 << 62
 
+_COUNTERS: Final = (
+    *("in_use", "waiting", "reserved", "requested"),
+    *("device_mallocs", "device_frees", "synchronisations"),
+)
+"""What an allocator counts, beside its peaks and retries."""
+
+_counted: Final = attrgetter(*_COUNTERS)
+
 
 class Allocator(ABC):
     """An allocator of one device's memory.
@@ -202,6 +211,9 @@ class Allocator(ABC):
     may_synchronise: bool = True
     """Whether a caller may ever have to wait until the device is idle."""
 
+    alignment: int = 1
+    """A request takes a multiple of so many bytes."""
+
     def __init_subclass__(cls) -> None:
         """Call an allocator that does not say its kind by its class."""
         super().__init_subclass__()
@@ -226,6 +238,12 @@ class Allocator(ABC):
         self.retries = 0
         self.by_owner = False
 
+    def _align(self, alignment: int) -> None:
+        """Let each request take a multiple of so many bytes, if there can be such."""
+        if alignment < 1:
+            raise InputError(f"{self.name}: an alignment of {alignment} bytes makes no sense; give 1 or more")
+        self.alignment = alignment
+
     @property
     def held(self) -> int:
         """Bytes taken from the device's memory; more than `reserved` where an arena is taken at once."""
@@ -236,8 +254,8 @@ class Allocator(ABC):
         return self
 
     def rounded(self, nbytes: int) -> int:
-        """Return how many bytes a request of `nbytes` takes at least."""
-        return nbytes
+        """Return how many bytes a request of `nbytes` takes at least: it is rounded up to the alignment."""
+        return round_up(nbytes, self.alignment)
 
     def take(self, nbytes: int, stream: int = 0, owner: Owner = None) -> Block | None:
         """Allocate as `try_alloc` does, and believe no answer that cannot be.
@@ -287,17 +305,15 @@ class Allocator(ABC):
         )
 
     def _check_counters(self) -> None:
-        calls = self.device_mallocs, self.device_frees, self.synchronisations
-        counted = (self.in_use, self.waiting, self.reserved, self.requested, *calls)
+        counted = _counted(self)
         if (
             {*map(type, counted)} != {int}
             or not 0 <= min(counted) <= max(counted) < _MOST
             or self.in_use + self.waiting > self.reserved
         ):
-            names = "in_use, waiting, reserved, requested, device_mallocs, device_frees, synchronisations"
             raise InputError(
-                f"{type(self).__name__} counts {counted} ({names}); should be whole numbers from 0 on, and "
-                "reserved at least in_use + waiting (see _reserve)"
+                f"{type(self).__name__} counts {counted} ({', '.join(_COUNTERS)}); should be whole numbers "
+                "from 0 on, and reserved at least in_use + waiting (see _reserve)"
             )
 
     @abstractmethod
@@ -520,15 +536,8 @@ class Forwarding(Allocator):
 
     def _tally(self) -> None:
         """Bring the sums over all parts up to date."""
-        parts = self._parts
-        self.in_use = sum(part.in_use for part in parts)
-        self.requested = sum(part.requested for part in parts)
-        self.waiting = sum(part.waiting for part in parts)
-        self.reserved = sum(part.reserved for part in parts)
-        self.device_mallocs = sum(part.device_mallocs for part in parts)
-        self.device_frees = sum(part.device_frees for part in parts)
-        self.synchronisations = sum(part.synchronisations for part in parts)
-        self.retries = sum(part.retries for part in parts)
+        for name in (*_COUNTERS, "retries"):
+            setattr(self, name, sum(getattr(part, name) for part in self._parts))
         self.peak_in_use = max(self.peak_in_use, self.in_use)
         self.peak_reserved = max(self.peak_reserved, self.reserved)
 

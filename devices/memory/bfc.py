@@ -72,6 +72,7 @@ class BfcAllocator(GrowingAllocator):
     """
 
     kind = "bfc"
+    alignment = ROUNDING_BYTES
 
     def __init__(
         self,
@@ -104,10 +105,6 @@ class BfcAllocator(GrowingAllocator):
             self._arena_bytes = round_up(_UNLIMITED_BYTES if most is None else most, PAGE_BYTES)
             self._arena = self.memory.reserve(self._arena_bytes)
         self._free = FreeList()
-
-    def rounded(self, nbytes: int) -> int:
-        """Return `nbytes` rounded up to 256."""
-        return round_up(nbytes, ROUNDING_BYTES)
 
     def _free_lists(self) -> Iterable[FreeList]:
         return (self._free,)

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 
 from devices.describe.field_types import Bytes
 from devices.memory.allocator import Allocator
-from devices.memory.device_memory import LIVE, Block, DeviceMemory, Owner, Span, round_up
-from sim.base.errors import InputError
+from devices.memory.device_memory import LIVE, Block, DeviceMemory, Owner, Span
 
 
 class CountedAllocator(Allocator):
@@ -48,16 +47,10 @@ class CountedAllocator(Allocator):
         name: str = "device",
     ) -> None:
         super().__init__(capacity, name)
-        if alignment < 1:
-            raise InputError(f"{name}: an alignment of {alignment} bytes makes no sense; give 1 or more")
-        self.alignment = alignment
+        self._align(alignment)
         self._free_synchronises = free_synchronises
         self.may_synchronise = free_synchronises
         self._live: dict[int, Block] = {}
-
-    def rounded(self, nbytes: int) -> int:
-        """Return `nbytes` rounded up."""
-        return round_up(nbytes, self.alignment)
 
     def try_alloc(self, nbytes: int, stream: int = 0, owner: Owner = None) -> Block | None:
         """Ask the device, or return None; see `Allocator.alloc`."""

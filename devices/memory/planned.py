@@ -107,10 +107,6 @@ class PlannedAllocator(Allocator):
         OutOfMemoryError
             The plan is larger than the device.
         """
-        if planner == "tokens":
-            raise InputError(
-                "the memory planner 'tokens' is called 'relay' now; TVM's virtual machine has 'relax'"
-            )
         if planner not in PLANNERS:
             raise UnknownNameError("memory planner", planner, PLANNERS)
         owners, lifetimes = lifetimes_of_events(events)

@@ -75,9 +75,7 @@ class PoolAllocator(SegmentedAllocator):
         name: str = "device",
     ) -> None:
         super().__init__(capacity, name)
-        if alignment < 1:
-            raise InputError(f"{name}: an alignment of {alignment} bytes makes no sense; give 1 or more")
-        self._alignment = alignment
+        self._align(alignment)
         self._limits = dict(limits or {})
         self.by_owner = bool(limits)
         self._group_of = group_of
@@ -96,10 +94,6 @@ class PoolAllocator(SegmentedAllocator):
     def held(self) -> int:
         """Bytes of the arena."""
         return self._arena_bytes
-
-    def rounded(self, nbytes: int) -> int:
-        """Return `nbytes` rounded up to the alignment."""
-        return round_up(nbytes, self._alignment)
 
     def _free_lists(self) -> Iterable[FreeList]:
         return (self._free,)
@@ -320,10 +314,10 @@ class ScratchpadAllocator(PoolAllocator):
         InvariantError
             Something lies there, or the range leaves the scratchpad.
         """
-        if address % self._alignment or nbytes <= 0:
+        if address % self.alignment or nbytes <= 0:
             raise InputError(
                 f"{self.name}: {owner!r} is placed at {address} with {nbytes} bytes; give at least one byte, "
-                f"and an address that is a multiple of {self._alignment}"
+                f"and an address that is a multiple of {self.alignment}"
             )
         need = self.rounded(nbytes)
         for free in self._free.blocks():

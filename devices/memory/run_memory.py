@@ -395,13 +395,7 @@ class TokenMemory(TensorMemory):
 
     def _let_go(self, task: Task) -> bool:
         """Drop the references of `task` to what it gives; return whether anything became free."""
-        freed = False
-        for key in self._held.pop(task.id).gives.values():
-            self.uses[key] -= 1
-            if not self.uses[key] and self.blocks[key] is not NOWHERE:
-                self._free(key, task, -1, self.context.now_ns)
-                freed = True
-        return freed
+        return self._drop(self._held.pop(task.id).gives.values(), task)
 
     def _first_key(self, task: Task) -> int:
         return self._held[task.id].first

@@ -16,7 +16,7 @@ What a task writes and reads has a key: on a static graph, where each buffer liv
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from devices.memory.allocator import Allocator, largest_holders
@@ -201,11 +201,17 @@ class TensorMemory:
         elif self.charged[task.op]:
             self.outstanding[self.device_of[task.op]].discard(task.id)
         if self.late and task.id in self.late:
-            for key in self.late.pop(task.id):
-                self.uses[key] -= 1
-                if not self.uses[key] and self.blocks[key] is not NOWHERE:
-                    self._free(key, task, -1, now_ns)
-                    freed = True
+            freed |= self._drop(self.late.pop(task.id), task)
+        return freed
+
+    def _drop(self, keys: Iterable[int], task: Task) -> bool:
+        """Count a read less of some buffers, as `task` has ended; return whether any became free."""
+        freed = False
+        for key in keys:
+            self.uses[key] -= 1
+            if not self.uses[key] and self.blocks[key] is not NOWHERE:
+                self._free(key, task, -1, self.context.now_ns)
+                freed = True
         return freed
 
     def met(self, send: Task, recv: Task) -> None:
@@ -294,10 +300,8 @@ class TensorMemory:
             last = task if used_on == stream else self.last_on_stream[used_on] or task
             if self.ended[last.id]:
                 allocator.event_done(block)
-            elif last.id in self.awaited:
-                self.awaited[last.id].append((allocator, block))
             else:
-                self.awaited[last.id] = [(allocator, block)]
+                self.awaited.setdefault(last.id, []).append((allocator, block))
         log = self.log
         log.when.append(now_ns)
         log.key.append(~key)

@@ -246,9 +246,7 @@ class TensorFlowExecutor(Policy):
         """Classify the ops, divide the threads, and make empty queues."""
         graph = job.graph
         costly = np.array([kind not in CHEAP_KINDS for kind in graph.kinds], bool)
-        expensive = costly[graph.kind_code] & ~job.launched
-        for op, own in graph.attribute("expensive").items():
-            expensive[op] = own
+        expensive = graph.column("expensive", costly[graph.kind_code] & ~job.launched)
         self._estimate = [_FIRST_ESTIMATE] * len(graph)
         self._transmits: list[bool] = graph.is_kind(*_TRANSMIT).tolist()
         self._asynchronous = self.asynchronous_ops(job)
@@ -274,9 +272,7 @@ class TensorFlowExecutor(Policy):
     def asynchronous_ops(self, job: Job) -> Set[int]:
         """Return the ops of workers that are asynchronous by their kind, or because they say so."""
         graph = job.graph
-        asynchronous = graph.is_kind(*ASYNCHRONOUS_KINDS)
-        for op, own in graph.attribute("async").items():
-            asynchronous[op] = own
+        asynchronous = graph.column("async", graph.is_kind(*ASYNCHRONOUS_KINDS))
         return frozenset(np.flatnonzero(asynchronous & ~job.launched).tolist())
 
     def as_data(self, job: Job) -> Order | None:

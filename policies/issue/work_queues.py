@@ -301,9 +301,7 @@ class StreamStacks(_KeepOrQueue):
     def as_data(self, job: Job) -> Order:
         """Return that a thread keeps the ops of its stream, and which threads run what blocks."""
         set_aside = bool(self.blocking_threads)
-        blocks = np.zeros(len(job.graph), np.int64)
-        for op, blocking in job.graph.attribute("blocking").items():
-            blocks[op] = set_aside and blocking and not job.launched[op]
+        blocks = (job.graph.column("blocking") > 0) & set_aside & ~job.launched
         issuers = job.machine.issuers()
         may_block = np.zeros(len(issuers), np.int64)
         threads: dict[int, list[int]] = {}

@@ -214,9 +214,7 @@ def as_recorded(graph: Graph) -> RecordedTimes:
     op, start = np.array([*started], np.int64), np.array([*started.values()], np.int64)
     lanes, of_ops = Codes[Lane](), recorded_lanes(graph)
     lane = lanes.of(of_ops[each] for each in started)
-    took = graph.duration_ns.copy()
-    for each, ns in graph.attribute("recorded_ns").items():
-        took[each] = ns
+    took = graph.column("recorded_ns", graph.duration_ns)
     return RecordedTimes(op, lane, start, start + took[op], (*lanes,))
 
 

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from sim.base.arrays import BoolArray, IntArray
+from sim.base.arrays import BoolArray, Codes, IntArray
 from sim.diff.blockers import UNEXPLAINED
 from sim.diff.schedule import FILLERS, TRANSFER, OpSchedule
 from sim.explain.idle import idle_reasons
@@ -308,11 +308,8 @@ class Differences:
         """Which pairs run on another stream or worker; none if lanes were paired by what they do."""
         if self.pairs.by == "order":
             return np.zeros(len(self.pairs.a), bool)
-        codes: dict[str, int] = {}
-        of_a, of_b = (
-            np.array([codes.setdefault(lane, len(codes)) for lane in each.lanes], np.int64)
-            for each in (self.a, self.b)
-        )
+        codes = Codes[str]()
+        of_a, of_b = (codes.of(each.lanes) for each in (self.a, self.b))
         return np.asarray(of_a[self.a.lane[self.pairs.a]] != of_b[self.b.lane[self.pairs.b]])
 
     @cached_property

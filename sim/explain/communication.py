@@ -39,10 +39,7 @@ def communicates(trace: Record) -> BoolArray:
 
 def inside_ns(graph: Graph) -> IntArray:
     """Return of each op for how many ns of its duration it communicates, as it says itself (`INSIDE`)."""
-    found = np.zeros(len(graph), np.int64)
-    for op, ns in graph.attribute(INSIDE).items():
-        found[op] = ns
-    return found
+    return graph.column(INSIDE)
 
 
 def computes_until_ns(trace: Record) -> IntArray:

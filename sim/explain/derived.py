@@ -205,10 +205,7 @@ class DerivedColumns:
     @cached_property
     def released(self) -> IntArray:
         """Before when each task may not be eligible; 0: whenever its inputs are there."""
-        released = np.zeros(len(self.job.graph), np.int64)
-        given = self.job.graph.attribute("release")
-        released[[*given]] = [*given.values()]
-        return released[self.trace.tasks["op"]]
+        return self.job.graph.column("release")[self.trace.tasks["op"]]
 
     def needed(self, row: int) -> Mapping[str, int]:
         """Return what a task takes of the machine's resources."""

@@ -25,6 +25,7 @@ from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from sim.base.arrays import UNSET, BoolArray, Csr, IntArray
 from sim.base.errors import GraphError, UnknownNameError
@@ -259,6 +260,27 @@ class Graph:
             found = ((op, given[name]) for op, given in self.attributes.items() if name in given)
             self._asked[name] = dict(sorted(found, key=itemgetter(0)))
         return self._asked[name]
+
+    def column(self, name: str, otherwise: Any = 0) -> npt.NDArray[Any]:
+        """Return an attribute that is a number of each op; of those that lack it, something else.
+
+        Parameters
+        ----------
+        name : str
+        otherwise : number or array
+            Of all ops, or of each.
+
+        Examples
+        --------
+        >>> from sim import GraphBuilder
+        >>> b = GraphBuilder("one of two")
+        >>> _ = b.op("a"), b.op("b", attributes={"cores": 2})
+        >>> b.build().column("cores", 1).tolist()
+        [1, 2]
+        """
+        column, given = np.array(np.broadcast_to(otherwise, len(self))), self.attribute(name)
+        column[[*given]] = [*given.values()]
+        return column
 
     @cached_property
     def _asked(self) -> dict[str, dict[int, Any]]:

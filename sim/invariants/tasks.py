@@ -41,9 +41,7 @@ def times_in_order(c: Columns) -> None:
 
 def releases(c: Columns) -> None:
     """No task is ready before its op is released."""
-    released = np.zeros(c.n, np.int64)
-    given = c.graph.attribute("release")
-    released[[*given]] = [*given.values()]
+    released = c.graph.column("release")
     refuse(
         c.live & (c.ready < released[c.op]),
         lambda r: f"{c.task(r)} was ready at {c.ready[r]} ns, before its release at {released[c.op[r]]} ns",

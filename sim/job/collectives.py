@@ -33,7 +33,7 @@ from typing import Final
 
 import numpy as np
 
-from sim.base.arrays import LATEST_NS, UNSET, BoolArray, IntArray, by_first_use
+from sim.base.arrays import LATEST_NS, UNSET, BoolArray, Codes, IntArray, by_first_use
 from sim.base.errors import GraphError, InputError, hint
 from sim.base.options import whole_numbers
 from sim.base.units import format_bytes
@@ -141,9 +141,9 @@ def collectives_of(graph: Graph, machine: Machine, device_of: IntArray) -> Colle
     op = np.array(ops, np.int64)
     device = device_of[op]
     n = len(machine.devices)
-    names: dict[str, int] = {}
-    which = [names.setdefault(_name_of(graph, k), len(names)) for k in ops]
-    communicator = np.array(which, np.int64)
+    names = Codes[str]()
+    communicator = names.of(_name_of(graph, k) for k in ops)
+    which = communicator.tolist()
     lines, line = np.unique(communicator * n + device, return_inverse=True)
     ranks: list[list[int]] = [[] for _ in names]
     for c, d in zip(*np.divmod(lines, n), strict=True):
@@ -193,7 +193,7 @@ def collectives_of(graph: Graph, machine: Machine, device_of: IntArray) -> Colle
 
 def _groups(graph: Graph, ops: Sequence[int]) -> IntArray:
     """Return the number of each op's group call, -1: it is part of none."""
-    numbers: dict[str | int, int] = {}
+    numbers = Codes[str | int]()
     found = np.full(len(ops), UNSET)
     for i, op in enumerate(ops):
         given = graph.attributes[op].get("group")
@@ -203,7 +203,7 @@ def _groups(graph: Graph, ops: Sequence[int]) -> IntArray:
             raise _fault(graph, op, "is in a group; only recv and send can be", "group")
         if isinstance(given, bool) or not isinstance(given, str | int):
             raise _fault(graph, op, f"has the group {given!r}; give it a name or a number", "group")
-        found[i] = numbers.setdefault(given, len(numbers))
+        found[i] = numbers[given]
     return found
 
 

@@ -355,3 +355,17 @@ class StreamAssignment(Protocol):
 
     def assign(self, job: Job) -> Sequence[int]:
         """Return one stream number per op, counted within the op's device."""
+
+
+class Decided(NamedTuple):
+    """A program order, or streams, that were decided before: a `Linearizer` and a `StreamAssignment`."""
+
+    values: Sequence[int]
+
+    def order(self, job: Job) -> Sequence[int]:
+        """Return the ops in order."""
+        return self.values
+
+    def assign(self, job: Job) -> Sequence[int]:
+        """Return the stream of each op."""
+        return self.values

@@ -280,10 +280,8 @@ def _fixed(job: Job, flow: Flow, policy: Policy, shared: Sequence[Shared]) -> Co
 
 def _releases(job: Job) -> Columns:
     """Return before when no execution of an op is eligible."""
-    given = job.graph.attribute("release")
-    release = np.zeros(len(job.graph) if given else 1, np.int64)
-    release[list(given)] = list(given.values())
-    return {"releasing": bool(given), "release": release}
+    given = bool(job.graph.attribute("release"))
+    return {"releasing": given, "release": job.graph.column("release") if given else np.zeros(1, np.int64)}
 
 
 def _nodes(job: Job, flow: Flow) -> Columns:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -247,12 +248,12 @@ def strips_of(traces: Sequence[Record], most: int = MOST, *, without_log: bool =
     if not without_log and all(trace.memory is None for trace in traces):
         return [Strips([], []) for _ in traces]
     found = [_peaks(trace) for trace in traces]
-    highest: dict[str, int] = {}
-    for name, peak in chain.from_iterable(peaks.items() for peaks in found):
-        highest[name] = max(highest.get(name, 0), peak)
+    highest = Counter[str]()
+    for peaks in found:
+        highest |= Counter(peaks)
     with_memory = sum(bool(peaks) for peaks in found)
     limit = min(most, max(1, _IN_ALL // max(1, with_memory)))
-    chosen = set(sorted(highest, key=lambda name: -highest[name])[:limit])  # equal ones stay in order
+    chosen = {name for name, _ in highest.most_common(limit)}  # equal ones stay in order
     strips = []
     for trace, peaks in zip(traces, found, strict=True):
         mine = [name for name in peaks if name in chosen]

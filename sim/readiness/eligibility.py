@@ -82,9 +82,7 @@ def non_strict_ops(graph: Graph) -> BoolArray:
     >>> non_strict_ops(b.build()).tolist()
     [False, False, True]
     """
-    which = np.zeros(len(graph), dtype=bool)
-    which[[op for op, strict in graph.attribute("strict").items() if not strict]] = True
-    return which
+    return ~graph.column("strict", True)
 
 
 def refuse_launched(job: Job, non_strict: BoolArray) -> None:

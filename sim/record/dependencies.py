@@ -68,7 +68,7 @@ def token_edges(trace: Record, node: IntArray) -> tuple[IntArray, IntArray, IntA
     runs = Csr.group(node, np.arange(len(node)), flow.n_nodes).take(flow.consumer)
     edge, consumer = runs.rows(), runs.indices
     constant = np.zeros(flow.n_nodes, bool)
-    constant[[op for op, constantly in graph.attribute("constant").items() if constantly]] = True
+    constant[: len(graph)] = graph.column("constant")
     where = frame[consumer]
     where = np.where(constant[flow.producer[edge]], frames.first[where], where)
     asked = (repetition[consumer] * flow.n_nodes + flow.producer[edge]) * n_frames + where

@@ -22,7 +22,7 @@ from devices.memory import (
 from devices.memory.memory_replay import NO_ADDRESS, replay_until_full
 from devices.memory.planned import lifetimes_of_events
 from devices.memory.trace_readers import EVERY_STREAM
-from sim.base.errors import InputError, OutOfMemoryError, UnknownNameError
+from sim.base.errors import OutOfMemoryError, UnknownNameError
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -133,8 +133,6 @@ def test_lifetimes_of_a_trace_and_unknown_planner() -> None:
     assert [row[:3] for row in lifetimes] == [(1000, 0, 1), (600, 1, 4), (500, 3, 5), (2000, 4, 6)]
     with pytest.raises(UnknownNameError, match="unknown memory planner 'greedi'; did you mean 'greedy'"):
         make_allocator("planned", events=TRACE, planner="greedi")
-    with pytest.raises(InputError, match="planner 'tokens' is called 'relay' now"):
-        make_allocator("planned", events=TRACE, planner="tokens")
 
 
 def event(op: str, **fields: Any) -> MemoryEvent:

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from devices.cost.calibration import Calibration
 from devices.processor.cpu_cores import Waking
@@ -20,7 +20,7 @@ from policies.linearize import UserOrder
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
 from sim.job.build_job import make_job
-from sim.job.job import Job
+from sim.job.job import Decided, Job
 from sim.machine.device import Details, Device
 from sim.machine.machine import Machine
 from sim.policy import Policy
@@ -244,7 +244,7 @@ class Case:
     def decisions(self) -> dict[str, Any]:
         """Return the decisions besides the policy, as `sim.simulate` takes them."""
         return {
-            "streams": _Lanes([op.lane for op in self.ops]),
+            "streams": Decided([op.lane for op in self.ops]),
             "linearize": UserOrder(self.order or [op.name for op in self.ops]),
         }
 
@@ -275,12 +275,3 @@ class Case:
         machine = Machine(tuple(replace(device, issue_ns=1) for device in self.machine().devices))
         # The kernel of the simulator needs numpy alone, as whoever measures.
         return simulate(self.graph(), machine, self.make_policy(), engine="kernel", **self.decisions()).plan()
-
-
-class _Lanes(NamedTuple):
-    """The streams that a case names, by op."""
-
-    lanes: list[int]
-
-    def assign(self, job: Job) -> Sequence[int]:
-        return self.lanes
