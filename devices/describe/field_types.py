@@ -20,6 +20,7 @@ from pydantic_core import PydanticCustomError
 from sim.base import plugins, units
 from sim.base.errors import InputError, UnknownNameError, located
 from sim.base.units import BANDWIDTH, BYTES, DURATION, FLOP_RATE, FLOPS, FREQUENCY, POWER, Dimension
+from sim.graph.attributes import flag, integer, word
 from sim.machine.device import Power
 
 # ----------------------------------------------------------------------------------------------------------
@@ -254,10 +255,10 @@ def one_of(*words: str) -> Type:
     """Return the type of a value that is one of these words."""
 
     def read(value: object) -> str:
-        word = _word(value)
-        if word not in words:
-            raise UnknownNameError("word", word, words)
-        return word
+        given = word(value)
+        if given not in words:
+            raise UnknownNameError("word", given, words)
+        return given
 
     return Type(read, " | ".join(words), {"type": "string", "enum": list(words)})
 
@@ -288,18 +289,6 @@ def one_of_with(words: Sequence[str], word: str, option: str, each: Type, shown:
     return Type(read, shown, {"anyOf": [{"enum": list(words)}, with_option]})
 
 
-def _flag(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise InputError(f"{value!r} is neither true nor false")
-    return value
-
-
-def _word(value: object) -> str:
-    if not isinstance(value, str) or not value:
-        raise InputError(f"{value!r} is not a word")
-    return value
-
-
 def _part(value: object) -> Fraction:
     """Read a fraction exactly: 0.1 is one tenth, not the binary number next to it."""
     return Fraction(repr(units.parse_fraction(value, what="")))
@@ -323,12 +312,6 @@ def _count_or_share(value: object) -> int | Fraction:
     return _positive(value) if isinstance(value, int) else _share(value)
 
 
-def _integer(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InputError(f"{value!r} is not a whole number")
-    return value
-
-
 def read_list(value: object, what: str = "list") -> Sequence[Any]:
     """Return a list as it is."""
     if isinstance(value, (str, Mapping)) or not isinstance(value, Sequence):
@@ -347,7 +330,7 @@ def read_mapping(value: object) -> dict[str, Any]:
     """Read a mapping whose keys are words."""
     if not isinstance(value, Mapping):
         raise InputError(f"{value!r} is not a mapping")
-    return {_word(key): item for key, item in value.items()}
+    return {word(key): item for key, item in value.items()}
 
 
 def inside(part: str | int, read: Callable[[object], Any], value: object) -> Any:
@@ -434,9 +417,9 @@ _BUSY_AND_IDLE: Final = _keys(
 _SIZE: Final = quantity(units.parse_bytes, BYTES, "4MB")
 _FLOPS: Final = quantity(units.parse_flops, FLOPS, "1GFLOP")
 _CHUNK: Final = replace(_SIZE, read=_chunk)
-_WORD: Final = Type(_word, "a word", {"type": "string"})
-_DTYPE: Final = Type(lambda value: dtype_name(_word(value)), "bf16", {"type": "string"})
-_INTEGER: Final = Type(_integer, "0", {"type": "integer"})
+_WORD: Final = Type(word, "a word", {"type": "string"})
+_DTYPE: Final = Type(lambda value: dtype_name(word(value)), "bf16", {"type": "string"})
+_INTEGER: Final = Type(integer, "0", {"type": "integer"})
 _FRACTION: Final = Type(_share, "0.8 or 80%", _SHARE)
 
 _GENERATIONS: Final = (
@@ -478,7 +461,7 @@ TYPES: Final[Mapping[str, Type]] = {
         {"anyOf": [_COUNT, {"const": "unlimited"}]},
     ),
     "count or share": Type(_count_or_share, "66 or 50%", {"type": ["integer", "number", "string"]}),
-    "flag": Type(_flag, "true", {"type": "boolean"}),
+    "flag": Type(flag, "true", {"type": "boolean"}),
     "word": _WORD,
     "device sharing": one_of("none", "cores", "time", "sm", "sm+dram"),
     "link sharing": one_of("serial", "shared", "fifo", "independent"),

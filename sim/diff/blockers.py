@@ -189,7 +189,9 @@ def _pieces_in_table(schedule: OpSchedule, row: int) -> Iterator[tuple[str, int,
     issue = min(max(int(told.issue_ns[row]), ready), start)
     word = told.wait[row] or "stream"
     by_issuer = "policy" if word == "policy" else "memory" if word == "memory" else "issue"
-    yield "host" if _by_host_in_table(schedule, told, row) else "dependency", 0, ready
+    cause = _producer_in_table(schedule, told, row)
+    works = [schedule.lane_of(each) == told.issuer[each] for each in (cause, row)]
+    yield "host" if cause != UNSET and works == [True, False] else "dependency", 0, ready
     yield by_issuer, ready, issue - ready
     yield ("stream" if word in ("issuer", "policy") else word), issue, start - issue
 
@@ -198,12 +200,6 @@ def _producer_in_table(schedule: OpSchedule, told: RowNotes, row: int) -> int:
     ready = int(told.ready_ns[row])
     ended = np.flatnonzero((schedule.end_ns == ready) & (schedule.start_ns < ready))
     return int(ended[0]) if len(ended) else UNSET
-
-
-def _by_host_in_table(schedule: OpSchedule, told: RowNotes, row: int) -> bool:
-    cause = _producer_in_table(schedule, told, row)
-    works = [schedule.lane_of(each) == told.issuer[each] for each in (cause, row)]
-    return cause != UNSET and works == [True, False]
 
 
 def _held_in_table(schedule: OpSchedule, row: int, at_ns: int, reason: str) -> Blocker:

@@ -57,10 +57,11 @@ def common_subsequence(a: IntArray, b: IntArray, window: int = _WINDOW) -> tuple
     if (len(b), b.tolist()) < (len(a), a.tolist()):  # of several answers the same one either way round
         other, mine = common_subsequence(b, a, window)
         return mine, other
-    found: list[tuple[IntArray, IntArray]] = []
+    found = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
     i = j = 0
-    while i < len(a) and j < len(b):
-        same = _equal_at_once(a[i:], b[j:])
+    while (n := min(len(a) - i, len(b) - j)) > 0:
+        differ = np.flatnonzero(a[i : i + n] != b[j : j + n])
+        same = int(differ[0]) if len(differ) else n
         if same:
             found.append((np.arange(i, i + same), np.arange(j, j + same)))
             i, j = i + same, j + same
@@ -75,16 +76,7 @@ def common_subsequence(a: IntArray, b: IntArray, window: int = _WINDOW) -> tuple
             break
         steps = (int(mine[-1]) + 1, int(other[-1]) + 1) if len(mine) else (max(window // 2, 1),) * 2
         i, j = i + steps[0], j + steps[1]
-    if not found:
-        return np.zeros(0, np.int64), np.zeros(0, np.int64)
     return np.concatenate([pair[0] for pair in found]), np.concatenate([pair[1] for pair in found])
-
-
-def _equal_at_once(a: IntArray, b: IntArray) -> int:
-    """Return how many entries are equal from the beginning on."""
-    n = min(len(a), len(b))
-    differ = np.flatnonzero(a[:n] != b[:n])
-    return int(differ[0]) if len(differ) else n
 
 
 def _aligned(a: IntArray, b: IntArray) -> tuple[IntArray, IntArray]:
@@ -483,11 +475,10 @@ def idle_change(d: Differences) -> dict[str, dict[str, Both]]:
     plain = d.a.facts is None or d.b.facts is None
     of_a, of_b = (_idle(each, plain) for each in (d.a, d.b))
     found: dict[str, dict[str, Both]] = {}
-    every = dict.fromkeys((*of_a, *of_b))
-    for known, each in ((of_a, d.a), (of_b, d.b)):
-        if each.facts is None:
-            every = {device: None for device in every if device in known}
-    for device in every:
+    tables = [known for known, each in ((of_a, d.a), (of_b, d.b)) if each.facts is None]
+    for device in dict.fromkeys((*of_a, *of_b)):
+        if not all(device in known for known in tables):
+            continue
         a, b = of_a.get(device, {}), of_b.get(device, {})
         found[device] = {reason: (a.get(reason, 0), b.get(reason, 0)) for reason in dict.fromkeys((*a, *b))}
     return found

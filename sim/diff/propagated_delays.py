@@ -182,7 +182,10 @@ class _Chain:
             return _Change("unknown", f"{name} starts at {self._both(*started)}", (row, other, started[1]))
         if abs(lasted[0] - lasted[1]) > over:
             return _Change("duration", f"{name} lasts {self._both(*lasted)}")
-        return _Change("wait", self._does_not_wait(x, name, late, early, reason))
+        lanes = self.late.lane_of(late), self.early.lane_of(early)
+        elsewhere = lanes[0] != lanes[1] and reason in _OF_A_LANE
+        where = f"but {x} runs on {lanes[1]}" if elsewhere else f"and {x} does not wait for it"
+        return _Change("wait", f"in {self.in_early} {name} runs at the same time, {where}")
 
     def _overtaken(self, late: int, early: int) -> _Change | None:
         """Say which op its issuer takes before it here and after it in the other schedule, if any."""
@@ -209,12 +212,6 @@ class _Chain:
             return _Change("cost", f"{verb} {self.late.name_of(late)} takes {self._both(*took)}")
         begin = began_ns(self.early, early, reason)
         return _Change("unknown") if begin is None else _Change("unknown", "", (late, early, begin))
-
-    def _does_not_wait(self, x: str, name: str, late: int, early: int, reason: str) -> str:
-        lanes = self.late.lane_of(late), self.early.lane_of(early)
-        elsewhere = lanes[0] != lanes[1] and reason in _OF_A_LANE
-        where = f"but {x} runs on {lanes[1]}" if elsewhere else f"and {x} does not wait for it"
-        return f"in {self.in_early} {name} runs at the same time, {where}"
 
     def _both(self, late: int, early: int) -> str:
         """Return two times, that in A first."""
@@ -282,7 +279,6 @@ def _causes(schedule: OpSchedule, rows: IntArray) -> tuple[IntArray, BoolArray]:
     f = schedule.facts
     assert f is not None
     start = schedule.start_ns[rows]
-    none = np.full(len(schedule), UNSET)
     cause, latest, issues = np.full(len(rows), UNSET), np.full(len(rows), -1), np.zeros(len(rows), bool)
     for column, by_issuer in (
         (f.last_producer, False),
@@ -290,8 +286,7 @@ def _causes(schedule: OpSchedule, rows: IntArray) -> tuple[IntArray, BoolArray]:
         (f.before_in_line, False),
         (f.before_at_issuer, True),
     ):
-        whole = none.copy()
-        whole[: len(column)] = column
+        whole = np.append(column, np.full(len(schedule) - len(column), UNSET))
         candidate = whole[rows]
         freed = _freed(schedule, candidate, np.full(len(rows), by_issuer))
         better = (candidate != UNSET) & (freed <= start) & (freed > latest)

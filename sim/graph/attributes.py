@@ -48,7 +48,8 @@ def _outcome(value: Any) -> Any:
     raise InputError(f"{value!r} is no outcome; give true, false, a list of them or {{probability: p}}")
 
 
-def _integer(value: Any) -> int:
+def integer(value: Any) -> int:
+    """Return a whole number, or raise `InputError`."""
     if type(value) is not int:
         raise InputError(f"{value!r} is no whole number")
     return value
@@ -96,9 +97,10 @@ def _fraction(value: Any) -> Any:
     return value
 
 
-def _word(value: Any) -> str:
+def word(value: Any) -> str:
+    """Return a text that is not empty, or raise `InputError`."""
     if not isinstance(value, str) or not value:
-        raise InputError(f"{value!r} is no name")
+        raise InputError(f"{value!r} is no word")
     return value
 
 
@@ -117,15 +119,15 @@ SIZES: Final = frozenset(_SIZES.split())
 READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     **dict.fromkeys(("strict", "constant", "own_frame", "expensive", "blocking", "async"), flag),
     **dict.fromkeys(("stateful", "training_mode", "host_waits", "pageable"), flag),
-    **dict.fromkeys(("body", "then", "else", "cond", "frame", "key", "session", "data_format"), _word),
-    **dict.fromkeys(("communicator", "peer", "root"), _word),
+    **dict.fromkeys(("body", "then", "else", "cond", "frame", "key", "session", "data_format"), word),
+    **dict.fromkeys(("communicator", "peer", "root"), word),
     **dict.fromkeys(("inter_op_thread_pool", "view_of", "dram_bytes", "pair", "communicates_ns"), whole),
     **dict.fromkeys(
         ("parallel_iterations", "blocks_per_sm", "sms", "cores", "tiles"), partial(whole, least=1)
     ),
     **dict.fromkeys(("colocate", "resident"), _names),
-    "stream": lambda value: _word(value) if isinstance(value, str) else whole(value),
-    "stream_id": _integer,
+    "stream": lambda value: word(value) if isinstance(value, str) else whole(value),
+    "stream_id": integer,
     "priority": _number,
     **dict.fromkeys(("release", "due"), _time),
     "weight": whole,

@@ -22,14 +22,53 @@ All times are integers and nothing has a tolerance.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Final
+
+from sim.invariants import data, failures, resources, tasks
 from sim.invariants.checked_columns import Columns
-from sim.invariants.data import DATA
-from sim.invariants.failures import BREAKDOWNS, FAILURES, whole_of_attempts
-from sim.invariants.resources import LANES, RESOURCES
-from sim.invariants.tasks import COMMUNICATORS, ORDER, RENDEZVOUS, TASKS
 from sim.record.record import Record
 
 __all__ = ["check"]
+
+_IN_ORDER: Final[tuple[Callable[[Columns], None], ...]] = (
+    tasks.each_once,
+    tasks.times_in_order,
+    tasks.releases,
+    tasks.places,
+    tasks.durations,
+    data.transfers_once,
+    data.transfers_as_long_as_links_allow,
+    data.transfers_have_data,
+    data.inputs_are_there,
+    data.first_input_is_there,
+    data.control_edges,
+    data.first_tokens,
+    tasks.pairs_have_one_key,
+    resources.one_at_a_time,
+    resources.launches_take_time,
+    resources.issuers_do_one_thing_at_a_time,
+    resources.launch_queues_hold_what_they_can,
+    tasks.one_at_a_time_in_line,
+    tasks.members_fit,
+    tasks.members_end_together,
+    failures.decided_before,
+    failures.stopped_take_nothing,
+    failures.aborted_steps_send_nothing,
+    failures.calls_in_turn,
+    failures.queued_work_runs,
+    failures.failures_come_as_foreseen,
+    failures.nothing_goes_on_where_a_part_failed,
+    failures.an_aborted_step_ends_at_once,
+    tasks.rows_are_in_order,
+    tasks.transfers_are_in_order,
+    resources.cores,
+    resources.named_resources,
+    resources.serial_links,
+    resources.host_threads,
+    resources.memory,
+    resources.lower_bounds,
+)
 
 
 def check(trace: Record) -> None:
@@ -59,9 +98,8 @@ def check(trace: Record) -> None:
     sim.base.errors.InvariantError: op 'a' took 11 ns on gpu0, where it takes 10
     """
     if trace.attempts:
-        whole_of_attempts(trace, check)
+        failures.whole_of_attempts(trace, check)
         return
     columns = Columns(trace)
-    for group in (TASKS, DATA, RENDEZVOUS, LANES, COMMUNICATORS, FAILURES, BREAKDOWNS, ORDER, RESOURCES):
-        for invariant in group:
-            invariant(columns)
+    for invariant in _IN_ORDER:
+        invariant(columns)

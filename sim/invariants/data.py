@@ -280,14 +280,3 @@ def first_tokens(c: Columns) -> None:
             f"{c.graph.op_names[edges.producer[k]]!r}, which it needs, had ended once"
         ),
     )
-
-
-DATA = (
-    transfers_once,
-    transfers_as_long_as_links_allow,
-    transfers_have_data,
-    inputs_are_there,
-    first_input_is_there,
-    control_edges,
-    first_tokens,
-)

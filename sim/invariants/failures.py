@@ -218,15 +218,6 @@ def _never_begun(c: Columns) -> BoolArray:
     return out
 
 
-FAILURES = (
-    decided_before,
-    stopped_take_nothing,
-    aborted_steps_send_nothing,
-    calls_in_turn,
-    queued_work_runs,
-)
-
-
 # ----------------------------------------------------------------------------------------------------------
 # Parts of the machine fail when they are to, nothing goes on there, and the step ends when somebody notices.
 #
@@ -317,13 +308,6 @@ def _devices(c: Columns, failed: Failed) -> list[int]:
     if failed.kind == "worker":
         return [c.machine.device_index(name) for name in c.machine.hosts_in_order[failed.part].serves]
     return [failed.part] if failed.kind == "device" else []
-
-
-BREAKDOWNS = (
-    failures_come_as_foreseen,
-    nothing_goes_on_where_a_part_failed,
-    an_aborted_step_ends_at_once,
-)
 
 
 def whole_of_attempts(trace: Record, check: Callable[[Record], None]) -> None:

@@ -154,16 +154,6 @@ def memory(c: Columns) -> None:
             )
 
 
-RESOURCES = (
-    cores,
-    named_resources,
-    serial_links,
-    host_threads,
-    memory,
-    lower_bounds,
-)
-
-
 # ----------------------------------------------------------------------------------------------------------
 # Streams start their tasks in order, one at a time; issuers do one thing at a time and pay for it.
 
@@ -241,11 +231,3 @@ def launch_queues_hold_what_they_can(c: Columns) -> None:
             )
 
         refuse(outstanding > device.queue_depth, tell)
-
-
-LANES = (
-    one_at_a_time,
-    launches_take_time,
-    issuers_do_one_thing_at_a_time,
-    launch_queues_hold_what_they_can,
-)

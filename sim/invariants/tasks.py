@@ -96,9 +96,6 @@ def durations(c: Columns) -> None:
     )
 
 
-TASKS = (each_once, times_in_order, releases, places, durations)
-
-
 # ----------------------------------------------------------------------------------------------------------
 # Ties go by what happened, never by how it was computed: rows are by start, round, lane and id.
 #
@@ -135,9 +132,6 @@ def transfers_are_in_order(c: Columns) -> None:
         np.diff(start) < 0,
         lambda k: f"{c.transfer(k + 1)} began at {start[k + 1]} ns; its row comes after one of {start[k]} ns",
     )
-
-
-ORDER = (rows_are_in_order, transfers_are_in_order)
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -199,9 +193,6 @@ def members_end_together(c: Columns) -> None:
     )
 
 
-COMMUNICATORS = (one_at_a_time_in_line, members_fit, members_end_together)
-
-
 # ----------------------------------------------------------------------------------------------------------
 # Who meets by key has the same key, frame and iteration, and no Recv runs before it has what was sent.
 
@@ -237,6 +228,3 @@ def pairs_have_one_key(c: Columns) -> None:
         (c.start[recv] < c.row_end[source]) & c.live[recv] & (c.done[recv] | ~c.trace.at_once[recv]),
         lambda k: f"{c.started(recv[k])}, before {c.ended(source[k])}",
     )
-
-
-RENDEZVOUS = (pairs_have_one_key,)

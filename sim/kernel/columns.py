@@ -84,11 +84,6 @@ _NARROW: Final = (
 """Columns of 32 bits: much of what a task costs is fetching it from memory."""
 
 
-def no_order(policy: Policy) -> str:
-    """Say that a policy is not data."""
-    return f"the policy {type(policy).__name__} has to be asked task by task"
-
-
 def obstacle(job: Job, *, memory: object = None, observers: Iterable[Any] = ()) -> str | None:
     """Return what stands in the way at first sight, in words; None: nothing does."""
     return next((why for stands, why in _obstacles(job, memory, observers) if stands), None)
@@ -262,9 +257,10 @@ def _fixed(job: Job, flow: Flow, policy: Policy, shared: Sequence[Shared]) -> Co
     out["start"] = np.full(n_tasks + int(out["n_lanes"]), -1)
     out["turn"] = np.concatenate((np.zeros(n_tasks, np.int64), np.arange(int(out["n_lanes"]))))
     n_transfers = n_tasks - flow.n_ops * job.iterations
-    out |= _releases(job)
+    release = job.graph.column("release") if job.graph.attribute("release") else np.zeros(1, np.int64)
+    out |= {"releasing": bool(release.any()), "release": release}
     n_events = 2 * int(out["n_lanes"]) + int(out["n_issuers"]) + n_transfers
-    n_events += int(np.count_nonzero(out["release"])) * job.iterations
+    n_events += int(np.count_nonzero(release)) * job.iterations
     for name in ("event_key", "event_task", "ended", "paid"):
         out[name] = np.zeros(n_events + 1, np.int64)
     out["placed"], out["n_placed"] = np.zeros(int(out["n_issuers"]), np.int64), 0
@@ -276,12 +272,6 @@ def _fixed(job: Job, flow: Flow, policy: Policy, shared: Sequence[Shared]) -> Co
     for name in (*counters, "now", "round", "something"):
         out[name] = 0
     return {name: np.asarray(each, np.int32) if name in _NARROW else each for name, each in out.items()}
-
-
-def _releases(job: Job) -> Columns:
-    """Return before when no execution of an op is eligible."""
-    given = bool(job.graph.attribute("release"))
-    return {"releasing": given, "release": job.graph.column("release") if given else np.zeros(1, np.int64)}
 
 
 def _nodes(job: Job, flow: Flow) -> Columns:

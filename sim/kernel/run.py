@@ -19,7 +19,6 @@ from sim.kernel.columns import (
     Journal,
     MemoryAfterwards,
     columns,
-    no_order,
     obstacle,
     routes_of,
     shared_of,
@@ -92,7 +91,7 @@ def run(
         return "runs follow one another (runs: in-turn)"
     order = order_of(policy, job)
     if order is None:
-        return no_order(policy)
+        return f"the policy {type(policy).__name__} has to be asked task by task"
     if order.kind == "steal" and job.graph.attribute("release"):
         return "ops are released, for threads that steal"
     shared = shared_of(job)

@@ -291,7 +291,10 @@ class Record:
         transfers : dict of str to array
             ``id`` and `TRANSFER_COLUMNS`, likewise.
         """
-        _complete_tasks(tasks, flow)
+        for columns in (tasks, transfers):
+            if "op" not in columns:
+                columns["iteration"], columns["op"] = np.divmod(columns["id"], flow.n_nodes)
+        _complete_tasks(tasks)
         _complete_transfers(transfers, flow)
         more["synchronisation"] = policy.synchronisation
         return cls(job, flow, type(policy).__name__, tasks, transfers, **more)
@@ -422,14 +425,12 @@ def recorded_delays(graph: Graph) -> BoolArray:
     return recorded & graph.is_kind("delay")
 
 
-def _complete_tasks(columns: dict[str, IntArray], flow: Flow) -> None:
+def _complete_tasks(columns: dict[str, IntArray]) -> None:
     """Add what follows from the columns of an engine, and why late tasks waited where it did not say.
 
     On a static graph ``op`` and ``iteration`` follow from ``id``, and no task is dead.
     """
-    if "op" not in columns:
-        columns["iteration"], columns["op"] = np.divmod(columns["id"], flow.n_nodes)
-        columns["dead"] = np.zeros(len(columns["id"]), np.int64)
+    columns.setdefault("dead", np.zeros(len(columns["id"]), np.int64))
     if "calls_ns" in columns and not columns["calls_ns"].any():
         del columns["calls_ns"]
     late = (columns["wait"] == Wait.NONE) & (columns["start_ns"] > columns["ready_ns"])
@@ -439,8 +440,6 @@ def _complete_tasks(columns: dict[str, IntArray], flow: Flow) -> None:
 
 def _complete_transfers(columns: dict[str, IntArray], flow: Flow) -> None:
     """Add what is moved, from where, and to where."""
-    if "op" not in columns:
-        columns["iteration"], columns["op"] = np.divmod(columns["id"], flow.n_nodes)
     which = columns.pop("op") - flow.n_ops
     for name in ("tensor", "source", "destination", "nbytes"):
         columns[name] = getattr(flow, name)[which]

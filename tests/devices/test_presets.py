@@ -229,7 +229,7 @@ def test_kernels_of_part_of_the_sms_take_longer() -> None:
     [
         ({"cost": {"fitted": "h200"}}, "unknown fitted device 'h200'; did you mean 'h200-sxm'"),
         ({"cost": {"fitted": {"device": "h200"}}}, r"gpu0\.cost\.fitted: takes the name of a GPU"),
-        ({"cost": {"fitted": 7}}, "7 is not a word"),
+        ({"cost": {"fitted": 7}}, "7 is no word"),
         ({"clock": "1GB"}, "gpu0.clock: '1GB' is an amount of data, not a frequency"),
         ({"generation": "hoper"}, "gpu0.generation: unknown word 'hoper'; did you mean 'hopper'"),
     ],

@@ -207,7 +207,7 @@ def test_a_wrong_routing_is_told() -> None:
     for routing, says in [
         ("ecpm", "did you mean 'ecmp'"),
         ({"ecmp": {"sed": 1}}, r"ecmp.*unknown key 'sed'; did you mean 'seed'"),
-        ({"ecmp": {"seed": "x"}}, "is not a whole number"),
+        ({"ecmp": {"seed": "x"}}, "is no whole number"),
     ]:
         with pytest.raises(InputError, match=says):
             make_machine({**spec, "routing": routing})

@@ -173,7 +173,7 @@ def test_a_recv_whose_send_never_comes_is_told_with_its_key() -> None:
     [
         ({"s": ("send", "kay", []), "r": ("recv", "key", [])}, "no send has it; did you mean 'kay'"),
         ({"r": ("recv", "key", [])}, "recv 'r' has the key 'key', and no send has it$"),
-        ({"r": ("recv", 3, [])}, "op 'r': key: 3 is no name"),
+        ({"r": ("recv", 3, [])}, "op 'r': key: 3 is no word"),
         (
             {"s": ("send", "k", []), "r": ("recv", "k", []), "x": ("op", None, ["s"])},
             "op 'x' reads send 's', which gives what it sends to the recv with key 'k'",
