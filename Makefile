@@ -66,8 +66,10 @@ format: $(READY)  ## Format the code and repair what the linter can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# ARGS="benchmarks/bench_kernel.py -k layered" measures less.
+bench: ARGS = benchmarks
 bench: $(READY)  ## Measure what a simulated task costs, as a ratio to a raw SimPy timeout
-	$(BIN)/python -m pytest benchmarks -n 0 -o python_files="bench_*.py test_*.py"
+	$(BIN)/python -m pytest $(ARGS) -n 0 -q -s -o python_files="bench_*.py"
 
 # ARGS="--sample 60 --seconds 300 --seed 1 policies/issue" takes fewer, others, of a folder or file.
 mutants: $(READY)  ## Change the code at random, and see whether a test notices (nightly)

@@ -2,30 +2,24 @@
 
 Each round frees a random block and allocates one of another size, over and over, which is harder on an
 allocator than a model is: sizes hardly repeat, and lifetimes nest in no order. The cost of such a pair is
-given in raw SimPy timeouts (`bench_engine`), measured in turns with it, and held to what was noted here times
-`MARGIN`: two machines differ by a third in that ratio, as one is faster at dictionaries and the other at
-heaps. Times are CPU time without the garbage collector: who else is busy and what else lives does not count.
-
-    python -m pytest benchmarks/bench_allocators.py -n 0 -o python_files="bench_*.py"
+given in raw SimPy timeouts, and held to what was noted here times `MARGIN`: two machines differ by a third in
+that ratio, as one is faster at dictionaries and the other at heaps.
 """
 
 from __future__ import annotations
 
-import gc
 import random
-import statistics
-import time
 from collections.abc import Callable
+from functools import partial
 
 import pytest
-from bench_engine import raw_timeouts
+from measure import cost, seconds
 
 from devices.memory import Allocator, Block, PlannedAllocator, make_allocator
 from devices.memory.planners import Lifetime, plan_greedy
 
 LIVE = 10_000
 PAIRS = 50_000
-ROUNDS = 5
 NOTED = {"pool": 12.0, "bfc": 4.6, "caching": 11.0, "counted": 7.3, "scratchpad": 12.0, "planned": 8.6}
 """Raw timeouts a pair, on the slowest of the workloads."""
 MARGIN = 1.5
@@ -74,20 +68,7 @@ def test_planned_pairs_at_10000_live_blocks() -> None:
 
 
 def hold(kind: str, run: Callable[[], None]) -> None:
-    """Time `run` and raw timeouts in turns, and hold the median of the ratios to the budget."""
-    ratios = [cpu_s(run) / cpu_s(lambda: raw_timeouts(PAIRS, 1)) for _ in range(ROUNDS)]
-    ratio = statistics.median(ratios)
-    print(f"{kind}: {ratio:.2f} raw timeouts a pair")
-    assert ratio <= MARGIN * NOTED[kind]
-
-
-def cpu_s(work: Callable[[], None]) -> float:
-    """Return the CPU time of `work`."""
-    gc.collect()
-    gc.disable()
-    try:
-        begin = time.process_time()
-        work()
-        return time.process_time() - begin
-    finally:
-        gc.enable()
+    """Hold a pair to its budget."""
+    timeouts = cost(partial(seconds, run), PAIRS, rounds=5, devices=1).timeouts
+    print(f"{kind}: {timeouts:.2f} raw timeouts a pair")
+    assert timeouts <= MARGIN * NOTED[kind]

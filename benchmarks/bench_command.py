@@ -1,38 +1,41 @@
-"""Whole commands by CPU time, each as a ratio to something measured in turn with it.
+"""Whole commands by CPU time, and their memory.
 
-    python benchmarks/bench_command.py             the table
-    make bench                                     the ratios, held to their budgets
+A small scenario, in imports of numpy. All others in raw SimPy timeouts for each op, task and transfer, rank,
+message or event::
 
-A small scenario, in imports of numpy. A graph file of a million ops (layered, as in `bench_engine.py`) and a
-pipeline of 64 ranks, 4 chunks and 512 micro-batches, in raw SimPy timeouts for each op, task and transfer.
+    graph                   a graph file of a million ops (layered, as in `bench_engine.py`)
+    pipeline                64 ranks, 4 chunks, 512 micro-batches
+    1,024 ranks             a data-parallel step, one by one: plain GPUs, whose collectives have a bandwidth
+    1,024 H100              presets of H100 behind a switch: they share SMs, pay for launches, use routes
+    64 ranks, flows         every message of every ring goes over the links
+    16,384 ranks, folded    plain GPUs, of which one is made; two of them are slower
+    16,384 in 2,048 nodes   DGX H100 on rails, NCCL's choice, folded: mostly the description of the machine
+    a million events        sim import of the recording of one process (`made_recordings.py`)
+    ... of 8 ranks          sim import of the folder of a job
+    45,248 tasks            sim run of the graph file that such an import wrote, on streams and a thread
+    ... of the trace        sim run of the trace itself, of 337,793 events
+
 Run it where Python may write bytecode: what it measures is an installed package, not Python's compiler.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
-import resource
 import statistics
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from bench_engine import layered, raw_timeouts
+from bench_engine import layered
+from made_recordings import write_recording
+from measure import ROOT, cost, cpu_s, needs_compiler, peak_gib
 
 from scenarios.importers.graph_json import write_graph
-from sim.kernel.run import compiled
 
-ROOT = Path(__file__).parents[1]
 SIM = [sys.executable, "-c", "from scenarios.cli import app; app()"]
-SMALL = [*SIM, "run", str(ROOT / "scenarios/examples/branches.yaml")]
 
 OPS = 1_000_000
 GRAPH = f"""\
@@ -46,44 +49,42 @@ workload:
   pipeline: {stages: 256, chunks: 4, micro_batches: 512, forward: 1ms, backward: 2ms, transfer: 0.1ms}
 policy: interleaved-1f1b
 """
+RECORDED = """\
+machine:
+  devices:
+    gpu: {kind: gpu, streams: 2}
+    cpu: {kind: cpu, cores: 1}
+workload: {graph: graph.json.gz}
+policy: {name: ready-queue, synchronisation: issue, streams: recorded}
+"""
+PLAIN = """\
+  devices: {{gpu: {{kind: gpu, count: {ranks}, streams: 2, bandwidth: 1TB/s}}}}
+  collectives: {{algorithm: ring, bandwidth: 50GB/s, latency: 5us}}
+"""
+H100 = """\
+  devices: {{gpu: {{preset: h100-sxm, count: {ranks}, streams: 2}}}}
+  topology: {{kind: switch, link: {{bandwidth: 50GB/s, latency: 1us}}}}
+  collectives: {{model: {model}, algorithm: ring}}
+"""
+DGX = """\
+  preset: dgx-h100
+  nodes: 2048
+  devices: {{gpu: {{streams: 2}}}}
+  collectives: {{model: nccl, gpu: h100, times: tuner}}
+"""
+SLOW = "noise: {devices: {gpu17: 1.2, gpu99: 1.5}}"
+
+LAYERS = 250
+"""Of a data-parallel step; each has a forward, a backward for its input and its weight, and an update."""
+
+STEPS, OPS_OF_STEP = 56, 2 * 403 + 2
+"""Of a recording: tasks of the GPU and their launches, the host's work and its wait."""
 
 MARGIN = 1.3
 """What a machine may need beyond what is noted below."""
 
 IMPORTS = 2.5
 """Imports of numpy that the small scenario takes."""
-
-
-def cpu_s(command: list[str]) -> float:
-    """Return the CPU time of a process, user and system."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True, cwd=ROOT)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-
-def peak_gib(command: list[str]) -> float:
-    """Return the memory that a process takes at its peak.
-
-    The peak counts what its parent holds, so that its parent is a new process.
-    """
-    with ProcessPoolExecutor(1, get_context("spawn")) as parent:
-        return parent.submit(_peak_gib, command).result()
-
-
-def _peak_gib(command: list[str]) -> float:
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT) as process:
-        _, status, used = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode == 0
-    return used.ru_maxrss / 2**20
-
-
-def imports_of_numpy(command: list[str], rounds: int = 9) -> float:
-    """Return the CPU time of a command in imports of numpy, the median of pairs."""
-    numpy = [sys.executable, "-c", "import numpy"]
-    cpu_s(command), cpu_s(numpy)  # bytecode and file cache
-    return statistics.median(cpu_s(command) / cpu_s(numpy) for _ in range(rounds))
 
 
 def run_of(text: str, folder: Path) -> list[str]:
@@ -93,28 +94,51 @@ def run_of(text: str, folder: Path) -> list[str]:
     return [*SIM, "run", str(scenario), "--json"]
 
 
-def graph(folder: Path) -> tuple[list[str], int]:
-    """Return what runs a graph file, and its number of ops."""
+def graph(folder: Path) -> list[str]:
     write_graph(layered(OPS), folder / "graph.json")
-    return run_of(GRAPH, folder), OPS
+    return run_of(GRAPH, folder)
 
 
-def pipeline(folder: Path) -> tuple[list[str], int]:
-    """Return what runs a pipeline, and its number of tasks and transfers."""
-    return run_of(PIPELINE, folder), 4 * 256 * 512
+def cluster(folder: Path, ranks: int, machine: str, more: str, model: str = "") -> list[str]:
+    """Return what runs a step of a data-parallel training on so many ranks."""
+    parameters = ", ".join(f"w{k}: 4MB" for k in range(LAYERS))
+    ops = [
+        f"    l{k}: {{kind: matmul, inputs: [{before}, w{k}], output: 4MB, duration: 50us}}"
+        for k, before in enumerate(["x", *(f"l{k}" for k in range(LAYERS - 1))])
+    ]
+    lines = (
+        f"machine:\n{machine.format(ranks=ranks, model=model)}",
+        f"workload:\n  inputs: {{x: 4MB}}\n  parameters: {{{parameters}}}\n  ops:",
+        *ops,
+        f"policy: {{runtime: pytorch-distributed, compile: [training, {{name: ddp, ranks: {ranks}}}]}}",
+        more,
+    )
+    return run_of("\n".join(lines), folder)
 
 
-def timeout_s(n: int = 200_000) -> float:
-    """Return the CPU time of a raw timeout."""
-    before = time.process_time()
-    raw_timeouts(n, 8)
-    return (time.process_time() - before) / n
+def imported(folder: Path, steps: int = 166) -> list[str]:
+    """Return what imports the trace of one process."""
+    write_recording(folder / "trace.json.gz", steps)
+    return [*SIM, "import", str(folder / "trace.json.gz"), "--out", str(folder / "graph.json.gz")]
 
 
-def timeouts_each(command: list[str], n: int, rounds: int = 3) -> tuple[float, float]:
-    """Return the CPU seconds of a command, the best of the rounds, and its raw timeouts each, the median."""
-    pairs = [(cpu_s(command), timeout_s()) for _ in range(rounds)]
-    return min(took for took, _ in pairs), statistics.median(took / n / timeout for took, timeout in pairs)
+def eight_ranks(folder: Path) -> list[str]:
+    """Return what imports the traces of a job."""
+    job, out = folder / "job", folder / "graph.json.gz"
+    job.mkdir()
+    for r in range(8):
+        write_recording(job / f"rank{r}.json.gz", 21, rank=r, world_size=8)
+    return [*SIM, "import", str(job), "--format", "kineto", "--out", str(out)]
+
+
+def trace(folder: Path) -> list[str]:
+    write_recording(folder / "trace.json.gz", STEPS)
+    return [*SIM, "run", str(folder / "trace.json.gz"), "--json"]
+
+
+def tasks(folder: Path) -> list[str]:
+    subprocess.run(imported(folder, STEPS), check=True)
+    return run_of(RECORDED, folder)
 
 
 class Large(NamedTuple):
@@ -123,67 +147,62 @@ class Large(NamedTuple):
     Attributes
     ----------
     made : callable
-        Writes what it needs into a folder; returns the command, and by how many its time is divided: ops,
-        tasks, messages, ranks, events.
+        Writes what it needs into a folder; returns the command.
+    n : int
+        By how many its time is divided.
     timeouts : float
         Raw timeouts that each takes.
     gib : float
         Memory at its peak.
-    rounds : int
-        How often it is measured.
     """
 
-    made: Callable[[Path], tuple[list[str], int]]
+    made: Callable[[Path], list[str]]
+    n: int
     timeouts: float
     gib: float
-    rounds: int = 2
-
-    def hold(self, folder: Path) -> None:
-        """Hold it to what it may take."""
-        command, n = self.made(folder)
-        assert timeouts_each(command, n, self.rounds)[1] <= MARGIN * self.timeouts
-        assert peak_gib(command) <= MARGIN * self.gib
-
-    def told(self, name: str) -> str:
-        """Return a line that says what it takes."""
-        with tempfile.TemporaryDirectory() as folder:
-            command, n = self.made(Path(folder))
-            best, ratio = timeouts_each(command, n, self.rounds)
-            gib = peak_gib(command)
-        return f"{name} ({n:,}): {best:.2f} s of CPU, {ratio:.1f} raw timeouts each, {gib:.2f} GiB"
 
 
-def print_cases(cases: Mapping[str, Large], title: str) -> None:
-    """Print a line a case, or that of the one that ``--only`` names."""
-    parser = argparse.ArgumentParser(description=title)
-    parser.add_argument("--only", choices=cases, metavar="CASE", help="the case to run")
-    only = parser.parse_args().only
-    for name in cases if only is None else [only]:
-        print(cases[name].told(name), flush=True)
-
-
-CASES = {"graph": Large(graph, 5.0, 0.8, rounds=3), "pipeline": Large(pipeline, 4.3, 0.45, rounds=3)}
-
-needs_compiler = pytest.mark.skipif(not compiled(), reason="the kernel is not compiled")
+ALL, FOLDED = "fold: false", "fold: true"
+CASES = {
+    "graph": Large(graph, OPS, 5.0, 0.8),
+    "pipeline": Large(partial(run_of, PIPELINE), 4 * 256 * 512, 4.3, 0.45),
+    "1,024 ranks": Large(partial(cluster, ranks=1024, machine=PLAIN, more=ALL), 1024 * 1037, 11, 1.05),
+    "1,024 H100": Large(
+        partial(cluster, ranks=1024, machine=H100, more=ALL, model="formula"), 1024 * 1037, 15, 1.75
+    ),
+    "64 ranks, flows": Large(
+        partial(cluster, ranks=64, machine=H100, more=ALL, model="flows"), 64 * 4662, 36, 0.32
+    ),
+    "16,384 ranks, folded": Large(partial(cluster, ranks=16384, machine=PLAIN, more=SLOW), 16384, 170, 0.15),
+    "16,384 in 2,048 nodes": Large(partial(cluster, ranks=16384, machine=DGX, more=FOLDED), 16384, 170, 0.15),
+    "a million events": Large(imported, 1_001_313, 8, 0.5),
+    "... of 8 ranks": Large(eight_ranks, 1_013_384, 8.5, 0.5),
+    "45,248 tasks": Large(tasks, STEPS * OPS_OF_STEP, 30, 0.16),
+    "... of the trace": Large(trace, STEPS * OPS_OF_STEP, 52, 0.2),
+}
 
 
 @needs_compiler
-def test_a_small_scenario_starts_at_once() -> None:
-    assert imports_of_numpy(SMALL) <= MARGIN * IMPORTS
+@pytest.mark.parametrize(
+    ("arguments", "imports"),
+    [(["run", str(ROOT / "scenarios/examples/branches.yaml")], IMPORTS), (["--help"], IMPORTS)],
+)
+def test_a_small_command_starts_at_once(arguments: list[str], imports: float) -> None:
+    """In imports of numpy, the median of pairs."""
+    command, numpy = [*SIM, *arguments], [sys.executable, "-c", "import numpy"]
+    cpu_s(command), cpu_s(numpy)  # bytecode and file cache
+    ratio = statistics.median(cpu_s(command) / cpu_s(numpy) for _ in range(9))
+    print(f"sim {arguments[0]}: {ratio:.2f} x import numpy")
+    assert ratio <= MARGIN * imports
 
 
 @needs_compiler
-@pytest.mark.parametrize("what", CASES)
-def test_a_large_command(what: str, tmp_path: Path) -> None:
-    CASES[what].hold(tmp_path)
-
-
-def main() -> None:
-    """Print a line a command."""
-    for name, command in {"sim run branches.yaml": SMALL, "sim --help": [*SIM, "--help"]}.items():
-        print(f"{name}: {imports_of_numpy(command):.2f} x import numpy")
-    print_cases(CASES, __doc__.splitlines()[0])
-
-
-if __name__ == "__main__":
-    main()
+@pytest.mark.parametrize("name", CASES)
+def test_a_large_command(name: str, tmp_path: Path) -> None:
+    made, n, timeouts, gib = CASES[name]
+    command = made(tmp_path)
+    found = cost(partial(cpu_s, command), n, rounds=2)
+    peak = peak_gib(command)
+    print(f"{name} ({n:,}): {found.us * n / 1e6:.2f} s, {found.timeouts:.1f} raw timeouts, {peak:.2f} GiB")
+    assert found.timeouts <= MARGIN * timeouts
+    assert peak <= MARGIN * gib

@@ -1,20 +1,17 @@
-"""What it costs to say how long ops take, as a ratio to a raw SimPy timeout in the same run."""
+"""What it costs to say how long ops take, in raw SimPy timeouts."""
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
-import simpy
+from measure import cost, seconds
 
 from devices.cost import FittedCost, load_fits
 from sim import Device, GraphBuilder
 from sim.graph.graph import Graph
 
 OPS = 100_000
-BUDGET = 2
-"""Timeouts an op: 0.3 s for all where a timeout among as many takes 1.5 us."""
+BUDGET = 5
 SIZES = {
     "matmul": ("m", "n", "k"),
     "attention": ("batch", "seq_len", "heads", "kv_heads", "head_dim"),
@@ -35,24 +32,14 @@ def graph_of(kind: str) -> Graph:
     return b.build()
 
 
-def timeouts_s() -> float:
-    """Return what as many timeouts take."""
-    env = simpy.Environment()
-    begin = time.process_time()
-    for i in range(OPS):
-        env.timeout(i)
-    env.run()
-    return time.process_time() - begin
-
-
 @pytest.mark.parametrize("kind", SIZES)
 def test_an_op_costs_less_than_a_few_timeouts(kind: str) -> None:
-    model, seconds = FittedCost(load_fits("h100-sxm")), []
-    for _ in range(3):
+    model = FittedCost(load_fits("h100-sxm"))
+
+    def took_s() -> float:
         graph = graph_of(kind)  # a new one: answers are kept
-        begin = time.process_time()
-        model.durations_ns(graph, Device("gpu0"))
-        seconds.append(time.process_time() - begin)
-    ratio = min(seconds) / min(timeouts_s() for _ in range(3))
-    assert ratio < BUDGET, f"{kind}: {ratio:.2f} timeouts an op"
-    print(f"{kind}: {min(seconds):.3f} s for {OPS:,} ops, {ratio:.2f} timeouts an op")
+        return seconds(lambda: model.durations_ns(graph, Device("gpu0")))
+
+    found = cost(took_s, OPS, rounds=3)
+    print(f"{kind}: {found.us:.2f} us an op, {found.timeouts:.2f} raw timeouts")
+    assert found.timeouts < BUDGET

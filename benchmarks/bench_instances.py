@@ -1,6 +1,6 @@
-"""`sim optimum` beside a direct model of CP-SAT, on instances of schedulers' benchmarks.
+"""A direct model of CP-SAT on instances of schedulers' benchmarks, beside `sim bench FOLDER... --limit 10s`.
 
-    python benchmarks/bench_instances.py FOLDER... [--limit 10s] [--set KEY=VALUE] [--csv FILE]
+    python benchmarks/bench_instances.py FOLDER... [--limit 10s]
 
 The direct model is what a textbook writes: an interval an op, one for each device where it may run elsewhere,
 no overlap on a device, a cumulative constraint a resource. Both search in one thread, within the same time.
@@ -10,24 +10,13 @@ Neither knows communication. What is not proven depends on how fast the machine 
 from __future__ import annotations
 
 import argparse
-import csv
 from collections import defaultdict
 from math import ceil
-from statistics import fmean
 from typing import Any
 
 from scenarios.run.prepare_job import job_of
 from scenarios.run.scenario import scenario_of
-from scenarios.variants.bench import (
-    HEFT,
-    OPTIMUM,
-    RANDOM,
-    Point,
-    document_of,
-    instances_in,
-    known_of,
-    run_point,
-)
+from scenarios.variants.bench import OPTIMUM, Point, document_of, instances_in, known_of
 from sim.base.units import NS_PER_S, parse_duration
 from sim.job.job import Job
 
@@ -80,45 +69,15 @@ def direct(job: Job, limit_ns: int) -> tuple[int | None, int]:
 
 
 def main() -> None:
-    """Print a row a folder and method."""
+    """Print a row an instance."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("folder", nargs="+")
     parser.add_argument("--limit", default="10s")
-    parser.add_argument("--set", action="append", default=[])
-    parser.add_argument("--csv")
     args = parser.parse_args()
-    limit_ns, rows = parse_duration(args.limit), []
-    for folder in args.folder:
-        for path in instances_in([folder]):
-            best = known_of(path).upper_ns
-            for method, effort in ((HEFT, 0), (RANDOM, 100), (OPTIMUM, limit_ns), ("direct", limit_ns)):
-                point = Point(path, method, tuple(args.set), effort)
-                if method == "direct":
-                    ns, bound = direct(job_of(scenario_of(document_of(point)).case()), limit_ns)
-                    row = {"makespan_ns": ns, "lower_bound_ns": bound, "proven": ns == bound}
-                else:
-                    row = run_point(point)
-                ns, bound = row["makespan_ns"], row["lower_bound_ns"]
-                wrong = best is not None and ((ns or best) < best or (bound or 0) > best)
-                told = {"set": folder, "instance": path, "method": method, "best": best, "ns": ns}
-                rows.append(told | {"bound": bound, "proven": row["proven"], "wrong": wrong})
-                print(*rows[-1].values(), flush=True)
-    best_of: dict[str, int] = {}
-    for row in rows:
-        if row["ns"]:
-            best_of[row["instance"]] = min(best_of.get(row["instance"], row["ns"]), row["ns"])
-    for folder in args.folder:
-        for method in (HEFT, RANDOM, OPTIMUM, "direct"):
-            own = [row for row in rows if (row["set"], row["method"]) == (folder, method) and row["ns"]]
-            gaps = [row["ns"] / (row["best"] or best_of[row["instance"]]) - 1 for row in own]
-            proven, wrong = sum(row["proven"] for row in own), sum(row["wrong"] for row in own)
-            mean = f"{100 * fmean(gaps):.2f} %" if gaps else "-"
-            print(f"{folder:40} {method:8} {len(own):4} {mean:>9} proven {proven:3} wrong {wrong}")
-    if args.csv:
-        with open(args.csv, "w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, rows[0])
-            writer.writeheader()
-            writer.writerows(rows)
+    print("instance,best_known_ns,makespan_ns,lower_bound_ns")
+    for path in instances_in(args.folder):
+        job = job_of(scenario_of(document_of(Point(path, OPTIMUM))).case())
+        print(path, known_of(path).upper_ns, *direct(job, parse_duration(args.limit)), sep=",", flush=True)
 
 
 if __name__ == "__main__":
