@@ -82,9 +82,9 @@ validate: $(READY)  ## Sleeps and numpy kernels on real threads, compared with w
 	done; $(BIN)/python -m tools.pages validation && exit $$status
 
 # On a machine with CUDA and torch; nothing is installed. PYTHON=... names its interpreter (3.11 or newer),
-# ARGS=--dry-run lists the steps and what is missing, ARGS=--pack makes one archive of what is written. Under nine
-# minutes; run again, it goes on with what is missing. Predictions before the measurement want simpy, which is
-# pure Python: its wheel or folder on PYTHONPATH is enough. validation/README.md has the first half hour.
+# ARGS=--dry-run lists the steps and what is missing. Under nine minutes; run again, it goes on with what is missing.
+# Predictions before the measurement want simpy, which is pure Python: its wheel or folder on PYTHONPATH is enough.
+# validation/README.md has the first half hour.
 PYTHON ?= python3
 validate-gpu:  ## The same on a GPU (PYTHON=python3 ARGS=--dry-run)
 	PYTHONPATH=.$${PYTHONPATH:+:$$PYTHONPATH} PYTHONDONTWRITEBYTECODE=1 \

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from fake_allocator import FakeAllocator
 
-from validation.gpu.libcuda import _SIGNATURES
+from validation.gpu.partitions import SIGNATURES
 
 KERNEL_MS = 0.1
 CYCLES_PER_MS = 2_000_000
@@ -27,6 +27,8 @@ QUEUE_DEPTH = 1022
 
 PARTS = 1_000_000
 """A stream of a part of the SMs has a handle of so much times the number of parts."""
+
+HIGH = 1 << 40
 
 
 class Tensor:
@@ -368,78 +370,45 @@ class Torch:
 
 
 class Driver:
-    """The green-context calls of ``cuda.bindings.driver``."""
-
-    CUdevResourceType = SimpleNamespace(CU_DEV_RESOURCE_TYPE_SM=1)
-    CUgreenCtxCreate_flags = SimpleNamespace(CU_GREEN_CTX_DEFAULT_STREAM=1)
-    CUstream_flags = SimpleNamespace(CU_STREAM_NON_BLOCKING=1)
-
-    def __init__(self, sms: int = 132, *, binds: bool = True, room: int = 1 << 30) -> None:
-        """`room`: the most groups of 16 SMs or more; what lies in a corner is left over."""
-        self.sms, self.binds, self.room, self.splits, self.handle = sms, binds, room, 0, 100
-
-    def cuDeviceGet(self, index: int) -> tuple[int, int]:
-        return 0, index
-
-    def cuDeviceGetDevResource(self, gpu: int, kind: int) -> tuple[int, Any]:
-        return 0, SimpleNamespace(sm=SimpleNamespace(smCount=self.sms))
-
-    def cuDevSmResourceSplitByCount(self, count: int, all_: Any, flags: int, least: int) -> tuple[Any, ...]:
-        self.splits += 1
-        made = min(count, self.sms // least, self.room if least >= 16 else count)
-        groups = [SimpleNamespace(sm=SimpleNamespace(smCount=least)) for _ in range(made)]
-        return 0, groups, made, None
-
-    def cuDevResourceGenerateDesc(self, groups: Any, n: int) -> tuple[int, Any]:
-        return 0, groups[0].sm.smCount
-
-    def cuGreenCtxCreate(self, described: Any, gpu: int, flags: int) -> tuple[int, Any]:
-        return 0, described
-
-    def cuGreenCtxStreamCreate(self, sms: int, flags: int, priority: int) -> tuple[int, int]:
-        self.handle += 1
-        return 0, self.handle + (PARTS * (self.sms // sms) if self.binds else 0)
-
-
-def libcuda(driver: Driver, lacks: str = "") -> Any:
-    """Return a driver as a C library: the same calls behind real function pointers, with C's own arguments.
+    """The calls of the driver's library that split SMs: real function pointers, with C's own arguments.
 
     Handles of descriptions and contexts are beyond 32 bits, as pointers are.
     """
-    high = 1 << 40
 
-    def device_get(device: Any, index: int) -> int:
+    def __init__(self, sms: int = 132, *, binds: bool = True, room: int = 1 << 30, lacks: str = "") -> None:
+        """`room`: the most groups of 16 SMs or more; what lies in a corner is left over."""
+        self.sms, self.binds, self.room, self.splits, self.handle = sms, binds, room, 0, 100
+        calls = (self._device, self._resource, self._split, self._describe, self._create, self._stream)
+        for (name, signature), call in zip(SIGNATURES.items(), calls, strict=True):
+            if name != lacks:
+                setattr(self, name, ctypes.CFUNCTYPE(ctypes.c_int, *signature)(call))
+
+    def _device(self, device: Any, index: int) -> int:
         device[0] = index
         return 0
 
-    def get_resource(device: int, resource: Any, kind: int) -> int:
-        resource[0].type, resource[0].sm.smCount = kind, driver.sms
+    def _resource(self, device: int, resource: Any, kind: int) -> int:
+        resource[0].type, resource[0].sm.smCount = kind, self.sms
         return 0
 
-    def split(groups: Any, made: Any, whole: Any, remaining: Any, flags: int, least: int) -> int:
-        assert whole[0].sm.smCount == driver.sms
-        _, found, made[0], _ = driver.cuDevSmResourceSplitByCount(made[0], whole, flags, least)
-        for k, group in enumerate(found):
-            groups[k].type, groups[k].sm.smCount = 1, group.sm.smCount
+    def _split(self, groups: Any, made: Any, whole: Any, remaining: Any, flags: int, least: int) -> int:
+        assert whole[0].sm.smCount == self.sms
+        self.splits += 1
+        made[0] = min(made[0], self.sms // least, self.room if least >= 16 else made[0])
+        for k in range(made[0]):
+            groups[k].type, groups[k].sm.smCount = 1, least
         return 0
 
-    def describe(described: Any, groups: Any, n: int) -> int:
+    def _describe(self, described: Any, groups: Any, n: int) -> int:
         assert n == 1
-        described[0] = high + groups[0].sm.smCount
+        described[0] = HIGH + groups[0].sm.smCount
         return 0
 
-    def create(context: Any, described: int, device: int, flags: int) -> int:
-        context[0] = described + high
+    def _create(self, context: Any, described: int, device: int, flags: int) -> int:
+        context[0] = described + HIGH
         return 0
 
-    def stream(handle: Any, context: int, flags: int, priority: int) -> int:
-        _, handle[0] = driver.cuGreenCtxStreamCreate(context - 2 * high, flags, priority)
+    def _stream(self, handle: Any, context: int, flags: int, priority: int) -> int:
+        self.handle += 1
+        handle[0] = self.handle + (PARTS * (self.sms // (context - 2 * HIGH)) if self.binds else 0)
         return 0
-
-    calls = (device_get, get_resource, split, describe, create, stream)
-    functions = {
-        name: ctypes.CFUNCTYPE(ctypes.c_int, *signature)(call)
-        for (name, signature), call in zip(_SIGNATURES.items(), calls, strict=True)
-    }
-    functions.pop(lacks, None)
-    return SimpleNamespace(**functions)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sim.base.errors import SimError
 from validation.cases.tables import BUDGET_S
-from validation.steps import RENAMED, validate
+from validation.steps import validate
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,11 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--report", type=Path, metavar="DIR", help="predict again and report on what a folder holds"
     )
-    parser.add_argument("--pack", action="store_true", help="make one archive of the folder: DIR.tar.gz")
-    parser.add_argument("--report-only", action="store_true", help=argparse.SUPPRESS)
     given = vars(parser.parse_args(arguments))
-    if given.pop("report_only"):
-        parser.error(RENAMED)
     try:
         result, text = validate(**given, say=lambda text: print(text, file=sys.stderr))
     except SimError as error:

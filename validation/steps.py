@@ -18,14 +18,13 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from devices.cost.calibration import Calibration, load_calibration, save_calibration
-from sim.base.errors import InputError, RunError, SimError, UnknownNameError
+from sim.base.errors import InfeasibleError, InputError, RunError, SimError, UnknownNameError
 from sim.base.files import check_writable, write_text
 from validation.calibrate import DisturbedError, calibrate, not_calibrated
 from validation.calibrate.journal import Journal
@@ -35,11 +34,8 @@ from validation.cases.backends import Executor, make_backend, provenance
 from validation.cases.draws import EXPERIMENTS, NOT_MEASURED
 from validation.cases.tables import BUDGET_S
 from validation.experiments import days, memory_experiment
-from validation.experiments.beside import Beside
 from validation.experiments.measure import ATTEMPTS, RUNS, measure
-from validation.gpu.partitions import driver_here
-from validation.pack import archive_of
-from validation.pack import pack as pack_folder
+from validation.gpu.partitions import library
 
 ALL: Final = sorted([*EXPERIMENTS, memory_experiment.NAME])
 """Every experiment: the lists of cases, and memory, which is about bytes and not about time."""
@@ -53,15 +49,12 @@ _WITHOUT: Final[Mapping[str, str]] = {
 }
 """What may be missing, and what follows."""
 
-RENAMED: Final = "--report-only is now --report DIR, which needs neither --backend nor --out"
-
 GPU_ATTEMPTS: Final = 8
 """Runs of a case at most where the time is short and the machine is alone: noise is rare, and a state that is
 not the calibrated one does not come back by itself. What was refused is kept, with its sentinels."""
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """One step.
 
     Attributes
@@ -112,9 +105,9 @@ def steps(backend: str, experiments: Sequence[str], *, calibrated: bool) -> list
     budget = BUDGET_S.get(backend)
     if budget is None:
         raise UnknownNameError("backend", backend, BUDGET_S)
-    library = "torch" if backend == "cuda" else "numpy"
+    kernels = "torch" if backend == "cuda" else "numpy"
     does = "measure what single steps cost, warm and in company; refuse to go on when disturbed"
-    listed = [] if calibrated else [Step("calibrate", does, "calibration.json", budget["calibrate"], library)]
+    listed = [] if calibrated else [Step("calibrate", does, "calibration.json", budget["calibrate"], kernels)]
     for name in experiments:
         cases = _count(name, backend)
         if not cases:
@@ -124,7 +117,7 @@ def steps(backend: str, experiments: Sequence[str], *, calibrated: bool) -> list
         if name == memory_experiment.NAME:
             predict, needs, predict_s = "ask the model", "numpy", 1
             measure_each = f"run each {memory_experiment.RUNS} times"
-        on = f"{library}, libcuda" if (name, backend) == ("f-pipeline", "cuda") else library
+        on = f"{kernels}, libcuda" if (name, backend) == ("f-pipeline", "cuda") else kernels
         listed += [
             Step(f"{name}: draw", f"draw {cases} cases by seed", f"plans/{name}.json", 1, "numpy"),
             Step(f"{name}: predict", predict, f"predictions/{name}.json", predict_s, needs),
@@ -156,7 +149,7 @@ def list_steps(backend: str, out: Path, experiments: Sequence[str], *, calibrate
     lines += [f"{what:26}   not  {why}" for what, why in NOT_MEASURED.items()]
     lines.append(f"{'in all, at most':26} {sum(step.budget_s for step in listed):4d} s")
     lines += [
-        f"Nothing is written outside {out} but matplotlib's cache of fonts and, with --pack, {out}.tar.gz.",
+        f"Nothing is written outside {out} but matplotlib's cache of fonts.",
         "What is interrupted goes on where it was when the command is given again: calibration.part has the",
         "blocks that are done, measurements/ every case that is done.",
         f"Here: Python {platform.python_version()}, {sys.executable}.",
@@ -172,14 +165,15 @@ def _lack(module: str) -> str:
     """Return what stands in the way of using a module, in brackets; nothing if it can be used."""
     try:
         if module == "libcuda":
-            return "" if driver_here() else " (neither cuda-bindings nor libcuda.so.1 is here)"
+            library()
+            return ""
         found = find_spec(module)
         if found is None or found.origin is None:  # a folder of that name and no package
             return " (not here)"
         if module != "torch":
             return ""
         return "" if import_module("torch").cuda.is_available() else " (finds no CUDA device here)"
-    except ImportError:  # somebody keeps it from being imported
+    except (ImportError, InfeasibleError):  # somebody keeps it from being imported; there is no driver
         return " (not here)"
 
 
@@ -199,7 +193,6 @@ def validate(
     *,
     dry_run: bool,
     report: Path | None,
-    pack: bool,
     **options: Any,
 ) -> tuple[dict[str, Any] | None, str]:
     """Do what the command says; return the report, if there is one, and what to print.
@@ -217,8 +210,6 @@ def validate(
         List the steps and take none.
     report : Path, optional
         A folder: predict again, and report on what it holds.
-    pack : bool
-        Make one archive of the folder.
     **options
         As `run` takes them.
 
@@ -231,12 +222,10 @@ def validate(
     """
     chosen = choose(experiments)
     if report is not None:
-        _check_writable(report, pack=pack)
+        check_writable(report / "report.md")
         found = load_calibration(calibration or report / "calibration.json")
         measured = [name for name in chosen if _count(name, found.backend)]
         result = write_report(report, found.backend, found, measured, recompute=True)
-        if pack:
-            pack_folder(report)
         return result, _head(report)
     if backend is None:
         raise InputError("which backend? --backend timer, threads or cuda; or --report DIR")
@@ -244,7 +233,7 @@ def validate(
         folder = out or Path("validation/data/DEVICE-DATE")
         return None, list_steps(backend, folder, chosen, calibrated=calibration is not None)
     out = out or default_folder(backend)
-    made = run(backend, out, chosen, calibration_file=calibration, pack=pack, **options)
+    made = run(backend, out, chosen, calibration_file=calibration, **options)
     if made is not None:
         return made, _head(out)
     return None, (
@@ -267,7 +256,6 @@ def run(
     runs: int = RUNS,
     limit_s: float | None = None,
     again: bool = False,
-    pack: bool = False,
     executor: Executor | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any] | None:
@@ -286,8 +274,6 @@ def run(
         Cases that would begin later are skipped, and say so; a further run takes them up.
     again : bool
         Measure also what has been measured.
-    pack : bool
-        Make an archive of the folder, anew after every experiment: whoever stops the command has it.
     executor : Executor, optional
     say : callable
         Told what happens.
@@ -305,17 +291,14 @@ def run(
     deadline = None if limit_s is None else time.monotonic() + limit_s
     executor = executor or make_backend(backend)
     out.mkdir(parents=True, exist_ok=True)
-    _check_writable(out, pack=pack)
+    check_writable(out / "report.md")  # before anything is measured
     file = calibration_file or out / "calibration.json"
     if calibration_file is None and (_journal(file).exists() or not file.exists()):
         _calibrate(backend, executor, file, limit_s, deadline, say)
-        _pack(out, say, wanted=pack)
     calibration = load_calibration(file)
     if calibration.backend != backend:
         raise InputError(f"{file} is a calibration of {calibration.backend}, not of {backend}")
     experiments = [name for name in experiments if _count(name, backend)]
-    aging = again or calibration_file is not None  # then one calibration is asked about, whatever its age
-    beside = Beside(out, calibration, executor, say, anew=not aging)
     for once_more in (False, True)[: 1 if deadline is None else 2]:  # what the time was up for
         for k, name in enumerate(experiments):
             anew = again and not once_more
@@ -327,30 +310,12 @@ def run(
             try:
                 if anew and days.keep_day(out, name) is not None:
                     say(f"{name}: the earlier measurement is kept")
-                _experiment(name, out, executor, beside, runs, until, anew, say)
+                _experiment(name, out, executor, calibration, runs, until, anew, say)
             except SimError as error:
                 say(f"{name}: {error}")
             except Exception:  # whatever a library raises loses one experiment, and not the others
                 say(f"{name}: {traceback.format_exc()}")
-            _pack(out, say, wanted=pack)
-    result = None if _lack("simpy") else write_report(out, backend, calibration, experiments)
-    _pack(out, say, wanted=pack)
-    return result
-
-
-def _check_writable(folder: Path, *, pack: bool) -> None:
-    """Refuse a folder where nothing can be written, or no archive beside it, before anything is measured."""
-    for path in (folder / "report.md", *([archive_of(folder)] if pack else [])):
-        check_writable(path)
-
-
-def _pack(out: Path, say: Callable[[str], None], *, wanted: bool) -> None:
-    """Make the archive of a folder, if it is wanted; one that is too large is said, and loses nothing."""
-    if wanted:
-        try:
-            pack_folder(out)
-        except RunError as error:
-            say(str(error))
+    return None if _lack("simpy") else write_report(out, backend, calibration, experiments)
 
 
 def _journal(file: Path) -> Path:
@@ -396,7 +361,7 @@ def _share(backend: str, experiments: Sequence[str], deadline: float | None) -> 
 
 
 def _experiment(
-    name: str, out: Path, executor: Executor, beside: Beside,
+    name: str, out: Path, executor: Executor, calibration: Calibration,
     runs: int, deadline: float | None, again: bool, say: Callable[[str], None],
 ) -> None:  # fmt: skip
     """Draw, predict and measure the cases of an experiment."""
@@ -404,7 +369,6 @@ def _experiment(
 
     backend = executor.name
     draw_plans(name, backend, out)
-    calibration = beside.choose(name)
     if name != memory_experiment.NAME and _lack("simpy"):
         say(f"{name}: measured without a prediction: the simulator needs simpy")
     else:

@@ -70,10 +70,6 @@ def validate(
         Path | None,
         typer.Option("--report", metavar="DIR", help="Predict again and report on what a folder holds."),
     ] = None,
-    pack: Annotated[
-        bool, typer.Option("--pack", help="Make one archive of the folder, DIR.tar.gz beside it.")
-    ] = False,
-    report_only: Annotated[bool, typer.Option("--report-only", hidden=True)] = False,
     json: Json = False,
 ) -> None:
     """Predict, measure and report, resuming where an earlier run stopped.
@@ -83,12 +79,10 @@ def validate(
     from scenarios.cli.output import print_json
     from validation import steps
 
-    if report_only:
-        raise InputError(steps.RENAMED)
     if out is None and report is None:
         raise InputError("where to write plans, runs and the report? --out DIR")
     result, text = steps.validate(
-        backend, out, experiments, calibration, dry_run=dry_run, report=report, pack=pack,
+        backend, out, experiments, calibration, dry_run=dry_run, report=report,
         runs=runs, limit_s=limit, again=again, say=lambda text: typer.echo(text, err=True),
     )  # fmt: skip
     if json and result is not None:

@@ -1,7 +1,6 @@
 """``python -m studies.training DATA [PAGE]``: judge published training steps; print the page, or write it.
 
-A source takes up to a few minutes. With a page, what is done is kept beside it, source by source, and the
-same command goes on there; ``--only`` prints the errors of single sources, layout by layout.
+A source takes up to a few minutes. ``--only`` prints the errors of single sources, layout by layout.
 """
 
 from __future__ import annotations
@@ -11,8 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from studies.training.judge import LEFT_OUT, SOURCES, STEPS_FILE, Judge, Judgement, memory_errors
-from studies.training.kept import Kept
+from studies.training.judge import LEFT_OUT, SOURCES, STEPS_FILE, Judge, memory_errors
 from studies.training.page import page, source_rows, summary
 from studies.training.published import read_published
 
@@ -34,25 +32,18 @@ def main(arguments: list[str]) -> int:
     if given.only and given.page:
         parser.error("a page has all sources; leave it out with --only")
     rows = read_published(given.data / STEPS_FILE)
-    judge, kept = Judge(given.data), Kept(given.page, given.data, rows)
-    judgements: list[Judgement] = []
+    judge, judgements = Judge(given.data), []
     for name in given.only or SOURCES:
         begun = time.monotonic()
-        found = kept.get(name)
-        if found is None:
-            found = every[name](judge)
-            kept.put(name, found)
-            print(f"{name}: {len(found.judged)} rows, {time.monotonic() - begun:.0f} s", file=sys.stderr)
-        else:
-            print(f"{name}: {len(found.judged)} rows, as kept", file=sys.stderr)
-        judgements.append(found)
+        judgements.append(every[name](judge))
+        taken_s = time.monotonic() - begun
+        print(f"{name}: {len(judgements[-1].judged)} rows, {taken_s:.0f} s", file=sys.stderr)
     if given.only:
         print(summary(judgements), *map(source_rows, judgements), sep="", end="")
     elif given.page is None:
         print(page(judgements, rows, memory_errors(rows)), end="")
     else:
         given.page.write_text(page(judgements, rows, memory_errors(rows)), encoding="utf-8")
-        kept.clear()
     return 0
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import json
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ import pytest
 import studies.training.__main__ as program
 from studies.training import published
 from studies.training.judge import SIMUMAX_FILE, STEPS_FILE, Judge, Judged, Judgement
-from studies.training.kept import Kept
 from studies.training.published import RECIPES_FILE, Published, read_published
 
 COLUMNS = (
@@ -53,11 +51,9 @@ class Fake:
     """Sources that are judged at once, and counted."""
 
     def __init__(self, rows: list[Published]) -> None:
-        self.rows, self.judged, self.fails = rows, list[str](), ""
+        self.rows, self.judged = rows, list[str]()
 
     def of(self, name: str) -> Judgement:
-        if name == self.fails:
-            raise KeyboardInterrupt
         self.judged.append(name)
         row = self.rows[len(name) % 2]
         return Judgement(name.title(), f"how {name}", (Judged(row, 5.5, 4.0, 6.0),), f"beside {name}")
@@ -73,36 +69,12 @@ def fake(data: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
     return made
 
 
-def test_an_interrupted_study_goes_on_and_writes_the_same_page(
-    data: Path, fake: Fake, tmp_path: Path
-) -> None:
-    whole, page = tmp_path / "whole.md", tmp_path / "page.md"
-    assert program.main([str(data), str(whole)]) == 0
-    assert fake.judged == ["vtrain", "megatron"]
-    fake.fails = "megatron"
-    with pytest.raises(KeyboardInterrupt):
-        program.main([str(data), str(page)])
-    partial = tmp_path / "page.md.partial"
-    partial.write_text(partial.read_text() + '{"cut off', encoding="utf-8")
-    fake.fails = ""
-    fake.judged.clear()
+def test_the_page_has_all_sources(data: Path, fake: Fake, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
     assert program.main([str(data), str(page)]) == 0
-    assert fake.judged == ["megatron"]
-    assert page.read_text() == whole.read_text()
+    assert fake.judged == ["vtrain", "megatron"]
     assert "| Vtrain | 1 | 10.0 % |" in page.read_text()
     assert "beside megatron." in page.read_text()
-    assert not list(tmp_path.glob("*.partial"))
-
-
-def test_what_was_judged_of_other_data_is_judged_again(data: Path, fake: Fake, tmp_path: Path) -> None:
-    rows = fake.rows
-    kept = Kept(tmp_path / "p.md", data, rows)
-    kept.put("vtrain", fake.of("vtrain"))
-    assert Kept(tmp_path / "p.md", data, rows).get("vtrain") == fake.of("vtrain")
-    assert Kept(tmp_path / "p.md", data, rows).get("megatron") is None
-    (data / SIMUMAX_FILE).write_bytes(b"changed")
-    assert Kept(tmp_path / "p.md", data, rows).get("vtrain") is None
-    assert json.loads((tmp_path / "p.md.partial").read_text())["judged"]
 
 
 def test_one_source_alone(data: Path, fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:

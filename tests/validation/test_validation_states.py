@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from runs import checked
 
-from devices.cost.calibration import Calibration, load_calibration
+from devices.cost.calibration import Calibration
 from devices.processor.cpu_cores import CorunSlowdown, Waking
 from policies.issue.program_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
@@ -27,8 +27,6 @@ from validation.calibrate.machine_state import Speed, looks_ns, usual
 from validation.cases import step_files
 from validation.cases.case import Case, CaseOp, digest
 from validation.cases.draws import EXPERIMENTS
-from validation.experiments import beside
-from validation.experiments.beside import Beside, own_calibration
 from validation.experiments.contexts import durations_ns
 from validation.experiments.measure import PATIENCE_S, Patience
 from validation.experiments.predict import draw_plans, predict, predict_case, simulate_case
@@ -255,64 +253,6 @@ def test_patience_ends() -> None:
     later = [patience.pause_s() for _ in range(20)]
     assert sum(first) + 0.4 + sum(ns for ns in later if ns > 0.4) <= PATIENCE_S
     assert later[-1] == 0.4
-
-
-# -- a calibration beside each experiment ---------------------------------------------------------
-
-
-def chooser(
-    monkeypatch: pytest.MonkeyPatch, out: Path, speeds: list[float], made: Calibration | None
-) -> tuple[Beside, list[str]]:
-    def look(executor: Any, n: int) -> list[float]:
-        return [speeds.pop(0) if len(speeds) > 1 else speeds[0]]
-
-    def calibrate(backend: str, executor: Any) -> Calibration:
-        if made is None:
-            raise DisturbedError("never quiet")
-        return made
-
-    monkeypatch.setattr(beside, "time", Still())
-    monkeypatch.setattr(beside, "looks_ns", look)
-    monkeypatch.setattr(beside, "calibrate", calibrate)
-    said: list[str] = []
-    return Beside(out, calibration(), Threads(), said.append, anew=True), said
-
-
-def test_the_calibration_of_the_folder_is_used_while_it_fits(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    choose, said = chooser(monkeypatch, tmp_path, [1_100_000, 1_100_000, 1_020_000], None)
-    assert choose.choose("a-chain") is choose.known[0]
-    assert own_calibration(tmp_path, "a-chain") is None
-    assert said == []
-
-
-def test_another_state_is_calibrated_once_and_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    slow = calibration(1_100_000)
-    speeds = [1_100_000.0] * 50
-    choose, said = chooser(monkeypatch, tmp_path, speeds, slow)
-    assert choose.choose("d-head-of-line") is slow
-    assert "another speed" in said[0]
-    kept = own_calibration(tmp_path, "d-head-of-line")
-    assert kept is not None
-    assert kept.quantity("sentinel_ns") == 1_100_000
-    speeds[:] = [1_110_000.0]
-    assert choose.choose("e-random") is slow
-    assert len(said) == 1
-    speeds[:] = [990_000.0]
-    assert choose.choose("f-pipeline") is choose.known[0]
-    assert not (tmp_path / "calibrations" / "f-pipeline.json").exists()
-    assert load_calibration(tmp_path / "calibrations" / "e-random.json").quantities == slow.quantities
-
-
-def test_a_machine_that_cannot_be_calibrated_keeps_what_it_has(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    choose, said = chooser(monkeypatch, tmp_path, [1_300_000.0], None)
-    assert choose.choose("a-chain") is choose.known[0]
-    assert said[1] == "a-chain: never quiet"
-    fixed = Beside(tmp_path, calibration(), Threads(), said.append, anew=False)
-    assert fixed.choose("a-chain") is fixed.known[0]
 
 
 def test_a_goal_that_cannot_be_told_is_not_met(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

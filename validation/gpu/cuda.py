@@ -59,8 +59,8 @@ class Cuda:
     ----------
     torch : module, optional
         By default torch itself.
-    driver : module, optional
-        ``cuda.bindings.driver`` or what answers as it does, for partitions of SMs.
+    driver : ctypes.CDLL, optional
+        By default the driver's library, for partitions of SMs.
 
     Raises
     ------

@@ -1,25 +1,68 @@
-"""Disjoint groups of SMs of one GPU, by a single call that splits all of them.
+"""Disjoint groups of SMs of one GPU, by a single call of the driver's library that splits all of them.
 
 Partitions that are made one by one may overlap, because each call starts from the whole device. So the driver
 is asked once for all groups (``cuDevSmResourceSplitByCount``, CUDA driver API, "Green Contexts"), and each
 group gets a context and a stream of its own. Whether a stream then keeps to its SMs is not taken on trust:
 `refuse_unbound` compares how long one kernel takes on each with how long it takes on all.
+
+The library is wherever the driver is. A resource has the layout of ``cuda.h`` (CUDA driver API, "Data
+Structures", ``CUdevResource_st``): 144 bytes since CUDA 12.4, of which the number of SMs comes after the
+first 96.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from importlib import import_module
+import ctypes
+from collections.abc import Mapping, Sequence
+from ctypes import POINTER, byref, c_int, c_uint, c_void_p
 from typing import Any, Final
 
 from sim.base.errors import InfeasibleError
-from validation.gpu.libcuda import LibCuda
 
 _UNIT: Final = 8
 """Groups of SMs are multiples of this (Hopper; CUDA driver API, ``cuDevSmResourceSplitByCount``)."""
 
 _LEAST_SLOWDOWN: Final = 1.4
 """On half of the SMs, where half of what is expected would be no slowdown at all."""
+
+_RESOURCE_TYPE_SM, _DEFAULT_STREAM, _NON_BLOCKING = 1, 1, 1  # constants of cuda.h
+
+
+class _Sms(ctypes.Structure):
+    _fields_ = (("smCount", c_uint), ("more", c_uint * 11))
+
+
+class Resource(ctypes.Structure):
+    """``CUdevResource``."""
+
+    _fields_ = (("type", c_int), ("padding", ctypes.c_ubyte * 92), ("sm", _Sms))
+
+
+SIGNATURES: Final[Mapping[str, Sequence[Any]]] = {
+    "cuDeviceGet": (POINTER(c_int), c_int),
+    "cuDeviceGetDevResource": (c_int, POINTER(Resource), c_int),
+    "cuDevSmResourceSplitByCount": (
+        POINTER(Resource), POINTER(c_uint), POINTER(Resource), POINTER(Resource), c_uint, c_uint,
+    ),
+    "cuDevResourceGenerateDesc": (POINTER(c_void_p), POINTER(Resource), c_uint),
+    "cuGreenCtxCreate": (POINTER(c_void_p), c_void_p, c_int, c_uint),
+    "cuGreenCtxStreamCreate": (POINTER(c_void_p), c_void_p, c_uint, c_int),
+}  # fmt: skip
+"""The calls that are needed, with the types of their arguments."""
+
+
+def library() -> Any:
+    """Return the driver's library.
+
+    Raises
+    ------
+    InfeasibleError
+        There is none.
+    """
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise InfeasibleError("partitions of SMs need libcuda.so.1, which is not here; skipped") from error
 
 
 def partition_streams(count: int, driver: Any = None) -> tuple[list[int], int]:
@@ -29,65 +72,48 @@ def partition_streams(count: int, driver: Any = None) -> tuple[list[int], int]:
     ----------
     count : int
         Number of partitions.
-    driver : module, optional
-        By default ``cuda.bindings.driver``, and where that is not installed, the driver's library itself.
+    driver : ctypes.CDLL, optional
+        By default `library`.
 
     Raises
     ------
     InfeasibleError
         There is no driver, it refuses, or the GPU has too few SMs for so many groups.
     """
-    driver = driver or _driver()
+    driver = driver or library()
 
-    def call(name: str, *arguments: Any) -> Any:
+    def call(name: str, *arguments: Any) -> None:
         function = getattr(driver, name, None)
         if function is None:
-            raise InfeasibleError(
-                f"the driver bindings have no {name}: they are older than CUDA 12.4; skipped"
-            )
-        code, *values = function(*arguments)
-        if getattr(code, "value", code) != 0:  # an enumeration, of whole numbers in some versions
+            raise InfeasibleError(f"libcuda has no {name}: it is older than CUDA 12.4; skipped")
+        function.argtypes, function.restype = SIGNATURES[name], c_int
+        if code := function(*arguments):
             raise InfeasibleError(f"{name} failed with {code}; skipped")
-        return values[0] if len(values) == 1 else values
 
-    gpu = call("cuDeviceGet", 0)
-    everything = call("cuDeviceGetDevResource", gpu, driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM)
+    gpu, everything, rest = c_int(), Resource(), Resource()
+    groups, made = (Resource * count)(), c_uint()
+    call("cuDeviceGet", byref(gpu), 0)
+    call("cuDeviceGetDevResource", gpu, byref(everything), _RESOURCE_TYPE_SM)
     # A group lies within one cluster of SMs, so the largest equal groups may not all find room.
     equal = everything.sm.smCount // count // _UNIT * _UNIT
     for least in range(equal, 0, -_UNIT) if equal else (1,):
-        groups, made, _ = call("cuDevSmResourceSplitByCount", count, everything, 0, least)
-        if int(made) >= count:
+        made.value = count
+        call("cuDevSmResourceSplitByCount", groups, byref(made), byref(everything), byref(rest), 0, least)
+        if made.value >= count:
             break
     else:
         raise InfeasibleError(
-            f"the GPU's {everything.sm.smCount} SMs make {made} groups, not the {count} asked for; skipped"
+            f"the GPU's {everything.sm.smCount} SMs make {made.value} groups, not the {count} asked for; "
+            "skipped"
         )
     handles = []
-    for group in groups[:count]:
-        described = call("cuDevResourceGenerateDesc", [group], 1)
-        context = call(
-            "cuGreenCtxCreate", described, gpu, driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM
-        )
-        handles.append(
-            int(call("cuGreenCtxStreamCreate", context, driver.CUstream_flags.CU_STREAM_NON_BLOCKING, 0))
-        )
-    return handles, int(groups[0].sm.smCount)
-
-
-def _driver() -> Any:
-    """Return the bindings of the driver, and where there are none, its library."""
-    try:
-        return import_module("cuda.bindings.driver")
-    except ImportError:
-        return LibCuda()
-
-
-def driver_here() -> bool:
-    """Return whether there is a driver that could be asked."""
-    try:
-        return bool(_driver())
-    except InfeasibleError:
-        return False
+    for group in groups:
+        described, context, stream = c_void_p(), c_void_p(), c_void_p()
+        call("cuDevResourceGenerateDesc", byref(described), byref(group), 1)
+        call("cuGreenCtxCreate", byref(context), described, gpu, _DEFAULT_STREAM)
+        call("cuGreenCtxStreamCreate", byref(stream), context, _NON_BLOCKING, 0)
+        handles.append(stream.value or 0)
+    return handles, groups[0].sm.smCount
 
 
 def refuse_unbound(on_all_ns: float, on_each_ns: Sequence[float]) -> None:

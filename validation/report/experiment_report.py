@@ -20,7 +20,6 @@ from validation.calibrate import not_calibrated
 from validation.cases import step_files
 from validation.cases.tables import GOALS
 from validation.experiments import memory_experiment
-from validation.experiments.beside import own_calibration
 from validation.experiments.measure import ENOUGH
 from validation.experiments.predict import calibration_digest, predict_or_say_why
 from validation.experiments.prediction_errors import Point, points_of, spread
@@ -100,8 +99,6 @@ def experiment_report(
     found = step_files.recorded(out, experiment, recompute=recompute)
     if isinstance(found, list):
         return {"experiment": experiment, "status": "inconclusive", "why": f"no {', '.join(found)}"}
-    own = own_calibration(out, experiment)
-    calibration = own or calibration
     points: list[Point] = []
     left_out: list[dict[str, str]] = []
     wrong: list[str] = []
@@ -132,7 +129,6 @@ def experiment_report(
         # Anew, and from what was calibrated since, is not before.
         "predicted_before_measuring": found.predicted_before
         and (not recompute or found.predicted_from == calibration_digest(calibration)),
-        "calibrated_anew": own is not None,
         "cases": len(found.plans["cases"]),
         "inconclusive": left_out,
         "runs_rejected": rejected,

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from devices.cost.calibration import Calibration
 from validation.cases import step_files
-from validation.experiments.beside import own_calibration
 from validation.experiments.predict import predict_case, simulate_case
 from validation.experiments.prediction_errors import rebuild
 
@@ -69,7 +68,6 @@ def draw_worst(report: Mapping[str, Any], out: Path, calibration: Calibration, p
     case, _ = next(step_files.read_case(entry) for entry in plans["cases"] if entry["name"] == name)
     runs = next(entry["runs"] for entry in measurements["cases"] if entry["name"] == name)
     run = next(run for run in runs if run["clean"] and run["makespan_ns"] == measured_ns)
-    calibration = own_calibration(out, experiment) or calibration
     predicted = simulate_case(case, predict_case(case, calibration)["duration_ns"], calibration)
     figure = compare_gantt(
         {f"{name}, predicted ({100 * error:.1f} % off)": predicted, f"{name}, measured": rebuild(case, run)}

@@ -81,8 +81,7 @@ def _section(result: Mapping[str, Any]) -> list[str]:
     if "memory" in result:
         return [*lines, *_memory(result)]
     goals = ", ".join(f"{name} <= {bound:g}" for name, bound in result["goals"].items()) or "none"
-    anew = " Recalibrated: the machine ran at another speed." if result.get("calibrated_anew") else ""
-    lines += [f"Goals: {goals}. Rejected runs: {result['runs_rejected']}.{anew}", ""]
+    lines += [f"Goals: {goals}. Rejected runs: {result['runs_rejected']}.", ""]
     naive = {
         k.removeprefix("naive ").removesuffix(".mean"): v for k, v in m.items() if k.startswith("naive ")
     }
