@@ -158,11 +158,6 @@ _ROOFLINE: Final = {
 
 
 def _roofline(values: Mapping[str, Any], peak_share: Fraction, bandwidth_share: Fraction) -> RooflineCost:
-    # The plain roofline of a real GPU is a claim about it. ``ideal: true`` asks for the ideal, a loss given
-    # for all kinds of op says what the user thinks of it, and nothing was measured of how far other kinds of
-    # device stay below theirs.
-    claimed = values.get("kind") == "gpu" and not values.get("ideal")
-    told = any(DEFAULT in (values.get(name) or {}) for name in _LOSSES)
     bandwidth = values.get("bandwidth")
     peaks = values.get("peak") or {**(values.get("vector_peak") or {}), **(values.get("matrix_peak") or {})}
     return RooflineCost(
@@ -170,7 +165,7 @@ def _roofline(values: Mapping[str, Any], peak_share: Fraction, bandwidth_share: 
         None if bandwidth is None else max(1, int(bandwidth * bandwidth_share)),
         _efficiencies(values),
         values.get("dtype", "fp32"),
-        values.get("preset", "") if claimed and not told else "",
+        _hardware(values),
         values.get("kernel_floor", 0),
     )
 
@@ -205,7 +200,17 @@ def _tiles(values: Mapping[str, Any]) -> TiledCost:
         matrix_block=values.get("matrix_block", 1),
         by_kind=_efficiencies(values),
         default_dtype=values.get("dtype", "fp32"),
+        hardware=_hardware(values),
     )
+
+
+def _hardware(values: Mapping[str, Any]) -> str:
+    """Return the preset of a real GPU or NPU, about which its plain peaks are a claim.
+
+    ``ideal: true`` asks for the ideal, and a loss given for all kinds of op says what the user thinks of it.
+    """
+    told = values.get("ideal") or any(DEFAULT in (values.get(name) or {}) for name in _LOSSES)
+    return values.get("preset", "") if values.get("kind") in ("gpu", "npu") and not told else ""
 
 
 def _efficiencies(values: Mapping[str, Any]) -> dict[str, KindEfficiency]:

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from devices.cost.npu_units import MATRIX_KINDS
-from devices.cost.roofline import IDEAL, KindEfficiency, roofline_ns
+from devices.cost.roofline import IDEAL, KindEfficiency, lossless, roofline_ns
 from devices.describe.field_types import DEFAULT, INDICES, dtype_name, no_peak
 from sim.base.arrays import UNSET, BoolArray, FloatArray, IntArray
 from sim.graph.graph import Graph
@@ -134,13 +134,7 @@ class RooflineCost(CostModel):
 
     def plain(self, graph: Graph) -> BoolArray:
         """Return which ops have nothing but a roofline: those for whose kind no loss is given."""
-        if self.by_kind.get(DEFAULT, IDEAL) != IDEAL:
-            return np.zeros(len(graph), np.bool_)
-        does = (graph.flops > 0) | (graph.bytes_read + graph.bytes_written > 0)
-        known = np.zeros(len(graph), np.bool_)
-        for rows, *_ in self._roofs(graph):
-            known[rows] = True
-        return does & known & ~graph.is_kind(*self.by_kind)
+        return lossless(graph, self.by_kind, *(rows for rows, *_ in self._roofs(graph)))
 
     def borrowed(self, graph: Graph) -> dict[tuple[str, str], list[int]]:
         """Return the ops that compute in no time or at another data type's rate, by their own and how.

@@ -19,20 +19,18 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from devices.cost.cost_models import FirstCost, RooflineCost, first_to_know, models_of
+from devices.cost.cost_models import RooflineCost, first_to_know, models_of
 from devices.cost.npu_tiles import TiledCost
-from devices.cost.roofline import IDEAL
 from devices.cost.unreliable import BorrowedRateWarning, PlainRooflineWarning
-from devices.describe.field_types import DEFAULT
 from sim.base.arrays import UNSET, BoolArray, IntArray
 from sim.graph.graph import Graph
 from sim.job.costs import costs_ns
 from sim.job.job import Job
-from sim.machine.device import CostModel, Device
+from sim.machine.device import Device
 
 _KINDS_SHOWN = 3
 
@@ -114,7 +112,7 @@ def _tell(graph: Graph, timed: Iterable[tuple[Device, _Rated, BoolArray, IntArra
     borrowed: Counter[tuple[str, str, str]] = Counter()
     for device, model, here, duration_ns in timed:
         free, bare = here & _modelled(graph, device), np.zeros_like(here)
-        if roofline := model.hardware if isinstance(model, RooflineCost) else "":
+        if roofline := getattr(model, "hardware", ""):
             total[roofline] += int(here.sum())
             bare = model.plain(graph)
         ideal = isinstance(model, RooflineCost | TiledCost) and not model.peak_flop_per_s
@@ -174,103 +172,5 @@ def _message(hardware: str, found: Counter[str], total: int, op: str) -> str:
     have = "has" if found.total() == 1 else "have"
     return (
         f"{hardware}: {found.total()} of {total} {ops} {have} no measured cost ({kinds}); data-sheet "
-        "rooflines were used, which are lower bounds. See docs/costs.md."
-    )
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Say so when runs stand side by side whose ops are costed in different ways.
-#
-#     h100-sxm      matmul  fitted       1.42 ms     what such products took
-#     a100-sxm-80   matmul  data sheet   3.53 ms     what none can beat: a real one takes longer
-#
-# Beside a fitted GPU, one that takes its data sheet looks faster than it is, and nothing in a table of
-# results tells so. This compares kinds of op: one is *known* on a device if a table, a fit, a fixed duration,
-# or a roofline with a loss answers for it, and *bounded* if a plain roofline does. Only devices of a preset
-# count, as in `devices.cost.cost_warnings`.
-
-
-class Costing(NamedTuple):
-    """How a preset times the ops of a graph.
-
-    Attributes
-    ----------
-    preset : str
-    known, bounded : frozenset of str
-        Kinds of op.
-    """
-
-    preset: str
-    known: frozenset[str]
-    bounded: frozenset[str]
-
-
-def costing_of(graph: Graph, device: Device, ops: BoolArray | None = None) -> Costing | None:
-    """Return how a device times the ops of a graph, or some of them; None: it claims to be no real device.
-
-    Ops that have a duration, or do nothing, do not count.
-    """
-    preset = device.details.preset
-    if not preset or device.cost is None:
-        return None
-    free = _modelled(graph, device) & ((graph.flops > 0) | (graph.bytes_read + graph.bytes_written > 0))
-    if ops is not None:
-        free &= ops
-    bounded = _bounded(device.cost, graph, device)
-
-    def kinds(among: BoolArray) -> frozenset[str]:
-        return frozenset(graph.kinds[code] for code in np.unique(graph.kind_code[among]).tolist())
-
-    return Costing(preset, kinds(free & ~bounded), kinds(free & bounded))
-
-
-def _bounded(model: CostModel, graph: Graph, device: Device) -> BoolArray:
-    """Return for which ops the answer is a plain roofline, or plain tiles."""
-    if isinstance(model, FirstCost):
-        found = np.zeros(len(graph), np.bool_)
-        for one, known in first_to_know(model, graph, device):
-            found |= known & _bounded(one, graph, device)
-        return found
-    if isinstance(model, RooflineCost):
-        return model.plain(graph)
-    if isinstance(model, TiledCost):
-        lossy = {kind for kind, loss in model.by_kind.items() if loss != IDEAL}
-        every = np.full(len(graph), DEFAULT not in lossy)
-        return every & ~graph.is_kind(*lossy)
-    return np.zeros(len(graph), np.bool_)
-
-
-def unlike_costs(costings: Iterable[Costing]) -> str | None:
-    """Return one line that says which presets do not compare, and what to do; None: all do.
-
-    Examples
-    --------
-    >>> h100 = Costing("h100-sxm", frozenset({"matmul"}), frozenset({"relu"}))
-    >>> print(unlike_costs([h100, Costing("p40", frozenset(), frozenset({"matmul", "relu"}))]))
-    costs of matmul do not compare: fitted or measured on h100-sxm, but lower bounds ... p40, which looks ...
-    >>> unlike_costs([h100, h100]) is None
-    True
-    """
-    known: dict[str, set[str]] = {}
-    bounded: dict[str, set[str]] = {}
-    for one in costings:
-        known.setdefault(one.preset, set()).update(one.known)
-        bounded.setdefault(one.preset, set()).update(one.bounded)
-    mine = {preset: kinds - bounded[preset] for preset, kinds in known.items()}  # in every data type and run
-    kinds = {
-        kind
-        for preset, found in mine.items()
-        for other, lower in bounded.items()
-        for kind in found & lower
-        if other != preset
-    }
-    if not kinds:
-        return None
-    sound = sorted(preset for preset, found in mine.items() if found & kinds)
-    fast = sorted(preset for preset, lower in bounded.items() if lower & kinds)
-    look, too = ("looks", "it") if len(fast) == 1 else ("look", "them")
-    return (
-        f"costs of {', '.join(sorted(kinds))} do not compare: fitted or measured on {', '.join(sound)}, but "
-        f"lower bounds of the data sheet on {', '.join(fast)}, which {look} too fast. Give {too} an "
-        "efficiency or a table, or set ideal: true on all. See docs/costs.md."
+        "rooflines were used, which are lower bounds and look fast beside fitted costs. See docs/costs.md."
     )

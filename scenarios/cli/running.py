@@ -17,7 +17,6 @@ from scenarios.cli.terminal import escaped, unescaped
 from scenarios.file.document import Document
 from scenarios.run.execute import Result, run_case
 from scenarios.run.scenario import Case, scenario_of
-from scenarios.variants.incomparable_runs import warn_of_unlike_costs
 from sim.base.errors import InputError, RunError, SimError
 from sim.base.plugins import Allowed
 
@@ -144,7 +143,6 @@ def run_all(cases: Sequence[Case], *, record_memory: bool = False) -> list[Resul
             if of and error.exit_status == 1:  # the story that follows does not say of which run it is
                 typer.echo(f"{case.label}{of}:", err=True)
             raise
-    warn_of_unlike_costs((result.case, result.trace.job) for result in results)
     return results
 
 
@@ -181,7 +179,6 @@ def compare_all(cases: Sequence[Case]) -> Comparison:
         raise first if isinstance(first, InputError) else RunError("\n".join(stories))
     for story in stories:
         typer.echo(story, err=True)
-    warn_of_unlike_costs((result.case, result.trace.job) for result in results)
     return Comparison(results, failures)
 
 
@@ -274,5 +271,4 @@ def run_repeatedly(cases: Sequence[Case], runs: int) -> list[Repeats]:
         _prepare(case)
         with progress(f"simulating {case.label} with {runs} seeds"):
             done.append(repeat(case, runs))
-    warn_of_unlike_costs((each.result.case, each.result.trace.job) for each in done)
     return done

@@ -12,14 +12,13 @@ change.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
-from scenarios.variants.incomparable_runs import grouped
 from scenarios.variants.variant import Variant
 from sim.base.arrays import BoolArray, IntArray
 from sim.base.errors import InputError
@@ -133,9 +132,9 @@ def _by_device(trace: Trace, computes: BoolArray) -> Iterator[Variant]:
     tasks = trace.executed & computes[trace.tasks["op"]]
     compute_ns = np.zeros(len(job.machine.devices), np.int64)
     np.add.at(compute_ns, trace.device[tasks], (trace.tasks["end_ns"] - trace.tasks["start_ns"])[tasks])
-    groups = grouped(used, lambda d: (replace(job.machine.devices[d], name=""), compute_ns[d]))
+    groups = _grouped(used, lambda d: (replace(job.machine.devices[d], name=""), compute_ns[d]))
     if len(groups) > MOST_DEVICES:
-        groups = grouped(used, lambda d: job.machine.devices[d].kind)
+        groups = _grouped(used, lambda d: job.machine.devices[d].kind)
         names = [f"every {job.machine.devices[group[0]].kind}" for group in groups]
     else:
         first = [job.machine.devices[group[0]].name for group in groups]
@@ -230,3 +229,16 @@ def _on_all_ranks(trace: Trace, op: int) -> IntArray:
         return np.array([op])
     ops, meeting = trace.tasks["op"][trace.meetings.row], trace.meetings.meeting
     return np.unique(ops[np.isin(meeting, meeting[ops == op])])
+
+
+def _grouped(numbers: Iterable[int], key: Callable[[int], object]) -> list[list[int]]:
+    """Return numbers with equal keys, which need no hash, together, in the order of the first of each."""
+    groups: list[tuple[object, list[int]]] = []
+    for number in numbers:
+        mine = key(number)
+        same = next((group for known, group in groups if known == mine), None)
+        if same is None:
+            groups.append((mine, [number]))
+        else:
+            same.append(number)
+    return [group for _, group in groups]

@@ -15,7 +15,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future
 from contextlib import suppress
 from functools import lru_cache
@@ -28,7 +28,6 @@ from scenarios.file.document import Document
 from scenarios.run.execute import Result, run_case
 from scenarios.run.scenario import Case, Scenario, scenario_of
 from scenarios.variants.executors import without_interrupts
-from scenarios.variants.incomparable_runs import may_change_costs, warn_of_unlike_costs
 from scenarios.variants.schedules import Given, ListedOrder, SearchSchedule
 from scenarios.workloads.workload import Workload
 from sim.base.arrays import MOST_RUNS, at_most
@@ -367,20 +366,6 @@ class Variants:
         if variants and not found:
             raise InputError(f"none of the {len(variants):,} points fits: {_counted(reasons)}")
         return found, reasons
-
-    def warn_of_unlike_costs(self, variants: Iterable[Variant]) -> None:
-        """Warn if variants put presets side by side whose costs do not compare.
-
-        One is asked for each way in which they describe their devices.
-        """
-        ways: dict[tuple[tuple[str, str], ...], Variant] = {}
-        for variant in variants:
-            ways.setdefault(tuple(one for one in variant.settings if may_change_costs(one[0])), variant)
-        cases: list[tuple[Case, None]] = []
-        for variant in ways.values() if len(ways) > 1 else ():
-            with suppress(SimError):  # its row says it
-                cases.append((self.case(variant._replace(schedule=None)), None))
-        warn_of_unlike_costs(cases)
 
 
 def run_variant(stamp: str, made_of: tuple[Any, ...], variant: Variant) -> Row:

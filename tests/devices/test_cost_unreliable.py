@@ -58,6 +58,20 @@ def test_eight_equal_gpus_are_one_warning() -> None:
     assert [one.message.subject for one in caught] == ["a100-sxm-80"]  # type: ignore[union-attr]
 
 
+def test_a_preset_of_an_npu_claims_as_much_and_a_plain_npu_nothing() -> None:
+    op = {"kind": "matmul", "flops": 10**9, "dtype": "bf16"}
+    with pytest.warns(
+        PlainRooflineWarning, match="tpu-v5e: 1 of 1 op has no measured cost.*look fast beside"
+    ):
+        warn_of_plain_rooflines(job({"preset": "tpu-v5e"}, op))
+    for description in (
+        {"preset": "tpu-v5e", "ideal": True},
+        {"preset": "tpu-v5e", "efficiency": {"matmul": 0.7}},
+        {"kind": "npu", "cores": 1, "matrix_peak": {"bf16": "1TFLOP/s"}, "vector_peak": {"bf16": "1TFLOP/s"}},
+    ):
+        warn_of_plain_rooflines(job(description, op))
+
+
 def test_kinds_are_told_by_how_many_there_are() -> None:
     for kinds, told in (
         (
@@ -250,6 +264,7 @@ def test_a_product_without_its_shape_takes_longer_the_more_it_computes() -> None
         assert (np.diff(times) > 0).all()
 
 
+@pytest.mark.filterwarnings("ignore:.* data-sheet rooflines")
 def test_a_tpu_computes_products_in_fp32_as_six_in_bf16() -> None:
     ops = [{"kind": "matmul", "flops": 197 * 10**9, "dtype": dtype} for dtype in ("bf16", "fp32", "fp16")]
     with pytest.warns(BorrowedRateWarning, match=r"tpu-v5e: 1 op in fp16 computes at the rate of fp32 \(mat"):
@@ -257,6 +272,7 @@ def test_a_tpu_computes_products_in_fp32_as_six_in_bf16() -> None:
     assert one.duration_ns.tolist() == [1_000_000, 6_000_609, 6_000_609]  # 197 / 32.83
 
 
+@pytest.mark.filterwarnings("ignore:.* data-sheet rooflines")
 @pytest.mark.parametrize(
     ("preset", "kind", "ns"),
     [
@@ -310,13 +326,6 @@ def test_a_data_type_that_nobody_knows_has_no_rate() -> None:
 
 # -- runs side by side -------------------------------------------------------------------------------
 
-GEMM = """\
-machine: {devices: {gpu: {preset: h100-sxm}}}
-workload:
-  ops: {a: {kind: matmul, flops: 1TFLOP, bytes_read: 256MB, dtype: bf16}, b: {kind: relu, bytes_read: 1GB}}
-policy: in-order
-compare: [in-order, {label: other, set: {machine.devices.gpu: {preset: a100-sxm-80, cost: roofline}}}]
-"""
 PIPELINE = """\
 machine: {devices: {gpu: {preset: h100-sxm, count: 2}}}
 workload:
@@ -327,34 +336,6 @@ workload:
 policy: gpipe
 compare: [gpipe, {label: other, set: {machine.devices.gpu: {preset: a100-sxm-80, count: 2, cost: roofline}}}]
 """
-UNLIKE = "do not compare: fitted or measured on h100-sxm, but lower bounds of the data sheet on a100-sxm-80"
-
-
-@pytest.mark.filterwarnings("default::devices.cost.unreliable.UnreliableCostWarning")
-@pytest.mark.parametrize(
-    ("text", "kinds"), [(GEMM, "matmul, relu"), (PIPELINE, "attention, matmul")], ids="gp"
-)
-def test_runs_whose_costs_do_not_compare_are_told(tmp_path: Path, text: str, kinds: str) -> None:
-    path, preset = tmp_path / "s.yaml", "machine.devices.gpu.preset"
-    path.write_text(text, encoding="utf-8")
-    assert sim("compare", path).stderr.count(f"warning: costs of {kinds} {UNLIKE}") == 1
-    path.write_text(text.partition("compare:")[0], encoding="utf-8")
-    assert "do not compare" not in sim("sweep", path, "--vary", f"{preset}=h100-sxm,a100-sxm-80").stderr
-
-
-@pytest.mark.filterwarnings("default::devices.cost.unreliable.UnreliableCostWarning")
-@pytest.mark.parametrize("verb", [("run",), ("run", "--repeat", "2"), ("explain",)], ids=" ".join)
-def test_one_run_on_presets_whose_costs_do_not_compare_is_told(tmp_path: Path, verb: tuple[str, ...]) -> None:
-    path = tmp_path / "s.yaml"
-    op = "{kind: matmul, flops: 1TFLOP, bytes_read: 256MB, dtype: bf16, device: %s}"
-    path.write_text(
-        "machine: {devices: {gpu0: {preset: h100-sxm}, gpu1: {preset: a100-sxm-80, cost: roofline}}}\n"
-        f"workload: {{ops: {{a: {op % 'gpu0'}, b: {op % 'gpu1'}}}}}\npolicy: in-order\n",
-        encoding="utf-8",
-    )
-    told = sim(verb[0], path, *verb[1:]).stderr
-    assert told.count(f"warning: costs of matmul {UNLIKE}") == 1, told
-    assert "do not compare" not in sim(verb[0], path, *verb[1:], "--set", "workload.ops.b.device=gpu0").stderr
 
 
 @pytest.mark.filterwarnings("default::devices.cost.unreliable.UnreliableCostWarning")

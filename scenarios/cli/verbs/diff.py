@@ -55,7 +55,6 @@ def diff(
     from scenarios.cli.running import progress, save_picture
     from scenarios.report.diff import Answer, two_sides
     from scenarios.report.outputs import PICTURES, check_path
-    from scenarios.variants.incomparable_runs import warn_of_unlike_costs
     from sim.base.units import parse_duration
     from sim.diff.differences import differences
 
@@ -69,7 +68,6 @@ def diff(
     for letter, side in zip("AB", sides, strict=True):
         with progress(f"{letter}: {side.title}"):
             schedules.append(side.schedule())
-    warn_of_unlike_costs((side.case, None) for side in sides if side.case is not None)
     a, b = schedules
     if over_ns is None:
         over_ns = 1000 if a.recorded or b.recorded else 0

@@ -105,7 +105,6 @@ def sweep(
         except sweeps.Interrupted as stopped:
             show(stopped.rows)
             raise
-    variants.warn_of_unlike_costs(points)
     if out is not None:
         say_written(out)
     if plot is not None:

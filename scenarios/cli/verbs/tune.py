@@ -137,8 +137,6 @@ def tune(
     except KeyboardInterrupt as stopped:
         interrupted = stopped
     tuning = tuner.tuning
-    if vary:
-        variants.warn_of_unlike_costs(trial.variant for trial in tuning.trials)
     if out is not None and tuning.best is not None:
         say_written(*write_winner(tuning, out))
     if table is not None and tuning.trials:
