@@ -53,9 +53,10 @@ _FAR_OFF = """## What is far off, and why
 - **gpt-oss and Nemotron 3** are the test of these numbers. gpt-oss came out a third too fast before kernels
   were there that Megatron Core does not fuse: biases of experts, clamps of gates, YaRN's scaled positions.
   Its bf16 rows with NCCL's all-to-all over 64 ranks are still a quarter too fast; attention that writes its
-  scores would not fit, and no source says that windows alone run so. Nemotron 3 comes out a sixth too fast,
-  in NVFP4 a fifth. Mamba-2's scan was not measured: it takes as long a flop as the gated delta rule, which
-  was.
+  scores would not fit, and no source says that windows alone run so. Nemotron 3
+  came out a sixth too fast while Mamba-2's scan took as long a flop as the gated delta rule, which was
+  measured, and twice its forward to go back. Backward it does 2.7 times as much, and its kernels read and
+  write memory; published steps of Mamba-2 on other GPUs say 1.4 times as long a flop.
 - **MosaicML's smallest models** and its rows with one or two samples a GPU depend most on the gaps between
   kernels and on how much a collective disturbs what runs beside it: one number each stands for them.
 

@@ -12,7 +12,16 @@ from cli_runner import sim
 
 from scenarios.builders.train.architecture import MODELS, Architecture
 from scenarios.builders.train.calibration import QUANTIZED, HostLaunches
-from scenarios.builders.train.kernels import WIDE, Attention, Collective, Kernel, Pass, Product, Scan
+from scenarios.builders.train.kernels import (
+    WIDE,
+    Attention,
+    CausalConvolution,
+    Collective,
+    Kernel,
+    Pass,
+    Product,
+    Scan,
+)
 from scenarios.builders.train.layers import RankWork, ReplicaBatch
 from scenarios.builders.train.layout import ParallelLayout
 from scenarios.builders.train.step import step_graph, step_ns
@@ -74,14 +83,38 @@ def test_the_ranks_of_a_hybrid_hold_its_parameters() -> None:
 
 
 def test_the_scan_of_mamba_by_hand() -> None:
-    """1,024 tokens are eight chunks of 128: four products of each, and twice as many backward."""
+    """1,024 tokens are eight chunks of 128: four products of each.
+
+    Backward what a group's tokens see is found again and has two gradients; of a head's (q, q, d) there are
+    three, of its (q, s, d) five: the states again, their gradient, and those of x, B and C.
+    """
     scan = RankWork(HYBRID, ParallelLayout(), ReplicaBatch(1, 1024)).mamba()[1]
     (forward,) = (kernel for kernel in scan.forward if isinstance(kernel, Scan))
     (backward,) = (kernel for kernel in scan.backward if isinstance(kernel, Scan))
     products = [(128, 16, 128, 8 * 2), (128, 128, 64, 8 * 8), (16, 128, 64, 8 * 8), (128, 16, 64, 8 * 8)]
     assert forward.flops == sum(2 * m * k * n * groups for m, k, n, groups in products)
-    assert backward.flops == 2 * forward.flops
+    backwards = [(128, 16, 128, 3 * 8 * 2), (128, 128, 64, 3 * 8 * 8), (128, 16, 64, 5 * 8 * 8)]
+    assert backward.flops == sum(2 * m * k * n * groups for m, k, n, groups in backwards)
     assert forward[:3] == (1, 1024, 8)
+
+
+def test_mamba_convolves_again_backward_and_keeps_what_its_products_wrote() -> None:
+    scan, both = (RankWork(HYBRID, ParallelLayout(), ReplicaBatch(n, 1024)).mamba()[1] for n in (1, 2))
+    channels = 512 + 2 * 2 * 16
+    forward = [kernel for kernel in scan.forward if isinstance(kernel, CausalConvolution)]
+    backward = [kernel for kernel in scan.backward if isinstance(kernel, CausalConvolution)]
+    assert forward == [(1, 1024, channels, 2)]
+    assert [(kernel.channels, kernel.tensors) for kernel in backward] == [(channels, 2), (channels, 3)]
+    width = 512 + channels + 8
+    # z, x, B, C, dt; the scan's output, and it with its gate
+    assert scan.saved == 2 * 1024 * (width + 2 * 512)
+    # samples beside one another are copied apart, and back
+    passes = [[k.nbytes for k in of.forward if isinstance(k, Pass)] for of in (scan, both)]
+    assert passes[1] == [2 * 2 * 2048 * (width + 512), *(2 * nbytes for nbytes in passes[0])]
+    prices = named_calibration("b200-sxm").alone
+    assert prices is not None
+    once, twice = prices.ns(backward)
+    assert twice == once * 3 / 2
 
 
 def test_every_second_layer_looks_back_a_window() -> None:
@@ -324,13 +357,13 @@ def test_types_of_modules_that_change_nothing_or_that_a_gpu_has_not_are_refused(
     assert said is None or said in done.stderr
 
 
-def test_a_scan_takes_as_long_a_flop_as_the_measured_delta_rule() -> None:
+def test_a_scan_takes_longer_a_flop_than_the_measured_delta_rule() -> None:
     prices = named_calibration("h100-sxm", "bf16").alone
     assert prices is not None
     whole = Scan(4, 8192, 64, 4 * 8192 * 64 * 8 * 128 * 128)
     half = whole._replace(flops=whole.flops // 2)
     assert prices.ns([half]) == [prices.ns([whole])[0] / 2]
-    assert 50e12 < whole.flops / prices.ns([whole])[0] * 1e9 < 110e12  # what was measured; the peak is 989e12
+    assert 50e12 < 1.4 * whole.flops / prices.ns([whole])[0] * 1e9 < 110e12  # measured; the peak is 989e12
 
 
 def test_the_backward_keeps_what_was_quantized() -> None:

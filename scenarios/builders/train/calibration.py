@@ -25,7 +25,16 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from devices.collectives.groups import CollectiveKind, Fabric, GroupCollectives, NodeFabrics, RankGroup
-from scenarios.builders.train.kernels import Attention, Collective, Experts, Pass, Product, Scan, Timed
+from scenarios.builders.train.kernels import (
+    Attention,
+    CausalConvolution,
+    Collective,
+    Experts,
+    Pass,
+    Product,
+    Scan,
+    Timed,
+)
 from scenarios.ops.attributes import check_dtype, nbytes
 from scenarios.ops.op_costs import op_arguments
 from scenarios.ops.op_formulas import OpFacts, TensorFacts
@@ -40,6 +49,7 @@ from sim.job.costs import costs_ns
 #
 #     Product     a matmul with its shape          Attention   attention, or attention_grad, with its shape
 #     Pass        an op that reads and writes         Scan        gated_delta_rule, with its shape
+#     CausalConvolution   causal_conv1d, with its shape
 #
 # The facts of an op are those of `scenarios.builders.gpt`, so that a layer costs the same whether its ops run
 # one by one or stand behind the time of a stage.
@@ -169,6 +179,17 @@ def kernels_graph(kernels: Iterable[Timed], dtype: str, products: str | None = N
                 bytes_written=tensor,
                 dtype=dtype,
                 attributes={"batch": kernel.batch, "seq_len": kernel.sequence, "heads": kernel.heads},
+            )
+        elif isinstance(kernel, CausalConvolution):
+            names = ("batch", "seq_len", "channels")
+            tensor = kernel.nbytes // kernel.tensors
+            builder.op(
+                name,
+                kind="causal_conv1d",
+                bytes_read=tensor,
+                bytes_written=tensor,
+                dtype=dtype,
+                attributes=dict(zip(names, kernel, strict=False)),
             )
         elif isinstance(kernel, Experts):
             names = ("tokens", "hidden", "intermediate", "topk", "experts", "tp", "ep")
@@ -322,8 +343,9 @@ class TrainingCalibration:
 
     def _in_a_step(self, kernel: Timed, alone: float) -> float:
         """Return what a kernel that takes so long alone takes at the rates that a step leaves."""
-        if isinstance(kernel, Pass):
-            return _longer(alone, self._traffic_ns(kernel.nbytes, kernel.of))
+        if isinstance(kernel, Pass | CausalConvolution):
+            of = kernel.of if isinstance(kernel, Pass) else "elementwise"
+            return _longer(alone, self._traffic_ns(kernel.nbytes, of))
         if isinstance(kernel, Scan | Experts):
             slowed = alone / min(1.0, self.sustained)
             return _longer(slowed, self._arithmetic_ns(kernel, self.peak * self.product))

@@ -40,6 +40,7 @@ from scenarios.builders.train.kernels import (
     OTHER_MICRO_BATCH,
     WIDE,
     Attention,
+    CausalConvolution,
     Collective,
     Kernel,
     LayerPiece,
@@ -336,24 +337,41 @@ class RankWork:
         """Return the pieces of Mamba-2: its scan has the flop of the products of its chunks.
 
         Of a chunk of q tokens, a head: what each token sees of the others (q, s, q) for its group, applied to
-        what is scanned (q, q, d); the chunk's state (s, q, d) and what it adds to the tokens (q, s, d).
-        Source: Dao and Gu, arXiv 2405.21060, section 6; Megatron-LM, core/ssm/mamba_mixer.py (chunks of 128).
+        what is scanned (q, q, d); the chunk's state (s, q, d) and what it adds to the tokens (q, s, d). The
+        backward keeps only what the input product and the scan wrote: it convolves again, and finds states
+        and what tokens see again; then come the gradients of states, of what is scanned, of both projections
+        and of what tokens see. Each kernel reads and writes memory. Source: Dao and Gu, arXiv 2405.21060;
+        state-spaces/mamba, ops/triton/ssd_combined.py (``MambaSplitConv1dScanCombinedFn``); Megatron-LM,
+        core/ssm/mamba_mixer.py (chunks of 128; samples beside one another are copied apart, and back).
         """
-        m, t, e, T = self.model, self.t, self.e, self.tokens
+        m, t, e, T, samples = self.model, self.t, self.e, self.tokens, self.batch.samples
         q = min(128, self.batch.sequence)
         heads, groups, inner = m.mamba_heads // t, m.mamba_groups // t, m.mamba_inner // t
         conv, width = m.mamba_conv // t, (m.mamba_inner + m.mamba_conv + m.mamba_heads) // t
         chunks, s, d = max(1, T // q), m.mamba_state, m.mamba_head
-        flops = 2 * chunks * q * (q * s * groups + (q + 2 * s) * d * heads)
-        scan = Scan(self.batch.samples, max(1, T // self.batch.samples), heads, flops)
-        x, states = T * conv * e, 4 * chunks * heads * s * d
+        flops, flops_back = (
+            2 * chunks * q * (seen * q * s * groups + (seen * q + states * s) * d * heads)
+            for seen, states in ((1, 2), (3, 5))
+        )
+        tokens = max(1, T // samples)
+        scan = Scan(samples, tokens, heads, flops)
+        along = CausalConvolution(samples, tokens, conv)
+        states, seen = 4 * chunks * heads * s * d, 4 * chunks * q * q * groups
         made, took = T * inner * e, T * width * e
-        # the convolution reads and writes its channels; states go from chunk to chunk in fp32; a gated norm
-        run: list[Kernel] = [Pass(2 * x), scan, Pass(3 * states), Pass(3 * made)]
-        back: list[Kernel] = [Pass(5 * made), scan._replace(flops=2 * flops), Pass(6 * states), Pass(3 * x)]
+        apart = [Pass(2 * (took + made))] * (samples > 1)
+        run: list[Kernel] = [*apart, along, scan, Pass(5 * made + 3 * states + 2 * seen), Pass(2 * made)]
+        back: list[Kernel] = [
+            *apart,
+            Pass(3 * made),
+            along,
+            scan._replace(flops=flops_back),
+            Pass(17 * made + 17 * states // 2 + 6 * seen),
+            along._replace(tensors=3),
+        ]
+        needed = T * conv * e + 3 * states // 2
         return [
             self.column("mamba in", m.hidden, width),
-            LayerPiece("scan", (*run,), (*back,), took + x + states + made, made, took),
+            LayerPiece("scan", (*run,), (*back,), took + 2 * made, made, took, needed, needed),
             self.row("mamba out", inner, m.hidden),
         ]
 
