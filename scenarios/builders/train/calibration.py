@@ -181,7 +181,6 @@ def kernels_graph(kernels: Iterable[Timed], dtype: str, products: str | None = N
                 attributes={"batch": kernel.batch, "seq_len": kernel.sequence, "heads": kernel.heads},
             )
         elif isinstance(kernel, CausalConvolution):
-            names = ("batch", "seq_len", "channels")
             tensor = kernel.nbytes // kernel.tensors
             builder.op(
                 name,
@@ -189,7 +188,11 @@ def kernels_graph(kernels: Iterable[Timed], dtype: str, products: str | None = N
                 bytes_read=tensor,
                 bytes_written=tensor,
                 dtype=dtype,
-                attributes=dict(zip(names, kernel, strict=False)),
+                attributes={
+                    "batch": kernel.batch,
+                    "seq_len": kernel.sequence,
+                    "channels": kernel.channels,
+                },
             )
         elif isinstance(kernel, Experts):
             names = ("tokens", "hidden", "intermediate", "topk", "experts", "tp", "ep")
