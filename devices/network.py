@@ -68,15 +68,6 @@ from sim.machine.task import Task
 T = TypeVar("T")
 
 
-class _Ticket(Generic[T]):
-    """Somebody in queues, and in how many of them others stand before."""
-
-    __slots__ = ("behind", "who")
-
-    def __init__(self, who: T, behind: int) -> None:
-        self.who, self.behind = who, behind
-
-
 class Turnstile(Generic[T]):
     """Queues for exclusive use, one for each key.
 
@@ -90,26 +81,27 @@ class Turnstile(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._queues: dict[Hashable, deque[_Ticket[T]]] = {}
+        self._queues: dict[Hashable, deque[T]] = {}
+        self._behind: dict[T, int] = {}  # in how many queues others stand before somebody
 
     def enter(self, who: T, keys: Sequence[Hashable]) -> bool:
         """Queue up for all `keys` (distinct); return whether `who` may begin at once."""
         queues = [self._queues.setdefault(key, deque()) for key in keys]
-        ticket = _Ticket(who, sum(map(bool, queues)))
+        self._behind[who] = behind = sum(map(bool, queues))
         for queue in queues:
-            queue.append(ticket)
-        return not ticket.behind
+            queue.append(who)
+        return not behind
 
     def leave(self, keys: Sequence[Hashable]) -> list[T]:
         """Whoever holds `keys` gives them back; return who may begin now, in the order of the keys."""
         begin = []
         for key in keys:
             queue = self._queues[key]
-            queue.popleft()
+            self._behind.pop(queue.popleft(), None)  # at the first key
             if queue:
-                queue[0].behind -= 1
-                if not queue[0].behind:
-                    begin.append(queue[0].who)
+                self._behind[queue[0]] -= 1
+                if not self._behind[queue[0]]:
+                    begin.append(queue[0])
         return begin
 
 

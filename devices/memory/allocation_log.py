@@ -9,7 +9,7 @@ Only what cannot be known afterwards is put down; the rest is summed up at the e
                  │
                  └─► time_ns, device, change, in_use, requested, reserved, tensor, iteration
 
-A key is ``iteration * n_buffers + buffer``, unless somebody says what keys stand for (`MemoryLog.name_keys`);
+A key is ``iteration * n_buffers + buffer``, unless somebody says what keys stand for (`MemoryLog.named`);
 a free is put down as ``~key``, which is below 0. As each key is allocated once, the size of what is freed is
 known from its allocation.
 """
@@ -50,13 +50,10 @@ class MemoryLog:
     def __init__(self, nbytes: IntArray, device: IntArray, tensor: IntArray, reserved: list[int]) -> None:
         self.nbytes, self.device, self.tensor = nbytes, device, tensor
         self.when, self.key, self.taken = array("q"), array("q"), array("q")
-        self._named: tuple[array[int], array[int]] | None = None
+        # Of which buffer and iteration each key is, where somebody says so; both may still grow.
+        self.named: tuple[array[int], array[int]] | None = None
         self.resident: list[tuple[int, int, int]] = []  # device, bytes as rounded, tensor: the first rows
         self._marks: list[tuple[int, int, int]] = [(0, device, held) for device, held in enumerate(reserved)]
-
-    def name_keys(self, buffer: array[int], iteration: array[int]) -> None:
-        """Say of which buffer and iteration each key is; both may still grow."""
-        self._named = buffer, iteration
 
     def load(self, device: int, nbytes: int, tensor: int) -> None:
         """Put down a tensor that is there from the beginning; these come before all others."""
@@ -82,10 +79,10 @@ class MemoryLog:
         key[freed] = ~key[freed]
         size = np.empty(int(key.max(initial=-1)) + 1, np.int64)
         size[key[~freed]] = np.array(self.taken, np.int64)
-        if self._named is None:
+        if self.named is None:
             iteration, buffer = np.divmod(key, max(1, n))
         else:
-            buffer, iteration = (np.array(column, np.int64)[key] for column in self._named)
+            buffer, iteration = (np.array(column, np.int64)[key] for column in self.named)
         before = np.array(self.resident, np.int64).reshape(-1, 3).T
         sign = np.concatenate((np.ones(len(self.resident), np.int64), 1 - 2 * freed))
         device = np.concatenate((before[0], self.device[buffer]))

@@ -95,10 +95,10 @@ class FreeList:
     >>> free.put(segment.next)
     >>> a, b = [free.carve(free.take(300), 300, min_remainder=1) for _ in range(2)]
     >>> free.give(a)
-    >>> free.sizes()
+    >>> [block.nbytes for block in free.blocks()]
     [300, 400]
     >>> free.give(b)  # merges with both neighbours
-    >>> free.sizes()
+    >>> [block.nbytes for block in free.blocks()]
     [1000]
     """
 
@@ -107,10 +107,6 @@ class FreeList:
     def __init__(self) -> None:
         self._keys: list[int] = []
         self._blocks: dict[int, Block] = {}
-
-    def sizes(self) -> list[int]:
-        """Return the sizes of the free blocks in order, in bytes."""
-        return [block.nbytes for block in self.blocks()]
 
     def largest(self) -> Block | None:
         """Return the last block, or None."""

@@ -288,7 +288,7 @@ class CachingAllocator(GrowingAllocator):
             hints.append(
                 "allocating on the stream that freed: a block that fits is cached for another stream"
             )
-        stuck = sum(sum(free.sizes()) for free in self._free_lists())
+        stuck = sum(block.nbytes for free in self._free_lists() for block in free.blocks())
         if need <= (self.limit or 0) - self.in_use - self.waiting and stuck:
             shown, segment = (format_bytes(n, iec=True) for n in (stuck, _segment_bytes(need)))
             held = "pages" if self._expandable else "segments"

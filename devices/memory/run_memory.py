@@ -290,7 +290,7 @@ class TokenMemory(TensorMemory):
         # By key, which tasks are given as they come to be.
         self.home, self.blocks, self.uses, self.ended = [], [], [], bytearray()
         self._buffer_of, self._iteration_of = array("q"), array("q")
-        self.log.name_keys(self._buffer_of, self._iteration_of)
+        self.log.named = self._buffer_of, self._iteration_of
         self.calm, self.follows_ends = False, True
         # Of each node, the first tensor that it gives; of each buffer, its slot, and whether any op reads it.
         self._first: list[int] = [*graph.first_output.tolist(), *flow.tensor.tolist()]

@@ -230,8 +230,8 @@ class LeftoverSMs:
         return end_ns - now_ns
 
 
-def processor_of(values: Mapping[str, Any], streams: int) -> Callable[[Device, Context], Processor] | None:
-    """Return what makes the processor of a GPU, or None if its kernels share nothing.
+def processor_of(values: Mapping[str, Any], streams: int) -> Callable[[Device, Context], Processor]:
+    """Return what makes the processor of a GPU whose kernels share SMs.
 
     Parameters
     ----------
@@ -246,13 +246,10 @@ def processor_of(values: Mapping[str, Any], streams: int) -> Callable[[Device, C
     >>> processor_of({"sharing": "sm", "stream_priorities": [0, -1]}, 2).__name__
     'SharedSMs'
     """
-    sharing = values.get("sharing", "none")
-    if sharing == "none":
-        return None
     one_priority = len({*values.get("stream_priorities", ()), 0}) == 1
     if not one_priority or streams > values.get("max_resident", Details.max_resident):
         return SharedSMs
-    return SimplestSms(dram=sharing == "sm+dram")
+    return SimplestSms(dram=values["sharing"] == "sm+dram")
 
 
 @dataclass(frozen=True)
@@ -273,24 +270,15 @@ class SimplestSms:
 
     def _asked(self, device: Device, job: Job) -> tuple[Mapping[int, Demand], str]:
         """Return what each op asks for, and what only `SharedSMs` can do."""
-        if not self.dram:
-            asked, suffices = demands(device, job, None), True
-        else:
-            asked, suffices = _with_dram(device, job)
-        if held_sms(device, job):
-            return asked, "collectives hold SMs"
-        return asked, "" if suffices else "kernels share DRAM bandwidth"
-
-
-def _with_dram(device: Device, job: Job) -> tuple[dict[int, Demand], bool]:
-    """Return what each op asks for, and whether the bandwidth suffices for whatever runs together."""
-    sms, bandwidth = sms_in_use(device), device.details.dram_bytes_per_s
-    assert bandwidth is not None
-    asked = demands(device, job, None)
-    if all(kernel.loads >= sms for kernel in asked.values()):  # none can draw more than its part
-        return asked, True
-    asked = demands(device, job, bandwidth)
-    return asked, max(kernel.load_bytes_per_s for kernel in asked.values()) * sms <= bandwidth
+        sms, bandwidth = sms_in_use(device), device.details.dram_bytes_per_s
+        asked, more = demands(device, job, None), ""
+        # Those that fill the device draw no more than their part, whatever runs together.
+        if self.dram and any(kernel.loads < sms for kernel in asked.values()):
+            assert bandwidth is not None
+            asked = demands(device, job, bandwidth)
+            if max(kernel.load_bytes_per_s for kernel in asked.values()) * sms > bandwidth:
+                more = "kernels share DRAM bandwidth"
+        return asked, "collectives hold SMs" if held_sms(device, job) else more
 
 
 # ----------------------------------------------------------------------------------------------------------

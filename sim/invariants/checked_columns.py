@@ -98,6 +98,11 @@ class Columns:
         which = f" (iteration {self.iteration[row]})" if self.iterations > 1 else ""
         return f"op {self.graph.op_names[self.op[row]]!r}{which}"
 
+    def task_of(self, k: int) -> str:
+        """Return ``op 'a' of iteration 0`` for the task ``iteration * n + op``, which may not have run."""
+        iteration, op = divmod(k, self.n)
+        return f"op {self.graph.op_names[op]!r} of iteration {iteration}"
+
     def started(self, row: int) -> str:
         """Return ``op 'a' started at 5 ns``."""
         return f"{self.task(row)} started at {self.start[row]} ns"

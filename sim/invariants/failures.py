@@ -126,13 +126,7 @@ def queued_work_runs(c: Columns) -> None:
         for program in c.job.programs:
             places = (np.arange(c.iterations)[:, None] * c.n + np.array(program, np.int64)).ravel()
             excused[places] |= np.cumsum((missing & excused)[places]) > 0
-
-    def tell(k: int) -> str:
-        iteration, op = divmod(k, c.n)
-        name = c.graph.op_names[op]
-        return f"op {name!r} of iteration {iteration} never ran, and nothing kept it from running"
-
-    refuse(missing & ~excused, tell)
+    refuse(missing & ~excused, lambda k: f"{c.task_of(k)} never ran, and nothing kept it from running")
     key = needed_transfers(c)
     iteration, tensor, to = transfer_of_key(c, key)
     producer = c.graph.tensor_producer[tensor]

@@ -19,12 +19,8 @@ def each_once(c: Columns) -> None:
     if not c.static:
         return
     count = np.bincount(c.iteration * c.n + c.op, minlength=c.n * c.iterations)
-
-    def tell(k: int) -> str:
-        iteration, op = divmod(k, c.n)
-        return f"op {c.graph.op_names[op]!r} of iteration {iteration} ran {count[k]} times, not once"
-
-    refuse(count > 1 if c.trace.failed else count != 1, tell)
+    wrong = count > 1 if c.trace.failed else count != 1
+    refuse(wrong, lambda k: f"{c.task_of(k)} ran {count[k]} times, not once")
 
 
 def times_in_order(c: Columns) -> None:

@@ -62,15 +62,12 @@ class Outcomes:
         attributes = self.attributes.get(op, {})
         name = self.job.graph.op_names[op]
         if "outcome" not in attributes:
+            what = f"op {name!r} decides a branch and carries no outcome; give it"
             if self.job.graph.kind(op) in ("merge", "exit"):
-                raise GraphError(
-                    f"what {name!r} passes on decides a branch, and nothing says what it is; let an op "
-                    "read it that has attributes: {outcome: true}, a list of outcomes, or {probability: 0.5}"
-                ).about(name)
-            raise GraphError(
-                f"op {name!r} decides a branch and carries no outcome; give it "
-                "attributes: {outcome: true}, a list of outcomes, or {probability: 0.5}"
-            ).about(name)
+                what = f"what {name!r} passes on decides a branch, and nothing says what it is; let an op "
+                what += "read it that has"
+            accepted = "attributes: {outcome: true}, a list of outcomes, or {probability: 0.5}"
+            raise GraphError(f"{what} {accepted}").about(name)
         outcome: Any = attributes["outcome"]
         nth = self.asked[op]
         self.asked[op] += 1
