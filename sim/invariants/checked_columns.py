@@ -21,7 +21,7 @@ class Columns:
     """One trace, one short name per column, and words for its rows."""
 
     def __init__(self, trace: Record) -> None:
-        self.trace, self.job = trace, trace.job
+        self.trace, self.job, self.lane = trace, trace.job, trace.lane_name
         self.graph, self.machine = trace.job.graph, trace.job.machine
         self.n, self.iterations = len(self.graph), self.job.iterations
         tasks = trace.tasks
@@ -124,10 +124,6 @@ class Columns:
     def device_name(self, device: int) -> str:
         """Return the name of a device."""
         return self.machine.devices[int(device)].name
-
-    def lane(self, row: int) -> str:
-        """Return the name of the stream or worker where a task ran."""
-        return self.trace.lane_name(row)
 
     def issuer_name(self, row: int) -> str:
         """Return the name of who issued a task."""

@@ -28,20 +28,16 @@ from sim.readiness.eligibility import edges_at_issue, non_strict_ops
 def communicator_columns(job: Job) -> dict[str, int | IntArray]:
     """Return the lines, seats and parties of a run, by the names of `sim.kernel.loop.Run`'s attributes."""
     c, runs = job.collectives, job.iterations
-    if c is None:
-        nothing = np.zeros(0, np.int64)
-        op = line = seat = signature = party = party_size = in_line = in_seat = in_party = nothing
-    else:
-        op, line, seat, signature, party = c.op, c.line, c.seat, c.signature, c.party_of_seat
-        party_size = np.array([len(members) for members in c.members])
-        in_line, in_seat = np.bincount(line) * runs, np.bincount(seat) * runs
-        in_party = np.zeros(len(party_size), np.int64)
-        in_party[party] = in_seat  # meetings: as many as each of its ranks has
     out: dict[str, int | IntArray] = {"meeting": c is not None, "mismatched": False, "n_retried": 0}
-    for name, values in (("line", line), ("seat", seat), ("signature", signature)):
-        column = np.full(len(job.graph) if c is not None else 0, UNSET)
-        column[op] = values
-        out[name] = column
+    if c is None:  # the loop looks at no other
+        return out
+    party_size = np.array([len(members) for members in c.members])
+    in_line, in_seat = np.bincount(c.line) * runs, np.bincount(c.seat) * runs
+    in_party = np.zeros(len(party_size), np.int64)
+    in_party[c.party_of_seat] = in_seat  # meetings: as many as each of its ranks has
+    for name in ("line", "seat", "signature"):
+        out[name] = np.full(len(job.graph), UNSET)
+        out[name][c.op] = getattr(c, name)  # type: ignore[index]
     return out | {
         "in_line": np.zeros(int(in_line.sum()), np.int64),
         "line_first": np.cumsum(in_line) - in_line,
@@ -49,7 +45,7 @@ def communicator_columns(job: Job) -> dict[str, int | IntArray]:
         "line_done": np.zeros(len(in_line), np.int64),
         "seat_issued": np.zeros(len(in_seat), np.int64),
         "seat_started": np.zeros(len(in_seat), np.int64),
-        "party": party,
+        "party": c.party_of_seat,
         "party_size": party_size,
         "party_meetings": np.cumsum(in_party) - in_party,
         "party_members": np.cumsum(in_party * party_size) - in_party * party_size,
