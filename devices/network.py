@@ -30,7 +30,6 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from math import gcd, lcm
@@ -103,56 +102,6 @@ class Turnstile(Generic[T]):
                 if not self._behind[queue[0]]:
                     begin.append(queue[0])
         return begin
-
-
-# ----------------------------------------------------------------------------------------------------------
-# The network of a job in columns, for the kernel.
-
-
-def network_columns(job: Job, flow: Flow) -> RouteColumns | str:
-    """Return where a job's transfers go, or in words why the kernel cannot count what they carry.
-
-    Parameters
-    ----------
-    job : Job
-    flow : Flow
-
-    Raises
-    ------
-    InputError
-        A link with a word of `sharing` or a number of copy engines that means nothing.
-    """
-    ways, of, bandwidth = find_ways(job, flow)
-    if any(way.hops for way in ways):
-        return "links that are fifo send chunks one after another"
-    if any(way.each is not None and way.each < bandwidth[way.shared[0]] for way in ways):
-        return "a connection carries more than an independent link gives to one of its messages"
-    used = sorted({link for way in ways for link in way.shared})
-    number = {link: k for k, link in enumerate(used)}
-    unit = gcd(NS_PER_S, *(bandwidth[link] for link in used))
-    keys = Codes[Hashable]()
-    held = _in_columns([[keys[key] for key in way.held] for way in ways])
-    routes = {shared: k for k, shared in enumerate(dict.fromkeys(way.shared for way in ways if way.shared))}
-    links = _in_columns([[number[link] for link in shared] for shared in routes])
-    route = [routes.get(way.shared, UNSET) for way in ways]
-    capacity = [bandwidth[link] // unit for link in used]
-    latency_ns = [way.latency_ns for way in ways]
-    flows = (np.array(route, np.int64)[of] >= 0) & (flow.nbytes > 0)
-    per_byte = NS_PER_S // unit
-    largest = max(int(flow.nbytes.max(initial=0)) * per_byte * bool(used), *capacity, *latency_ns, 0)
-    if largest >= LARGEST:
-        return f"its transfers need numbers of {largest.bit_length()} bits"
-    alone = np.where(flows, 0, flow.nbytes)
-    alone_ns = [ways[k].alone_ns(n) for k, n in zip(of.tolist(), alone.tolist(), strict=True)]
-    if max(alone_ns, default=0) >= LARGEST:
-        return "a transfer takes longer than 60 bits can count"
-    work = np.where(flows, flow.nbytes * per_byte, 0)
-    return RouteColumns(of, work, np.array(alone_ns, np.int64), latency_ns, *held, route, *links, capacity)
-
-
-def _in_columns(rows: list[list[int]]) -> tuple[list[int], list[int]]:
-    indptr, indices = Csr.of_rows(rows)
-    return indptr.tolist(), indices.tolist()
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -343,13 +292,35 @@ class _Message:
 
 
 class Carrier:
-    """A `sim.machine.links.Network` of links of any sort; `make_network` makes one.
+    """A `sim.machine.links.Network`, in which every link shares as it says itself.
+
+    The kernel runs the same network over columns (`sim.kernel.layout.InColumns`).
 
     Parameters
     ----------
     machine : Machine
     context : Context
-        The run.
+        The run; its ``flow`` says what moves from where to where.
+
+    Raises
+    ------
+    InputError
+        A link with a word of `sharing` or a number of copy engines that means nothing.
+
+    Examples
+    --------
+    Two transfers of 10 bytes over one link of 1 byte/ns, which share it, arrive after 20 ns:
+
+    >>> from policies.issue.ready_queue import ReadyQueue
+    >>> from sim import Device, GraphBuilder, Link, Machine, simulate
+    >>> b = GraphBuilder("two transfers")
+    >>> for name in "ab":
+    ...     _ = b.op(name, outputs=10, device="gpu0")
+    ...     _ = b.op(name + "'", inputs=[name], device="gpu1")
+    >>> link = Link("link", "gpu0", "gpu1", 0, 10**9, "shared")
+    >>> machine = Machine((Device("gpu0"), Device("gpu1")), (link,), network=make_network)
+    >>> simulate(b.build(), machine, ReadyQueue()).makespan_ns
+    20
     """
 
     def __init__(self, machine: Machine, context: Context) -> None:
@@ -370,6 +341,51 @@ class Carrier:
                 self._add_connection(way, way.shared[0], ways.bandwidth_bytes_per_s[way.shared[0]])
         self._watched: set[int] = set()  # links of which the next change is awaited
         self._changes_in_vain = 0
+
+    @classmethod
+    def columns(cls, job: Job, flow: Flow) -> RouteColumns | str:
+        """Return where a job's transfers go, or in words why the kernel cannot count what they carry.
+
+        Parameters
+        ----------
+        job : Job
+        flow : Flow
+
+        Raises
+        ------
+        InputError
+            A link with a word of `sharing` or a number of copy engines that means nothing.
+        """
+        if cls is not Carrier:
+            return f"{cls.__name__} is a network of its own"
+        ways, of, bandwidth = find_ways(job, flow)
+        if any(way.hops for way in ways):
+            return "links that are fifo send chunks one after another"
+        if any(way.each is not None and way.each < bandwidth[way.shared[0]] for way in ways):
+            return "a connection carries more than an independent link gives to one of its messages"
+        used = sorted({link for way in ways for link in way.shared})
+        number = {link: k for k, link in enumerate(used)}
+        unit = gcd(NS_PER_S, *(bandwidth[link] for link in used))
+        keys = Codes[Hashable]()
+        held = _in_columns([[keys[key] for key in way.held] for way in ways])
+        routes = Codes[tuple[int, ...]]()
+        route = [routes[way.shared] if way.shared else UNSET for way in ways]
+        links = _in_columns([[number[link] for link in shared] for shared in routes])
+        capacity = [bandwidth[link] // unit for link in used]
+        latency_ns = [way.latency_ns for way in ways]
+        flows = (np.array(route, np.int64)[of] >= 0) & (flow.nbytes > 0)
+        per_byte = NS_PER_S // unit
+        largest = max(int(flow.nbytes.max(initial=0)) * per_byte * bool(used), *capacity, *latency_ns, 0)
+        if largest >= LARGEST:
+            return f"its transfers need numbers of {largest.bit_length()} bits"
+        alone = np.where(flows, 0, flow.nbytes)
+        alone_ns = [ways[k].alone_ns(n) for k, n in zip(of.tolist(), alone.tolist(), strict=True)]
+        if max(alone_ns, default=0) >= LARGEST:
+            return "a transfer takes longer than 60 bits can count"
+        work = np.where(flows, flow.nbytes * per_byte, 0)
+        return RouteColumns(
+            of, work, np.array(alone_ns, np.int64), latency_ns, *held, route, *links, capacity
+        )
 
     def _add_connection(self, way: Way, connection: int, most: int) -> None:
         """Let messages of a way share a connection, each with no more than independent links give to it."""
@@ -500,47 +516,9 @@ class Carrier:
                 self._begin(following)
 
 
-@dataclass(frozen=True)
-class MakeNetwork:
-    """Makes the network of a run, in which every link shares as it says itself.
-
-    The kernel runs the same network over columns (`sim.kernel.layout.InColumns`).
-
-    Examples
-    --------
-    Two transfers of 10 bytes over one link of 1 byte/ns, which share it, arrive after 20 ns:
-
-    >>> from policies.issue.ready_queue import ReadyQueue
-    >>> from sim import Device, GraphBuilder, Link, Machine, simulate
-    >>> b = GraphBuilder("two transfers")
-    >>> for name in "ab":
-    ...     _ = b.op(name, outputs=10, device="gpu0")
-    ...     _ = b.op(name + "'", inputs=[name], device="gpu1")
-    >>> link = Link("link", "gpu0", "gpu1", 0, 10**9, "shared")
-    >>> machine = Machine((Device("gpu0"), Device("gpu1")), (link,), network=make_network)
-    >>> simulate(b.build(), machine, ReadyQueue()).makespan_ns
-    20
-    """
-
-    def __call__(self, machine: Machine, context: Context) -> Carrier:
-        """Return the network of a run.
-
-        Parameters
-        ----------
-        machine : Machine
-        context : Context
-            The run; its ``flow`` says what moves from where to where.
-
-        Raises
-        ------
-        InputError
-            A link with a word of `sharing` or a number of copy engines that means nothing.
-        """
-        return Carrier(machine, context)
-
-    def columns(self, job: Job, flow: Flow) -> RouteColumns | str:
-        """Return the same in columns; see `devices.network.network_columns`."""
-        return network_columns(job, flow)
+def _in_columns(rows: list[list[int]]) -> tuple[list[int], list[int]]:
+    indptr, indices = Csr.of_rows(rows)
+    return indptr.tolist(), indices.tolist()
 
 
-make_network: Final = MakeNetwork()
+make_network: Final = Carrier

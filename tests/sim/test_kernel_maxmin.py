@@ -15,7 +15,7 @@ import pytest
 from examples import drawn
 from network_helpers import GB, Transfer, machine_of
 
-from devices.network import make_network, network_columns
+from devices.network import make_network
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, Graph, GraphBuilder, Link, Machine, simulate
 from sim.base.compiled import load
@@ -190,7 +190,7 @@ def on_columns(
 ) -> list[tuple[int, int]] | None:
     """(start, end) of each transfer, from the network of the kernel; None: it gives up over a tie."""
     job: Any = SimpleNamespace(machine=machine)
-    routes = network_columns(job, flow_of(machine, transfers))
+    routes = make_network.columns(job, flow_of(machine, transfers))
     if isinstance(routes, str) and "a connection carries more" in routes:  # the definition alone can do this
         return defined(machine, transfers)
     assert not isinstance(routes, str), routes
