@@ -123,7 +123,9 @@ def with_legacy_streams(job: Job) -> Job:
     for d, device in enumerate(machine.devices):
         if not device.details.legacy_stream or device.lanes == 1:
             continue
-        programs = _programs(job, d)
+        order = job.order[job.device_of[job.order] == d]
+        process = _process_of(job)[order]
+        programs = [order[process == k].tolist() for k in np.unique(process)]  # of each process by itself
         for k, program in enumerate(programs):
             default = k * (device.lanes // len(programs))
             last: dict[int, tuple[int, int]] = {}  # lane → (op, iteration) that was launched on it last
@@ -135,13 +137,6 @@ def with_legacy_streams(job: Job) -> Job:
                             edges.append((before, op, iteration))
                     last[lane] = (op, iteration)
     return _changed(job, sorted(set(edges))) if edges else job
-
-
-def _programs(job: Job, device: int) -> list[list[int]]:
-    """Return the ops of a device in program order, those of each process by themselves."""
-    order = job.order[job.device_of[job.order] == device]
-    process = _process_of(job)[order]
-    return [order[process == k].tolist() for k in np.unique(process).tolist()]
 
 
 def _process_of(job: Job) -> IntArray:

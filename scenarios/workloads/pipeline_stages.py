@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from math import prod
+from typing import Final
 
 from policies.pipeline.evaluate import StageTimes
 from policies.pipeline.pipeline_schedule import Schedule
@@ -14,7 +15,6 @@ from policies.pipeline.planners import Level, Rule, plan_pipedream
 from scenarios.builders.pipeline_layers import balance_of, cut, graph_layers, layer_costs, profile_layers
 from scenarios.builders.pipeline_stage import Around, PipelineStage
 from scenarios.builders.train.calibration import kernels_graph
-from scenarios.builders.train.kernels import Attention, Product
 from scenarios.file.document import Document
 from scenarios.workloads.pipeline_fields import PipelineFields, StageFields
 from scenarios.workloads.pipeline_model import EndOfStep, forward_kernels, model_stages
@@ -139,10 +139,8 @@ def timed_graph(fields: PipelineFields, document: Document) -> Graph | None:
     return None if fields.model is None else _kernels(tuple(forward_kernels(fields)), fields.model.dtype)
 
 
-@lru_cache(maxsize=1)
-def _kernels(kernels: tuple[Product | Attention, ...], dtype: str) -> Graph:
-    """Return the graph of some kernels, the same for all schedules and points of a sweep that have them."""
-    return kernels_graph(kernels, dtype)
+_kernels: Final = lru_cache(maxsize=1)(kernels_graph)
+"""The graph of some kernels, the same for all schedules and points of a sweep that have them."""
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sim.base.arrays import LATEST_NS, UNSET, IntArray
+from sim.base.arrays import LATEST_NS, UNSET, Codes, IntArray
 from sim.base.errors import InfeasibleError, InputError, UnknownNameError
 from sim.base.options import whole_numbers
 from sim.base.room import EDGE_BYTES, TASK_BYTES, check_room
@@ -17,7 +17,7 @@ from sim.base.units import NS_PER_S, format_duration
 from sim.graph.frames import has_control_flow
 from sim.graph.graph import Graph
 from sim.job.collectives import Collectives, is_modelled, modelled_ns, modelled_ops
-from sim.job.costs import _by_identity, cost_the_same, costs_ns, known_costs
+from sim.job.costs import cost_the_same, costs_ns, known_costs
 from sim.job.job import Job, Linearizer, Placement, StreamAssignment, drawing
 from sim.job.places import PinnedPlacement, first_able
 from sim.machine.device import Device
@@ -239,9 +239,10 @@ def _check_total(job: Job) -> None:
 
 def _of_devices(cost_ns: Sequence[IntArray], device_of: IntArray) -> IntArray:
     """Return what each op costs on its device."""
-    found = np.empty(len(device_of), dtype=np.int64)
-    for column, devices in _by_identity(cost_ns):
-        here = slice(None) if len(devices) == len(cost_ns) else np.isin(device_of, devices)
+    found, different = np.empty(len(device_of), np.int64), {id(column): column for column in cost_ns}
+    which = Codes[int]().of(map(id, cost_ns))[device_of]
+    for code, column in enumerate(different.values()):
+        here = which == code
         found[here] = column[here]
     return found
 

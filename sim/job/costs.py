@@ -101,14 +101,6 @@ _described: Final = attrgetter("cores", "cores_per_op", "details")
 """What a cost model reads of a device, beside its kind."""
 
 
-def _by_identity(columns: Sequence[IntArray]) -> list[tuple[IntArray, list[int]]]:
-    """Return the different arrays among `columns`, each with the positions where it stands."""
-    found: dict[int, tuple[IntArray, list[int]]] = {}
-    for i, column in enumerate(columns):
-        found.setdefault(id(column), (column, []))[1].append(i)
-    return list(found.values())
-
-
 def known_costs(
     knowledge: str,
     graph: Graph,
