@@ -28,8 +28,8 @@ from policies.serving.batcher import Step
 from scenarios.builders.train.architecture import Architecture
 from scenarios.builders.train.calibration import KEPT, TrainingCalibration
 from scenarios.builders.train.kernels import Attention, Collective, Experts, Kernel, Pass
-from scenarios.builders.train.layers import RankWork, ReplicaBatch
-from scenarios.builders.train.layout import ParallelLayout
+from scenarios.builders.train.layers import RankWork
+from scenarios.builders.train.layout import ParallelLayout, ReplicaBatch
 from sim.base.errors import InputError
 from sim.base.units import round_half_up
 

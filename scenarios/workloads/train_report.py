@@ -107,8 +107,8 @@ def _communication_ns(training: Training) -> float:
 
 
 def _largest(training: Training) -> int:
-    units = (unit for unit in training.each_stage[0].units if unit.boundary)
-    return max(training.timed(unit).parameters for unit in units)
+    layers = (training.timed(unit) for unit in training.each_stage[0].units if unit.boundary)
+    return max(of.parameters - of.expert_parameters for of in layers)
 
 
 def _duration(ns: float) -> str:
@@ -195,6 +195,7 @@ def train_report(trace: Trace, training: Training, schedule: Schedule) -> dict[s
         "mfu": training.flops / (layout.ranks * training.calibration.peak * seconds),
         "gpus": layout.ranks,
         "parameters": training.model.parameters,
+        **({"trained_parameters": training.adapter_parameters} if training.lora else {}),
         "micro_batches": training.micro_batches,
         "schedule": schedule.name,
         "calibration": training.calibration.name,

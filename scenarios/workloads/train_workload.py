@@ -69,6 +69,9 @@ Module = Literal[
 ]
 
 
+Adapted = Literal["qkv", "proj", "mlp", "shared", "latent", "mamba_in", "mamba_out"]
+
+
 class ModelFields(Strict):
     """A language model: a name, and sizes that replace those of the name."""
 
@@ -148,7 +151,16 @@ class TrainFields(Strict):
         None, description="which the layout has to fill; dp, if left out, takes what is left"
     )
     node: Size | None = Field(None, description="GPUs a node; default: the calibration's")
-    sequence: Count = Field(description="tokens of a sample")
+    sequence: Count | Annotated[list[Count], Field(min_length=1)] = Field(
+        description="tokens of a sample; a list: of the sequences that it is packed of"
+    )
+    lora: dict[Literal["qkv", "proj", "mlp", "shared", "latent", "mamba_in", "mamba_out"], Size] | None = (
+        Field(
+            None,
+            min_length=1,
+            description="rank of adapters by module; all other weights are frozen; default: all are trained",
+        )
+    )
     micro_batch: Size = Field(1, description="samples of a micro-batch")
     batch: Count = Field(description="samples of a step, on all replicas")
     recompute: (
@@ -167,8 +179,8 @@ class TrainFields(Strict):
     )
     flash: bool = Field(True, description="attention keeps no scores")
     dropout: bool = Field(False, description="dropout, with its masks")
-    fused_loss: bool = Field(
-        True, description="the loss keeps logits of 2 bytes; false: it keeps a softmax in fp32"
+    loss: Literal["fused", "fp32"] = Field(
+        "fused", description="fused: it keeps logits of 2 bytes; fp32: a softmax of 4"
     )
     imbalance: Factor = Field(1.0, description="tokens of the fullest expert rank / of the mean")
     routing: Literal["balanced", "one-hot"] | dict[str, Any] | None = Field(
@@ -288,8 +300,8 @@ def training_of(fields: TrainFields, document: Document) -> Training:
 
 
 _AS_GIVEN: Final = {
-    *("sequence", "micro_batch", "batch", "optimizer_state"),
-    *("flash", "dropout", "fused_loss", "imbalance", "offload_layers"),
+    *("micro_batch", "batch", "optimizer_state"),
+    *("flash", "dropout", "imbalance", "offload_layers"),
 }
 """Fields that a `Training` takes as they are."""
 
@@ -323,6 +335,7 @@ def _training(fields: TrainFields, document: Document) -> Training:
     _tell_unused_fabrics(fields.calibration, layout)
     _tell_order(fields, layout)
     graphs = [] if isinstance(fields.cuda_graph, str) else fields.cuda_graph
+    packed = [fields.sequence] if isinstance(fields.sequence, int) else fields.sequence
     training = Training(
         model=model,
         layout=layout,
@@ -331,6 +344,10 @@ def _training(fields: TrainFields, document: Document) -> Training:
         gradient_bytes=4 if fields.gradients == "fp32" else 2,
         partition=tuple(fields.partition or ()),
         context=parallel.context,
+        sequence=sum(packed),
+        packed=tuple(packed) if len(packed) > 1 else (),
+        lora={str(module): rank for module, rank in (fields.lora or {}).items()},
+        fused_loss=fields.loss == "fused",
         routes=_routes(fields, document),
         dispatcher=fields.dispatcher,
         recompute=fields.recompute if isinstance(fields.recompute, str) else tuple(fields.recompute),
@@ -346,9 +363,11 @@ def _training(fields: TrainFields, document: Document) -> Training:
     if model.experts:
         work.load  # noqa: B018 - and routings
     pieces = {piece.name for kind in {*map(model.kind, range(model.layers))} for piece in work.layer(kind)}
-    for module in dtypes:
+    named: list[tuple[Loc, str]] = [(("dtype", module), module) for module in dtypes]
+    named += [(("lora", module), module) for module in fields.lora or ()]
+    for place, module in named:
         if not (MODULES[module] & pieces if module in MODULES else model.predicted):
-            raise InputError("has no effect: the model has no such module", path=("dtype", module))
+            raise InputError("has no effect: the model has no such module", path=place)
     return training
 
 

@@ -303,6 +303,7 @@ RENAMED: Final[Mapping[str, str]] = {
     "collective_timeout": "timeout",
     "connection_timeout": "timeout",
     "context_parallel": "cp",
+    "fused_loss": "loss",
     "copy_streams": "overlap",
     "cut": "partition",
     "cycles_per_us": "clock",

@@ -39,8 +39,10 @@ _FAR_OFF = """## What is far off, and why
 - **Megatron Bridge, dense models**: nothing was fitted to these steps. The same layouts are up to 25 %
   apart between releases of the software, and the prediction is one. Products of GB300 and B300 were measured
   on GB200 and B200: they are taken for faster as those have less power (1,400 W to 1,200, 1,100 to 1,000;
-  data sheets), as large ones are bound by it. Without that GB300's dense steps come out 15 % too slow. One
-  row (+30 %) seems misprinted: the release after it prints another layout and about the same time.
+  data sheets), as large ones are bound by it. Without that GB300's dense steps come out 15 % too
+  slow. Three rows (two of Llama 3 70B on GB300, one of gpt-oss on H100) print a layout that needs more memory
+  than their GPU has: they take that of the release's recipes. Adapters come out a tenth too fast on GB200 and
+  GB300; what packs of sequences hold is not printed.
 - **DeepSeek-V2 on B200** is predicted 7 to 9 % too fast. Routing with a capacity sorts and scatters tokens in
   kernels that the system file has no times of. Its memory is short of 0.3 GiB for each micro-batch in flight;
   one more copy of a layer's queries would explain it.

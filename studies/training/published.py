@@ -33,7 +33,8 @@ ASSUMED: Final[Mapping[str, str]] = {
     "torchtitan-2024-12": "asynchronous tensor parallelism hides as much of a collective as a product takes; "
     "the number that is fitted (passes) was chosen after products in its place were 14.2 % off",
     "nemo-megatron-bridge": "nodes of 64 (GB200, GB300) or 8 GPUs; order tp, cp, dp, pp; no recomputation; "
-    "a row whose recipe is not known takes that of another release, and without any it runs eagerly",
+    "a row whose recipe is not known takes that of another release, GB300 also GB200's, and without any it "
+    "runs eagerly; adapters of rank 16 beside queries, keys and values; a pack is one sequence",
 }
 """What a source leaves open, and how it is read here."""
 
@@ -134,11 +135,17 @@ def read_published(path: Path) -> list[Published]:
 
 
 def _recipe(row: str, recipes: Mapping[str, Mapping[str, str]]) -> Mapping[str, str]:
-    """Return how a row was run; where nothing says so, as in the release before it, or the first."""
+    """Return how a row was run; where nothing says so, as in the release before it, or the first.
+
+    Where none says it, GB300 takes what GB200 has.
+    """
     if row in recipes or not row.startswith("mbridge:"):
         return recipes.get(row, {})
-    release, _, *of = row.split(":")[1:6]
-    alike = sorted((each.split(":")[1], each) for each in recipes if each.split(":")[3:6] == of)
+    release, *of = row.split(":")[1:6]
+    known = {each: each.split(":")[1:6] for each in recipes}
+    if of not in [said[1:] for said in known.values()]:
+        of[2] = of[2].replace("GB300", "GB200")
+    alike = sorted((said[0], each) for each, said in known.items() if said[1:] == of)
     before = [each for number, each in alike if number < release]
     return recipes[before[-1] if before else alike[0][1]] if alike else {}
 
@@ -367,18 +374,37 @@ _NVFP4_SUPER: Final[Mapping[str, Any]] = {
 """Megatron Bridge, training/mixed_precision.py and perf_recipes/nemotronh/te_quant.cfg."""
 
 
+_MISPRINTED: Final[Mapping[str, Mapping[str, str]]] = {
+    **{
+        f"mbridge:26.02.01:Pre-Training:LLAMA3_70B:DGX-GB300:{of}:64": {
+            "mbs": "1",
+            "pp": "4",
+            "vpp": "5",
+            "dp": "16",
+        }
+        for of in ("MXFP8", "NVFP4")
+    },
+    "mbridge:25.11:Pre-Training:GPT_OSS_120B:DGX-H100:BF16:64": {"mbs": "1"},
+}
+"""Rows whose printed layout needs more memory than their GPU has: what the release's recipes have instead
+(tags v0.2.0 and v0.3.1)."""
+
+
 def _bridge(row: Mapping[str, str]) -> Training:
-    if "|LoRA" in row["group"]:
-        raise Undescribed("trains adapters beside frozen weights, of which this project has no model")
+    row = {**row, **_MISPRINTED.get(row["id"], {})}
     model = _named(row, predicted=_further_tokens(row))
     domain = 64 if row["gpu"].startswith("GB") else 8
-    fsdp = row["sharding"].startswith("FSDP")
-    layout = _layout(row, sharding="fsdp" if fsdp else "zero-1", node=domain)
+    ultra = row["model"] == "Nemotron_3_Ultra"
+    fsdp = row["sharding"].startswith("FSDP") or ultra
+    shard = 64 // _size(row, "tp") if ultra else 0
+    layout = _layout(row, sharding="fsdp" if fsdp else "zero-1", node=domain, shard=shard)
     training = Training(
         model, layout, _PLACEHOLDER, int(row["seq"]), _size(row, "mbs"), int(row["gbs"]), overlap=True
     )
     if training.micro_batches < layout.pp or (layout.chunks > 1 and training.micro_batches % layout.pp):
         raise Undescribed("fewer micro-batches than an interleaved schedule takes")
+    if ultra:  # perf_recipes/nemotronh/common.py, tag v0.6.0
+        row = {**row, "moe_flex_dispatcher_backend": "hybridep", "recompute_modules": "moe_act"}
     graphs = tuple(row.get("cuda_graph_scope", "").split())
     whole = "full_iteration" in (row.get("cuda_graph_impl"), *graphs)
     return replace(
@@ -391,6 +417,7 @@ def _bridge(row: Mapping[str, str]) -> Training:
         partition=_stages(row.get("pp_layout", "")),
         recompute=tuple(m for m in row.get("recompute_modules", "").split() if m != "layernorm") or "none",
         gradient_bytes=2,  # its recipes, where they do not say otherwise
+        lora={"qkv": 16} if "|LoRA" in row["group"] else {},  # llama3_llm_finetune.py
         cuda_graph=FULL_ITERATION if whole else graphs if row.get("cuda_graph_impl") != "none" else (),
         **(_NVFP4_SUPER if row["model"] == "Nemotron_3_Super" and "FP4" in row["precision"] else {}),
     )

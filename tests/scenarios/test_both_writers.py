@@ -25,8 +25,8 @@ from scenarios.builders.gpt import Transformer, gpt_graph
 from scenarios.builders.train.architecture import Architecture
 from scenarios.builders.train.calibration import TrainingCalibration
 from scenarios.builders.train.kernels import Collective, Kernel, Pass, Product
-from scenarios.builders.train.layers import RankWork, ReplicaBatch
-from scenarios.builders.train.layout import ParallelLayout
+from scenarios.builders.train.layers import RankWork
+from scenarios.builders.train.layout import ParallelLayout, ReplicaBatch
 from scenarios.builders.train.step import step_graph
 from scenarios.builders.train.training import Training
 from sim import Graph

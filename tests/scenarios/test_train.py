@@ -19,8 +19,8 @@ from policies.pipeline.pipeline_schedule import Schedule
 from scenarios.builders.train.architecture import MODELS, Architecture
 from scenarios.builders.train.calibration import TrainingCalibration, kernels_graph
 from scenarios.builders.train.kernels import Attention, Collective, Pass, Product, Timed
-from scenarios.builders.train.layers import RankWork, ReplicaBatch
-from scenarios.builders.train.layout import ParallelLayout
+from scenarios.builders.train.layers import RankWork
+from scenarios.builders.train.layout import ParallelLayout, ReplicaBatch
 from scenarios.builders.train.step import step_ns, step_trace
 from scenarios.builders.train.training import Training
 from scenarios.recorded.changes import WhatIf, applied

@@ -22,8 +22,8 @@ from scenarios.builders.train.kernels import (
     Product,
     Scan,
 )
-from scenarios.builders.train.layers import RankWork, ReplicaBatch
-from scenarios.builders.train.layout import ParallelLayout
+from scenarios.builders.train.layers import RankWork
+from scenarios.builders.train.layout import ParallelLayout, ReplicaBatch
 from scenarios.builders.train.step import step_graph, step_ns
 from scenarios.builders.train.training import FULL_ITERATION, Training
 from scenarios.workloads.calibrations import named_calibration
@@ -115,6 +115,43 @@ def test_mamba_convolves_again_backward_and_keeps_what_its_products_wrote() -> N
     assert prices is not None
     once, twice = prices.ns(backward)
     assert twice == once * 3 / 2
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shared", "others"),
+    [
+        # eight ranks hold four parts of the experts: two each part, all of one copy
+        ({"dp": 8, "ep": 4}, (2, 1), (1, 1)),
+        # copies of four ranks: each rank of a copy has experts of its own, as one of the other copy has
+        ({"dp": 8, "ep": 4, "shard": 4}, (1, 1), (2, 1)),
+        ({"dp": 16, "ep": 4, "shard": 8, "node": 8}, (2, 1), (2, 2)),
+        ({"dp": 8, "tp": 2, "ep": 4, "shard": 4, "node": 4}, (2, 2), (2, 2)),
+    ],
+)
+def test_experts_are_gathered_over_the_ranks_of_a_copy_that_share_them(
+    sizes: dict[str, int], shared: tuple[int, int], others: tuple[int, int]
+) -> None:
+    layout = ParallelLayout(sharding="fsdp", **sizes)  # type: ignore[arg-type]
+    assert (layout.group("eshard"), layout.group("ereplicas")) == (shared, others)
+    assert layout.group("edp").size == shared[0] * others[0]
+
+
+def test_experts_that_no_rank_shares_stay_whole_under_fsdp() -> None:
+    """Of a copy on four ranks each has two of eight experts; the rest of a layer is gathered."""
+    layout = ParallelLayout(dp=8, ep=4, shard=4, sharding="fsdp")
+    of = training(layout=layout, batch=8)
+    (stage,) = of.each_stage
+    mine = stage.expert_parameters
+    assert mine == 2 * 2 * 64 * 512
+    dense = stage.parameters - mine
+    assert of.resident(stage) == {
+        "parameters": 2 * mine,
+        "gradients": 4 * (-(-dense // 4) + mine // 2 + mine),
+        "optimizer state": 12 * (-(-dense // 4) + mine // 2),
+    }
+    wide = of.gather_ns(0, mine), of.scatter_ns(0, mine)
+    assert wide[0] == 0
+    assert wide[1] == (0, of.calibration.collective_ns("all_reduce", 4 * mine, of.groups["ereplicas"]))
 
 
 def test_every_second_layer_looks_back_a_window() -> None:

@@ -250,15 +250,26 @@ class Architecture:
 
     # -- work -------------------------------------------------------------------------------------------
 
-    def layer_flops(self, samples: int, sequence: int, layer: int = 0) -> int:
-        """Return the flop of a layer's forward."""
-        tokens, kind = samples * sequence, self.kind(layer)
+    def used_parameters(self, layer: int = 0) -> int:
+        """Return the parameters of a layer's products that a token meets."""
+        kind = self.kind(layer)
         products = sum(k * n for part in kind for k, n in self.weights(part))
         if "E" in kind:
             products += self.top_k * sum(k * n for k, n in self.expert_weights()) + self.hidden * self.experts
+        return products
+
+    def product_flops(self, tokens: int) -> int:
+        """Return the flop of all products with weights, forward."""
+        layers = sum(map(self.used_parameters, range(self.layers + self.predicted)))
+        further = self.predicted * 2 * self.hidden**2
+        return 2 * tokens * (layers + further + (1 + self.predicted) * self.vocabulary * self.hidden)
+
+    def layer_flops(self, samples: int, sequence: int, layer: int = 0) -> int:
+        """Return the flop of a layer's forward."""
+        tokens, kind = samples * sequence, self.kind(layer)
+        flops = 2 * tokens * self.used_parameters(layer)
         if "M" in kind:  # the recurrence: the state takes a token in, and gives one out (arXiv 2405.21060)
-            products += 2 * self.mamba_inner * self.mamba_state
-        flops = 2 * tokens * products
+            flops += 4 * tokens * self.mamba_inner * self.mamba_state
         if {*kind} & {*"*w"}:
             reach = min(self.window, sequence) if "w" in kind else sequence
             flops += 2 * self.heads * (self.query_head + self.value_head) * tokens * reach

@@ -232,6 +232,8 @@ class LayerPiece:
         Selective recomputation runs its forward again.
     dropped : int
         The part of what is saved that selective recomputation does not keep.
+    adapts : bool
+        It is an adapter.
     """
 
     name: str
@@ -244,6 +246,7 @@ class LayerPiece:
     backward_extra: int = 0
     again: bool = False
     dropped: int = 0
+    adapts: bool = False
 
     def computed_in(self, dtype: str) -> LayerPiece:
         """Return it with products in a type of their own."""

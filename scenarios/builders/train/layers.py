@@ -29,12 +29,14 @@ numbers.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import comb
 
 from devices.collectives.groups import CollectiveKind
+from scenarios.builders.train.adapters import with_adapters
 from scenarios.builders.train.architecture import Architecture
 from scenarios.builders.train.kernels import (
     OTHER_MICRO_BATCH,
@@ -49,29 +51,9 @@ from scenarios.builders.train.kernels import (
     Scan,
     products,
 )
-from scenarios.builders.train.layout import ParallelLayout, RankOptions
+from scenarios.builders.train.layout import ParallelLayout, ReplicaBatch
 from sim.base.errors import InputError, MisfitError
 from sim.machine.communicators import even_nbytes
-
-
-@dataclass(frozen=True)
-class ReplicaBatch(RankOptions):
-    """What a rank's replica works on at a time, and how.
-
-    Attributes
-    ----------
-    samples, sequence : int
-        A micro-batch.
-    width : int
-        Bytes of an activation.
-    kept : float or None
-        Bytes a number of products' inputs that are kept quantized; None: as wide as the others.
-    """
-
-    samples: int
-    sequence: int
-    width: int = 2
-    kept: float | None = None
 
 
 @dataclass(frozen=True)
@@ -122,6 +104,11 @@ class RankWork:
                 f"cp: {c} ranks cannot share {model.heads // t} heads; use context: ring",
                 reason="cp does not divide the heads of a rank",
             )
+        if batch.packed and c > 1 and batch.context == "ring":
+            raise MisfitError(
+                "packed: sequences are not known to go round a ring; use context: all-to-all or all-gather",
+                reason="packed sequences with context: ring",
+            )
         if model.experts % layout.ep:
             raise MisfitError(
                 f"ep: {layout.ep} ranks cannot share {model.experts} experts",
@@ -141,6 +128,17 @@ class RankWork:
         """Bytes of what travels from layer to layer."""
 
     # -- parts of pieces ------------------------------------------------------------------------------
+
+    def products(
+        self, m: int, k: int, n: int, groups: int = 1
+    ) -> tuple[Product, Product, tuple[Product, ...]]:
+        """Return the product of m rows with a weight, its input's gradient, and its own unless frozen."""
+        forward, of_input, of_weight = products(m, k, n, groups)
+        return forward, of_input, () if self.batch.lora else (of_weight,)
+
+    def read_again(self, nbytes: int) -> int:
+        """Return what the gradient of a weight keeps of its product's input."""
+        return 0 if self.batch.lora else self.kept(nbytes)
 
     def kept(self, nbytes: int) -> int:
         """Return what is kept of the input of a product with weights, quantized where products are."""
@@ -185,16 +183,17 @@ class RankWork:
 
         Its input is kept as the norm read it and as the norm wrote it.
         """
-        forward, of_input, of_weight = products(self.tokens, k, n)
+        forward, of_input, of_weight = self.products(self.tokens, k, n)
         read = self.few * k * self.e
         norms: list[Kernel] = [Pass(2 * read)] if norm else []
         norms_back: list[Kernel] = [Pass(3 * read)] if norm else []
         gathered = self.layout.splits_sequence
+        again = self.gather(of_input) if of_weight else []
         return LayerPiece(
             name,
             (*norms, *self.gathered(forward)),
-            (*self.gather(of_input), of_input, *self.scatter(of_weight), of_weight, *norms_back),
-            saved=self.kept(read) + (read + 4 * self.few if norm else 0),
+            (*again, of_input, *self.scatter(*of_weight), *of_weight, *norms_back),
+            saved=self.read_again(read) + (read + 4 * self.few if norm else 0),
             made=self.tokens * n * self.e,
             took=read,
             backward_extra=self.tokens * k * self.e if gathered else 0,
@@ -202,7 +201,7 @@ class RankWork:
 
     def row(self, name: str, k: int, n: int, *, saved: bool = True) -> LayerPiece:
         """Return a product whose rows are shared, and the addition to the residual."""
-        forward, of_input, of_weight = products(self.tokens, k, n)
+        forward, of_input, of_weight = self.products(self.tokens, k, n)
         add = 3 * self.few * n * self.e
         mask = self.few * n if self.batch.dropout else 0
         dropout: list[Kernel] = [Pass(2 * self.thin + mask)] if mask else []
@@ -212,11 +211,11 @@ class RankWork:
             # blocks of 32 and of 16 are quantized once more along columns, for the gradient of the weight
             (
                 *dropout,
-                *self.gathered(of_input, 1 + (self.batch.kept not in (None, 1.0))),
-                of_weight,
+                *self.gathered(of_input, 1 + (bool(of_weight) and self.batch.kept not in (None, 1.0))),
+                *of_weight,
                 Pass(add),
             ),
-            saved=(self.kept(self.tokens * k * self.e) if saved else 0) + mask,
+            saved=(self.read_again(self.tokens * k * self.e) if saved else 0) + mask,
             made=self.few * n * self.e,
             took=self.tokens * k * self.e,
             extra=self.wide if self.layout.splits_sequence else 0,
@@ -263,14 +262,14 @@ class RankWork:
             before = before_back = [Collective("all_gather", c * n, "cp") for n in (k, v)]
             behind_back = [Collective("reduce_scatter", c * n, "cp") for n in (k, v)]
         backward = forward._replace(backward=True)
-        runs, runs_back = self._attended(forward), self._attended(backward)
+        runs, runs_back = self._packed(forward), self._packed(backward)
         if c > 1 and b.context == "ring":
             runs, runs_back = self._in_blocks(forward, k + v), self._in_blocks(backward, k + v)
         out = o if by_heads else 0  # saved before it is sent, besides what proj saves
         lse = 4 * self.tokens * heads if b.flash else 0
         scores = 0
         if not b.flash:  # softmax and dropout read and write all of them, one after the other
-            each = b.samples * b.sequence**2 * heads // c
+            each = b.samples * sum(n**2 for n in b.packed or (b.sequence,)) * heads // c
             scores = each * (2 * e + b.dropout)
             before = [*before, Pass(each * (4 * e + b.dropout))]
             before_back = [*before_back, Pass(each * (5 * e + b.dropout))]
@@ -297,6 +296,14 @@ class RankWork:
         if of.backward:  # of values, scores, queries, keys
             sizes = [(keys, rows, value), (rows, value, keys), (rows, keys, query), (keys, rows, query)]
         return tuple(Product(*size, "S", of.batch * of.heads) for size in sizes)
+
+    def _packed(self, of: Attention) -> tuple[Kernel, ...]:
+        """Return attention within each of the sequences that a sample is packed of."""
+        found: list[Kernel] = []
+        for tokens, count in Counter(self.batch.packed or (of.sequence,)).items():
+            window = min(of.window, tokens)
+            found += self._attended(of._replace(batch=of.batch * count, sequence=tokens, window=window))
+        return tuple(found)
 
     def _in_blocks(self, of: Attention, kv: int) -> tuple[Kernel, ...]:
         """Return attention as keys and values come round a ring, a block beside each message but the last.
@@ -379,11 +386,11 @@ class RankWork:
         self, name: str, k: int, n: int, before: tuple[Kernel, ...], behind: tuple[Kernel, ...], saved: int
     ) -> LayerPiece:
         """Return a product that every rank has whole, of the tokens that it keeps."""
-        forward, *backward = products(self.few, k, n)
+        forward, of_input, of_weight = self.products(self.few, k, n)
         return LayerPiece(
             name,
             (*before, forward),
-            (*backward, *behind),
+            (of_input, *of_weight, *behind),
             saved=saved,
             made=self.few * n * self.e,
             took=self.few * k * self.e,
@@ -436,10 +443,10 @@ class RankWork:
         """Return the pieces of a mixture of experts, shared ones included."""
         m, rows, held = self.model, self.load.rows, self.model.experts // self.layout.ep
         arrived = rows * held * m.expert_latent * self.e
-        up, down = (products(rows, *sizes, held) for sizes in m.expert_weights())
+        up, down = (self.products(rows, *sizes, held) for sizes in m.expert_weights())
         gate = replace(self.gate(rows * held, m.expert_middle), name="experts gate")
         biased, biased_back = self._biases_of_experts(arrived)
-        down_to, down_back = (*down[:1], *biased), (*biased_back, *down[1:])
+        down_to, down_back = (down[0], *biased), (*biased_back, down[1], *down[2])
         dispatch, combine = self._exchange(held, arrived)
         shared = self.dense(m.shared_middle, norm=False) if m.shared_middle else []
         into: list[LayerPiece] = []
@@ -452,9 +459,9 @@ class RankWork:
             *(replace(each, name=f"shared {each.name}") for each in shared),
             *into,
             dispatch,
-            LayerPiece("experts up", up[:1], up[1:], self.kept(arrived), gate.took, arrived),
+            LayerPiece("experts up", up[:1], (up[1], *up[2]), self.read_again(arrived), gate.took, arrived),
             gate,
-            LayerPiece("experts down", down_to, down_back, self.kept(gate.made), arrived, gate.made),
+            LayerPiece("experts down", down_to, down_back, self.read_again(gate.made), arrived, gate.made),
             combine,
             *out,
         ]
@@ -474,13 +481,15 @@ class RankWork:
     def _router(self) -> LayerPiece:
         """Return what says to which experts a token goes, the norm before it included."""
         m = self.model
-        forward, *backward = products(self.few, m.hidden, m.experts)
+        forward, of_input, of_weight = self.products(self.few, m.hidden, m.experts)
         scores = Pass(12 * self.few * m.experts)
         return LayerPiece(
             "router",
             (Pass(2 * self.thin), forward, scores),
-            (scores, *backward, Pass(3 * self.thin)),
-            saved=(2 - bool(m.shared_middle)) * self.thin + 4 * self.few + 2 * 4 * self.few * m.experts,
+            (scores, of_input, *of_weight, Pass(3 * self.thin)),
+            saved=(1 + (bool(of_weight) and not m.shared_middle)) * self.thin
+            + 4 * self.few
+            + 2 * 4 * self.few * m.experts,
             made=self.thin,
             took=self.thin,
         ).computed_in(WIDE)
@@ -526,7 +535,10 @@ class RankWork:
             "E": self.experts,
             "M": self.mamba,
         }
-        return [piece for part in kind for piece in parts[part]()]
+        pieces = [piece for part in kind for piece in parts[part]()]
+        if not (lora := self.batch.lora):
+            return pieces
+        return with_adapters(pieces, lora, self.t, self.tokens)
 
     def predicting(self) -> list[LayerPiece]:
         """Return what is before the layer that predicts a further token: norms of both inputs, a product."""
@@ -538,6 +550,8 @@ class RankWork:
         """Return the embedding: rows of a table, summed over the ranks that share it."""
         sums = self.scatter()
         add = Pass(2 * self.wide)
+        if self.batch.lora:  # its table is frozen
+            return [LayerPiece("embedding", (add, *sums), (), made=self.thin, extra=self.wide)]
         sent = Collective("all_gather", self.wide, "tp")
         gradient: tuple[Kernel, ...] = (*[sent] * self.layout.splits_sequence, Pass(3 * self.wide))
         mask = self.few * self.model.hidden if self.batch.dropout else 0
@@ -566,8 +580,8 @@ class RankWork:
         out = self.column("head", m.hidden, mine, norm=False)
         # the gradient of the weight that autograd is given while the sum of gradients has been added to in
         # place
-        extra = out.backward_extra + mine * m.hidden * self.e
-        out = replace(out, saved=self.thin, backward_extra=extra).computed_in(WIDE)
+        extra = out.backward_extra + mine * m.hidden * self.e * (not self.batch.lora)
+        out = replace(out, saved=self.read_again(self.thin), backward_extra=extra).computed_in(WIDE)
         entropy = LayerPiece(
             "loss",
             (Pass(there * logits, "cross-entropy"), *loss),

@@ -18,8 +18,8 @@ smaller, data-parallel group (edp). Sharding of the optimizer goes over data and
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from devices.collectives.groups import RankGroup
@@ -126,38 +126,47 @@ class ParallelLayout:
 
         Parameters
         ----------
-        name : {"tp", "cp", "pp", "dp", "dp_cp", "ep", "edp", "shard", "replicas"}
+        name : {"tp", "cp", "pp", "dp", "dp_cp", "ep", "edp", "shard", "replicas", "eshard", "ereplicas"}
+            Of parameters that are gathered: the ranks of one copy, and those that have the same part of other
+            copies; of experts', where a copy's ranks share fewer experts.
         """
         if name in ORDER:
-            return self._placed([(name, getattr(self, name))])
+            return self._placed({name: getattr(self, name)})
         both = [each for each in self.order if each in ("cp", "dp")]
         sizes = {"cp": self.cp, "dp": self.dp}
         if name == "dp_cp":
-            return self._placed([(each, sizes[each]) for each in both])
-        if name not in ("ep", "edp", "shard", "replicas"):
+            return self._placed({each: sizes[each] for each in both})
+        if name not in ("ep", "edp", "shard", "replicas", "eshard", "ereplicas"):
             raise InputError(f"no group {name!r}")
-        of_experts = name in ("ep", "edp")
-        wanted = self.ep if of_experts else self.sharded_by
+        of_experts = name[0] == "e"
         if of_experts:
             sizes["tp"] = self.tp
-        inner: list[tuple[str, int]] = []
-        outer: list[tuple[str, int]] = []
-        for each in (d for d in self.order if d in sizes):  # the fastest ranks first
-            part = math.gcd(wanted, sizes[each])
-            wanted //= part
-            inner.append((each, part))
-            outer.append((each, sizes[each] // part))
+        inner, outer = self._parted(sizes, self.ep if of_experts else self.sharded_by)
         if name in ("ep", "shard"):
             return self._placed(inner)
-        return self._placed(outer, dict(inner))
+        if name in ("edp", "replicas"):
+            return self._placed(outer, inner)
+        copy, others = self._parted(outer, max(1, self.sharded_by * self.tp // self.ep))
+        if name == "eshard":
+            return self._placed(copy, inner)
+        return self._placed(others, {each: inner[each] * copy[each] for each in inner})
 
-    def _placed(self, members: Sequence[tuple[str, int]], below: dict[str, int] | None = None) -> RankGroup:
+    def _parted(self, sizes: Mapping[str, int], wanted: int) -> tuple[dict[str, int], dict[str, int]]:
+        """Return the nearest so many ranks by dimension, and how often they are there."""
+        inner, outer = dict[str, int](), dict[str, int]()
+        for each in (d for d in self.order if d in sizes):  # the fastest ranks first
+            inner[each] = math.gcd(wanted, sizes[each])
+            wanted //= inner[each]
+            outer[each] = sizes[each] // inner[each]
+        return inner, outer
+
+    def _placed(self, members: Mapping[str, int], below: Mapping[str, int] | None = None) -> RankGroup:
         """Place a group that has the first so many of some dimensions (of those above `below`, if given)."""
         grid: dict[str, int] = {}
         for each in self.order:  # what is below the group, the group, and what is above it
-            inner, own = (below or {}).get(each, 1), dict(members).get(each, 1)
+            inner, own = (below or {}).get(each, 1), members.get(each, 1)
             grid |= {f"{each} below": inner, each: own, f"{each} above": getattr(self, each) // (inner * own)}
-        positions = Grid(grid).members(name for name, _ in members)
+        positions = Grid(grid).members(members)
         return RankGroup(len(positions), len({at // self.node for at in positions}))
 
 
@@ -188,6 +197,10 @@ class RankOptions:
         It runs beside what another micro-batch computes.
     tensor_overlap : bool
         Tensor parallelism sends beside products, block by block.
+    packed : tuple of int
+        Tokens of each sequence that a sample is packed of; empty: it is one.
+    lora : mapping
+        Module → rank of its adapters, beside which all weights are frozen; empty: all are trained.
     """
 
     context: str = "all-to-all"
@@ -199,3 +212,25 @@ class RankOptions:
     dispatcher: str = "all-to-all"
     expert_overlap: bool = False
     tensor_overlap: bool = False
+    packed: tuple[int, ...] = ()
+    lora: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ReplicaBatch(RankOptions):
+    """What a rank's replica works on at a time, and how.
+
+    Attributes
+    ----------
+    samples, sequence : int
+        A micro-batch.
+    width : int
+        Bytes of an activation.
+    kept : float or None
+        Bytes a number of products' inputs that are kept quantized; None: as wide as the others.
+    """
+
+    samples: int
+    sequence: int
+    width: int = 2
+    kept: float | None = None

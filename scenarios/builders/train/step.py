@@ -127,16 +127,22 @@ class StepWriter(ABC):
         slower = (1 - self.of.calibration.hiding) * min(spent.ns, sum(messages))
         return self.op(name, kind, spent.ns + slower, after, k, phase, spent.exposed + slower, **memory)
 
-    def gather(self, name: str, elements: int, after: Sequence[int], k: int) -> int:
-        """Gather so many elements of parameters."""
-        ns, whole = self.gather_ns(elements), (self.of.parameter_bytes * elements,)
+    def gather(self, name: str, elements: int, after: Sequence[int], k: int, experts: int = 0) -> int:
+        """Gather so many elements of parameters, and of experts'."""
+        ns, whole = self.gather_ns(elements, experts), (self.of.parameter_bytes * (elements + experts),)
         return self.op(f"gather {name}", "all_gather", ns, after, k, BESIDE, outputs=whole)
 
     def reduce(
-        self, name: str, elements: int, after: Sequence[int], k: int, **memory: Sequence[int]
+        self,
+        name: str,
+        elements: int,
+        after: Sequence[int],
+        k: int,
+        experts: int = 0,
+        **memory: Sequence[int],
     ) -> float:
         """Scatter so many elements of gradients, and sum them over replicas; return how long that takes."""
-        scatter, replicas = self.scatter_ns(elements)
+        scatter, replicas = self.scatter_ns(elements, experts)
         last = self.op(f"scatter {name}", "reduce_scatter", scatter, after, k, BESIDE, 0.0, **memory)
         if replicas:
             last = self.op(f"sum {name}", "all_reduce", replicas, (last,), k, BESIDE)
@@ -235,15 +241,18 @@ class _FsdpWriter(StepWriter):
         super().__init__(training)
         first, *_, last = (training.timed(unit) for unit in self.stage.units)
         width, held = training.parameter_bytes, (self.memory(first.units[0]), self.memory(last.units[0]))
-        self.parameters: dict[str, int] = {}
-        """Of each module."""
+        self.parameters: dict[str, tuple[int, int]] = {}
+        """Of each module: all but its experts', and these."""
+        self.shared = training.groups["eshard"].size > 1
+        """Whether parameters of experts are gathered, too."""
         self.block: dict[tuple[str, str], _Block] = {}
         """Phase, module → what is computed."""
         for unit in self.stage.units:
             if unit.boundary:
                 self.layer(unit.name.removeprefix("layer "), unit)
         self.order = _FsdpOrder([*self.parameters])
-        rest = self.parameters[ROOT] = self.stage.parameters - sum(self.parameters.values())
+        rest = self.stage.parameters - sum(sum(both) for both in self.parameters.values())
+        self.parameters[ROOT] = rest, 0
         of_head = width * last.parameters, max(held[1].forward, held[1].backward)
         of_words = width * (rest - last.parameters), _backward(held[0])
         head = last.forward.plus(last.backward)
@@ -264,8 +273,9 @@ class _FsdpWriter(StepWriter):
         """Note what a layer computes."""
         of, held = self.of.timed(unit), self.memory(unit)
         there, back = self.waits(unit)
-        self.parameters[name] = of.parameters
-        backward = self.of.parameter_bytes * of.parameters, _backward(held)
+        self.parameters[name] = of.parameters - of.expert_parameters, of.expert_parameters
+        gathered = of.parameters if self.shared else of.parameters - of.expert_parameters
+        backward = self.of.parameter_bytes * gathered, _backward(held)
         self.block["F", name] = _Block(f"F{name}", "layer", of.forward.held_up(there), _forward(held))
         self.block["B", name] = _Block(f"B{name}", "layer", of.backward.held_up(back), backward)
 
@@ -280,7 +290,7 @@ class _FsdpWriter(StepWriter):
             follows, whose = blocks.get(number + 1, (0, ""))
             if what in _MESSAGES and not (place < follows and whose == module):
                 n = self.parameters[module]
-                found[number + 1].append(self.gather_ns(n) if what == "gather" else sum(self.scatter_ns(n)))
+                found[number + 1].append(self.gather_ns(*n) if what == "gather" else sum(self.scatter_ns(*n)))
         return found
 
     def micro_batch(self, k: int) -> None:
@@ -289,14 +299,16 @@ class _FsdpWriter(StepWriter):
         made: dict[str, list[int]] = {}
         copied, held = dict[int, int](), tuple[int, ...]()
         for what, module, number in self.order.issued:
-            n = self.parameters[module]
+            n, experts = self.parameters[module]
             if what == "gather":
-                op = self.gather(f"{module}{' again' * (module in whole)}", n, done[number], k)
+                name = f"{module}{' again' * (module in whole)}"
+                op = self.gather(name, n, done[number], k, experts * self.shared)
                 whole[module] = self.builder.tensor(op)
             elif what == "scatter":  # behind a copy to the type in which they are summed
                 reads = [self.builder.tensor(op) for op in made[module]]
-                copy = (max(0, self.of.gradient_bytes - self.of.parameter_bytes) * n,)
-                self.reduce(module, n, made[module][-1:], k, reads=reads, outputs=copy)
+                wider = max(0, self.of.gradient_bytes - self.of.parameter_bytes)
+                copy = (wider * (n + experts * self.shared),)
+                self.reduce(module, n, made[module][-1:], k, experts, reads=reads, outputs=copy)
             else:
                 name, kind, spent, outputs = self.block[what, module]
                 window = self.windows.get(module)

@@ -18,6 +18,7 @@ core/distributed/param_and_grad_buffer.py.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
@@ -42,15 +43,15 @@ from scenarios.builders.train.kernels import (
     Spent,
     recompute_modules,
 )
-from scenarios.builders.train.layers import RankWork, ReplicaBatch
-from scenarios.builders.train.layout import ParallelLayout, RankOptions
+from scenarios.builders.train.layers import RankWork
+from scenarios.builders.train.layout import ParallelLayout, RankOptions, ReplicaBatch
 from scenarios.builders.train.memory import CheckpointUnit, StageMemory, stage_memory, weight_shapes
 from sim.base.errors import MisfitError
 from sim.base.units import round_half_up
 
 Recompute = Literal["none", "selective", "full"]
 
-GROUPS: Final = ("tp", "cp", "pp", "dp", "dp_cp", "ep", "edp", "shard", "replicas")
+GROUPS: Final = ("tp", "cp", "pp", "dp", "dp_cp", "ep", "edp", "shard", "replicas", "eshard", "ereplicas")
 
 FULL_ITERATION: Final = "full-iteration"
 
@@ -67,7 +68,7 @@ _WORKSPACES: Final = 2 * 32 * 2**20
 class StagePart(NamedTuple):
     """A stage, or a unit of it: its parameters on a rank (all, and those of experts), where its time goes.
 
-    What is recomputed is part of the gradient of the input.
+    What is recomputed is part of the gradient of the input. Those of `adapters` are among the parameters.
     """
 
     units: tuple[CheckpointUnit, ...]
@@ -76,6 +77,7 @@ class StagePart(NamedTuple):
     forward: Spent
     input_grad: Spent
     weight_grad: Spent
+    adapters: int = 0
 
     @property
     def backward(self) -> Spent:
@@ -161,14 +163,24 @@ class Training(RankOptions):
                 f"micro-batches of {self.micro_batch}",
                 reason="dp·micro_batch does not divide the global batch",
             )
-        if self.partition and (sum(self.partition), len(self.partition)) != (
-            self.model.layers,
-            self.stages,
-        ):
+        have = sum(self.partition), len(self.partition)
+        if self.partition and have != (self.model.layers, self.stages):
             raise MisfitError(
                 f"partition has {len(self.partition)} stages of {sum(self.partition)} layers, and "
                 f"there are {self.stages} of {self.model.layers}",
                 reason="partition has other stages or layers",
+            )
+        if self.packed and sum(self.packed) != self.sequence:
+            raise MisfitError(
+                f"packed: {len(self.packed)} sequences have {sum(self.packed)} tokens, and a sample has "
+                f"{self.sequence}",
+                reason="packed sequences do not fill a sample",
+            )
+        if self.lora and self.parameters_apart:
+            raise MisfitError(
+                f"lora: frozen weights are not known to be gathered; sharding: {self.layout.sharding} is for "
+                "training all of them",
+                reason="adapters with parameters apart",
             )
         if self.offload_layers:
             self._check_offload()
@@ -214,8 +226,20 @@ class Training(RankOptions):
 
     @property
     def flops(self) -> int:
-        """The model's own flop of a step, all scores counted: what MFU counts."""
-        return self.model.flops(self.batch, self.sequence)
+        """The model's own flop of a step, all scores counted: what MFU counts.
+
+        Frozen weights have no gradient; their adapters do.
+        """
+        counts = Counter(self.packed or (self.sequence,)).items()
+        own = sum(self.model.flops(self.batch * count, tokens) for tokens, count in counts)
+        if not self.lora:
+            return own
+        return own - self.model.product_flops(self.tokens) + 6 * self.tokens * self.adapter_parameters
+
+    @property
+    def adapter_parameters(self) -> int:
+        """Those of a copy's ranks together."""
+        return self.layout.tp * sum(stage.adapters for stage in self.each_stage)
 
     @property
     def layers_of(self) -> tuple[int, ...]:
@@ -311,12 +335,13 @@ class Training(RankOptions):
     def _stage(self, s: int) -> StagePart:
         units = self._units(s)
         spent = [Spent(), Spent(), Spent()]
-        parameters = expert = 0
+        parameters = expert = adapters = 0
         for unit in units:
             of = self.timed(unit)
             parts = (of.forward, of.input_grad, of.weight_grad)
             spent = [whole.plus(part) for whole, part in zip(spent, parts, strict=True)]
             parameters, expert = parameters + of.parameters, expert + of.expert_parameters
+            adapters += of.adapters
         words = -(-self.model.vocabulary // self.layout.tp) * self.model.hidden
         if s == 0 and not (self.model.tied and self.stages == 1):  # else the head has them
             parameters += words
@@ -324,7 +349,9 @@ class Training(RankOptions):
             parameters += self.model.positions * self.model.hidden
         if s == self.stages - 1 and self.model.vocabulary:
             parameters += self.model.hidden * (1 + self.model.biases)
-        return self._launched(StagePart(tuple(units), parameters, expert, *spent))
+        there, back, of_weights = spent
+        whole = StagePart(tuple(units), parameters, expert, there, back, of_weights, adapters)
+        return self._launched(whole)
 
     def _launched(self, stage: StagePart) -> StagePart:
         """Return a stage with what its GPU waits for the host: a third of the launches are the forward's.
@@ -354,23 +381,25 @@ class Training(RankOptions):
         found = self._timed.get(unit.pieces)
         if found is None:
             forward = [kernel for piece in unit.pieces for kernel in piece.forward]
-            backward = [(piece, kernel) for piece in unit.pieces for kernel in piece.backward]
-            weights = [(p, k) for p, k in backward if isinstance(k, Product) and k.part == "W"]
-            others = [k for _, k in backward if not (isinstance(k, Product) and k.part == "W")]
-            # a head that runs once more for a further token has no weights of its own
-            own = dict.fromkeys(weights)
-            sizes = [(p.name.startswith("experts"), k.groups * k.m * k.n) for p, k in own]
-            parameters = sum(size for _, size in sizes)
+            backward = [kernel for piece in unit.pieces for kernel in piece.backward]
+            of_weights = [k for k in backward if isinstance(k, Product) and k.part == "W"]
+            others = [k for k in backward if not (isinstance(k, Product) and k.part == "W")]
+            # a head that runs again for a further token has no weights of its own, nor has a product's block
+            own = dict.fromkeys(
+                (p, k) for p in unit.pieces for k in p.forward if isinstance(k, Product) and k.part == "F"
+            )
+            parameters = sum(k.groups * k.k * k.n for _, k in own)
             if unit.boundary:  # a layer: its norms, and a bias of each product
                 parameters += self.model.norm_parameters(unit.kind)
-                parameters += sum(k.m for _, k in weights) if self.model.biases else 0
+                parameters += sum(k.n for p, k in own if not p.adapts) if self.model.biases else 0
             found = StagePart(
                 (unit,),
                 parameters,
-                sum(size for of_experts, size in sizes if of_experts),
+                sum(k.groups * k.k * k.n for p, k in own if p.name.startswith("experts")),
                 self.spent(tuple(forward)),
                 self.spent(tuple(others)).plus(self._again(unit)),
-                self.spent(tuple(k for _, k in weights)),
+                self.spent(tuple(of_weights)),
+                sum(k.groups * k.k * k.n for p, k in own if p.adapts),
             )
             self._timed[unit.pieces] = found
         return found
@@ -396,16 +425,22 @@ class Training(RankOptions):
             return 1, 1
         return self.layout.sharded_by, self.groups["edp"].size
 
+    def updated(self, stage: StagePart) -> tuple[int, int]:
+        """Return which parameters of a stage a rank trains: how many but experts', and experts'."""
+        if self.lora:
+            return stage.adapters, 0
+        return stage.parameters - stage.expert_parameters, stage.expert_parameters
+
     def share(self, stage: StagePart) -> int:
         """Return how many of a stage's parameters the optimizer of a rank updates."""
         by, by_experts = self.shared_by
-        dense, experts = stage.parameters - stage.expert_parameters, stage.expert_parameters
+        dense, experts = self.updated(stage)
         return -(-dense // by) + -(-experts // by_experts)
 
     def reduce_ns(self, stage: StagePart) -> tuple[float, float]:
         """Return what reducing the gradients of a stage takes, and gathering its parameters."""
         cost, groups = self.calibration.collective_ns, self.groups
-        dense, experts = stage.parameters - stage.expert_parameters, stage.expert_parameters
+        dense, experts = self.updated(stage)
         if self.layout.sharding == "none":
             parts = ((dense, groups["dp_cp"]), (experts, groups["edp"]))
             return sum(cost("all_reduce", n * self.gradient_bytes, group) for n, group in parts), 0.0
@@ -416,17 +451,20 @@ class Training(RankOptions):
             sum(cost("all_gather", n * self.parameter_bytes, group) for n, group in parts),
         )
 
-    def gather_ns(self, parameters: int) -> float:
-        """Return what gathering sharded parameters takes."""
-        return self.calibration.collective_ns(
-            "all_gather", parameters * self.parameter_bytes, self.groups["shard"]
-        )
+    def gather_ns(self, parameters: int, experts: int = 0) -> float:
+        """Return what gathering sharded parameters takes, and experts' over the ranks that share them."""
+        both = ((parameters, "shard"), (experts, "eshard"))
+        cost, width = self.calibration.collective_ns, self.parameter_bytes
+        return sum(cost("all_gather", n * width, self.groups[name]) for n, name in both)
 
-    def scatter_ns(self, parameters: int) -> tuple[float, float]:
+    def scatter_ns(self, parameters: int, experts: int = 0) -> tuple[float, float]:
         """Return what scattering gradients takes, and summing them over replicas of the shards."""
-        cost, nbytes = self.calibration.collective_ns, parameters * self.gradient_bytes
-        shard, replicas = self.groups["shard"], self.groups["replicas"]
-        return cost("reduce_scatter", nbytes, shard), cost("all_reduce", nbytes // shard.size, replicas)
+        cost, scattered, summed = self.calibration.collective_ns, 0.0, 0.0
+        for n, *names in ((parameters, "shard", "replicas"), (experts, "eshard", "ereplicas")):
+            shard, replicas = (self.groups[name] for name in names)
+            scattered += cost("reduce_scatter", n * self.gradient_bytes, shard)
+            summed += cost("all_reduce", n * self.gradient_bytes // shard.size, replicas)
+        return scattered, summed
 
     def optimizer_ns(self, stage: StagePart) -> float:
         """Return what the optimizer step takes on a rank, with what is done to the gradients before it."""
@@ -530,14 +568,20 @@ class Training(RankOptions):
     def gradients_held(self, stage: StagePart) -> int:
         """Return of how many parameters a rank keeps the gradients until its optimizer step."""
         apart = self.layout.sharding == "zero-2" or self.parameters_apart
-        return self.share(stage) if apart else stage.parameters
+        return self.share(stage) + self._whole(stage) if apart else sum(self.updated(stage))
+
+    def _whole(self, stage: StagePart) -> int:
+        """Return the parameters of experts that no other rank of a copy has: they stay, whole."""
+        alone = self.layout.sharding == "fsdp" and self.groups["eshard"].size == 1
+        return stage.expert_parameters if alone and self.parameters_apart else 0
 
     def resident(self, stage: StagePart) -> dict[str, int]:
         """Return what a rank holds of a stage the whole time."""
         p, share = stage.parameters, self.share(stage)
         held = share if self.parameters_apart else p
         if self.parameters_apart and self.layout.sharding == "fsdp":
-            held = 0  # what is gathered in 16 bits is cast from the fp32 copy, which is optimizer state here
+            # what is gathered in 16 bits is cast from the fp32 copy, which is optimizer state here
+            held = self._whole(stage)
         return {
             "parameters": self.parameter_bytes * held,
             "gradients": self.gradient_bytes * self.gradients_held(stage),
