@@ -76,14 +76,6 @@ MEMORY = {
 """Path → how memory is managed."""
 
 
-def chain(n: int) -> Graph:
-    """Each op after the one before it."""
-    builder = GraphBuilder("chain")
-    for i in range(n):
-        builder.op(f"op{i}", inputs=[f"op{i - 1}"] if i else [], duration_ns=10, device="d0")
-    return builder.build()
-
-
 def layered(n: int, width: int = 100, *, devices: int = 8, largest: int = 0) -> Graph:
     """Layers of `width` ops on any of the devices, with one to three predecessors in the layer before."""
     draw = random.Random(0)
@@ -117,9 +109,9 @@ def sized(graph: Graph, seed: int = 2) -> Graph:
     return dataclasses.replace(graph, tensor_nbytes=nbytes)
 
 
-def wide(n: int, ready: int) -> Graph:
-    """`ready` independent chains: that many ops are ready at once."""
-    builder = GraphBuilder("wide")
+def chain(n: int, ready: int = 1) -> Graph:
+    """A chain, each op after the one before it, or several: that many ops are ready at once."""
+    builder = GraphBuilder("chain")
     for i in range(n):
         builder.op(f"op{i}", inputs=[f"op{i - ready}"] if i >= ready else [], duration_ns=10, device="d0")
     return builder.build()
@@ -196,7 +188,7 @@ def test_a_task_costs_the_same_in_a_large_graph(path: str) -> None:
 
 
 def test_many_ready_ops_cost_no_more_than_a_few() -> None:
-    few, many = (task_cost(wide(20_000, ready), "plain", 1) for ready in (10, 2_000))
+    few, many = (task_cost(chain(20_000, ready), "plain", 1) for ready in (10, 2_000))
     assert many.us <= 1.2 * few.us
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bench_engine import TwoStreams, chain, layered, machine, wide
+from bench_engine import TwoStreams, chain, layered, machine
 from measure import cost, needs_compiler, seconds
 
 from policies.issue.ready_queue import ReadyQueue
@@ -39,7 +39,7 @@ BYTES = 200
 CASES: dict[str, tuple[Callable[[int], Graph], int]] = {
     "chain": (chain, 1),
     "layered": (layered, 8),
-    "ready": (lambda n: wide(n, min(n, 100_000)), 1),
+    "ready": (lambda n: chain(n, min(n, 100_000)), 1),
 }
 SIZES = [("chain", 100_000), *(("layered", 10**k) for k in (3, 4, 5, 6)), ("ready", 1_000_000)]
 

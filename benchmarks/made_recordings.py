@@ -18,7 +18,7 @@ import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, TextIO, cast
+from typing import Any, Final
 
 _OPERATORS: Final = 200
 
@@ -38,6 +38,18 @@ _OPS: Final = ("aten::add", "aten::linear", "aten::layer_norm", "aten::attention
 _ALL_REDUCE: Final = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevComm*, unsigned long, ncclWork*)"
 
 
+_SHAPES: Final = {
+    "Input Dims": [[16, 512, 1024], [1024, 1024], [1024]],
+    "Input type": ["c10::BFloat16", "c10::BFloat16", "Scalar"],
+    "Input Strides": [[524288, 1024, 1], [1, 1024], [1]],
+    "Concrete Inputs": ["", "", "1e-05"],
+}
+_FRAMES: Final = ("torch/nn/modules/module.py(1751): _wrapped_call_impl", "model.py(212): forward")
+_MEMORY: Final = {"Total Reserved": 2**31, "Bytes": 65536, "Addr": 2**40, "Device Id": 0}
+_LAUNCH: Final = {"registers per thread": 64, "shared memory": 49152, "blocks per SM": 1.5}
+_LAUNCH_SIZES: Final = {"grid": [128, 4, 1], "block": [256, 1, 1], "est. achieved occupancy %": 38}
+
+
 class _Recorder:
     """A process that runs on two threads and two streams, and whose profiler writes events."""
 
@@ -55,20 +67,23 @@ class _Recorder:
         self.drawn = (self.drawn * 6364136223846793005 + 1442695040888963407) % 2**64
         return (self.drawn >> 33) % below
 
+    def event(self, ph: str, cat: str, name: str, start: int, tid: int, **more: Any) -> dict[str, Any]:
+        """Return an event, of the host or of a stream."""
+        own = {"pid": self.pid if tid > 100 else 0, "tid": tid, "ts": start / 1000}
+        return {"ph": ph, "cat": cat, "name": name, **own, **more}
+
     def slice(
         self, cat: str, name: str, start: int, ns: int, tid: int, args: dict[str, Any]
     ) -> dict[str, Any]:
-        """Return an event."""
-        own = {"pid": self.pid if tid > 100 else 0, "tid": tid, "ts": start / 1000, "dur": ns / 1000}
-        return {"ph": "X", "cat": cat, "name": name, **own, "args": args}
+        """Return an event that lasts."""
+        return self.event("X", cat, name, start, tid, dur=ns / 1000, args=args)
 
     def call(self, name: str, tid: int, ns: int) -> Iterator[dict[str, Any]]:
         """Yield a call of the runtime and the end of its flow."""
         self.correlation += 1
         own = {"External id": self.correlation, "cbid": 211, "correlation": self.correlation}
         yield self.slice("cuda_runtime", name, self.now, ns, tid, own)
-        where = {"pid": self.pid, "tid": tid, "ts": self.now / 1000}
-        yield {"ph": "f", "id": self.correlation, **where, "cat": "ac2g", "name": "ac2g", "bp": "e"}
+        yield self.event("f", "ac2g", "ac2g", self.now, tid, id=self.correlation, bp="e")
         self.now += ns + 500
 
     def task(
@@ -77,56 +92,33 @@ class _Recorder:
         """Yield what the last call launched, and the begin of its flow."""
         start = max(self.now + 3000, self.free[stream] + 800, after)
         own = {"External id": self.correlation, "device": 0, "context": 1, "stream": stream}
-        own["correlation"] = self.correlation
-        yield self.slice(cat, name, start, ns, stream, own | more)
-        where = {"pid": 0, "tid": stream, "ts": start / 1000}
-        yield {"ph": "s", "id": self.correlation, **where, "cat": "ac2g", "name": "ac2g"}
+        yield self.slice(cat, name, start, ns, stream, own | {"correlation": self.correlation} | more)
+        yield self.event("s", "ac2g", "ac2g", start, stream, id=self.correlation)
         self.free[stream] = start + ns
 
     def operator(self, k: int, number: int, tid: int, backward: bool) -> Iterator[dict[str, Any]]:
         """Yield the events of an operator with one kernel."""
         kind, begin = k % len(_OPS), self.now
-        shape = {
-            "Input Dims": [[16, 512, 1024], [1024, 1024], [1024]],
-            "Ev Idx": number,
-            "Input type": ["c10::BFloat16", "c10::BFloat16", "Scalar"],
-            "Input Strides": [[524288, 1024, 1], [1, 1024], [1]],
-            "Concrete Inputs": ["", "", "1e-05"],
-        }
         outer = f"autograd::engine::evaluate_function: {_OPS[kind]}Backward0" if backward else _OPS[kind]
         for depth, name in enumerate((outer, _OPS[kind], _OPS[kind] + "_impl", "aten::empty")):
             sequence = {"Sequence number": number, "Fwd thread id": int(backward)} if depth < 2 else {}
-            own = {"External id": self.correlation + 3, "Record function id": 0, **sequence, **shape}
-            yield self.slice("cpu_op", name, begin + 100 * depth, 30_000 - 1000 * depth, tid, own)
-        for depth, line in enumerate(
-            ("torch/nn/modules/module.py(1751): _wrapped_call_impl", "model.py(212): forward")
-        ):
+            own = {"External id": self.correlation + 3, "Record function id": 0, "Ev Idx": number}
+            args = own | sequence | _SHAPES
+            yield self.slice("cpu_op", name, begin + 100 * depth, 30_000 - 1000 * depth, tid, args)
+        for depth, line in enumerate(_FRAMES):
             parent = {"Python parent id": number, "Python id": 2 * number + depth, "Ev Idx": number}
             name = f"/usr/local/lib/python3.12/site-packages/{line}"
             yield self.slice("python_function", name, begin, 30_000, tid, parent)
-        memory = {
-            "Total Reserved": 2**31,
-            "Total Allocated": 2**30 + number,
-            "Bytes": 65536,
-            "Addr": 2**40,
-            "Device Id": 0,
-        }
-        where = {"pid": self.pid, "tid": tid, "ts": begin / 1000}
-        yield {"ph": "i", "cat": "cpu_instant_event", "s": "t", "name": "[memory]", **where, "args": memory}
+        memory = _MEMORY | {"Total Allocated": 2**30 + number}
+        yield self.event("i", "cpu_instant_event", "[memory]", begin, tid, s="t", args=memory)
         self.now += 4000 + self.draw(4000)
         yield from self.call("cudaStreamIsCapturing", tid, 400)
         yield from self.call("cudaFuncSetAttribute", tid, 600)
         yield from self.call("cudaLaunchKernel", tid, 4000 + self.draw(1000))
-        facts = {
-            "registers per thread": 64,
-            "shared memory": 49152,
-            "blocks per SM": 1.5,
-            "warps per SM": 12.0,
-            "grid": [128, 4, 1],
-            "block": [256, 1, 1],
-            "est. achieved occupancy %": 38,
-        }
-        yield from self.task(_KERNELS[kind], "kernel", 7, 5000 + self.draw(20_000), **facts)
+        ns = 5000 + self.draw(20_000)
+        yield from self.task(
+            _KERNELS[kind], "kernel", 7, ns, **_LAUNCH, **_LAUNCH_SIZES, **{"warps per SM": 12.0}
+        )
 
     def all_reduce(self, tid: int) -> Iterator[dict[str, Any]]:
         """Yield a collective on a stream of its own, which waits for the other one, and is waited for."""
@@ -153,26 +145,23 @@ class _Recorder:
                 yield from self.all_reduce(4001)
         yield from self.call("cudaMemcpyAsync", 4000, 5000)
         yield from self.task("Memcpy DtoH (Device -> Pinned)", "gpu_memcpy", 7, 1200, bytes=4)
-        begin = self.now
-        yield from self.call("cudaStreamSynchronize", 4000, max(2000, self.free[7] + 2000 - begin))
+        yield from self.call("cudaStreamSynchronize", 4000, max(2000, self.free[7] + 2000 - self.now))
 
 
 def write_recording(path: Path, steps: int, *, rank: int = 0, world_size: int = 1) -> int:
-    """Write the trace of so many training steps, gzipped if its name says so; return its number of events."""
-    recorder, events = _Recorder(rank, world_size), 0
-    info = {"backend": "nccl", "rank": rank, "world_size": world_size, "pg_count": 1}
+    """Write the trace of so many training steps, gzipped; return its number of events."""
+    recorder, n = _Recorder(rank, world_size), 1
     head = {
         "schemaVersion": 1,
         "deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}],
-        "distributedInfo": info,
+        "distributedInfo": {"backend": "nccl", "rank": rank, "world_size": world_size, "pg_count": 1},
     }
-    with cast("TextIO", (gzip.open if path.suffix == ".gz" else open)(path, "wt", encoding="utf-8")) as out:
+    with gzip.open(path, "wt", encoding="utf-8") as out:
         process = {"ph": "M", "ts": 0, "pid": recorder.pid, "tid": 0, "args": {"name": "python3"}}
         out.write(json.dumps(head)[:-1] + ',\n  "traceEvents": [\n')
         out.write(json.dumps({"name": "process_name", **process}))
-        for number in range(steps):
-            for event in recorder.step(number):
-                out.write(",\n" + json.dumps(event))
-                events += 1
+        for event in (event for number in range(steps) for event in recorder.step(number)):
+            out.write(",\n" + json.dumps(event))
+            n += 1
         out.write('\n  ],\n  "traceName": "made.pt.trace.json"\n}\n')
-    return events + 1
+    return n

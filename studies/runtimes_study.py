@@ -1,14 +1,12 @@
 """The same graphs under every runtime: makespan, host time, why devices idle, peak memory.
 
 Three graphs that runtimes treat differently: one with branches, a transformer block (three products side by
-side, then a chain), and a loop whose body has a slow op beside the chain. The branchy one is a graph file:
-
-    python -m studies.runtimes_study scenarios/examples/graphs/inception_v1.json.gz
+side, then a chain), and a loop whose body has a slow op beside the chain. The branchy one is a graph file
+(`notebooks/02_one_graph_many_policies.ipynb`).
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -17,7 +15,6 @@ from devices.machine import make_machine
 from scenarios.fields.policy_fields import PolicyFields
 from scenarios.file.document import Document
 from scenarios.file.yaml_read import Node, Place
-from scenarios.importers import load_graph
 from scenarios.ops.control_flow import while_loop
 from scenarios.run.decisions import resolve
 from scenarios.run.execute import run_case
@@ -180,16 +177,3 @@ def compare_runtimes(graphs: Iterable[Graph], runtimes: Iterable[str]) -> pd.Dat
                     }
                 )
     return pd.DataFrame(rows)
-
-
-def main() -> None:
-    """Print the table for graph files, the transformer block and the loop."""
-    parser = argparse.ArgumentParser(description="Graphs under every runtime.")
-    parser.add_argument("graphs", nargs="*", help="graph files of any known format")
-    graphs = [load_graph(path) for path in parser.parse_args().graphs]
-    table = compare_runtimes([*graphs, transformer_block(), loop()], frameworks())
-    print(table.drop(columns="cannot run").to_string(index=False, na_rep="-"))
-
-
-if __name__ == "__main__":
-    main()

@@ -33,9 +33,16 @@ from scenarios.recorded.setup import run_recorded
 from sim import Graph
 from sim.base.errors import InputError
 from studies.recorded_ranks import load_ranks, markdown, ms
-from studies.what_if_reality.measures import Measures, recorded, simulated
-from studies.what_if_reality.ranges import ranges_of, without
-from studies.what_if_reality.transplant import host_work_ns, with_host, with_kernels
+from studies.what_if_reality.transplant import (
+    Measures,
+    host_work_ns,
+    ranges_of,
+    recorded,
+    simulated,
+    with_host,
+    with_kernels,
+    without,
+)
 
 
 class Prediction(NamedTuple):

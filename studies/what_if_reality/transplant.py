@@ -23,13 +23,123 @@ from dataclasses import replace
 from difflib import SequenceMatcher
 from fractions import Fraction
 from itertools import accumulate, groupby, pairwise
+from typing import Final, NamedTuple
 
 import numpy as np
 
+from scenarios.importers.files import items
+from scenarios.importers.kineto.kineto_events import read_events
 from scenarios.recorded import select as roles
 from scenarios.recorded.durations import faster_host
+from scenarios.recorded.setup import as_recorded
 from sim import Graph
+from sim.base.arrays import IntArray
 from sim.base.errors import InputError
+from sim.base.files import StrPath
+from sim.base.intervals import union
+from sim.base.units import round_half_up
+from sim.trace import Trace
+
+# --------------------------------------------------------------------------------------------------------
+# What a recording and a simulated run have in common to be compared: span, busy time, idle time, step.
+
+
+class Measures(NamedTuple):
+    """How long a run took, in ns.
+
+    Attributes
+    ----------
+    span : int
+        From the first op to the end of the last, of host and GPU.
+    busy : int
+        The GPU ran something; of several GPUs, together.
+    step : int
+        What was asked for: the whole span, or the median time from one kernel of a name to the next.
+    """
+
+    span: int
+    busy: int
+    step: int
+
+    @property
+    def idle(self) -> int:
+        """The GPU ran nothing."""
+        return self.span - self.busy
+
+
+def recorded(graph: Graph, step: str | None = None) -> Measures:
+    """Return what was recorded."""
+    was = as_recorded(graph)
+    return _measures(graph, was.op, was.start_ns, was.end_ns, step)
+
+
+def simulated(trace: Trace, step: str | None = None) -> Measures:
+    """Return what happened in a run."""
+    tasks = trace.tasks
+    return _measures(trace.job.graph, tasks["op"], tasks["start_ns"], tasks["end_ns"], step)
+
+
+def _measures(graph: Graph, op: IntArray, start: IntArray, end: IntArray, step: str | None) -> Measures:
+    kernels = [str(graph.attributes.get(each, {}).get("kernel", "")) for each in op.tolist()]
+    on_gpu = np.array([name != "" for name in kernels])
+    busy = int(union(start[on_gpu], end[on_gpu], graph.pin_code[op][on_gpu]).lengths(len(graph.pins)).sum())
+    span = int(end.max() - start.min())
+    if step is None:
+        return Measures(span, busy, span)
+    marks = np.sort(start[[step in name for name in kernels]])
+    if len(marks) < 2:
+        raise InputError(f"{graph.name}: {len(marks)} kernels are called *{step}*, so there is no step")
+    return Measures(span, busy, int(np.median(np.diff(marks))))
+
+
+# --------------------------------------------------------------------------------------------------------
+# What the host did inside named ranges of a trace, such as the data loader's: a what-if without it.
+#
+# ::
+#
+#     thread   ──[enumerate(DataLoader)#...__next__   ]──[launch]──[launch]
+#     host op   [ host.7, from the last call to this one ]
+#
+#     without   [      ]──[launch]──[launch]
+#
+# Profilers note ranges as operators or annotations of a thread. A host op lasts since the call before it, so
+# that a range is a part of it.
+
+_NOTES: Final = frozenset({"operator", "cpu_op", "user_annotation"})
+
+
+def ranges_of(path: StrPath, name: str) -> tuple[IntArray, IntArray]:
+    """Return begin and end of the ranges whose names contain a text, in ns from the first call, in order.
+
+    Raises
+    ------
+    InputError
+        There is none.
+    """
+    found = [
+        (event["ts"], Fraction(event["ts"]) + Fraction(event["dur"]))
+        for event in items(path, "a trace", "traceEvents", {})
+        if event.get("ph") == "X"
+        and str(event.get("cat", "")).lower() in _NOTES
+        and name in str(event.get("name"))
+    ]
+    if not found:
+        raise InputError(f"{path}: no range of the host is called *{name}*")
+    begin_ns = read_events(path)[0].begin_ns
+    ns = np.array([[round_half_up(1000 * Fraction(us)) - begin_ns for us in each] for each in found])
+    alone = union(ns[:, 0], ns[:, 1], np.zeros(len(ns), np.int64))
+    return alone.start, alone.end
+
+
+def without(graph: Graph, start: IntArray, end: IntArray) -> Graph:
+    """Return the graph of a recording whose host does nothing in ranges, which are apart and in order."""
+    ns = graph.duration_ns.copy()
+    for op, own in graph.attributes.items():
+        if "thread" in own and "recorded_start_ns" in own:
+            begin = int(own["recorded_start_ns"])
+            inside = np.minimum(end, begin + int(ns[op])) - np.maximum(start, begin)
+            ns[op] -= int(np.maximum(inside, 0).sum())
+    return replace(graph, duration_ns=ns)
 
 
 def tasks_of(graph: Graph) -> list[int]:

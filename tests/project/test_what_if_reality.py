@@ -20,9 +20,17 @@ from scenarios.recorded.setup import run_recorded
 from sim import Graph, GraphBuilder
 from sim.base.errors import InputError
 from studies.what_if_reality.__main__ import main, predictions
-from studies.what_if_reality.measures import Measures, recorded, simulated
-from studies.what_if_reality.ranges import ranges_of, without
-from studies.what_if_reality.transplant import host_work_ns, tasks_of, with_host, with_kernels
+from studies.what_if_reality.transplant import (
+    Measures,
+    host_work_ns,
+    ranges_of,
+    recorded,
+    simulated,
+    tasks_of,
+    with_host,
+    with_kernels,
+    without,
+)
 
 STREAMS = st.sampled_from([7, 20])
 STEPS = st.one_of(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from studies.zero_bubble.zero_bubble_model import (
     BANDWIDTH_BYTES_PER_S,
     BARE,
     OPTIMIZER_BYTES,
-    SCHEDULES,
     Fit,
     Measured,
     Step,
@@ -69,26 +68,70 @@ zero-bubble schedules check afterwards, so a step takes the longest span of a de
 
 _GROUPS = ("fewest", "middle", "most")
 
-_Part = tuple[str, list[Measured]]
-"""A part of the rows, with its name."""
-
 
 def report_text(rows: Sequence[Measured]) -> str:
     """Return the report in Markdown; the same rows give the same text."""
     by = fit([row for row in rows if row.group == FITTED])
-    return "\n".join([*_summary(rows, by), *_left_out(rows), *_alone(rows), *_table(rows, by)]) + "\n"
+    thirds, models, schedules = (
+        _parts(rows, lambda row: f"{_GROUPS[row.group]} micro-batches"),
+        _parts(rows, lambda row: row.model),
+        _parts(rows, lambda row: row.schedule),
+    )
+    alone = {name: fit(part) for name, part in (thirds | models | schedules).items()}
+    out = {name: _held_out(rows, part) for name, part in (models | schedules).items()}
+    closed = {name: _held_out(rows, part, closed_form_ns)[1] for name, part in (models | schedules).items()}
+    rest = [row for row in rows if row.group != FITTED]
+    worst = max(rest, key=lambda row: abs(error(row, by)))
+    steps = [row.optimizer_ns / 1e6 for row in rows]
+    by_formula = fit([row for row in rows if row.group == FITTED], closed_form_ns)
+    text = _TEXT.format(
+        bare=_percent(mean_error(rows, BARE, schedule_ns)),
+        mean=_percent(mean_error(rest, by)),
+        mean_exactly=_percent(mean_error(rest, by), 2),
+        closed_mean=_percent(mean_error(rest, by_formula, closed_form_ns), 2),
+        models=_percent(max(out[name][1] for name in models)),
+        schedules=_percent(max(out[name][1] for name in schedules)),
+        rest=len(rest),
+        largest=_percent(abs(error(worst, by))),
+        where=f"{worst.schedule}, {worst.model}, {worst.micro_batches} micro-batches",
+        dispatch=by.dispatch_ns / 1e6,
+        slow_down=by.slow_down,
+        least_dispatch=min(one.dispatch_ns for one in alone.values()) / 1e6,
+        most_dispatch=max(one.dispatch_ns for one in alone.values()) / 1e6,
+        least_slow=min(one.slow_down for one in alone.values()),
+        most_slow=max(one.slow_down for one in alone.values()),
+        optimizer_bytes=OPTIMIZER_BYTES,
+        bandwidth=BANDWIDTH_BYTES_PER_S / 1e12,
+        least=min(steps),
+        most=max(steps),
+    )
+    paragraphs = (" ".join(paragraph.split()) for paragraph in text.strip().split("\n\n"))
+    parts = [each if each.startswith("#") else textwrap.fill(each, 110) for each in paragraphs]
+    parts += [
+        "## Judged by what was left out",
+        "Both parameters fitted on all other rows; mean errors on the rows left out.",
+        _table(
+            "left out | slow-down | slot, ms | simulated | closed form",
+            [[name, *_shown(of), _percent(off), _percent(closed[name])] for name, (of, off) in out.items()],
+        ),
+        "## Fitted on one part alone",
+        _table("fitted on | slow-down | slot, ms", [[name, *_shown(of)] for name, of in alone.items()]),
+        "## Every row",
+        "Samples per GPU and second; errors as a share of the measured value.",
+        _table(
+            "model | GPUs | micro-batches | schedule | measured | bare | error | predicted | error |",
+            [_cells(row, by) for row in rows],
+        ),
+    ]
+    return "\n\n".join(parts) + "\n"
 
 
-def _thirds(rows: Sequence[Measured]) -> list[_Part]:
-    return [(f"{words} micro-batches", [r for r in rows if r.group == i]) for i, words in enumerate(_GROUPS)]
-
-
-def _models(rows: Sequence[Measured]) -> list[_Part]:
-    return [(name, [r for r in rows if r.model == name]) for name in dict.fromkeys(r.model for r in rows)]
-
-
-def _schedules(rows: Sequence[Measured]) -> list[_Part]:
-    return [(name, [r for r in rows if r.schedule == name]) for name in SCHEDULES]
+def _parts(rows: Sequence[Measured], name_of: Callable[[Measured], str]) -> dict[str, list[Measured]]:
+    """Return parts of the rows by name."""
+    parts: dict[str, list[Measured]] = {}
+    for row in rows:
+        parts.setdefault(name_of(row), []).append(row)
+    return parts
 
 
 def _held_out(rows: Sequence[Measured], out: Sequence[Measured], step: Step = step_ns) -> tuple[Fit, float]:
@@ -97,103 +140,32 @@ def _held_out(rows: Sequence[Measured], out: Sequence[Measured], step: Step = st
     return by, mean_error(out, by, step)
 
 
-def _summary(rows: Sequence[Measured], by: Fit) -> list[str]:
-    rest = [row for row in rows if row.group != FITTED]
-    worst = max(rest, key=lambda row: abs(error(row, by)))
-    steps = [row.optimizer_ns / 1e6 for row in rows]
-    closed = fit([row for row in rows if row.group == FITTED], closed_form_ns)
-    alone = [fit(part) for _, part in (*_models(rows), *_schedules(rows), *_thirds(rows))]
-    text = _TEXT.format(
-        bare=_percent(mean_error(rows, BARE, schedule_ns)),
-        mean=_percent(mean_error(rest, by)),
-        mean_exactly=_percent(mean_error(rest, by), 2),
-        closed_mean=_percent(mean_error(rest, closed, closed_form_ns), 2),
-        models=_percent(max(_held_out(rows, part)[1] for _, part in _models(rows))),
-        schedules=_percent(max(_held_out(rows, part)[1] for _, part in _schedules(rows))),
-        rest=len(rest),
-        largest=_percent(abs(error(worst, by))),
-        where=f"{worst.schedule}, {worst.model}, {worst.micro_batches} micro-batches",
-        dispatch=by.dispatch_ns / 1e6,
-        slow_down=by.slow_down,
-        least_dispatch=min(one.dispatch_ns for one in alone) / 1e6,
-        most_dispatch=max(one.dispatch_ns for one in alone) / 1e6,
-        least_slow=min(one.slow_down for one in alone),
-        most_slow=max(one.slow_down for one in alone),
-        optimizer_bytes=OPTIMIZER_BYTES,
-        bandwidth=BANDWIDTH_BYTES_PER_S / 1e12,
-        least=min(steps),
-        most=max(steps),
-    )
-    lines: list[str] = []
-    for paragraph in text.strip().split("\n\n"):
-        joined = " ".join(paragraph.split())
-        lines += [joined if joined.startswith("#") else textwrap.fill(joined, 110), ""]
-    return lines
+def _table(head: str, rows: Sequence[Sequence[str]]) -> str:
+    lines = [f"| {head} |", "|---" * (head.count("|") + 1) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
+    return "\n".join(lines)
 
 
-def _left_out(rows: Sequence[Measured]) -> list[str]:
-    lines = [
-        "## Judged by what was left out",
-        "",
-        "Both parameters fitted on all other rows; mean errors on the rows left out.",
-        "",
-        "| left out | slow-down | slot, ms | simulated | closed form |",
-        "|---|---|---|---|---|",
+def _shown(by: Fit) -> list[str]:
+    return [f"{by.slow_down:.3f}", f"{by.dispatch_ns / 1e6:.2f}"]
+
+
+def _cells(row: Measured, by: Fit) -> list[str]:
+    return [
+        row.model,
+        str(row.devices),
+        f"{row.micro_batches} × {row.micro_batch}",
+        row.schedule,
+        f"{row.throughput:g}",
+        f"{predict(row, BARE, schedule_ns):.2f}",
+        f"{100 * error(row, BARE, schedule_ns):+.1f} %",
+        f"{predict(row, by):.2f}",
+        f"{100 * error(row, by):+.1f} %",
+        "fitted" if row.group == FITTED else "",
     ]
-    for name, part in (*_models(rows), *_schedules(rows)):
-        by, mean = _held_out(rows, part)
-        _, closed = _held_out(rows, part, closed_form_ns)
-        cells = [name, f"{by.slow_down:.3f}", f"{by.dispatch_ns / 1e6:.2f}", _percent(mean), _percent(closed)]
-        lines.append(f"| {' | '.join(cells)} |")
-    return [*lines, ""]
-
-
-def _alone(rows: Sequence[Measured]) -> list[str]:
-    lines = [
-        "## Fitted on one part alone",
-        "",
-        "| fitted on | slow-down | slot, ms |",
-        "|---|---|---|",
-    ]
-    for name, part in (*_thirds(rows), *_models(rows), *_schedules(rows)):
-        by = fit(part)
-        lines.append(f"| {name} | {by.slow_down:.3f} | {by.dispatch_ns / 1e6:.2f} |")
-    return [*lines, ""]
-
-
-def _table(rows: Sequence[Measured], by: Fit) -> list[str]:
-    lines = [
-        "## Every row",
-        "",
-        "Samples per GPU and second; errors as a share of the measured value.",
-        "",
-        "| model | GPUs | micro-batches | schedule | measured | bare | error | predicted | error | |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        bare = predict(row, BARE, schedule_ns)
-        cells = [
-            row.model,
-            str(row.devices),
-            f"{row.micro_batches} × {row.micro_batch}",
-            row.schedule,
-            f"{row.throughput:g}",
-            f"{bare:.2f}",
-            _signed(error(row, BARE, schedule_ns)),
-            f"{predict(row, by):.2f}",
-            _signed(error(row, by)),
-            "fitted" if row.group == FITTED else "",
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
 
 
 def _percent(share: float, digits: int = 1) -> str:
     return f"{100 * share:.{digits}f} %"
-
-
-def _signed(share: float) -> str:
-    return f"{100 * share:+.1f} %"
 
 
 def text() -> str:
