@@ -26,9 +26,7 @@ from typing import Any, Final, NamedTuple
 from devices.cost.calibration import Calibration, load_calibration, save_calibration
 from sim.base.errors import InfeasibleError, InputError, RunError, SimError, UnknownNameError
 from sim.base.files import check_writable, write_text
-from validation.calibrate import DisturbedError, calibrate, not_calibrated
-from validation.calibrate.journal import Journal
-from validation.calibrate.session import LATE
+from validation.calibrate import calibrate
 from validation.cases import step_files
 from validation.cases.backends import Executor, make_backend, provenance
 from validation.cases.draws import EXPERIMENTS, NOT_MEASURED
@@ -150,8 +148,7 @@ def list_steps(backend: str, out: Path, experiments: Sequence[str], *, calibrate
     lines.append(f"{'in all, at most':26} {sum(step.budget_s for step in listed):4d} s")
     lines += [
         f"Nothing is written outside {out} but matplotlib's cache of fonts.",
-        "What is interrupted goes on where it was when the command is given again: calibration.part has the",
-        "blocks that are done, measurements/ every case that is done.",
+        "What is interrupted goes on with the next step, or case, when the command is given again.",
         f"Here: Python {platform.python_version()}, {sys.executable}.",
     ]
     needed = {word for step in listed for word in step.needs.split(", ")}
@@ -293,71 +290,28 @@ def run(
     out.mkdir(parents=True, exist_ok=True)
     check_writable(out / "report.md")  # before anything is measured
     file = calibration_file or out / "calibration.json"
-    if calibration_file is None and (_journal(file).exists() or not file.exists()):
-        _calibrate(backend, executor, file, limit_s, deadline, say)
+    if calibration_file is None and not file.exists():
+        say(f"calibrating {backend}")
+        # Half of the time; then what can be done without is left out.
+        half = None if limit_s is None else time.monotonic() + limit_s / 2
+        save_calibration(calibrate(backend, executor, deadline=half), file)
     calibration = load_calibration(file)
     if calibration.backend != backend:
         raise InputError(f"{file} is a calibration of {calibration.backend}, not of {backend}")
     experiments = [name for name in experiments if _count(name, backend)]
-    for once_more in (False, True)[: 1 if deadline is None else 2]:  # what the time was up for
-        for k, name in enumerate(experiments):
-            anew = again and not once_more
-            if not anew and not _unfinished(out, name):
-                if not once_more:
-                    say(f"{name}: measured before")
-                continue
-            until = deadline if once_more else _share(backend, experiments[k:], deadline)
-            try:
-                if anew and days.keep_day(out, name) is not None:
-                    say(f"{name}: the earlier measurement is kept")
-                _experiment(name, out, executor, calibration, runs, until, anew, say)
-            except SimError as error:
-                say(f"{name}: {error}")
-            except Exception:  # whatever a library raises loses one experiment, and not the others
-                say(f"{name}: {traceback.format_exc()}")
-    return None if _lack("simpy") else write_report(out, backend, calibration, experiments)
-
-
-def _journal(file: Path) -> Path:
-    """Return where the blocks of a calibration are kept that is not whole yet."""
-    return file.with_suffix(".part")
-
-
-def _calibrate(
-    backend: str, executor: Executor, file: Path, limit_s: float | None, deadline: float | None,
-    say: Callable[[str], None],
-) -> None:  # fmt: skip
-    """Calibrate and write it; when the machine was disturbed, go on from the last good block if time is left.
-
-    With a limit, half of it is for calibrating; then what can be done without is left out. A further run
-    takes it up, as long as the machine is in the state in which the rest was calibrated.
-    """
-    half = None if deadline is None or limit_s is None else deadline - limit_s / 2
-    journal = _journal(file)
-    if file.exists() and not Journal(backend, journal, executor.sentinel_ns()).taken_up:
-        say("the calibration stays as it is: the machine is in another state than when it was begun")
-        return
-    say(f"calibrating {backend}")
-    while True:
+    for name in experiments:
+        if not again and not _unfinished(out, name):
+            say(f"{name}: measured before")
+            continue
         try:
-            found = calibrate(backend, executor, journal=journal, deadline=half)
-            break
-        except DisturbedError as error:
-            say(str(error))
-            if half is None or time.monotonic() > half:
-                raise
-    save_calibration(found, file)
-    if not any(why.endswith(LATE) for why in not_calibrated(found).values()):
-        journal.unlink(missing_ok=True)
-
-
-def _share(backend: str, experiments: Sequence[str], deadline: float | None) -> float | None:
-    """Return until when the first of some experiments may begin cases, so that the others get their share."""
-    if deadline is None:
-        return None
-    budget = [BUDGET_S[backend][name] for name in experiments]
-    now = time.monotonic()
-    return now + max(0.0, deadline - now) * budget[0] / sum(budget)
+            if again and days.keep_day(out, name) is not None:
+                say(f"{name}: the earlier measurement is kept")
+            _experiment(name, out, executor, calibration, runs, deadline, again, say)
+        except SimError as error:
+            say(f"{name}: {error}")
+        except Exception:  # whatever a library raises loses one experiment, and not the others
+            say(f"{name}: {traceback.format_exc()}")
+    return None if _lack("simpy") else write_report(out, backend, calibration, experiments)
 
 
 def _experiment(

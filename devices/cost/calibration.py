@@ -50,7 +50,7 @@ class Calibration:
     provenance : mapping
         Device, driver, library versions, clocks, protocol, date.
     quantities : mapping of str to mapping
-        Summaries (`validation.host.statistics.Summary`) by name; medians are used.
+        Summaries (`validation.real.statistics.Summary`) by name; medians are used.
     tables : sequence of mapping
         As in the file.
     sentinels : sequence of mapping
@@ -83,7 +83,7 @@ class Calibration:
         """Return what the durations of a context contain, and in which data types they were measured.
 
         On a GPU a duration is that of a chain over its length, so the gap is in it, and plans compute in bf16
-        (`validation.calibrate.blocks.gpu_costs`). Host backends time each op by itself.
+        (`validation.calibrate.gpu_costs`). Host backends time each op by itself.
         """
         _, _, dtype = context.partition(", ")
         if self.backend != "cuda":

@@ -21,7 +21,7 @@ from sim.job.build_job import make_job
 from sim.record.plan import Plan
 from validation import calibrate as calibrating
 from validation import steps
-from validation.calibrate.blocks.gpu_costs import BATCHES
+from validation.calibrate.gpu_costs import BATCHES
 from validation.cases import step_files
 from validation.cases.case import Case, CaseOp
 from validation.cases.draws import draw
@@ -297,7 +297,7 @@ sys.meta_path.insert(0, Blocked())
 sys.path.insert(0, "tests")
 from fake_torch import Driver, Torch
 from validation.gpu.cuda import Cuda
-from validation.calibrate.blocks.gpu_costs import BATCHES
+from validation.calibrate.gpu_costs import BATCHES
 from validation.cases import backends
 from validation.command import main
 import validation.gpu.cuda

@@ -1,12 +1,10 @@
-"""What a GPU is calibrated for: contexts, repeats, copies in company; the journal; the device's state."""
+"""What a GPU is calibrated for: contexts, repeats, copies in company; the device's state."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import subprocess
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import fake_h200
@@ -19,9 +17,8 @@ from sim.base.errors import InfeasibleError, RunError
 from sim.job.job import Job
 from sim.record.plan import Plan
 from validation.calibrate import DisturbedError, calibrate, not_calibrated
-from validation.calibrate.blocks.gpu_costs import REPEATS
-from validation.calibrate.blocks.grid import durations
-from validation.calibrate.journal import Journal
+from validation.calibrate.gpu_costs import REPEATS
+from validation.calibrate.grid import durations
 from validation.calibrate.session import Session
 from validation.cases.case import Case, CaseOp
 from validation.cases.draws import draw
@@ -30,12 +27,11 @@ from validation.experiments import memory_experiment
 from validation.experiments.contexts import blended, durations_ns
 from validation.experiments.predict import predict_case
 from validation.gpu import torch_device
-from validation.gpu.capture import captured
 from validation.gpu.cuda import Cuda
 from validation.gpu.gpu_probes import issue_costs_ns
 from validation.gpu.torch_device import DeviceState, smi_facts
 from validation.gpu.torch_memory import idle_streams
-from validation.gpu.torch_work import TorchWork
+from validation.gpu.torch_work import TorchWork, captured
 from validation.real.work import Observation
 
 US = 1000
@@ -202,23 +198,6 @@ def test_without_any_product_there_is_no_calibration(monkeypatch: pytest.MonkeyP
         calibrate("cuda", unsteady)
 
 
-# -- the journal -----------------------------------------------------------------------------------
-
-
-def test_a_journal_gives_back_what_is_done_while_the_machine_is_the_same(tmp_path: Path) -> None:
-    path = tmp_path / "calibration.part"
-    first = Journal("cuda", path, 1000)
-    for values in ([1.0], [2.0]):
-        key, found = first.found("streams")
-        assert found is None
-        first.add(key, {"a": values}, [{"block": "streams", "accepted": True, "before": 1, "after": 1}])
-    again = Journal("cuda", path, 1010)
-    assert [again.found("streams")[1] for _ in range(3)] == [{"a": [1.0]}, {"a": [2.0]}, None]
-    assert len(again.sentinels) == 1
-    assert Journal("cuda", path, 1050).found("streams")[1] is None  # other clocks
-    assert Journal("timer", path, 1000).found("streams")[1] is None
-
-
 # -- the device ------------------------------------------------------------------------------------
 
 
@@ -333,10 +312,3 @@ def test_an_allocator_with_other_rules_is_not_compared() -> None:
     torch.cuda.memory_snapshot = lambda: [{"stream": 0, "is_expandable": True}]  # type: ignore[method-assign]
     with pytest.raises(InfeasibleError, match="expandable segments"):
         idle_streams(torch, 1)
-
-
-def test_a_journal_is_json(tmp_path: Path) -> None:
-    path = tmp_path / "deep" / "calibration.part"
-    journal = Journal("cuda", path, None)
-    journal.add(journal.found("x")[0], {"a": [1.0]}, [])
-    assert json.loads(path.read_text())["blocks"] == {"x 0": {"a": [1.0]}}

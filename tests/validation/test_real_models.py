@@ -10,7 +10,7 @@ import pytest
 
 from devices.cost.calibration import Calibration
 from sim.base.errors import RunError
-from validation.calibrate.blocks.gpu_costs import BATCHES, model_steps
+from validation.calibrate.gpu_costs import BATCHES, model_steps
 from validation.calibrate.session import Session
 from validation.cases.draws import draw, step_case
 from validation.experiments.predict import predict_case

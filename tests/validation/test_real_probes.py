@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from devices.cost.calibration import Calibration
 from sim.base.errors import InfeasibleError, InputError, RunError
-from validation.calibrate.blocks.calibration_probes import ALLOCATION_BYTES, COPY_BYTES, probes
-from validation.calibrate.blocks.piecewise import fit_pieces
+from validation.calibrate.calibration_probes import ALLOCATION_BYTES, COPY_BYTES, fit_pieces, probes
 from validation.calibrate.session import Session
 from validation.gpu import gpu_probes as probing
 from validation.gpu.cuda import Cuda
@@ -122,10 +121,9 @@ def test_all_probes_land_in_a_calibration(session: Session, torch: Torch) -> Non
         assert {"median", "mad", "p05", "p95", "low", "high", "n"} <= set(tables[key]["statistics"][0])
     assert [row[0] for row in tables["allocation", "fresh"]["rows"]] == ALLOCATION_BYTES
     assert set(session.samples) == {
-        "allocator_rounding_bytes", "duplex_slowdown_ppm", "event_across_added_ns", "event_within_added_ns",
+        "duplex_slowdown_ppm", "event_across_added_ns", "event_within_added_ns",
         "queue_depth", *(f"issue_{kind}_ns" for kind in ("copy", "graph", "kernel", "record", "wait")),
     }  # fmt: skip
-    assert set(session.samples["allocator_rounding_bytes"]) == {512}
     found = Calibration("cuda", "fake", {}, {}, session.tables)
     assert found.lookup("copy-h2d", context="pageable", nbytes=1 << 20) == KERNEL_NS
 
@@ -153,17 +151,9 @@ def test_a_probe_that_fails_says_so_and_loses_no_other(session: Session, torch: 
     torch.cuda.empty_cache = broken  # type: ignore[method-assign]
     probes(session, torch)
     lost = [entry for entry in session.sentinels if not entry["accepted"]]
-    assert len(lost) == len(ALLOCATION_BYTES) + 1
+    assert len(lost) == len(ALLOCATION_BYTES)
     assert {entry["why"] for entry in lost} == {"not measured: RuntimeError: CUDA error: no such thing"}
     assert "queue_depth" in session.samples
-
-
-def test_rounding_that_is_not_the_models_is_told(session: Session, torch: Torch) -> None:
-    right = torch.cuda.allocator.alloc
-    torch.cuda.allocator.alloc = lambda n, stream: right(n + 512, stream)  # type: ignore[method-assign]
-    probes(session, torch)
-    [why] = [entry["why"] for entry in session.sentinels if not entry["accepted"]]
-    assert "an allocation of 1 bytes took 1024" in why
 
 
 # -- pieces of alpha + beta n -----------------------------------------------------------------------

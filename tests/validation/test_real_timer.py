@@ -24,9 +24,9 @@ from sim.machine.links import Link
 from sim.machine.machine import Host
 from sim.record.plan import Plan
 from validation.cases.draws import draw
-from validation.host.clock import now_ns, run_queue_ns, sleep_until
+from validation.real.clock import now_ns, run_queue_ns, sleep_until
 from validation.real.driver import Driver
-from validation.real.thread_events import Event
+from validation.real.lanes import Event
 from validation.real.threads import NumpyWork, Threads
 from validation.real.timer import Timer
 

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from devices.cost.calibration import Calibration, load_calibration, load_tables, save_calibration
 from devices.machine import make_device, make_machine
 from scenarios.cli import app
-from sim import Device, GraphBuilder
+from sim import GraphBuilder
 from sim.base.errors import InputError, RunError, UnknownNameError
 from sim.base.plugins import Origin
 from sim.job.costs import costs_ns
@@ -28,16 +28,15 @@ from sim.policy import Policy
 from tools.pages.validation import page
 from validation import calibrate as calibrating
 from validation import steps
-from validation.calibrate import session
-from validation.calibrate.blocks import grid
+from validation.calibrate import grid, session
 from validation.cases import step_files
 from validation.cases.case import Case, CaseOp
 from validation.cases.draws import EXPERIMENTS, draw
 from validation.experiments.measure import measure
 from validation.experiments.predict import draw_plans, predict, predict_case
 from validation.experiments.prediction_errors import inversions, rebuild, spread
-from validation.host.statistics import kendall_tau, summary
 from validation.real.gate import Sentinel, verdict
+from validation.real.statistics import kendall_tau, summary
 from validation.real.timer import Timer
 from validation.real.work import Observation
 from validation.report.experiment_report import experiment_report, report
@@ -478,15 +477,15 @@ def test_recorded_timer_runs_meet_the_goals(folder: Path) -> None:
 
 @pytest.mark.parametrize("folder", TIMER, ids=lambda folder: folder.name)
 def test_a_planted_model_fault_fails_the_report(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Case._device
+    right = Case._costs
 
-    def twice(self: Case, *given: Any) -> Device:
-        device = right(self, *given)
-        return dataclasses.replace(device, issue_ns=2 * device.issue_ns)
+    def twice(self: Case, *given: Any) -> dict[str, Any]:
+        costs = right(self, *given)
+        return costs | {"issue_ns": 2 * costs["issue_ns"]}
 
     found = load_calibration(folder / "calibration.json")
     assert experiment_report("a-chain", folder, "timer", found, recompute=True)["status"] == "met"
-    monkeypatch.setattr(Case, "_device", twice)
+    monkeypatch.setattr(Case, "_costs", twice)
     faulty = report(folder, "timer", found, ["a-chain"], recompute=True)
     assert faulty["failed"]
     assert "prediction.mean" in faulty["experiments"][0]["why"]

@@ -19,11 +19,15 @@ from validation.experiments.measure import measure
 from validation.experiments.predict import draw_plans, predict
 from validation.gpu.cuda import Cuda
 from validation.gpu.torch_memory import run_steps
-from validation.report.experiment_report import report
+from validation.report.experiment_report import experiment_report, report
 from validation.report.markdown import to_markdown
 from validation.steps import ALL, choose, list_steps
 
 CALIBRATION = Calibration("cuda", "fake", {"date": "2026-01-01"}, {}, [])
+
+
+def judged(out: Path, *, recompute: bool = False) -> dict[str, Any]:
+    return experiment_report(memory_experiment.NAME, out, "cuda", CALIBRATION, recompute=recompute)
 
 
 def measured(out: Path, torch: Torch | None = None) -> None:
@@ -47,7 +51,7 @@ def copied(once: Path, tmp_path: Path) -> Path:
 
 
 def test_model_and_allocator_agree_to_the_byte(once: Path) -> None:
-    found = memory_experiment.report(once)
+    found = judged(once)
     assert found["status"] == "met"
     assert found["predicted_before_measuring"]
     assert found["metrics"]["steps"] > 5000
@@ -81,7 +85,7 @@ def test_what_else_is_allocated_does_not_matter(tmp_path: Path) -> None:
             held += [torch.empty(n, dtype=torch.uint8, device="cuda") for n in (3000, 3 << 20, 12 << 20)]
             torch.empty(5 << 20, dtype=torch.uint8, device="cuda")
     measured(tmp_path, torch)
-    assert memory_experiment.report(tmp_path)["metrics"]["reserved.mismatches"] == 0
+    assert judged(tmp_path)["metrics"]["reserved.mismatches"] == 0
     assert len(held) == 6
 
 
@@ -98,8 +102,8 @@ def test_a_planted_rule_lets_recorded_errors_grow(
     once: Path, monkeypatch: pytest.MonkeyPatch, rule: str, value: int, what: str
 ) -> None:
     monkeypatch.setattr(caching, rule, value)
-    grown = memory_experiment.report(once, recompute=True)["metrics"]
-    assert grown[f"{what}.mismatches"] > memory_experiment.report(once)["metrics"][f"{what}.mismatches"]
+    grown = judged(once, recompute=True)["metrics"]
+    assert grown[f"{what}.mismatches"] > judged(once)["metrics"][f"{what}.mismatches"]
 
 
 @pytest.mark.slow
@@ -120,7 +124,7 @@ def test_other_settings_are_not_compared(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(InfeasibleError, match="PYTORCH_CUDA_ALLOC_CONF is set"):
         run_steps(Torch(), [])
     measured(tmp_path)
-    found = memory_experiment.report(tmp_path)
+    found = judged(tmp_path)
     assert found["status"] == "inconclusive"
     assert "has other rules" in found["why"]
     text = to_markdown(report(tmp_path, "cuda", CALIBRATION, [memory_experiment.NAME]))
@@ -133,7 +137,7 @@ def test_changed_plans_are_noticed(copied: Path) -> None:
     content["cases"][0]["steps"][0][2] += 1
     path.write_text(json.dumps(content))
     with pytest.raises(InputError, match="plans were changed"):
-        memory_experiment.report(copied)
+        judged(copied)
 
 
 def test_the_command_knows_it() -> None:

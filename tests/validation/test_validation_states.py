@@ -22,15 +22,14 @@ from sim import Device, Graph, GraphBuilder, Machine, Trace
 from sim.job.build_job import make_job
 from sim.machine.device import Details
 from validation.calibrate import DisturbedError, machine_state, session
-from validation.calibrate.blocks.host_costs import reactions_ns
+from validation.calibrate.host_costs import reactions_ns
 from validation.calibrate.machine_state import Speed, looks_ns, usual
 from validation.cases import step_files
 from validation.cases.case import Case, CaseOp, digest
 from validation.cases.draws import EXPERIMENTS
 from validation.experiments.contexts import durations_ns
-from validation.experiments.measure import PATIENCE_S, Patience
 from validation.experiments.predict import draw_plans, predict, predict_case, simulate_case
-from validation.host.clock import others_ns
+from validation.real.clock import others_ns
 from validation.real.gate import Sentinel, verdict
 from validation.real.threads import Threads
 from validation.real.timer import Timer
@@ -242,17 +241,6 @@ def test_what_others_take_of_the_cores_is_counted() -> None:
     now = others_ns()
     assert now is not None
     assert now - begin > 0.05 * (time.perf_counter_ns() - begin_ns)
-
-
-def test_patience_ends() -> None:
-    patience = Patience()
-    first = [patience.pause_s() for _ in range(5)]
-    assert first == [0.4, 0.8, 1.6, 3.2, 3.2]
-    patience.reward()
-    assert patience.pause_s() == 0.4
-    later = [patience.pause_s() for _ in range(20)]
-    assert sum(first) + 0.4 + sum(ns for ns in later if ns > 0.4) <= PATIENCE_S
-    assert later[-1] == 0.4
 
 
 def test_a_goal_that_cannot_be_told_is_not_met(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,18 +19,17 @@ listed. The loss is stated: the medians minimise the mean absolute error of one 
     probes       cuda: launch queue, copies, allocator, kernels cold, warm and beside others, event hops
 
 On a GPU durations, hops and latencies are differences of makespans in which no op was looked at, and a policy
-that drives has costs of its own (`validation.calibrate.blocks.gpu_costs`).
+that drives has costs of its own (`validation.calibrate.gpu_costs`).
 """
 
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 from devices.cost.calibration import Calibration
-from validation.calibrate.blocks.calibration_probes import probes
-from validation.calibrate.blocks.gpu_costs import (
+from validation.calibrate.calibration_probes import probes
+from validation.calibrate.gpu_costs import (
     BATCHES,
     PARTITIONS,
     driven,
@@ -40,13 +39,12 @@ from validation.calibrate.blocks.gpu_costs import (
     partitions,
     shared_sms,
 )  # fmt: skip
-from validation.calibrate.blocks.grid import durations
-from validation.calibrate.blocks.host_costs import busy_workers, decisions, reads, streams
-from validation.calibrate.journal import Journal
+from validation.calibrate.grid import durations
+from validation.calibrate.host_costs import busy_workers, decisions, reads, streams
 from validation.calibrate.machine_state import DisturbedError
 from validation.calibrate.session import ATTEMPTS, CrowdedError, Session
 from validation.cases.backends import Executor, make_backend, provenance
-from validation.host.statistics import summary
+from validation.real.statistics import summary
 
 __all__ = ["ATTEMPTS", "STARTS", "DisturbedError", "calibrate", "not_calibrated"]
 
@@ -55,11 +53,7 @@ STARTS: Final = 3
 
 
 def calibrate(
-    backend: str,
-    executor: Executor | None = None,
-    *,
-    journal: Path | None = None,
-    deadline: float | None = None,
+    backend: str, executor: Executor | None = None, *, deadline: float | None = None
 ) -> Calibration:
     """Measure everything that a backend has to tell.
 
@@ -69,9 +63,6 @@ def calibrate(
         ``"timer"``, ``"threads"`` or ``"cuda"``.
     executor : Executor, optional
         By default the one of that name.
-    journal : Path, optional
-        File of the blocks that are done: a calibration that is interrupted goes on where it was. It is left
-        there; who has written the calibration removes it.
     deadline : float, optional
         Of `time.monotonic`, on a GPU: what can be done without is not begun later, and says so.
 
@@ -83,9 +74,7 @@ def calibrate(
     executor = executor or make_backend(backend)
     spoilt: list[dict[str, Any]] = []
     for start in range(STARTS, 0, -1):
-        now_ns = executor.sentinel_ns() if journal is not None else None
-        session = Session(backend, executor, Journal(backend, journal, now_ns))
-        session.deadline = deadline
+        session = Session(backend, executor, deadline)
         try:
             _measure(session)
             break

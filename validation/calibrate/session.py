@@ -22,19 +22,18 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from sim.base.errors import RunError
-from validation.calibrate.journal import Journal
 from validation.calibrate.machine_state import DisturbedError, Speed
 from validation.cases.backends import Executor, reason, run_case
 from validation.cases.case import Case
-from validation.host.clock import now_ns, others_ns
-from validation.host.statistics import summary
+from validation.real.clock import now_ns, others_ns
 from validation.real.gate import MAX_DRIFT, MAX_OTHERS, around, verdict
+from validation.real.statistics import summary
 from validation.real.work import Observation
 
 T = TypeVar("T")
 
 LATE: Final = "the time for calibrating was up"
-"""Why something was not measured that a further run can measure."""
+"""Why something was not measured that more time can measure."""
 
 ATTEMPTS: Final = 6
 """How often a block is measured before calibrating gives up."""
@@ -62,18 +61,15 @@ class CrowdedError(DisturbedError):
 class Session:
     """Blocks, sentinels, and what came out so far."""
 
-    def __init__(self, backend: str, executor: Executor, journal: Journal | None = None) -> None:
+    def __init__(self, backend: str, executor: Executor, deadline: float | None = None) -> None:
         self.backend, self.executor = backend, executor
         self.samples: Samples = {}
         self.tables: list[dict[str, Any]] = []
-        self.deadline: float | None = None
+        self.deadline = deadline
         self.lost: dict[str, Exception] = {}  # what was left out, by name
-        self.journal = journal or Journal(backend)
-        self.sentinels: list[dict[str, Any]] = list(self.journal.sentinels)
+        self.sentinels: list[dict[str, Any]] = []
         self.speed = Speed(backend, executor)
-        self.quiet_ns: list[float] = [  # sentinels of accepted blocks
-            ns for one in self.sentinels if one["accepted"] for ns in (one["before"], one["after"])
-        ]
+        self.quiet_ns: list[float] = []  # sentinels of accepted blocks
 
     # -- measuring ------------------------------------------------------------------------------
 
@@ -203,9 +199,6 @@ class Session:
         attempts: int,
     ) -> Samples:
         """Measure between two sentinels until nothing disturbs; keep in mind what was rejected."""
-        key, known = self.journal.found(name)
-        if known is not None:
-            return known
         why, crowded = "", False
         for _ in range(attempts):
             begin_ns, others_before_ns = now_ns(), others_ns()
@@ -229,7 +222,6 @@ class Session:
             if not why:
                 self.quiet_ns += taken
                 _add(first, second)
-                self.journal.add(key, first, self.sentinels)
                 return first
         raise (CrowdedError if crowded else DisturbedError)(
             f"calibrating {name!r}: {why}, {attempts} times in a row"

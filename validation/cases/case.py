@@ -40,10 +40,6 @@ _STREAM: Final = ("gap_ns", "event_ns")
 """What host and streams of a device cost: fields of a device, and quantities of a calibration."""
 
 
-def _quantities(calibration: Calibration, names: Sequence[str]) -> dict[str, Any]:
-    return {name: calibration.quantity(name) for name in names}
-
-
 def digest(value: Any) -> str:
     """Return the SHA-256 of a JSON value, in hexadecimal."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
@@ -86,7 +82,7 @@ class Case:
         ``"e-random"``; ``"test"``, ``"development"`` or ``"calibration"``.
     ops : sequence of CaseOp
     devices : mapping of str to mapping
-        By name: ``{"workers": 2}`` or ``{"streams": 4, "sms": 32}``.
+        By name: ``{"workers": 2}`` or ``{"streams": 4}``.
     order : sequence of str
         Program order; empty: as the ops are given.
     policy : mapping, optional
@@ -194,48 +190,49 @@ class Case:
             The costs of a GPU on which events around every op are recorded, as in a run that is replayed.
         """
         return Machine(
-            tuple(self._device(name, spec, calibration, looked) for name, spec in self.devices.items())
+            tuple(
+                Device(
+                    name,
+                    "cpu" if "workers" in spec else "gpu",
+                    streams=spec.get("streams", 1),
+                    workers=spec.get("workers", 0),
+                    **({} if calibration is None else self._costs("workers" in spec, calibration, looked)),
+                )
+                for name, spec in self.devices.items()
+            )
         )
 
-    def _device(
-        self, name: str, spec: Mapping[str, int], calibration: Calibration | None, looked: bool = False
-    ) -> Device:
-        if "workers" in spec:
-            cpu = Device(name, "cpu", workers=spec["workers"])
-            if calibration is None:
-                return cpu
+    def _costs(self, is_cpu: bool, calibration: Calibration, looked: bool) -> dict[str, Any]:
+        """Return what issuing, launching and waiting cost on a device of the case."""
+        if is_cpu:
             awake_ns = calibration.quantity("decision_ns")
             wake_ns = calibration.quantity("woken_ns", awake_ns) - awake_ns
-            if wake_ns <= 0:
-                return replace(cpu, issue_ns=awake_ns)
-            return replace(cpu, issue_ns=awake_ns, processor=Waking, details=Details(wake_ns=wake_ns))
-        gpu = Device(name, "gpu", streams=spec["streams"])
-        if calibration is None:
-            return gpu
+            waking = {"processor": Waking, "details": Details(wake_ns=wake_ns)} if wake_ns > 0 else {}
+            return {"issue_ns": awake_ns, **waking}
         if calibration.backend == "cuda":
-            return replace(gpu, **self._gpu_costs(calibration, looked))
-        costs = _quantities(calibration, _HOST + _STREAM)
+            return self._gpu_costs(calibration, looked)
+        costs = {name: calibration.quantity(name) for name in _HOST + _STREAM}
         slept = {op.facts["issue_sleep_ns"] for op in self.ops if "issue_sleep_ns" in op.facts}
         if slept:  # all ops of a case alike: a device has one number
             costs["issue_ns"] += calibration.lookup("sleep", sleep_ns=slept.pop())
-        return replace(gpu, **costs)
+        return costs
 
     def _gpu_costs(self, calibration: Calibration, looked: bool) -> dict[str, Any]:
         """Return the costs of a GPU: filled before the clock starts, fed by a host, or driven by a policy."""
         look = "looked_" if looked else ""
-        depth = {"queue_depth": calibration.quantity("queue_depth", 0) or None}
+        named = {"gap_ns": f"{look}gap_ns", "event_ns": f"{look}event_ns"}
         if self.policy is not None:
-            named = {
+            named |= {
                 "issue_ns": "driven_issue_ns",
                 "launch_latency_ns": f"driven_{look}latency_ns",
                 "gap_ns": f"driven_{look}gap_ns",
-                "event_ns": f"{look}event_ns",
             }
-            return {field: calibration.quantity(name) for field, name in named.items()} | depth
-        costs = {field: calibration.quantity(f"{look}{field}") for field in _STREAM}
-        if self.gated:  # nothing of the host is seen
-            return costs
-        return costs | _quantities(calibration, _HOST) | depth
+        elif not self.gated:  # else nothing of the host is seen
+            named |= {name: name for name in _HOST}
+        costs: dict[str, Any] = {field: calibration.quantity(name) for field, name in named.items()}
+        if not self.gated:
+            costs["queue_depth"] = calibration.quantity("queue_depth", 0) or None
+        return costs
 
     def job(self, duration_ns: Sequence[int] | None = None) -> Job:
         """Return the job, with given durations and no other costs."""

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from devices.cost.calibration import Calibration
 from sim.base.arrays import IntArray
-from validation.calibrate.blocks.host_costs import READ_SIZE
+from validation.calibrate.host_costs import READ_SIZE
 from validation.cases.case import Case
 from validation.real.measured_kernels import MATRIX_KINDS
 

@@ -29,29 +29,9 @@ RUNS: Final = 5
 ENOUGH: Final = 3
 ATTEMPTS: Final = 15
 PAUSE_S: Final = 0.4
-"""After a run that does not count: let pass what disturbed it."""
+"""After a run that does not count: let pass what disturbed it, twice as long each further time in a row."""
 
-PATIENCE_S: Final = 20.0
-"""How long the pauses of an experiment are in all, when they have grown: slow clocks may last."""
-
-
-class Patience:
-    """Pauses that grow while nothing comes of them, until they have used up their time in all."""
-
-    def __init__(self) -> None:
-        self.left_s = PATIENCE_S
-        self.next_s = PAUSE_S
-
-    def pause_s(self) -> float:
-        """Return how long to wait now."""
-        wait_s = min(self.next_s, max(PAUSE_S, self.left_s))
-        self.left_s -= wait_s
-        self.next_s = min(2 * self.next_s, 8 * PAUSE_S)
-        return wait_s
-
-    def reward(self) -> None:
-        """A run counted: begin with short pauses again."""
-        self.next_s = PAUSE_S
+LONGEST_S: Final = 1.6
 
 
 def measure(
@@ -98,7 +78,7 @@ def measure(
         ],
     }
     known = {} if again else _measured(out, experiment, content)
-    entries, patience = content["cases"], Patience()
+    entries = content["cases"]
     for k, entry in enumerate(plans["cases"]):
         if entry["name"] in known:
             entries[k] = known[entry["name"]]
@@ -111,7 +91,7 @@ def measure(
                 done = memory_experiment.measure_program(executor, entry["steps"])
             else:
                 case, plan = step_files.read_case(entry)
-                done = _measure_case(case, plan, backend, executor, calibration, (runs, attempts), patience)
+                done = _measure_case(case, plan, backend, executor, calibration, (runs, attempts))
             entries[k] = {"name": entry["name"], "runs": done}
         except Exception as error:  # one case lost, not the experiment, whatever a library raises
             entries[k]["skipped"] = reason(error)
@@ -136,7 +116,6 @@ def _measure_case(
     executor: Executor,
     calibration: Calibration | None,
     limits: tuple[int, int],
-    patience: Patience,
 ) -> list[dict[str, Any]]:
     runs, attempts = limits
     # A policy may ask how long ops take; a plan has been made.
@@ -144,7 +123,7 @@ def _measure_case(
     # What a sleep takes has no states; cores that a hypervisor moves about, and clocks, have.
     usual_ns = calibration.quantity("sentinel_ns", 0) if calibration and backend != "timer" else None
     done: list[dict[str, Any]] = []
-    good = 0
+    good = disturbed = 0
     before = executor.sentinel_ns()
     run_case(
         executor, case, job, plan
@@ -159,11 +138,10 @@ def _measure_case(
         good += not why
         if good == runs:
             break
-        if why:
-            time.sleep(patience.pause_s())
+        disturbed = disturbed + 1 if why else 0
+        if disturbed:
+            time.sleep(min(LONGEST_S, PAUSE_S * 2 ** (disturbed - 1)))
             before = executor.sentinel_ns()
-        else:
-            patience.reward()
     return done
 
 

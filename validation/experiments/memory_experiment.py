@@ -14,15 +14,14 @@ and the bytes reserved are the same, or a rule is wrong.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from devices.memory.caching import CachingAllocator
 from devices.memory.device_memory import Block
-from validation.cases import step_files
 from validation.cases.backends import Executor
+from validation.cases.step_files import Recorded
 from validation.cases.tables import GOALS
 from validation.gpu.torch_memory import MemoryStep, run_steps
 
@@ -137,17 +136,8 @@ def measure_program(executor: Executor, steps: Sequence[MemoryStep]) -> list[dic
     return [dict(zip(_BYTES, said, strict=True)) for said in runs]
 
 
-def report(out: Path, *, recompute: bool = False) -> dict[str, Any]:
-    """Return what the programs have shown: in how many steps model and torch differ, and where first.
-
-    Raises
-    ------
-    InputError
-        The files do not belong together.
-    """
-    found = step_files.recorded(out, NAME, recompute=recompute)
-    if isinstance(found, list):
-        return {"experiment": NAME, "status": "inconclusive", "why": f"no {', '.join(found)}"}
+def judged(found: Recorded) -> dict[str, Any]:
+    """Return what the programs have shown: in how many steps model and torch differ, and where first."""
     rows, left_out = [], []
     for k, (case, measured) in enumerate(zip(found.plans["cases"], found.measurements["cases"], strict=True)):
         if measured.get("skipped"):
@@ -155,13 +145,7 @@ def report(out: Path, *, recompute: bool = False) -> dict[str, Any]:
             continue
         model = predicted(case["steps"]) if found.predictions is None else found.predictions["cases"][k]
         rows += [_compare(case, model, run) for run in measured["runs"]]
-    result: dict[str, Any] = {
-        "experiment": NAME,
-        "predicted_before_measuring": found.predicted_before,
-        "cases": len(found.plans["cases"]),
-        "inconclusive": left_out,
-        "wrong": [],
-    }
+    result: dict[str, Any] = {"inconclusive": left_out, "wrong": []}
     if not rows:
         why = left_out[0]["why"] if left_out else "nothing was run"
         return {**result, "status": "inconclusive", "why": why}

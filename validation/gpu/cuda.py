@@ -31,7 +31,7 @@ from validation.gpu.partitions import partition_streams, refuse_unbound
 from validation.gpu.torch_device import CYCLES_PER_NS, DeviceState, smi_facts
 from validation.gpu.torch_models import ModelWork
 from validation.gpu.torch_work import TorchWork
-from validation.host.clock import now_ns, quiet_interpreter, run_queue_ns
+from validation.real.clock import now_ns, quiet_interpreter, run_queue_ns
 from validation.real.driver import Driver, Follower
 from validation.real.work import Observation, measured_trace
 

@@ -20,9 +20,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from sim.base.errors import RunError
-from validation.gpu.capture import captured
 from validation.gpu.torch_memory import idle_streams
-from validation.host.clock import now_ns, quiet_interpreter
+from validation.gpu.torch_work import captured
+from validation.real.clock import now_ns, quiet_interpreter
 
 CALLS: Final = 64
 """In a row, between two looks at the clock: few against the depth of a launch queue, some 1,000."""
@@ -196,22 +196,6 @@ def allocation_ns(torch: Any, nbytes: int, n: int) -> dict[str, list[float]]:
 
     with quiet_interpreter():
         return sampled(n, once)
-
-
-def allocated(torch: Any, requests: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Return (bytes asked for, bytes allocated, bytes reserved for it), each on an empty cache."""
-    rows = []
-    [stream] = idle_streams(torch, 1)
-    for nbytes in requests:
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
-        with torch.cuda.stream(stream):
-            block = torch.empty(nbytes, dtype=torch.uint8, device="cuda")
-        after = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
-        del block
-        rows.append((nbytes, after[0] - before[0], after[1] - before[1]))
-    return rows
 
 
 def kernel_ns(torch: Any, launch: Callable[[], Any], context: str, n: int) -> list[float]:

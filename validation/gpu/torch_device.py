@@ -16,7 +16,7 @@ import subprocess
 from typing import Any, Final
 
 from validation.gpu.gpu_probes import timed_ns
-from validation.host.clock import now_ns
+from validation.real.clock import now_ns
 
 CYCLES_PER_NS: Final = 2
 """Of `torch.cuda._sleep`, which counts an SM's clocks: at most 1.98 on an H200. Slower clocks spin longer."""

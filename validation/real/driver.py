@@ -28,7 +28,7 @@ from sim.machine.task import Issuer, Task
 from sim.policy import Policy
 from sim.readiness.counters import CounterReadiness
 from sim.record.plan import Plan
-from validation.host.clock import now_ns
+from validation.real.clock import now_ns
 
 Assignments = list[tuple[Issuer, Task]]
 """Who shall take what now (its `stream` is set); an issuer is named again only after its last report."""

@@ -7,7 +7,7 @@
                                                      when the machine was calibrated, too, and nothing held a
                                                      run up for longer than 1 % of its makespan
 
-Threads that compute bring sentinels of their own (`validation.host.pulse`), one pair each: the worst one
+Threads that compute bring sentinels of their own (`validation.real.threads`), one pair each: the worst one
 counts.
 
 A measurement that fails is kept and marked; it never counts, and nothing is repeated because its result is

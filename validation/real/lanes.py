@@ -28,10 +28,45 @@ from sim.machine.task import Issuer, Task
 from sim.policy import Policy
 from sim.record.plan import Plan
 from sim.record.record import Wait
-from validation.host.clock import Heart, prefer_this_thread, quiet_interpreter, run_queue_ns, stolen_ns
+from validation.real.clock import Heart, prefer_this_thread, quiet_interpreter, run_queue_ns, stolen_ns
 from validation.real.driver import Assignments, Driver, Follower
-from validation.real.thread_events import Event
 from validation.real.work import Observation, Work, measured_trace
+
+# --------------------------------------------------------------------------------------------------------
+# Events between streams: recorded once, and every waiter has a lock of its own.
+#
+# One lock that many threads wait for wakes them one after another, each taking it and giving it back; a
+# lock a waiter is one hand-over each, which is what an event of the hardware costs.
+
+
+class Event:
+    """Happens once. `waiter` before it blocks, `record` lets everybody go."""
+
+    __slots__ = ("_guard", "_happened", "_waiters")
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._happened = False
+        self._waiters: list[threading.Lock] = []
+
+    def waiter(self) -> threading.Lock | None:
+        """Return a lock that can be acquired once the event has happened; None when it has."""
+        with self._guard:
+            if self._happened:
+                return None
+            lock = threading.Lock()
+            lock.acquire()
+            self._waiters.append(lock)
+            return lock
+
+    def record(self) -> None:
+        """Let the event happen."""
+        with self._guard:
+            self._happened = True
+            waiters, self._waiters = self._waiters, []
+        for lock in waiters:
+            lock.release()
+
 
 _TIMEOUT_S: Final = 60.0
 

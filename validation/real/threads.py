@@ -6,7 +6,13 @@ producer leaves NaN or numbers of another op, and the comparison with a serial e
 
 from __future__ import annotations
 
-from typing import Any
+import ctypes
+import itertools
+import statistics
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -15,12 +21,89 @@ from sim.base.errors import InputError
 from sim.graph.graph import Graph
 from sim.job.job import Job
 from sim.machine.task import Task
-from validation.host.blas import single_threaded_blas
-from validation.host.pulse import Products
+from validation.real.clock import now_ns
 from validation.real.driver import Driver
 from validation.real.lanes import LaneBackend
 from validation.real.measured_kernels import Kernel, MatrixWork
 from validation.real.work import Observation
+
+# --------------------------------------------------------------------------------------------------------
+# One thread for BLAS: a kernel that spreads over all cores is not a kernel on one stream.
+#
+# numpy's wheels bring an OpenBLAS that reads its environment when it is loaded, which has usually happened by
+# the time anybody cares; its own function changes the number later.
+
+_PREFIXES: Final = ("scipy_openblas_", "openblas_")
+_SUFFIXES: Final = ("64_", "_64_", "")
+
+
+def _function(name: str) -> Callable[..., Any] | None:
+    """Return a function of the OpenBLAS that this process has loaded."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return None
+    libraries = map(ctypes.CDLL, sorted({line.split()[-1] for line in lines if "openblas" in line}))
+    for library, prefix, suffix in itertools.product(libraries, _PREFIXES, _SUFFIXES):
+        if found := getattr(library, f"{prefix}{name}{suffix}", None):
+            return found  # type: ignore[no-any-return]
+    return None
+
+
+@contextmanager
+def single_threaded_blas() -> Iterator[None]:
+    """Make numpy's products use one thread, where they use OpenBLAS."""
+    threads, limit = _function("get_num_threads"), _function("set_num_threads")
+    if threads is None or limit is None:
+        yield
+        return
+    before = threads()
+    limit(1)
+    try:
+        yield
+    finally:
+        limit(before)
+
+
+# --------------------------------------------------------------------------------------------------------
+# A fixed piece of work on the calling thread: it warms the thread, and tells at which speed its core runs.
+#
+# The clock of a shared processor drops by some ten percent, on all cores at once, and comes back after a
+# second or a minute; nothing that the guest of a hypervisor counts tells so. So every thread takes its own
+# pulse where it works, right before the first op and right after the last one, in the state of clock,
+# caches and company in which the ops run::
+#
+#     each thread   warm-up ─ pulse ─┤ all are ready ├─ ops of the run ─┤ it is over ├─ pulse
+
+_SIZE: Final = 384
+_WARM: Final = 2
+_BEATS: Final = 7
+
+
+class Products:
+    """The product of two random matrices, again and again, in memory of its own.
+
+    Examples
+    --------
+    >>> Products().pulse_ns() > 0
+    True
+    """
+
+    def __init__(self) -> None:
+        self.a = np.random.default_rng(1).normal(size=(_SIZE, _SIZE)) / _SIZE**0.5
+        self.b = np.zeros_like(self.a)
+        self.b.fill(0.0)  # touches the pages
+
+    def pulse_ns(self) -> int:
+        """Return the median time of a product now."""
+        taken = []
+        for k in range(_WARM + _BEATS):
+            begin = now_ns()
+            np.matmul(self.a, self.a, out=self.b)
+            if k >= _WARM:
+                taken.append(now_ns() - begin)
+        return int(statistics.median(taken))
+
 
 Matrix = npt.NDArray[np.float64]
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from sim.graph.graph import Graph
 from sim.job.job import Job
 from sim.machine.task import Task
-from validation.host.clock import now_ns, prefer_this_thread, sleep_until
+from validation.real.clock import now_ns, prefer_this_thread, sleep_until
 from validation.real.lanes import LaneBackend
 from validation.real.work import producers_of
 

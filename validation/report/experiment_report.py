@@ -23,7 +23,7 @@ from validation.experiments import memory_experiment
 from validation.experiments.measure import ENOUGH
 from validation.experiments.predict import calibration_digest, predict_or_say_why
 from validation.experiments.prediction_errors import Point, points_of, spread
-from validation.host.statistics import kendall_tau
+from validation.real.statistics import kendall_tau
 
 SCHEMA: Final = "sim.validation/1"
 
@@ -99,6 +99,15 @@ def experiment_report(
     found = step_files.recorded(out, experiment, recompute=recompute)
     if isinstance(found, list):
         return {"experiment": experiment, "status": "inconclusive", "why": f"no {', '.join(found)}"}
+    result: dict[str, Any] = {
+        "experiment": experiment,
+        # Anew, and from what was calibrated since, is not before.
+        "predicted_before_measuring": found.predicted_before
+        and (not recompute or found.predicted_from == calibration_digest(calibration)),
+        "cases": len(found.plans["cases"]),
+    }
+    if experiment == memory_experiment.NAME:
+        return result | memory_experiment.judged(found)
     points: list[Point] = []
     left_out: list[dict[str, str]] = []
     wrong: list[str] = []
@@ -124,16 +133,7 @@ def experiment_report(
             left_out.append({"case": case.name, "why": why})
             continue
         points += points_of(case, plan, predicted, runs, calibration)
-    result: dict[str, Any] = {
-        "experiment": experiment,
-        # Anew, and from what was calibrated since, is not before.
-        "predicted_before_measuring": found.predicted_before
-        and (not recompute or found.predicted_from == calibration_digest(calibration)),
-        "cases": len(found.plans["cases"]),
-        "inconclusive": left_out,
-        "runs_rejected": rejected,
-        "wrong": wrong,
-    }
+    result |= {"inconclusive": left_out, "runs_rejected": rejected, "wrong": wrong}
     if not points:
         why = left_out[0]["why"] if left_out else "no run"
         return {**result, "status": "missed" if wrong else "inconclusive", "why": why}
@@ -166,11 +166,7 @@ def report(
     results = []
     for experiment in experiments:
         try:
-            results.append(
-                memory_experiment.report(out, recompute=recompute)
-                if experiment == memory_experiment.NAME
-                else experiment_report(experiment, out, backend, calibration, recompute=recompute)
-            )
+            results.append(experiment_report(experiment, out, backend, calibration, recompute=recompute))
         except InputError as error:
             results.append({"experiment": experiment, "status": "missed", "why": str(error)})
     return {

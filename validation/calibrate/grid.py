@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from validation.calibrate.blocks.chains import DROPPED, LENGTH, block_case, chain, spans_ns
-from validation.calibrate.blocks.gpu_costs import REPEATS, bare
+from validation.calibrate.chains import DROPPED, LENGTH, block_case, chain, spans_ns
+from validation.calibrate.gpu_costs import REPEATS, bare
 from validation.calibrate.session import Samples, Session
 from validation.cases.case import Case
 from validation.cases.tables import GRID

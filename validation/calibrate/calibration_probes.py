@@ -8,16 +8,17 @@ company it was measured in is biased.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from devices.memory.caching import CachingAllocator
-from sim.base.errors import RunError
+import numpy as np
+import numpy.typing as npt
+
+from sim.base.errors import InputError, RunError
 from sim.graph.builder import GraphBuilder
-from validation.calibrate.blocks.piecewise import fit_pieces
 from validation.calibrate.session import Samples, Session
 from validation.gpu.gpu_probes import (
-    allocated,
     allocation_ns,
     copy_ns,
     duplex_ns,
@@ -27,7 +28,86 @@ from validation.gpu.gpu_probes import (
     queue_depth,
 )  # fmt: skip
 from validation.gpu.torch_work import TorchWork
-from validation.host.statistics import summary
+from validation.real.statistics import summary
+
+# --------------------------------------------------------------------------------------------------------
+# Copies as pieces of alpha + beta n: a latency and a rate for small ones, others for large ones.
+#
+# One line (Hockney 1994, "The communication challenge for MPP", Parallel Computing 20) cannot serve five
+# decades: small copies are made by another engine or by the host. The measured table stays the better
+# answer at measured sizes; pieces are what a person reads, and what extrapolates.
+
+
+class Piece(NamedTuple):
+    """One line.
+
+    Attributes
+    ----------
+    from_nbytes, to_nbytes : int
+        The measured sizes that it was fitted to, both included.
+    alpha_ns : int
+    bandwidth_bytes_per_s : int
+        1 / beta; 0 where time does not grow with size.
+    max_error : float
+        The largest error at a measured size, as a share of what was measured.
+    """
+
+    from_nbytes: int
+    to_nbytes: int
+    alpha_ns: int
+    bandwidth_bytes_per_s: int
+    max_error: float
+
+
+def fit_pieces(nbytes: Sequence[int], ns: Sequence[int], pieces: int = 2) -> list[Piece]:
+    """Fit at most two lines with the least sum of squared relative errors.
+
+    Parameters
+    ----------
+    nbytes : sequence of int
+        Sizes, rising.
+    ns : sequence of int
+        What each took; positive.
+    pieces : {1, 2}
+        At most; each has three sizes or more, for two determine a line without any error.
+
+    Raises
+    ------
+    InputError
+        Fewer than two sizes, sizes that do not rise, times that are not positive.
+
+    Examples
+    --------
+    >>> [piece[:4] for piece in fit_pieces([1000, 2000, 4000], [1500, 2000, 3000])]
+    [(1000, 4000, 1000, 2000000000)]
+    """
+    x, y = np.asarray(nbytes, np.float64), np.asarray(ns, np.float64)
+    if len(x) < 2 or len(x) != len(y) or (np.diff(x) <= 0).any() or (y <= 0).any():
+        raise InputError("fitting needs two rising sizes or more, and a positive time for each")
+    splits = [len(x), *(range(3, len(x) - 2) if pieces > 1 else ())]
+    found = [
+        [_line(x[part], y[part]) for part in (slice(0, k), slice(k, None)) if len(x[part])] for k in splits
+    ]
+    best = min(found, key=lambda lines: sum(line[1] for line in lines))
+    return [line[0] for line in best]
+
+
+def _line(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> tuple[Piece, float]:
+    """Return a line with neither a negative latency nor a negative rate, and its squared relative error."""
+    candidates = []
+    columns = np.stack([1 / y, x / y], axis=1)
+    for used in ([0, 1], [0], [1]):
+        solved = np.linalg.lstsq(columns[:, used], np.ones(len(x)), rcond=None)[0]
+        if (solved >= 0).all():
+            line = np.zeros(2)
+            line[used] = solved
+            candidates.append(line)
+    alpha, beta = min(candidates, key=lambda line: float(((columns @ line - 1) ** 2).sum()))
+    error = columns @ np.array([alpha, beta]) - 1
+    rate = int(np.floor(1e9 / beta + 0.5)) if beta > 0 else 0
+    piece = Piece(int(x[0]), int(x[-1]), int(np.floor(alpha + 0.5)), rate, float(np.abs(error).max()))
+    return piece, float((error**2).sum())
+
 
 SAMPLES: Final = 15
 """Of each probe in each of its two rounds."""
@@ -37,9 +117,6 @@ COPY_BYTES: Final = [1 << k for k in range(12, 27, 2)]
 
 ALLOCATION_BYTES: Final = [1 << 12, 4 << 20, 64 << 20, 1 << 30]
 """A small segment, one for a medium request, and two of their own."""
-
-ROUNDED_BYTES: Final = [1, 511, 512, 513, 1000, (1 << 20) - 1, (1 << 20) + 1, (10 << 20) + 1]
-"""Requests on both sides of what the allocator's rules tell apart."""
 
 KERNELS: Final = {"matmul": (512, 2048, 4096), "elementwise": (1024, 4096), "softmax": (1024, 4096)}
 """kind → sizes, measured in every context."""
@@ -62,7 +139,6 @@ def probes(session: Session, torch: Any) -> None:
     session.keep(session.probe("calls of the host", partial(_calls, torch)))
     session.keep(session.probe("copies both ways", partial(_duplex, torch), ["duplex_slowdown_ppm"]))
     session.keep(session.probe("event hops", partial(_hops, torch)))
-    session.keep(session.probe("rounding of allocations", partial(_rounding, torch)))
     _copies(session, torch)
     _allocations(session, torch)
     _kernels(session, torch)
@@ -92,19 +168,6 @@ def _duplex(torch: Any) -> Samples:
 
 def _hops(torch: Any) -> Samples:
     return {f"event_{name}_added_ns": values for name, values in event_hop_ns(torch, SAMPLES).items()}
-
-
-def _rounding(torch: Any) -> Samples:
-    """Whether the allocator rounds as its model does."""
-    for nbytes, taken, reserved in allocated(torch, ROUNDED_BYTES):
-        model = CachingAllocator()
-        block = model.alloc(nbytes)
-        if (taken, reserved) != (block.nbytes, model.reserved):
-            raise RunError(
-                f"an allocation of {nbytes} bytes took {taken} of a segment of {reserved}; the model "
-                f"says {block.nbytes} of {model.reserved}"
-            )
-    return {"allocator_rounding_bytes": [float(allocated(torch, [1])[0][1])]}
 
 
 # -- tables ----------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from validation.calibrate.blocks.chains import (
+from validation.calibrate.chains import (
     DROPPED,
     LENGTH,
     ROUNDS,

@@ -23,7 +23,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from validation.calibrate.blocks.chains import ROUNDS, block_case, chain, in_turn, sampled, spans_ns
+from validation.calibrate.chains import ROUNDS, block_case, chain, in_turn, sampled, spans_ns
 from validation.calibrate.session import Samples, Session
 from validation.cases.case import Case
 from validation.cases.draws import step_case

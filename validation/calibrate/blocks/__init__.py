@@ -1,1 +1,0 @@
-"""What a calibration measures, a block a file."""
