@@ -47,8 +47,8 @@ class DataLoadingFields(Builder):
     model: Literal["data-loading"] = Field(description="which builder")
     load: Duration
     preprocess: Duration = 0
-    copy_: Duration = Field(
-        0, alias="copy", description="time to copy a batch to the GPU; default: what the machine's links take"
+    transfer: Duration = Field(
+        0, description="time to copy a batch to the GPU; default: what the machine's links take"
     )
     train: Duration
     size: Bytes = Field(0, description="size of a batch")
@@ -92,11 +92,11 @@ class DataLoadingFields(Builder):
         op("preprocess", "cpu", self.preprocess, inputs=["load"], after=again, outputs=self.size)
         for r, gpu in zip(replicas, gpus, strict=True):
             batch = "preprocess"
-            if self.copy_:
+            if self.transfer:
                 queue = [] if self.pin_memory else [(f"train{r}", 1)]
                 after = [batch, (f"copy{r}", 1), *queue]  # no data edge: the links would carry it again
                 share = self.size // self.replicas
-                batch = op(f"copy{r}", gpu, self.copy_, int(self.pin_memory), after=after, outputs=share)
+                batch = op(f"copy{r}", gpu, self.transfer, int(self.pin_memory), after=after, outputs=share)
             op(f"take{r}", gpu, 0, 0, after=[batch, (f"{last}{r}", 1)])
             op(f"train{r}", gpu, self.train, 0, inputs=[batch], after=[f"take{r}"])
         for r, gpu in zip(replicas, gpus, strict=True) if self.all_reduce else ():
@@ -176,7 +176,7 @@ class DataLoaderFields(InputPipeline):
 
         Examples
         --------
-        >>> given = {"batches": 2, "load": "2ns", "train": "3ns", "pin_memory": "1ns", "workers": 1}
+        >>> given = {"steps": 2, "load": "2ns", "train": "3ns", "pin_memory": "1ns", "workers": 1}
         >>> DataLoaderFields(model="data-loader", **given).graph().op_names[:5]
         ['epoch', 'load0', 'pin_memory0', 'next0', 'train0']
         """
@@ -290,7 +290,7 @@ class TfDataFields(InputPipeline):
 
         Examples
         --------
-        >>> given = {"batches": 2, "load": "2ns", "train": "3ns"}
+        >>> given = {"steps": 2, "load": "2ns", "train": "3ns"}
         >>> TfDataFields(model="tf-data", workers=1, prefetch=1, **given).graph().op_names[:6]
         ['epoch', 'pull0', 'load0', 'push0', 'next0', 'train0']
         """

@@ -52,7 +52,7 @@ class DataParallelFields(Builder):
     model: Literal["data-parallel"] = Field(description="which builder")
     replicas: Size = Field(description="GPUs that each have the whole model")
     layers: list[LayerFields] = Field(min_length=1, description="from the first to the last")
-    repeat: Size = Field(1, description="how many times the list of layers is repeated")
+    blocks: Size = Field(1, description="how many times these layers follow one another")
     bandwidth: Bandwidth | None = Field(
         None, description="bandwidth of a link of the ring; default: what the machine's collectives take"
     )
@@ -77,9 +77,9 @@ class DataParallelFields(Builder):
         >>> [op for op in of.graph().op_names if op.startswith("gpu0")]
         ['gpu0/F0', 'gpu0/F1', 'gpu0/B1', 'gpu0/B0', 'gpu0/all_reduce0']
         """
-        at_most(MOST_BUILT, 2 * self.replicas * self.repeat * len(self.layers), "ops")
+        at_most(MOST_BUILT, 2 * self.replicas * self.blocks * len(self.layers), "ops")
         builder = GraphBuilder("data parallel")
-        stack = self.layers * self.repeat
+        stack = self.layers * self.blocks
         gpus = [f"gpu{r}" for r in range(self.replicas)]
         parts = buckets([layer.gradients for layer in stack], self.bucket_size)
         last_op = "optimizer" if self.optimizer else f"all_reduce{len(parts) - 1}"

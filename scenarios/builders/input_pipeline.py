@@ -6,21 +6,21 @@
                              main0     next b ◄── when it is there    each kind of loader; the rest is here
                              gpu0      copy b │ train b │ all_reduce b
 
-The script's thread, ``main``, asks for batch b once training step b - 1 - `run_ahead` is over, and gets it
-when it is there. With `run_ahead` 0 it waits for every step, as a loop does that reads the loss; otherwise
+The script's thread, ``main``, asks for batch b once training step b - `in_flight` is over, and gets it
+when it is there. With `in_flight` 1 it waits for every step, as a loop does that reads the loss; otherwise
 the copy of one batch may hide behind the step on another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import BeforeValidator, Field
 
 from devices.describe.field_types import Bandwidth, Bytes, Duration
-from devices.describe.quantities import Count, Size, Whole
+from devices.describe.quantities import Count, Shorthand, Size, Whole
 from scenarios.builders.builder import Builder
 from scenarios.fields.policy_fields import Spread
 from sim.base.arrays import LATEST_NS, MOST_BUILT, MOST_TASKS, at_most
@@ -204,27 +204,23 @@ Durations = Annotated[
 class InputPipeline(Builder):
     """Batches that are made for training steps on one or more replicas; extend it and override `batch`."""
 
-    batches: Size = Field(description="batches of an epoch, which is an iteration")
+    steps: Size = Field(description="of an epoch, which is an iteration; each takes a batch")
     batch: Count = Field(1, description="items of a batch")
     load: Durations = Field(
         description="time to load and transform an item; a list: of items in turn, repeated"
     )
-    jitter: Spread = Field(
-        0.0, description="standard deviation of the logarithm of each item's time; its mean stays"
+    jitter: Annotated[dict[Literal["load", "size"], Spread], Shorthand("load", {"type": "number"})] = Field(
+        default_factory=dict,
+        description="standard deviation of the logarithm of each item's time, and size; their means stay",
     )
     size: Bytes = Field(0, description="bytes of an item that are read from storage")
-    size_jitter: Spread = Field(
-        0.0, description="standard deviation of the logarithm of each item's size; its mean stays"
-    )
     seed: Whole = Field(0, description="what items' times and sizes are drawn from")
-    storage: Bandwidth | None = Field(
-        None, description="bandwidth of the storage, which all replicas share; default: unlimited"
+    bandwidth: Bandwidth | None = Field(
+        None, description="of the storage, which all replicas share; default: unlimited"
     )
-    copy_: Duration = Field(0, alias="copy", description="time to copy a batch to the GPU")
+    transfer: Duration = Field(0, description="time to copy a batch to the GPU")
     train: Duration = Field(description="time of a training step")
-    run_ahead: Whole = Field(
-        0, description="steps that the script may be ahead of the GPU; 0: it waits for each"
-    )
+    in_flight: Size = Field(1, description="steps that may be under way; 1: the script waits for each")
     replicas: Size = Field(1, description="GPUs, each with a loader and a script of its own")
     all_reduce: Duration | None = Field(
         None, description="time of the all-reduce after each step, for which the replicas meet"
@@ -263,7 +259,7 @@ class InputPipeline(Builder):
         InputError
             More ops or items than can be made.
         """
-        at_most(MOST_BUILT, self.replicas * self.batches * _MOST_OPS, "ops")
+        at_most(MOST_BUILT, self.replicas * self.steps * _MOST_OPS, "ops")
         builder = GraphBuilder(str(self.model_dump(include={"model"})["model"]))
         replicas = [Replica(self, builder, r) for r in range(self.replicas)]
         for of in replicas:
@@ -278,22 +274,22 @@ class InputPipeline(Builder):
         --------
         >>> from scenarios.builders.data_loaders import DataLoaderFields
         >>> sizes = {"batch": 3, "load": ["1ns", "5ns"], "size": "4B", "train": "1ns", "workers": 1}
-        >>> DataLoaderFields(model="data-loader", batches=3, **sizes).drawn(0)
+        >>> DataLoaderFields(model="data-loader", steps=3, **sizes).drawn(0)
         ([7, 11, 7], [12, 12, 12])
         """
-        at_most(MOST_TASKS, self.batches * self.batch, "items")
-        ns = self._sums("times", replica, self.load, self.jitter)
+        at_most(MOST_TASKS, self.steps * self.batch, "items")
+        ns = self._sums("times", replica, self.load, self.jitter.get("load", 0.0))
         if not self.size:
-            return ns, [0] * self.batches
-        return ns, self._sums("sizes", replica, [self.size], self.size_jitter)
+            return ns, [0] * self.steps
+        return ns, self._sums("sizes", replica, [self.size], self.jitter.get("size", 0.0))
 
     def _sums(self, what: str, replica: int, mean: Sequence[int], sigma: float) -> list[int]:
         """Return the sum over the items of each batch of what is drawn about `mean`, which repeats."""
         rng = drawing(f"{what} of items", self.seed + replica * 2**64)
         every, at_once = np.array(mean, np.int64), max(1, _AT_ONCE // self.batch)
         sums: list[int] = []
-        for first in range(0, self.batches, at_once):
-            n = min(at_once, self.batches - first)
+        for first in range(0, self.steps, at_once):
+            n = min(at_once, self.steps - first)
             items = every[np.arange(first * self.batch, (first + n) * self.batch) % len(every)]
             drawn = np.floor(items * lognormal(sigma, items.shape, rng) + 0.5) if sigma else items
             each = drawn.reshape(n, self.batch)
@@ -310,7 +306,7 @@ class InputPipeline(Builder):
         """Return how long a step takes in the steady state, and what limits it."""
         gpu = ["train", "all_reduce"]
         shares: dict[str, tuple[list[str], int]] = {}
-        if self.run_ahead and self.copies_aside():
+        if self.in_flight > 1 and self.copies_aside():
             shares["copy"] = (["copy"], 1)
         else:
             gpu.insert(0, "copy")
@@ -320,12 +316,12 @@ class InputPipeline(Builder):
             threads = [d.cores for d in trace.job.machine.devices if d.name.startswith("loader") and d.cores]
             at_once = min([at_once, *threads])  # a pool of one's own may be smaller
             shares |= {who: (loads, at_once), "pin thread": (["pin_memory"], 1)}
-        elif self.run_ahead:
+        elif self.in_flight > 1:
             shares[who] = ([*loads, "pin_memory"], 1)
         else:
             gpu = [*loads, "pin_memory", *gpu]
         shares["training loop"] = (gpu, 1)
-        return loading_report(trace, shares, self.batches, self.replicas)
+        return loading_report(trace, shares, self.steps, self.replicas)
 
     def default_policy(self) -> Mapping[str, Any]:
         """Return a queue, with copies on the stream that is theirs."""
@@ -342,7 +338,7 @@ class InputPipeline(Builder):
             devices[f"gpu{r}"] = {"kind": "gpu", "streams": 2}
         if not self.size:
             return {"devices": devices}
-        limit = {} if self.storage is None else {"bandwidth": f"{self.storage}B/s"}
+        limit = {} if self.bandwidth is None else {"bandwidth": f"{self.bandwidth}B/s"}
         links = [{"from": "storage", "to": "network", "sharing": "shared", "duplex": False, **limit}]
         links += [
             {"from": "network", "to": f"{name}*", "sharing": "independent", "duplex": False}
@@ -365,7 +361,7 @@ class Replica:
         self.pipeline, self.builder, self.number = pipeline, builder, number
         self.prefix = "" if pipeline.replicas == 1 else f"{number}/"
         self.last = "train" if pipeline.all_reduce is None else "all_reduce"
-        over: list[Ref] = [(self.named("next", pipeline.batches - 1), 1), self._step(-1 - pipeline.run_ahead)]
+        over: list[Ref] = [(self.named("next", pipeline.steps - 1), 1), self._step(-pipeline.in_flight)]
         self.epoch = self.op("main", "epoch", None, pipeline.start_ns, after=over)
 
     def named(self, kind: str, b: int | None) -> str:
@@ -382,11 +378,11 @@ class Replica:
 
     def step_before(self, b: int) -> list[Ref]:
         """Return the step that has to be over when the script asks for batch `b`."""
-        return [self._step(b - 1 - self.pipeline.run_ahead)] if b else [self.epoch]
+        return [self._step(b - self.pipeline.in_flight)] if b else [self.epoch]
 
     def _step(self, step: int) -> Ref:
         """Return a step of this epoch; those below 0 are of epochs before it."""
-        epochs, b = divmod(step, self.pipeline.batches)
+        epochs, b = divmod(step, self.pipeline.steps)
         return (self.named(self.last, b), -epochs) if epochs else self.named(self.last, b)
 
     def load(
@@ -420,9 +416,9 @@ class Replica:
             return self.op("gpu", name, b, ns, after=after, attributes={"stream": stream, **attributes})
 
         after, aside = list(ready), of.copies_aside()
-        before: Ref = self.named(self.last, b - 1) if b else (self.named(self.last, of.batches - 1), 1)
-        if of.copy_:
-            after = [on_gpu("copy", of.copy_, after if aside else [*after, before], int(aside))]
+        before: Ref = self.named(self.last, b - 1) if b else (self.named(self.last, of.steps - 1), 1)
+        if of.transfer:
+            after = [on_gpu("copy", of.transfer, after if aside else [*after, before], int(aside))]
         done = on_gpu("train", of.train, [*after, before], 0)
         if of.all_reduce is not None:
             on_gpu("all_reduce", of.all_reduce, [done], 0, communicator="replicas")

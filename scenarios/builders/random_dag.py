@@ -2,7 +2,7 @@
 
 ::
 
-    branchy(blocks=2, width=3, depth=2)          random_dag(layers=3, width=(1, 3))
+    branchy(blocks=2, width=3, layers=2)          random_dag(layers=3, width=(1, 3))
 
             ┌ 0.0 ─ 0.1 ┐       ┌ ...                 l0/0 ──► l1/0 ──► l2/0
     fork0 ──┼ 1.0 ─ 1.1 ┼ join0 ┼ ...                    └───► l1/1 ─┐
@@ -42,7 +42,7 @@ class Branchy(Builder):
     model: Literal["branchy"] = Field(description="which builder")
     blocks: Size = Field(1, description="blocks, one after another")
     width: Size = Field(4, description="parallel chains in a block")
-    depth: Size = Field(1, description="ops in a chain")
+    layers: Size = Field(1, description="ops in a chain")
     duration: Annotated[Duration, Field(default="10us", description="duration of every op")]
     output: Bytes = Field(0, description="output size of every op")
 
@@ -53,10 +53,10 @@ class Branchy(Builder):
 
         Examples
         --------
-        >>> Branchy(model="branchy", width=2, depth=2).graph().op_names
+        >>> Branchy(model="branchy", width=2, layers=2).graph().op_names
         ['fork0', 'block0/0.0', 'block0/0.1', 'block0/1.0', 'block0/1.1', 'join0']
         """
-        at_most(MOST_BUILT, self.blocks * (self.width * self.depth + 2), "ops")
+        at_most(MOST_BUILT, self.blocks * (self.width * self.layers + 2), "ops")
         builder = GraphBuilder("branchy")
 
         def op(name: str, kind: str, inputs: list[str]) -> str:
@@ -68,7 +68,7 @@ class Branchy(Builder):
             ends = []
             for branch in range(self.width):
                 at = fork
-                for i in range(self.depth):
+                for i in range(self.layers):
                     at = op(f"block{k}/{branch}.{i}", "op", [at])
                 ends.append(at)
             joined = [op(f"join{k}", "join", ends)]

@@ -8,7 +8,7 @@
         cable: {link: "leaf0->*", mtbf: 200000h, repair: 1h}
         counted: {device: "gpu*", file: counted.csv, over: 1296h, devices: 16384}
       slow_downs:
-        heat: {device: gpu0, at: [5us], for: 20us, factor: 2}
+        heat: {device: gpu0, at: [5us], duration: 20us, factor: 2}
       timeout: {transfer: 1s, collective: 10min}       who notices, and when
       health_check: {every: 10s, timeout: 1s}
       restart: 10min                                   what follows
@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Any, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -188,25 +188,25 @@ class FailureFields(CauseFields, CountedFields):
     repair: Duration | None = Field(
         None, description="back so long after; default: a device or worker at once, a link never"
     )
-    silent: bool = Field(
-        False,
-        description="whether connections stay open, as when a machine loses power: others notice only "
-        "after timeout: {transfer: ...}",
+    detect: Literal["send-recv", "timeout"] = Field(
+        "send-recv",
+        description="what tells others: a Send or Recv that fails, at once (default); or, where connections "
+        "stay open, as when a machine loses power, timeout: {transfer: ...}",
     )
 
     @model_validator(mode="after")
     def _of_links(self) -> Self:
         if self.link is not None and self.repair == 0:
             raise fault("should be more than 0: how long the link is down", ("repair",))
-        if self.link is not None and self.silent:
-            raise fault("has no effect: a link always fails silently", ("silent",))
+        if self.link is not None and "detect" in self.model_fields_set:
+            raise fault("has no effect: only timeouts tell that a link is down", ("detect",))
         return self
 
 
 class SlowDownFields(CauseFields):
     """A cause of slowness."""
 
-    for_: _Positive | None = Field(None, alias="for", description="how long it lasts; default: for ever")
+    duration: _Positive | None = Field(None, description="how long it lasts; default: for ever")
     factor: Factor = Field(
         ge=1, description="how many times longer all takes; of a link: 2 is half its bandwidth"
     )
@@ -279,7 +279,7 @@ class FaultFields(Strict):
             for name, slow in self.slow_downs.items():
                 with located(name):
                     met = slow.parts(machine)
-                causes.append(Cause(name, **met, factor=Fraction(str(slow.factor)), lasts_ns=slow.for_))
+                causes.append(Cause(name, **met, factor=Fraction(str(slow.factor)), lasts_ns=slow.duration))
         check = self.health_check
         return Faults(
             tuple(causes),
@@ -298,4 +298,4 @@ class FaultFields(Strict):
                 counted = cause.counted_mtbf_ns(name, document)
             lasts_ns = 0 if cause.repair is None and cause.link is None else cause.repair
             for component, mtbf_ns in (counted or {name: met["mtbf_ns"]}).items():
-                yield Cause(component, **met | {"mtbf_ns": mtbf_ns}, lasts_ns=lasts_ns, silent=cause.silent)
+                yield Cause(component, **met | {"mtbf_ns": mtbf_ns}, lasts_ns=lasts_ns, silent=cause.detect == "timeout")

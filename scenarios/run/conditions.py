@@ -216,20 +216,20 @@ def _has_recorded_gap(case: Case, loc: Loc) -> bool:
 
 OF_WORKLOADS: Final[tuple[Rule, ...]] = (
     _of_pipeline(
-        ("size_jitter",),
+        ("jitter.size",),
         lambda of, case: bool(of.size),
         "nothing is read from storage; give the items a size, or leave it out",
     ),
     _of_pipeline(
-        ("storage",),
+        ("bandwidth",),
         lambda of, case: bool(of.size) and case.scenario.content.machine is None,
         "items have no size, or the scenario's machine has links that say how fast the storage is; give a "
         "size and no machine, or leave it out",
     ),
     _of_pipeline(
         ("seed",),
-        lambda of, case: bool(of.jitter or of.size_jitter),
-        "nothing is drawn; give jitter or size_jitter, or leave it out",
+        lambda of, case: bool(of.jitter),
+        "nothing is drawn; give jitter, or leave it out",
     ),
     _of_pipeline(
         ("all_reduce",),

@@ -3,14 +3,14 @@
 ::
 
     training_run:
-      for: 1296h                                      or steps: 100000
+      duration: 1296h                                 or steps: 100000
       workers: 2048                                   with devices: 8 each; spares: 16 beside them
       checkpoint: {every: 10min, save: 10s, restore: 1min}
-      restart: 5min                                   all processes; restart_worker: those of one worker
+      restart: {job: 5min, worker: 1min}              all processes, or those of one worker
       failures:                                       by MTBF, at given times, or as they were counted once
         gpu: {of: device, mtbf: 50000h, repair: 24h}
         all: {file: counted.csv, over: 1296h, devices: 16384}
-      slow_downs: {heat: {of: worker, mtbf: 2000h, for: 1h, factor: 1.3}}
+      slow_downs: {heat: {of: worker, mtbf: 2000h, duration: 1h, factor: 1.3}}
       recovery: [restart-job, replace-worker]         the same run under each of them
 """
 
@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 
 from devices.describe.field_types import Bandwidth, Bytes, Duration, fault, quantity_schema, reader
-from devices.describe.quantities import Count, Name, Size, Strict, Whole
+from devices.describe.quantities import Count, Name, Shorthand, Size, Strict, Whole
 from scenarios.fields.fault_fields import CountedFields, EventFields
 from scenarios.fields.policy_fields import AnyChoice, Factor
 from scenarios.file.document import Document, Loc
@@ -72,7 +72,7 @@ class TrainingFailureFields(SourceFields, CountedFields):
 class TrainingSlowDownFields(SourceFields):
     """A cause of slowness. All workers wait for the slowest."""
 
-    for_: Duration = Field(alias="for", description="how long it lasts")
+    duration: Duration = Field(description="how long it lasts")
     factor: Factor = Field(ge=1, description="how many times longer a step takes")
 
 
@@ -99,10 +99,10 @@ class CheckpointFields(Strict):
     save: Duration | None = Field(None, description="time to write one")
     size: Bytes | None = Field(None, description="its size, with bandwidth, in place of times")
     bandwidth: Bandwidth | None = Field(None, description="of writing and reading it")
-    asynchronous: bool = Field(
-        False, description="whether the run goes on meanwhile; the next one waits for it"
+    asynchronous: bool | Duration = Field(
+        False,
+        description="whether the run goes on meanwhile, or after so long; the next one waits for it",
     )
-    pause: Duration | None = Field(None, description="how long it stands still for an asynchronous one")
     restore: Duration | None = Field(None, description="time to load one; default: 0, or by size")
 
     @model_validator(mode="after")
@@ -111,8 +111,6 @@ class CheckpointFields(Strict):
             raise fault("needs one of save and size")
         if (self.size is None) != (self.bandwidth is None):
             raise fault("size goes with bandwidth")
-        if self.pause is not None and not self.asynchronous:
-            raise fault("pause goes with asynchronous: true; the run stands still for all of `save`")
         return self
 
     def checkpoints(self) -> Checkpoints:
@@ -123,23 +121,24 @@ class CheckpointFields(Strict):
             save = 0 if per_s is None else round_half_up(Fraction(nbytes * NS_PER_S, per_s))
             restore = save if restore is None else restore
         every_ns, steps = self.every
-        return Checkpoints(every_ns, steps, save or 0, self.asynchronous, self.pause or 0, restore or 0)
+        pause = 0 if isinstance(self.asynchronous, bool) else self.asynchronous
+        return Checkpoints(every_ns, steps, save or 0, self.asynchronous is not False, pause, restore or 0)
 
 
 class TrainingRun(Strict):
     """The run of many steps, of which the scenario is one: failures, checkpoints, recovery."""
 
     steps: Count | None = Field(None, description="the run ends after so many")
-    for_: Duration | None = Field(None, alias="for", description="the run ends then")
+    duration: Duration | None = Field(None, description="the run ends then")
     workers: Size = Field(1, description="machines that work together")
     devices: Size = Field(1, description="devices of each")
     spares: Annotated[Whole, Field(le=1_000_000, description="machines that stand by")] = 0
     replica: Size = Field(1, description="workers that hold one copy of the model")
     at_least: Size | None = Field(None, description="fewest workers; default: one replica")
     checkpoint: CheckpointFields | None = Field(None, description="default: the run is never saved")
-    restart: Duration = Field(0, description="time to start all processes anew")
-    restart_worker: Duration | None = Field(
-        None, description="... those of one worker, while the others go on; default: restart"
+    restart: Annotated[dict[Literal["job", "worker"], Duration], Shorthand("job", "duration")] = Field(
+        default_factory=dict,
+        description="time to start all processes anew; worker: those of one, while the others go on",
     )
     health_check: Duration | None = Field(None, description="time between two health checks")
     timeout: Duration | None = Field(
@@ -153,10 +152,10 @@ class TrainingRun(Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if (self.steps is None) == (self.for_ is None):
-            raise fault("needs one of steps and for: where the run ends")
-        if self.for_ == 0:
-            raise fault("should be more than 0", ("for",))
+        if (self.steps is None) == (self.duration is None):
+            raise fault("needs one of steps and duration: where the run ends")
+        if self.duration == 0:
+            raise fault("should be more than 0", ("duration",))
         if self.workers % self.replica:
             raise fault(f"{self.workers} workers are no whole number of replicas of {self.replica}")
         if self.at_least is not None and self.at_least > self.workers:
@@ -191,7 +190,7 @@ class TrainingRun(Strict):
         return TrainingPlan(
             step_ns,
             self.steps,
-            self.for_,
+            self.duration,
             self.workers,
             self.spares,
             self.replica,
@@ -199,11 +198,11 @@ class TrainingRun(Strict):
             Checkpoints() if self.checkpoint is None else self.checkpoint.checkpoints(),
             failures,
             tuple(
-                SlowDown(name, **of.when(self.devices), lasts_ns=of.for_, factor=Fraction(str(of.factor)))
+                SlowDown(name, **of.when(self.devices), lasts_ns=of.duration, factor=Fraction(str(of.factor)))
                 for name, of in self.slow_downs.items()
             ),
-            self.restart,
-            self.restart if self.restart_worker is None else self.restart_worker,
+            self.restart.get("job", 0),
+            self.restart.get("worker", self.restart.get("job", 0)),
             self.health_check or 0,
             self.timeout or 0,
         )

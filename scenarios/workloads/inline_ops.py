@@ -12,7 +12,7 @@ An op of kind ``call``, ``if`` or ``while`` stands for the ops of ``functions:``
 (`scenarios.ops.inlining`)::
 
     ops:        {x: {...}, f: {kind: while, inputs: [x], attributes: {body: step, trips: 8}}}
-    functions:  {step: {inputs: [i], ops: {add: {inputs: [i], duration: 1ms}}, results: [add]}}
+    functions:  {step: {inputs: [i], ops: {add: {inputs: [i], duration: 1ms}}, outputs: [add]}}
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class FunctionOps(Strict):
 
     inputs: list[Name] = Field(default_factory=list, description="names that its ops use for the inputs")
     ops: dict[Name, Op] = Field(description="its ops, by name", min_length=1)
-    results: list[Name] = Field(min_length=1, description="outputs of its ops, or inputs, that it returns")
+    outputs: list[Name] = Field(min_length=1, description="of its ops, or inputs: what it returns")
 
     @model_validator(mode="after")
     def _not_split(self) -> FunctionOps:
@@ -203,7 +203,7 @@ class InlineOps(Workload):
                 name,
                 tuple(function.inputs),
                 tuple(_record(inner, op, 0, function.ops) for inner, op in function.ops.items()),
-                tuple(function.results),
+                tuple(function.outputs),
             )
             for name, function in self.functions.items()
         }

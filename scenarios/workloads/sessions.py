@@ -1,4 +1,4 @@
-"""Several models at once: ``workload: {sessions: {train: {workload: {...}, batches: 4}, serve: {...}}}``."""
+"""Several models at once: ``workload: {sessions: {train: {workload: {...}, iterations: 4}, serve: {...}}}``."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class SessionSpec(Strict):
     """One model, and how it runs."""
 
     workload: Model = Field(description="any but a pipeline, whose schedule is the policy")
-    batches: Count = Field(1, description="number of runs, one after another")
+    iterations: Count = Field(1, description="how many times it runs in one of the scenario's")
     inter_op_thread_pool: Whole = Field(
         0, description="which pool of the policy's session_inter_op_thread_pool"
     )
@@ -101,10 +101,10 @@ class Sessions(Workload):
             own = replace(document, root=Node({"workload": node}, node.place), changed=frozenset())
             graph = spec.workload.build(own, machine)
             try:
-                Failures(graph, spec.batches, seed=0)  # the steps that its ops name are batches
+                Failures(graph, spec.iterations, seed=0)  # the steps that its ops name are batches
             except GraphError as error:
                 raise own.error(op_place(error, own), op_message(error, own)) from None
-            built[name] = Session(graph, spec.batches, spec.inter_op_thread_pool)
+            built[name] = Session(graph, spec.iterations, spec.inter_op_thread_pool)
         return side_by_side(document.title, built, self.processes)
 
 
@@ -129,14 +129,14 @@ class Session:
     Attributes
     ----------
     graph : Graph
-    batches : int
+    iterations : int
         How often, one run after another.
     inter_op_thread_pool : int
         Which of several pools it chooses.
     """
 
     graph: Graph
-    batches: int = 1
+    iterations: int = 1
     inter_op_thread_pool: int = 0
 
 
@@ -163,15 +163,15 @@ def side_by_side(name: str, sessions: Mapping[str, Session], processes: str = "e
     >>> b = GraphBuilder("model")
     >>> _ = b.op("f"), b.op("g", inputs=["f"])
     >>> model = b.build()
-    >>> side_by_side("two", {"a": Session(model), "b": Session(model, batches=2)}).op_names
+    >>> side_by_side("two", {"a": Session(model), "b": Session(model, iterations=2)}).op_names
     ['a/f', 'a/g', 'b/0/f', 'b/0/g', 'b/1/begin', 'b/1/f', 'b/1/g']
     """
-    at_most(MOST_BUILT, sum(each.batches * len(each.graph) for each in sessions.values()), "ops")
+    at_most(MOST_BUILT, sum(each.iterations * len(each.graph) for each in sessions.values()), "ops")
     together = Records(name, {}, {})
     option_checks.one_of("sessions", "processes", processes, ("each", "one"))
     for title, session in sessions.items():
         last: list[str] = []
-        for batch in range(session.batches):
+        for batch in range(session.iterations):
             last = _add(together, title, session, batch, last, processes)
     return write(together)
 
@@ -180,7 +180,7 @@ def _add(
     together: Records, title: str, session: Session, batch: int, last: list[str], processes: str
 ) -> list[str]:
     """Add a batch behind the ops at which the one before it ended; return those at which it ends."""
-    prefix = f"{title}/{batch}/" if session.batches > 1 else f"{title}/"
+    prefix = f"{title}/{batch}/" if session.iterations > 1 else f"{title}/"
     records = read(session.graph)
     renamed = {}
     for name, external in records.externals.items():
@@ -193,9 +193,9 @@ def _add(
 
     def earlier(made: str, distance: int) -> tuple[str, int]:
         """Return what `distance` batches before this one made, and how many runs of all batches before."""
-        if loops or session.batches == 1:
+        if loops or session.iterations == 1:
             return prefix + made, distance
-        runs, of = divmod(batch - distance, session.batches)
+        runs, of = divmod(batch - distance, session.iterations)
         return f"{title}/{of}/{made}", -runs
 
     begin: list[tuple[str, int]] = []
@@ -212,7 +212,7 @@ def _add(
         attributes = {**record.attributes, **marks}
         if "fails" in attributes:  # a step of a session is a batch
             try:
-                attributes["fails"] = in_step(attributes["fails"], batch, session.batches)
+                attributes["fails"] = in_step(attributes["fails"], batch, session.iterations)
                 attributes["session_step"] = batch
             except InputError as error:
                 raise GraphError(f"op {prefix + name!r}: fails: {error}").about(

@@ -126,7 +126,7 @@ LOOP = """\
 name: a loop
 machine: {devices: {cpu0: {kind: cpu, cores: 2}}}
 workload:
-  functions: {body: {inputs: [v], ops: {s: {duration: 10us, inputs: [v], output: 1MB}}, results: [s]}}
+  functions: {body: {inputs: [v], ops: {s: {duration: 10us, inputs: [v], output: 1MB}}, outputs: [s]}}
   ops:
     a: {duration: 10us, output: 1MB}
     w: {kind: while, inputs: [a], attributes: {body: body, trips: 4}}

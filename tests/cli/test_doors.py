@@ -184,7 +184,7 @@ def calls(depth: int, width: int) -> str:
             f"kind: call, inputs: [a], attributes: {{body: f{i + 1}}}" if i < depth - 1 else "duration: 1us"
         )
         ops = ", ".join(f"p{k}: {{{body}}}" for k in range(width))
-        lines.append(f"    f{i}: {{inputs: [a], ops: {{{ops}}}, results: [p0]}}")
+        lines.append(f"    f{i}: {{inputs: [a], ops: {{{ops}}}, outputs: [p0]}}")
     return "\n".join([*lines, "policy: in-order\n"])
 
 

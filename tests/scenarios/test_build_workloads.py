@@ -62,10 +62,10 @@ def refused(folder: Path, build: str) -> str:
         ("prefetch: 2", 2 + 3 + 5 * 4),  # training is the bottleneck
         ("prefetch: 9", 2 + 3 + 5 * 4),
         ("prefetch: 1, workers: 4", 5 * (2 + 3) + 4),  # no more than one batch is made ahead
-        ("prefetch: 0, copy: 1ms", 5 * (2 + 3 + 1 + 4)),
-        ("prefetch: 9, copy: 1ms", 2 + 3 + 1 + 5 * 4),
-        ("prefetch: 9, copy: 1ms, pin_memory: false", 2 + 3 + 5 * (1 + 4)),
-        ("prefetch: 9, copy: 5ms", 2 + 3 + 5 * 5 + 4),  # the copies are the bottleneck
+        ("prefetch: 0, transfer: 1ms", 5 * (2 + 3 + 1 + 4)),
+        ("prefetch: 9, transfer: 1ms", 2 + 3 + 1 + 5 * 4),
+        ("prefetch: 9, transfer: 1ms, pin_memory: false", 2 + 3 + 5 * (1 + 4)),
+        ("prefetch: 9, transfer: 5ms", 2 + 3 + 5 * 5 + 4),  # the copies are the bottleneck
         ("prefetch: 9, replicas: 2", 2 + 3 + 5 * 4),
         ("prefetch: 9, replicas: 2, all_reduce: 2ms", 2 + 3 + 5 * (4 + 2)),
         ("prefetch: 0, replicas: 2, all_reduce: 2ms", 5 * (2 + 3 + 4 + 2)),
@@ -101,7 +101,7 @@ def test_a_deeper_buffer_is_never_worse(
 
     def makespan(depth: int) -> int:
         load, prepare, copy, train = times
-        ns = {"load": load, "preprocess": prepare, "train": train, "copy": copy}
+        ns = {"load": load, "preprocess": prepare, "train": train, "transfer": copy}
         sizes: dict[str, Any] = {"prefetch": depth, "workers": workers, "pin_memory": pinned}
         of = DataLoadingFields(model="data-loading", **{key: f"{n}ns" for key, n in ns.items()}, **sizes)
         return unrolled_ns(of.graph(), 6)
@@ -127,7 +127,7 @@ def unrolled_ns(graph: Graph, iterations: int) -> int:
 # -- data parallelism -----------------------------------------------------------------------------
 
 THREE = "{forward: 1ms, backward: 2ms, gradients: 30MB}"
-STEP = f"model: data-parallel, replicas: 2, layers: [{THREE}], repeat: 3, bandwidth: 10GB/s, optimizer: 1ms"
+STEP = f"model: data-parallel, replicas: 2, layers: [{THREE}], blocks: 3, bandwidth: 10GB/s, optimizer: 1ms"
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_ring() -> None:
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
 def test_branches(blocks: int, width: int, depth: int) -> None:
-    sizes: dict[str, Any] = {"blocks": blocks, "width": width, "depth": depth}
+    sizes: dict[str, Any] = {"blocks": blocks, "width": width, "layers": depth}
     graph = Branchy(model="branchy", duration="10ns", **sizes).graph()
     assert len(graph) == blocks * (width * depth + 2)
     longest = longest_path_ns(graph, graph.duration_ns).max()

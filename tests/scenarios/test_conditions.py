@@ -41,7 +41,7 @@ def pipeline(fields: str, schedule: str = "1f1b", more: str = "") -> str:
 
 def loader(fields: str, more: str = "") -> str:
     """Return a training loop with a DataLoader."""
-    work = f"{{model: data-loader, batches: 2, load: 1us, train: 1us, {fields}}}"
+    work = f"{{model: data-loader, steps: 2, load: 1us, train: 1us, {fields}}}"
     return f"workload: {{build: {work}}}\n{more}\n"
 
 
@@ -60,7 +60,7 @@ INTRA_OP = "intra_op_parallelism_threads"
 ASYNC = "{ops: {a: {duration: 1us, attributes: {async: true}}}}"
 CALLED = (
     "{ops: {z: {duration: 1us}, c: {kind: call, inputs: [z], attributes: {body: f}}}, "
-    "functions: {f: {inputs: [x], results: [a], "
+    "functions: {f: {inputs: [x], outputs: [a], "
     "ops: {a: {duration: 1us, inputs: [x], attributes: {async: true}}}}}}"
 )
 ON_D = "workload: {ops: {a: {duration: 1us, output: 1MB, device: d}}}"
@@ -398,11 +398,15 @@ CASES: list[tuple[str, str, str]] = [
         pipeline("devices: [d0, d1]"),
         pipeline("devices: [d0, d1]", more="machine: {devices: {d: {kind: gpu, count: 2}}}"),
     ),
+    (
+        "workload.build.jitter.size",
+        loader("jitter: {size: 0.5}"),
+        loader("jitter: {size: 0.5}, size: 1MB"),
+    ),
     *(
         (f"workload.build.{key}", loader(f"{key}: {value}"), loader(f"{key}: {value}, {needed}"))
         for key, value, needed in [
-            ("size_jitter", "0.5", "size: 1MB"),
-            ("storage", "1GB/s", "size: 1MB"),
+            ("bandwidth", "1GB/s", "size: 1MB"),
             ("seed", "1", "jitter: 0.1"),
             ("all_reduce", "1us", "replicas: 2"),
             ("prefetch_factor", "3", "workers: 1"),

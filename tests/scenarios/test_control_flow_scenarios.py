@@ -99,7 +99,7 @@ def test_a_loop_that_never_ends_is_stopped(tmp_path: Path, monkeypatch: pytest.M
     path.write_text(
         f"{HEAD}    zero: {{}}\n"
         "    loop: {kind: while, inputs: [zero], attributes: {body: f, trips: 60}}\n"
-        "  functions: {f: {inputs: [i], ops: {g: {inputs: [i]}}, results: [g]}}\n"
+        "  functions: {f: {inputs: [i], ops: {g: {inputs: [i]}}, outputs: [g]}}\n"
     )
     done = sim("run", path)
     assert done.exit_code == 1
@@ -115,7 +115,7 @@ def test_messages_name_the_ops_of_the_file(tmp_path: Path) -> None:
         f"{HEAD}    x: {{}}\n"
         "    inner: {kind: call, inputs: [x], attributes: {body: f, own_frame: true}}\n"
         "    c: {kind: if, inputs: [inner, x], attributes: {then: f, else: f}}\n"
-        "  functions: {f: {inputs: [a], ops: {g: {inputs: [a]}}, results: [g]}}\n"
+        "  functions: {f: {inputs: [a], ops: {g: {inputs: [a]}}, outputs: [g]}}\n"
     )
     done = sim("run", path)
     assert done.exit_code == 2, done.output
@@ -136,7 +136,7 @@ FUNCTIONS = """\
 machine: {devices: {cpu0: {kind: cpu, cores: 1}}}
 workload:
   functions:
-    step: {inputs: [v], ops: {s: {duration: 1us, inputs: [v], output: 1B}}, results: [s]}
+    step: {inputs: [v], ops: {s: {duration: 1us, inputs: [v], output: 1B}}, outputs: [s]}
   ops:
     a: {duration: 1us, output: 1B, attributes: {outcome: true}}
     f: {FUNCTIONAL}
@@ -184,7 +184,7 @@ def test_what_is_wrong_with_functions_is_told_at_the_op(
 def test_what_is_wrong_inside_a_function_is_told_at_its_op(tmp_path: Path, called: str, says: str) -> None:
     path = tmp_path / "s.yaml"
     call = f"{{kind: call, inputs: [v], attributes: {{body: {called}}}}}"
-    again = f"    again: {{inputs: [v], ops: {{g: {call}}}, results: [g]}}\n"
+    again = f"    again: {{inputs: [v], ops: {{g: {call}}}, outputs: [g]}}\n"
     text = FUNCTIONS.replace("  ops:\n", f"{again}  ops:\n")
     op = "kind: if, inputs: [a, a], attributes: {then: step, else: again}"
     path.write_text(text.replace("FUNCTIONAL", op), encoding="utf-8")
@@ -211,7 +211,7 @@ def test_what_is_wrong_with_an_op_of_a_loops_body_is_told_there(
     tmp_path: Path, outer: str, op: str, place: str, says: str
 ) -> None:
     path = tmp_path / "s.yaml"
-    middle = f"    middle: {{inputs: [v], ops: {{call: {{{op}}}}}, results: [call]}}\n"
+    middle = f"    middle: {{inputs: [v], ops: {{call: {{{op}}}}}, outputs: [call]}}\n"
     text = FUNCTIONS.replace("  ops:\n", f"{middle}  ops:\n")
     path.write_text(text.replace("FUNCTIONAL", f"kind: {outer}middle}}"), encoding="utf-8")
     line = sim("run", path).stderr.splitlines()[-1]
@@ -326,7 +326,7 @@ workload:
   ops:
     p: {{duration: 1us, attributes: {{{attribute}}}}}
     f: {{kind: if, inputs: [p, p], attributes: {{then: yes, else: yes}}}}
-  functions: {{"yes": {{inputs: [x], ops: {{a: {{inputs: [x], duration: 1us}}}}, results: [a]}}}}
+  functions: {{"yes": {{inputs: [x], ops: {{a: {{inputs: [x], duration: 1us}}}}, outputs: [a]}}}}
 policy: {{runtime: {runtime}}}
 iterations: {iterations}
 """)

@@ -52,7 +52,7 @@ def worker_of(trace: Trace, batches: int) -> list[int]:
 
 # -- PyTorch ---------------------------------------------------------------------------------------
 
-SLOW = {"model": "data-loader", "batches": 8, "train": "4ns", "workers": 2}
+SLOW = {"model": "data-loader", "steps": 8, "train": "4ns", "workers": 2}
 SLOW["load"] = ["10ns", "35ns", *["10ns"] * 6]
 """Two workers, prefetch 2; batch 1 is slow."""
 
@@ -93,7 +93,7 @@ def test_batches_behind_a_slow_one_pile_up(tmp_path: Path) -> None:
     """At 35 batches 2 and 4 are there; when they come, nobody waits for batches in any order."""
     assert run(tmp_path, SLOW).summary["data_loading"]["most_waiting"] == 2
     assert run(tmp_path, {**SLOW, "in_order": False}).summary["data_loading"]["most_waiting"] == 0
-    script = {"model": "data-loader", "batches": 3, "load": "10ns", "train": "4ns"}
+    script = {"model": "data-loader", "steps": 3, "load": "10ns", "train": "4ns"}
     assert run(tmp_path, script).summary["data_loading"]["most_waiting"] == 0
 
 
@@ -102,7 +102,7 @@ def test_workers_and_order_as_recorded_from_torch(tmp_path: Path, case: dict[str
     batches = len(case["units"])
     build = {
         "model": "data-loader",
-        "batches": batches,
+        "steps": batches,
         "load": [f"{units * 1000}ns" for units in case["units"]],
         "train": f"{case['step'] * 1000}ns",
         "workers": case["workers"],
@@ -192,7 +192,7 @@ def test_the_five_rules_as_an_event_loop(
     folder = tmp_path_factory.mktemp("drawn")
     build = {
         "model": "data-loader",
-        "batches": len(loads),
+        "steps": len(loads),
         "load": [f"{ns}ns" for ns in loads],
         "train": f"{step}ns",
         "workers": workers,
@@ -225,8 +225,8 @@ def test_a_script_that_runs_ahead_over_epochs(
 ) -> None:
     """By recurrence: what ended when, of all batches of all epochs in one list."""
     copy, train = others
-    build = {"model": "data-loader", "batches": len(loads), "load": [f"{ns}ns" for ns in loads]}
-    build |= {"copy": f"{copy}ns", "train": f"{train}ns", "workers": workers, "run_ahead": ahead}
+    build = {"model": "data-loader", "steps": len(loads), "load": [f"{ns}ns" for ns in loads]}
+    build |= {"transfer": f"{copy}ns", "train": f"{train}ns", "workers": workers, "in_flight": 1 + ahead}
     trace = run(tmp_path_factory.mktemp("epochs"), build, f"iterations: {epochs}\n").trace
     came: list[int] = []
     over: list[int] = []
@@ -257,17 +257,16 @@ def test_a_script_that_runs_ahead_over_epochs(
 def test_edges_on_the_kernel_and_queues_on_simpy_agree(tmp_path: Path) -> None:
     build = {
         "model": "data-loader",
-        "batches": 60,
+        "steps": 60,
         "batch": 3,
         "load": "2us",
-        "jitter": 0.5,
+        "jitter": {"load": 0.5, "size": 0.5},
         "size": "1kB",
-        "size_jitter": 0.5,
-        "storage": "1GB/s",
+        "bandwidth": "1GB/s",
         "train": "4us",
-        "copy": "1us",
+        "transfer": "1us",
         "pin_memory": "1us",
-        "run_ahead": 1,
+        "in_flight": 2,
         "workers": 3,
     }
     edges = run(tmp_path, build, "engine: kernel\niterations: 2\n").trace
@@ -288,23 +287,23 @@ def test_pinning_is_in_the_order_in_which_batches_come(tmp_path: Path) -> None:
 
 
 def test_without_workers_the_script_does_one_thing_after_another(tmp_path: Path) -> None:
-    build = {"model": "data-loader", "batches": 5, "load": "2ns", "train": "4ns", "copy": "1ns"}
+    build = {"model": "data-loader", "steps": 5, "load": "2ns", "train": "4ns", "transfer": "1ns"}
     result = run(tmp_path, {**build, "pin_memory": "3ns"})
     assert result.trace.makespan_ns == 5 * (2 + 3 + 1 + 4)
     assert result.summary["data_loading"]["needs_ns"] == {"training loop": 10}
 
 
 def test_an_epoch_begins_when_the_script_has_left_the_one_before(tmp_path: Path) -> None:
-    build = {"model": "data-loader", "batches": 3, "load": "2ns", "train": "4ns", "workers": 1}
+    build = {"model": "data-loader", "steps": 3, "load": "2ns", "train": "4ns", "workers": 1}
     assert run(tmp_path, build, "iterations: 2\n").trace.makespan_ns == 2 * (2 + 3 * 4)
     for in_order in (True, False):  # the epoch's end waits for step 1: 2 is under way for another 4 ns
-        ahead = {**build, "run_ahead": 1, "in_order": in_order}
+        ahead = {**build, "in_flight": 2, "in_order": in_order}
         assert run(tmp_path, ahead, "iterations: 2\n").trace.makespan_ns == 2 * 3 * 4 + 2
 
 
 # -- the steady state ------------------------------------------------------------------------------
 
-RATES = {"load": "6us", "copy": "1us", "pin_memory": "1us", "train": "4us", "run_ahead": 2, "workers": 4}
+RATES = {"load": "6us", "transfer": "1us", "pin_memory": "1us", "train": "4us", "in_flight": 3, "workers": 4}
 
 
 @pytest.mark.parametrize(
@@ -314,23 +313,23 @@ RATES = {"load": "6us", "copy": "1us", "pin_memory": "1us", "train": "4us", "run
         ({"workers": 1}, "workers", 6, 6),
         ({"workers": 2, "load": "10us"}, "workers", 5, 5),
         ({"pin_memory": "5us"}, "pin thread", 5, 5),
-        ({"copy": "7us"}, "copy", 7, 7),
-        ({"copy": "3us", "run_ahead": 0}, "training step", 7, 7),  # one after the other
-        ({"workers": 0, "run_ahead": 0}, "main process", 12, 12),
-        ({"size": "10kB", "storage": "1GB/s", "load": "0us"}, "storage", 10, 10),
+        ({"transfer": "7us"}, "copy", 7, 7),
+        ({"transfer": "3us", "in_flight": 1}, "training step", 7, 7),  # one after the other
+        ({"workers": 0, "in_flight": 1}, "main process", 12, 12),
+        ({"size": "10kB", "bandwidth": "1GB/s", "load": "0us"}, "storage", 10, 10),
         # Workers that began together read together, and while they load nobody reads: 4 * 10 + 6 for four.
-        ({"size": "10kB", "storage": "1GB/s"}, "storage", 10, 11.5),
-        ({"size": "1kB", "storage": "1GB/s", "load": "19us"}, "workers", 5, 5.75),
+        ({"size": "10kB", "bandwidth": "1GB/s"}, "storage", 10, 11.5),
+        ({"size": "1kB", "bandwidth": "1GB/s", "load": "19us"}, "workers", 5, 5.75),
         ({"replicas": 2, "all_reduce": "5us"}, "all-reduce", 9, 9),
-        ({"replicas": 8, "size": "1kB", "storage": "1GB/s", "load": "0us"}, "storage", 8, 8),
-        ({"replicas": 8, "size": "1kB", "storage": "1GB/s"}, "storage", 8, (32 + 6) / 4),
+        ({"replicas": 8, "size": "1kB", "bandwidth": "1GB/s", "load": "0us"}, "storage", 8, 8),
+        ({"replicas": 8, "size": "1kB", "bandwidth": "1GB/s"}, "storage", 8, (32 + 6) / 4),
         ({"in_order": False, "load": "18us"}, "workers", 4.5, 4.5),
     ],
 )
 def test_the_slowest_is_named_and_reached(
     tmp_path: Path, options: dict[str, Any], limit: str, needs_us: float, step_us: float
 ) -> None:
-    result = run(tmp_path, {"model": "data-loader", "batches": 400, **RATES, **options})
+    result = run(tmp_path, {"model": "data-loader", "steps": 400, **RATES, **options})
     told = result.summary["data_loading"]
     assert told["limit"] == limit
     assert told["limit_step_ns"] == 1000 * needs_us
@@ -339,7 +338,7 @@ def test_the_slowest_is_named_and_reached(
 
 def test_a_pool_smaller_than_the_calls(tmp_path: Path) -> None:
     """Of four calls of a map two run at once, on a pool of two threads."""
-    build = {"model": "tf-data", "batches": 40, "load": "9us", "workers": 4, "train": "1us"}
+    build = {"model": "tf-data", "steps": 40, "load": "9us", "workers": 4, "train": "1us"}
     threads = {name: {"kind": "cpu"} for name in ("prefetch0", "main0")}
     devices = {"loader0": {"kind": "cpu", "cores": 2}, **threads, "gpu0": {"kind": "gpu", "streams": 2}}
     told = run(tmp_path, build, f"machine: {json.dumps({'devices': devices})}").summary["data_loading"]
@@ -347,7 +346,7 @@ def test_a_pool_smaller_than_the_calls(tmp_path: Path) -> None:
 
 
 def test_run_and_explain_say_what_limits_it(tmp_path: Path) -> None:
-    build = {"model": "data-loader", "batches": 40, "load": "9us", "train": "4us", "workers": 1}
+    build = {"model": "data-loader", "steps": 40, "load": "9us", "train": "4us", "workers": 1}
     path = write(tmp_path, f"workload: {{build: {json.dumps(build)}}}\n")
     line = "A step every 9 us in the steady state, limited by the workers: workers 9 us, training loop 4 us."
     for verb in ("run", "explain"):
@@ -357,7 +356,7 @@ def test_run_and_explain_say_what_limits_it(tmp_path: Path) -> None:
 
 
 def test_jitter_keeps_the_mean_and_one_seed_the_same_items() -> None:
-    sizes: dict[str, Any] = {"batches": 4000, "batch": 4, "load": "1us", "train": "1us", "workers": 1}
+    sizes: dict[str, Any] = {"steps": 4000, "batch": 4, "load": "1us", "train": "1us", "workers": 1}
 
     def drawn(**more: Any) -> list[int]:
         return DataLoaderFields(model="data-loader", **sizes, **more).drawn(0)[0]
@@ -380,7 +379,7 @@ def test_the_autotuner_by_hand(tmp_path: Path) -> None:
     and the next one made only then. At 26 the buffer is empty: limit 2, up. 4 comes at 36, 5 at 46, 6 at 48,
     7 at 50.
     """
-    build = {"model": "tf-data", "batches": 9, "train": "4ns", "load": ["10ns", "2ns", "2ns", "2ns", "14ns"]}
+    build = {"model": "tf-data", "steps": 9, "train": "4ns", "load": ["10ns", "2ns", "2ns", "2ns", "14ns"]}
     trace = run(tmp_path, build).trace
     assert [start for start, _ in times(trace, "next")] == [10, 14, 18, 22, 36, 46, 50, 54, 58]
     assert [start for start, _ in times(trace, "load")] == [0, 10, 14, 18, 22, 36, 46, 48, 50]
@@ -452,7 +451,7 @@ def test_tf_data_instant_by_instant(
     assume(len(set(loads)) == len(loads))
     build = {
         "model": "tf-data",
-        "batches": len(loads),
+        "steps": len(loads),
         "load": [f"{ns}ns" for ns in loads],
         "train": f"{step}ns",
         "prefetch": prefetch,
@@ -470,17 +469,17 @@ def test_tf_data_instant_by_instant(
         ({"prefetch": 1}, 2 + 5 * 4),
         ({"prefetch": 0, "workers": 1}, 2 + 5 * 4),  # the map makes one ahead
         ({"prefetch": 1, "workers": 2, "load": "8ns"}, 8 + 4 * 4 + 4),
-        ({"prefetch": 2, "workers": 2, "size": "8B", "storage": "1GB/s"}, 18 + 18 + 10 + 4),
+        ({"prefetch": 2, "workers": 2, "size": "8B", "bandwidth": "1GB/s"}, 18 + 18 + 10 + 4),
     ],
 )
 def test_tf_data_by_hand(tmp_path: Path, options: dict[str, Any], makespan: int) -> None:
-    build = {"model": "tf-data", "batches": 5, "load": "2ns", "train": "4ns", **options}
+    build = {"model": "tf-data", "steps": 5, "load": "2ns", "train": "4ns", **options}
     assert run(tmp_path, build).trace.makespan_ns == makespan
 
 
 def test_a_call_of_the_map_keeps_its_thread_while_it_reads(tmp_path: Path) -> None:
-    build = {"model": "tf-data", "batches": 9, "load": "2ns", "train": "1ns", "workers": 2}
-    trace = run(tmp_path, {**build, "size": "8B", "storage": "1GB/s", "prefetch": 4}).trace
+    build = {"model": "tf-data", "steps": 9, "load": "2ns", "train": "1ns", "workers": 2}
+    trace = run(tmp_path, {**build, "size": "8B", "bandwidth": "1GB/s", "prefetch": 4}).trace
     began, ended = [times(trace, kind) for kind in ("request", "load")]
     for at, _ in began:
         assert sum(a <= at < end for (a, _), (_, end) in zip(began, ended, strict=True)) <= 2
@@ -495,17 +494,17 @@ def test_a_call_of_the_map_keeps_its_thread_while_it_reads(tmp_path: Path) -> No
         ({"in_order": False}, "policy: ready-queue\n", "only the policy loader-queues decides it"),
         ({"in_order": False, "workers": 0}, "", "in_order: has no effect: the script loads by itself"),
         ({"prefetch_factor": 2, "workers": 0}, "", "prefetch_factor: has no effect: the script loads"),
-        ({"storage": "1GB/s"}, "", "storage: has no effect: items have no size"),
+        ({"bandwidth": "1GB/s"}, "", "bandwidth: has no effect: items have no size"),
         ({"all_reduce": "1us"}, "", "all_reduce: has no effect: one replica"),
         ({"seed": 3}, "", "seed: has no effect: nothing is drawn"),
         ({"load": []}, "", "workload.build.load"),
-        ({"batches": 0}, "", "workload.build.batches"),
-        ({"batches": 1000000, "replicas": 100}, "", "ops are more than the 10,000,000"),
+        ({"steps": 0}, "", "workload.build.steps"),
+        ({"steps": 1000000, "replicas": 100}, "", "ops are more than the 10,000,000"),
         ({"worker": 2}, "", "workers"),
     ],
 )
 def test_wrong_keys(tmp_path: Path, build: dict[str, Any], rest: str, said: str) -> None:
-    good = {"model": "data-loader", "batches": 4, "load": "2us", "train": "1us", "workers": 2}
+    good = {"model": "data-loader", "steps": 4, "load": "2us", "train": "1us", "workers": 2}
     with pytest.raises(ScenarioError) as caught:
         run(tmp_path, {**good, **build}, rest)
     assert said in str(caught.value)
@@ -513,7 +512,7 @@ def test_wrong_keys(tmp_path: Path, build: dict[str, Any], rest: str, said: str)
 
 def test_a_machine_with_too_few_workers_is_refused(tmp_path: Path) -> None:
     machine = "machine: {devices: {loader0: {kind: cpu}, main0: {kind: cpu}, gpu0: {kind: gpu}}}\n"
-    good = {"model": "data-loader", "batches": 4, "load": "2us", "train": "1us", "workers": 2}
+    good = {"model": "data-loader", "steps": 4, "load": "2us", "train": "1us", "workers": 2}
     with pytest.raises(ScenarioError, match=r"s\.yaml:.*loader0 has 1; give it as many cores"):
         run(tmp_path, {**good, "in_order": False}, machine + "policy: {streams: single}\n")
 
@@ -521,4 +520,4 @@ def test_a_machine_with_too_few_workers_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("prefetch", [-1, True, "automatic"])
 def test_a_wrong_buffer(prefetch: Any) -> None:
     with pytest.raises(Exception, match="not auto, none or a whole number"):
-        TfDataFields(model="tf-data", batches=1, load="1ns", train="1ns", prefetch=prefetch)
+        TfDataFields(model="tf-data", steps=1, load="1ns", train="1ns", prefetch=prefetch)

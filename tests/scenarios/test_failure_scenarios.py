@@ -169,7 +169,7 @@ def test_what_is_wrong_is_said_with_its_place(tmp_path: Path, old: str, new: str
 def test_an_op_that_stands_for_others_does_not_fail_itself(tmp_path: Path) -> None:
     call = "z: {kind: call, fails: true, inputs: [f], attributes: {body: g}}\n"
     functions = (
-        call + "  functions: {g: {inputs: [x], ops: {y: {inputs: [x], duration: 1us}}, results: [y]}}\n"
+        call + "  functions: {g: {inputs: [x], ops: {y: {inputs: [x], duration: 1us}}, outputs: [y]}}\n"
     )
     path = written(tmp_path, ("z: {duration: 5us, inputs: [f, h]}\n", functions))
     result = sim("run", path)
@@ -204,7 +204,7 @@ def test_a_step_of_a_session_that_there_is_not_has_its_place(tmp_path: Path) -> 
     path.write_text(
         "machine: {devices: {cpu0: {kind: cpu, cores: 2}}}\n"
         "workload:\n  sessions:\n"
-        "    bad: {batches: 3, workload: {ops: {x: {duration: 1ms, fails: {at: [5]}}}}}\n"
+        "    bad: {iterations: 3, workload: {ops: {x: {duration: 1ms, fails: {at: [5]}}}}}\n"
         "    good: {workload: {ops: {u: {duration: 1ms}}}}\n"
         "policy: {runtime: tensorflow}\n",
         encoding="utf-8",

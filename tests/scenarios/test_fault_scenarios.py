@@ -95,13 +95,13 @@ def test_commands_say_what_failed_and_who_noticed() -> None:
     ("faults", "makespan_ns"),
     [
         ("{slow_downs: {heat: {device: gpu0, at: [10ns], factor: 2}}}", 10 + 20 + 10 + 5),
-        ("{slow_downs: {heat: {worker: worker*, at: [10ns], for: 10ns, factor: 2}}}", 25 + 10 + 5),
+        ("{slow_downs: {heat: {worker: worker*, at: [10ns], duration: 10ns, factor: 2}}}", 25 + 10 + 5),
         ("{slow_downs: {jam: {link: gpu0->gpu1, at: [25ns], factor: 4}}}", 20 + 5 + 20 + 5),
         ("{failures: {cable: {link: '*', at: [25ns], repair: 6ns}}, timeout: {transfer: 7ns}}", 41),
         ("{failures: {cable: {link: '*', at: [25ns], repair: 6ns}}, timeout: {transfer: 4ns}}", 29),
         ("{failures: {dead: {device: gpu0, at: [7ns]}}}", 7),
-        ("{failures: {dead: {device: gpu0, at: [7ns], silent: true}}, timeout: {transfer: 4ns}}", 11),
-        ("{failures: {dead: {worker: worker0, at: [7ns], silent: true}}, health_check: 6ns}", 12),
+        ("{failures: {dead: {device: gpu0, at: [7ns], detect: timeout}}, timeout: {transfer: 4ns}}", 11),
+        ("{failures: {dead: {worker: worker0, at: [7ns], detect: timeout}}, health_check: 6ns}", 12),
     ],
 )
 def test_small_cases(tmp_path: Path, faults: str, makespan_ns: int) -> None:
@@ -137,7 +137,7 @@ def test_causes_that_were_counted_are_the_same_as_their_mtbf(tmp_path: Path) -> 
         ("{failures: {x: {link: gpu0, at: [1ns]}}}", r"x.link: unknown link 'gpu0'"),
         ("{failures: {x: {device: gpu0, mtbf: 0s}}}", r"x.mtbf: should be greater than 0"),
         ("{failures: {x: {link: '*', at: [1ns], repair: 0s}}}", r"x.repair: should be more than 0"),
-        ("{failures: {x: {link: '*', at: [1ns], silent: true}}}", r"x.silent: has no effect"),
+        ("{failures: {x: {link: '*', at: [1ns], detect: timeout}}}", r"x.detect: has no effect"),
         ("{failures: {x: {device: gpu0, count: 3}}}", r"over and devices go with count or file"),
         ("{slow_downs: {x: {device: gpu0, at: [1ns], factor: 0.5}}}", r"x.factor: should be greater than"),
         (

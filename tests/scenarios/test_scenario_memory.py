@@ -197,7 +197,7 @@ workload:
     zero: {duration: 0us}
     loop: {kind: while, inputs: [zero], attributes: {body: step, trips: 3}}
   functions:
-    step: {inputs: [i], ops: {add: {inputs: [i], duration: 10us, output: 2kB}}, results: [add]}
+    step: {inputs: [i], ops: {add: {inputs: [i], duration: 10us, output: 2kB}}, outputs: [add]}
 policy: ready-queue
 """
     )

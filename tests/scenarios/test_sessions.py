@@ -47,7 +47,7 @@ def lanes(trace: Trace) -> dict[str, set[int]]:
 
 
 def test_batches_of_a_session_run_one_after_another_and_sessions_do_not_wait() -> None:
-    g = side_by_side("two", {"a": Session(chain(), batches=3), "b": Session(chain())})
+    g = side_by_side("two", {"a": Session(chain(), iterations=3), "b": Session(chain())})
     trace = checked(g, cpu(4), ReadyQueue())
     end = dict(zip((g.op_names[op] for op in trace.tasks["op"]), trace.tasks["end_ns"].tolist(), strict=True))
     assert [end[f"a/{i}/op1"] for i in range(3)] == [20, 40, 60]
@@ -59,7 +59,7 @@ def test_a_batch_reads_what_the_batch_before_made_and_begins_after_it() -> None:
     b = GraphBuilder("step")
     b.op("grad", inputs=[("update", 1)], duration_ns=10)
     b.op("update", inputs=["grad"], outputs=8, duration_ns=5)
-    g = side_by_side("one", {"a": Session(b.build(), batches=3)})
+    g = side_by_side("one", {"a": Session(b.build(), iterations=3)})
     trace = simulate(g, cpu(4), ReadyQueue(), iterations=2)
     begun = [trace.tasks["start_ns"][trace.tasks["op"] == g.index(f"a/{k}/grad")].tolist() for k in range(3)]
     assert begun == [[0, 45], [15, 60], [30, 75]]
@@ -69,7 +69,7 @@ def test_a_batch_begins_where_its_ops_are_and_not_on_the_first_accelerator(tmp_p
     path = tmp_path / "s.yaml"
     path.write_text(
         "machine: {devices: {cpu0: {kind: cpu, cores: 1}, gpu0: {kind: gpu, issue_cost: 5us}}}\n"
-        "workload: {sessions: {a: {workload: {ops: {f: {duration: 10us, device: cpu0}}}, batches: 3}}}\n"
+        "workload: {sessions: {a: {workload: {ops: {f: {duration: 10us, device: cpu0}}}, iterations: 3}}}\n"
         "expect: {makespan: 30us, utilisation.gpu0: 0%}\n"
     )
     assert all(outcome.passed for outcome in run_scenario(load_scenario(path)).outcomes)
@@ -87,7 +87,7 @@ def test_batches_follow_one_another_through_loops_and_dead_branches() -> None:
     b.op("p", duration_ns=1, attributes={"outcome": True})
     b.op("s", kind="switch", inputs=["zero", "p"], outputs=(0, 0), duration_ns=0)
     b.op("never", inputs=["s"], duration_ns=1000)
-    trace = checked(side_by_side("twice", {"a": Session(b.build(), batches=2)}), cpu(4), ReadyQueue())
+    trace = checked(side_by_side("twice", {"a": Session(b.build(), iterations=2)}), cpu(4), ReadyQueue())
     assert trace.makespan_ns == 2 * 2 * 50
     assert set(trace.frames) == {"", *(f"a/{batch}/loop:{i}" for batch in (0, 1) for i in (0, 1, 2))}
 
@@ -140,7 +140,7 @@ def test_sessions_do_not_meet_by_the_same_words() -> None:
     b.op("recv", kind="recv", outputs=8, device="gpu1", duration_ns=0, attributes={"key": "x"})
     model = b.build()
     machine = Machine((Device("gpu0", streams=2), Device("gpu1", streams=2)))
-    both = {"a": Session(model, batches=2), "b": Session(model)}
+    both = {"a": Session(model, iterations=2), "b": Session(model)}
     trace = checked(side_by_side("two", both), machine, ReadyQueue())
     assert trace.job.collectives is not None
     assert trace.job.collectives.names == ("a/dp", "b/dp")
@@ -176,7 +176,7 @@ def test_a_session_takes_every_workload_but_a_pipeline(tmp_path: Path) -> None:
         "machine: {devices: {cpu0: {kind: cpu, cores: 2}}}\n"
         "workload:\n  sessions:\n    a: {workload: WORK}\n    b: {workload: {ops: {f: {duration: 1us}}}}\n"
     )
-    path.write_text(text.replace("WORK", "{build: {model: branchy, width: 3, depth: 2, duration: 1us}}"))
+    path.write_text(text.replace("WORK", "{build: {model: branchy, width: 3, layers: 2, duration: 1us}}"))
     trace = run_scenario(load_scenario(path), check=True).trace
     assert set(lanes(trace)) == {"a", "b"}
     for work, message in (

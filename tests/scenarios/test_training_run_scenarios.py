@@ -25,8 +25,7 @@ training_run:
   workers: 2
   spares: 1
   checkpoint: {every: 2, save: 3s}
-  restart: 6s
-  restart_worker: 2s
+  restart: {job: 6s, worker: 2s}
   failures:
     psu: {at: [38s], worker: 0, repair: 1h}
   recovery: [restart-job, replace-worker]
@@ -125,7 +124,7 @@ def test_llama_3_as_it_was_counted(tmp_path: Path, data_dir: Path) -> None:
 machine: {devices: {gpu0: {kind: gpu}}}
 workload: {ops: {step: {duration: 10s}}}
 training_run:
-  for: 1296h
+  duration: 1296h
   workers: 2048
   devices: 8
   checkpoint: {every: 465s, save: 10s}
@@ -214,7 +213,7 @@ def test_lanes_of_the_picture() -> None:
 @pytest.mark.parametrize(
     ("sets", "why"),
     [
-        (["training_run.for=1h"], "training_run: needs one of steps and for"),
+        (["training_run.duration=1h"], "training_run: needs one of steps and duration"),
         (["training_run.recovery=[restart-jobs]"], "unknown recovery policy 'restart-jobs'; did you mean"),
         (["training_run.recovery=[shrink, shrink]"], "recovery: names a policy twice"),
         (["training_run.recovery=[{name: shrink, most: 3}]"], "shrink has no option 'most'"),
@@ -234,10 +233,11 @@ def test_lanes_of_the_picture() -> None:
             "every: should be a duration, or a number of steps of at least 1, not 0",
         ),
         (["training_run.checkpoint.size=3GB"], "checkpoint: needs one of save and size"),
-        (["training_run.checkpoint.pause=3s"], "pause goes with asynchronous: true"),
+        (["training_run.checkpoint.asynchronous=3"], "checkpoint.asynchronous: "),
+        (["training_run.restart={jobs: 3s}"], "training_run.restart.jobs: "),
         (["training_run.replica=3"], "2 workers are no whole number of replicas of 3"),
         (["training_run.at_least=3"], "at_least: 3 are more than the 2 workers there are"),
-        (["training_run.slow_downs={h: {at: [3s], worker: 0, for: 1s, factor: 0.5}}"], "factor: should be"),
+        (["training_run.slow_downs={h: {at: [3s], worker: 0, duration: 1s, factor: 0.5}}"], "factor: should be"),
         (["workload.ops.step.fails=true"], "an op of the step may fail"),
         (["workload.ops.step.duration=0s"], "a step takes no time"),
     ],

@@ -196,7 +196,7 @@ def test_ops_of_sessions_are_held_to_the_same_words(tmp_path: Path) -> None:
         ),
         ("ops: {f: {kind: tokenize, duration: 1us}}", "unknown kind of op 'tokenize'"),
         (
-            "functions: {g: {ops: {f: {kind: matmull, duration: 1us}}, results: [f]}}, "
+            "functions: {g: {ops: {f: {kind: matmull, duration: 1us}}, outputs: [f]}}, "
             "ops: {c: {kind: call, attributes: {body: g}}}",
             "a.workload.functions.g.ops.f.kind: .*did you mean 'matmul'",
         ),

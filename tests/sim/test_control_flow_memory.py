@@ -418,7 +418,7 @@ workload:
       ops:
         wide: {inputs: [i], duration: 5us, output: 64MB}
         add: {inputs: [wide], duration: 1us, output: 1MB}
-      results: [add]
+      outputs: [add]
 policy: {runtime: tensorflow}
 memory: {allocator: runtime}
 compare:

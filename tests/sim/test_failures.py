@@ -332,7 +332,7 @@ def test_a_step_of_a_session_is_a_batch() -> None:
     """A batch that fails ends its session, and another session goes on."""
     bad = graph_of({"x": {"ns": 10, "fails": {"at": [1]}}, "y": {"ns": 10, "inputs": ["x"]}})
     good = graph_of({"u": {"ns": 10}})
-    graph = side_by_side("two", {"bad": Session(bad, batches=3), "good": Session(good, batches=5)})
+    graph = side_by_side("two", {"bad": Session(bad, iterations=3), "good": Session(good, iterations=5)})
     trace = simulate(graph, Machine((cpu(workers=2),)), TensorFlowExecutor())
     found = spans(trace)
     assert found["bad/1/x"][2] == "failed"
@@ -342,7 +342,7 @@ def test_a_step_of_a_session_is_a_batch() -> None:
     ]
     assert missing(trace) == ["bad/1/y", "bad/2/begin", "bad/2/x", "bad/2/y"]
     with pytest.raises(GraphError, match="there is no step 3: there are 3 steps, 0 to 2"):
-        side_by_side("one", {"bad": Session(graph_of({"x": {"fails": {"at": [3]}}}), batches=3)})
+        side_by_side("one", {"bad": Session(graph_of({"x": {"fails": {"at": [3]}}}), iterations=3)})
 
 
 # -- control flow --------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from devices.describe.fields import (
 
 PIPELINE = "workload: {pipeline: {ranks: 4, micro_batches: 8, forward: 1ms, backward: 2ms}}\npolicy: 1f1b\n"
 BRANCHY = (
-    "machine: {devices: {cpu0: {kind: cpu}}}\nworkload: {build: {model: branchy, blocks: 1, depth: 2}}\n"
+    "machine: {devices: {cpu0: {kind: cpu}}}\nworkload: {build: {model: branchy, blocks: 1, layers: 2}}\n"
 )
 
 TOO_MANY = {
@@ -30,7 +30,7 @@ TOO_MANY = {
     "iterations": (GOOD + "iterations: 50000000\n", "iterations: 50,000,000 iterations of 4 ops are"),
     "micro-batches": (PIPELINE.replace("8,", "9999999,"), "less than or equal to 1000000"),
     "slots": (PIPELINE.replace("8,", "999999,").replace("4,", "99,"), "98,999,901 forwards; there may be"),
-    "ops": (BRANCHY.replace("1,", "1000000,").replace("depth: 2", "depth: 1000000"), "ops are more than the"),
+    "ops": (BRANCHY.replace("1,", "1000000,").replace("layers: 2", "layers: 1000000"), "ops are more than the"),
 }
 
 

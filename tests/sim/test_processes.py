@@ -180,7 +180,7 @@ def test_programs_with_jumps_are_walked_by_each_process(tmp_path: Path) -> None:
     """Loops of 3 x 10 us and 2 x 10 us on two cores, at once; one process walks one after the other."""
     path = tmp_path / "s.yaml"
     loop = (
-        "functions: {step: {inputs: [i], ops: {add: {inputs: [i], duration: 10us}}, results: [add]}}, "
+        "functions: {step: {inputs: [i], ops: {add: {inputs: [i], duration: 10us}}, outputs: [add]}}, "
         "ops: {zero: {duration: 0us}, loop: {kind: while, inputs: [zero], "
         "attributes: {body: step, trips: TRIPS}}}"
     )
