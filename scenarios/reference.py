@@ -34,8 +34,8 @@ from sim.base.units import format_bytes, format_duration
 #
 #     Convert every op to one format.          summary
 #     ...                                      text: paragraphs before the first section
-#     prefer : str                             parameters["prefer"].type
-#         ``"NCHW"`` or ``"NHWC"``.            parameters["prefer"].meaning
+#     format : str                             parameters["format"].type
+#         ``"NCHW"`` or ``"NHWC"``.            parameters["format"].meaning
 #
 # The form is that of https://numpydoc.readthedocs.io/en/latest/format.html; the markup is taken out of what
 # is shown, as a terminal has none.

@@ -38,7 +38,7 @@ def point(row: Any) -> dict[str, Any]:
                 "calibration": row.system.replace("_", "-"),
                 "dtype": dtype,
                 "kv": {"dtype": "bf16" if dtype == "bf16" else "fp8"},
-                "layout": {"tp": int(row.tp_size)},
+                "parallel": {"tp": int(row.tp_size)},
                 "requests": {"in_flight": int(row.batch_size), **lengths, "count": 3 * int(row.batch_size)},
             }
         }
@@ -88,7 +88,7 @@ def replay(folder: Path, tables: Path) -> pd.DataFrame:
                 "serving": {
                     "model": {"name": "llama3-70b", "layers": 64, "hidden": 5120},
                     "calibration": {"device": "rtx-pro-6000", "node": pcie, "between": pcie},
-                    "layout": {"tp": 2},
+                    "parallel": {"tp": 2},
                     "kv": {"blocks": 24628},
                     "step": {"table": os.path.relpath(tables, folder)},
                     "requests": {"trace": trace.name},

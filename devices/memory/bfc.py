@@ -15,7 +15,7 @@ The rules, as in `third_party/xla/xla/tsl/framework/bfc_allocator.cc` of the Ten
 6. A region that the device refuses is asked for again at 0.9 of its size, down to the need.
 7. Where `garbage_collection` is on (TensorFlow on GPUs), regions without a live chunk are given back, and
    5 is tried once more.
-8. With `contiguous_regions`, regions come from one range of addresses of the limit's size, in whole pages of
+8. With `expandable_segments`, regions come from one range of addresses of the limit's size, in whole pages of
    2 MiB: each right behind the last one, which it extends. So chunks merge across what were two regions. Only
    the addresses of regions at the end are used again (`tensorflow/core/common_runtime/gpu/
    gpu_virtual_mem_allocator.cc`, and ``SupportsCoalescing``).
@@ -56,7 +56,7 @@ class BfcAllocator(GrowingAllocator):
         Most bytes that this allocator may hold; by default all of the device's.
     garbage_collection : bool
         Give wholly free regions back before giving up.
-    contiguous_regions : bool
+    expandable_segments : bool
         Whether a region extends the one before it.
     fragmentation_fraction : float, optional
         Part of the limit, below 1, that a chunk may waste at most; by default 128 MiB.
@@ -81,7 +81,7 @@ class BfcAllocator(GrowingAllocator):
         allow_growth: bool | None = None,
         limit: Bytes | None = None,
         garbage_collection: bool = False,
-        contiguous_regions: bool = False,
+        expandable_segments: bool = False,
         fragmentation_fraction: float | None = None,
         name: str = "device",
     ) -> None:
@@ -100,8 +100,8 @@ class BfcAllocator(GrowingAllocator):
         self._region_bytes = round_up(first, ROUNDING_BYTES)
         self._most_waste = self._waste(fragmentation_fraction)
         self._arena = self._arena_bytes = self._arena_used = 0
-        self._contiguous = contiguous_regions
-        if contiguous_regions:
+        self._contiguous = expandable_segments
+        if expandable_segments:
             self._arena_bytes = round_up(_UNLIMITED_BYTES if most is None else most, PAGE_BYTES)
             self._arena = self.memory.reserve(self._arena_bytes)
         self._free = FreeList()

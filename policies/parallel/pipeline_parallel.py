@@ -47,7 +47,7 @@ class PipelineParallel(OnRanks):
         How many, or which devices; a number means accelerators of the machine, in machine order.
     micro_batches : int
         How many a step has; each is a batch of the graph.
-    schedule : str
+    policy : str
         ``1f1b``, ``gpipe``, ``interleaved-1f1b``, ``zb-h1``, ...
     chunks : int, optional
         Stages a rank, of schedules that have several.
@@ -61,17 +61,17 @@ class PipelineParallel(OnRanks):
     """
 
     def __init__(
-        self, ranks: int | list[str], micro_batches: int, schedule: str = "1f1b", chunks: int | None = None
+        self, ranks: int | list[str], micro_batches: int, policy: str = "1f1b", chunks: int | None = None
     ) -> None:
         self.ranks = Ranks.of("pipeline-parallel", ranks)
         n = whole("pipeline-parallel", "micro_batches", micro_batches)
         assert self.ranks.n is not None
-        self.schedule: Schedule = generate(schedule, ranks=self.ranks.n, micro_batches=n, chunks=chunks)
+        self.schedule: Schedule = generate(policy, ranks=self.ranks.n, micro_batches=n, chunks=chunks)
         slots = [slot for program in self.schedule.programs for slot in program]
         plain = all(isinstance(slot, Action) and slot.phase in "FBIW" for slot in slots)
         if len(self.schedule.placements) > 1 or not plain:
-            message = f"{schedule} has slots that overlap, recompute, or stages on several ranks"
-            raise InputError(f"pipeline-parallel: {message}", path=("schedule",))
+            message = f"{policy} has slots that overlap, recompute, or stages on several ranks"
+            raise InputError(f"pipeline-parallel: {message}", path=("policy",))
 
     def ranked(self, there: Ranked) -> Ranked:
         """Return the ranks that each have some stages."""

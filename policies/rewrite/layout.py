@@ -31,7 +31,7 @@ class Layout:
 
     Parameters
     ----------
-    prefer : str
+    format : str
         ``"NCHW"`` (GPU convolutions in 32 bit) or ``"NHWC"`` (CPU, tensor cores).
 
     Raises
@@ -40,13 +40,13 @@ class Layout:
         Another word.
     """
 
-    def __init__(self, prefer: str = "NCHW") -> None:
-        self.prefer = one_of("layout", "prefer", prefer, FORMATS)
+    def __init__(self, format: str = "NCHW") -> None:
+        self.format = one_of("layout", "format", format, FORMATS)
 
     def apply(self, graph: Graph) -> Graph:
         """Return the graph in the preferred format."""
         records = read(graph)
-        other = FORMATS[1 - FORMATS.index(self.prefer)]
+        other = FORMATS[1 - FORMATS.index(self.format)]
         differing = [op for op in records.ops.values() if op.attributes.get("data_format") == other]
         if differing:
             self._surround(differing, other, records)
@@ -60,12 +60,12 @@ class Layout:
         for reader in records.ops.values():  # whoever follows an op still follows the op itself
             reader.inputs = [(moved.get(tensor, tensor), d) for tensor, d in reader.inputs]
         for record, size in zip(differing, nbytes, strict=True):
-            record.attributes["data_format"] = self.prefer
-            before = records.free(f"{record.name}/to_{self.prefer}")
-            _transpose(before, record.inputs[0], (current, self.prefer), size, record, records)
+            record.attributes["data_format"] = self.format
+            before = records.free(f"{record.name}/to_{self.format}")
+            _transpose(before, record.inputs[0], (current, self.format), size, record, records)
             record.inputs[0] = (before, 0)
             size = record.outputs[0]
-            _transpose(moved[record.name], (record.name, 0), (self.prefer, current), size, record, records)
+            _transpose(moved[record.name], (record.name, 0), (self.format, current), size, record, records)
 
 
 def _transpose(

@@ -298,4 +298,9 @@ class FaultFields(Strict):
                 counted = cause.counted_mtbf_ns(name, document)
             lasts_ns = 0 if cause.repair is None and cause.link is None else cause.repair
             for component, mtbf_ns in (counted or {name: met["mtbf_ns"]}).items():
-                yield Cause(component, **met | {"mtbf_ns": mtbf_ns}, lasts_ns=lasts_ns, silent=cause.detect == "timeout")
+                yield Cause(
+                    component,
+                    **met | {"mtbf_ns": mtbf_ns},
+                    lasts_ns=lasts_ns,
+                    silent=cause.detect == "timeout",
+                )

@@ -154,19 +154,12 @@ OF_PIPELINES: Final[tuple[Rule, ...]] = (
         "leave it out",
     ),
     Rule(
-        ("workload.pipeline.backward_ratio",),
-        lambda case, loc: _pipeline(case).graph is not None,
-        "it is for layers that are cut from a graph; give graph, or leave it out",
-    ),
-    Rule(
         ("workload.pipeline.partition",),
-        lambda case, loc: any(
-            getattr(_pipeline(case), key) is not None for key in ("layers", "profile", "graph")
-        ),
-        "there are no layers to cut into stages; give layers, profile or graph, or leave it out",
+        lambda case, loc: _pipeline(case).layers is not None or _pipeline(case).graph is not None,
+        "there are no layers to cut into stages; give layers or graph, or leave it out",
     ),
     Rule(
-        ("workload.pipeline.bandwidth", "workload.pipeline.levels"),
+        ("workload.pipeline.bandwidth",),
         lambda case, loc: str(_pipeline(case).partition).startswith("pipedream"),
         "only PipeDream's planners read it; say partition: pipedream, or leave it out",
     ),

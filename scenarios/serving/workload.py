@@ -103,7 +103,7 @@ class ServingFields(Strict):
         None, description="what the GPU reaches, as for train"
     )
     dtype: DType = Field("bf16", description="of the products")
-    layout: Annotated[ReplicaFields, Field(default_factory=ReplicaFields)]
+    parallel: Annotated[ReplicaFields, Field(default_factory=ReplicaFields)]
     kv: Annotated[KvFields, Field(default_factory=KvFields, description="keys and values")]
     max_model_len: Count | None = Field(
         None, description="most tokens of a request; default: those of the longest one"
@@ -184,21 +184,23 @@ class Serving(Workload):
                 "prompts in one piece": decided(enable_chunked_prefill=False, max_num_batched_tokens=whole),
                 "sarathi's chunks of 512 tokens": {"policy": "sarathi"},
             }
-        if of.layout.replicas > 1:
+        if of.parallel.replicas > 1:
             now = of.router.name if of.router is not None else "round-robin"
             others = (name for name in plugins.names("sim.routers") if name != now)
             found |= {f"router {name}": {f"{here}router": name} for name in others}
-        found["one more replica"] = {f"{here}layout": changed(of.layout, replicas=of.layout.replicas + 1)}
+        found["one more replica"] = {
+            f"{here}parallel": changed(of.parallel, replicas=of.parallel.replicas + 1)
+        }
         if of.calibration is not None:
-            more = changed(of.layout, tp=2 * of.layout.tp)
-            found["twice the GPUs of a replica"] = {f"{here}layout": more}
+            more = changed(of.parallel, tp=2 * of.parallel.tp)
+            found["twice the GPUs of a replica"] = {f"{here}parallel": more}
             newer = _NEWER[_NEWER.index(of.calibration) + 1 :] if of.calibration in _NEWER else ()
             found |= {f"on {gpu}": {f"{here}calibration": gpu} for gpu in newer[:2]}
         return found
 
     def default_machine(self) -> Mapping[str, Any]:
         """Return a plain device for each replica."""
-        return {"devices": {"replica": {"kind": "gpu", "count": self.serving.layout.replicas}}}
+        return {"devices": {"replica": {"kind": "gpu", "count": self.serving.parallel.replicas}}}
 
     def work(
         self, document: Document, machine: Machine | None, policy: PolicyFields, loc: Loc, *, seed: int = 0
@@ -219,7 +221,7 @@ class Serving(Workload):
                 ("machine",), "serving runs on what its calibration describes, and takes no machine"
             )
         with document.placing(*loc):
-            batchers = [_batcher(policy, document.origin) for _ in range(self.serving.layout.replicas)]
+            batchers = [_batcher(policy, document.origin) for _ in range(self.serving.parallel.replicas)]
         with document.placing(*_HERE):
             served = _serve(self.serving, batchers, document, loc, seed)
         graph, devices = step_graph(served.passes, served.names)
@@ -273,12 +275,12 @@ def _serve(
     if apart is not None and memory is not None:
         run.pull = Pull(apart.latency, memory.token_bytes, apart.bandwidth)
     passes = run.run(batchers, Arrivals(requests, closed), prefill)
-    return Served(requests, passes, [*batchers, *prefill], len(batchers), fields.layout.tp, blocks, late)
+    return Served(requests, passes, [*batchers, *prefill], len(batchers), fields.parallel.tp, blocks, late)
 
 
 def _costs(fields: ServingFields, document: Document) -> tuple[StepTime, ReplicaMemory | None]:
     """Return what a step takes, and what memory holds, where a model and its GPU are known."""
-    tensor, given = fields.layout.tp, fields.step
+    tensor, given = fields.parallel.tp, fields.step
     model = calibration = memory = None
     if fields.model is not None:
         with located("model"):
@@ -289,14 +291,14 @@ def _costs(fields: ServingFields, document: Document) -> tuple[StepTime, Replica
     if given is not None and given.table is None:
         return LinearStep(given.fixed, given.token, given.request), None
     assert model is not None
-    with located("layout"):
-        step = None if calibration is None else ModelStep(model, calibration, tensor, fields.layout.experts)
+    with located("parallel"):
+        step = None if calibration is None else ModelStep(model, calibration, tensor, fields.parallel.experts)
     if step is not None:
         memory = ReplicaMemory(step, fields.dtype, fields.kv.dtype)
     if given is not None and given.table is not None:
         if tensor > 1 and step is None:
             what = "needs a calibration: it says what GPUs send one another"
-            raise InputError(what, path=("layout", "tp"))
+            raise InputError(what, path=("parallel", "tp"))
         sent = (lambda tokens: 0.0) if step is None else step.all_reduce_ns
         with located("step", "table"):
             return TableStep(document.file(given.table), model.layers, sent), memory
@@ -322,7 +324,7 @@ def _blocks(fields: ServingFields, memory: ReplicaMemory | None, batcher: Batche
             f"out of memory: of {whole} a GPU, {100 * fields.kv.utilisation:.0f}% of it taken, weights "
             f"need {weights} and activations some {rest}; that leaves {max(blocks, 0):,} blocks of "
             f"{fields.kv.block_size} tokens, and the longest request has {limit:,} tokens\n"
-            "  what would help  more GPUs a replica (layout.tp), a smaller dtype, kv.dtype: fp8"
+            "  what would help  more GPUs a replica (parallel.tp), a smaller dtype, kv.dtype: fp8"
         )
     return blocks
 
@@ -337,7 +339,7 @@ def _router(fields: ServingFields, document: Document, seed: int) -> RequestRout
             made = call_with_options(thing, fields.router.name, fields.router.options, document.origin)
     if not isinstance(made, RequestRouter):
         raise InputError("should extend policies.serving.routers.RequestRouter", path=("router",))
-    made.begin(fields.layout.replicas, seed)
+    made.begin(fields.parallel.replicas, seed)
     return made
 
 

@@ -15,12 +15,14 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from devices.describe.field_types import Bandwidth, Bytes, Duration, FlopRate, fault
 from devices.describe.quantities import Count, File, Name, Shorthand, Size, Strict, Whole
+from scenarios.recorded.durations import AnyFactor
 from scenarios.workloads.calibrations import CalibrationFields
 from sim.base.arrays import MOST_BUILT
 
@@ -174,24 +176,21 @@ class PipelineFields(StageFields):
         description="instead of stages: number of ranks; each has as many stages as the schedule has "
         "chunks, which share the rank's times and sizes; a model or layers are cut into all of them",
     )
-    layers: list[StageFields] | None = Field(None, description="layers, cut into stages by `partition`")
-    profile: File | None = Field(None, description="layers from a PipeDream profile")
+    layers: list[StageFields] | File | None = Field(
+        None, description="layers, or a PipeDream profile of them, cut into stages by `partition`"
+    )
     graph: File | None = Field(None, description="layers from a graph of a forward pass, of any known format")
-    backward_ratio: float = Field(
-        2.0, gt=0, le=100, description="time of an op's backward divided by its forward"
+    backward: Duration | AnyFactor | None = Field(
+        None, description="time of B; default: I + W, and of an op of a graph x2, twice its forward"
     )
     model: PipelineModelFields | None = Field(None, description="a transformer cut into equal stages")
     partition: (
         Literal["min-max", "block", "time", "size", "pipedream", "pipedream-optimizer"] | list[Count]
     ) = Field("min-max", description="how layers are cut: a planner, or how many layers each stage gets")
-    bandwidth: Bandwidth | None = Field(
-        None, description="bandwidth between all workers, for the planners of PipeDream"
-    )
-    levels: list[LevelFields] | None = Field(
+    bandwidth: Bandwidth | Annotated[list[LevelFields], Field(min_length=1)] | None = Field(
         None,
-        min_length=1,
-        description="instead of bandwidth, for the same planners: the levels of the machine, from the "
-        "innermost (devices in a server, then servers)",
+        description="bandwidth between all workers, for the planners of PipeDream, or the levels of the "
+        "machine, from the innermost (devices in a server, then servers)",
     )
     micro_batches: Size = Field(description="into how many parts a batch is cut")
     batch: Count | None = Field(
@@ -230,15 +229,15 @@ class PipelineFields(StageFields):
 
     @model_validator(mode="after")
     def _one_source(self) -> PipelineFields:
-        sources = ("stages", "ranks", "layers", "profile", "graph", "model")
+        sources = ("stages", "ranks", "layers", "graph", "model")
         given = [key for key in sources if getattr(self, key) is not None]
         counted = ("stages" in given and isinstance(self.stages, int)) or "ranks" in given
         if not given:
             raise fault(f"has no stages; give one of {', '.join(sources)}")
-        cut = [key for key in given if key in ("layers", "profile", "graph", "model")]
+        cut = [key for key in given if key in ("layers", "graph", "model")]
         if len(cut) > 1 or (given != cut and cut and not (counted and len(given) == 2)):
             raise fault(
-                f"has {' and '.join(given)}; one of layers, a profile, a graph and a model is cut, into "
+                f"has {' and '.join(given)}; one of layers, a graph and a model is cut, into "
                 "`ranks: N` times the chunks of the schedule, or into `stages: N`"
             )
         if not cut and len(given) > 1:
@@ -248,6 +247,8 @@ class PipelineFields(StageFields):
                 f"has {cut[0]} and no number of stages to cut them into; give ranks: N (each gets as many "
                 "stages as the schedule has chunks), or stages: N"
             )
+        if isinstance(self.backward, Fraction) and self.graph is None:
+            raise fault("is a factor of what ops of a graph take; give graph, or a time", ("backward",))
         if not cut and self.forward is None and not isinstance(self.stages, list):
             raise fault("has no times; give forward, and backward or input_grad and weight_grad")
         return self

@@ -182,7 +182,7 @@ def make_stages(fields: PipelineFields, document: Document, devices: Sequence[De
         homes = loop_devices(count, chunks, devices) if devices else [None] * count
         made, end = model_stages(fields, document, homes)
         return Stages(made, end=end)
-    if fields.layers is not None or fields.profile is not None or fields.graph is not None:
+    if fields.layers is not None or fields.graph is not None:
         return _cut(fields, document, devices, chunks)
     if fields.ranks is not None:
         each = _shared(_stage(fields, fields), chunks)
@@ -335,15 +335,16 @@ def _of_graph(
 
 
 def _graph_layers(fields: PipelineFields, graph: Graph, device: Device) -> list[PipelineStage]:
-    return graph_layers(graph, device, backward_ratio=Fraction(str(fields.backward_ratio)))
+    ratio = fields.backward if isinstance(fields.backward, Fraction) else Fraction(2)
+    return graph_layers(graph, device, backward_ratio=ratio)
 
 
 def _cut(fields: PipelineFields, document: Document, devices: Sequence[Device], chunks: int) -> Stages:
     """Cut layers into stages; those of a graph are balanced as the first rank's device times them."""
-    if fields.profile is not None:
+    if isinstance(fields.layers, str):
         from scenarios.importers.pipedream_profile import read_profile
 
-        layers = profile_layers(read_profile(document.file(fields.profile)))
+        layers = profile_layers(read_profile(document.file(fields.layers)))
     elif fields.graph is not None:
         device = devices[0] if devices else Device("plain")
         layers = _graph_layers(fields, graph_of(fields, document), device)
@@ -366,17 +367,15 @@ def _levels(fields: PipelineFields) -> list[Level]:
     """Return the levels of the machine that PipeDream's planners plan for, from the innermost."""
     # `stages` or `ranks` is here their number; how many stages they make is the plan
     workers = _count(fields, 1)
-    if fields.levels is None and fields.bandwidth is not None:
+    if isinstance(fields.bandwidth, int):
         return [Level(workers, fields.bandwidth)]
-    if fields.levels is None or fields.bandwidth is not None:
+    if fields.bandwidth is None:
         raise InputError(
             f"the planner {fields.partition} needs the bandwidth between workers: bandwidth: 1GB/s, or "
-            "levels: [{workers: 4, bandwidth: 10GB/s}, {workers: 2, bandwidth: 1GB/s}]; give one of them"
+            "[{workers: 4, bandwidth: 10GB/s}, {workers: 2, bandwidth: 1GB/s}]"
         )
-    in_all = prod(level.workers for level in fields.levels)
+    in_all = prod(level.workers for level in fields.bandwidth)
     if in_all != workers:
-        raise InputError(
-            f"levels has {' x '.join(str(level.workers) for level in fields.levels)} = {in_all} workers, and "
-            f"there are {workers}"
-        )
-    return [Level(level.workers, level.bandwidth) for level in fields.levels]
+        shown = " x ".join(str(level.workers) for level in fields.bandwidth)
+        raise InputError(f"bandwidth has {shown} = {in_all} workers, and there are {workers}")
+    return [Level(level.workers, level.bandwidth) for level in fields.bandwidth]

@@ -1,4 +1,4 @@
-"""Several models at once: ``workload: {sessions: {train: {workload: {...}, iterations: 4}, serve: {...}}}``."""
+"""Several models at once: ``workload: {sessions: {train: {workload: {...}}, serve: {...}}}``."""
 
 from __future__ import annotations
 

@@ -72,6 +72,17 @@ Module = Literal[
 Adapted = Literal["qkv", "proj", "mlp", "shared", "latent", "mamba_in", "mamba_out"]
 
 
+_PARTS: Final[Mapping[str, Mapping[str, str]]] = {
+    "head": {"query": "head", "value": "value_head", "rotary": "rotary_head"},
+    "middle": {"layer": "middle", "expert": "expert_middle", "shared": "shared_middle"},
+    "latent": {"q": "q_rank", "kv": "kv_rank", "expert": "expert_latent"},
+    "mamba": {key: f"mamba_{key}" for key in MambaFields.model_fields},
+}
+"""Key of a model that has several sizes -> part -> what `Architecture` calls it."""
+
+_WIDTH: Final = {"type": "integer", "minimum": 1}
+
+
 class ModelFields(Strict):
     """A language model: a name, and sizes that replace those of the name."""
 
@@ -85,27 +96,32 @@ class ModelFields(Strict):
     heads: Count | None = Field(None, description="heads of attention")
     vocabulary: Count | None = Field(None, description="words of embedding and head")
     kv_heads: Count | None = Field(None, description="heads of keys and values; default: as heads")
-    head: Count | None = Field(None, description="width of a head; default: hidden / heads")
-    middle: Count | None = Field(None, description="width between the products of a layer; default: 4 hidden")
+    head: Annotated[dict[Literal["query", "value", "rotary"], Whole], Shorthand("query", _WIDTH)] = Field(
+        default_factory=dict,
+        description="width of a head (default: hidden / heads), of its values, and with latent attention of "
+        "its rotary part",
+    )
+    middle: Annotated[dict[Literal["layer", "expert", "shared"], Whole], Shorthand("layer", _WIDTH)] = Field(
+        default_factory=dict,
+        description="width between the products of a layer (default: 4 hidden), of an expert, and of the "
+        "shared experts together",
+    )
+    latent: dict[Literal["q", "kv", "expert"], Whole] = Field(
+        default_factory=dict,
+        description="width of compressed queries, keys and values (latent attention), and in which experts "
+        "are reached (LatentMoE; default: hidden)",
+    )
     gated: bool | Literal["clamped"] | None = Field(
         None, description="a gate beside the middle (SwiGLU); clamped: its inputs are clamped (gpt-oss)"
     )
     tied: bool | None = Field(None, description="the head's weights are the embedding's")
-    positions: Whole | None = Field(None, description="learned positions; default: none")
-    rotary: bool | Literal["yarn"] | None = Field(None, description="rotary positions; yarn: scaled ones")
+    positions: Whole | Literal["rotary", "yarn"] | None = Field(
+        None, description="how many are learned, or rotary ones, or scaled rotary ones (yarn); default: none"
+    )
     biases: bool | None = Field(None, description="products and norms have biases")
     experts: Size | None = Field(None, description="experts of a layer")
     top_k: Size | None = Field(None, description="experts that each token goes to")
-    expert_middle: Count | None = Field(None, description="width between the products of an expert")
-    shared_middle: Whole | None = Field(None, description="width of the shared experts together")
     dense_layers: Whole | None = Field(None, description="first layers, which have no experts")
-    q_rank: Whole | None = Field(None, description="latent attention: width of compressed queries")
-    kv_rank: Whole | None = Field(None, description="latent attention: width of compressed keys and values")
-    rotary_head: Whole | None = Field(None, description="latent attention: rotary part of a head")
-    value_head: Count | None = Field(None, description="width of a head of values")
-    expert_latent: Count | None = Field(
-        None, description="width in which experts are reached (LatentMoE); default: hidden"
-    )
     window: Whole | None = Field(
         None, description="tokens that attention of every second layer reaches back; 0: all"
     )
@@ -441,9 +457,14 @@ def architecture_of(fields: ModelFields, document: Document) -> Architecture:
     InputError
         An unknown name, a file that is no configuration, a size that is missing.
     """
-    dumped = fields.model_dump(exclude={"name", "mamba"}, exclude_none=True)
-    mamba = fields.mamba.model_dump(exclude_none=True) if fields.mamba is not None else {}
-    given = dumped | {f"mamba_{key}": value for key, value in mamba.items()}
+    given = fields.model_dump(exclude={"name"}, exclude_none=True)
+    for key, names in _PARTS.items():
+        for part, value in given.pop(key, {}).items():
+            given[names[part]] = value
+    if isinstance(kind := given.get("positions"), str):
+        given |= {"positions": 0, "rotary": kind == "rotary" or kind}
+    elif kind is not None:
+        given["rotary"] = False
     if "gated" in given:
         given |= {"gated": bool(given["gated"]), "clamped": given["gated"] == "clamped"}
     if isinstance(letters := given.get("layers"), str):

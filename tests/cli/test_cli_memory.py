@@ -114,7 +114,7 @@ def test_options_of_the_real_allocators(trace: Path) -> None:
     (report,) = json.loads(result.stdout)["results"]
     assert report["peak_reserved_bytes"] == 22 << 20
     assert report["peak_in_use_bytes"] == (3 << 20) + (3 << 19)
-    sets = ("--set", "contiguous_regions=true", "--set", "fragmentation_fraction=0.5")
+    sets = ("--set", "expandable_segments=true", "--set", "fragmentation_fraction=0.5")
     result = sim("memory", trace, "--allocator", "bfc", *sets, "--capacity", "1GiB", "--json")
     assert json.loads(result.stdout)["results"][0]["peak_reserved_bytes"] == 1 << 30
 

@@ -32,7 +32,7 @@ NAMED = {
     "plan": PLAIN.replace("policy: in-order", "policy: {name: replay, file: FILE}"),
     "cost": "machine: {devices: {g: {kind: gpu, cost: {table: FILE}}}}\n"
     "workload: {ops: {a: {flops: 5GFLOP}}}\npolicy: in-order\n",
-    "profile": "workload: {pipeline: {profile: FILE, stages: 2, micro_batches: 2}}\npolicy: gpipe\n",
+    "profile": "workload: {pipeline: {layers: FILE, stages: 2, micro_batches: 2}}\npolicy: gpipe\n",
     "extends": "extends: FILE\n",
 }
 """Every way in which a scenario names a file."""

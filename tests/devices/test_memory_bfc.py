@@ -192,7 +192,7 @@ def test_without_a_limit_it_grows() -> None:
 def test_contiguous_regions_are_one() -> None:
     """Regions of 2 and 4 MiB: apart, 5 MiB fit into neither; behind one another they do."""
     apart = BfcAllocator(16 * MIB, allow_growth=True)
-    joined = BfcAllocator(16 * MIB, allow_growth=True, contiguous_regions=True)
+    joined = BfcAllocator(16 * MIB, allow_growth=True, expandable_segments=True)
     for bfc in (apart, joined):
         first = bfc.alloc(MIB)
         second = bfc.alloc(2 * MIB)  # the region is 4 MiB; joined, it begins with the free MiB of the first
@@ -211,7 +211,7 @@ def test_contiguous_regions_are_one() -> None:
 
 def test_contiguous_regions_come_in_pages_and_end_with_their_addresses() -> None:
     """With a limit of 5 MB: a page of 2 MiB, then the 2.768 MiB that are left, which take two pages."""
-    bfc = BfcAllocator(16 * MIB, limit=5_000_000, allow_growth=True, contiguous_regions=True)
+    bfc = BfcAllocator(16 * MIB, limit=5_000_000, allow_growth=True, expandable_segments=True)
     a = bfc.alloc(2 * MIB)
     b = bfc.alloc(2 * MIB)
     assert (bfc.reserved, place(a), place(b)) == (6 * MIB, (0, 2 * MIB), (2 * MIB, 2 * MIB))
@@ -222,7 +222,7 @@ def test_contiguous_regions_come_in_pages_and_end_with_their_addresses() -> None
 
 def test_collected_contiguous_regions_give_their_addresses_back() -> None:
     """One region of 2 MiB, free; 7 of 8 MiB are then asked for, and 6 more would be needed behind it."""
-    bfc = BfcAllocator(8 * MIB, allow_growth=True, contiguous_regions=True, garbage_collection=True)
+    bfc = BfcAllocator(8 * MIB, allow_growth=True, expandable_segments=True, garbage_collection=True)
     bfc.free(bfc.alloc(MIB))
     assert place(bfc.alloc(7 * MIB)) == (0, 8 * MIB)
     assert (bfc.device_frees, bfc.memory.used, bfc.reserved) == (1, 8 * MIB, 8 * MIB)

@@ -192,7 +192,7 @@ def test_a_planned_profile_runs(data_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "vgg16.txt").write_bytes((data_dir / "pipedream" / "vgg16.txt").read_bytes())
     text = """\
 workload:
-  pipeline: {profile: vgg16.txt, partition: pipedream, stages: 4, bandwidth: 1GB/s, micro_batches: 12}
+  pipeline: {layers: vgg16.txt, partition: pipedream, stages: 4, bandwidth: 1GB/s, micro_batches: 12}
 policy: pipedream
 """
     found = run_text(text, tmp_path).summary["pipeline"]
@@ -277,7 +277,7 @@ workload:
     stages: 4
     micro_batches: 8
     partition: pipedream
-    levels: [{workers: 2, bandwidth: 10GB/s}, {workers: 2, bandwidth: 1GB/s}]
+    bandwidth: [{workers: 2, bandwidth: 10GB/s}, {workers: 2, bandwidth: 1GB/s}]
 policy: pipedream
 """
 
@@ -312,17 +312,13 @@ def test_a_scenario_is_planned_on_levels_as_python_does(tmp_path: Path, partitio
 @pytest.mark.parametrize(
     ("setting", "says"),
     [
-        ("levels=[{workers: 2, bandwidth: 1GB/s}]", "levels has 2 = 2 workers, and there are 4"),
+        ("bandwidth=[{workers: 2, bandwidth: 1GB/s}]", "bandwidth has 2 = 2 workers, and there are 4"),
         (
-            "bandwidth=1GB/s",
-            "the planner pipedream needs the bandwidth between workers: bandwidth: 1GB/s, or",
+            "bandwidth=",
+            "the planner pipedream needs the bandwidth between workers: bandwidth: 1GB/s, or [{workers:",
         ),
-        (
-            "levels=",
-            "the planner pipedream needs the bandwidth between workers: bandwidth: 1GB/s, or levels:",
-        ),
-        ("levels=[]", "workload.pipeline.levels"),
-        ("levels=[{workers: 4}]", "bandwidth"),
+        ("bandwidth=[]", "workload.pipeline.bandwidth"),
+        ("bandwidth=[{workers: 4}]", "bandwidth"),
     ],
 )
 def test_levels_that_are_wrong(tmp_path: Path, setting: str, says: str) -> None:

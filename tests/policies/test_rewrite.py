@@ -392,7 +392,7 @@ def test_wrong_words() -> None:
         Fusion(bandwidth_bytes_per_s=3)
     with pytest.raises(InputError, match="patterns must be one of remapper, elementwise, all; found 'some'"):
         Fusion("some")
-    with pytest.raises(InputError, match="prefer must be one of NHWC, NCHW; found 'CHWN'"):
+    with pytest.raises(InputError, match="format must be one of NHWC, NCHW; found 'CHWN'"):
         Layout("CHWN")
 
 

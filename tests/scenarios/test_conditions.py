@@ -374,21 +374,6 @@ CASES: list[tuple[str, str, str]] = [
         pipeline(f"{GRAPH_LAYERS}, bandwidth: 1GB/s, partition: pipedream", "pipedream"),
     ),
     (
-        "workload.pipeline.levels",
-        pipeline(f"{GRAPH_LAYERS}, levels: [{{workers: 2, bandwidth: 1GB/s}}]"),
-        pipeline(
-            f"{GRAPH_LAYERS}, levels: [{{workers: 2, bandwidth: 1GB/s}}], partition: pipedream", "pipedream"
-        ),
-    ),
-    (
-        "workload.pipeline.backward_ratio",
-        pipeline("backward_ratio: 3"),
-        pipeline(
-            "graph: g.json, stages: 1, backward_ratio: 3",
-            more="machine: {devices: {d: {kind: gpu, peak: 1TFLOP/s}}}",
-        ),
-    ),
-    (
         "workload.pipeline.portals",
         pipeline("stages: 3, portals: false"),
         pipeline("stages: 3, portals: false, skips: [{from: 0, to: 2, size: 1MB}]"),

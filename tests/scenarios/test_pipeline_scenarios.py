@@ -114,6 +114,18 @@ policy: forward-only
     ]
 
 
+def test_a_backward_is_as_many_times_as_long_as_the_forward_of_an_op(tmp_path: Path) -> None:
+    """One rank: two micro-batches of 7 ns forward, and 14 ns (by default twice as long) or 21 ns backward."""
+    b = GraphBuilder("one")
+    b.op("a", duration_ns=7, outputs=2)
+    write_graph(b.build(), tmp_path / "graph.json")
+    text = "workload: {pipeline: {graph: graph.json, ranks: 1, micro_batches: 2}}\npolicy: gpipe\n"
+    found = [block(run(tmp_path, *sets, text=text)) for sets in ((), ("workload.pipeline.backward=x3",))]
+    assert [each["makespan_ns"] for each in found] == [2 * (7 + 14), 2 * (7 + 21)]
+    with pytest.raises(ScenarioError, match=r"pipeline.backward: is a factor of what ops of a graph take"):
+        run(tmp_path, "workload.pipeline.backward=x3")
+
+
 def test_copies_that_block_keep_micro_batches_from_queueing_before_a_slow_stage(tmp_path: Path) -> None:
     """Micro-batch k starts at 5 k and ends at 12 + 10 (k + 1); if copies block, rank 2 takes one in 11."""
     text = """

@@ -42,7 +42,7 @@ def run(serving: dict[str, Any], policy: Any = "vllm-0.19", **more: Any) -> Resu
 
 
 def test_steps_are_tasks_and_parts_add_up() -> None:
-    result = run({**LINEAR, "layout": {"replicas": 2}, "router": "least-outstanding"})
+    result = run({**LINEAR, "parallel": {"replicas": 2}, "router": "least-outstanding"})
     told = result.summary["serving"]
     assert told["requests"] == 60
     assert sum(each["steps"] for each in told["engines"]) == len(result.trace.tasks["op"])
@@ -116,10 +116,10 @@ def test_expectations_and_sweeps_know_its_results(tmp_path: Path) -> None:
         "hit_share": {"at_most": "0%"},
     }
     file = tmp_path / "s.yaml"
-    serving = {**LINEAR, "layout": {"replicas": 1}, "limits": {"ttft": "1s", "tpot": "1s"}}
+    serving = {**LINEAR, "parallel": {"replicas": 1}, "limits": {"ttft": "1s", "tpot": "1s"}}
     file.write_text(json.dumps({"workload": {"serving": serving}, "expect": expect}))
     assert sim("check", file).exit_code == 0
-    key = "workload.serving.layout.replicas"
+    key = "workload.serving.parallel.replicas"
     found = sim(
         "sweep", file, "--vary", f"{key}=1,2", "--minimise", "replicas", "--subject-to", "goodput>=1/s"
     )
@@ -153,7 +153,7 @@ def test_a_batcher_of_ones_own(tmp_path: Path) -> None:
         ({"kv": {}}, "needs blocks"),
         ({"max_model_len": 50}, "can never be served"),
         ({"kv": {"blocks": 3}}, "more blocks than the 2 there are"),
-        ({"router": "prefix-awar", "layout": {"replicas": 2}}, "did you mean 'prefix-aware'"),
+        ({"router": "prefix-awar", "parallel": {"replicas": 2}}, "did you mean 'prefix-aware'"),
         ({"prefill": {"bandwidth": "1GB/s"}}, "needs model and calibration"),
         ({"model": "llama3-8b"}, "has no effect beside step"),
         ({"requests": {"trace": "no.jsonl"}}, "requests: ([^ ]*no.jsonl): no such file"),

@@ -11,6 +11,7 @@ from cli_runner import sim
 
 from scenarios.builders.train.architecture import MODELS, Architecture
 from scenarios.workloads.model_config import model_sizes
+from scenarios.workloads.train_workload import ModelFields, architecture_of
 from sim.base.errors import InputError
 
 LLAMA: dict[str, Any] = {
@@ -167,3 +168,24 @@ def test_a_scenario_takes_one(tmp_path: Path) -> None:
     assert steps[0] == steps[1] > 5 * steps[2]
     (tmp_path / "config.json").write_text("{")
     assert sim("run", str(tmp_path / "s.yaml")).exit_code == 2
+
+
+def test_a_scenario_says_all_sizes() -> None:
+    """A head, a middle and a latent have several; positions are learned, rotary or neither."""
+    sizes = {
+        key: value
+        for key, value in MODELS["deepseek-v3"].items()
+        if not key.endswith(("rank", "head", "middle")) and key != "rotary"
+    }
+    sizes |= {"head": {"query": 128, "value": 128, "rotary": 64}, "latent": {"q": 1536, "kv": 512}}
+    sizes |= {"middle": {"layer": 18432, "expert": 2048, "shared": 2048}, "positions": "rotary"}
+    assert described(sizes) == Architecture(**MODELS["deepseek-v3"])
+    rotary = described({"name": "gpt3-175b", "positions": "yarn"})
+    assert (rotary.positions, rotary.rotary) == (0, "yarn")
+    learned = described({"name": "llama3-8b", "positions": 8192, "middle": 4096})
+    assert (learned.positions, learned.rotary, learned.middle) == (8192, False, 4096)
+
+
+def described(keys: dict[str, Any]) -> Architecture:
+    """Return the model that a scenario says."""
+    return architecture_of(ModelFields.model_validate(keys), document=None)  # type: ignore[arg-type]

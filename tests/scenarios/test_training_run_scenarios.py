@@ -237,7 +237,10 @@ def test_lanes_of_the_picture() -> None:
         (["training_run.restart={jobs: 3s}"], "training_run.restart.jobs: "),
         (["training_run.replica=3"], "2 workers are no whole number of replicas of 3"),
         (["training_run.at_least=3"], "at_least: 3 are more than the 2 workers there are"),
-        (["training_run.slow_downs={h: {at: [3s], worker: 0, duration: 1s, factor: 0.5}}"], "factor: should be"),
+        (
+            ["training_run.slow_downs={h: {at: [3s], worker: 0, duration: 1s, factor: 0.5}}"],
+            "factor: should be",
+        ),
         (["workload.ops.step.fails=true"], "an op of the step may fail"),
         (["workload.ops.step.duration=0s"], "a step takes no time"),
     ],

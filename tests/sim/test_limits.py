@@ -30,7 +30,10 @@ TOO_MANY = {
     "iterations": (GOOD + "iterations: 50000000\n", "iterations: 50,000,000 iterations of 4 ops are"),
     "micro-batches": (PIPELINE.replace("8,", "9999999,"), "less than or equal to 1000000"),
     "slots": (PIPELINE.replace("8,", "999999,").replace("4,", "99,"), "98,999,901 forwards; there may be"),
-    "ops": (BRANCHY.replace("1,", "1000000,").replace("layers: 2", "layers: 1000000"), "ops are more than the"),
+    "ops": (
+        BRANCHY.replace("1,", "1000000,").replace("layers: 2", "layers: 1000000"),
+        "ops are more than the",
+    ),
 }
 
 
