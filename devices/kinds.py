@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from devices.cost.cost_description import make_cost
 from devices.cost.npu_units import MATRIX_KINDS, Units
-from devices.describe.field_reading import common_arguments
+from devices.describe.field_reading import common_arguments, value_at
 from devices.describe.field_types import DEFAULT
 from sim.base.errors import InputError, UnknownNameError
 from sim.base.plugins import NOWHERE, Origin
@@ -109,9 +109,9 @@ def build_cpu(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) ->
     sharing = values.get("sharing", "time" if oversubscribed else "none")
     if sharing not in ("none", "cores", "time"):
         raise InputError(f"a CPU shares none, cores or time, not {sharing!r}", path=("sharing",))
-    pageable = values.get("host_memory") == "pageable"
+    pageable = not values.get("pin_memory", True)
     if "staging_bandwidth" in values and not pageable:
-        raise InputError("it takes effect only with host_memory: pageable", path=("staging_bandwidth",))
+        raise InputError("it takes effect only with pin_memory: false", path=("staging_bandwidth",))
     serial, curve = values.get("serial_fraction", Fraction(0)), values.get("speedup")
     faster = speedup(cores_per_op, serial, curve)
     cost = make_cost(
@@ -252,6 +252,13 @@ def _for_processes(values: Mapping[str, Any], one: Device, n: int) -> Device:
     return replace(one, streams=streams, processor=processor_of(values, streams), details=details)
 
 
+_PARTITION_STEP: Final = {
+    **dict.fromkeys(("ampere", "ada"), 2),
+    **dict.fromkeys(("hopper", "blackwell", "blackwell_ultra", "blackwell_rtx"), 8),
+}
+"""Generation of a GPU -> of how many SMs a partition is a multiple (CUDA Driver API, green contexts)."""
+
+
 def _partitions(
     name: str, values: Mapping[str, Any], used: int | None, streams: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -261,7 +268,8 @@ def _partitions(
         if "stream_partitions" in values:
             raise InputError("there are no partitions", path=("stream_partitions",))
         return (), ()
-    total, step = sum(partitions.values()), values.get("partition_step", 1)
+    total = sum(partitions.values())
+    step = _PARTITION_STEP.get(values.get("generation", ""), 1)
     if used is not None and total > used:
         raise InputError(f"{total} SMs are asked for and there are {used}", path=("partitions",))
     for i, (partition, sms) in enumerate(partitions.items()):
@@ -341,9 +349,10 @@ def build_npu(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) ->
     if cores % per_op:
         raise InputError(f"{cores} cores do not divide into queues of {per_op}", path=("cores_per_op",))
     if values.get("scratchpad") is None:
-        for key in ("vector_scratchpad", "double_buffered", "granule", "dma_latency"):
-            if key in values:
-                raise InputError("it takes effect only with a scratchpad, which is not given", path=(key,))
+        for key in ("vector.scratchpad", "double_buffered", "granule", "dma_latency"):
+            if value_at(values, key) is not None:
+                message = "it takes effect only with a scratchpad, which is not given"
+                raise InputError(message, path=key.split("."))
     streams, share = cores // per_op * queues, Fraction(per_op, cores * queues)
     values = {**values, "queues_per_core": queues, "units": _units(values)}
     return Device(
@@ -363,9 +372,8 @@ def _npu_streams(queues: int, device: Device, streams: int) -> Device:
 
 
 def _units(values: Mapping[str, Any]) -> Units:
-    kinds = values.get("matrix_kinds")
-    peaks = values.get("matrix_peak")
-    vector = values.get("vector_peak") or values.get("peak") or {}
+    kinds, peaks = (value_at(values, f"matrix.{key}") for key in ("kinds", "peak"))
+    vector = value_at(values, "vector.peak") or values.get("peak") or {}
     return Units(
         MATRIX_KINDS if kinds is None else frozenset(kinds),
         None if not peaks or DEFAULT in peaks else frozenset(peaks),

@@ -50,7 +50,7 @@ def launched(job: Job, synchronisation: str, *, as_graph: bool = False) -> Job:
         return with_event_calls(job) if synchronisation == "issue" else job
     if synchronisation != "issue":
         raise InputError(
-            "launch: a CUDA graph is launched without waiting for anything; it needs synchronisation: issue"
+            "cuda_graph: one is launched without waiting for anything; it needs synchronisation: issue"
         )
     return as_cuda_graphs(job)
 
@@ -90,7 +90,8 @@ def as_cuda_graphs(job: Job) -> Job:
     launched = np.array([not device.workers for device in machine.devices])
     if job.failures is not None:
         raise InputError(
-            "some ops may fail, and a CUDA graph is launched as a whole; launch ops one by one (launch: op)"
+            "some ops may fail, and a CUDA graph is launched as a whole; launch ops one by one "
+            "(cuda_graph: false)"
         )
     _refuse_round_trips(job, launched)
     eager_ns = issue_costs_ns(job)

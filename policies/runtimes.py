@@ -121,7 +121,7 @@ cuda_graph: Final = Runtime(
     synchronisation="issue",
     linearize="topological",
     streams="per-branch",
-    launch="cuda-graph",
+    cuda_graph=True,
 )
 
 

@@ -36,7 +36,6 @@ from scenarios.fields.policy_fields import (
     MemoryFields,
     NoiseFields,
     PolicyFields,
-    Spread,
 )
 from scenarios.workloads.workload import Workload, every_kind, kind_names, kind_of, kinds_in
 from sim.base.arrays import MOST_TASKS
@@ -111,9 +110,10 @@ class ScenarioFile(Strict):
         PolicyFields.model_construct(name="ready-queue"),
         description="who decides what runs next, and all else; default: ready-queue",
     )
-    knowledge: Knowledge = Field("exact", description="what policies know about durations")
-    estimate_error: Spread = Field(
-        0.2, description="standard deviation of an estimate's logarithm, with knowledge: estimate"
+    knowledge: Knowledge = Field(
+        "exact",
+        description="what policies know about durations; {estimate: 0.3}: estimates whose logarithm has that "
+        "standard deviation, by default 0.2",
     )
     memory: MemoryFields | None = Field(
         None, description="lifetimes of tensors, and what happens when memory is full"

@@ -87,7 +87,7 @@ def replay(folder: Path, tables: Path) -> pd.DataFrame:
             "workload": {
                 "serving": {
                     "model": {"name": "llama3-70b", "layers": 64, "hidden": 5120},
-                    "calibration": {"device": "rtx-pro-6000", "node": pcie, "between": pcie},
+                    "calibration": {"device": "rtx-pro-6000", "node": pcie, "network": pcie},
                     "parallel": {"tp": 2},
                     "kv": {"blocks": 24628},
                     "step": {"table": os.path.relpath(tables, folder)},

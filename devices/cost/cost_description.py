@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from devices.cost.cost_models import FirstCost, FixedCost, RooflineCost, TableCost
 from devices.cost.roofline import KindEfficiency
-from devices.describe.field_reading import Field, read_fields
+from devices.describe.field_reading import Field, read_fields, value_at
 from devices.describe.field_types import DEFAULT, TYPES
 from devices.describe.fields import DEVICE_FIELDS
 from sim.base import plugins
@@ -69,7 +69,7 @@ def make_cost(
     """
     spec = values.get("cost")
     if spec is None:
-        if "units" in values and any(values.get(key) is not None for key in _OF_CORES):
+        if "units" in values and any(value_at(values, key) is not None for key in _OF_CORES):
             spec = "tiles"
         elif all(values.get(key) is None for key in ("peak", "bandwidth", "op_overhead", "kernel_floor")):
             return None
@@ -147,7 +147,7 @@ def _fitted(
     return fitted_cost(values, None if kernels else name, kernels, float(peak_share), others)
 
 
-_OF_CORES: Final = ("scratchpad", "vector_scratchpad", "matrix_peak", "vector_peak", "core_bandwidth")
+_OF_CORES: Final = ("scratchpad", "vector.scratchpad", "matrix.peak", "vector.peak", "core_bandwidth")
 """Keys of an NPU's cores: where one is given, the time of an op comes from its tiles."""
 _LOSSES: Final = ("efficiency", "memory_efficiency", "op_overhead")
 """Keys that tell by kind of op how far it stays below the roofline."""
@@ -159,7 +159,10 @@ _ROOFLINE: Final = {
 
 def _roofline(values: Mapping[str, Any], peak_share: Fraction, bandwidth_share: Fraction) -> RooflineCost:
     bandwidth = values.get("bandwidth")
-    peaks = values.get("peak") or {**(values.get("vector_peak") or {}), **(values.get("matrix_peak") or {})}
+    peaks = values.get("peak") or {
+        **(value_at(values, "vector.peak") or {}),
+        **(value_at(values, "matrix.peak") or {}),
+    }
     return RooflineCost(
         {dtype: None if peak is None else max(1, int(peak * peak_share)) for dtype, peak in peaks.items()},
         None if bandwidth is None else max(1, int(bandwidth * bandwidth_share)),
@@ -178,7 +181,7 @@ def _tiles(values: Mapping[str, Any]) -> TiledCost:
     cores, queues = values.get("cores", 1), values.get("queues_per_core", 1)
 
     def rates(name: str) -> dict[str, Fraction | None]:
-        peaks = values.get(name) or values.get("peak") or {}
+        peaks = value_at(values, name) or values.get("peak") or {}
         return {dtype: None if p is None else Fraction(p, cores) for dtype, p in peaks.items()}
 
     def part(nbytes: int | None) -> int | None:
@@ -187,17 +190,18 @@ def _tiles(values: Mapping[str, Any]) -> TiledCost:
     bandwidth, dma = values.get("bandwidth"), values.get("core_bandwidth")
     of_memory = None if bandwidth is None else Fraction(bandwidth, cores * queues)
     scratchpad = values.get("scratchpad")
+    of_vector = values.get("vector", {}).get("scratchpad", scratchpad)
     return TiledCost(
         units=values["units"],
-        peak_flop_per_s=(rates("matrix_peak"), rates("vector_peak")),
-        scratchpad_bytes=(part(scratchpad), part(values.get("vector_scratchpad", scratchpad))),
+        peak_flop_per_s=(rates("matrix.peak"), rates("vector.peak")),
+        scratchpad_bytes=(part(scratchpad), part(of_vector)),
         dma_bytes_per_s=of_memory if dma is None else Fraction(dma, queues),
         bandwidth_bytes_per_s=of_memory,
         cores=values.get("cores_per_op", 1),
         double_buffered=values.get("double_buffered", True),
         granule_bytes=values.get("granule") or TILE_ALIGNMENT_BYTES,
         dma_latency_ns=values.get("dma_latency", 0),
-        matrix_block=values.get("matrix_block", 1),
+        matrix_block=value_at(values, "matrix.block_size") or 1,
         by_kind=_efficiencies(values),
         default_dtype=values.get("dtype", "fp32"),
         hardware=_hardware(values),

@@ -414,7 +414,7 @@ class TiledCost(CostModel):
                 return rates[name], how if lent else ""
         if rates or (product and work.unit == VECTOR):
             raise InfeasibleError(no_peak(work.dtype, {**others, **rates} if product else rates))
-        return None, f"in no time, as {unit}_peak is not given" if others else ""
+        return None, f"in no time, as {unit}.peak is not given" if others else ""
 
     def _product(self, work: _Work, shape: tuple[int, int, int], speeds: _Speeds) -> Fraction:
         """Return the time of a product of matrices with the best blocks, in ns.

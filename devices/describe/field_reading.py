@@ -117,12 +117,23 @@ def merge(
     lost = {name for name in base if ideal and name in fields and fields[name].overhead}
     merged = {name: value for name, value in base.items() if name not in lost}
     for name, value in over.items():
-        old = merged.get(name)
         by_key = name in fields and TYPES[fields[name].type].by_key
-        if by_key and old is not None and isinstance(value, Mapping):
-            value = {**(old if isinstance(old, Mapping) else {DEFAULT: old}), **value}
-        merged[name] = value
+        merged[name] = _over(merged.get(name), value) if by_key else value
     return merged
+
+
+def _over(old: Any, value: Any) -> Any:
+    if old is None or not isinstance(value, Mapping):
+        return value
+    base = old if isinstance(old, Mapping) else {DEFAULT: old}
+    return {**base, **{key: _over(base.get(key), each) for key, each in value.items()}}
+
+
+def value_at(values: Mapping[str, Any], key: str) -> Any:
+    """Return the value of a key, as ``matrix.peak`` of one inside another; None where it is not given."""
+    name, _, inner = key.partition(".")
+    found = values.get(name)
+    return value_at(found, inner) if inner and found is not None else found
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -165,8 +176,9 @@ def common_arguments(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
         )
     issue_ns = dict(values.get("issue_cost") or {})
     supports = values.get("supports")
-    of_graphs = {f"graph_{key}": ns for key, ns in values.get("cuda_graph", {}).items()}
+    graph = values.get("cuda_graph", {})
     claims = "" if values.get("ideal") else values.get("preset")
+    of_graphs = {"graph_launch": graph.get("issue_cost"), "graph_gap": graph.get("gap")}
     values = {**values, **of_graphs, "claims": claims}
     return {
         "name": name,

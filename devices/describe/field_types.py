@@ -263,30 +263,23 @@ def one_of(*words: str) -> Type:
     return Type(read, " | ".join(words), {"type": "string", "enum": list(words)})
 
 
-def one_of_with(words: Sequence[str], word: str, option: str, each: Type, shown: str, default: Any) -> Type:
-    """Return the type of a value that is one of these words, of which `word` may have an option.
+def one_of_with(words: Sequence[str], of: str, option: str, each: Type, shown: str, default: Any) -> Type:
+    """Return the type of a value that is one of these words, of which the word `of` may have an option.
 
-    Read, it is the word and the value of the option: ``{ecmp: {seed: 1}}`` is ``("ecmp", 1)``.
+    Read, it is the word and the value of the option: ``{name: ecmp, seed: 1}`` is ``("ecmp", 1)``.
     """
-    plain = one_of(*words)
+    plain, named = one_of(*words), one_of(of)
+    whole = _keys({"name": named, option: each}, "")
 
     def read(value: object) -> tuple[str, Any]:
-        if not isinstance(value, Mapping) or set(value) != {word}:
+        if not isinstance(value, Mapping):
             return plain.read(value), default
-        with located(word):
-            options = read_mapping(value[word])
-            for key in options:
-                if key != option:
-                    raise UnknownNameError("key", key, [option])
-            return word, inside(option, each.read, options[option]) if options else default
+        given = whole.read(value)
+        if "name" not in given:
+            raise InputError(f"has no name; accepted: {shown}")
+        return given["name"], given.get(option, default)
 
-    with_option = {
-        "type": "object",
-        "properties": {word: {"type": "object", "properties": {option: each.schema}}},
-        "required": [word],
-        "additionalProperties": False,
-    }
-    return Type(read, shown, {"anyOf": [{"enum": list(words)}, with_option]})
+    return Type(read, shown, {"anyOf": [plain.schema, {**whole.schema, "required": ["name"]}]})
 
 
 def _part(value: object) -> Fraction:
@@ -353,18 +346,19 @@ def _counts(value: object) -> dict[str, int]:
     return {key: inside(key, _positive, item) for key, item in read_mapping(value).items()}
 
 
-def _keys(names: Sequence[str], each: Type, shown: str) -> Type:
+def _keys(types: Mapping[str, Type], shown: str, *, by_key: bool = False) -> Type:
     """Return a mapping that has these keys at most."""
 
     def read(value: object) -> dict[str, Any]:
         given = read_mapping(value)
         for key in given:
-            if key not in names:
-                raise UnknownNameError("key", key, names)
-        return {key: inside(key, each.read, item) for key, item in given.items()}
+            if key not in types:
+                raise UnknownNameError("key", key, types)
+        return {key: inside(key, types[key].read, item) for key, item in given.items()}
 
-    properties = dict.fromkeys(names, each.schema)
-    return Type(read, shown, {"type": "object", "properties": properties, "additionalProperties": False})
+    properties = {key: each.schema for key, each in types.items()}
+    schema = {"type": "object", "properties": properties, "additionalProperties": False}
+    return Type(read, shown, schema, by_key)
 
 
 def _power(value: object) -> Power:
@@ -412,7 +406,7 @@ _COUNT: Final = {"type": "integer", "minimum": 1}
 
 _DURATION: Final = quantity(units.parse_duration, DURATION, "10us")
 _BUSY_AND_IDLE: Final = _keys(
-    Power._fields, quantity(units.parse_power, POWER, "300W"), "{busy: 300W, idle: 60W}"
+    dict.fromkeys(Power._fields, quantity(units.parse_power, POWER, "300W")), "{busy: 300W, idle: 60W}"
 )
 _SIZE: Final = quantity(units.parse_bytes, BYTES, "4MB")
 _FLOPS: Final = quantity(units.parse_flops, FLOPS, "1GFLOP")
@@ -428,22 +422,46 @@ _GENERATIONS: Final = (
 )  # fmt: skip
 """Of GPUs whose kernels are told apart (`devices.cost.kernel_fits`)."""
 
+_TRANSPORTS: Final = one_of("local", "rdma", "tcp")
+_TRANSPORT: Final = _keys(
+    {
+        "name": _TRANSPORTS,
+        "fixed": _DURATION,
+        "bandwidth": quantity(units.parse_bandwidth, BANDWIDTH, "1.5TB/s", unlimited=True),
+        "host_copies": Type(flag, "true", {"type": "boolean"}),
+    },
+    "local | rdma | tcp, or {name: tcp, fixed: 10us}",
+)
+
+
+def _transport(value: object) -> Any:
+    return {"name": _TRANSPORTS.read(value)} if isinstance(value, str) else _TRANSPORT.read(value)
+
+
+_PEAK: Final = by_key(quantity(units.parse_flop_rate, FLOP_RATE, "989TFLOP/s", unlimited=True), dtype_name)
+_CAPACITY: Final = quantity(units.parse_bytes, BYTES, "80GiB", unlimited=True)
+_WORDS: Final = _list_of(_WORD, "[matmul, conv]")
+
 TYPES: Final[Mapping[str, Type]] = {
     "duration": _DURATION,
     "duration by kind": by_key(_DURATION),
     "size": _SIZE,
     "chunk": _CHUNK,
-    "bytes": quantity(units.parse_bytes, BYTES, "80GiB", unlimited=True),
+    "bytes": _CAPACITY,
     "rate": quantity(units.parse_bandwidth, BANDWIDTH, "1.5TB/s"),
     "bandwidth": quantity(units.parse_bandwidth, BANDWIDTH, "1.5TB/s", unlimited=True),
     "flops": _FLOPS,
     "flop rate": quantity(units.parse_flop_rate, FLOP_RATE, "989TFLOP/s"),
-    "flop rate by dtype": by_key(
-        quantity(units.parse_flop_rate, FLOP_RATE, "989TFLOP/s", unlimited=True), dtype_name
+    "flop rate by dtype": _PEAK,
+    "matrix unit": _keys(
+        {"peak": _PEAK, "block_size": Type(_positive, "16", _COUNT), "kinds": _WORDS},
+        "{peak: {fp16: 256TFLOP/s}, block_size: 16}",
+        by_key=True,
     ),
+    "vector unit": _keys({"peak": _PEAK, "scratchpad": _CAPACITY}, "{peak: {fp16: 8TFLOP/s}}", by_key=True),
     "frequency": quantity(units.parse_frequency, FREQUENCY, "1.98GHz"),
     "power": replace(_BUSY_AND_IDLE, read=_power),
-    "graph launch": _keys(("launch", "gap"), _DURATION, "{launch: 10us, gap: 1us}"),
+    "graph launch": _keys(dict.fromkeys(("issue_cost", "gap"), _DURATION), "{issue_cost: 10us, gap: 1us}"),
     "dtype": _DTYPE,
     "dtypes": _list_of(_DTYPE, "[bf16, fp16]"),
     "fraction": _FRACTION,
@@ -471,15 +489,16 @@ TYPES: Final[Mapping[str, Type]] = {
         "fifo",
         "chunk",
         _CHUNK,
-        "max-min, or fifo, serial, instant, {fifo: {chunk: 1MiB}}",
+        "max-min, or fifo, serial, instant, {name: fifo, chunk: 1MiB}",
         default=None,
     ),
-    "transport": one_of("local", "rdma", "tcp"),
-    "routing": one_of_with(
-        ("shortest", "ecmp"), "ecmp", "seed", _INTEGER, "shortest or ecmp or {ecmp: {seed: 1}}", default=0
+    "transport": replace(
+        _TRANSPORT, read=_transport, schema={"anyOf": [_TRANSPORTS.schema, _TRANSPORT.schema]}
     ),
-    "host memory": one_of("pinned", "pageable"),
-    "words": _list_of(_WORD, "[matmul, conv]"),
+    "routing": one_of_with(
+        ("shortest", "ecmp"), "ecmp", "seed", _INTEGER, "shortest or ecmp or {name: ecmp, seed: 1}", default=0
+    ),
+    "words": _WORDS,
     "contents": _list_of(one_of("gap"), "[gap]"),
     "integers": _list_of(_INTEGER, "[0, -1]"),
     "curve": Type(_curve, "{1: 1, 2: 1.9, 4: 3.4}", {"type": "object"}),

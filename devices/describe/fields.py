@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any, Final
 
-from devices.describe.field_reading import Field
+from devices.describe.field_reading import Field, value_at
 from devices.describe.field_types import DEFAULT, TYPES
 from sim.base import plugins
 from sim.base.errors import UnknownNameError
@@ -112,21 +112,19 @@ DEVICE_FIELDS: Final = _table(
     ),
     # -- what an op costs
     Field("peak", "flop rate by dtype", "arithmetic rate for dense data; default no limit"),
-    Field("matrix_peak", "flop rate by dtype", "peak of the matrix units; default peak", ("npu",)),
-    Field("vector_peak", "flop rate by dtype", "peak of the vector units; default peak", ("npu",)),
     Field(
-        "matrix_block",
-        "positive count",
-        "edge of the cube that a matrix unit multiplies at once: sizes are rounded up to it; default 1",
+        "matrix",
+        "matrix unit",
+        "the matrix units: peak (default that of the device), block_size (edge of the cube that one "
+        "multiplies at once: sizes are rounded up to it; default 1), kinds of op that run there (default "
+        "products)",
         ("npu",),
-        example="16",
     ),
     Field(
-        "matrix_kinds",
-        "words",
-        "kinds of op that run on the matrix units; default products of matrices",
+        "vector",
+        "vector unit",
+        "the vector units: peak (default that of the device), scratchpad of one, if it has its own",
         ("npu",),
-        example="[matmul, conv]",
     ),
     Field("dtype", "dtype", "dtype of ops that name none; default fp32"),
     Field("bandwidth", "bandwidth", "bandwidth of the device's memory; default no limit"),
@@ -197,7 +195,6 @@ DEVICE_FIELDS: Final = _table(
     Field(
         "stream_partitions", "words", "partition of each stream; default in turn", ("gpu",), example="[a, b]"
     ),
-    Field("partition_step", "positive count", "partitions are multiples of this many SMs", ("gpu",)),
     Field("max_resident", "positive count", "kernels resident at once; default 128", ("gpu",)),
     Field("blocks_per_sm", "positive count", "blocks of a kernel that fit on one SM; default 1", ("gpu",)),
     # -- memory and copies
@@ -208,11 +205,12 @@ DEVICE_FIELDS: Final = _table(
         "cut the memory into named parts, each with an allocator: part NAME holds tensors of ops NAME/...",
     ),
     _overhead(
-        "host_memory",
-        "host memory",
-        "pinned (default): copy engines read it directly; pageable: copies to and from GPUs and NPUs "
-        "occupy the host thread that launches there",
+        "pin_memory",
+        "flag",
+        "true (default): copy engines read its memory directly; false: it is pageable, and copies to and "
+        "from GPUs and NPUs occupy the host thread that launches there",
         ("cpu",),
+        example="false",
     ),
     _overhead(
         "staging_bandwidth",
@@ -227,13 +225,6 @@ DEVICE_FIELDS: Final = _table(
         "software-managed memory of a core, through which operands pass in tiles",
         ("npu",),
         example="1MiB",
-    ),
-    Field(
-        "vector_scratchpad",
-        "bytes",
-        "scratchpad of the vector unit, if it has its own; default scratchpad",
-        ("npu",),
-        example="256KiB",
     ),
     Field(
         "double_buffered",
@@ -273,7 +264,7 @@ LINK_FIELDS: Final = _table(
     ),
     Field("chunk", "chunk", "of a fifo link: largest chunk of a message; default messages stay whole"),
     Field(
-        "on_request",
+        "rendezvous",
         "flag",
         "a recv that finds its tensor by key sends a request first (between processes); default false",
     ),
@@ -292,23 +283,9 @@ LINK_FIELDS: Final = _table(
     _overhead(
         "transport",
         "transport",
-        "what messages cost besides latency and bandwidth: local (nothing, default), rdma, tcp",
-    ),
-    _overhead(
-        "message_overhead",
-        "duration",
-        "what each message costs besides latency, once on its way; default as the transport",
-    ),
-    _overhead(
-        "connection_bandwidth",
-        "bandwidth",
-        "most that all messages from one device to another get together; default as the transport",
-    ),
-    _overhead(
-        "host_copies",
-        "flag",
-        "a thread of the sender's host copies each message, and does nothing else meanwhile; default as the "
-        "transport",
+        "what messages cost besides latency and bandwidth: local (nothing, default), rdma, tcp; or fixed "
+        "(each, once on its way), bandwidth (most that all from one device to another get together), "
+        "host_copies (a thread of the sender's host copies each, and does nothing else meanwhile)",
     ),
     Field(
         "sources", "anything", "where its numbers come from; not used for anything else", example="datasheet"
@@ -363,8 +340,8 @@ MACHINE_FIELDS: Final = _table(
     Field(
         "network",
         "network",
-        "how all links share: max-min (as sharing: shared), fifo (as fifo; {fifo: {chunk: 1MiB}}), serial, "
-        "instant (no bandwidth limit); default as each link says",
+        "how all links share: max-min (as sharing: shared), fifo (as fifo; {name: fifo, chunk: 1MiB}), "
+        "serial, instant (no bandwidth limit); default as each link says",
     ),
     Field(
         "links",
@@ -439,7 +416,7 @@ BY_KIND: Final = tuple(
     if field.type.endswith("by kind") and TYPES[field.type].by_key
 )
 """Keys of a device that may be a mapping of kinds of op."""
-LISTS_OF_KINDS: Final = ("supports", "matrix_kinds")
+LISTS_OF_KINDS: Final = ("supports", "matrix.kinds")
 """Keys of a device that are a list of them."""
 
 
@@ -497,8 +474,8 @@ def check_kinds(values: Mapping[str, Any], own: Collection[str]) -> None:
         for kind in values.get(name) or ():
             check_kind(kind, own, name, kind)
     for name in LISTS_OF_KINDS:
-        for i, kind in enumerate(values.get(name) or ()):
-            check_kind(kind, own, name, i)
+        for i, kind in enumerate(value_at(values, name) or ()):
+            check_kind(kind, own, *name.split("."), i)
     _check_cost(values.get("cost"), own, "cost")
 
 

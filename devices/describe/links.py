@@ -45,14 +45,10 @@ from sim.machine.links import Link, Routing
 
 TRANSPORTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "local": {},
-    "rdma": {"message_overhead": 1_000},
-    "tcp": {
-        "message_overhead": 24_000,
-        "connection_bandwidth": 42 * 10**9 // 8,
-        "host_copies": True,
-    },
+    "rdma": {"fixed": 1_000},
+    "tcp": {"fixed": 24_000, "bandwidth": 42 * 10**9 // 8, "host_copies": True},
 }
-"""Name of a transport -> keys of a link, read."""
+"""Name of a transport -> what it costs, read."""
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -282,7 +278,8 @@ def links_between(spec: Mapping[str, Any], ends: Iterable[tuple[str, str, Mappin
             f"it takes effect only with sharing: fifo, and this link is {sharing}", path=("chunk",)
         )
     name, only = values.get("name"), len(media) == 1
-    carried = {**TRANSPORTS[values.get("transport", "local")], **values}
+    transport = values.get("transport", {})
+    carried = {**TRANSPORTS[transport.get("name", "local")], **transport}
     bandwidth = values.get("bandwidth")
     if bandwidth is not None:
         bandwidth = max(1, int(bandwidth * values.get("efficiency", Fraction(1))))
@@ -294,10 +291,10 @@ def links_between(spec: Mapping[str, Any], ends: Iterable[tuple[str, str, Mappin
             values.get("latency", 0),
             bandwidth,
             sharing,
-            values.get("on_request", False),
+            values.get("rendezvous", False),
             medium,
-            carried.get("connection_bandwidth"),
-            carried.get("message_overhead", 0),
+            carried.get("bandwidth"),
+            carried.get("fixed", 0),
             carried.get("host_copies", False),
             values.get("chunk"),
         )

@@ -34,6 +34,7 @@ from fractions import Fraction
 from itertools import chain
 from typing import Final
 
+from policies.option_checks import one_of
 from policies.parallel.program import COMPUTE, exchange
 from policies.parallel.rank_grid import Grid, OnRanks, Ranked
 from policies.parallel.ranks import Ranks
@@ -406,8 +407,8 @@ class TensorParallel(OnRanks):
         How many, or which devices; a number means accelerators of the machine, in machine order.
     sequence_parallel : bool
         Whether what is not split by columns is split along the sequence.
-    column, row : list of str
-        Regular expressions for names of products with a weight; by default they are found.
+    split : mapping of str to str
+        Regular expressions for names of products with a weight: "column" or "row"; by default they are found.
     vocabulary : bool
         Whether embeddings and head are split by words.
 
@@ -439,13 +440,14 @@ class TensorParallel(OnRanks):
         self,
         ranks: int | list[str],
         sequence_parallel: bool = False,
-        column: Sequence[str] = (),
-        row: Sequence[str] = (),
+        split: Mapping[str, str] | None = None,
         vocabulary: bool = True,
     ) -> None:
         self.ranks = Ranks.of("tensor-parallel", ranks)
         self.sequence, self.vocabulary = sequence_parallel, vocabulary
-        self.column, self.row = _listed(column), _listed(row)
+        self.split = split or {}
+        for pattern, role in self.split.items():
+            one_of("tensor-parallel", f"split.{pattern}", role, ("column", "row"))
 
     def ranked(self, there: Ranked) -> Ranked:
         """Return the ranks that share the layers."""
@@ -463,17 +465,13 @@ class TensorParallel(OnRanks):
         records, t = read(graph), grid.sizes["tp"]
         order = [graph.op_names[op] for op in graph.topological_order.tolist()]
         step = None if OPTIMIZERS.keys().isdisjoint(graph.kinds) else TrainingStep(graph)
-        plan = TensorPlan(records, order, t, self.column, self.row, self.vocabulary)
+        plan = TensorPlan(records, order, t, self.split, self.vocabulary)
         if not plan.role and not plan.split:
             raise GraphError(f"graph {graph.name!r} has nothing that could be split{_told(plan.whole)}")
         if plan.whole:
             rest = f"tensor-parallel: {len(plan.whole)} of {len(plan.product)} products stay whole"
             warnings.warn(WholeWarning(rest + _told(plan.whole)), stacklevel=2)
         return write(RankWriter(plan, step, self.sequence and t > 1).records)
-
-
-def _listed(given: Sequence[str]) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def _told(whole: Mapping[str, str]) -> str:

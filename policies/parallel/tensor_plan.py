@@ -15,13 +15,13 @@ Sources: Shoeybi et al., "Megatron-LM", arXiv 1909.08053, section 3; megatron/co
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from policies.parallel.modules import pattern_of
 from policies.rewrite.backward import CUT, OPTIMIZERS, elements
 from policies.rewrite.records import OpEntry, Records
-from sim.base.errors import GraphError, InputError
+from sim.base.errors import GraphError, InputError, located
 
 PRODUCTS: Final = frozenset({"matmul", "gemm"})
 
@@ -69,8 +69,8 @@ class TensorPlan:
         Its ops, each after those that it needs.
     t : int
         Ranks.
-    column, row : sequence of str
-        Regular expressions for names of products; empty: they are found.
+    listed : mapping of str to str
+        Regular expressions for names of products, and which are columns or rows; empty: they are found.
     vocabulary : bool
         Whether embeddings and head are split.
 
@@ -89,8 +89,7 @@ class TensorPlan:
         records: Records,
         order: Sequence[str],
         t: int,
-        column: Sequence[str],
-        row: Sequence[str],
+        listed: Mapping[str, str],
         vocabulary: bool,
     ) -> None:
         self.records, self.order, self.t = records, order, t
@@ -114,19 +113,19 @@ class TensorPlan:
         self.role: dict[str, str] = {}
         self.split: set[str] = set()
         self.whole: dict[str, str] = {}
-        if column or row:
-            self._listed(column, row)
+        if listed:
+            self._listed(listed)
         else:
             for name in self.product:
                 self._pair(name)
         if vocabulary:
-            self._words(listed=bool(column or row))
+            self._words(listed=bool(listed))
         for name, role in self.role.items():
             self.split.add(self.product[name][1])
             if role != "row":
                 self._split_with(name)
         for name in self.product:
-            if name not in self.role and (vocabulary or column or row or not self._is_head(name)):
+            if name not in self.role and (vocabulary or listed or not self._is_head(name)):
                 self.whole.setdefault(name, "nothing that is split follows it")
 
     # -- pairs ----------------------------------------------------------------------------------
@@ -222,25 +221,24 @@ class TensorPlan:
 
     # -- lists, embeddings and heads ------------------------------------------------------------
 
-    def _listed(self, column: Sequence[str], row: Sequence[str]) -> None:
+    def _listed(self, listed: Mapping[str, str]) -> None:
         """Take what the user names."""
-        for role, patterns in (("column", column), ("row", row)):
-            for pattern in patterns:
-                compiled = pattern_of(pattern, role)
-                found = [name for name in self.product if compiled is not None and compiled.search(name)]
+        for pattern, role in listed.items():
+            compiled = pattern_of(pattern, "split")
+            found = [name for name in self.product if compiled is not None and compiled.search(name)]
+            with located("split", pattern):
                 if not found:
-                    message = f"no product with a weight has a name that matches {pattern}"
-                    raise InputError(message, path=(role,))
+                    raise InputError(f"no product with a weight has a name that matches {pattern}")
                 for name in found:
                     if self.role.get(name, role) != role:
-                        raise InputError(f"{name!r} is in both column and row", path=(role,))
+                        raise InputError(f"{name!r} is both a column and a row")
                     if (why := self._uneven(name, role)) is not None:
-                        raise InputError(f"{name!r}: {why}", path=(role,))
+                        raise InputError(f"{name!r}: {why}")
                     self.role[name] = role
         for name, role in self.role.items():
             columns = list(self._behind(self.product[name][0])) if role == "row" else [name]
             if not any(self.role.get(each) == "column" for each in columns):
-                raise InputError(f"no column leads to {name!r}", path=("row",))
+                raise InputError(f"no column leads to {name!r}", path=("split",))
 
     def _words(self, *, listed: bool) -> None:
         """Split heads and tables of embeddings by words."""

@@ -21,7 +21,7 @@ Source: Qi et al., "Zero Bubble Pipeline Parallelism", arXiv 2401.10241, section
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, get_args
 
@@ -33,7 +33,7 @@ from policies.pipeline.registry import per_stage, require_positive
 from policies.pipeline.straight_schedules import zb_h1, zb_h2
 from policies.pipeline.zb_greedy import greedy_programs, greedy_v_programs
 from policies.pipeline.zb_optimal import Objective, ZeroBubbleProblem, cost, optimal_programs
-from sim.base.errors import InfeasibleError, InputError
+from sim.base.errors import InfeasibleError, InputError, UnknownNameError
 from sim.base.units import NS_PER_S
 
 Solver = Literal["best", "greedy", "cp-sat"]
@@ -50,8 +50,7 @@ def zb_auto(
     transfer: int = 0,
     in_flight: int | None = None,
     limit: int | None = None,
-    kept: int | Sequence[int] = 1,
-    kept_for_weight_grad: int | Sequence[int] | None = None,
+    kept: int | Sequence[int] | Mapping[str, int | Sequence[int]] = 1,
     objective: Objective = "span",
     solver: Solver = "best",
     time_limit_ns: int = 60 * NS_PER_S,
@@ -75,10 +74,9 @@ def zb_auto(
     limit : int, optional
         Instead: the most that a rank may hold, in the unit of `kept`. In a scenario a size, of all that a
         rank holds: parameters, gradients and optimizer state, too.
-    kept : int or sequence of int
-        What a micro-batch holds on a stage from F to I.
-    kept_for_weight_grad : int or sequence of int, optional
-        What is left of that from I to W; by default all of it. For a transformer layer see
+    kept : int or sequence of int or mapping
+        What a micro-batch holds on a stage from F to I; or ``backward``, that, and ``weight_grad``, what is
+        left of it from I to W. For a transformer layer see
         `policies.pipeline.evaluate.transformer_activations`.
     objective : {"span", "makespan"}
         What to make small: the longest span of a rank, or the time from first start to last end.
@@ -118,15 +116,18 @@ def zb_auto(
     (transfer,) = per_stage("transfer", transfer, 1)
     if in_flight is not None and limit is not None:
         raise InputError("in_flight and limit both say what a rank may hold; give one of them")
-    sizes = per_stage("kept", kept, stages, least=1)
+    held = kept if isinstance(kept, Mapping) else {"backward": kept}
+    for key in held:
+        if key not in (known := ("backward", "weight_grad")):
+            raise UnknownNameError("key", key, known, path=("kept",))
+    sizes = per_stage("kept", held.get("backward", 1), stages, least=1)
     in_flight = stages if in_flight is None else in_flight
     require_positive(in_flight=in_flight)
     limit = in_flight * max(sizes) if limit is None else limit
     require_positive(limit=limit)
-    kept_for_weight_grad = sizes if kept_for_weight_grad is None else kept_for_weight_grad
-    left = per_stage("kept_for_weight_grad", kept_for_weight_grad, stages)
+    left = per_stage("kept", held.get("weight_grad", sizes), stages)
     if any(part > size for part, size in zip(left, sizes, strict=True)):
-        raise InputError("kept_for_weight_grad is a part of kept and cannot exceed it")
+        raise InputError("what W reads is a part of what is kept and cannot exceed it")
     phases = {"forward": forward, "input_grad": input_grad, "weight_grad": weight_grad}
     times = [per_stage(name, given, stages) for name, given in phases.items()]
     problem = ZeroBubbleProblem(

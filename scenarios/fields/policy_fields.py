@@ -46,7 +46,13 @@ AnyChoice = Annotated[Choice, Shorthand("name")]
 
 # ----------------------------------------------------------------------------------------------------------
 
-Knowledge = Literal["exact", "mean", "estimate", "none"]
+Spread = Annotated[float, Field(ge=0, lt=10, allow_inf_nan=False)]
+"""Standard deviation of the logarithm of a factor: 0.05 is about 5 %."""
+
+Knowledge = (
+    Literal["exact", "mean", "estimate", "none"]
+    | Annotated[dict[Literal["estimate"], Spread], Field(min_length=1)]
+)
 
 
 class PolicyFields(WithOptions):
@@ -63,8 +69,8 @@ class PolicyFields(WithOptions):
     synchronisation: Synchronisation | None = Field(
         default=None, description="tasks are eligible when their inputs are computed, or when they are issued"
     )
-    launch: Literal["op", "cuda-graph"] | None = Field(
-        default=None, description="launch ops one by one (default), or those of a device as one CUDA graph"
+    cuda_graph: bool | None = Field(
+        default=None, description="launch the ops of a device as one CUDA graph; default: one by one"
     )
     intra_op_parallelism_threads: Whole | None = Field(
         default=None,
@@ -151,10 +157,6 @@ AnyVariant = Annotated[VariantFields, Shorthand("name")]
 
 Factor = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 """A factor of durations: 1.2 is 20 % slower."""
-
-Spread = Annotated[float, Field(ge=0, lt=10, allow_inf_nan=False)]
-"""Standard deviation of the logarithm of a factor: 0.05 is about 5 %."""
-
 Probability = Annotated[
     float,
     BeforeValidator(reader(lambda value: float(parse_fraction(value, what="")))),

@@ -85,7 +85,7 @@ class Bandwidth(Strict):
 class CudaGraph(Strict):
     """Launches between synchronisations become one."""
 
-    launch: Duration | None = Field(None, description="what a launch costs the host; default: 2.5us")
+    issue_cost: Duration | None = Field(None, description="what a launch costs the host; default: 2.5us")
     node: Duration | None = Field(
         None, description="... and besides for each task in the graph; default: 1ns"
     )
@@ -144,7 +144,7 @@ class WhatIf(Strict):
         if (cost := self.issue_cost) is not None:
             yield ("issue_cost",), lambda g: durations.issue_cost(g, cost)
         if (graphs := self.cuda_graph) is not None:
-            launch_ns = launches.LAUNCH_NS if graphs.launch is None else graphs.launch
+            launch_ns = launches.LAUNCH_NS if graphs.issue_cost is None else graphs.issue_cost
             node_ns = launches.NODE_NS if graphs.node is None else graphs.node
             yield (
                 ("cuda_graph",),

@@ -60,17 +60,12 @@ OF_DECISIONS: Final[tuple[Rule, ...]] = (
         "what a schedule or a batcher decides is fixed before the run and asks for no duration; leave it out",
     ),
     Rule(
-        ("estimate_error",),
-        lambda case, loc: case.decisions.knowledge == "estimate",
-        "policies know no estimates; say knowledge: estimate, or leave it out",
-    ),
-    Rule(
         ("noise.stragglers",),
         lambda case, loc: _stragglers(case).probability > 0 and _stragglers(case).factor != 1,
         "no task takes longer: give a probability above 0 and another factor than 1, or leave it out",
     ),
     Rule(
-        ("policy.launch", "compare.*.launch"),
+        ("policy.cuda_graph", "compare.*.cuda_graph"),
         lambda case, loc: any(not device.workers for device in case.work.machine.devices),
         "the machine has no device that ops are launched on; leave it out",
     ),
@@ -138,12 +133,12 @@ def _stage_key(name: str) -> tuple[str, ...]:
 
 OF_PIPELINES: Final[tuple[Rule, ...]] = (
     Rule(
-        _stage_key("recompute") + _stage_key("stage_input") + ("workload.pipeline.backward_dependency",),
+        _stage_key("recompute") + _stage_key("kept.recompute") + ("workload.pipeline.backward_dependency",),
         _phase("R"),
         "the schedule recomputes nothing; say checkpoint: always (or except_last), or leave it out",
     ),
     Rule(
-        _stage_key("kept_for_weight_grad"),
+        _stage_key("kept.weight_grad"),
         _phase("W"),
         "the schedule computes both gradients in one backward, B; choose one that splits it, or leave it out",
     ),

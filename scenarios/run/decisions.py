@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, Protocol
 
 from policies.recovery import Recovery
-from scenarios.fields.policy_fields import Choice, PolicyFields, VariantFields
+from scenarios.fields.policy_fields import Choice, Knowledge, PolicyFields, VariantFields
 from scenarios.file.document import Document, Loc
 from scenarios.workloads.workload import Workload
 from sim.base import plugins
@@ -55,6 +55,7 @@ class Decisions(NamedTuple):
     placement, streams, linearize : optional
         None: the default of `sim.job.build_job.make_job`.
     knowledge : str
+    estimate_error : float
     loc : Loc
         Where the decisions stand in the scenario.
     compile : tuple of Step
@@ -75,6 +76,7 @@ class Decisions(NamedTuple):
     streams: StreamAssignment | None = None
     linearize: Linearizer | None = None
     knowledge: str = "exact"
+    estimate_error: float = 0.2
     loc: Loc = ()
     compile: tuple[RewriteStep, ...] = ()
     cuda_graph: bool = False
@@ -108,7 +110,7 @@ def resolve(
     document: Document,
     loc: Loc,
     *,
-    knowledge: str = "exact",
+    knowledge: Knowledge = "exact",
     inherited: bool = False,
 ) -> Decisions:
     """Make the objects that a policy specification names.
@@ -140,19 +142,22 @@ def resolve(
                 return choice and _chosen(key, choice, document.origin)
 
         policy = _policy(spec, loc, document.origin, inherited=inherited)
+        known = spec.knowledge or knowledge
+        of_estimates = {} if isinstance(known, str) else {"estimate_error": known["estimate"]}
         return Decisions(
             label,
             policy,
             placement=choose(spec.placement, "placement"),
             streams=choose(spec.streams, "streams"),
             linearize=choose(spec.linearize, "linearize"),
-            knowledge=spec.knowledge or knowledge,
+            knowledge=known if isinstance(known, str) else "estimate",
+            **of_estimates,
             loc=loc,
             compile=tuple(
                 RewriteStep(choice.name, _under(policy, choose(choice, "compile", i)), (*loc, "compile", i))
                 for i, choice in enumerate(spec.compile or ())
             ),
-            cuda_graph=spec.launch == "cuda-graph",
+            cuda_graph=bool(spec.cuda_graph),
             allocators=allocators,
             intra_op_threads=spec.intra_op_parallelism_threads,
             said=spec,
@@ -203,7 +208,15 @@ def resolve_schedule(
         if not own and spec.name not in (known := plugins.names(workload.deciders)):
             what = f"{spec.name!r} is no {plugins.GROUPS[workload.deciders]}"
             raise InputError(f"{what}{hint(spec.name, known)}", path=["name"])
-        for key in ("placement", "streams", "linearize", "synchronisation", "compile", "launch", _INTRA_OP):
+        for key in (
+            "placement",
+            "streams",
+            "linearize",
+            "synchronisation",
+            "compile",
+            "cuda_graph",
+            _INTRA_OP,
+        ):
             if getattr(spec, key) is not None:
                 message = f"{whose}'s {word} decides it: {spec.name} takes no {key}"
                 raise InputError(message, path=(key,))

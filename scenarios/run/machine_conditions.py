@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from devices.describe.field_reading import value_at
 from devices.processor.cpu_cores import CorePoolIfShort
 from policies.streams import PerBranch, RoundRobinStreams, SingleStream
 from scenarios.fields.policy_fields import MemoryFields
@@ -98,7 +99,7 @@ class _Described(NamedTuple):
 
     def by_roofline(self, *needs: str) -> bool:
         """Whether a roofline or tiles time some op with one of the rates `needs`."""
-        given = not needs or any(self.values.get(key) is not None for key in needs)
+        given = not needs or any(value_at(self.values, key) is not None for key in needs)
         return given and self.rated() and self.timed()
 
 
@@ -129,20 +130,20 @@ def _of_devices(names: tuple[str, ...], holds: Callable[[_Described], bool], why
     return Rule(keys, lambda case, loc: any(map(holds, _entry(case, loc))), why)
 
 
-_OF_TILES: Final = ("scratchpad", "vector_scratchpad", "double_buffered", "granule", "dma_latency")
+_OF_TILES: Final = ("scratchpad", "vector.scratchpad", "double_buffered", "granule", "dma_latency")
 _LOSSES: Final = ("efficiency", "memory_efficiency", "op_overhead")
 
 OF_DEVICES: Final[tuple[Rule, ...]] = (
     # -- devices: copies and launches
     _of_devices(
-        ("copy_engines", "host_memory", "staging_bandwidth"),
+        ("copy_engines", "pin_memory", "staging_bandwidth"),
         _Described.linked,
         "no link leads to the device, so nothing is copied there; give the machine links, or leave it out",
     ),
     Rule(
         ("machine.devices.*.cuda_graph",),
         lambda case, loc: case.decisions.cuda_graph,
-        "nothing is launched as a CUDA graph; say launch: cuda-graph in the policy, or leave it out",
+        "nothing is launched as a CUDA graph; say cuda_graph: true in the policy, or leave it out",
     ),
     _of_devices(
         ("event_record", "event_wait"),
@@ -181,11 +182,6 @@ OF_DEVICES: Final[tuple[Rule, ...]] = (
         "cores_per_op, or leave it out",
     ),
     _of_devices(
-        ("partition_step",),
-        lambda of: bool(of.values.get("partitions")),
-        "the SMs are not partitioned; give partitions, or leave it out",
-    ),
-    _of_devices(
         ("sms",),
         lambda of: of.shares() or (of.timed() and ("use_sms" in of.values or of.fitted())),
         "every op has a duration of its own and kernels share no SMs; let a cost model time ops, say "
@@ -200,7 +196,7 @@ OF_DEVICES: Final[tuple[Rule, ...]] = (
     # -- devices: what ops cost
     _of_devices(
         (
-            *("peak", "matrix_peak", "vector_peak", "matrix_block", "dtype", "op_overhead"),
+            *("peak", "matrix.peak", "vector.peak", "matrix.block_size", "dtype", "op_overhead"),
             *("kernel_floor", *_OF_TILES),
         ),
         _Described.by_roofline,
@@ -214,13 +210,14 @@ OF_DEVICES: Final[tuple[Rule, ...]] = (
         "out the durations, or leave out the key",
     ),
     _of_devices(
-        ("matrix_kinds",),
+        ("matrix.kinds",),
         lambda of: (
-            of.by_roofline("matrix_peak", "vector_peak", "core_bandwidth", *_OF_TILES)
+            of.by_roofline("matrix.peak", "vector.peak", "core_bandwidth", *_OF_TILES)
             or of.values.get("queues_per_core", 1) > 1
         ),
         "it says which ops run on the matrix unit, and the units are alike, or time no op and run no "
-        "two at once; give matrix_peak and leave out the durations, say queues_per_core: 2, or leave it out",
+        "two at once; give matrix: {peak: ...} and leave out the durations, say queues_per_core: 2, or leave "
+        "it out",
     ),
     _of_devices(
         ("bandwidth",),
@@ -230,7 +227,7 @@ OF_DEVICES: Final[tuple[Rule, ...]] = (
     ),
     _of_devices(
         ("efficiency",),
-        lambda of: of.by_roofline("peak", "matrix_peak", "vector_peak"),
+        lambda of: of.by_roofline("peak", "matrix.peak", "vector.peak"),
         "it lowers the peak rate of ops that the device's roofline times, and there is no peak or no such "
         "op; give peak and leave out the durations, or leave out the key",
     ),
@@ -302,7 +299,7 @@ OF_MACHINES: Final[tuple[Rule, ...]] = (
         "it is a part of the link's bandwidth, which is not given; give bandwidth, or leave it out",
     ),
     Rule(
-        ("machine.links.*.on_request",),
+        ("machine.links.*.rendezvous",),
         lambda case, loc: bool(set(case.work.graph.kinds) & {"recv", "Recv", "_Recv"}),
         "no op of the workload receives by key (kind recv), so nothing is requested; leave it out",
     ),

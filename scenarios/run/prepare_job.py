@@ -186,7 +186,7 @@ class Jobs:
         policy = decisions.policy
         decided = (said.placement, said.streams, said.linearize, said.compile, decisions.cuda_graph)
         how = (policy.synchronisation, policy.one_process, decisions.knowledge, decisions.intra_op_threads)
-        of = (content.iterations, content.estimate_error, content.faults, content.fold)
+        of = (content.iterations, decisions.estimate_error, content.faults, content.fold)
         return (*decided, *how, *of)
 
     def _made(self, seed: int) -> Job:
@@ -201,7 +201,7 @@ class Jobs:
             linearize=decisions.linearize,
             iterations=content.iterations,
             knowledge=decisions.knowledge,
-            estimate_error=content.estimate_error,
+            estimate_error=decisions.estimate_error,
             noise=self._noise(machine),
             seed=seed,
             faults=None if content.faults is None else content.faults.faults(machine, scenario.document),

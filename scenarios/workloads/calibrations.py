@@ -35,9 +35,9 @@ from sim.base.units import format_bytes
 #
 #     device: h100-sxm                   peak, bandwidth and memory that are not given
 #     product: 0.784                     parts of the peak, and of the bandwidth, that kernels reach
-#     passes: {elementwise: 0.466}
+#     memory_efficiency: {elementwise: 0.466}
 #     node: {bandwidth: 450GB/s, efficiency: {default: 0.73}}         collectives inside a node
-#     between: {bandwidth: 50GB/s, latency: nccl}                     and between nodes
+#     network: {bandwidth: 50GB/s, latency: nccl}                     and between nodes
 
 
 Share = Annotated[float, Field(gt=0, le=2)]
@@ -56,8 +56,8 @@ class FabricFields(Strict):
     efficiency: Kinds = Field(default_factory=dict, description="part of it, by kind or `default`")
     latency: Times | Literal["nccl"] | None = Field(
         None,
-        description="of a message, by kind or `default`; `nccl`, of `between`: those of NCCL's "
-        "protocols; default: of `between` nccl, of `node` none, with a warning",
+        description="of a message, by kind or `default`; `nccl`, of `network`: those of NCCL's "
+        "protocols; default: of `network` nccl, of `node` none, with a warning",
     )
     fixed: Times = Field(
         default_factory=dict, description="of a call, by kind, or kind/ranks as in all_to_all/4"
@@ -80,7 +80,7 @@ class MeasuredShape(Strict):
     """One measured shape."""
 
     product: list[Count] | None = Field(None, description="m, k, n, and groups of a grouped product")
-    part: Literal["F", "I", "W"] = Field(
+    phase: Literal["F", "I", "W"] = Field(
         "F", description="forward, input gradient or weight gradient of a product"
     )
     attention: list[Count] | None = Field(
@@ -110,7 +110,7 @@ class AttentionShares(Strict):
 class HostFields(Strict):
     """What launching a layer's kernels takes of the host, forward and backward together."""
 
-    part: Duration = Field(0, description="of attention, a middle, Mamba-2, or the routing of experts")
+    issue_cost: Duration = Field(0, description="of attention, a middle, Mamba-2, or the routing of experts")
     experts: Duration = Field(0, description="of each expert of a rank")
     factor: Factor = Field(1.0, description="times as long where two micro-batches are launched in turns")
     bandwidth: Bandwidth | None = Field(None, description="of a GPU to its host, each way")
@@ -138,7 +138,7 @@ class CalibrationFields(Strict):
             "model of the device has; default: that one, without a device the peak",
         ),
     ]
-    passes: Kinds = Field(
+    memory_efficiency: Kinds = Field(
         default_factory=dict, description="part of the bandwidth: elementwise, permute, cross-entropy"
     )
     gap: Duration = Field(0, description="between two kernels")
@@ -151,7 +151,7 @@ class CalibrationFields(Strict):
         "eight ranks or fewer in a node",
     )
     node: FabricFields | None = Field(None, description="inside a node")
-    between: FabricFields | None = Field(
+    network: FabricFields | None = Field(
         None, description="between nodes: a rank's part of its node's network"
     )
     host: Annotated[
@@ -169,7 +169,7 @@ class CalibrationFields(Strict):
         if name not in calibration_names():
             raise fault(f"from: there is no calibration {name!r}{hint(name, calibration_names())}")
         begun = read_yaml_text(_shipped(name), name).plain()
-        instead = {"nccl": ("node", "between"), "node": ("nccl",)}  # what a key stands in place of
+        instead = {"nccl": ("node", "network"), "node": ("nccl",)}  # what a key stands in place of
         gone = {key for name in instead if name in given for key in instead[name] if key not in given}
         begun = {key: value for key, value in begun.items() if key not in gone}
         for key, value in given.items():
@@ -179,18 +179,18 @@ class CalibrationFields(Strict):
 
     @model_validator(mode="after")
     def _one_way(self) -> CalibrationFields:
-        for name, given, other in (("node", self.node, self.between), ("between", self.between, self.node)):
+        for name, given, other in (("node", self.node, self.network), ("network", self.network, self.node)):
             if self.nccl is None and given is None:
                 raise fault(f"{name} is missing: give it, or nccl")
             if self.nccl is not None and given is None and other is not None:
                 raise fault(f"{name} is missing: nccl alone says what collectives take, or what is in nodes")
         if self.node is not None and self.node.latency == "nccl":
             raise fault("latency: nccl is of between, where messages cross nodes; give node a time")
-        if self.between is not None and self.between.gpus is not None:
-            raise fault("between.gpus: GPUs are of node")
-        if self.between is not None and self.between.fixed and not isinstance(self.between.latency, dict):
+        if self.network is not None and self.network.gpus is not None:
+            raise fault("network.gpus: GPUs are of node")
+        if self.network is not None and self.network.fixed and not isinstance(self.network.latency, dict):
             raise fault(
-                "between: NCCL's latencies, the default, are all that a call takes besides its bytes; "
+                "network: NCCL's latencies, the default, are all that a call takes besides its bytes; "
                 "give fixed together with latency: {default: 5us}, or of 0us"
             )
         return self
@@ -363,7 +363,7 @@ def named_calibration(name: str, precision: str = "bf16") -> TrainingCalibration
         )
         if name in {each.name for each in presets()}:
             what += (
-                f"; {name} is a device preset: give {{device: {name}, node: ..., between: ...}}, that is, "
+                f"; {name} is a device preset: give {{device: {name}, node: ..., network: ...}}, that is, "
                 "how its GPUs are connected (docs/training.md)"
             )
         raise InputError(what)
@@ -428,7 +428,7 @@ def to_calibration(fields: CalibrationFields, name: str, precision: str = "bf16"
     for each in fields.measured:
         if each.product is not None:
             m, k, n, groups = (*each.product, 1)[:4]
-            measured[Product(m, k, n, each.part, groups)] = each.efficiency
+            measured[Product(m, k, n, each.phase, groups)] = each.efficiency
         else:
             assert each.attention is not None
             measured[Attention(*each.attention, each.backward)] = each.efficiency  # type: ignore[call-arg,arg-type]
@@ -452,7 +452,7 @@ def to_calibration(fields: CalibrationFields, name: str, precision: str = "bf16"
         attention_forward=fields.attention.forward,
         attention_backward=fields.attention.backward,
         attention_peak=attention_peak and float(attention_peak),
-        pass_efficiency=fields.passes,
+        pass_efficiency=fields.memory_efficiency,
         gap_ns=float(fields.gap),
         sustained=fields.sustained,
         contention=fields.contention,
@@ -491,9 +491,9 @@ def _collectives(fields: CalibrationFields) -> NcclGroups | NodeFabrics:
     if measured is not None and fields.node is None:
         return measured
     assert fields.node is not None
-    assert fields.between is not None
-    own_latency = isinstance(fields.between.latency, dict)
-    return NodeFabrics(_fabric(fields.node), _fabric(fields.between), not own_latency, measured)
+    assert fields.network is not None
+    own_latency = isinstance(fields.network.latency, dict)
+    return NodeFabrics(_fabric(fields.node), _fabric(fields.network), not own_latency, measured)
 
 
 def _fabric(fields: FabricFields) -> Fabric:

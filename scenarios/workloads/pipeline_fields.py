@@ -42,14 +42,12 @@ class StageFields(Strict):
         None, description="messages inside a stage after F and after B or I (tensor or expert parallelism)"
     )
     activation: Bytes | None = Field(None, description="size sent to the next stage; default 0")
-    kept: Bytes | None = Field(
-        None, description="activations kept from F (or R) to B; default: as `activation`"
-    )
-    kept_for_weight_grad: Bytes | None = Field(
-        None, description="the part of `kept` that W reads; default: all of it"
-    )
-    stage_input: Bytes | None = Field(
-        None, description="what a recomputed micro-batch keeps from F to R; default: as `activation`"
+    kept: Annotated[
+        dict[Literal["backward", "weight_grad", "recompute"], Bytes], Shorthand("backward", "size")
+    ] = Field(
+        default_factory=dict,
+        description="activations kept from F (or R) to B (default: as `activation`), the part that W reads "
+        "(default: all of it), and what a recomputed micro-batch keeps from F to R (default: `activation`)",
     )
     parameters: Bytes | None = Field(None, description="weights; default 0")
     gradients: Bytes | None = Field(None, description="gradients of the weights; default 0")
@@ -180,7 +178,7 @@ class PipelineFields(StageFields):
         None, description="layers, or a PipeDream profile of them, cut into stages by `partition`"
     )
     graph: File | None = Field(None, description="layers from a graph of a forward pass, of any known format")
-    backward: Duration | AnyFactor | None = Field(
+    backward: Duration | AnyFactor | None = Field(  # type: ignore[assignment]
         None, description="time of B; default: I + W, and of an op of a graph x2, twice its forward"
     )
     model: PipelineModelFields | None = Field(None, description="a transformer cut into equal stages")

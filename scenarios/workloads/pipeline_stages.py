@@ -231,10 +231,10 @@ def _stage(own: StageFields, common: StageFields, number: int | None = None) -> 
         }
     )
     activation = values["activation"] or 0
-    kept = activation if values["kept"] is None else values["kept"]
-    for_weights = values["kept_for_weight_grad"]
+    held = {**common.kept, **own.kept}
+    kept, for_weights = held.get("backward", activation), held.get("weight_grad")
     if for_weights is not None and for_weights > kept:
-        raise InputError(f"{where}kept_for_weight_grad is a part of kept and cannot exceed it")
+        raise InputError(f"{where}what W reads is a part of what is kept and cannot exceed it")
     return PipelineStage(
         times,
         boundary_nbytes=activation,
@@ -243,7 +243,7 @@ def _stage(own: StageFields, common: StageFields, number: int | None = None) -> 
         parameter_nbytes=values["parameters"] or 0,
         gradient_nbytes=values["gradients"] or 0,
         optimizer_nbytes=values["optimizer_state"] or 0,
-        checkpoint_nbytes=values["stage_input"],
+        checkpoint_nbytes=held.get("recompute"),
         collective_ns=values["collective"] or 0,
     )
 

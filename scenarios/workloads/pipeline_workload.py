@@ -265,8 +265,12 @@ def _problem(fields: PipelineFields, stages: list[PipelineStage]) -> dict[str, A
         "input_grad": [stage.times.of("I") for stage in stages],
         "weight_grad": [stage.times.of("W") for stage in stages],
         "transfer": fields.transfer or 0,
-        "kept": [stage.activation_nbytes for stage in stages] if sized else 1,
-        "kept_for_weight_grad": [stage.kept_nbytes for stage in stages] if sized else 1,
+        "kept": {
+            "backward": [stage.activation_nbytes for stage in stages],
+            "weight_grad": [stage.kept_nbytes for stage in stages],
+        }
+        if sized
+        else 1,
     }
 
 

@@ -402,7 +402,7 @@ def _tell_unused_fabrics(given: str | CalibrationFields, layout: ParallelLayout)
     if isinstance(given, str) or given.from_ is None:
         return  # without `from` both have to be given
     shipped = CalibrationFields.model_validate({"from": given.from_})
-    for name, least in (("node", 1), ("between", layout.node)):
+    for name, least in (("node", 1), ("network", layout.node)):
         mine = getattr(given, name)
         if layout.ranks <= least and mine is not None and mine != getattr(shipped, name):
             inside = "there is one GPU" if layout.ranks == 1 else f"all {layout.ranks} GPUs are in one node"

@@ -148,8 +148,7 @@ def _row(line: Mapping[str, str], name: str, group: int) -> Measured:
             input_grad=i,
             weight_grad=w,
             transfer=transfer,
-            kept=held.full,
-            kept_for_weight_grad=held.kept,
+            kept={"backward": held.full, "weight_grad": held.kept},
             in_flight=(1 if name == "ZB-1p" else 2) * ranks,
             **shape,
         )

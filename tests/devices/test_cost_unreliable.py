@@ -18,6 +18,7 @@ from devices.cost.unreliable import (
     BorrowedRateWarning,
     PlainRooflineWarning,
 )
+from devices.describe.field_reading import value_at
 from devices.machine import make_machine
 from devices.presets import device_preset, presets
 from scenarios.run.load import load_scenario
@@ -221,7 +222,7 @@ DTYPES = ["fp64", "fp32", "fp16", "bf16", "fp8", "int8", "int32"]
 )
 def test_on_every_preset_arithmetic_takes_time_or_a_line_says_why_not(preset: str, kind: str) -> None:
     values = device_preset(preset)
-    own = {name for key in ("peak", "matrix_peak", "vector_peak") for name in values.get(key) or {}}
+    own = {name for key in ("peak", "matrix.peak", "vector.peak") for name in value_at(values, key) or {}}
     costs = [{}, {"cost": "roofline"}] if values["kind"] == "gpu" else [{}]
     for dtype, rated in product(DTYPES, costs):
         with warnings.catch_warnings(record=True) as caught:
@@ -289,29 +290,32 @@ def test_npus_say_that_bf16_computes_in_fp32(preset: str, kind: str, ns: int) ->
 
 
 def test_an_npu_says_that_a_unit_without_a_peak_computes_in_no_time() -> None:
-    device = {"kind": "npu", "matrix_peak": {"fp16": "1TFLOP/s"}}
+    device = {"kind": "npu", "matrix": {"peak": {"fp16": "1TFLOP/s"}}}
     with pytest.warns(
-        BorrowedRateWarning, match=r"npu: 1 op in fp32 computes in no time, as vector_peak is not"
+        BorrowedRateWarning, match=r"npu: 1 op in fp32 computes in no time, as vector.peak is not"
     ):
         warn_of_plain_rooflines(job(device, {"kind": "gelu", "flops": 10**9, "dtype": "fp32"}))
 
 
 @pytest.mark.parametrize(
-    ("kind", "peak", "size"),
+    ("spec", "size"),
     [
-        ("gpu", "peak", {"flops": 10**9}),
-        ("npu", "peak", {"flops": 10**9}),
-        ("npu", "matrix_peak", {"flops": 10**9}),
-        ("npu", "matrix_peak", {"attributes": {"m": 8, "n": 8, "k": 8}}),
+        ({"kind": "gpu", "peak": {"fp16": "1TFLOP/s"}}, {"flops": 10**9}),
+        ({"kind": "npu", "peak": {"fp16": "1TFLOP/s"}}, {"flops": 10**9}),
+        ({"kind": "npu", "matrix": {"peak": {"fp16": "1TFLOP/s"}}}, {"flops": 10**9}),
+        (
+            {"kind": "npu", "matrix": {"peak": {"fp16": "1TFLOP/s"}}},
+            {"attributes": {"m": 8, "n": 8, "k": 8}},
+        ),
     ],
     ids=str,
 )
-def test_a_product_without_any_rate_is_refused(kind: str, peak: str, size: dict[str, Any]) -> None:
+def test_a_product_without_any_rate_is_refused(spec: dict[str, Any], size: dict[str, Any]) -> None:
     told = (
         r"gpu0 \(.pu\) cannot: no peak is given for fp8, nor for fp32, at which others compute; known: fp16"
     )
     with pytest.raises(InfeasibleError, match=told):
-        job({"kind": kind, peak: {"fp16": "1TFLOP/s"}}, {"kind": "matmul", "dtype": "fp8", **size})
+        job(spec, {"kind": "matmul", "dtype": "fp8", **size})
 
 
 def test_a_rate_for_all_data_types_is_not_borrowed() -> None:

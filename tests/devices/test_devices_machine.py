@@ -267,8 +267,8 @@ def test_one_of_a_count_can_differ() -> None:
 
 def test_an_ideal_link_keeps_what_it_is_and_what_is_given() -> None:
     link = {"from": "a", "to": "b", "bandwidth": "1GB/s"}
-    costs = {"latency": "1us", "efficiency": 0.8, "transport": "tcp", "message_overhead": "1us"}
-    more = {"connection_bandwidth": "1MB/s", "host_copies": True}
+    costs = {"latency": "1us", "efficiency": 0.8, "transport": {"name": "tcp", "fixed": "1us"}}
+    more: dict[str, Any] = {}
     assert merge({**link, **costs, **more}, {}, LINK_FIELDS, ideal=True) == link
     again = merge({**link, **costs, **more}, {"latency": "2us"}, LINK_FIELDS, ideal=True)
     assert again == {**link, "latency": "2us"}

@@ -108,7 +108,7 @@ def test_launch_and_gaps_have_parameters_of_their_own() -> None:
     numbers: dict[str, Any] = {
         "issue_cost": "5us",
         "gap": "500ns",
-        "cuda_graph": {"launch": "9us", "gap": "100ns"},
+        "cuda_graph": {"issue_cost": "9us", "gap": "100ns"},
     }
     assert run(as_cuda_graphs(chain_job(3, 1000, **numbers))).makespan_ns == 9000 + 3 * 1000 + 2 * 100
 
@@ -164,7 +164,7 @@ policy: {name: in-order, synchronisation: issue}
 expect: {makespan: 18us}
 compare:
   - {runtime: cuda-graph, expect: {makespan: 13us}}
-  - {label: launched as one, launch: cuda-graph, expect: {makespan: 13us, issue.c: 5us}}
+  - {label: launched as one, cuda_graph: true, expect: {makespan: 13us, issue.c: 5us}}
 """
 
 

@@ -178,8 +178,8 @@ def test_a_message_costs_its_overhead_once() -> None:
 def test_a_connection_carries_no_more_than_it_can(sharing: str) -> None:
     # Two messages of one connection share its 0.25 B/ns or take turns; the other pair of devices has its own.
     links = [
-        {"from": "a", "to": "b", "connection_bandwidth": "250MB/s", "sharing": sharing},
-        {"from": "c", "to": "b", "connection_bandwidth": "250MB/s", "sharing": sharing},
+        {"from": "a", "to": "b", "transport": {"bandwidth": "250MB/s"}, "sharing": sharing},
+        {"from": "c", "to": "b", "transport": {"bandwidth": "250MB/s"}, "sharing": sharing},
     ]
     two = [Transfer(0, "a", "b", 1000)] * 2
     assert arrivals(joined(*links), two) == ([8000, 8000] if sharing == "shared" else [4000, 8000])
@@ -199,7 +199,7 @@ def test_messages_of_one_connection_share_it_on_independent_links(
     most: str, engine: str, expected: list[int]
 ) -> None:
     link = {"from": "a", "to": "b", "sharing": "independent", "bandwidth": "10GB/s"}
-    machine = joined({**link, "connection_bandwidth": most})
+    machine = joined({**link, "transport": {"bandwidth": most}})
     b = GraphBuilder("two")
     for k in range(2):
         b.op(f"make{k}", outputs=100_000, duration_ns=0, device="a")
@@ -241,7 +241,7 @@ def test_messages_of_a_collective_are_connections_too() -> None:
     graph = b.build()
     for more, expected in [
         ({}, 1000),
-        ({"connection_bandwidth": "250MB/s"}, 4000),
+        ({"transport": {"bandwidth": "250MB/s"}}, 4000),
         ({"duplex": "half"}, 2000),
     ]:
         machine = make_machine({**ring, "links": [{**link, **more}]})
@@ -284,7 +284,7 @@ def test_engines_agree(data: st.DataObject) -> None:
         {
             "devices": {"d": {"kind": data.draw(st.sampled_from(["cpu", "gpu"])), "count": 6}},
             "topology": {**kind, "link": link, "ends": "d*"},
-            "routing": {"ecmp": {"seed": data.draw(st.integers(0, 3))}},
+            "routing": {"name": "ecmp", "seed": data.draw(st.integers(0, 3))},
         }
     )
     b = GraphBuilder("drawn")

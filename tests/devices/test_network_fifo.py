@@ -72,7 +72,7 @@ def test_messages_of_three_senders_mix_chunk_by_chunk() -> None:
         ("max-min", [2000, 2000]),
         ("serial", [1000, 2000]),
         ("fifo", [2000, 3000]),
-        ({"fifo": {"chunk": "100B"}}, [2000, 2100]),
+        ({"name": "fifo", "chunk": "100B"}, [2000, 2100]),
         ("instant", [0, 0]),
     ],
 )

@@ -126,7 +126,7 @@ def test_both_ways_share_the_bandwidth_of_the_memory() -> None:
 
 
 def test_without_a_scratchpad_it_is_a_roofline() -> None:
-    spec = {"kind": "npu", "core_bandwidth": "1GB/s", "vector_peak": "1GFLOP/s"}
+    spec = {"kind": "npu", "core_bandwidth": "1GB/s", "vector": {"peak": "1GFLOP/s"}}
     assert duration_ns(spec, flops=2048) == 2048
     assert duration_ns(spec, flops=512) == 1024
     with pytest.raises(InputError, match=r"npu0\.granule: it takes effect only with a scratchpad"):
@@ -217,8 +217,8 @@ def test_the_time_of_a_product() -> None:
     # The four blocks above at 1 byte/ns and 16 flop/ns: 4096 ns to load, 32768 / 16 = 2048 ns to compute,
     # 2048 ns to store. 1024 + 512 + 512 + 3 x 1024 = 5120 ns.
     spec = {
-        "kind": "npu", "scratchpad": "3072B", "core_bandwidth": "1GB/s", "matrix_peak": "16GFLOP/s",
-        "vector_peak": "1GFLOP/s", "matrix_block": 16,
+        "kind": "npu", "scratchpad": "3072B", "core_bandwidth": "1GB/s",
+        "matrix": {"peak": "16GFLOP/s", "block_size": 16}, "vector": {"peak": "1GFLOP/s"},
     }  # fmt: skip
     shape = {"m": 32, "n": 32, "k": 16}
     op: dict[str, Any] = {"kind": "matmul", "dtype": "fp16", "flops": 32768, "attributes": shape}
@@ -236,17 +236,18 @@ def test_the_time_of_a_product() -> None:
 
 def test_sizes_are_rounded_up_to_what_the_unit_multiplies() -> None:
     # One row: 16 are computed. 2 x 16 x 16 x 16 flop at 16 flop/ns = 512 ns, DMA free.
-    spec = {"kind": "npu", "scratchpad": "1MiB", "matrix_peak": "16GFLOP/s", "matrix_block": 16}
+    spec = {"kind": "npu", "scratchpad": "1MiB", "matrix": {"peak": "16GFLOP/s", "block_size": 16}}
     op: dict[str, Any] = {"kind": "matmul", "dtype": "fp16", "attributes": {"m": 1, "n": 16, "k": 16}}
     assert duration_ns(spec, **op) == 512
-    assert duration_ns({**spec, "matrix_block": 1}, **op) == 32
+    assert duration_ns({**spec, "matrix": {"peak": "16GFLOP/s"}}, **op) == 32
 
 
 # -- units ---------------------------------------------------------------------------------------
 
 
 def test_each_unit_has_its_rate() -> None:
-    spec = {"kind": "npu", "matrix_peak": {"fp16": "16GFLOP/s"}, "vector_peak": {"default": "1GFLOP/s"}}
+    matrix = {"peak": {"fp16": "16GFLOP/s"}}
+    spec = {"kind": "npu", "matrix": matrix, "vector": {"peak": {"default": "1GFLOP/s"}}}
     for kind, dtype, ns in (
         ("matmul", "fp16", 100),
         ("conv", "fp16", 100),
@@ -255,12 +256,13 @@ def test_each_unit_has_its_rate() -> None:
         ("matmul", "fp32", 1600),  # the matrix unit has no fp32
     ):
         assert duration_ns(spec, kind=kind, dtype=dtype, flops=1600) == ns
-    assert duration_ns({**spec, "matrix_kinds": ["relu"]}, kind="relu", dtype="fp16", flops=1600) == 100
-    assert duration_ns({**spec, "matrix_kinds": ["relu"]}, kind="conv", dtype="fp16", flops=1600) == 1600
+    spec["matrix"] = {**matrix, "kinds": ["relu"]}
+    assert duration_ns(spec, kind="relu", dtype="fp16", flops=1600) == 100
+    assert duration_ns(spec, kind="conv", dtype="fp16", flops=1600) == 1600
 
 
 def test_each_unit_has_its_scratchpad() -> None:
-    spec = {**CORE, "vector_scratchpad": "512B"}
+    spec = {**CORE, "vector": {"scratchpad": "512B"}}
     with pytest.raises(InfeasibleError, match="scratchpad of 512 B"):
         duration_ns(spec, kind="relu")
     assert duration_ns(spec, kind="conv") == 1280
@@ -300,11 +302,11 @@ def test_queues_of_a_core_divide_scratchpad_and_dma() -> None:
 def test_the_ascend_910_is_what_its_sources_say() -> None:
     device = make_device("npu0", {"preset": "ascend-910"})
     details = described_devices({"devices": {"npu0": {"preset": "ascend-910"}}})["npu0"]
-    assert (details["scratchpad"], details["vector_scratchpad"]) == (1 << 20, 256 << 10)
-    assert details["vector_peak"]["fp32"] == 2048 // 32 * 2 * 10**9 * details["cores"]
-    assert details["vector_peak"]["fp16"] == 2048 // 16 * 2 * 10**9 * details["cores"]
+    assert (details["scratchpad"], details["vector"]["scratchpad"]) == (1 << 20, 256 << 10)
+    assert details["vector"]["peak"]["fp32"] == 2048 // 32 * 2 * 10**9 * details["cores"]
+    assert details["vector"]["peak"]["fp16"] == 2048 // 16 * 2 * 10**9 * details["cores"]
     # 4096 multiply-adds at 1 GHz on 32 cores are 262 TFLOP/s; the vendor rounds to 256.
-    assert details["matrix_peak"]["fp16"] == pytest.approx(16**3 * 2 * 10**9 * 32, rel=0.03)
+    assert details["matrix"]["peak"]["fp16"] == pytest.approx(16**3 * 2 * 10**9 * 32, rel=0.03)
     b = GraphBuilder("ops")
     b.op("large", kind="matmul", dtype="fp16", attributes={"m": 8192, "n": 8192, "k": 8192})
     b.op("row", kind="matmul", dtype="fp16", attributes={"m": 1, "n": 4096, "k": 4096})

@@ -69,8 +69,8 @@ def times(trace: Trace) -> dict[str, tuple[int, int]]:
 
 
 PINNED: dict[str, Any] = {}
-PAGEABLE: dict[str, Any] = {"host_memory": "pageable"}
-STAGED: dict[str, Any] = {"host_memory": "pageable", "staging_bandwidth": "500MB/s"}  # 0.5 bytes/ns
+PAGEABLE: dict[str, Any] = {"pin_memory": False}
+STAGED: dict[str, Any] = {"pin_memory": False, "staging_bandwidth": "500MB/s"}  # 0.5 bytes/ns
 
 
 @pytest.mark.parametrize(
@@ -219,12 +219,12 @@ def test_an_op_that_holds_the_host_and_a_copy_of_its_result() -> None:
 
 
 def test_keys_that_mean_nothing_are_refused() -> None:
-    with pytest.raises(InputError, match="it takes effect only with host_memory: pageable"):
+    with pytest.raises(InputError, match="it takes effect only with pin_memory: false"):
         make_device("cpu0", {"kind": "cpu", "staging_bandwidth": "6GB/s"})
-    with pytest.raises(InputError, match="did you mean 'pageable'"):
-        make_device("cpu0", {"kind": "cpu", "host_memory": "pagable"})
+    with pytest.raises(InputError, match="'pageable' is neither true nor false"):
+        make_device("cpu0", {"kind": "cpu", "pin_memory": "pageable"})
     with pytest.raises(InputError, match="only cpu devices have it"):
-        make_device("gpu0", {"kind": "gpu", "host_memory": "pageable"})
+        make_device("gpu0", {"kind": "gpu", "pin_memory": False})
 
 
 def test_the_invariant_sees_a_host_that_does_two_things() -> None:

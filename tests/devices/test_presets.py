@@ -106,8 +106,8 @@ def test_each_npu_of_an_atlas_a2_reaches_every_other_one() -> None:
     assert sum(2 * rate for (a, _), rate in found.items() if not a) == 392 * 10**9
     npu = described_devices({"devices": {"x": {"preset": "ascend-910b2"}}})["x"]
     clock = 1_800_000_000
-    assert npu["matrix_peak"]["bf16"] == pytest.approx(24 * 16**3 * 2 * clock, rel=0.001)
-    assert npu["vector_peak"]["fp16"] == pytest.approx(48 * 128 * 2 * clock, rel=0.001)
+    assert npu["matrix"]["peak"]["bf16"] == pytest.approx(24 * 16**3 * 2 * clock, rel=0.001)
+    assert npu["vector"]["peak"]["fp16"] == pytest.approx(48 * 128 * 2 * clock, rel=0.001)
 
 
 def passed(a: str, b: str, spec: dict[str, Any]) -> list[str]:

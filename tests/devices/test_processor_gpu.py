@@ -290,7 +290,7 @@ def test_wrong_attributes_are_refused_before_time_0(attributes: dict[str, Any], 
         ({"sms": 4, "partitions": {"a": 4}}, "takes effect only with sharing"),
         ({"sms": 4, "sharing": "sm", "partitions": {"a": 3, "b": 2}}, "5 SMs are asked for and there are 4"),
         (
-            {"sms": 20, "sharing": "sm", "partitions": {"a": 7, "b": 8}, "partition_step": 8},
+            {"sms": 20, "sharing": "sm", "partitions": {"a": 7, "b": 8}, "generation": "hopper"},
             "no multiple of 8",
         ),
         (

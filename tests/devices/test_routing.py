@@ -123,7 +123,7 @@ def leaf_spine(seed: int, spines: int = 4) -> Machine:
                 "link": {"bandwidth": "1GB/s"},
                 "uplink": {"bandwidth": "1GB/s"},
             },
-            "routing": {"ecmp": {"seed": seed}},
+            "routing": {"name": "ecmp", "seed": seed},
         }
     )
 
@@ -206,8 +206,8 @@ def test_a_wrong_routing_is_told() -> None:
     spec = {"devices": {"gpu": {"kind": "gpu", "count": 2}}, "topology": {"kind": "mesh"}}
     for routing, says in [
         ("ecpm", "did you mean 'ecmp'"),
-        ({"ecmp": {"sed": 1}}, r"ecmp.*unknown key 'sed'; did you mean 'seed'"),
-        ({"ecmp": {"seed": "x"}}, "is no whole number"),
+        ({"name": "ecmp", "sed": 1}, r"unknown key 'sed'; did you mean 'seed'"),
+        ({"name": "ecmp", "seed": "x"}, "is no whole number"),
     ]:
         with pytest.raises(InputError, match=says):
             make_machine({**spec, "routing": routing})

@@ -202,7 +202,7 @@ def test_neighbours_of_a_torus_exchange_at_full_speed() -> None:
         ("max-min", [(0, 2010), (0, 2010)]),
         ("serial", [(0, 1010), (1010, 2020)]),
         ("fifo", [(0, 2010), (0, 3010)]),  # the second waits for the first at the switch
-        ({"fifo": {"chunk": "100B"}}, [(0, 2010), (0, 2110)]),  # ... and takes turns with it
+        ({"name": "fifo", "chunk": "100B"}, [(0, 2010), (0, 2110)]),  # ... and takes turns with it
     ],
 )
 def test_how_a_network_shares(network: object, expected: list[tuple[int, int]]) -> None:

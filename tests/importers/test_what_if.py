@@ -191,7 +191,7 @@ def test_launches_as_cuda_graphs(imported: Imported, program: Program, random: A
     graph = imported(was.events)
     names = [name for _, name in sorted(tasks_of(graph, was).items())]
     now = ran(in_graphs(program, 9, 2), durations)
-    assert_runs_as(what_if(graph, {"cuda_graph": {"launch": "9us", "node": "2us"}}), names, now)
+    assert_runs_as(what_if(graph, {"cuda_graph": {"issue_cost": "9us", "node": "2us"}}), names, now)
 
 
 @examples(60)
@@ -366,7 +366,7 @@ ANY = [
     {"scale": {"*": "x0.7"}},
     {"host": "x1.3", "issue_cost": "1us"},
     {"cuda_graph": True},
-    {"cuda_graph": {"launch": 0, "node": 0, "gap": 0}},
+    {"cuda_graph": {"issue_cost": 0, "node": 0, "gap": 0}},
     {"streams": 3},
 ]
 

@@ -166,7 +166,9 @@ def test_a_copy_from_the_host_is_in_no_cuda_graph(tmp_path: Path) -> None:
             call = "cudaMemcpyAsync" if n == 0 else "cudaLaunchKernel"
             events += [host(call, correlation, now, 4), gpu(name, correlation, now + 4, 1, category=category)]
             now += 4
-    graph = what_if(trace_of(*events, path=tmp_path / "t.json"), {"cuda_graph": {"launch": "2us", "node": 0}})
+    graph = what_if(
+        trace_of(*events, path=tmp_path / "t.json"), {"cuda_graph": {"issue_cost": "2us", "node": 0}}
+    )
     calls = [name for name in graph.op_names if name.startswith("launch")]
     assert calls == ["launch.0", "launch.1", "launch.3", "launch.4"]
     assert graph.duration_ns[[graph.index(name) for name in calls]].tolist() == [
@@ -191,7 +193,7 @@ def test_the_gap_between_kernels() -> None:
     assert run_recorded(graph).makespan_ns == (1 + 30 + 2 * 2 + 2 + 3) * US  # the delay has a gap of its own
     for change, gap_us in (("x0", 0), ("x0.5", 1), ("500ns", 0.5)):
         assert run_recorded(what_if(graph, {"gap": change})).makespan_ns == (1 + 30 + 3 + 3 * gap_us) * US
-    one = what_if(graph, {"cuda_graph": {"launch": "1us", "node": 0, "gap": "1us"}, "remove": ["c"]})
+    one = what_if(graph, {"cuda_graph": {"issue_cost": "1us", "node": 0, "gap": "1us"}, "remove": ["c"]})
     assert run_recorded(one).makespan_ns == (1 + 20 + 1) * US
     assert "delay.c" not in one.op_names
     assert one.device_facts == {"gpu": {"gap": "1000ns"}}
@@ -397,7 +399,7 @@ def test_removed_and_fused_kernels_in_one_graph(three: Graph) -> None:
             "fuse": ["elementwise"],
             "scale": {"c_elementwise": "x0.5"},
             "host": "x2",
-            "cuda_graph": {"launch": "3us", "node": 0},
+            "cuda_graph": {"issue_cost": "3us", "node": 0},
         },
     )
     # work before: none before the first launch of the recording, 10 us and 10 us after a and b, doubled

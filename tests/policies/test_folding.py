@@ -155,7 +155,7 @@ def drawn(draw: st.DrawFn) -> dict[str, Any]:
                         {"name": "ready-queue"},
                         {"name": "critical-path", "synchronisation": "issue"},
                         {"name": "out-of-order", "window": 3},
-                        {"name": "in-order", "launch": "cuda-graph", "synchronisation": "issue"},
+                        {"name": "in-order", "cuda_graph": True, "synchronisation": "issue"},
                     ]
                 )
             ),

@@ -222,7 +222,7 @@ def test_with_replicas_gradients_are_summed_over_them_and_parts_last() -> None:
 def test_users_name_columns_and_rows() -> None:
     graph = pair(2)
     with pytest.warns(WholeWarning, match="2 of 4 products stay whole"):
-        found = of_rank(TensorParallel(2, column=["up1"], row=["down1"]).apply(graph))
+        found = of_rank(TensorParallel(2, split={"up1": "column", "down1": "row"}).apply(graph))
     assert [name for name, each in found.items() if "communicator" in each.attributes] == [
         "down1/all_reduce",
         "up1/input_grad/all_reduce",
@@ -230,17 +230,18 @@ def test_users_name_columns_and_rows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("split", "message"),
     [
-        ({"column": ["nothing"]}, "no product with a weight has a name that matches nothing"),
-        ({"column": ["("]}, "must be a regular expression"),
-        ({"column": ["up"], "row": ["up0"]}, "'up0' is in both column and row"),
-        ({"row": ["down0"]}, "no column leads to 'down0'"),
+        ({"nothing": "column"}, "no product with a weight has a name that matches nothing"),
+        ({"(": "column"}, "must be a regular expression"),
+        ({"up": "column", "up0": "row"}, "'up0' is both a column and a row"),
+        ({"down0": "row"}, "no column leads to 'down0'"),
+        ({"up": "colum"}, "split.up: .*must be one of column, row; found 'colum', did you mean 'column'"),
     ],
 )
-def test_wrong_names(options: dict[str, list[str]], message: str) -> None:
+def test_wrong_names(split: dict[str, str], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        TensorParallel(2, **options).apply(pair())  # type: ignore[arg-type]
+        TensorParallel(2, split=split).apply(pair())
 
 
 def test_what_cannot_be_split_stays_whole_and_is_named() -> None:

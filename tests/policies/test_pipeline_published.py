@@ -44,8 +44,7 @@ def searched(
         input_grad=input_grad,
         weight_grad=weight_grad,
         transfer=transfer,
-        kept=held.full,
-        kept_for_weight_grad=held.kept,
+        kept={"backward": held.full, "weight_grad": held.kept},
         limit=micro_batches_held * held.full,
         **sizes,
     )

@@ -60,8 +60,7 @@ def test_a_searched_order_is_valid_and_keeps_to_its_memory(
         input_grad=input_grad,
         weight_grad=weight_grad,
         transfer=transfer,
-        kept=full,
-        kept_for_weight_grad=left,
+        kept={"backward": full, "weight_grad": left},
         limit=limit,
         objective=objective,
     )
@@ -154,8 +153,7 @@ def test_the_search_is_not_behind_the_authors(
         chunks=chunks,
         **dict(zip(("forward", "input_grad", "weight_grad"), times, strict=True)),
         transfer=transfer,
-        kept=2,
-        kept_for_weight_grad=1,
+        kept={"backward": 2, "weight_grad": 1},
         limit=2 * limit,
     )
     assert found.meta["objective"] <= span
@@ -225,7 +223,8 @@ def test_what_does_not_fit_is_refused() -> None:
         ({"forward": [1, 2, 3]}, "forward has 3 numbers for 2 stages"),
         ({"weight_grad": -1}, "weight_grad must be whole numbers of at least 0"),
         ({"forward": 1.5}, "forward: should be a whole number or a list"),
-        ({"kept_for_weight_grad": 2}, "cannot exceed"),
+        ({"kept": {"weight_grad": 2}}, "cannot exceed"),
+        ({"kept": {"weights": 2}}, "kept: unknown key 'weights'; did you mean 'weight_grad'"),
         ({"solver": "greedi"}, "did you mean 'greedy'"),
         ({"objective": "spann"}, "did you mean 'span'"),
         ({"limt": 2}, "did you mean 'limit'"),
@@ -331,7 +330,7 @@ def test_a_rank_runs_all_its_forwards_where_the_one_before_does() -> None:
         2                F0 14-15, I0 15-19, W0 19-20, F1 21-22, I1 22-26, W1 26-27
     """
     times = {"forward": [7, 7, 1], "input_grad": [8, 5, 4], "weight_grad": [2, 6, 1], "transfer": 0}
-    memory = {"kept": 1, "kept_for_weight_grad": 0, "limit": 3}
+    memory = {"kept": {"backward": 1, "weight_grad": 0}, "limit": 3}
     schedule = generate("zb-auto", ranks=3, micro_batches=2, solver="greedy", **times, **memory)
     second = [f"{action.phase}{action.micro_batch}" for action in schedule.programs[1]]
     assert second == ["F0", "F1", "I0", "I1", "W0", "W1"]

@@ -82,7 +82,7 @@ def test_tfrt_goes_on_with_its_own_stream_last_in_first_out() -> None:
 def test_every_runtime_is_made_of_registered_parts_and_runs(name: str, machine: Machine) -> None:
     choices = dict(FRAMEWORKS[name])
     policy: Policy = plugins.lookup("sim.policies", choices.pop("name"))(
-        **{k: v for k, v in choices.items() if k not in ("streams", "linearize", "launch", "allocator")}
+        **{k: v for k, v in choices.items() if k not in ("streams", "linearize", "cuda_graph", "allocator")}
     )
     streams = plugins.lookup("sim.streams", choices["streams"])()
     linearize = plugins.lookup("sim.linearizers", choices["linearize"])() if "linearize" in choices else None

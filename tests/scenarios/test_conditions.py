@@ -73,20 +73,18 @@ GRAPH_LAYERS = "layers: [{forward: 1ms, backward: 2ms}, {forward: 1ms, backward:
 
 CASES: list[tuple[str, str, str]] = [
     *device("copy_engines", "kind: gpu, copy_engines: 1", "kind: gpu, copy_engines: 1", machine=LINKED),
-    *device(
-        "host_memory", "kind: cpu, host_memory: pageable", "kind: cpu, host_memory: pageable", machine=LINKED
-    ),
+    *device("pin_memory", "kind: cpu, pin_memory: false", "kind: cpu, pin_memory: false", machine=LINKED),
     *device(
         "staging_bandwidth",
-        "kind: cpu, staging_bandwidth: 1GB/s, host_memory: pageable",
-        "kind: cpu, staging_bandwidth: 1GB/s, host_memory: pageable",
+        "kind: cpu, staging_bandwidth: 1GB/s, pin_memory: false",
+        "kind: cpu, staging_bandwidth: 1GB/s, pin_memory: false",
         machine=LINKED,
     ),
     *device(
         "cuda_graph",
-        "kind: gpu, cuda_graph: {launch: 1us}",
-        "kind: gpu, cuda_graph: {launch: 1us}",
-        policy="{name: in-order, synchronisation: issue, launch: cuda-graph}",
+        "kind: gpu, cuda_graph: {issue_cost: 1us}",
+        "kind: gpu, cuda_graph: {issue_cost: 1us}",
+        policy="{name: in-order, synchronisation: issue, cuda_graph: true}",
     ),
     *device(
         "event_record",
@@ -107,9 +105,6 @@ CASES: list[tuple[str, str, str]] = [
         "kind: cpu, cores: 2, oversubscription_cost: 0.1",
         "kind: cpu, workers: 2, oversubscription_cost: 0.1",
     ),
-    *device(
-        "partition_step", f"{SM}, partition_step: 2", f"{SM}, partition_step: 2, partitions: {{a: 4, b: 4}}"
-    ),
     *device("sms", "kind: gpu, sms: 8", SM),
     *device("use_sms", f"{SM}, use_sms: 4", f"{SM}, peak: 1TFLOP/s, use_sms: 4", work=TIMED),
     *device(
@@ -123,6 +118,16 @@ CASES: list[tuple[str, str, str]] = [
         "kind: cpu, cores: 4, intra_op_parallelism_threads: 4",
     ),
     *(
+        (f"machine.devices.*.{key}", on(f"kind: npu, {given}"), on(f"kind: npu, {given}", work=TIMED))
+        for key, given in [
+            ("matrix.peak", "matrix: {peak: 1TFLOP/s}"),
+            ("vector.peak", "vector: {peak: 1TFLOP/s}, matrix: {peak: 1TFLOP/s}"),
+            ("matrix.block_size", "matrix: {peak: 1TFLOP/s, block_size: 16}"),
+            ("matrix.kinds", "matrix: {peak: 2TFLOP/s, kinds: [relu]}, vector: {peak: 1TFLOP/s}"),
+            ("vector.scratchpad", "vector: {scratchpad: 1MiB}, scratchpad: 1MiB"),
+        ]
+    ),
+    *(
         (
             f"machine.devices.*.{key}",
             on(f"kind: {kind}, {key}: {value}{more}"),
@@ -130,12 +135,7 @@ CASES: list[tuple[str, str, str]] = [
         )
         for kind, key, value, more in [
             ("gpu", "peak", "1TFLOP/s", ""),
-            ("npu", "matrix_peak", "1TFLOP/s", ""),
-            ("npu", "vector_peak", "1TFLOP/s", ", matrix_peak: 1TFLOP/s"),
-            ("npu", "matrix_block", "16", ", matrix_peak: 1TFLOP/s"),
-            ("npu", "matrix_kinds", "[relu]", ", matrix_peak: 2TFLOP/s, vector_peak: 1TFLOP/s"),
             ("npu", "scratchpad", "1MiB", ""),
-            ("npu", "vector_scratchpad", "1MiB", ", scratchpad: 1MiB"),
             ("npu", "double_buffered", "false", ", scratchpad: 1MiB"),
             ("npu", "granule", "512B", ", scratchpad: 1MiB"),
             ("npu", "core_bandwidth", "1GB/s", ""),
@@ -169,11 +169,11 @@ CASES: list[tuple[str, str, str]] = [
         on("kind: gpu", "links: [{from: d, to: e, efficiency: 0.5, bandwidth: 1GB/s}]"),
     ),
     (
-        "machine.links.*.on_request",
-        on("kind: gpu", "links: [{from: d, to: e, on_request: true}]"),
+        "machine.links.*.rendezvous",
+        on("kind: gpu", "links: [{from: d, to: e, rendezvous: true}]"),
         on(
             "kind: gpu",
-            "links: [{from: d, to: e, on_request: true}]",
+            "links: [{from: d, to: e, rendezvous: true}]",
             "workload: {ops: {s: {kind: send, duration: 1us, attributes: {key: k}, output: 1MB, device: d}, "
             "r: {kind: recv, duration: 1us, attributes: {key: k}, device: e}}}",
         ),
@@ -196,11 +196,6 @@ CASES: list[tuple[str, str, str]] = [
         "compare.*.knowledge",
         pipeline("transfer: 1us", more="compare: [{name: gpipe, knowledge: none}]"),
         on("kind: gpu", more="compare: [{name: ready-queue, knowledge: none}]"),
-    ),
-    (
-        "estimate_error",
-        on("kind: gpu", more="estimate_error: 0.1"),
-        on("kind: gpu", more="estimate_error: 0.1\nknowledge: estimate"),
     ),
     (
         "noise.stragglers",
@@ -245,14 +240,14 @@ CASES: list[tuple[str, str, str]] = [
         on("kind: gpu, memory: 1GB", more="memory: {when_full: wait}"),
     ),
     (
-        "policy.launch",
-        on("kind: cpu", policy="{name: in-order, launch: op}"),
-        on("kind: gpu", policy="{name: in-order, launch: op}"),
+        "policy.cuda_graph",
+        on("kind: cpu", policy="{name: in-order, cuda_graph: false}"),
+        on("kind: gpu", policy="{name: in-order, cuda_graph: false}"),
     ),
     (
-        "compare.*.launch",
-        on("kind: cpu", more="compare: [{name: in-order, launch: op}]"),
-        on("kind: gpu", more="compare: [{name: in-order, launch: op}]"),
+        "compare.*.cuda_graph",
+        on("kind: cpu", more="compare: [{name: in-order, cuda_graph: false}]"),
+        on("kind: gpu", more="compare: [{name: in-order, cuda_graph: false}]"),
     ),
     *(
         (
@@ -332,9 +327,11 @@ CASES: list[tuple[str, str, str]] = [
         for _ in range(1)
     ),
     *(
-        (f"workload.pipeline.{at}{key}", pipeline(text), pipeline(f"checkpoint: always, {text}"))
-        for key in ("recompute", "stage_input")
-        for value in ("1ms" if key == "recompute" else "1MB",)
+        (f"workload.pipeline.{at}{path}", pipeline(text), pipeline(f"checkpoint: always, {text}"))
+        for path, key, value in (
+            ("recompute", "recompute", "1ms"),
+            ("kept.recompute", "kept", "{recompute: 1MB}"),
+        )
         for at, text in [
             ("", f"{key}: {value}"),
             ("stages.*.", f"stages: [{STAGE}, {key}: {value}}}, {STAGE}}}]"),
@@ -347,8 +344,8 @@ CASES: list[tuple[str, str, str]] = [
         pipeline("backward_dependency: false, checkpoint: always", "gpipe"),
     ),
     *(
-        (f"workload.pipeline.{at}kept_for_weight_grad", pipeline(text), pipeline(text, "zb-h1"))
-        for key in ("kept: 2MB, kept_for_weight_grad: 1MB",)
+        (f"workload.pipeline.{at}kept.weight_grad", pipeline(text), pipeline(text, "zb-h1"))
+        for key in ("kept: {backward: 2MB, weight_grad: 1MB}",)
         for at, text in [
             ("", f"{SPLIT}, {key}"),
             ("stages.*.", f"stages: [{{{SPLIT}, {key}}}, {{{SPLIT}}}]"),

@@ -32,10 +32,10 @@ def document(text: str) -> Document:
         (["new=1e3"], {"a": {"b": 1, "l": [1, {"x": 2}], "c.d": {"e": 3}}, "new": 1000.0}),
         (["m.d.k=4"], {"a": {"b": 1, "l": [1, {"x": 2}], "c.d": {"e": 3}}, "m": {"d": {"k": 4}}}),
         (
-            ["calibration=h100", "calibration.between.b=4"],
+            ["calibration=h100", "calibration.network.b=4"],
             {
                 "a": {"b": 1, "l": [1, {"x": 2}], "c.d": {"e": 3}},
-                "calibration": {"from": "h100", "between": {"b": 4}},
+                "calibration": {"from": "h100", "network": {"b": 4}},
             },
         ),
         (["a.b="], {"a": {"b": None, "l": [1, {"x": 2}], "c.d": {"e": 3}}}),

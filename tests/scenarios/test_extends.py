@@ -91,8 +91,12 @@ def test_a_chain_in_several_folders(tmp_path: Path) -> None:
             "s.yaml:2:31: workload.ops.b.inputs.0: unknown input 'd'",
         ),
         ("seed: 1", BASE.replace("cores", "core"), "base.yaml:1:39: machine.devices.cpu0.core: no such key"),
-        ("estimate_error: 0.1", BASE, "s.yaml:2:17: estimate_error: has no effect"),
-        ("seed: 1", f"{BASE}estimate_error: 0.1", "base.yaml:9:17: estimate_error: has no effect"),
+        ("policy: {name: tfrt, runs: in-turn}", BASE, "s.yaml:2:28: policy.runs: has no effect"),
+        (
+            "seed: 1",
+            f"{BASE}policy: {{name: tfrt, runs: in-turn}}",
+            "base.yaml:9:28: policy.runs: has no effect",
+        ),
         (
             "seed: 1",
             f"{BASE}extends: s.yaml",

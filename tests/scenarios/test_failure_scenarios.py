@@ -181,7 +181,7 @@ def test_a_cuda_graph_is_launched_as_a_whole(tmp_path: Path) -> None:
     gpu = ("cpu0: {kind: cpu, cores: 2}", "gpu0: {kind: gpu}")
     result = sim("run", written(tmp_path, gpu, ("tensorflow", "cuda-graph")))
     assert result.exit_code == 2
-    assert "a CUDA graph is launched as a whole; launch ops one by one (launch: op)" in result.stderr
+    assert "a CUDA graph is launched as a whole; launch ops one by one (cuda_graph: false)" in result.stderr
 
 
 def test_a_device_whose_memory_is_too_small_is_found_without_an_allocator(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_a_step_of_a_session_that_there_is_not_has_its_place(tmp_path: Path) -> 
     )
     result = sim("run", str(path))
     assert result.exit_code == 2
-    assert "sessions.yaml:4:66: workload.ops.x.fails: op 'x': fails: there is no step 5" in result.stderr
+    assert "sessions.yaml:4:69: workload.ops.x.fails: op 'x': fails: there is no step 5" in result.stderr
 
 
 def test_a_graph_file_keeps_it(tmp_path: Path) -> None:

@@ -449,7 +449,10 @@ def test_memory_of_a_rank_has_the_same_colours_in_every_run(tmp_path: Path) -> N
         "kept: 4MB}}\npolicy: gpipe\n"
     )
     colours = []
-    for more in ([], ["workload.pipeline.checkpoint=always", "workload.pipeline.stage_input=1MB"]):
+    for more in (
+        [],
+        ["workload.pipeline.checkpoint=always", "workload.pipeline.kept={backward: 4MB, recompute: 1MB}"],
+    ):
         ax = memory_of_rank(run_case(load_scenario(file, sets=more).case()), 0)
         handles, labels = ax.get_legend_handles_labels()
         colours.append(

@@ -80,8 +80,7 @@ machine: {devices: {cpu0: {kind: cpu, cores: 1}}}
 workload:
   ops: {a: {duration: 10us}, b: {duration: 11us}, c: {duration: 12us}, d: {duration: 13us}}
 policy: {name: critical-path}
-knowledge: estimate
-estimate_error: 0.5
+knowledge: {estimate: 0.5}
 """
     path = write(tmp_path, text)
     orders = set()
@@ -90,7 +89,7 @@ estimate_error: 0.5
         assert trace.makespan_ns == 46_000
         orders.add(tuple(trace.tasks["op"].tolist()))
     assert len(orders) > 1
-    exact = run_scenario(load_scenario(path, sets=["estimate_error=0"])).trace
+    exact = run_scenario(load_scenario(path, sets=["knowledge={estimate: 0}"])).trace
     assert exact.tasks["op"].tolist() == [3, 2, 1, 0]
 
 
@@ -170,7 +169,7 @@ def test_the_command_line_repeats(tmp_path: Path) -> None:
         ("noise={devices: {gpu7: 2}}", r"^--set noise=.*: noise.devices.gpu7: unknown device 'gpu7'"),
         ("noise={stragglers: {probability: 2, factor: 2}}", "noise.stragglers.probability"),
         ("noise={jiter: 0.1}", "did you mean 'jitter'"),
-        ("estimate_error=much", "estimate_error: should be a number, not 'much'"),
+        ("knowledge={estimate: much}", "knowledge.estimate: should be a number, not 'much'"),
     ],
 )
 def test_mistakes_have_a_place(tmp_path: Path, setting: str, says: str) -> None:

@@ -288,7 +288,7 @@ def test_a_kernel_takes_what_the_cost_model_says_and_a_step_only_slows_it(kernel
     plain = CalibrationFields(
         device="h100-sxm",
         node={"bandwidth": "1GB/s", "latency": {"default": "0us"}},
-        between={"bandwidth": "1GB/s"},
+        network={"bandwidth": "1GB/s"},
     )  # type: ignore[arg-type]
     of, device = to_calibration(plain, "c"), make_device("gpu0", {"preset": "h100-sxm"})
     (alone,) = costs_ns(kernels_graph([kernel], "bf16"), device).tolist()
@@ -550,7 +550,7 @@ def test_nothing_fits_on_a_gpu_without_memory() -> None:
         ("calibration=h100", "did you mean 'h100-sxm'"),
         ("calibration=l40s", "l40s is a device preset: give {device: l40s, node: ..."),
         ("calibration=none.json", "no such file"),
-        ("calibration={node: {bandwidth: 1GB/s}, between: {bandwidth: 1GB/s}}", "peak (of bf16) is missing"),
+        ("calibration={node: {bandwidth: 1GB/s}, network: {bandwidth: 1GB/s}}", "peak (of bf16) is missing"),
         ("parallel.tp=3", "3 ranks cannot share 32 heads"),
         ("batch=33", "cannot be shared by 4 replicas"),
         ("partition=[1, 2]", "2 stages of 3 layers, and there are 2 of 8"),
@@ -569,12 +569,12 @@ def test_wrong_trainings_are_refused_in_words(tmp_path: Path, setting: str, says
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ("{between: {bandwith: 1GB/s}}", ".between.bandwith: no such key; did you mean 'bandwidth'?"),
+        ("{network: {bandwith: 1GB/s}}", ".network.bandwith: no such key; did you mean 'bandwidth'?"),
         (
-            "{between: {bandwidth: 1GB/s, fixed: 3us}}",
-            ".between.fixed: should be a mapping (KEY: VALUE), not",
+            "{network: {bandwidth: 1GB/s, fixed: 3us}}",
+            ".network.fixed: should be a mapping (KEY: VALUE), not",
         ),
-        ("{between: {bandwidth: 1GB/s, latency: ncl}}", ".between.latency: should be 'nccl', not 'ncl'"),
+        ("{network: {bandwidth: 1GB/s, latency: ncl}}", ".network.latency: should be 'nccl', not 'ncl'"),
         ("{nccl: h10}", ".nccl: should be 'a100', 'h100', 'h200' or 'b200', not 'h10'"),
     ],
 )

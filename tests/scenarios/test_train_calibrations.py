@@ -50,7 +50,7 @@ def test_messages_between_nodes_take_nccls_latencies_unless_told() -> None:
     def fabrics(**more: object) -> NodeFabrics:
         between = {"bandwidth": "50GB/s", "efficiency": {"default": 0.744}, **more}
         node = {"bandwidth": "1GB/s", "latency": {"default": "1us"}}
-        given = {"device": "h100-sxm", "node": node, "between": between}
+        given = {"device": "h100-sxm", "node": node, "network": between}
         return _fabrics(given)
 
     fixed = {"default": "3us"}
@@ -74,7 +74,7 @@ def test_messages_between_nodes_take_nccls_latencies_unless_told() -> None:
 
 
 def test_a_node_without_latency_says_so() -> None:
-    given = {"device": "h100-sxm", "node": {"bandwidth": "1GB/s"}, "between": {"bandwidth": "1GB/s"}}
+    given = {"device": "h100-sxm", "node": {"bandwidth": "1GB/s"}, "network": {"bandwidth": "1GB/s"}}
     with pytest.warns(
         UserWarning, match="c: node has no latency, so that messages inside a node are counted"
     ):
@@ -83,13 +83,13 @@ def test_a_node_without_latency_says_so() -> None:
     assert _fabrics(given).node.hop_ns("send") == 0
 
 
-@pytest.mark.parametrize(("gpus", "told"), [(1, ["node", "between"]), (8, ["between"]), (16, [])])
+@pytest.mark.parametrize(("gpus", "told"), [(1, ["node", "network"]), (8, ["network"]), (16, [])])
 def test_a_network_that_no_message_crosses_is_told(gpus: int, told: list[str], tmp_path: Path) -> None:
     path, fabric = tmp_path / "t.yaml", "bandwidth: 1GB/s, latency: {default: 1us}"
     path.write_text(
         f"workload: {{train: {{model: {{layers: 4, hidden: 256, heads: 4, vocabulary: 1000}}, gpus: {gpus}, "
         f"batch: {gpus}, sequence: 128, calibration: {{from: h100-sxm-mosaicml, node: {{{fabric}}}, "
-        f"between: {{{fabric}}}}}}}}}\n"
+        f"network: {{{fabric}}}}}}}}}\n"
     )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -102,7 +102,7 @@ def test_a_network_that_no_message_crosses_is_told(gpus: int, told: list[str], t
 def test_a_calibration_file_says_where_it_is_wrong(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(
-        "device: h100-sxm\nproducts: 0.5\nnode: {bandwidth: 1GB/s}\nbetween: {bandwidth: 1GB/s}\n"
+        "device: h100-sxm\nproducts: 0.5\nnode: {bandwidth: 1GB/s}\nnetwork: {bandwidth: 1GB/s}\n"
     )
     with pytest.raises(InputError, match=r"c\.yaml:2:1: products: no such key; did you mean 'product'"):
         read_calibration(path)
@@ -163,7 +163,7 @@ def test_fsdp_in_a_pipeline_says_what_it_is(tmp_path: Path) -> None:
 
 
 def test_a_shipped_calibration_with_other_numbers() -> None:
-    fields = {"from": "h100-sxm", "between": {"bandwidth": "100GB/s"}, "gap": "3us"}
+    fields = {"from": "h100-sxm", "network": {"bandwidth": "100GB/s"}, "gap": "3us"}
     of = to_calibration(CalibrationFields.model_validate(fields), "mine")
     shipped = named_calibration("h100-sxm")
     assert isinstance(shipped.collectives, NodeFabrics)
@@ -180,7 +180,7 @@ def test_a_shipped_calibration_with_other_numbers() -> None:
 def test_nccl_takes_the_place_of_shipped_collectives() -> None:
     of = CalibrationFields.model_validate({"from": "h100-sxm", "nccl": "h100"})
     assert of.node is None
-    assert of.between is None
+    assert of.network is None
 
 
 @pytest.mark.parametrize("name", ["a100-sxm-40", "h200-sxm", "b300-sxm", "gb200", "gb300"])

@@ -133,7 +133,7 @@ def test_a_process_waits_for_its_own_copies_only() -> None:
     machine = make_machine(
         {
             "devices": {
-                "cpu0": {"kind": "cpu", "host_memory": "pageable"},
+                "cpu0": {"kind": "cpu", "pin_memory": False},
                 "gpu0": {"kind": "gpu", "issue_cost": "10ns"},
             },
             "links": [{"from": "cpu0", "to": "gpu0", "bandwidth": "1GB/s"}],

@@ -107,7 +107,7 @@ def test_between_processes_the_request_travels_first(made_ns: int, asked_ns: int
     """The bytes leave when the tensor is there and the request, which takes the latency, has arrived."""
     b = GraphBuilder("one")
     pair(b, "k", 1, [made_ns], [asked_ns])
-    trace = checked(b.build(), machine(on_request=True), ReadyQueue())
+    trace = checked(b.build(), machine(rendezvous=True), ReadyQueue())
     assert trace.transfers["start_ns"].tolist() == [due_ns]
     assert time(trace, "k.recv0") == due_ns + 5 + 10
 
@@ -139,7 +139,7 @@ def test_the_nth_meets_the_nth(
     b = GraphBuilder("two keys")
     pair(b, "k", 2, made[:2], asked[:2])
     pair(b, "m", 2, made[2:], asked[2:])
-    there = machine(links=links, on_request=request, sharing="shared")
+    there = machine(links=links, rendezvous=request, sharing="shared")
     trace = checked(b.build(), there, ReadyQueue(), iterations=repetitions)
     graph, n = trace.job.graph, trace.flow.n_nodes
     ends = {
@@ -413,7 +413,7 @@ def test_a_request_takes_the_latency_of_the_whole_route() -> None:
     b = GraphBuilder("route")
     b.op("s", kind="send", duration_ns=0, outputs=10, device="cpu0", attributes={"key": "k"})
     b.op("r", kind="recv", duration_ns=0, device="cpu2", attributes={"key": "k"})
-    there = machine(on_request=True)
+    there = machine(rendezvous=True)
     trace = simulate(b.build(), there, ReadyQueue())
     assert time(trace, "r") == 10 + Travel.between(trace.job.machine, 0, 2).ns(10) == 10 + 10 + 10
 

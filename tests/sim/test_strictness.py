@@ -86,7 +86,7 @@ def test_a_control_edge_is_always_waited_for(policy: Callable[[], Policy], after
 
 @pytest.mark.parametrize("name", sorted(FRAMEWORKS))
 def test_every_runtime_runs_it_once(name: str) -> None:
-    beside = ("streams", "linearize", "launch", "allocator")
+    beside = ("streams", "linearize", "cuda_graph", "allocator")
     choices = {k: v for k, v in FRAMEWORKS[name].items() if k not in beside}
     policy: Policy = plugins.lookup("sim.policies", choices.pop("name"))(**choices)
     trace = checked(join(), cpu(3), policy, iterations=2)

@@ -242,13 +242,13 @@ def _facts(kernel: Product | Attention, dtype: str) -> OpFacts:
 class HostLaunches(NamedTuple):
     """What launching a layer's kernels takes of the host, forward and backward together, in ns.
 
-    `part` is for attention, a middle, Mamba-2, or the routing of experts; `experts` for each one of a rank,
-    whose products and casts are launched one by one behind a wait for how many tokens came; `factor` counts
-    where two micro-batches are launched in turns. What graphs launch takes nothing. `bandwidth` is that of
-    copies to the host and back, in bytes/s; 0: not known.
+    `issue_cost` is for attention, a middle, Mamba-2, or the routing of experts; `experts` for each one of a
+    rank, whose products and casts are launched one by one behind a wait for how many tokens came; `factor`
+    counts where two micro-batches are launched in turns. What graphs launch takes nothing. `bandwidth` is
+    that of copies to the host and back, in bytes/s; 0: not known.
     """
 
-    part: float = 0.0
+    issue_cost: float = 0.0
     experts: float = 0.0
     factor: float = 1.0
     bandwidth: float = 0.0
