@@ -111,8 +111,6 @@ class DeviceKind(Placement):
     soft : bool
         What to do with a pin or a colocation that cannot be met: ignore it (first the pins of a
         group that cannot be met or contradict one another, then the colocation), or refuse.
-    follow : bool
-        Whether sources go with their consumers, and shape ops with their input.
 
     Raises
     ------
@@ -132,13 +130,11 @@ class DeviceKind(Placement):
     [1, 0, 0, 1]
     """
 
-    def __init__(
-        self, order: Sequence[str] = ("gpu", "npu", "cpu"), soft: bool = False, follow: bool = True
-    ) -> None:
+    def __init__(self, order: Sequence[str] = ("gpu", "npu", "cpu"), soft: bool = False) -> None:
         if isinstance(order, str) or not all(isinstance(kind, str) for kind in order):
             message = f"device-kind: order must be a list of kinds of device, found {order!r}"
             raise InputError(message, path=("order",))
-        self.preference, self.soft, self.follow = list(order), soft, follow
+        self.preference, self.soft = list(order), soft
 
     def place(self, graph: Graph, machine: Machine, cost_ns: Sequence[IntArray]) -> Sequence[int]:
         """Return one device index per op (see `sim.job.job.Placement`).
@@ -153,8 +149,6 @@ class DeviceKind(Placement):
         place = {kind: k for k, kind in reversed([*enumerate(self.preference)])}
         rank = [place.get(device.kind, len(place)) for device in machine.devices]
         first = [min(devices, key=lambda d: (rank[d], d)) for devices in choices]
-        if not self.follow:
-            return first
         return self._followed(graph, group_of, choices, first)
 
     def _followed(

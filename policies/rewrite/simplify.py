@@ -145,15 +145,7 @@ class ConstantFolding:
     Folded ops become ``const`` ops of no cost that keep name and size. As in
     tensorflow/core/grappler/optimizers/constant_folding.cc, an op is not folded when its result would be
     larger than 10 MiB.
-
-    Parameters
-    ----------
-    shapes : bool
-        Whether shapes are known before the run, so that ``shape``, ``rank`` and ``size`` are constants.
     """
-
-    def __init__(self, shapes: bool = True) -> None:
-        self.shapes = shapes
 
     def apply(self, graph: Graph) -> Graph:
         """Return the folded graph."""
@@ -174,7 +166,7 @@ class ConstantFolding:
     def _foldable(self, record: OpEntry, records: Records) -> bool:
         if record.stateful or record.kind == "const" or sum(record.outputs) > MAX_CONSTANT_BYTES:
             return False
-        if self.shapes and record.kind in SHAPE_KINDS:
+        if record.kind in SHAPE_KINDS:
             return True
         return bool(record.inputs) and all(_is_constant(tensor, records) for tensor, _ in record.inputs)
 

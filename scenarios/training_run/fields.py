@@ -8,9 +8,9 @@
       checkpoint: {every: 10min, save: 10s, restore: 1min}
       restart: {job: 5min, worker: 1min}              all processes, or those of one worker
       failures:                                       by MTBF, at given times, or as they were counted once
-        gpu: {of: device, mtbf: 50000h, repair: 24h}
+        gpu: {kind: device, mtbf: 50000h, repair: 24h}
         all: {file: counted.csv, over: 1296h, devices: 16384}
-      slow_downs: {heat: {of: worker, mtbf: 2000h, duration: 1h, factor: 1.3}}
+      slow_downs: {heat: {kind: worker, mtbf: 2000h, duration: 1h, factor: 1.3}}
       recovery: [restart-job, replace-worker]         the same run under each of them
 """
 
@@ -30,14 +30,13 @@ from scenarios.file.document import Document, Loc
 from scenarios.training_run.plan import Checkpoints, Detection, Failure, SlowDown, TrainingPlan
 from sim.base.errors import InputError, located
 from sim.base.units import DURATION, NS_PER_S, parse_duration, round_half_up
-
-Of = Literal["device", "worker", "link"]
+from sim.faults import PartKind
 
 
 class SourceFields(EventFields):
     """When something happens to machines: each component by chance, or a worker at given times."""
 
-    of: Of | None = Field(None, description="component: each device, worker, or link of a worker")
+    kind: PartKind | None = Field(None, description="component: each device, worker, or link of a worker")
     worker: Whole | None = Field(
         None, description="whom it meets at these times, counted from 0; spares follow workers"
     )
@@ -46,15 +45,15 @@ class SourceFields(EventFields):
     def _whom(self) -> Self:
         if (self.worker is None) != (self.at is None):
             raise fault("worker goes with at: whom it meets at these times")
-        if (self.of is None) != (self.mtbf is None):
-            raise fault("of goes with mtbf: device, worker or link, each of which has that mtbf")
+        if (self.kind is None) != (self.mtbf is None):
+            raise fault("kind goes with mtbf: device, worker or link, each of which has that mtbf")
         return self
 
     def when(self, devices: int) -> dict[str, Any]:
         """Return the arguments of a `Source` that say so."""
         if self.at is not None:
             return {"at": tuple((time_ns, self.worker) for time_ns in self.at)}
-        return {"mtbf_ns": Fraction(self.mtbf or 0), "per_machine": devices if self.of == "device" else 1}
+        return {"mtbf_ns": Fraction(self.mtbf or 0), "per_machine": devices if self.kind == "device" else 1}
 
 
 class TrainingFailureFields(SourceFields, CountedFields):
@@ -133,7 +132,9 @@ class TrainingRun(Strict):
     workers: Size = Field(1, description="machines that work together")
     devices: Size = Field(1, description="devices of each")
     spares: Annotated[Whole, Field(le=1_000_000, description="machines that stand by")] = 0
-    replica: Size = Field(1, description="workers that hold one copy of the model")
+    replicas: Size | None = Field(
+        None, description="copies of the model that the workers hold; default: one each"
+    )
     at_least: Size | None = Field(None, description="fewest workers; default: one replica")
     checkpoint: CheckpointFields | None = Field(None, description="default: the run is never saved")
     restart: Annotated[dict[Literal["job", "worker"], Duration], Shorthand("job", "duration")] = Field(
@@ -156,8 +157,8 @@ class TrainingRun(Strict):
             raise fault("needs one of steps and duration: where the run ends")
         if self.duration == 0:
             raise fault("should be more than 0", ("duration",))
-        if self.workers % self.replica:
-            raise fault(f"{self.workers} workers are no whole number of replicas of {self.replica}")
+        if self.replicas is not None and self.workers % self.replicas:
+            raise fault(f"{self.workers} workers cannot be shared out among {self.replicas} replicas")
         if self.at_least is not None and self.at_least > self.workers:
             raise fault(f"{self.at_least} are more than the {self.workers} workers there are", ("at_least",))
         asked = {cause.detect for cause in self.failures.values()}
@@ -187,14 +188,15 @@ class TrainingRun(Strict):
         """
         with document.placing(*loc, "failures"):
             failures = tuple(self._failures(document))
+        each = self.workers // (self.replicas or self.workers)
         return TrainingPlan(
             step_ns,
             self.steps,
             self.duration,
             self.workers,
             self.spares,
-            self.replica,
-            self.at_least or self.replica,
+            each,
+            self.at_least or each,
             Checkpoints() if self.checkpoint is None else self.checkpoint.checkpoints(),
             failures,
             tuple(

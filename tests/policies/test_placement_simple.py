@@ -48,11 +48,11 @@ def kinds() -> Graph:
 
 
 def test_the_preferred_kind_that_can() -> None:
-    found = placed(kinds(), HOST, DeviceKind(follow=False))
+    found = placed(kinds(), HOST, DeviceKind())
     assert found == {"any": "gpu0", "no_gpu": "npu0", "cpu_only": "cpu0", "pinned": "gpu1"}
-    found = placed(kinds(), HOST, DeviceKind(order=["cpu"], follow=False))
+    found = placed(kinds(), HOST, DeviceKind(order=["cpu"]))
     assert found == {"any": "cpu0", "no_gpu": "cpu0", "cpu_only": "cpu0", "pinned": "gpu1"}
-    found = placed(kinds(), HOST, DeviceKind(order=["npu", "gpu"], follow=False))
+    found = placed(kinds(), HOST, DeviceKind(order=["npu", "gpu"]))
     assert found == {"any": "npu0", "no_gpu": "npu0", "cpu_only": "cpu0", "pinned": "gpu1"}
 
 

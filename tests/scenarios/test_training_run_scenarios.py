@@ -94,7 +94,7 @@ def test_sizes_and_counts_stand_for_times(tmp_path: Path) -> None:
     by_file = "training_run.failures={c: {file: causes.csv, over: 1000h, devices: 16}}"
     by_count = (
         "training_run.failures={'c: gpu': {count: 30, over: 1000h, devices: 16}, "
-        "'c: nic': {of: device, mtbf: 1600h}}"
+        "'c: nic': {kind: device, mtbf: 1600h}}"
     )
     found = told(tmp_path, RUN, *base, by_file)
     assert found == told(tmp_path, RUN, *base, by_count)
@@ -103,14 +103,21 @@ def test_sizes_and_counts_stand_for_times(tmp_path: Path) -> None:
 
 
 def test_another_seed_other_failures(tmp_path: Path) -> None:
-    base = ["training_run.steps=10000", "training_run.failures={gpu: {of: device, mtbf: 5h}}"]
+    base = ["training_run.steps=10000", "training_run.failures={gpu: {kind: device, mtbf: 5h}}"]
     found = [json.dumps(told(tmp_path, RUN, *base, f"seed={seed}")) for seed in (0, 0, 1)]
     assert found[0] == found[1] != found[2]
 
 
+def test_what_is_left_of_a_replica_that_is_not_whole_does_not_compute(tmp_path: Path) -> None:
+    """Worker 0 of 4 fails: three go on, or, if two hold a copy of the model together, the other two."""
+    base = ["training_run.workers=4", "training_run.recovery=[shrink]"]
+    runs = [told(tmp_path, RUN, *base, *more)["recovery"] for more in ([], ["training_run.replicas=2"])]
+    assert [each["shrink"]["fewest_workers"] for each in runs] == [3, 2]  # type: ignore[index]
+
+
 def test_no_interval_is_best_where_the_formula_does_not_hold(tmp_path: Path) -> None:
     assert told(tmp_path)["interval"] is None
-    chance = "training_run.failures={gpu: {of: device, mtbf: 5h}}"
+    chance = "training_run.failures={gpu: {kind: device, mtbf: 5h}}"
     later = "training_run.checkpoint={every: 2, save: 3s, asynchronous: true}"
     assert told(tmp_path, RUN, chance)["interval"] is not None
     assert told(tmp_path, RUN, chance, later)["interval"] is None
@@ -221,8 +228,8 @@ def test_lanes_of_the_picture() -> None:
         (["training_run.failures.psu.detect=health-check"], "health_check: is needed, more than 0"),
         (["training_run.failures.psu.worker=3"], "failures.psu.worker: 3 is none of the 3 machines, 0 to 2"),
         (["training_run.failures.psu.mtbf=3h"], "needs one of at, mtbf, count, file; found at and mtbf"),
-        (["training_run.failures={gpu: {mtbf: 3h}}"], "of goes with mtbf"),
-        (["training_run.failures={gpu: {of: device, mtbf: 0}}"], "mtbf: should be greater than 0"),
+        (["training_run.failures={gpu: {mtbf: 3h}}"], "kind goes with mtbf"),
+        (["training_run.failures={gpu: {kind: device, mtbf: 0}}"], "mtbf: should be greater than 0"),
         (["training_run.failures={gpu: {count: 3, over: 3h}}"], "over and devices go with count or file"),
         (
             ["training_run.failures={gpu: {file: no.csv, over: 3h, devices: 1}}"],
@@ -235,7 +242,7 @@ def test_lanes_of_the_picture() -> None:
         (["training_run.checkpoint.size=3GB"], "checkpoint: needs one of save and size"),
         (["training_run.checkpoint.asynchronous=3"], "checkpoint.asynchronous: "),
         (["training_run.restart={jobs: 3s}"], "training_run.restart.jobs: "),
-        (["training_run.replica=3"], "2 workers are no whole number of replicas of 3"),
+        (["training_run.replicas=3"], "2 workers cannot be shared out among 3 replicas"),
         (["training_run.at_least=3"], "at_least: 3 are more than the 2 workers there are"),
         (
             ["training_run.slow_downs={h: {at: [3s], worker: 0, duration: 1s, factor: 0.5}}"],

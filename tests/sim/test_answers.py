@@ -275,7 +275,7 @@ RECOVERY = """\
 training_run:
   workers: 4
   steps: 100000000
-  failures: {worker: {mtbf: 1min, of: worker}}
+  failures: {worker: {mtbf: 1min, kind: worker}}
   recovery: ["MODULE:Mine"]
 machine: {devices: {gpu0: {kind: gpu}}}
 workload: {ops: {a: {duration: 10us}}}
