@@ -68,7 +68,12 @@ def test_a_preset_of_an_npu_claims_as_much_and_a_plain_npu_nothing() -> None:
     for description in (
         {"preset": "tpu-v5e", "ideal": True},
         {"preset": "tpu-v5e", "efficiency": {"matmul": 0.7}},
-        {"kind": "npu", "cores": 1, "matrix_peak": {"bf16": "1TFLOP/s"}, "vector_peak": {"bf16": "1TFLOP/s"}},
+        {
+            "kind": "npu",
+            "cores": 1,
+            "matrix": {"peak": {"bf16": "1TFLOP/s"}},
+            "vector": {"peak": {"bf16": "1TFLOP/s"}},
+        },
     ):
         warn_of_plain_rooflines(job(description, op))
 
