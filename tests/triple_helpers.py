@@ -38,7 +38,7 @@ from sim.job.places import PinnedPlacement
 
 PLACEMENTS: list[Callable[[], Any]] = [
     *[PinnedPlacement, DevicesInTurn, OneDevice, DeviceKind, Greedy, Heft, Cpop, Peft],
-    lambda: DeviceKind(["cpu"], soft=True, follow=False),
+    lambda: DeviceKind(["cpu"], soft=True),
 ]
 STREAMS: list[Callable[[], Any]] = [
     *[OneStream, StreamsInTurn, PerBranch, PerKind, Heft],

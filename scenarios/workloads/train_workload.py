@@ -460,6 +460,8 @@ def architecture_of(fields: ModelFields, document: Document) -> Architecture:
     given = fields.model_dump(exclude={"name"}, exclude_none=True)
     for key, names in _PARTS.items():
         for part, value in given.pop(key, {}).items():
+            if not value and part in ("layer", "query", "value", "expert"):
+                raise InputError("should be 1 or more", path=(key, part))
             given[names[part]] = value
     if isinstance(kind := given.get("positions"), str):
         given |= {"positions": 0, "rotary": kind == "rotary" or kind}

@@ -467,7 +467,7 @@ def test_a_launch_waits_for_a_place_in_a_full_queue(trace: Callable[..., Graph])
         _, end_ns = starts_and_ends(after)
         assert end_ns["k.1199"] == (5 + 1200 * kernel_us) * US
         assert end_ns["launch.1199"] == end_ns["k.199"] + 5 * US
-    one = applied(graph, [WhatIf.model_validate({"cuda_graph": {"launch": "5us", "node": 0}})])
+    one = applied(graph, [WhatIf.model_validate({"cuda_graph": {"issue_cost": "5us", "node": 0}})])
     assert [name for name in one.op_names if name.startswith("launch")] == ["launch.0"]
 
 

@@ -249,7 +249,7 @@ def test_an_editor_is_offered_names_and_the_options_of_each() -> None:
         each["if"]["properties"]["name"]["const"]: each["then"]["properties"]
         for each in kinds["Placement"]["allOf"]
     }
-    assert set(meanings["device-kind"]) == {"order", "soft", "follow"}
+    assert set(meanings["device-kind"]) == {"order", "soft"}
     assert meanings["device-kind"]["soft"]["description"].endswith("(bool; default false)")
 
 

@@ -100,10 +100,10 @@ def test_a_node_of_ones_own_stands_in_place_of_what_was_measured() -> None:
     ("calibration", "says"),
     [
         ("{device: h100-sxm}", "node is missing: give it, or nccl"),
-        ("{device: h100-sxm, node: {bandwidth: 1GB/s}}", "between is missing: give it, or nccl"),
+        ("{device: h100-sxm, node: {bandwidth: 1GB/s}}", "network is missing: give it, or nccl"),
         (
             "{device: h100-sxm, nccl: h100, node: {bandwidth: 1GB/s}}",
-            "between is missing: nccl alone says what collectives take, or what is in nodes",
+            "network is missing: nccl alone says what collectives take, or what is in nodes",
         ),
         ("{device: h100-sxm, nccl: v100}", "should be 'a100', 'h100', 'h200' or 'b200', not 'v100'"),
     ],

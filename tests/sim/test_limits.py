@@ -64,6 +64,8 @@ def test_the_example_of_a_key_can_be_read(field: Field) -> None:
         "counts by name",
         "power",
         "graph launch",
+        "matrix unit",
+        "vector unit",
         "sizes",
         "words",
         "dtypes",
