@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
-from studies.training.judge import Error, Judgement
+from scenarios.builders.train.step import step_trace
+from scenarios.workloads.train_report import train_report
+from studies.training.judge import Error, Judged, Judgement, shipped
 from studies.training.published import ASSUMED, Published
 
 _HEAD = """# Training steps, predicted and measured
@@ -52,13 +56,17 @@ _FAR_OFF = """## What is far off, and why
   6.7 % (`--only bridge_left_out`). Left out are attention in fp8 and fused grouped products. Two
   layouts of Qwen3 30B on H100 (pp 2) took 1.8 times as long in one release as in the next,
   and their recipe is not known.
-- **gpt-oss and Nemotron 3** are the test of these numbers. gpt-oss came out a third too fast before kernels
-  were there that Megatron Core does not fuse: biases of experts, clamps of gates, YaRN's scaled positions.
-  Its bf16 rows with NCCL's all-to-all over 64 ranks are still a quarter too fast; attention that writes its
-  scores would not fit, and no source says that windows alone run so. Nemotron 3
-  came out a sixth too fast while Mamba-2's scan took as long a flop as the gated delta rule, which was
-  measured, and twice its forward to go back. Backward it does 2.7 times as much, and its kernels read and
-  write memory; published steps of Mamba-2 on other GPUs say 1.4 times as long a flop.
+- **Nemotron 3** came out a sixth too fast while Mamba-2's scan took as long a flop as the gated delta rule,
+  which was measured, and twice its forward to go back. Backward it does 2.7 times as much, and its kernels
+  read and write memory; published steps of Mamba-2 on other GPUs say 1.4 times as long a flop. With NVFP4 it
+  is still a tenth too fast on GB200: quantizing with Hadamard transforms was not measured.
+- **gpt-oss** came out a third too fast before kernels were there that Megatron Core does not fuse: biases of
+  experts, clamps of gates, YaRN's scaled positions. In MXFP8 it is 6 % too fast, in bf16 16 to 28 %: on H100,
+  B300 and GB300 alike a layer takes so much longer as if products that give gradients of weights took three
+  to four times as long. Transformer Engine has the gradient of a bias summed in these products
+  (CUBLASLT_EPILOGUE_BGRADB) in 16 bits, and as it quantizes otherwise. How long that takes is not measured,
+  and no other model here has biases: nothing was fitted. Attention that writes its scores is not the reason:
+  twice the sequence with half the samples loses as much a token.
 - **MosaicML's smallest models** and its rows with one or two samples a GPU depend most on the gaps between
   kernels and on how much a collective disturbs what runs beside it: one number each stands for them.
 
@@ -73,7 +81,7 @@ def page(
     """Return the page as Markdown."""
     parts = [_HEAD, summary(judgements), _memory(memory)]
     parts += [source_rows(each, _FAR) for each in judgements]
-    parts.append(_FAR_OFF)
+    parts += [_bridge(judgements), _where(rows), _FAR_OFF]
     parts.append(_undescribed(rows))
     return "".join(parts)
 
@@ -160,6 +168,69 @@ def source_rows(judgement: Judgement, least: float = 0.0) -> str:
     if not rows:
         return text + f"No layout is off by more than {100 * least:.0f} % on average.\n\n"
     return text + "\n" + _table(("layout", "rows", "errors"), rows)
+
+
+def _bridge(judgements: Sequence[Judgement]) -> str:
+    """Return the errors of Megatron Bridge's rows by model, GPU and precision."""
+    groups: dict[tuple[str, ...], list[Judged]] = {}
+    for one in (one for each in judgements for one in each.judged if one.row.source == _BRIDGE):
+        _, gpu, model, task = one.row.group.split("|")
+        what = f"{model.replace('_', ' ')}{'' if task == 'Pre-Training' else f', {task}'}"
+        of = gpu.removeprefix("DGX-"), one.row.hardware.rpartition(" ")[2].replace("fp4", "nvfp4")
+        groups.setdefault((what, *of), []).append(one)
+    rows = []
+    for key in sorted(groups):
+        error = Error.of([one.predicted for one in groups[key]], [one.row.step_ms for one in groups[key]])
+        rows.append([*key, str(error.rows), _percent(error.mean), _percent(error.bias, True)])
+    head = ("model", "GPU", "precision", "rows", "mean error", "bias")
+    return "## Megatron Bridge by model, GPU and precision\n\n" + _table(head, rows) if rows else ""
+
+
+_BRIDGE: Final = "nemo-megatron-bridge"
+_SHOWN: Final = (
+    "mbridge:26.04:Pre-Training:LLAMA3_70B:DGX-GB200:MXFP8:64",
+    "mbridge:26.04:Pre-Training:Qwen3_235B_a22B:DGX-GB200:MXFP8:256",
+)
+"""A dense model and one with experts, whose steps are taken apart."""
+
+_PARTS: Final[Mapping[str, str]] = {
+    "products": "products",
+    "attention": "attention",
+    "passes": "passes over memory",
+    "host": "waits for launches",
+    "exposed_in_layers": "messages inside layers that nothing hides",
+    "exposed_around": "messages between layers that nothing hides",
+    "optimizer": "optimizer",
+    "waits": "waits for other ranks",
+    "hidden": "(messages beside all of these)",
+}
+
+_GUIDE: Final = """Megatron Bridge's performance guide (docs/performance-guide.md) says what is hidden:
+
+- *Parameters are gathered beside the first forward, gradients scattered beside the last backward; with a
+  virtual pipeline beside several.* Here, too: a fraction of a percent of both steps shows between layers.
+- *Tensor parallelism passes beside products; of a product whose output is scattered a last part shows.* Llama
+  3 70B has it on: what shows inside layers are these parts, and what slows products that it runs beside.
+- *Sends of the pipeline pass beside computation in the steady state, not as it fills and drains.* Here they
+  are in the waits for other ranks.
+- *The exchange of experts hides only beside another micro-batch (1F1B overlap).* Qwen3 235B runs without: all
+  of it shows inside layers.
+"""
+
+
+def _where(rows: Sequence[Published]) -> str:
+    """Return where the steps of two rows go, on the first pipeline rank."""
+    shares: dict[str, list[str]] = {what: [] for what in _PARTS}
+    head = ["part of the step"]
+    for row in (row for name in _SHOWN for row in rows if row.id == name):
+        assert row.training is not None
+        of = replace(row.training, calibration=shipped(row.hardware))
+        report = train_report(step_trace(of), of, of.schedule)
+        head.append(f"{row.group.split('|')[2].replace('_', ' ')}, {row.hardware}")
+        for what, said in shares.items():
+            said.append(_percent(report["ranks"][0]["time_ns"].get(what, 0) / report["step_ns"]))
+    table = _table(head, [[_PARTS[what], *said] for what, said in shares.items()])
+    return f"## Where a step goes\n\n{table}{_GUIDE}\n"
 
 
 def _undescribed(rows: Sequence[Published]) -> str:

@@ -102,7 +102,7 @@ def test_a_fit_finds_the_numbers_that_made_the_steps(steps: list[Published]) -> 
 def test_the_page_has_the_memory_and_the_rows_without_description(rows: list[Published]) -> None:
     text = PAGE.read_text(encoding="utf-8")
     fresh = page([], rows, memory_errors(rows))
-    for part in ("## Memory of each rank", "## Rows that cannot be described"):
+    for part in ("## Memory of each rank", "## Where a step goes", "## Rows that cannot be described"):
         begin = fresh.index(part)
         end = fresh.find("\n## ", begin + 1)
         assert fresh[begin : end if end > 0 else None].rstrip("\n") in text
@@ -114,6 +114,7 @@ GOALS = {
     "mosaic": ("mean", 0.06),
     "bridge_dense": ("mean", 0.09),
     "bridge_experts": ("mean", 0.08),
+    "bridge_unseen": ("mean", 0.115),
 }
 """To be reached: SimuMax's own tool is 5.6 % off on its rows, constant MFU 9 to 10 % on MosaicML's."""
 
