@@ -247,6 +247,10 @@ class PipelineFields(StageFields):
             )
         if isinstance(self.backward, Fraction) and self.graph is None:
             raise fault("is a factor of what ops of a graph take; give graph, or a time", ("backward",))
+        if self.graph is not None or isinstance(self.layers, str):
+            for key in StageFields.model_fields:
+                if getattr(self, key) not in (None, {}) and not isinstance(getattr(self, key), Fraction):
+                    raise fault("has no effect: the graph, or the profile, says it; leave it out", (key,))
         if not cut and self.forward is None and not isinstance(self.stages, list):
             raise fault("has no times; give forward, and backward or input_grad and weight_grad")
         return self

@@ -124,6 +124,8 @@ def test_a_backward_is_as_many_times_as_long_as_the_forward_of_an_op(tmp_path: P
     assert [each["makespan_ns"] for each in found] == [2 * (7 + 14), 2 * (7 + 21)]
     with pytest.raises(ScenarioError, match=r"pipeline.backward: is a factor of what ops of a graph take"):
         run(tmp_path, "workload.pipeline.backward=x3")
+    with pytest.raises(ScenarioError, match=r"pipeline.kept: has no effect: the graph, or the profile, says"):
+        run(tmp_path, "workload.pipeline.kept=1MB", text=text)
 
 
 def test_copies_that_block_keep_micro_batches_from_queueing_before_a_slow_stage(tmp_path: Path) -> None:

@@ -186,6 +186,8 @@ def test_a_scenario_says_all_sizes() -> None:
     assert (learned.positions, learned.rotary, learned.middle) == (8192, False, 4096)
     with pytest.raises(InputError, match=r"head.value: should be 1 or more"):
         described({"name": "llama3-8b", "head": {"value": 0}})
+    with pytest.raises(InputError, match=r"head.value: should be 1 or more"):
+        described({"name": "llama3-8b", "head": {"value": 0}})
 
 
 def described(keys: dict[str, Any]) -> Architecture:
