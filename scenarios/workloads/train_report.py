@@ -20,9 +20,9 @@ import numpy as np
 from policies.pipeline.pipeline_schedule import PHASES, Schedule
 from scenarios.builders.train.kernels import Collective, Spent
 from scenarios.builders.train.layout import SHARDINGS, Sharding
-from scenarios.builders.train.memory import PARTS
+from scenarios.builders.train.memory import PARTS, StagePart
 from scenarios.builders.train.step import step_trace
-from scenarios.builders.train.training import FULL_ITERATION, StagePart, Training
+from scenarios.builders.train.training import FULL_ITERATION, Training
 from scenarios.workloads.pipeline_report import memory_peaks
 from scenarios.workloads.step_report import covered_ns
 from sim.base.errors import InputError, OutOfMemoryError

@@ -23,7 +23,7 @@ from devices.describe.quantities import Count, Name, Shorthand, Size, Strict, Wh
 from policies.parallel.expert_routing import UnplacedRouting, routed
 from policies.pipeline.registry import check_options
 from scenarios.builders.train.architecture import MODELS, Architecture
-from scenarios.builders.train.kernels import MODULES, WIDE
+from scenarios.builders.train.kernels import MODULES, OFFLOADED, WIDE
 from scenarios.builders.train.layout import ORDER, ParallelLayout
 from scenarios.builders.train.step import step_graph
 from scenarios.builders.train.training import FULL_ITERATION, Training, default_schedule
@@ -219,8 +219,9 @@ class TrainFields(Strict):
         max_length=2,
         description="layers at the beginning and at the end whose products stay in 16 bits",
     )
-    offload_layers: Whole = Field(
-        0, description="first layers whose activations are copied to the host and back (fsdp)"
+    offload: Whole | list[Literal["core_attn", "expert_fc1", "moe_act"]] = Field(
+        0,
+        description="to the host: what so many first layers keep (fsdp), or what these modules read",
     )
     partition: list[Size] | None = Field(None, description="layers of each stage; default: even")
     memory: Bytes | None = Field(None, description="of a GPU, instead of the calibration's")
@@ -317,7 +318,7 @@ def training_of(fields: TrainFields, document: Document) -> Training:
 
 _AS_GIVEN: Final = {
     *("micro_batch", "batch", "optimizer_state"),
-    *("flash", "dropout", "imbalance", "offload_layers"),
+    *("flash", "dropout", "imbalance"),
 }
 """Fields that a `Training` takes as they are."""
 
@@ -362,6 +363,8 @@ def _training(fields: TrainFields, document: Document) -> Training:
         context=parallel.context,
         sequence=sum(packed),
         packed=tuple(packed) if len(packed) > 1 else (),
+        offload_layers=fields.offload if isinstance(fields.offload, int) else 0,
+        offload=() if isinstance(fields.offload, int) else tuple(fields.offload),
         lora={str(module): rank for module, rank in (fields.lora or {}).items()},
         fused_loss=fields.loss == "fused",
         routes=_routes(fields, document),
@@ -384,6 +387,8 @@ def _training(fields: TrainFields, document: Document) -> Training:
     for place, module in named:
         if not (MODULES[module] & pieces if module in MODULES else model.predicted):
             raise InputError("has no effect: the model has no such module", path=place)
+    if lacking := [module for module in training.offload if OFFLOADED[module] not in pieces]:
+        raise InputError(f"has no effect: the model has no {lacking[0]}", path=("offload",))
     return training
 
 

@@ -361,6 +361,7 @@ RENAMED: Final[Mapping[str, str]] = {
     "minimum": "at_least",
     "num_workers": "workers",
     "of": "kind",
+    "offload_layers": "offload",
     "on_request": "rendezvous",
     "optimiser": "optimizer",
     "optimizer_bytes": "optimizer_state",

@@ -54,7 +54,7 @@ FREE: Final[Mapping[str, Callable[[TrainingCalibration, float], TrainingCalibrat
     "contention": lambda c, x: replace(c, contention=c.contention * x),
     "disturbance": lambda c, x: replace(c, hiding=max(0.0, 1 - (1 - c.hiding) * x)),
     "node": lambda c, x: _scaled(c, "node", x),
-    "network": lambda c, x: _scaled(c, "network", x),
+    "between": lambda c, x: _scaled(c, "between", x),
 }
 """A number of a calibration, multiplied."""
 

@@ -403,7 +403,7 @@ def _bridge(row: Mapping[str, str]) -> Training:
     )
     if training.micro_batches < layout.pp or (layout.chunks > 1 and training.micro_batches % layout.pp):
         raise Undescribed("fewer micro-batches than an interleaved schedule takes")
-    if ultra:  # perf_recipes/nemotronh/common.py, tag v0.6.0
+    if ultra:  # perf_recipes/nemotronh, tag v0.6.0
         row = {**row, "moe_flex_dispatcher_backend": "hybridep", "recompute_modules": "moe_act"}
     graphs = tuple(row.get("cuda_graph_scope", "").split())
     whole = "full_iteration" in (row.get("cuda_graph_impl"), *graphs)
@@ -414,6 +414,7 @@ def _bridge(row: Mapping[str, str]) -> Training:
         expert_overlap=row.get("moe_a2a_overlap") == "True",
         tensor_overlap=row.get("tp_comm_overlap") == "yes" and layout.splits_sequence,
         offload_layers=int(row.get("cpu_offloading_num_layers") or 0) if training.parameters_apart else 0,
+        offload=("moe_act",) if ultra else (),  # of the experts, tensors above 350 or 500 million numbers
         partition=_stages(row.get("pp_layout", "")),
         recompute=tuple(m for m in row.get("recompute_modules", "").split() if m != "layernorm") or "none",
         gradient_bytes=2,  # its recipes, where they do not say otherwise

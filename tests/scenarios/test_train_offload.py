@@ -12,6 +12,7 @@ from devices.collectives.groups import Fabric, NodeFabrics
 from scenarios.builders.train.architecture import Architecture
 from scenarios.builders.train.calibration import HostLaunches, TrainingCalibration
 from scenarios.builders.train.layout import ParallelLayout
+from scenarios.builders.train.memory import stage_memory
 from scenarios.builders.train.step import step_ns, step_trace
 from scenarios.builders.train.training import Training
 from scenarios.workloads.train_report import peaks_of
@@ -41,6 +42,81 @@ def test_a_host_without_delay_takes_layers_away_and_no_time(layers: int) -> None
     before, after = (peaks_of(of, step_trace(of))[0].parts["activations"] for of in (none, some))
     assert before - after == layers * saved(none)
     assert step_ns(none) == step_ns(some)
+
+
+EXPERTS = Architecture(
+    layers=3,
+    hidden=256,
+    heads=4,
+    vocabulary=1000,
+    tied=False,
+    biases=False,
+    gated=True,
+    experts=4,
+    top_k=2,
+    expert_middle=512,
+)
+READ = 2 * 512 * 2 * (2 * 512)  # two experts a token; gate and its partner, of two bytes
+
+
+def offloaded(bandwidth: float) -> Training:
+    """Return three layers with experts whose activations' inputs go to the host."""
+    calibration = replace(PLAIN, host=HostLaunches(bandwidth=bandwidth))
+    return Training(EXPERTS, ParallelLayout(), calibration, 512, 1, 1, offload=("moe_act",))
+
+
+def test_what_a_module_reads_is_on_the_host_but_for_what_is_on_its_way() -> None:
+    """A layer has its own while it runs back, and that of the next to run back."""
+    there = offloaded(1e30)
+    none = replace(there, offload=())
+    (away,), (here,) = there.memory_of_stages, none.memory_of_stages
+    assert here.saved - away.saved == 3 * READ
+    layers = there.each_stage[0].units[1:4]
+    one = stage_memory(layers[:1])
+    assert stage_memory(layers[:2]).backward == one.backward + one.saved + READ
+    assert step_ns(there) == step_ns(none)
+    peaks = [max(peak.nbytes for peak in peaks_of(of, step_trace(of))) for of in (there, none)]
+    assert READ <= peaks[1] - peaks[0] <= 3 * READ
+
+
+def test_copies_that_a_layer_does_not_hide_show() -> None:
+    """Forward and backward, by what they take longer than the layer."""
+    fast = offloaded(1e30)
+    layer = fast.timed(fast.each_stage[0].units[1])
+    forward, backward = layer.forward.ns, layer.backward.ns
+    for copy, late in ((1.5 * forward, 0.5 * forward), (2 * backward, 3 * backward - forward)):
+        slow = offloaded(READ / copy * 1e9)
+        assert step_ns(slow) - step_ns(fast) == pytest.approx(3 * late, abs=16)
+        assert slow.each_stage[0].forward.exposed == pytest.approx(3 * (copy - forward))
+        assert slow.each_stage[0].forward.hidden == pytest.approx(3 * forward)
+
+
+def test_clamped_inputs_are_made_again_with_their_activation() -> None:
+    """Experts' activation keeps what it read, not what was clamped of it, nor what it made."""
+    plain, again = (
+        Training(replace(EXPERTS, clamped=True), ParallelLayout(), PLAIN, 512, 1, 1, recompute=of)
+        for of in ("none", ("moe_act",))
+    )
+    kept = [of.memory_of_stages[0].saved for of in (plain, again)]
+    assert kept[0] - kept[1] == 3 * (READ + READ // 2)
+
+
+def test_a_scenario_offloads_modules_that_its_model_has(tmp_path: Path) -> None:
+    text = (
+        "workload: {train: {model: MODEL, calibration: h100-sxm, parallel: {dp: 8}, sequence: 1024, "
+        "batch: 8, memory: 1TB, offload: [moe_act]}}\n"
+    )
+    path = tmp_path / "step.yaml"
+    path.write_text(text.replace("MODEL", "{name: qwen3-30b-a3b, layers: 2}"))
+    assert sim("run", str(path)).exit_code == 0
+    path.write_text(text.replace("MODEL", "llama3-8b"))
+    done = sim("run", str(path))
+    assert done.exit_code == 2
+    assert "offload: has no effect: the model has no moe_act" in done.stderr
+    path.write_text(
+        text.replace("MODEL, calibration: h100-sxm", "qwen3-30b-a3b, calibration: h100-sxm-mosaicml")
+    )
+    assert "no host.bandwidth" in sim("run", str(path)).stderr
 
 
 def test_copies_that_a_window_does_not_hide_are_waited_for() -> None:
@@ -88,10 +164,10 @@ def test_a_scenario_says_so(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     path.write_text(
         "workload: {train: {model: llama3-70b, calibration: gb200, dtype: fp8, gpus: 64, micro_batch: 2, "
-        "sequence: 8192, batch: 256, gradients: bf16, parallel: {sharding: fsdp}, offload_layers: 40}}\n"
+        "sequence: 8192, batch: 256, gradients: bf16, parallel: {sharding: fsdp}, offload: 40}}\n"
     )
     assert sim("run", path).exit_code == 0
-    assert sim("run", path, "--set", "workload.train.offload_layers=10").exit_code == 1
+    assert sim("run", path, "--set", "workload.train.offload=10").exit_code == 1
     refused = sim("run", path, "--set", "workload.train.recompute=full")
     assert refused.exit_code == 2
-    assert "offload_layers: needs recompute: none" in refused.stderr
+    assert "offload: needs recompute: none" in refused.stderr

@@ -205,6 +205,11 @@ class Spent(NamedTuple):
         """Add another."""
         return Spent(*map(add, self, other))
 
+    def beside(self, ns: float) -> Spent:
+        """Add copies that pass beside all of it: what is left of them shows."""
+        hidden = min(max(0.0, ns), self.ns)
+        return self._replace(exposed=self.exposed + max(0.0, ns) - hidden, hidden=self.hidden + hidden)
+
     def held_up(self, ns: float) -> Spent:
         """Add what is waited for the host."""
         return self._replace(host=self.host + ns)
@@ -234,6 +239,8 @@ class LayerPiece:
         The part of what is saved that selective recomputation does not keep.
     adapts : bool
         It is an adapter.
+    offloaded : bool
+        What it saves goes to the host until its backward.
     """
 
     name: str
@@ -247,6 +254,7 @@ class LayerPiece:
     again: bool = False
     dropped: int = 0
     adapts: bool = False
+    offloaded: bool = False
 
     def computed_in(self, dtype: str) -> LayerPiece:
         """Return it with products in a type of their own."""
@@ -271,6 +279,17 @@ Megatron-LM, core/transformer/transformer_config.py (``recompute_modules``).
 """
 
 
+OFFLOADED: Final[Mapping[str, str]] = {
+    "core_attn": "attention",
+    "expert_fc1": "experts up",
+    "moe_act": "experts gate",
+}
+"""Modules whose inputs go to the host by name: the piece that keeps them.
+
+Source: Megatron-LM, core/transformer/transformer_config.py (``offload_modules``).
+"""
+
+
 MODULES: Final[Mapping[str, frozenset[str]]] = {
     "qkv": frozenset({"qkv", "q", "q down", "q up", "kv down", "kv up"}),
     "proj": frozenset({"proj"}),
@@ -284,6 +303,12 @@ MODULES: Final[Mapping[str, frozenset[str]]] = {
 """Modules with products by name: their pieces. ``predicted`` are the layers of further tokens."""
 
 
+def offload_modules(pieces: Iterable[LayerPiece], modules: Collection[str]) -> tuple[LayerPiece, ...]:
+    """Return the pieces of a layer with what these modules read kept on the host."""
+    names = {OFFLOADED[module] for module in modules}
+    return tuple(replace(piece, offloaded=piece.name in names) for piece in pieces)
+
+
 def recompute_modules(pieces: Iterable[LayerPiece], modules: Collection[str]) -> tuple[LayerPiece, ...]:
     """Return the pieces of a layer as they run where these modules are recomputed."""
     again = {name for module in modules for name in RECOMPUTED[module][0]}
@@ -293,5 +318,7 @@ def recompute_modules(pieces: Iterable[LayerPiece], modules: Collection[str]) ->
         dropped = piece.saved if piece.name in empty else 0
         if piece.name == "attention":
             dropped = piece.dropped * ("core_attn" in modules) + piece.took * ("mla_up_proj" in modules)
+        if piece.name == "experts gate" and "moe_act" in modules:
+            dropped = max(0, piece.saved - piece.took)  # clamped inputs are made again
         found.append(replace(piece, again=piece.name in again, dropped=dropped))
     return tuple(found)

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from scenarios.builders.train.kernels import LayerPiece, Product
+from scenarios.builders.train.kernels import LayerPiece, Product, Spent
 
 PARTS: Final = ("parameters", "gradients", "optimizer state", "activations", "working", "buffers")
 """What memory is for, in the order of reports."""
@@ -39,6 +39,26 @@ class CheckpointUnit(NamedTuple):
     boundary: int = 0
     checkpointed: bool = False
     kind: str = ""
+
+
+class StagePart(NamedTuple):
+    """A stage, or a unit of it: its parameters on a rank (all, and those of experts), where its time goes.
+
+    What is recomputed is part of the gradient of the input. Those of `adapters` are among the parameters.
+    """
+
+    units: tuple[CheckpointUnit, ...]
+    parameters: int
+    expert_parameters: int
+    forward: Spent
+    input_grad: Spent
+    weight_grad: Spent
+    adapters: int = 0
+
+    @property
+    def backward(self) -> Spent:
+        """Both halves."""
+        return self.input_grad.plus(self.weight_grad)
 
 
 class StageMemory(NamedTuple):
@@ -63,8 +83,11 @@ def stage_memory(units: Sequence[CheckpointUnit], *, selective: bool = False) ->
     def saved(piece: LayerPiece) -> int:
         return piece.saved - (piece.dropped if selective else 0)
 
+    def away(unit: CheckpointUnit) -> int:
+        return sum(saved(piece) for piece in unit.pieces if piece.offloaded)
+
     def kept(unit: CheckpointUnit) -> int:
-        return unit.boundary if unit.checkpointed else sum(saved(piece) for piece in unit.pieces)
+        return unit.boundary if unit.checkpointed else sum(map(saved, unit.pieces)) - away(unit)
 
     def run(unit: CheckpointUnit, at: int, most: tuple[int, str], keep: bool) -> tuple[int, tuple[int, str]]:
         """Run a unit forward from the level `at`."""
@@ -74,15 +97,16 @@ def stage_memory(units: Sequence[CheckpointUnit], *, selective: bool = False) ->
             at += saved(piece) if keep else 0
         return at, most
 
-    level, forward = 0, (0, "")
+    level, forward, leaving = 0, (0, ""), 0  # to the host, beside the next unit
     for unit in units:
-        at, forward = run(unit, level, forward, not unit.checkpointed)
-        level = level + unit.boundary if unit.checkpointed else at
+        at, forward = run(unit, level + leaving, forward, not unit.checkpointed)
+        level, leaving = level + kept(unit), away(unit)
     total, backward = level, (0, "")
-    for unit in reversed(units):
-        at = level
+    for unit, ahead in zip(reversed(units), (*reversed(units[:-1]), None), strict=True):
+        # what the next one needs comes back beside this one
+        at = level + away(unit) + (away(ahead) if ahead else 0)
         if unit.checkpointed:
-            at, backward = run(unit, level, backward, True)
+            at, backward = run(unit, at, backward, True)
         for piece in reversed(unit.pieces):
             again = piece.dropped if selective else 0
             needed = at + again + piece.made + piece.took + piece.extra + piece.backward_extra

@@ -29,8 +29,8 @@ from scenarios.builders.pipeline_graph import (
 )
 from scenarios.builders.pipeline_stage import BESIDE, HOST, RESIDENT, resident_tensors
 from scenarios.builders.train.kernels import Spent
-from scenarios.builders.train.memory import CheckpointUnit, StageMemory, stage_memory
-from scenarios.builders.train.training import StagePart, Training
+from scenarios.builders.train.memory import CheckpointUnit, StageMemory, StagePart, stage_memory
+from scenarios.builders.train.training import Training
 from sim import Graph, GraphBuilder, Machine, simulate
 from sim.base.errors import InputError
 from sim.base.units import NS_PER_S, round_half_up
@@ -260,7 +260,7 @@ class _FsdpWriter(StepWriter):
         self.block["head", ROOT] = _Block("head", "head", head, of_head)
         self.block["B", ROOT] = _Block("embedding gradient", "embedding", first.backward, of_words)
         if training.offload_layers and not training.calibration.host.bandwidth:
-            raise InputError("offload_layers: the calibration has no host.bandwidth, which copies take")
+            raise InputError("offload: the calibration has no host.bandwidth, which copies take")
         self.offloaded = [*self.parameters][: training.offload_layers]
         self.windows = _windows([*self.parameters][:-1], len(self.offloaded))
         """The last layer of each window → its number, and that of the layer that is copied in it."""

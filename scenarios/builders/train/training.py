@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 from devices.collectives.groups import RankGroup
 from policies.pipeline.evaluate import StageTimes
@@ -41,13 +41,20 @@ from scenarios.builders.train.kernels import (
     Product,
     Scan,
     Spent,
+    offload_modules,
     recompute_modules,
 )
 from scenarios.builders.train.layers import RankWork
 from scenarios.builders.train.layout import ParallelLayout, RankOptions, ReplicaBatch
-from scenarios.builders.train.memory import CheckpointUnit, StageMemory, stage_memory, weight_shapes
-from sim.base.errors import MisfitError
-from sim.base.units import round_half_up
+from scenarios.builders.train.memory import (
+    CheckpointUnit,
+    StageMemory,
+    StagePart,
+    stage_memory,
+    weight_shapes,
+)
+from sim.base.errors import InputError, MisfitError
+from sim.base.units import NS_PER_S, round_half_up
 
 Recompute = Literal["none", "selective", "full"]
 
@@ -61,28 +68,9 @@ GRAPHED: Final = {"*": "attn", "w": "attn", "M": "mamba", "-": "mlp", "E": "moe_
 _OF_A_BIAS: Final = 8 / 13
 """Launches of an expert's biases (`RankWork._biases_of_experts`) / those of its products and casts."""
 
+_NO_HOST: Final = "offload: the calibration has no host.bandwidth, which copies take"
 _WORKSPACES: Final = 2 * 32 * 2**20
 """Of cuBLAS, one for PyTorch and one for Transformer Engine."""
-
-
-class StagePart(NamedTuple):
-    """A stage, or a unit of it: its parameters on a rank (all, and those of experts), where its time goes.
-
-    What is recomputed is part of the gradient of the input. Those of `adapters` are among the parameters.
-    """
-
-    units: tuple[CheckpointUnit, ...]
-    parameters: int
-    expert_parameters: int
-    forward: Spent
-    input_grad: Spent
-    weight_grad: Spent
-    adapters: int = 0
-
-    @property
-    def backward(self) -> Spent:
-        """Both halves."""
-        return self.input_grad.plus(self.weight_grad)
 
 
 @lru_cache(maxsize=64)
@@ -123,6 +111,8 @@ class Training(RankOptions):
         Module, of `kernels.MODULES` or ``predicted``, → the type of its products, where it is not the step's.
     offload_layers : int
         First layers whose activations are copied to the host, beside the step, and back.
+    offload : tuple of str
+        Modules (`kernels.OFFLOADED`) of which this is done in all layers, each beside the next.
     transformer_engine : bool
         A gradient of each shape of weight is kept besides, as Transformer Engine does.
     memory : int or None
@@ -149,6 +139,7 @@ class Training(RankOptions):
     wide_layers: tuple[int, int] = (0, 0)
     dtypes: Mapping[str, str] = field(default_factory=dict)
     offload_layers: int = 0
+    offload: tuple[str, ...] = ()
     transformer_engine: bool = True
     memory: int | None = None
     policy: str | None = None
@@ -200,7 +191,7 @@ class Training(RankOptions):
         elif self.offload_layers >= self.model.layers:
             why = f"should be fewer than the model's {self.model.layers} layers"
         if why:
-            raise MisfitError(f"offload_layers: {why}", reason="offloaded layers with what excludes them")
+            raise MisfitError(f"offload: {why}", reason="offloaded layers with what excludes them")
 
     # -- sizes ------------------------------------------------------------------------------------------
 
@@ -320,6 +311,7 @@ class Training(RankOptions):
             batch = replace(self.work.batch, kept=self.calibration.kept(dtype))
             work = RankWork(self.model, self.layout, batch) if dtype else self.work
             pieces = recompute_modules(work.layer(kind), self.modules) if self.modules else work.layer(kind)
+            pieces = offload_modules(pieces, self.offload) if self.offload else pieces
             self._layers_made[kind, dtype] = tuple(each.computed_in(dtype) for each in pieces)
         return self._layers_made[kind, dtype]
 
@@ -392,17 +384,25 @@ class Training(RankOptions):
             if unit.boundary:  # a layer: its norms, and a bias of each product
                 parameters += self.model.norm_parameters(unit.kind)
                 parameters += sum(k.n for p, k in own if not p.adapts) if self.model.biases else 0
+            weights, copy = self.spent(tuple(of_weights)), self._copy_ns(unit)
             found = StagePart(
                 (unit,),
                 parameters,
                 sum(k.groups * k.k * k.n for p, k in own if p.name.startswith("experts")),
-                self.spent(tuple(forward)),
-                self.spent(tuple(others)).plus(self._again(unit)),
-                self.spent(tuple(of_weights)),
+                self.spent(tuple(forward)).beside(copy),
+                self.spent(tuple(others)).plus(self._again(unit)).beside(copy - weights.ns),
+                weights,
                 sum(k.groups * k.k * k.n for p, k in own if p.adapts),
             )
             self._timed[unit.pieces] = found
         return found
+
+    def _copy_ns(self, unit: CheckpointUnit) -> float:
+        """Return what copying what a unit keeps on the host takes, one way."""
+        away = sum(p.saved - p.dropped * bool(self.modules) for p in unit.pieces if p.offloaded)
+        if away and not self.calibration.host.bandwidth:
+            raise InputError(_NO_HOST)
+        return away / self.calibration.host.bandwidth * NS_PER_S if away else 0.0
 
     def _again(self, unit: CheckpointUnit) -> Spent:
         """Return where the time goes of what runs again, before the backward of a unit."""
