@@ -20,7 +20,7 @@ from scenarios.file.document import Document, Loc
 from scenarios.file.yaml_read import LOADER, Node, Place, read_yaml, read_yaml_text
 from scenarios.run.execute import Result, run_case
 from scenarios.run.scenario import Case, scenario_of
-from sim.base.errors import InputError, InvariantError, RunError, SimError
+from sim.base.errors import InputError, InvariantError, RunError, SimError, nearest
 from sim.base.files import write_bytes
 from sim.base.plugins import NOTHING, Allowed
 from sim.explain.time_use import unused_devices
@@ -467,7 +467,7 @@ def scenario_files(paths: Iterable[str | Path]) -> list[Path]:
     """Return the scenario files that `paths` mean: files as they are, folders searched.
 
     In a folder (and those below it, hidden ones left out), a scenario is a YAML mapping that has a
-    ``workload``; other YAML files are not looked at further.
+    ``workload``, or nearly that; other YAML files are not looked at further.
 
     Raises
     ------
@@ -493,8 +493,9 @@ def _yaml_files(folder: Path) -> Iterator[Path]:
 
 
 def is_scenario(path: Path) -> bool:
-    """Whether a file claims to be a scenario; one that cannot be read does, so that it is not overlooked."""
+    """Whether a file has a workload; so has one that cannot be read, or misspells it: none is overlooked."""
     try:
-        return Document.read(path).root.child("workload") is not None
+        root = Document.read(path).root
     except InputError:
         return True
+    return any(nearest("workload", [key], likeness=0.8) for key in root.keys)

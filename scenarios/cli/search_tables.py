@@ -228,7 +228,7 @@ def _over_devices(row: Row) -> dict[str, Any]:
     used = [name for name in names if name not in unused]
     if shares := [row[f"{name}.utilisation"] for name in used if row.get(f"{name}.utilisation")]:
         told["utilisation"] = sum(shares) / len(shares)  # of switches and idle devices none
-    peaks = {name: row[name + _PEAK] for name in used}
+    peaks = {name: row[name + _PEAK] or 0 for name in used}
     if peak := max(peaks.values(), default=0):
         where = max(peaks, key=lambda name: peaks[name])
         told["peak memory"] = size(peak) + f" {where}" * (len(names) > 1)

@@ -2,8 +2,8 @@ r"""Standard output and error as the command writes to them.
 
 * Control characters in names come from files of other people, and could steer a terminal. They are written
   as ``\u001b``, which is what JSON writes, too. Bold, which the command itself uses, goes through.
-* A reader that closes early (``| head -1``) costs nothing but what it does not read: the rest is dropped, and
-  files are still written.
+* A reader that closes early (``| head -1``), or is not there (``>&-``), costs nothing but what it does not
+  read: the rest is dropped, and files are still written.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def terminal() -> Iterator[None]:
     for stream in before:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    sys.stdout, sys.stderr = (s if isinstance(s, Terminal) else Terminal(s) for s in before)
+    sys.stdout, sys.stderr = (s if isinstance(s, Terminal) else Terminal(s or io.StringIO()) for s in before)
     try:
         yield
         sys.stdout.flush()

@@ -45,13 +45,25 @@ class Comparison:
 
     @cached_property
     def ranked(self) -> list[Result]:
-        """The results, the fastest first; equal ones in the order in which they were asked for."""
-        return sorted(self.results, key=lambda result: result.trace.makespan_ns)
+        """The results, the fastest first; equal ones in the order in which they were asked for.
+
+        Of serving engines those come first that serve most requests within their limits.
+        """
+        if not self.serves:
+            return sorted(self.results, key=lambda result: result.trace.makespan_ns)
+        from scenarios.serving.serving_report import serving_rank
+
+        return sorted(self.results, key=lambda result: serving_rank(result.summary["serving"]))
 
     @property
     def fastest(self) -> Result:
-        """The one with the least makespan."""
+        """The first of `ranked`."""
         return self.ranked[0]
+
+    @cached_property
+    def serves(self) -> bool:
+        """Whether all are serving engines, whose makespan says when the last request came."""
+        return all("serving" in result.summary for result in self.results)
 
     @cached_property
     def lower_bound_ns(self) -> int:
@@ -90,12 +102,17 @@ class Comparison:
         return [
             result.policy
             for result, own in zip(self.ranked[1:], sure[1:], strict=True)
-            if 0 < result.trace.makespan_ns - best < difference_ns(own, sure[0])
+            if not self.serves and 0 < result.trace.makespan_ns - best < difference_ns(own, sure[0])
         ]
 
     @cached_property
     def rows(self) -> list[dict[str, str]]:
         """A table for people: a row for each run, the fastest first, those that could not go on last."""
+        failed = [{"policy": each.label, "makespan_ns": each.what} for each in self.failures]
+        if self.serves:
+            from scenarios.serving.serving_report import serving_rows
+
+            return serving_rows({result.policy: result.summary for result in self.ranked}, failed)
         fastest, bound = self.fastest.trace.makespan_ns, self.lower_bound_ns
         rows: list[Row] = []
         for result in self.ranked:
@@ -113,8 +130,7 @@ class Comparison:
                     "highest peak memory": _highest_peak(result),
                 }
             )
-        rows += [{"policy": each.label, "makespan_ns": each.what} for each in self.failures]
-        return titled(rows, rows[0])
+        return titled([*rows, *failed], rows[0])
 
     @cached_property
     def reasons(self) -> list[tuple[str, str]]:
@@ -142,14 +158,14 @@ class Comparison:
         ranked, loops = self.ranked, self.loops_counted_once
         width = max(len(policy) for policy, _ in self.reasons)
         lines = [f"{policy:{width}}  {why}" for policy, why in self.reasons]
-        if self.lower_bound_ns:
+        if self.lower_bound_ns and not self.serves:
             once = " (chains through loops counted once)" * loops
             lines.append(f"Lower bound of all runs: {format_duration(self.lower_bound_ns)}{once}.")
         if self.too_close:
             close = ", ".join(self.too_close)
             lines.append(f"Nearer to {self.fastest.policy} than the costs of ops are sure: {close}")
         notes = [
-            *no_gap_notes(result.summary["no_gap"] for result in ranked if not loops),
+            *no_gap_notes(result.summary["no_gap"] for result in ranked if not (loops or self.serves)),
             *unused_notes({result.policy: result.summary["unused_devices"] for result in ranked}),
             *stream_notes({result.policy: result.trace for result in ranked}),
             *model_notes(result.summary for result in ranked),
@@ -157,23 +173,17 @@ class Comparison:
         return [
             Section([], [self.rows]),
             *([Section([], [pipeline_rows(ranked)])] if is_pipelines(ranked) else []),
-            *self._served,
             Section(lines, [], notes),
             *outcome_sections([outcome for result in ranked for outcome in result.outcomes]),
         ]
 
-    @property
-    def _served(self) -> list[Section]:
-        """What is told of serving runs beside one another."""
-        summaries = {result.policy: result.summary for result in self.ranked}
-        if not all("serving" in summary for summary in summaries.values()):
-            return []
-        from scenarios.serving.serving_report import serving_rows
-
-        return [Section([], [serving_rows(summaries)])]
-
     def why(self, result: Result) -> str:
         """Return one line: why it is as fast as it is, or why it is slower than the fastest."""
+        if self.serves:
+            from scenarios.serving.serving_report import time_of_requests
+
+            first = None if result is self.fastest else self.fastest.summary["serving"]
+            return time_of_requests(result.summary["serving"], first)
         facts = self._facts[self.ranked.index(result)]
         if result is self.fastest:
             return breakdown_text(facts, self.lower_bound_ns)

@@ -121,6 +121,7 @@ class Result:
         found |= told
         if "serving" in told:  # its steps are released, and no jobs that anybody waits for
             found.pop("mean_flow_time_ns", None)
+            found |= {"gap": None, "no_gap": "another batcher would make other steps"}
         content = self.case.scenario.content
         batch = getattr(content.workload, "batch", None)
         if "F" in job.graph.phases and not told.keys() & {"train", "pipeline"}:

@@ -47,6 +47,8 @@ class Served:
         GPUs, and blocks of keys and values, of each.
     late : LatenessObserver
         That was told of the passes.
+    fixed_bytes, block_bytes : int or None
+        What weights and activations, and a block, take in the memory of each GPU; None: not known.
     """
 
     requests: Sequence[Request]
@@ -56,12 +58,28 @@ class Served:
     tensor: int
     blocks: int
     late: LatenessObserver
+    fixed_bytes: int | None = None
+    block_bytes: int = 0
 
     @property
     def names(self) -> list[str]:
         """Names of the engines."""
         more = len(self.batchers) - self.replicas
         return [*(f"replica{i}" for i in range(self.replicas)), *(f"prefill{i}" for i in range(more))]
+
+
+def device_report(served: Served) -> dict[str, dict[str, int | None]]:
+    """Return the memory of each GPU of the engines: what was in use at most, and what blocks reserve."""
+    if served.fixed_bytes is None:
+        return {name: dict.fromkeys(("peak_memory_bytes", "peak_reserved_bytes")) for name in served.names}
+    most = [_engine(served, i)["peak_blocks"] for i in range(len(served.batchers))]
+    return {
+        name: {
+            "peak_memory_bytes": served.fixed_bytes + blocks * served.block_bytes,
+            "peak_reserved_bytes": served.fixed_bytes + served.blocks * served.block_bytes,
+        }
+        for name, blocks in zip(served.names, most, strict=True)
+    }
 
 
 def serving_report(served: Served, limits: Mapping[str, int]) -> dict[str, Any]:
@@ -182,16 +200,53 @@ def serving_section(told: Mapping[str, Any]) -> Section:
     return Section(lines, [table for table in shown if table])
 
 
-def serving_rows(summaries: Mapping[str, Mapping[str, Any]]) -> list[dict[str, str]]:
+def serving_rows(
+    summaries: Mapping[str, Mapping[str, Any]], failed: Sequence[Mapping[str, Any]] = ()
+) -> list[dict[str, str]]:
     """Return a row of text a run, by the titles of its columns.
 
     Parameters
     ----------
     summaries : mapping of str to mapping
         Policy -> the summary of its run.
+    failed : sequence of mapping
+        Rows of those that have none.
     """
-    rows = [{"policy": policy, **summary["serving"]} for policy, summary in summaries.items()]
-    return titled(rows, ["policy", *(f"{title}: {key}" for title, key in OF_SERVING.items())])
+    rows = [
+        {"policy": policy, "makespan_ns": summary["makespan_ns"], **summary["serving"]}
+        for policy, summary in summaries.items()
+    ]
+    columns = [f"{title}: {key}" for title, key in OF_SERVING.items()]
+    return titled([*rows, *failed], ["policy", "makespan_ns", *columns])
+
+
+def serving_rank(told: Mapping[str, Any]) -> tuple[float, float]:
+    """Return what is less, the better a run serves: goodput as shown, if there are limits, then latency.
+
+    Examples
+    --------
+    >>> serving_rank({"limits_ns": {"ttft": 9}, "request_goodput": 7.34567, "p99_e2el_ms": 20.0})
+    (-7.346, 20.0)
+    """
+    goodput = float(f"{told['request_goodput']:.4g}") if told["limits_ns"] else 0.0
+    return -goodput, told["p99_e2el_ms"]
+
+
+def time_of_requests(told: Mapping[str, Any], first: Mapping[str, Any] | None = None) -> str:
+    """Say in one line what a request's time consists of, or how it differs from that of another run."""
+    parts = told["mean_parts_ns"]["all"]
+    if first is None:
+        return f"a request takes {_ms(told['mean_e2el_ms'])} on average: {_largest(parts)}"
+    more = {part: round(ns - first["mean_parts_ns"]["all"][part]) for part, ns in parts.items()}
+    largest = sorted((part for part in PARTS if more[part]), key=lambda part: -abs(more[part]))[:3]
+    if not largest:
+        return "requests take as long"
+    off = _ms(abs(told["mean_e2el_ms"] - first["mean_e2el_ms"]))
+    word = "longer" if told["mean_e2el_ms"] > first["mean_e2el_ms"] else "less"
+    changes = (
+        f"{'-' if more[part] < 0 else '+'}{format_duration(abs(more[part]))} {part}" for part in largest
+    )
+    return f"a request takes {off} {word}: {', '.join(changes)}"
 
 
 def _ms(value: float) -> str:
@@ -209,4 +264,4 @@ def _beside(told: Mapping[str, Any], measured: Mapping[str, Any], key: str) -> s
 def _largest(parts: Mapping[str, int]) -> str:
     """Return the three largest parts of a time."""
     ranked = sorted(parts.items(), key=lambda of: -of[1])[:3]
-    return ", ".join(f"{name} {format_duration(ns)}" for name, ns in ranked)
+    return ", ".join(f"{name} {format_duration(round(ns))}" for name, ns in ranked)

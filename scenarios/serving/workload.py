@@ -29,7 +29,7 @@ from scenarios.serving.engine import Arrivals, EnginePass, Pull, Serve, StepTime
 from scenarios.serving.lateness import LatenessObserver
 from scenarios.serving.measured import measured_metrics
 from scenarios.serving.requests import RequestsFields
-from scenarios.serving.serving_report import Served, serving_report
+from scenarios.serving.serving_report import Served, device_report, serving_report
 from scenarios.serving.step_cost import LinearStep, ModelStep, ReplicaMemory
 from scenarios.serving.step_tables import TableStep
 from scenarios.workloads.calibrations import CalibrationFields, calibration_of
@@ -232,7 +232,7 @@ class Serving(Workload):
                 measured = {"measured": measured_metrics(document.file(self.serving.measured), limits)}
 
         def report(trace: Trace) -> dict[str, Any]:
-            return {"serving": serving_report(served, limits) | measured}
+            return {"serving": serving_report(served, limits) | measured, "devices": device_report(served)}
 
         return Work(graph, devices, report, lambda trace, advise: None)
 
@@ -255,7 +255,13 @@ def _serve(
         requests, closed = fields.requests.requests(document, seed)
     limit = fields.max_model_len or max(request.prompt + request.output for request in requests)
     step_ns, memory = _costs(fields, document)
+    fixed = None if memory is None else memory.weights + _activations(memory, batchers[0], limit)
     blocks = fields.kv.blocks or _blocks(fields, memory, batchers[0], limit)
+    block_bytes = 0 if memory is None else memory.token_bytes * fields.kv.block_size
+    if memory is not None and memory.capacity and memory.weights + blocks * block_bytes > memory.capacity:
+        of_blocks, weights, whole = map(format_bytes, (blocks * block_bytes, memory.weights, memory.capacity))
+        what = f"{blocks:,} blocks take {of_blocks} and weights {weights} of each GPU, which has {whole}"
+        raise InputError(what, path=("kv", "blocks"))
     router = _router(fields, document, seed)
     apart = fields.prefill
     if apart is not None and memory is None:
@@ -275,7 +281,17 @@ def _serve(
     if apart is not None and memory is not None:
         run.pull = Pull(apart.latency, memory.token_bytes, apart.bandwidth)
     passes = run.run(batchers, Arrivals(requests, closed), prefill)
-    return Served(requests, passes, [*batchers, *prefill], len(batchers), fields.parallel.tp, blocks, late)
+    return Served(
+        requests,
+        passes,
+        [*batchers, *prefill],
+        len(batchers),
+        fields.parallel.tp,
+        blocks,
+        late,
+        fixed,
+        block_bytes,
+    )
 
 
 def _costs(fields: ServingFields, document: Document) -> tuple[StepTime, ReplicaMemory | None]:
@@ -312,8 +328,7 @@ def _blocks(fields: ServingFields, memory: ReplicaMemory | None, batcher: Batche
     if memory.capacity is None:
         what = "needs blocks: the calibration does not say how much memory a GPU has"
         raise InputError(what, path=("kv",))
-    step_tokens, seats = getattr(batcher, "budget", limit), getattr(batcher, "max_num_seqs", 1)
-    activations = memory.activations(min(step_tokens, limit * seats), seats)
+    activations = _activations(memory, batcher, limit)
     left = round(fields.kv.utilisation * memory.capacity) - memory.weights - activations
     blocks = left // (memory.token_bytes * fields.kv.block_size)
     if blocks < batcher.reserved_blocks + -(-limit // fields.kv.block_size):
@@ -327,6 +342,12 @@ def _blocks(fields: ServingFields, memory: ReplicaMemory | None, batcher: Batche
             "  what would help  more GPUs a replica (parallel.tp), a smaller dtype, kv.dtype: fp8"
         )
     return blocks
+
+
+def _activations(memory: ReplicaMemory, batcher: Batcher, limit: int) -> int:
+    """Return what a GPU keeps for activations and logits, of the largest step that the batcher may make."""
+    step_tokens, seats = getattr(batcher, "budget", limit), getattr(batcher, "max_num_seqs", 1)
+    return memory.activations(min(step_tokens, limit * seats), seats)
 
 
 def _router(fields: ServingFields, document: Document, seed: int) -> RequestRouter:

@@ -35,7 +35,7 @@ from scenarios.run.scenario import Case
 from scenarios.variants.schedules import Given, ListedOrder
 from scenarios.variants.variant import attempt
 from sim.base.arrays import LATEST_NS
-from sim.base.errors import UnknownNameError
+from sim.base.errors import InputError, UnknownNameError
 from sim.base.units import NS_PER_S, format_duration
 from sim.explain.bounds import bounds
 from sim.graph.walks import least_first
@@ -258,6 +258,9 @@ def find_optimum(
     began = time.monotonic()
     base = results[0]
     job, policy = base.trace.job, base.case.decisions.policy
+    if "serving" in base.numbers:
+        what = "its steps are what its batcher decided; `sim whatif` tries other batchers and numbers"
+        raise InputError(f"the optimum of {base.scenario!r} cannot be searched for: {what}")
     refuse_unmodelled(job, placed)
     if what not in OBJECTIVES:
         raise UnknownNameError("objective", what, OBJECTIVES)

@@ -305,7 +305,7 @@ def _above_bound(summary: Mapping[str, Any]) -> str:
 def device_rows(summary: Mapping[str, Any]) -> list[dict[str, str]]:
     """Return how each device that ran something, or held something, spent the makespan."""
     cores = any(use["cores"] and use["time_ns"]["compute"] for use in summary["devices"].values())
-    nothing = "not recorded" if summary.get("unexplained") is not None else size(0)
+    nothing = {0: "not recorded" if summary.get("unexplained") is not None else size(0), None: "not known"}
     return [
         {
             "device": name,
@@ -317,7 +317,7 @@ def device_rows(summary: Mapping[str, Any]) -> list[dict[str, str]]:
             ),
             "span": format_duration(use["span_ns"]),
             "bubble": percent(use["bubble"]),
-            "peak memory": size(use["peak_memory_bytes"]) if use["peak_memory_bytes"] else nothing,
+            "peak memory": nothing.get(use["peak_memory_bytes"]) or size(use["peak_memory_bytes"]),
             "waits for": largest(
                 {reason: ns for reason, ns in use["idle_reasons"].items() if reason not in WORD_OF_REASON},
                 most=3,

@@ -55,8 +55,10 @@ def test_folders_are_searched_for_scenarios(tmp_path: Path) -> None:
     first, second = write(tmp_path), write(tmp_path / "deep", GOOD, "t.yml")
     write(tmp_path, "steps: [a, b]\n", "other.yaml")
     write(tmp_path / ".hidden")
+    write(tmp_path, "workflow: {}\nwork: {}\n", "ci.yaml")
+    misspelt = write(tmp_path, GOOD.replace("workload:", "workloads:"), "misspelt.yaml")
     broken = write(tmp_path, "a: [", "z.yaml")
-    assert scenario_files([tmp_path]) == [first, broken, second]
+    assert scenario_files([tmp_path]) == [misspelt, first, broken, second]
     assert scenario_files([second, tmp_path / "no.yaml", second]) == [second, tmp_path / "no.yaml"]
     with pytest.raises(InputError, match="no scenario in this folder"):
         scenario_files([tmp_path / "empty"])

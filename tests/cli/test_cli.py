@@ -180,7 +180,9 @@ def test_check_ends_with_the_worst(tmp_path: Path) -> None:
     assert sim("check", good).exit_code == 0
     assert sim("check", good).stdout == f"passed {good}: ready-queue (1 expected)\n1 run, all as expected\n"
     silent = write(tmp_path, GOOD.partition("expect:")[0], "silent.yaml")
-    assert sim("check", silent).stdout.endswith("\nno scenario has an `expect:`, so nothing was run\n")
+    nothing = sim("check", silent)
+    assert nothing.stdout.endswith("\nno scenario has an `expect:`, so nothing was run\n")
+    assert nothing.exit_code == 2
     said = sim("check", good, silent).stdout
     assert said.endswith("\n1 run, all as expected; 1 scenario has no `expect:`\n")
     silent.unlink()

@@ -152,6 +152,16 @@ def test_an_output_that_is_full_is_named(tmp_path: Path, verb: str) -> None:
     assert done.stderr == "<stdout>: No space left on device\n"
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_output_that_is_closed_is_dropped(tmp_path: Path, closed: str) -> None:
+    program = f"{sys.executable} -c 'from scenarios.cli import app; app()'"
+    for scenario, status in ((write(tmp_path, GOOD), 0), (tmp_path / "none.yaml", 2)):
+        done = subprocess.run(
+            f"{program} run {scenario} {closed}", shell=True, capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, "Traceback" in done.stderr) == (status, False)
+
+
 @pytest.mark.parametrize("verb", [[], ["run"]])
 def test_help_on_a_terminal_has_no_codes(verb: list[str]) -> None:
     main, terminal = os.openpty()

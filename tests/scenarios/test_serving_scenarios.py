@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from devices.collectives.groups import peer_all_reduce_ns
 from policies.serving.batcher import Request, Step
 from scenarios.builders.train.architecture import MODELS, Architecture
+from scenarios.report.compare import Comparison
 from scenarios.run.execute import Result, run_scenario
 from scenarios.run.load import read_scenario
 from scenarios.serving.step_cost import GRAPH_SIZES, Interpolated, ModelStep, ReplicaMemory
 from scenarios.serving.step_tables import TableStep
+from scenarios.variants.optimum import find_optimum
 from scenarios.workloads.calibrations import named_calibration
 from scenarios.workloads.train_workload import DType
 from sim.base.errors import InputError, OutOfMemoryError, StuckError
@@ -57,6 +59,49 @@ def test_steps_are_tasks_and_parts_add_up() -> None:
     for each in told["slowest"]:
         assert sum(each["first_ns"].values()) == each["ttft_ns"]
         assert sum(each["all_ns"].values()) == each["e2el_ns"]
+
+
+def test_memory_of_a_replica() -> None:
+    """Llama 3 8B in bf16: 16.06 GB of weights, 128 KiB a token of keys and values, 16 tokens a block."""
+    told = run({**MODEL, "layout": {"replicas": 2}}).summary
+    for name, engine in zip(("replica0", "replica1"), told["serving"]["engines"], strict=True):
+        device = told["devices"][name]
+        blocks = told["serving"]["kv_blocks"] - engine["peak_blocks"]
+        assert device["peak_reserved_bytes"] - device["peak_memory_bytes"] == blocks * 16 * 131072
+        assert 16.06e9 < device["peak_memory_bytes"] - engine["peak_blocks"] * 16 * 131072 < 18e9
+        assert 0.89 * 85.02e9 < device["peak_reserved_bytes"] <= 0.9 * 85.02e9
+    unknown = run(LINEAR)
+    assert unknown.summary["devices"]["replica0"]["peak_memory_bytes"] is None
+    assert "not known" in str(unknown.sections)
+
+
+def test_engines_compare_by_what_they_serve(tmp_path: Path) -> None:
+    """The last request comes late: all end with it, and the batcher that lets the others wait is worst."""
+    rows = [{"id": f"r{i}", "arrival": f"{i}ms", "prompt": 10, "output": 20} for i in range(8)]
+    rows.append({"id": "late", "arrival": "9s", "prompt": 10, "output": 1})
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    serving = {**LINEAR, "requests": {"trace": "rows.jsonl"}, "limits": {"ttft": "15ms"}}
+    text = json.dumps(
+        {"workload": {"serving": serving}, "policy": "static", "compare": ["orca", "vllm-0.19"]}
+    )
+    scenario = read_scenario(text, folder=tmp_path)
+    results = [run_scenario(scenario, policy) for policy in (None, "orca", "vllm-0.19")]
+    assert len({result.trace.makespan_ns for result in results}) == 1
+    compared = Comparison(results)
+    good = {row["policy"]: float(row["goodput/s"]) for row in compared.rows}
+    assert [*good][-1] == "static"
+    assert sorted(good.values(), reverse=True) == [*good.values()]
+    assert good["static"] < good["orca"]
+    first, *_, last = [why for _, why in compared.reasons]
+    assert first.startswith("a request takes ")
+    assert "longer: +" in last
+    assert "next step" in last
+    assert not any("lower bound" in str(each) for each in compared.sections)
+
+
+def test_steps_have_no_other_order() -> None:
+    with pytest.raises(InputError, match="its steps are what its batcher decided"):
+        find_optimum([run(LINEAR)], limit_ns=MS)
 
 
 @pytest.mark.parametrize("policy", ["vllm-0.19", "static", "orca", "vllm-v0", "sarathi"])
@@ -157,6 +202,7 @@ def test_a_batcher_of_ones_own(tmp_path: Path) -> None:
         ({"prefill": {"bandwidth": "1GB/s"}}, "needs model and calibration"),
         ({"model": "llama3-8b"}, "has no effect beside step"),
         ({"requests": {"trace": "no.jsonl"}}, "requests: ([^ ]*no.jsonl): no such file"),
+        ({**MODEL, "step": None, "kv": {"blocks": 10**6}}, "1,000,000 blocks take 2.097 TB .* has 85.02 GB"),
     ],
 )
 def test_what_is_wrong_is_said(change: dict[str, Any], said: str) -> None:

@@ -31,7 +31,7 @@ def check(
     """Check every `expect:` of these scenarios and the invariants of each run.
 
     Exit status: 0 if everything holds, 1 if something does not (with --update: if it still does not), 2 if a
-    scenario is wrong.
+    scenario is wrong, or none expects anything.
     """
     from scenarios.cli.output import print_json
     from scenarios.cli.running import progress
@@ -51,7 +51,8 @@ def check(
         print_json({"schema": "sim.check/1", "failed": failed, "checks": [one.to_json() for one in done]})
     else:
         typer.echo(_total(done))
-    raise typer.Exit(max((one.exit_status for one in done), default=0))
+    worst = max(one.exit_status for one in done)
+    raise typer.Exit(worst if worst or any(one.outcomes for one in done) else 2)
 
 
 def _print(one: Checked, format: CheckFormat) -> None:
