@@ -226,7 +226,7 @@ class MisfitError(InputError):
 
 
 class MissingExtraError(InputError):
-    """An optional dependency is needed and absent.
+    """An optional dependency is needed and absent, or cannot be imported, as `cause` says.
 
     Examples
     --------
@@ -234,8 +234,10 @@ class MissingExtraError(InputError):
     reading ONNX files needs the extra 'onnx': pip install 'graph-schedule-sim[onnx]'
     """
 
-    def __init__(self, purpose: str, extra: str) -> None:
-        super().__init__(f"{purpose} needs the extra {extra!r}: pip install 'graph-schedule-sim[{extra}]'")
+    def __init__(self, purpose: str, extra: str, cause: str = "") -> None:
+        fails = f" (it is there, and its import fails: {cause})" if cause else ""
+        install = f"pip install 'graph-schedule-sim[{extra}]'"
+        super().__init__(f"{purpose} needs the extra {extra!r}: {install}{fails}")
         self.extra = extra
 
 
@@ -258,14 +260,16 @@ def extra(name: str, purpose: str) -> Iterator[None]:
     Examples
     --------
     >>> with extra("onnx", "reading ONNX files"):
-    ...     raise ImportError("no module named onnx")
+    ...     raise ImportError("no libprotobuf.so")
     Traceback (most recent call last):
-    sim.base.errors.MissingExtraError: reading ONNX files needs the extra 'onnx': pip install ...
+    sim.base.errors.MissingExtraError: reading ONNX files needs the extra 'onnx': ... no libprotobuf.so)
     """
     try:
         yield
-    except ImportError:
+    except ModuleNotFoundError:
         raise MissingExtraError(purpose, name) from None
+    except ImportError as error:
+        raise MissingExtraError(purpose, name, str(error)) from None
 
 
 class RunError(SimError):

@@ -142,7 +142,8 @@ def test_a_precision_that_a_calibration_cannot_tell_apart(tmp_path: Path) -> Non
 
 def test_a_limit_of_350_digits_is_a_number(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
-    path.write_text(f"{PIPELINE}policy: {{name: zb-auto, in_flight: {'9' * 350}}}\n", encoding="utf-8")
+    text = f"{PIPELINE}policy: {{name: zb-auto, in_flight: {'9' * 350}}}\nexpect: {{outcome: done}}\n"
+    path.write_text(text, encoding="utf-8")
     result = sim("check", path)
     assert result.exit_code == 0, result.output
 
