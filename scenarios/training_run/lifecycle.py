@@ -144,6 +144,7 @@ class _Run:
                     f"after {MOST_FAILURES:,} failures {self.step:,} steps are done, no more are simulated"
                 )
                 raise RunError(f"training_run: {message}; a checkpoint may never be reached")
+            self._back_by_now(machine)
             if machine not in self.back_ns:
                 self._fail(machine, self.plan.failures[source])
 
@@ -164,7 +165,12 @@ class _Run:
 
     def _repair(self, machine: int, repair_ns: int) -> Events:
         yield self.env.timeout(repair_ns)
-        self._back(machine)
+        self._back_by_now(machine)
+
+    def _back_by_now(self, machine: int) -> None:
+        """Let a machine be back whose repair ends at this instant, before it may fail again."""
+        if self.back_ns.get(machine) == self.now:
+            self._back(machine)
 
     def _back(self, machine: int) -> None:
         del self.back_ns[machine]

@@ -102,6 +102,13 @@ def test_a_failure_while_restarting_begins_the_restart_again() -> None:
     assert (life.restarts, life.interruptions) == (2, {"broken": 2})
 
 
+def test_a_repair_that_ends_at_the_instant_of_a_failure_has_ended() -> None:
+    twice = broken((4, 0), (14, 0), repair_ns=10)
+    life = live(TrainingPlan(10, 1, None, 1, failures=twice, restart_ns=6), RestartJob())
+    assert picture(life) == "computing 0-4, waiting 4-24, restarting 24-30, computing 30-40"
+    assert (life.restarts, life.interruptions) == (1, {"broken": 1})
+
+
 def test_two_workers_that_fail_at_once_are_one_interruption() -> None:
     life = live(TrainingPlan(10, 1, None, 2, failures=broken((4, 0), (4, 1)), restart_ns=6), RestartJob())
     assert picture(life) == "computing 0-4, restarting 4-10, computing 10-20"
