@@ -318,7 +318,7 @@ def _print_limits(row: Row, goal: Goal) -> None:
 
 def _called(row: Row, settings: Sequence[str]) -> str:
     parts = [f"{name}={row[key]}" for key, name in zip(settings, _short(settings), strict=True)]
-    return ", ".join([*parts, str(row["policy"])])
+    return ", ".join(filter(None, [*parts, row["policy"]]))
 
 
 def _short(keys: Sequence[str]) -> list[str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple, TypeVar
+from functools import cached_property
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,32 @@ T = TypeVar("T")
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float64]
+
+
+def freeze(*columns: Any) -> None:
+    """Let nobody change columns in place: they are shared. What is no column is left alone.
+
+    Examples
+    --------
+    >>> column = np.arange(3)
+    >>> freeze(column, "a name")
+    >>> column += 1
+    Traceback (most recent call last):
+    ValueError: output array is read-only
+    """
+    for column in columns:
+        if isinstance(column, np.ndarray):
+            column.flags.writeable = False
+
+
+class frozen_property(cached_property[T]):
+    """A column that is worked out once, and that nobody changes in place."""
+
+    def __get__(self, instance: object, owner: type | None = None) -> T:  # type: ignore[override]
+        """Return it."""
+        found: T = super().__get__(instance, owner)
+        freeze(found)
+        return found
 
 
 UNSET = -1

@@ -27,7 +27,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from sim.base.arrays import UNSET, BoolArray, Csr, IntArray
+from sim.base.arrays import UNSET, BoolArray, Csr, IntArray, freeze, frozen_property
 from sim.base.errors import GraphError, UnknownNameError
 from sim.base.units import format_bytes, format_duration, format_flops
 from sim.graph.walks import Dag, Edges, a_cycle, least_index_first
@@ -148,6 +148,10 @@ class Graph:
     device_facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     machine: Mapping[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Freeze the columns."""
+        freeze(*vars(self).values(), *self.duration_by_kind.values())
+
     def __len__(self) -> int:
         """Return the number of ops."""
         return len(self.op_names)
@@ -235,7 +239,7 @@ class Graph:
         made = zip(self.op_names, self.outputs.counts().tolist(), strict=True)
         return [*self.external_names, *(output_name(op, k) for op, count in made for k in range(count))]
 
-    @cached_property
+    @frozen_property
     def first_output(self) -> IntArray:
         """Tensor that is output 0 of each op; its others have the next numbers."""
         return self.outputs.indices[self.outputs.indptr[:-1]]
@@ -321,7 +325,7 @@ class Graph:
         """tensor → ops that read it; an op that reads it twice is there twice."""
         return Csr.group(self.inputs.indices, self.inputs.rows(), self.n_tensors)
 
-    @cached_property
+    @frozen_property
     def topological_order(self) -> IntArray:
         """One topological order (edges of distance 0): ascending index among the ops that are free.
 

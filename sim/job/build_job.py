@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sim.base.arrays import LATEST_NS, UNSET, Codes, IntArray
+from sim.base.arrays import LATEST_NS, UNSET, Codes, IntArray, freeze
 from sim.base.errors import InfeasibleError, InputError, UnknownNameError
 from sim.base.options import whole_numbers
 from sim.base.room import EDGE_BYTES, TASK_BYTES, check_room
@@ -106,12 +106,14 @@ def make_job(
     check_room(tasks * TASK_BYTES + edges * EDGE_BYTES, f"{tasks:,} tasks with {edges:,} edges")
     cost_ns = _costs_of_all(graph, machine)
     known_ns = known_costs(knowledge, graph, cost_ns, partial(drawing, "estimates", seed), estimate_error)
+    freeze(*cost_ns, *known_ns)  # placements and policies are shown all of these
     device_of, duration_ns = _placed(graph, machine, placement or PinnedPlacement(), cost_ns, known_ns)
     expected_ns = duration_ns if known_ns is cost_ns else _of_devices(known_ns, device_of)
     job = Job(graph, machine, device_of, duration_ns, expected_ns, iterations, seed, linearize, streams)
     job.known_costs_ns = known_ns
     if job.collectives is not None:
         _ask_for_collectives(job, job.collectives, knowledge, estimate_error)
+    freeze(job.duration_ns, job.known_ns)
     draw(job, noise, may_fail=may_fail)
     job.faults = faults if faults is not None and faults.causes else None
     _check_resources(job)
@@ -190,7 +192,7 @@ def _placed(
             + (f": {reason}" if reason else "")
         ).about(graph.op_names[op])
     device_of = device_of.view()
-    device_of.flags.writeable = False  # a policy reads it
+    freeze(device_of)
     return device_of, duration_ns
 
 

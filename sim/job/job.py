@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from sim.base.arrays import BoolArray, Csr, IntArray
+from sim.base.arrays import BoolArray, Csr, IntArray, frozen_property
 from sim.base.errors import InputError
 from sim.base.options import whole_numbers
 from sim.graph.graph import Graph, longest_path_ns
@@ -140,7 +140,7 @@ class Job:
         """
         return collectives_of(self.graph, self.machine, self.device_of)
 
-    @cached_property
+    @frozen_property
     def meets(self) -> BoolArray:
         """Whether each op belongs to a communicator."""
         meets = np.zeros(len(self.graph), dtype=bool)
@@ -148,7 +148,7 @@ class Job:
             meets[self.collectives.op] = True
         return meets
 
-    @cached_property
+    @frozen_property
     def carried(self) -> BoolArray:
         """Which collectives go over the links message by message, instead of taking a time that is known."""
         c = self.collectives
@@ -161,12 +161,12 @@ class Job:
         """Device → its ops, in graph order."""
         return Csr.group(self.device_of, np.arange(len(self.graph)), len(self.machine.devices))
 
-    @cached_property
+    @frozen_property
     def launched(self) -> BoolArray:
         """Whether each op is launched on a stream; otherwise a worker of its CPU executes it."""
         return np.array([device.workers == 0 for device in self.machine.devices])[self.device_of]
 
-    @cached_property
+    @frozen_property
     def group_of(self) -> IntArray:
         """Group of issuers that serves each op."""
         return self.groups_that_serve(self.device_of, self.process_of)
@@ -194,7 +194,7 @@ class Job:
         """Number of groups of issuers."""
         return len(self.machine.hosts_in_order)
 
-    @cached_property
+    @frozen_property
     def order(self) -> IntArray:
         """The program order: what the linearizer gives, else topological, least index first.
 
@@ -239,7 +239,7 @@ class Job:
             programs[group_of[op]].append(op)
         return programs
 
-    @cached_property
+    @frozen_property
     def stream_of(self) -> IntArray:
         """Stream of each op, counted over the machine; the first lane of its device by default.
 
@@ -255,7 +255,7 @@ class Job:
         whose = f"{type(self.streams).__name__}.assign"
         return first + whole_numbers(self.lane, whose, below=lanes, of=self.graph.op_names)
 
-    @cached_property
+    @frozen_property
     def lane(self) -> IntArray:
         """Stream of each op as assigned, counted within its device."""
         assert self.streams is not None
@@ -267,7 +267,7 @@ class Job:
         except InputError as error:
             raise error if error.op is not None else error.under("streams") from None
 
-    @cached_property
+    @frozen_property
     def bottom_level_ns(self) -> IntArray:
         """Longest path from each op to the end, in known durations, without transfers."""
         return longest_path_ns(self.graph, self.known_ns)

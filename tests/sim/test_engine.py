@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -277,6 +278,29 @@ def test_what_is_no_task_is_an_error() -> None:
         InputError, match=r"Numbers gave cpu0/w0 3, which is no task: next\(\) returns a task"
     ):
         simulate(graph_of({"a": []}), Machine((cpu(1),)), Numbers())
+
+
+COLUMNS = (
+    "known_ns",
+    "bottom_level_ns",
+    "stream_of",
+    "order",
+    "graph.duration_ns",
+    "graph.topological_order",
+)
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_a_policy_cannot_change_what_other_runs_share(column: str) -> None:
+    """``rank = job.known_ns; rank += 1000`` would make every op longer, under the next policy, too."""
+
+    class Mine(ReadyQueue):
+        def prepare(self, job: Job) -> None:
+            rank = attrgetter(column)(job)
+            rank += 1000
+
+    with pytest.raises(ValueError, match="read-only"):
+        simulate(graph_of({"a": []}), Machine((cpu(1),)), Mine())
 
 
 def test_a_policy_without_verbs_says_what_it_lacks() -> None:
