@@ -230,7 +230,7 @@ def summary(trace: Record, *, causes: bool = True) -> dict[str, Any]:
         "no_gap": limits.no_gap,
         "critical_path_ns": limits.critical_path_ns,
         "loops_counted_once": limits.loops_counted_once,
-        "tasks": len(trace) if folding is None else int(trace.job.machine.stands_for[trace.device].sum()),
+        "tasks": int(trace.job.machine.stands_for[trace.device[trace.executed]].sum()),
         **({} if folding is None else {"folded": folding.report()}),
         **failures,
         **{key: told for key, told in parallel.items() if told},

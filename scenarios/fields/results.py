@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
+import numpy as np
+
 from sim.base.errors import InputError, OutOfMemoryError, SimError, StuckError, hint
 from sim.base.units import (
     NS_PER_MS,
@@ -188,14 +190,19 @@ class _Result(NamedTuple):
     def get(self, summary: Summary, trace: Trace, name: str) -> Value | None:
         """Return what came out; None: the run has no such result."""
         if self.unit is ORDER:
-            return row_names(trace, name)
+            here = trace.executed
+            if name:
+                here = here & (trace.device == trace.job.machine.device_index(name))
+            names = row_names(trace)
+            return [names[row] for row in np.flatnonzero(here)]
         if self.unit is OUTCOME:
             return "an op failed" if trace.failed else DONE
         if self.unit is FILE:
             return None
         if self.of == "op":
-            names = row_names(trace)
-            return int(trace.tasks[self.key][names.index(name)]) if name in names else None
+            rows = (row for row, op in enumerate(row_names(trace)) if op == name and trace.executed[row])
+            row = next(rows, None)
+            return None if row is None else int(trace.tasks[self.key][row])
         found: Any = summary
         if self.of == "recovery" and not name:
             return summary.get("serving", {}).get("request_goodput")  # type: ignore[no-any-return]
@@ -349,12 +356,10 @@ def shown_result(what: str, value: Value) -> str:
     return (unit.brief or unit.show)(value)
 
 
-def row_names(trace: Trace, device: str = "") -> list[str]:
-    """Return what each row of the trace is called, in start order; of one device, if it is named."""
+def row_names(trace: Trace) -> list[str]:
+    """Return what each row of the trace is called, in start order."""
     names = task_names(trace.job)
     tasks = trace.tasks["iteration"] * len(trace.job.graph) + trace.tasks["op"]
-    if device:
-        tasks = tasks[trace.device == trace.job.machine.device_index(device)]
     return [names[task] for task in tasks.tolist()]
 
 

@@ -19,7 +19,7 @@ from scenarios.run.result_sections import folded, model_notes, outcome_sections,
 from scenarios.run.run_notes import stream_notes, unused_notes
 from scenarios.run.scenario import Case, Scenario
 from sim.base import plugins
-from sim.base.errors import InfeasibleError, InputError, OutOfMemoryError, ScenarioError
+from sim.base.errors import InfeasibleError, InputError, OutOfMemoryError, RunError, ScenarioError
 from sim.base.units import format_bytes, format_duration
 from sim.explain.memory_use import MemoryUse, memory_use, peak_bytes
 from sim.export.tables import device_rows, summary_lines
@@ -171,7 +171,10 @@ class Result:
         base, known = self.case.base, self.case.base.other_runs
         if label not in known:
             case = base.case(label if label in base.variants else None)
-            known[label] = run_case(replace(case, expectations=()))
+            try:
+                known[label] = run_case(replace(case, expectations=()))
+            except RunError as error:
+                raise RunError(f"{label!r}, to which results are held, cannot go on: {error}") from None
         result: Result = known[label]
         return result
 

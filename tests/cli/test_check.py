@@ -30,6 +30,16 @@ def test_every_run_that_expects_something_is_checked(tmp_path: Path) -> None:
     assert f"`sim diff golden.csv {path} --policy 'one core'`" in one_core.messages[1]
 
 
+def test_a_run_that_others_are_held_to_is_named_if_it_cannot_go_on(tmp_path: Path) -> None:
+    small = "compare: [{label: small, set: {machine.devices.cpu0.memory: 1kB}}]\n"
+    text = changed("makespan: 45us", "makespan: {at_most: 2 x small}")
+    [one] = check_file(write(tmp_path, text + small))
+    assert one.exit_status == 1
+    assert one.messages[0].startswith(
+        "'small', to which results are held, cannot go on: out of memory on cpu0"
+    )
+
+
 def test_a_file_that_is_wrong_and_one_that_expects_nothing(tmp_path: Path) -> None:
     wrong = write(tmp_path, changed("a: {", "a: {x: 1, "), "wrong.yaml")
     [one] = check_file(wrong)

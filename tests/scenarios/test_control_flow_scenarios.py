@@ -49,6 +49,33 @@ def test_scenarios_with_control_flow_under_every_verb(name: str, verb: str) -> N
     assert done.exit_code == 0, done.output
 
 
+NOT_TAKEN = """\
+machine: {devices: {cpu0: {kind: cpu, cores: 1}}}
+workload:
+  functions:
+    slow: {inputs: [v], ops: {op: {duration: 50us, inputs: [v], output: 1MB}}, results: [op]}
+    fast: {inputs: [v], ops: {op: {duration: 2us, inputs: [v], output: 1MB}}, results: [op]}
+  ops:
+    test: {duration: 1us, output: 1B, attributes: {outcome: false}}
+    choice: {kind: if, inputs: [test, test], attributes: {then: slow, else: fast}}
+policy: ready-queue
+expect: {start.choice/else/op: 1us, order: [test, choice/else/op], tasks: 4}
+"""
+"""What ran: the test, a switch, the op of one branch, a merge."""
+
+
+def test_nothing_holds_of_a_branch_that_was_not_taken(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    for text, status, told in (
+        (NOT_TAKEN, 0, "3 expected"),
+        (NOT_TAKEN.replace("else/op: 1us", "then/op: {at_least: 0us}"), 2, "this run has no such result"),
+        (NOT_TAKEN.replace("test, choice/else", "test, choice/then"), 1, "'choice/then/op' does not run"),
+    ):
+        path.write_text(text)
+        done = sim("check", path)
+        assert (done.exit_code, told in done.stdout) == (status, True), done.stdout
+
+
 HEAD = "machine: {devices: {cpu0: {kind: cpu, cores: 1, cost: {fixed: 0ns}}}}\nworkload:\n  ops:\n"
 
 
