@@ -106,17 +106,27 @@ _ROOT: Final = Path(__file__).resolve().parents[2]
 _OURS: Final = ("sim", "devices", "policies", "scenarios", "validation", "studies")
 
 
+_CALL: Final = re.compile(r'^ +File "(.+)", line (\d+)', re.MULTILINE)
+
+
 def place_of_other_code(error: BaseException) -> str | None:
     """Return the file and line at which code of others went wrong; None where the mistake is ours.
 
     It is theirs if, of the calls that led there, the last of ours was before the last of theirs. Libraries
-    are neither, but for packages that register plugins.
+    are neither, but for packages that register plugins. Of calls in another process there is a text.
     """
     libraries = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")]
     plugins = {each.module.split(".")[0] for group in GROUPS for each in entry_points(group=group)}
-    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
-        file = Path(frame.f_code.co_filename)
-        package = str(frame.f_globals.get("__name__")).split(".")[0]
+    calls = [
+        (Path(frame.f_code.co_filename), line, str(frame.f_globals.get("__name__")).split(".")[0])
+        for frame, line in traceback.walk_tb(error.__traceback__)
+    ]
+    if type(error.__cause__).__name__ == "_RemoteTraceback":
+        for name, line in _CALL.findall(str(error.__cause__)):
+            file = Path(name)
+            package = (file.relative_to(_ROOT) if file.is_relative_to(_ROOT) else file).parts[0]
+            calls.append((file, int(line), package))
+    for file, line, package in reversed(calls):
         if package in _OURS and (not file.is_absolute() or file.is_relative_to(_ROOT)):
             return None
         library = any(file.is_relative_to(folder) for folder in libraries) and package not in plugins

@@ -110,7 +110,9 @@ def run(
     lists = loop.__name__ == _SOURCE
     kernel = loop.Run()
     for name, value in columns(job, flow, policy, order, shared, memories).items():
-        setattr(kernel, name, value.tolist() if lists and isinstance(value, np.ndarray) else value)
+        if isinstance(value, np.ndarray):  # Cython wants those that it may write to
+            value = value.tolist() if lists else np.require(value, requirements="W")
+        setattr(kernel, name, value)
     if routes is not None:
         kernel.net = network.Net(routes, kernel.n_tasks - flow.n_ops * job.iterations)
     kernel.sms = sms.Sms(*sms_of(job, shared))

@@ -449,3 +449,21 @@ def test_a_table_of_something_else_is_not_written_over(scenario: Path, tmp_path:
     assert Path(out).read_bytes() == before
     Path(out).write_text("my notes", encoding="utf-8")
     assert "holds something else" in CliRunner().invoke(app, one).stderr
+
+
+def test_a_mistake_in_a_policy_of_ones_own_is_placed_wherever_it_runs(tmp_path: Path) -> None:
+    (tmp_path / "wrong_on_purpose.py").write_text(
+        "from sim import Policy\n\n\n"
+        "class Wrong(Policy):\n"
+        "    def ready(self, task):\n"
+        "        raise KeyError('mine')\n\n"
+        "    def next(self, issuer):\n"
+        "        return None\n"
+    )
+    path = tmp_path / "s.yaml"
+    path.write_text(SCENARIO.replace("ready-queue", '{name: "wrong_on_purpose:Wrong"}'))
+    for jobs in ("1", "2"):
+        words = ["sweep", str(path), "--vary", VARY[0], "--jobs", jobs, "--allow-code"]
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 2
+        assert f"{path.parent / 'wrong_on_purpose.py'}:6: KeyError: 'mine'" in done.stderr
