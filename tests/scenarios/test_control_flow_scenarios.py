@@ -53,8 +53,8 @@ NOT_TAKEN = """\
 machine: {devices: {cpu0: {kind: cpu, cores: 1}}}
 workload:
   functions:
-    slow: {inputs: [v], ops: {op: {duration: 50us, inputs: [v], output: 1MB}}, results: [op]}
-    fast: {inputs: [v], ops: {op: {duration: 2us, inputs: [v], output: 1MB}}, results: [op]}
+    slow: {inputs: [v], ops: {op: {duration: 50us, inputs: [v], output: 1MB}}, outputs: [op]}
+    fast: {inputs: [v], ops: {op: {duration: 2us, inputs: [v], output: 1MB}}, outputs: [op]}
   ops:
     test: {duration: 1us, output: 1B, attributes: {outcome: false}}
     choice: {kind: if, inputs: [test, test], attributes: {then: slow, else: fast}}

@@ -63,7 +63,7 @@ def test_steps_are_tasks_and_parts_add_up() -> None:
 
 def test_memory_of_a_replica() -> None:
     """Llama 3 8B in bf16: 16.06 GB of weights, 128 KiB a token of keys and values, 16 tokens a block."""
-    told = run({**MODEL, "layout": {"replicas": 2}}).summary
+    told = run({**MODEL, "parallel": {"replicas": 2}}).summary
     for name, engine in zip(("replica0", "replica1"), told["serving"]["engines"], strict=True):
         device = told["devices"][name]
         blocks = told["serving"]["kv_blocks"] - engine["peak_blocks"]
