@@ -200,7 +200,9 @@ def _train(told: Mapping[str, Any]) -> Section:
         rates.append(f"MFU {percent(told['mfu'])}")
     of = ""
     if "schedule" in told:
-        of = f"{told['parameters'] / 1e9:.4g} billion parameters; {told['schedule']}, "
+        adapters = told.get("trained_parameters", 0)
+        trained = f" beside {adapters / 1e6:.4g} million of adapters, which are trained" if adapters else ""
+        of = f"{told['parameters'] / 1e9:.4g} billion parameters{trained}; {told['schedule']}, "
     gpus, step = told["gpus"], format_duration(told["step_ns"])
     lines = [
         f"step {step} on {gpus:,} GPU{'s'[: gpus != 1]}: {', '.join(rates)}{fits}\n{of}"

@@ -163,6 +163,7 @@ def test_a_scenario_says_it_and_the_report_tells_what_is_trained(tmp_path: Path)
     said = json.loads(sim("run", str(path), "--json").stdout)["train"]
     qkv, up, down = 16 * (4096 + 6144), 8 * (4096 + 2 * 14336), 8 * (14336 + 4096)
     assert said["trained_parameters"] == 32 * (qkv + up + down)
+    assert "beside 18.35 million of adapters, which are trained" in sim("run", str(path)).stdout
     path.write_text(SCENARIO.format(lora="{mamba_in: 16}"))
     done = sim("run", str(path))
     assert done.exit_code == 2
