@@ -100,6 +100,10 @@ def simulate(
     """
     if not isinstance(policy, Policy):
         raise InputError(f"policy should be an instance of a policy, such as ReadyQueue(), not {policy!r}")
+    for given, wanted in ((graph, Graph), (machine, Machine)):
+        if not isinstance(given, wanted):
+            what = "what build() returns" if hasattr(given, "build") else f"not {given!r}"
+            raise InputError(f"{wanted.__name__.lower()} should be a {wanted.__name__}, {what}")
     with collector_paused():
         job = make_job(
             graph,

@@ -49,3 +49,5 @@ def print_repeats(repeats: Sequence[Repeats]) -> None:
             mean, median = (" .. ".join(map(format_duration, interval)) for interval in intervals)
             of = f"{row['policy']}: " * (len(rows) > 1)
             print(f"{of}mean {format_duration(row['mean_ns'])} (95 %: {mean}), median (95 %: {median})")
+        elif row["runs"] > 1 and row["min_ns"] == row["max_ns"]:
+            print(f"{row['policy']}: all seeds take the same; nothing that a seed draws counts here")

@@ -447,6 +447,9 @@ class GraphBuilder:
         self, refs: _Refs, consumer: int, given: Iterable[Ref], find: Callable[[str], int | None]
     ) -> None:
         before = len(refs.entries)
+        if isinstance(given, str):
+            op = self._name(consumer)
+            raise GraphError(f"op {op!r}: {given!r} should stand in a list: [{given!r}]").about(op)
         for ref in given:
             name, distance = (ref, 0) if isinstance(ref, str | int) else ref
             if distance < 0:

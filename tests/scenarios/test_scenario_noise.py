@@ -157,7 +157,10 @@ def test_the_command_line_repeats(tmp_path: Path) -> None:
     assert (repeats["runs"], repeats["seeds"]) == (5, [0, 1, 2, 3, 4])
     assert repeats["p5_ns"] <= repeats["p50_ns"] <= repeats["p95_ns"]
     table = sim("run", path, "--repeat", "3").stdout
-    assert table.splitlines()[-1].split() == ["ready-queue", "3", *["45", "us"] * 5]
+    *_, row, note = table.splitlines()
+    assert row.split() == ["ready-queue", "3", *["45", "us"] * 5]
+    assert note == "ready-queue: all seeds take the same; nothing that a seed draws counts here"
+    assert "the same" not in sim("run", path, "--set", "noise={jitter: 0.1}", "--repeat", "5").stdout
     assert sim("run", path, "--repeat", "0").exit_code == 2
 
 

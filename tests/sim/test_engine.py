@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from runs import checked
@@ -400,6 +400,24 @@ def test_a_synchronisation_that_does_not_exist_is_refused() -> None:
 def test_a_policy_is_an_instance(given: Any) -> None:
     with pytest.raises(InputError, match=r"policy should be an instance of a policy, such as ReadyQueue\(\)"):
         simulate(graph_of({"a": []}), Machine((cpu(1),)), given)
+
+
+def test_what_is_no_graph_or_machine_is_told() -> None:
+    graph, machine, mistaken = graph_of({"a": []}), Machine((cpu(1),)), cast("Any", simulate)
+    with pytest.raises(InputError, match=r"graph should be a Graph, what build\(\) returns"):
+        mistaken(GraphBuilder("g"), machine, ReadyQueue())
+    with pytest.raises(InputError, match="machine should be a Machine, not Device"):
+        mistaken(graph, cpu(1), ReadyQueue())
+
+
+@pytest.mark.parametrize("of", ["inputs", "after"])
+def test_a_name_where_a_list_of_names_should_be(of: str) -> None:
+    """Its letters could be ops, too."""
+    builder = GraphBuilder("letters")
+    for name in "ab":
+        builder.op(name, duration_ns=1)
+    with pytest.raises(GraphError, match=r"op 'c': 'ab' should stand in a list: \['ab'\]"):
+        builder.op("c", duration_ns=1, **{of: "ab"})
 
 
 @pytest.mark.parametrize("ns", [10.5, "10us", float("nan"), float("inf")])
