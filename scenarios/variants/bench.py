@@ -27,6 +27,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
 from statistics import fmean
@@ -206,6 +207,18 @@ def run_point(point: Point) -> Row:
     return row | {"seconds": round(time.perf_counter() - began, 2)}
 
 
+def _refuse_unknown(points: Sequence[Point]) -> None:
+    for point in points:
+        with suppress(SimError):  # its row says what is wrong with an instance
+            scenario = scenario_of(document_of(point))
+            break
+    else:
+        return
+    for method in dict.fromkeys(point.method for point in points):
+        if method not in (HEFT, RANDOM, OPTIMUM):
+            scenario.case(method)
+
+
 def document_of(point: Point) -> Document:
     """Return the scenario of a point; around a graph that does not say what it runs on, the settings do."""
     if point.path.endswith((".yaml", ".yml")) or is_instance(point.path):
@@ -274,8 +287,10 @@ def bench(
     Raises
     ------
     InputError
-        A table of bounds is none, or another bench writes the same table now.
+        A table of bounds is none, or another bench writes the same table now; a policy that the first
+        instance does not know.
     """
+    _refuse_unknown(points)
     known = {point.path: known_of(point.path) for point in points}
     if out is None:
         return with_gaps(points, _rows(points, executor, None, done), known)

@@ -159,3 +159,13 @@ def test_what_is_not_there_is_told(tmp_path: Path) -> None:
         instances_in(["jobshop"])
     with pytest.raises(InputError, match="no instance in this folder; known: job shops"):
         instances_in([str(tmp_path)])
+
+
+def test_a_policy_that_does_not_exist_is_told_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "shop.jsp").write_text(SHOP)
+    (tmp_path / "broken.jsp").write_text("2 2\n0 3 1\n")
+    found = sim("bench", str(tmp_path), "--policy", "redy-queue", "--out", str(tmp_path / "t.csv"))
+    assert found.exit_code == 2
+    assert "--policy: unknown policy 'redy-queue'; did you mean 'ready-queue'?" in found.stderr
+    assert not found.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["broken.jsp", "shop.jsp"]
