@@ -527,10 +527,6 @@ def _check_consistent(values: Mapping[str, Any], unit: Unit) -> None:
         raise InputError("needs equals", path=("tolerance",))
     if unit is ORDER and set(values) != {"equals"}:
         raise InputError("is a list of ops and nothing else")
-    if values == {"at_least": 0} or (unit is ORDER and len(values["equals"]) < 2):
-        raise InputError(
-            "can never fail: " + ("one op is in any order" if unit is ORDER else "nothing is less")
-        )
     if unit in (WORD, OUTCOME) and set(values) != {"equals"}:
         raise InputError("is a name; it equals one or does not")
     if unit is FILE and not {"equals"} <= set(values) <= {"equals", "tolerance"}:

@@ -107,7 +107,7 @@ def test_what_does_not_hold_says_what_came_out_and_where_it_stands(
         ("utilisation.cpu1: 1", "expect.utilisation.cpu1: unknown device 'cpu1'; did you mean 'cpu0'?"),
         ("start.aa: 1us", "expect.start.aa: unknown op 'aa'; did you mean 'a'?"),
         ("sent.x: 1B", "expect.sent.x: unknown link 'x'"),
-        ("order.cpu1: [a, b]", "expect.order.cpu1: unknown device 'cpu1'; did you mean 'cpu0'?"),
+        ("order.cpu1: [a]", "expect.order.cpu1: unknown device 'cpu1'; did you mean 'cpu0'?"),
         (
             "makespan: {at_most: 1 x other}",
             "expect.makespan.at_most: there is no other run 'other'; no other",
@@ -127,8 +127,6 @@ def test_what_does_not_hold_says_what_came_out_and_where_it_stands(
         ("order: [a, a]", "expect.order.1: names the op 'a' twice"),
         ("order: a", "expect.order.equals: 'a' is not a list of ops, as in [a, b, c]"),
         ("order: {at_most: [a]}", "expect.order: is a list of ops and nothing else"),
-        ("order: [a]", "expect.order: can never fail: one op is in any order"),
-        ("makespan: {at_least: 0ns}", "expect.makespan: can never fail: nothing is less"),
         ("tasks: 1.5", "expect.tasks.equals: 1.5 is not a whole number"),
         ("makespan: {}", "expect.makespan: says nothing; give equals, at_most or at_least"),
         ("makespan: {tolerance: 1us}", "expect.makespan.tolerance: needs equals"),
