@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from devices.cost.npu_units import MATRIX_KINDS
-from devices.cost.roofline import IDEAL, KindEfficiency, lossless, roofline_ns
+from devices.cost.roofline import IDEAL, KindEfficiency, roofline_ns
 from devices.describe.field_types import DEFAULT, INDICES, dtype_name, no_peak
 from sim.base.arrays import UNSET, BoolArray, FloatArray, IntArray
 from sim.graph.graph import Graph
@@ -131,10 +131,6 @@ class RooflineCost(CostModel):
             flop_per_s[rows] = np.nan if peak is None else float(peak)
         bandwidth = self.bandwidth_bytes_per_s
         return Roofs(flop_per_s, np.nan if bandwidth is None else float(bandwidth))
-
-    def plain(self, graph: Graph) -> BoolArray:
-        """Return which ops have nothing but a roofline: those for whose kind no loss is given."""
-        return lossless(graph, self.by_kind, *(rows for rows, *_ in self._roofs(graph)))
 
     def borrowed(self, graph: Graph) -> dict[tuple[str, str], list[int]]:
         """Return the ops that compute in no time or at another data type's rate, by their own and how.

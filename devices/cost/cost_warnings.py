@@ -18,14 +18,16 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from devices.cost.cost_models import RooflineCost, first_to_know, models_of
 from devices.cost.npu_tiles import TiledCost
+from devices.cost.roofline import IDEAL, KindEfficiency
 from devices.cost.unreliable import BorrowedRateWarning, PlainRooflineWarning
+from devices.describe.field_types import DEFAULT
 from sim.base.arrays import UNSET, BoolArray, IntArray
 from sim.graph.graph import Graph
 from sim.job.costs import costs_ns
@@ -114,7 +116,7 @@ def _tell(graph: Graph, timed: Iterable[tuple[Device, _Rated, BoolArray, IntArra
         free, bare = here & _modelled(graph, device), np.zeros_like(here)
         if roofline := getattr(model, "hardware", ""):
             total[roofline] += int(here.sum())
-            bare = model.plain(graph)
+            bare = _lossless(graph, model.by_kind)
         ideal = isinstance(model, RooflineCost | TiledCost) and not model.peak_flop_per_s
         lent = {} if ideal and not device.details.preset else model.borrowed(graph)
         if not ((free & bare).any() or lent):
@@ -135,6 +137,14 @@ def _tell(graph: Graph, timed: Iterable[tuple[Device, _Rated, BoolArray, IntArra
             lent_ops = f"{count} op{'s' * (count != 1)} in {dtype} compute{'s' * (count == 1)}"
             message = f"{where}: {lent_ops} {how}."
             warnings.warn(BorrowedRateWarning(message, f"{where} {dtype}"), stacklevel=3)
+
+
+def _lossless(graph: Graph, by_kind: Mapping[str, KindEfficiency]) -> BoolArray:
+    """Return the ops that do something and for whose kind no loss is given."""
+    if by_kind.get(DEFAULT, IDEAL) != IDEAL:
+        return np.zeros(len(graph), np.bool_)
+    does: BoolArray = (graph.flops > 0) | (graph.bytes_read + graph.bytes_written > 0)
+    return does & ~graph.is_kind(*by_kind)
 
 
 def _modelled(graph: Graph, device: Device) -> BoolArray:

@@ -31,11 +31,11 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from devices.cost.npu_units import MATRIX, VECTOR, Units, units_of
-from devices.cost.roofline import KindEfficiency, lossless
+from devices.cost.roofline import KindEfficiency
 from devices.describe.field_types import BITS, DEFAULT, INDICES, dtype_name, no_peak
 from devices.memory.device_memory import round_up
 from devices.memory.pool import TILE_ALIGNMENT_BYTES, Operand, cut_into, tile
-from sim.base.arrays import UNSET, BoolArray, IntArray
+from sim.base.arrays import UNSET, IntArray
 from sim.base.errors import InfeasibleError, UnknownNameError
 from sim.base.units import NS_PER_S, format_bytes, round_half_up
 from sim.graph.graph import Graph
@@ -324,10 +324,6 @@ class TiledCost(CostModel):
             flop_per_s[op] = np.nan if rate is None else float(rate * self.cores)
         bandwidth = self.bandwidth_bytes_per_s
         return Roofs(flop_per_s, np.nan if bandwidth is None else float(bandwidth * self.cores))
-
-    def plain(self, graph: Graph) -> BoolArray:
-        """Return which ops have nothing but the rates: those for whose kind no loss is given."""
-        return lossless(graph, self.by_kind, [op for op, *_ in self._rated(graph)])
 
     def borrowed(self, graph: Graph) -> dict[tuple[str, str], list[int]]:
         """Return the ops that compute in no time or at another data type's rate, by their own and how."""

@@ -22,17 +22,14 @@ parameter has the ideal as its default: no limit, no loss, no overhead.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
 
-from devices.describe.field_types import DEFAULT
-from sim.base.arrays import BoolArray, IntArray
+from sim.base.arrays import IntArray
 from sim.base.errors import InputError
-from sim.graph.graph import Graph
 
 _NS_PER_S = 1_000_000_000
 _INT64_MAX = int(np.iinfo(np.int64).max)
@@ -145,14 +142,3 @@ class KindEfficiency:
 
 
 IDEAL = KindEfficiency()
-
-
-def lossless(graph: Graph, by_kind: Mapping[str, KindEfficiency], *known: npt.ArrayLike) -> BoolArray:
-    """Return which of the ops that are `known`, by their numbers, do something and have no loss given."""
-    if by_kind.get(DEFAULT, IDEAL) != IDEAL:
-        return np.zeros(len(graph), np.bool_)
-    found = np.zeros(len(graph), np.bool_)
-    for rows in known:
-        found[np.asarray(rows, np.intp)] = True
-    does = (graph.flops > 0) | (graph.bytes_read + graph.bytes_written > 0)
-    return found & does & ~graph.is_kind(*by_kind)
