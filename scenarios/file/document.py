@@ -294,7 +294,7 @@ def _replaced(node: Node, rest: str, whole: str, value: Node, place: Place) -> N
         first, dot, beyond = rest.partition(".")
         if not fitting and dot and at and node.value and _short(at) is None:
             known = hint(first, node.value)
-            add = "" if "did you mean" in known else f" (a new one is given whole: {at}.{first}={{...}})"
+            add = f" (a new one is given whole: {at}.{first}={{...}})" if known.startswith("; known") else ""
             raise place.error(f"there is no key {first!r} under {at!r}{known}{add}")
         if not fitting and dot:  # a part that the file leaves out, such as the machine; the schema checks it
             made = _replaced(Node({}, place), beyond, whole, value, place)

@@ -20,7 +20,7 @@ from devices.presets import machine_preset
 from scenarios.expectations import Expectation, check_runs, read_expectations
 from scenarios.fields.policy_fields import PolicyFields
 from scenarios.file.document import Document, Loc
-from scenarios.file.faults import refuse_renamed, scenario_error
+from scenarios.file.faults import scenario_error
 from scenarios.file.yaml_read import Node, Place
 from scenarios.recorded.setup import AS_RECORDED, POLICY, as_recorded_machine, with_facts
 from scenarios.run.decisions import Decisions, overlay, resolve, resolve_schedule
@@ -427,7 +427,6 @@ _FOLLOWS: Final = ("machine", "machine_spec", "described_devices", "graph", "che
 
 def _read(document: Document, like: Scenario | None) -> Scenario:
     """Return a scenario whose policies are not looked at yet."""
-    refuse_renamed(document)
     root = document.root
     known = None
     if like is not None and like.document.root.child("workload") is root.child("workload"):

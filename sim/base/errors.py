@@ -295,6 +295,7 @@ class InvariantError(SimError):
 RENAMED: Final[Mapping[str, str]] = {
     "abs": "imbalance",
     "allgather_bucket_size": "bucket_size",
+    "allocator": "memory.allocator",
     "attention_backward": "attention",
     "attention_forward": "attention",
     "backward_ratio": "backward",
@@ -324,6 +325,7 @@ RENAMED: Final[Mapping[str, str]] = {
     "depth": "layers",
     "dispatch": "issue_cost",
     "dma_bandwidth": "core_bandwidth",
+    "dma_engines": "copy_engines",
     "ecmp": "name",
     "edge_probability": "probability",
     "estimate_error": "knowledge",
@@ -356,9 +358,11 @@ RENAMED: Final[Mapping[str, str]] = {
     "launch_cost": "issue_cost",
     "layout": "parallel",
     "levels": "bandwidth",
+    "lifetime": "memory.lifetime",
     "matrix_block": "matrix",
     "matrix_kinds": "matrix",
     "matrix_peak": "matrix",
+    "memory_fraction": "memory",
     "memory_limit": "limit",
     "message": "size",
     "message_overhead": "transport",
@@ -388,6 +392,7 @@ RENAMED: Final[Mapping[str, str]] = {
     "repeat": "blocks",
     "replica": "replicas",
     "restart_worker": "restart",
+    "restore_bandwidth": "bandwidth",
     "results": "outputs",
     "rotary": "positions",
     "rotary_head": "head",
@@ -401,6 +406,8 @@ RENAMED: Final[Mapping[str, str]] = {
     "sigma": "jitter",
     "silent": "detect",
     "size_jitter": "jitter",
+    "sm_fraction": "use_sms",
+    "source": "sources",
     "stage_input": "kept",
     "stage_layers": "partition",
     "storage": "bandwidth",
@@ -418,8 +425,9 @@ RENAMED: Final[Mapping[str, str]] = {
     "vector_peak": "vector",
     "vector_scratchpad": "vector",
     "vpp": "chunks",
+    "when_full": "memory.when_full",
 }
-"""Keys of older versions → what they are called now. Where the new one is known, it is the nearest."""
+"""Keys of older versions → what they are now: a key where that is known, with a value or not, or a path."""
 
 
 def nearest(name: str, known: Iterable[str], *, likeness: float = 0.6) -> str | None:
@@ -431,8 +439,8 @@ def nearest(name: str, known: Iterable[str], *, likeness: float = 0.6) -> str | 
     ('ready-queue', 'optimizer')
     """
     names = list(known)
-    if RENAMED.get(name) in names:
-        return RENAMED[name]
+    if (new := RENAMED.get(name, "").partition(":")[0]) in names and new:
+        return new
     begun = [each for each in names if name and each.startswith(f"{name}-")]  # h100-sxm, not mi100, for h100
     found = difflib.get_close_matches(name, begun or names, n=1, cutoff=0.0 if begun else likeness)
     return found[0] if found else None
@@ -447,12 +455,17 @@ def hint(name: str, known: Iterable[str], *, shown: int = 20) -> str:
     --------
     >>> hint("windw", ["window", "order"]), hint("x", ["window", "order"]), hint("x", [])
     ("; did you mean 'window'?", '; known: order, window', '')
+    >>> hint("dma_engines", ["copy_engines"]), hint("allocator", ["window"])
+    ('; dma_engines is now copy_engines', '; allocator is now memory.allocator')
     >>> hint("vllm", ["orca", "vllm-0.19", "vllm-v0"])
     "; did you mean 'vllm-0.19' or 'vllm-v0'?"
     >>> hint("gpu8", ["cpu0", "gpu1", "gpu0"]), hint("node4/gpu0", ["node0/gpu0", "node1/gpu0"])
     ('; known: gpu0 to gpu1', '; known: node0/gpu0 to node1/gpu0')
     """
     names = sorted(set(known))
+    now = RENAMED.get(name, "")
+    if now and ("." in now or now.partition(":")[0] in names):
+        return f"; {name} is now {now}"
     if counted := _counted(name, names):
         return f"; known: {counted}"
     begun = [each for each in names if name and each.startswith(f"{name}-")]

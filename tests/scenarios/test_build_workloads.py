@@ -360,7 +360,7 @@ def test_a_gpt_in_a_scenario(tmp_path: Path) -> None:
             "layers: 3",
             f"workload.build: should be a mapping with the key model, one of {', '.join(BUILDERS)}",
         ),
-        ("model: branchy, branches: 3", "workload.build.branches: no such key; did you mean 'width'?"),
+        ("model: branchy, branches: 3", "workload.build.branches: no such key; branches is now width"),
         ("model: data-loading, train: 1ms", "workload.build.load: is missing"),
         (
             "model: random-dag, width: [3, 2]",
