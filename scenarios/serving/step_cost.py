@@ -110,8 +110,9 @@ class ModelStep:
         tensor: int = 1,
         experts: str = "shared",
     ) -> None:
-        if "M" in model.pattern:
-            raise InputError("serving knows keys and values in blocks, and no layers of Mamba-2")
+        if "M" in model.pattern or model.o_rank:
+            what = "attention with pooled keys" if model.o_rank else "layers of Mamba-2"
+            raise InputError(f"serving knows keys and values in blocks, and no {what}")
         self.model, self.calibration, self.tensor = model, calibration, tensor
         self.experts = experts
         self.layout = ParallelLayout(tp=tensor, sequence_parallel=False, node=calibration.node)

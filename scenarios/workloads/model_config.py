@@ -35,6 +35,12 @@ _NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "kv_rank": ("kv_lora_rank",),
     "rotary_head": ("qk_rope_head_dim",),
     "value_head": ("v_head_dim",),
+    "o_rank": ("o_lora_rank",),
+    "o_groups": ("o_groups",),
+    "index_heads": ("index_n_heads",),
+    "index_head": ("index_head_dim",),
+    "index_top_k": ("index_topk",),
+    "streams": ("hc_mult",),
     "pattern": ("hybrid_override_pattern",),
     "mamba_heads": ("mamba_num_heads",),
     "mamba_head": ("mamba_head_dim",),
@@ -49,6 +55,7 @@ _TRANSFORMER: Final = {"gated": True, "rotary": True, "biases": False, "tied": F
 _FAMILIES: Final[Mapping[str, Mapping[str, Any]]] = {
     "deepseek_v2": _TRANSFORMER,
     "deepseek_v3": _TRANSFORMER,
+    "deepseek_v4": _TRANSFORMER,
     "gpt2": {"gated": False, "rotary": False, "biases": True, "tied": True},
     "gpt_oss": {**_TRANSFORMER, "biases": True, "clamped": True, "rotary": "yarn"},
     "kimi_k2": _TRANSFORMER,
@@ -87,10 +94,10 @@ def model_sizes(path: Path) -> dict[str, Any]:
             sizes["shared_middle"] = width * (given.get("n_shared_experts") or 0)
         if family == "gpt2":
             sizes["positions"] = given.get("n_positions", 1024)
+        if family == "deepseek_v4":
+            return sizes | _pooled(given)
         sizes |= _window(given)
-        if family == "qwen3_moe" and given.get("decoder_sparse_step", 1) != 1:
-            raise InputError("decoder_sparse_step: layers with experts in between have no pattern here")
-        return sizes
+        return sizes | (_pattern(given, sizes) if "pattern" not in sizes else {})
 
 
 def _read(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,22 +115,65 @@ def _read(given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+_POOLED: Final[Mapping[Any, str]] = {
+    0: "wE",
+    4: "CE",
+    128: "HE",
+    "sliding_attention": "wE",
+    "compressed_sparse_attention": "CE",
+    "heavily_compressed_attention": "HE",
+}
+"""The parts of a layer of DeepSeek-V4, by how many tokens a pooled key stands for, or by its name."""
+
+
+def _pooled(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the window of DeepSeek-V4, and which layers have pooled keys."""
+    key = "compress_ratios" if given.get("compress_ratios") is not None else "layer_types"
+    layers = given.get(key)
+    if not isinstance(layers, list) or not isinstance(given.get("sliding_window"), int):
+        raise InputError("has no compress_ratios, layer_types or sliding_window")
+    if unknown := [each for each in layers if each not in _POOLED]:
+        raise InputError(f"{key}: {unknown[0]!r} is none of {', '.join(map(str, _POOLED))}")
+    pattern = [_POOLED[each] for each in layers[: given["num_hidden_layers"]]]
+    return {"window": given["sliding_window"], "pattern": pattern}
+
+
 def _window(given: Mapping[str, Any]) -> dict[str, int]:
     """Return how far layers look back, and which of them look at everything; nothing: all do.
 
     Qwen has windows where `use_sliding_window` says so, by default nowhere.
     """
-    window, kinds = given.get("sliding_window"), given.get("layer_types")
-    if given.get("use_sliding_window"):
-        raise InputError("use_sliding_window: windows from max_window_layers on are not known here")
+    window, kinds = given.get("sliding_window"), _attention(given)
     if kinds is None:
         every = _FULL_EVERY.get(given["model_type"])
         return {} if every is None or not isinstance(window, int) else {"window": window, "full_every": every}
-    if "sliding_attention" not in kinds:
+    if "w" not in kinds:
         return {}
-    every = kinds.index("full_attention") + 1 if "full_attention" in kinds else 0
-    layers = range(1, len(kinds) + 1)
-    repeated = ["full_attention" if every and i % every == 0 else "sliding_attention" for i in layers]
-    if kinds != repeated or not isinstance(window, int):
-        raise InputError("layer_types: attention to everything is known in every so many layers alone")
-    return {"window": window, "full_every": every}
+    if not isinstance(window, int):
+        raise InputError("has no sliding_window, and layers with one")
+    return {"window": window, "full_every": kinds.index("*") + 1 if "*" in kinds else 0}
+
+
+def _attention(given: Mapping[str, Any]) -> list[str] | None:
+    """Return the letter of each layer's attention, as a configuration says it; None: it does not."""
+    kinds = given.get("layer_types")
+    if kinds is None and given.get("use_sliding_window"):
+        first = given.get("max_window_layers", 28)
+        return ["*" if i < first else "w" for i in range(given["num_hidden_layers"])]
+    letters = {"sliding_attention": "w", "full_attention": "*"}
+    if unknown := [kind for kind in kinds or () if kind not in letters]:
+        raise InputError(f"layer_types: {unknown[0]!r} is none of {', '.join(letters)}")
+    return kinds and [letters[kind] for kind in kinds]
+
+
+def _pattern(given: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the parts of each layer, where windows and experts do not follow from sizes alone."""
+    layers, window, every = sizes["layers"], "window" in sizes, sizes.get("full_every", 0)
+    step, without = given.get("decoder_sparse_step") or 1, given.get("mlp_only_layers") or ()
+    repeated = ["w" if window and not (every and (i + 1) % every == 0) else "*" for i in range(layers)]
+    attention = (_attention(given) or repeated)[:layers]
+    if attention == repeated and step == 1 and not without:
+        return {}
+    dense = sizes.get("dense_layers", 0) if sizes.get("experts") else layers
+    experts = (i >= dense and (i + 1) % step == 0 and i not in without for i in range(layers))
+    return {"pattern": [of + "-E"[has] for of, has in zip(attention, experts, strict=True)]}

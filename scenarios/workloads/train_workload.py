@@ -89,8 +89,10 @@ class ModelFields(Strict):
     name: Name | None = Field(
         None, description="a known model, or a config.json; the others replace its sizes"
     )
-    layers: Size | str | None = Field(
-        None, description="how many, or a letter each: * attention, M Mamba-2, E experts, - a middle"
+    layers: Size | str | list[str] | None = Field(
+        None,
+        description="how many; or a letter each: * attention (w in a window; C, H with keys pooled of 4, of "
+        "128 tokens), M Mamba-2, E experts, - a middle; or the letters of each: [*-, *E]",
     )
     hidden: Count | None = Field(None, description="width of the model")
     heads: Count | None = Field(None, description="heads of attention")
@@ -181,7 +183,7 @@ class TrainFields(Strict):
     batch: Count = Field(description="samples of a step, on all replicas")
     recompute: (
         Literal["none", "selective", "full"]
-        | list[Literal["core_attn", "mla_up_proj", "mlp", "moe_act", "moe"]]
+        | list[Literal["core_attn", "mla_up_proj", "mhc", "mlp", "moe_act", "moe"]]
     ) = Field("none", description="selective: attention's inside; full: each layer; or modules by name")
     dtype: DType | dict[Module, DType] = Field(
         "bf16", description="of the products; or of all, and of modules that have another"
@@ -474,8 +476,8 @@ def architecture_of(fields: ModelFields, document: Document) -> Architecture:
         given["rotary"] = False
     if "gated" in given:
         given |= {"gated": bool(given["gated"]), "clamped": given["gated"] == "clamped"}
-    if isinstance(letters := given.get("layers"), str):
-        given |= {"layers": len(letters), "pattern": letters}
+    if isinstance(kinds := given.get("layers"), str | list):
+        given |= {"layers": len(kinds), "pattern": kinds}
     base: Mapping[str, Any] = {}
     if fields.name is not None and fields.name.endswith(".json"):
         base = model_sizes(document.file(fields.name))

@@ -25,7 +25,31 @@ LLAMA: dict[str, Any] = {
     "tie_word_embeddings": False,
     "vocab_size": 128256,
 }
+DEEPSEEK_V4: dict[str, Any] = {
+    "model_type": "deepseek_v4",
+    "compress_ratios": [0, 0, 4, *[128, 4] * 20, 0],
+    "hc_mult": 4,
+    "head_dim": 512,
+    "hidden_size": 4096,
+    "index_head_dim": 128,
+    "index_n_heads": 64,
+    "index_topk": 512,
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 6,
+    "num_hidden_layers": 43,
+    "num_key_value_heads": 1,
+    "o_groups": 8,
+    "o_lora_rank": 1024,
+    "q_lora_rank": 1024,
+    "qk_rope_head_dim": 64,
+    "sliding_window": 128,
+    "vocab_size": 129280,
+}
 CONFIGS: dict[str, dict[str, Any]] = {
+    "deepseek-v4-flash": DEEPSEEK_V4,
     "llama3-8b": LLAMA,
     "qwen3-30b-a3b": {
         "model_type": "qwen3_moe",
@@ -122,12 +146,9 @@ def test_gpt2_has_the_published_parameters(tmp_path: Path) -> None:
         ([], "is no configuration of a model: it has no model_type"),
         ({**LLAMA, "model_type": "lama"}, "unknown model_type 'lama'; did you mean 'llama'?"),
         ({**LLAMA, "hidden_size": "4096"}, "hidden_size should be a whole number, not '4096'"),
-        (
-            {**CONFIGS["gpt-oss-120b"], "layer_types": ["sliding_attention", *["full_attention"] * 2]},
-            "every so many layers alone",
-        ),
-        ({**LLAMA, "model_type": "qwen2", "use_sliding_window": True}, "use_sliding_window"),
-        ({**CONFIGS["qwen3-30b-a3b"], "decoder_sparse_step": 2}, "decoder_sparse_step"),
+        ({**LLAMA, "layer_types": ["chunked_attention"] * 32}, "'chunked_attention' is none of"),
+        ({**LLAMA, "layer_types": ["sliding_attention"] * 32}, "has no sliding_window"),
+        ({**DEEPSEEK_V4, "compress_ratios": [0, 0, 8]}, "compress_ratios: 8 is none of 0, 4, 128"),
     ],
 )
 def test_what_is_not_understood_is_refused(tmp_path: Path, config: object, said: str) -> None:
@@ -146,6 +167,8 @@ def test_what_is_not_understood_is_refused(tmp_path: Path, config: object, said:
         ("gpt_oss", {"layer_types": ["sliding_attention"] * 6}, "wwwwww"),
         ("gpt_oss", {"layer_types": ["full_attention"] * 6}, "******"),
         ("qwen3", {"layer_types": [*["sliding_attention"] * 3, "full_attention"] * 2}, "www*ww"),
+        ("qwen3", {"layer_types": ["sliding_attention", *["full_attention"] * 5]}, "w*****"),
+        ("qwen2", {"use_sliding_window": True, "max_window_layers": 4}, "****ww"),
     ],
 )
 def test_layers_have_the_windows_that_a_configuration_says(
@@ -154,6 +177,22 @@ def test_layers_have_the_windows_that_a_configuration_says(
     config = {**LLAMA, "model_type": family, "sliding_window": 4096, "num_hidden_layers": 6, **more}
     model = Architecture(**model_sizes(written(tmp_path, config)))
     assert "".join(model.kind(i)[0] for i in range(6)) == windows
+
+
+@pytest.mark.parametrize(
+    ("more", "parts"),
+    [
+        ({"decoder_sparse_step": 2}, "-E-E-E"),
+        ({"mlp_only_layers": [0, 5]}, "-EEEE-"),
+        ({"decoder_sparse_step": 3, "mlp_only_layers": [2]}, "-----E"),
+    ],
+)
+def test_experts_are_in_the_layers_that_a_configuration_says(
+    tmp_path: Path, more: dict[str, Any], parts: str
+) -> None:
+    config = {**CONFIGS["qwen3-30b-a3b"], "num_hidden_layers": 6, **more}
+    model = Architecture(**model_sizes(written(tmp_path, config)))
+    assert [model.kind(i) for i in range(6)] == [f"*{part}" for part in parts]
 
 
 def test_a_scenario_takes_one(tmp_path: Path) -> None:

@@ -58,6 +58,7 @@ HYBRID = Architecture(
         ("nemotron-3-super", 120.7),
         ("nemotron-3-ultra", 549),
         ("deepseek-v3", 671),
+        ("deepseek-v4-flash", 284),  # DeepSeek-AI's model card
     ],
 )
 def test_models_have_the_published_parameters(name: str, billions: float) -> None:
@@ -235,7 +236,9 @@ def test_recipes_of_fp8_differ_in_what_they_read_besides() -> None:
 def test_messages_of_tensor_parallelism_pass_beside_blocks_of_products() -> None:
     """Four ranks: four blocks, three messages of a rank's part, and the sum of what came."""
     layout, whole = ParallelLayout(tp=4), 1024 * 256 * 2
-    work = RankWork(replace(HYBRID, pattern="*"), layout, ReplicaBatch(1, 1024, tensor_overlap=True))
+    work = RankWork(
+        replace(HYBRID, layers=1, pattern="*"), layout, ReplicaBatch(1, 1024, tensor_overlap=True)
+    )
     block = Product(256, 256, 64)
     into = work.column("up", 256, 64)
     assert into.forward[1:] == (Collective("send", whole // 4, "tp", block), block) * 3 + (block,)
@@ -448,7 +451,6 @@ workload:
   train:
     model: {model}
     calibration: gb200
-    parallel: {{ep: 8, dp: 8}}
     sequence: 4096
     batch: 64
     {more}
@@ -460,6 +462,11 @@ workload:
     [
         ("{name: nemotron-3-nano, layers: ME?}", "", "layers: '?' is no layer; a layer is one of '*'"),
         ("{name: llama3-8b, layers: M-}", "", "'M' in layers: give mamba.heads"),
+        ("{name: llama3-8b, layers: ['*-', C-]}", "", "'C' in layers: give the name of a model that has it"),
+        ("{name: nemotron-3-nano, layers: 60}", "", "layers: there are 60, and letters of 52"),
+        ("{name: qwen3-30b-a3b, layers: ['*-', '*E']}", "", None),
+        ("deepseek-v4-flash", "parallel: {tp: 2, ep: 8, dp: 8}", "tp: attention with pooled keys is whole"),
+        ("deepseek-v4-flash", "flash: false", "attention with pooled keys is one kernel"),
         ("llama3-8b", "dispatcher: deepep", "has no effect: the model has no experts"),
         ("llama3-8b", "overlap: [ep]", "has no effect: the model has no experts"),
         ("qwen3-30b-a3b", "wide_layers: [1, 1]", "has no effect: all products are in bf16"),
@@ -468,7 +475,8 @@ workload:
     ],
 )
 def test_scenarios_say_what_is_wrong(tmp_path: Path, model: str, more: str, said: str | None) -> None:
-    (tmp_path / "s.yaml").write_text(SCENARIO.format(model=model, more=more))
+    layout = "" if "parallel" in more else "parallel: {ep: 8, dp: 8}\n    "
+    (tmp_path / "s.yaml").write_text(SCENARIO.format(model=model, more=layout + more))
     shown = sim("run", str(tmp_path / "s.yaml"))
     if said is None:
         assert shown.exit_code == 0, shown.output
@@ -478,7 +486,7 @@ def test_scenarios_say_what_is_wrong(tmp_path: Path, model: str, more: str, said
 
 
 def test_a_run_says_when_launches_would_bind_it(tmp_path: Path) -> None:
-    (tmp_path / "s.yaml").write_text(SCENARIO.format(model="qwen3-30b-a3b", more=""))
+    (tmp_path / "s.yaml").write_text(SCENARIO.format(model="qwen3-30b-a3b", more="parallel: {ep: 8, dp: 8}"))
     shown = " ".join(sim("run", str(tmp_path / "s.yaml")).output.split())
     assert (
         "launches take no time (cuda_graph: full-iteration); with cuda_graph: none a micro-batch takes"

@@ -11,10 +11,13 @@
     mla     h → q_rank → a·(d + r),   h → kv_rank + r,   kv_rank → a·(d + v)       (DeepSeek)
     experts router h → e, k of e experts a token, shared experts beside them; latent: h → l → experts → l → h
     mamba   h → 2·i + 2·n·s + a,   convolution and scan of a heads,   i → h       (i = a·d; arXiv 2405.21060)
+    sparse  h → q_rank → a·d,   h → d of one key;   a·d → o_rank for each group of heads, these → h
+            C, H: h → 4·d, 2·d, pooled to a key of 4, of 128 tokens;   C: an indexer ranks those of 4
 
 A letter stands for each part of a layer, as in Megatron-LM's ``hybrid_layer_pattern``: ``*`` attention, ``w``
-attention in a window, ``-`` a middle, ``E`` experts, ``M`` Mamba-2. Layers of a transformer are ``*-`` or
-``*E``; those of a hybrid are single letters.
+attention in a window, ``C`` and ``H`` that window and keys pooled of 4 tokens (those that an indexer chooses)
+or of 128 (DeepSeek-V4), ``-`` a middle, ``E`` experts, ``M`` Mamba-2. Layers of a transformer have two
+letters, as ``*-`` or ``*E``; those of a hybrid have one.
 
 The model's own work, which MFU counts, is that of its products with weights and of its attention, all scores
 included: 72·B·s·l·h²·(1 + s/6h + V/12lh) for a GPT whose middle is 4h wide, as in Narayanan et al., arXiv
@@ -24,16 +27,23 @@ are masked; ``causal`` leaves them out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from math import prod
 from typing import Any, Final, Literal
 
 from scenarios.file.yaml_read import read_yaml_text
 from sim.base.errors import InputError
 
-LAYER_PARTS: Final = "*-EM"
-"""The letters of a pattern: attention, a middle, experts, Mamba-2."""
+LAYER_PARTS: Final = "*wCH-EM"
+"""The letters of a pattern: kinds of attention, a middle, experts, Mamba-2."""
+
+ATTENTION: Final = frozenset("*wCH")
+"""Those of attention."""
+
+POOLED: Final[Mapping[str, int]] = {"C": 4, "H": 128}
+"""Tokens that a pooled key stands for (DeepSeek-V4: compressed sparse, heavily compressed attention)."""
 
 
 @dataclass(frozen=True)
@@ -68,10 +78,18 @@ class Architecture:
         Width in which experts are reached (LatentMoE of Nemotron 3); 0: hidden.
     q_rank, kv_rank, rotary_head, value_head : int
         Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1); kv_rank 0: none.
+    o_rank, o_groups : int
+        The output of attention is projected to ``o_rank`` for each of so many groups of heads, then to
+        ``hidden``; keys are values, and normed (DeepSeek-V4). 0: it is projected at once.
+    index_heads, index_head, index_top_k : int
+        Heads of the indexer, their width, and how many keys of 4 tokens it chooses.
+    streams : int
+        Residual streams, mixed before and behind each part of a layer (manifold-constrained
+        hyper-connections, arXiv 2512.24880).
     window, full_every : int
         Tokens that attention reaches back (0: all), but in the last of so many layers (0: in all of them).
-    pattern : str
-        A letter a layer, of a hybrid; empty: a transformer.
+    pattern : sequence of str
+        The parts of each layer; a text has a letter a layer. Empty: a transformer.
     mamba_heads, mamba_head, mamba_state, mamba_groups : int
         Mamba-2: heads, their width, the width of their state, groups that share its projections.
     predicted : int
@@ -112,9 +130,15 @@ class Architecture:
     kv_rank: int = 0
     rotary_head: int = 0
     value_head: int = 0
+    o_rank: int = 0
+    o_groups: int = 1
+    index_heads: int = 0
+    index_head: int = 0
+    index_top_k: int = 0
+    streams: int = 1
     window: int = 0
     full_every: int = 2
-    pattern: str = ""
+    pattern: Sequence[str] = ()
     mamba_heads: int = 0
     mamba_head: int = 64
     mamba_state: int = 128
@@ -144,14 +168,29 @@ class Architecture:
             raise InputError(f"a token cannot go to {self.top_k} of {self.experts} experts")
         if self.dense_layers > self.layers:
             raise InputError(f"{self.dense_layers} dense layers are more than the {self.layers} there are")
+        object.__setattr__(self, "pattern", tuple(self.pattern))
         if self.pattern:
-            if unknown := sorted({*self.pattern} - {*LAYER_PARTS}):
-                known = ", ".join(map(repr, LAYER_PARTS))
-                raise InputError(f"layers: {unknown[0]!r} is no layer; a layer is one of {known}")
-            needed = (("M", self.mamba_heads, "mamba.heads"), ("E", self.experts, "experts"))
-            for letter, size, what in needed:
-                if letter in self.pattern and not size:
-                    raise InputError(f"{letter!r} in layers: give {what}")
+            self._check_pattern()
+
+    def _check_pattern(self) -> None:
+        """Refuse letters that are not known, or that want sizes; and layers that it says nothing of."""
+        letters = {*"".join(self.pattern)}
+        if unknown := sorted(letters - {*LAYER_PARTS}):
+            known = ", ".join(map(repr, LAYER_PARTS))
+            raise InputError(f"layers: {unknown[0]!r} is no layer; a layer is one of {known}")
+        if len(self.pattern) < self.layers:
+            raise InputError(f"layers: there are {self.layers}, and letters of {len(self.pattern)}")
+        like_v4 = "the name of a model that has it (deepseek-v4-flash)"
+        needed = (
+            ("M", self.mamba_heads, "mamba.heads"),
+            ("E", self.experts, "experts"),
+            ("w", self.window, "window"),
+            ("C", self.index_top_k and self.o_rank, like_v4),
+            ("H", self.o_rank, like_v4),
+        )
+        for letter, size, what in needed:
+            if letter in letters and not size:
+                raise InputError(f"{letter!r} in layers: give {what}")
 
     # -- widths -----------------------------------------------------------------------------------------
 
@@ -163,10 +202,20 @@ class Architecture:
     def kind(self, layer: int) -> str:
         """Return the parts of a layer; behind the last, of one that predicts a further token."""
         if self.pattern:
-            return self.pattern[layer] if layer < self.layers else "*E" if self.experts else "*-"
+            if layer < self.layers:
+                return self.pattern[layer]
+            return ("w" if self.o_rank else "*") + ("E" if self.experts else "-")
         full = self.full_every and (layer + 1) % self.full_every == 0
         attention = "w" if self.window and not full else "*"
         return attention + ("E" if self.experts and layer >= self.dense_layers else "-")
+
+    def reach(self, part: str, sequence: int) -> int:
+        """Return the keys that a token of so long a sequence sees by a letter of attention, masked or not."""
+        near = min(self.window, sequence) if part != "*" else sequence
+        if part not in POOLED:
+            return near
+        pooled = sequence // POOLED[part]
+        return near + (min(self.index_top_k, pooled) if part == "C" else pooled)
 
     @property
     def mamba_inner(self) -> int:
@@ -180,8 +229,33 @@ class Architecture:
 
     # -- parameters -------------------------------------------------------------------------------------
 
-    def attention_weights(self) -> tuple[tuple[int, int], ...]:
+    @property
+    def mix_weights(self) -> tuple[int, int]:
+        """The product that finds how residual streams are mixed, for each part of a layer."""
+        return self.streams * self.hidden, self.streams**2 + 2 * self.streams
+
+    def pool_width(self, part: str, head: int) -> int:
+        """Return the columns of which keys so wide are pooled: values and gates, of overlapping keys two."""
+        return {"C": 4, "H": 2}[part] * head
+
+    def sparse_weights(self, part: str) -> tuple[tuple[int, int], ...]:
+        """Return the products with weights around DeepSeek-V4's attention, as (inner, columns)."""
+        h, wide = self.hidden, self.heads * self.head
+        always = (h, self.q_rank), (self.q_rank, wide), (h, self.head)
+        out = (wide // self.o_groups, self.o_groups * self.o_rank), (self.o_groups * self.o_rank, h)
+        if part not in POOLED:
+            return *always, *out
+        pooled = (h, self.pool_width(part, self.head))
+        if part == "H":
+            return *always, pooled, *out
+        queries = (self.q_rank, self.index_heads * self.index_head)
+        index = queries, (h, self.index_heads), (h, self.pool_width(part, self.index_head))
+        return *always, pooled, *index, *out
+
+    def attention_weights(self, part: str = "*") -> tuple[tuple[int, int], ...]:
         """Return the products with weights around a layer's attention, as (inner, columns)."""
+        if self.o_rank:
+            return self.sparse_weights(part)
         h, a = self.hidden, self.heads
         out = (a * self.value_head, h)
         if not self.kv_rank:
@@ -200,8 +274,8 @@ class Architecture:
 
     def weights(self, part: str) -> tuple[tuple[int, int], ...]:
         """Return the products with weights of a part of a layer, as (inner, columns); of experts, none."""
-        if part in "*w":
-            return self.attention_weights()
+        if part in ATTENTION:
+            return self.attention_weights(part)
         if part == "M":
             width = self.mamba_inner + self.mamba_conv + self.mamba_heads
             return (self.hidden, width), (self.mamba_inner, self.hidden)
@@ -218,8 +292,15 @@ class Architecture:
 
     def norm_parameters(self, kind: str) -> int:
         """Return the parameters of the norms of a layer, and what Mamba-2 has beside its products."""
-        latent = self.q_rank + self.kv_rank if self.kv_rank and {*kind} & {*"*w"} else 0
+        latent = self.q_rank + self.kv_rank if self.kv_rank and ATTENTION & {*kind} else 0
         found = (len(kind) * self.hidden + latent) * (1 + self.biases)
+        if self.o_rank and ATTENTION & {*kind}:  # of queries and keys, and a sink a head
+            found += self.q_rank + self.head + self.heads
+        for part in POOLED.keys() & {*kind}:  # of pooled keys, and where each token is among those of a key
+            for head in (self.head, self.index_head * (part == "C")):
+                found += head + POOLED[part] * self.pool_width(part, head) // 2
+        if self.streams > 1:  # biases and three scales
+            found += len(kind) * (self.mix_weights[1] + 3)
         if "M" in kind:  # four taps and a bias a channel, the gated norm, and A, D and the bias of steps
             found += 5 * self.mamba_conv + self.mamba_inner + 3 * self.mamba_heads
         return found
@@ -230,6 +311,7 @@ class Architecture:
         shared = self.norm_parameters(kind)
         for part in kind:
             shared += sum(k * n + n * self.biases for k, n in self.weights(part))
+            shared += prod(self.mix_weights) * (self.streams > 1)
         if "E" not in kind:
             return shared, 0
         one = sum(k * n + n * self.biases for k, n in self.expert_weights())
@@ -254,6 +336,7 @@ class Architecture:
         """Return the parameters of a layer's products that a token meets."""
         kind = self.kind(layer)
         products = sum(k * n for part in kind for k, n in self.weights(part))
+        products += len(kind) * prod(self.mix_weights) * (self.streams > 1)
         if "E" in kind:
             products += self.top_k * sum(k * n for k, n in self.expert_weights()) + self.hidden * self.experts
         return products
@@ -270,9 +353,11 @@ class Architecture:
         flops = 2 * tokens * self.used_parameters(layer)
         if "M" in kind:  # the recurrence: the state takes a token in, and gives one out (arXiv 2405.21060)
             flops += 4 * tokens * self.mamba_inner * self.mamba_state
-        if {*kind} & {*"*w"}:
-            reach = min(self.window, sequence) if "w" in kind else sequence
-            flops += 2 * self.heads * (self.query_head + self.value_head) * tokens * reach
+        for part in ATTENTION & {*kind}:
+            of_a_key = self.heads * (self.query_head + self.value_head)
+            flops += 2 * of_a_key * tokens * self.reach(part, sequence)
+            if part == "C":  # the indexer ranks all of them
+                flops += 2 * self.index_heads * self.index_head * tokens * (sequence // POOLED[part])
         return flops
 
     def flops(self, samples: int, sequence: int, *, recompute: bool = False) -> int:

@@ -62,7 +62,7 @@ GROUPS: Final = ("tp", "cp", "pp", "dp", "dp_cp", "ep", "edp", "shard", "replica
 
 FULL_ITERATION: Final = "full-iteration"
 
-GRAPHED: Final = {"*": "attn", "w": "attn", "M": "mamba", "-": "mlp", "E": "moe_router"}
+GRAPHED: Final = {**dict.fromkeys("*wCH", "attn"), "M": "mamba", "-": "mlp", "E": "moe_router"}
 """Which scope of CUDA graphs launches a part of a layer (Megatron-LM, ``cuda_graph_scope``)."""
 
 _OF_A_BIAS: Final = 8 / 13
@@ -288,13 +288,13 @@ class Training(RankOptions):
         for i in range(first, first + self.layers_of[stage]):
             kind, (start, end) = self.model.kind(i), self.wide_layers
             pieces = self._layer(kind, wide=not start <= i < self.model.layers - end)
-            units.append(CheckpointUnit(f"layer {i}", pieces, self.work.thin, full, kind))
+            units.append(CheckpointUnit(f"layer {i}", pieces, self.work.carried, full, kind))
         if words and stage == self.stages - 1:
             for i in range(self.model.layers, self.model.layers + self.model.predicted):
                 kind = self.model.kind(i)
                 of = self.dtypes.get("predicted", "")
                 pieces = (*(piece.computed_in(of) for piece in self.work.predicting()), *self._in(of, kind))
-                units.append(CheckpointUnit(f"layer {i}", pieces, self.work.thin, full, kind))
+                units.append(CheckpointUnit(f"layer {i}", pieces, self.work.carried, full, kind))
             units.append(CheckpointUnit("head", (*self.work.head(),) * (1 + self.model.predicted)))
         return units
 
@@ -507,7 +507,7 @@ class Training(RankOptions):
     @property
     def sent_nbytes(self) -> int:
         """What a stage sends on."""
-        return self.work.thin
+        return self.work.carried
 
     @property
     def send_ns(self) -> int:

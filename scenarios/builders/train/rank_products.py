@@ -1,0 +1,200 @@
+"""What the parts of a layer are made of on one rank: products that ranks share, and what they send for them.
+
+::
+
+    column    x (T/t, h) ── norm ── AG ── (h, n/t)         row    (n/t, h) ── RS ── add ──► (T/t, h)
+
+    without sequence parallelism: AR behind rows forward, and behind columns backward
+
+Backward, a product with weights gathers its saved input again while the gradient of its input is computed,
+and scatters that while the gradient of its weight is; the gradient behind rows is gathered before anything.
+With `tensor_overlap` the other products run in t blocks, beside which their messages pass:
+
+    gather, product   block 0 ─ block 1 ─ ... ─ block t-1            product, scatter the same, then the sum
+                      part 1 ─► part 2 ─► ...
+
+Sources: Narayanan et al., arXiv 2104.04473, and Korthikanti et al., arXiv 2205.05198, section 4.2;
+Transformer Engine 2.11, pytorch/module/{layernorm_linear,linear}.py (what overlaps, and gradients of weights
+added in place).
+"""
+
+from __future__ import annotations
+
+from devices.collectives.groups import CollectiveKind
+from scenarios.builders.train.architecture import Architecture
+from scenarios.builders.train.kernels import (
+    Attention,
+    Collective,
+    Kernel,
+    LayerPiece,
+    Pass,
+    Product,
+    products,
+)
+from scenarios.builders.train.layout import ParallelLayout, ReplicaBatch
+from sim.base.errors import InputError, MisfitError
+
+
+class RankProducts:
+    """The products of a model on one rank of a layout.
+
+    Raises
+    ------
+    MisfitError
+        The ranks cannot share the model.
+    InputError
+        An option has no effect.
+    """
+
+    def __init__(self, model: Architecture, layout: ParallelLayout, batch: ReplicaBatch) -> None:
+        t, c = layout.tp, layout.cp
+        shared = [("heads", model.heads), ("middle", model.middle)]
+        if "M" in model.pattern:
+            shared += [("mamba_heads", model.mamba_heads), ("mamba_groups", model.mamba_groups)]
+        for what, size in shared:
+            if size % t:
+                raise MisfitError(
+                    f"tp: {t} ranks cannot share {size} {what}", reason=f"tp does not divide the {what}"
+                )
+        if batch.sequence % (t * c if layout.splits_sequence else c):
+            raise MisfitError(
+                f"a sequence of {batch.sequence} cannot be shared by tp·cp = {t * c} ranks",
+                reason="tp·cp does not divide the sequence",
+            )
+        if c > 1 and batch.context == "all-to-all" and (model.heads // t) % c:
+            raise MisfitError(
+                f"cp: {c} ranks cannot share {model.heads // t} heads; use context: ring",
+                reason="cp does not divide the heads of a rank",
+            )
+        if batch.packed and c > 1 and batch.context == "ring":
+            raise MisfitError(
+                "packed: sequences are not known to go round a ring; use context: all-to-all or all-gather",
+                reason="packed sequences with context: ring",
+            )
+        if model.experts % layout.ep:
+            raise MisfitError(
+                f"ep: {layout.ep} ranks cannot share {model.experts} experts",
+                reason="ep does not divide the experts",
+            )
+        if not model.experts and (batch.imbalance != 1.0 or batch.routes is not None):
+            what = "imbalance" if batch.routes is None else "routing"
+            raise InputError("has no effect: the model has no experts", path=(what,))
+        self.model, self.layout, self.batch = model, layout, batch
+        self.tokens = batch.samples * batch.sequence // c
+        """Tokens of a micro-batch on this rank, before sequence parallelism splits them."""
+        self.few = self.tokens // t if layout.splits_sequence else self.tokens
+        self.t, self.c, self.e = t, c, batch.width
+        self.wide = self.tokens * model.hidden * self.e
+        """Bytes of the hidden state of all tokens."""
+        self.thin = self.few * model.hidden * self.e
+        """Bytes of what a part of a layer reads and adds to."""
+        self.carried = self.thin * model.streams
+        """Bytes of what travels from layer to layer."""
+
+    # -- parts of pieces ------------------------------------------------------------------------------
+
+    def products(
+        self, m: int, k: int, n: int, groups: int = 1
+    ) -> tuple[Product, Product, tuple[Product, ...]]:
+        """Return the product of m rows with a weight, its input's gradient, and its own unless frozen."""
+        forward, of_input, of_weight = products(m, k, n, groups)
+        return forward, of_input, () if self.batch.lora else (of_weight,)
+
+    def read_again(self, nbytes: int) -> int:
+        """Return what the gradient of a weight keeps of its product's input."""
+        return 0 if self.batch.lora else self.kept(nbytes)
+
+    def kept(self, nbytes: int) -> int:
+        """Return what is kept of the input of a product with weights, quantized where products are."""
+        return nbytes if self.batch.kept is None else round(nbytes * self.batch.kept / self.e)
+
+    def gather(self, hidden_by: Product | Attention | None = None, copies: int = 1) -> list[Kernel]:
+        """Gather the hidden state over the ranks that share a layer, quantized where products are."""
+        if not self.layout.splits_sequence:
+            return []
+        return [Collective("all_gather", copies * self.kept(self.wide), "tp", hidden_by)]
+
+    def gathered(self, product: Product, copies: int = 1) -> list[Kernel]:
+        """Gather the hidden state for a product of it."""
+        if not (self.batch.tensor_overlap and self.layout.splits_sequence):
+            return [*self.gather(copies=copies), product]
+        return self._blocks(product, copies * self.kept(self.wide))
+
+    def scattered(self, product: Product) -> list[Kernel]:
+        """Sum what a product makes of the hidden state, each rank keeping its tokens."""
+        if not (self.batch.tensor_overlap and self.layout.splits_sequence):
+            return [product, *self.scatter()]
+        return [*self._blocks(product, self.wide), Pass((self.t + 1) * self.thin)]
+
+    def _blocks(self, product: Product, nbytes: int) -> list[Kernel]:
+        """Return a product block by block, a message of a rank's part beside each but the last.
+
+        Source: Transformer Engine, common/comm_gemm_overlap (``CommOverlapP2PBase``: ring exchange).
+        """
+        block = product._replace(m=product.m // self.t)
+        beside: list[Kernel] = [Collective("send", nbytes // self.t, "tp", block), block]
+        return [*beside * (self.t - 1), block]
+
+    def scatter(self, hidden_by: Product | Attention | None = None) -> list[Kernel]:
+        """Sum the parts of the hidden state, each rank keeping its tokens, or all of them."""
+        if self.t == 1:
+            return []
+        kind: CollectiveKind = "reduce_scatter" if self.layout.splits_sequence else "all_reduce"
+        return [Collective(kind, self.wide, "tp", hidden_by)]
+
+    def column(self, name: str, k: int, n: int, *, norm: bool = True) -> LayerPiece:
+        """Return a product whose columns are shared, the norm before it included.
+
+        Its input is kept as the norm read it and as the norm wrote it.
+        """
+        forward, of_input, of_weight = self.products(self.tokens, k, n)
+        read = self.few * k * self.e
+        norms: list[Kernel] = [Pass(2 * read)] if norm else []
+        norms_back: list[Kernel] = [Pass(3 * read)] if norm else []
+        gathered = self.layout.splits_sequence
+        again = self.gather(of_input) if of_weight else []
+        return LayerPiece(
+            name,
+            (*norms, *self.gathered(forward)),
+            (*again, of_input, *self.scatter(*of_weight), *of_weight, *norms_back),
+            saved=self.read_again(read) + (read + 4 * self.few if norm else 0),
+            made=self.tokens * n * self.e,
+            took=read,
+            backward_extra=self.tokens * k * self.e if gathered else 0,
+        )
+
+    def row(self, name: str, k: int, n: int, *, saved: bool = True) -> LayerPiece:
+        """Return a product whose rows are shared, and the addition to the residual."""
+        forward, of_input, of_weight = self.products(self.tokens, k, n)
+        add = 3 * self.few * n * self.e
+        mask = self.few * n if self.batch.dropout else 0
+        dropout: list[Kernel] = [Pass(2 * self.thin + mask)] if mask else []
+        return LayerPiece(
+            name,
+            (*self.scattered(forward), *dropout, Pass(add)),
+            # blocks of 32 and of 16 are quantized once more along columns, for the gradient of the weight
+            (
+                *dropout,
+                *self.gathered(of_input, 1 + (bool(of_weight) and self.batch.kept not in (None, 1.0))),
+                *of_weight,
+                Pass(add),
+            ),
+            saved=(self.read_again(self.tokens * k * self.e) if saved else 0) + mask,
+            made=self.few * n * self.e,
+            took=self.tokens * k * self.e,
+            extra=self.wide if self.layout.splits_sequence else 0,
+        )
+
+    def plain(
+        self, name: str, k: int, n: int, before: tuple[Kernel, ...], behind: tuple[Kernel, ...], saved: int
+    ) -> LayerPiece:
+        """Return a product that every rank has whole, of the tokens that it keeps."""
+        forward, of_input, of_weight = self.products(self.few, k, n)
+        return LayerPiece(
+            name,
+            (*before, forward),
+            (of_input, *of_weight, *behind),
+            saved=saved,
+            made=self.few * n * self.e,
+            took=self.few * k * self.e,
+        )
