@@ -175,7 +175,7 @@ def common_arguments(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
             path=("virtual_devices",),
         )
     issue_ns = dict(values.get("issue_cost") or {})
-    supports = values.get("supports")
+    kinds = values.get("kinds")
     graph = values.get("cuda_graph", {})
     claims = "" if values.get("ideal") else values.get("preset")
     of_graphs = {"graph_launch": graph.get("issue_cost"), "graph_gap": graph.get("gap")}
@@ -190,7 +190,7 @@ def common_arguments(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
         "event_ns": values.get("event_hop", 0),
         "queue_depth": values.get("queue_depth"),
         "memory_bytes": memory,
-        "supports": None if supports is None else frozenset(supports),
+        "kinds": None if kinds is None else frozenset(kinds),
         "details": Details(
             **{name: values[key] for name, key in _DETAILS.items() if values.get(key) is not None}
         ),

@@ -171,7 +171,7 @@ DEVICE_FIELDS: Final = _table(
         "power",
         "what it draws while an op executes (busy), and else (idle), for the result energy; default 0",
     ),
-    Field("supports", "words", "kinds of op that the device can run; default all"),
+    Field("kinds", "words", "kinds of op that the device can run; default all"),
     # -- what its tasks share
     _overhead(
         "sharing",
@@ -416,7 +416,7 @@ BY_KIND: Final = tuple(
     if field.type.endswith("by kind") and TYPES[field.type].by_key
 )
 """Keys of a device that may be a mapping of kinds of op."""
-LISTS_OF_KINDS: Final = ("supports", "matrix.kinds")
+LISTS_OF_KINDS: Final = ("kinds", "matrix.kinds")
 """Keys of a device that are a list of them."""
 
 

@@ -43,16 +43,14 @@ def candidates(fields: PipelineFields, machine: Machine) -> list[Device]:
         given = [machine.devices[machine.device_index(name)] for name in fields.devices]
         for device in given:
             if not _runs_ops(device):
-                raise InputError(
-                    f"devices: {device.name} can run no op (supports: []), so no rank can be there"
-                )
+                raise InputError(f"devices: {device.name} can run no op (kinds: []), so no rank can be there")
         return given
     able = [device for device in machine.devices if _runs_ops(device)]
     return [device for device in able if not device.workers] or able
 
 
 def _runs_ops(device: Device) -> bool:
-    return device.supports is None or bool(device.supports)
+    return device.kinds is None or bool(device.kinds)
 
 
 def check_ranks(ranks: int, devices: Sequence[Device]) -> None:

@@ -413,6 +413,7 @@ RENAMED: Final[Mapping[str, str]] = {
     "storage": "bandwidth",
     "straggler_factor": "stragglers",
     "straggler_probability": "stragglers",
+    "supports": "kinds",
     "synchronise": "synchronisation",
     "tensor": "tp",
     "tensor_bandwidth": "bandwidth",

@@ -258,7 +258,7 @@ def _why_nowhere(graph: Graph, machine: Machine, op: int, count: int) -> str:
         f"{d.name} ({d.kind}) "
         + (
             "does not support it"
-            if d.supports is not None and kind not in d.supports
+            if d.kinds is not None and kind not in d.kinds
             else f"cannot: {reason}"
             if (reason := _refusal(d, graph, op))
             else "has no cost for it"

@@ -75,8 +75,8 @@ def costs_ns(graph: Graph, device: Device) -> IntArray:
             for other in graph.duration_by_kind.values():
                 only_here |= other != UNSET
             ns = np.where(missing & ~only_here & (graph.flops == 0), 0, ns)
-    if device.supports is not None:
-        ns = np.where(graph.is_kind(*device.supports), ns, UNSET)
+    if device.kinds is not None:
+        ns = np.where(graph.is_kind(*device.kinds), ns, UNSET)
     return ns
 
 
@@ -89,7 +89,7 @@ def _modelled(graph: Graph, device: Device) -> IntArray:
 
 def cost_the_same(one: Device, other: Device, *, asks: bool = True) -> bool:
     """Whether two devices differ in nothing that counts for costs; where it `asks`, for their models."""
-    if (one.kind, one.supports) != (other.kind, other.supports):
+    if (one.kind, one.kinds) != (other.kind, other.kinds):
         return False
     if not asks or (one.cost is None and other.cost is None):
         return True

@@ -179,7 +179,7 @@ class Device:
         that is launched on (`sim.job.transfers`).
     staging_bytes_per_s : int or None
         How fast such a copy passes through the driver's buffers; None is no limit.
-    supports : frozenset of str or None
+    kinds : frozenset of str or None
         Kinds of op it can run; None is all.
     least_ns : callable or None
         ``least_ns(device, job, duration_ns, runs)`` returns a lower bound, in ns, of the time in which any
@@ -218,7 +218,7 @@ class Device:
     processor: Callable[[Device, Any], Processor | None] | None = None
     pageable: bool = False
     staging_bytes_per_s: int | None = None
-    supports: frozenset[str] | None = None
+    kinds: frozenset[str] | None = None
     least_ns: Callable[..., int] | None = None
     for_streams: Callable[[Device, int], Device] | None = None
     with_streams: Callable[[Device, int], Device] | None = None

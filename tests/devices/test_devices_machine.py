@@ -61,7 +61,7 @@ def test_any_other_kind_has_streams() -> None:
         ("queue_depth", 1024, "queue_depth", 1024),
         ("memory", "80GiB", "memory_bytes", 80 * 2**30),
         ("memory", "unlimited", "memory_bytes", None),
-        ("supports", ["matmul"], "supports", frozenset({"matmul"})),
+        ("kinds", ["matmul"], "kinds", frozenset({"matmul"})),
     ],
 )
 def test_keys_reach_the_device(key: str, value: Any, attribute: str, read: Any) -> None:
@@ -196,7 +196,7 @@ def test_one_core_has_its_share_of_the_peaks() -> None:
         ({"kind": "gpu", "peak": {"fp32": 5}}, "x.peak.fp32: 5 has no unit"),
         ({"kind": "gpu", "cost": 5}, "x.cost: 5 is no cost model"),
         ({"kind": "gpu", "cost": "tabel"}, "unknown cost model 'tabel'"),
-        ({"kind": "gpu", "supports": "matmul"}, "x.supports: 'matmul' is not a list"),
+        ({"kind": "gpu", "kinds": "matmul"}, "x.kinds: 'matmul' is not a list"),
         ({"preset": "h200"}, "unknown device preset 'h200'; did you mean 'h200-sxm'"),
         ({"preset": "h200-sxm", "kind": "cpu"}, "is a gpu, not a cpu"),
         ({"streams": 2}, "needs a kind"),
@@ -210,7 +210,7 @@ def test_wrong_descriptions_are_refused(spec: Any, message: str) -> None:
 
 
 def test_links_come_in_pairs_and_by_pattern() -> None:
-    devices = {"gpu": {"kind": "gpu", "count": 2}, "sw": {"kind": "switch", "supports": []}}
+    devices = {"gpu": {"kind": "gpu", "count": 2}, "sw": {"kind": "switch", "kinds": []}}
     machine = make_machine(
         {
             "devices": devices,

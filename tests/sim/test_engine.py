@@ -309,7 +309,7 @@ def test_a_policy_without_verbs_says_what_it_lacks() -> None:
 
 
 def test_what_no_device_can_run_is_refused_before_time_0() -> None:
-    gpu = Device("gpu0", supports=frozenset({"matmul"}))
+    gpu = Device("gpu0", kinds=frozenset({"matmul"}))
     with pytest.raises(
         InfeasibleError, match=r"op 'a' of kind 'op' can run on no device: gpu0 \(gpu\) does not support it"
     ):
