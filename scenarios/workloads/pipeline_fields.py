@@ -113,7 +113,7 @@ class PipelineModelFields(Strict):
     vocabulary: Whole = Field(0, description="words of embedding and head; default: neither is there")
     micro_batch: Count = Field(1, description="samples in a micro-batch")
     dtype: Name = Field("bf16", description="data type in which it computes")
-    flash: bool = Field(True, description="attention keeps no scores")
+    attention: Literal["flash", "eager"] = Field("flash", description="flash: it keeps no scores")
     dropout: bool = Field(False, description="dropout, with its masks")
     gradients: Literal["fp32", "bf16"] = Field("fp32", description="in which gradients are summed")
     recompute: Literal["none", "selective", "full"] = Field(

@@ -130,8 +130,8 @@ def smaller_stages(
     if model is None:
         return []
     changes: list[tuple[str, dict[str, Any]]] = []
-    if not model.flash:
-        changes.append(("model.flash: true", {"flash": True}))
+    if model.attention == "eager":
+        changes.append(("model.attention: flash", {"attention": "flash"}))
         changes += [("model.recompute: selective", {"recompute": "selective"})] * (model.recompute == "none")
     if model.recompute != "full":
         changes.append(("model.recompute: full", {"recompute": "full"}))
@@ -163,7 +163,7 @@ def _training(fields: PipelineFields, stages: int, times: TrainingCalibration) -
             sharding="none" if data is None else data.sharding,
         ),
         times,
-        **model.model_dump(include={"sequence", "micro_batch", "recompute", "flash", "dropout"}),
+        **model.model_dump(include={"sequence", "micro_batch", "recompute", "attention", "dropout"}),
         batch=model.micro_batch * replicas,
         gradient_bytes=4 if model.gradients == "fp32" else 2,
     )

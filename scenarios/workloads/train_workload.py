@@ -195,7 +195,7 @@ class TrainFields(Strict):
         description="dp (true): gradients are reduced beside the backward; tp: products run in blocks "
         "beside messages; ep: tokens of experts are exchanged beside another micro-batch",
     )
-    flash: bool = Field(True, description="attention keeps no scores")
+    attention: Literal["flash", "eager"] = Field("flash", description="flash: it keeps no scores")
     dropout: bool = Field(False, description="dropout, with its masks")
     loss: Literal["fused", "fp32"] = Field(
         "fused", description="fused: it keeps logits of 2 bytes; fp32: a softmax of 4"
@@ -320,7 +320,7 @@ def training_of(fields: TrainFields, document: Document) -> Training:
 
 _AS_GIVEN: Final = {
     *("micro_batch", "batch", "optimizer_state"),
-    *("flash", "dropout", "imbalance"),
+    *("attention", "dropout", "imbalance"),
 }
 """Fields that a `Training` takes as they are."""
 

@@ -337,6 +337,7 @@ RENAMED: Final[Mapping[str, str]] = {
     "experts_per_token": "top_k",
     "fifo": "name",
     "first_kinds": "kinds",
+    "flash": "attention: flash",
     "flop_per_ns": "peak",
     "for": "duration",
     "for_weight_grad": "kept",

@@ -266,7 +266,7 @@ def _gpt(row: Mapping[str, str], layout: ParallelLayout, **changes: Any) -> Trai
     )
     settings: dict[str, Any] = {
         "recompute": "full",
-        "flash": False,
+        "attention": "eager",
         "dropout": True,
         "transformer_engine": False,
         **changes,

@@ -132,7 +132,7 @@ def kept(layout: ParallelLayout, batch: ReplicaBatch, *, statistics: int = 8) ->
 @given(st.sampled_from([1, 2, 4, 8]), st.integers(1, 4), st.sampled_from([64, 512, 2048]))
 def test_activations_of_korthikanti(t: int, b: int, s: int) -> None:
     """arXiv 2205.05198: sbh(34 + 5as/h); sbh(10 + 24/t + 5as/ht) with tensor parallelism; /t with both."""
-    paper = ReplicaBatch(b, s, flash=False, dropout=True)
+    paper = ReplicaBatch(b, s, attention="eager", dropout=True)
     sbh, scores = s * b * GPT.hidden, 5 * GPT.heads * s * s * b
     assert kept(ParallelLayout(), paper) == 34 * sbh + scores
     assert kept(ParallelLayout(tp=t), paper) == (34 * sbh + scores) // t
@@ -172,7 +172,7 @@ def test_gpt3_needs_what_the_paper_prints() -> None:
     """arXiv 2205.05198, figure 1: 66.8 GiB of activations as they are, 12.4 with both ways to save."""
     gpt3 = Architecture(**MODELS["gpt3-175b"])
     layout = ParallelLayout(tp=8, pp=8, chunks=3)
-    sizes = {"sequence": 2048, "micro_batch": 1, "batch": 64, "flash": False, "dropout": True}
+    sizes = {"sequence": 2048, "micro_batch": 1, "batch": 64, "attention": "eager", "dropout": True}
 
     def activations(**changes: object) -> float:
         of = Training(gpt3, changes.pop("layout", layout), PLAIN, **{**sizes, **changes})  # type: ignore[arg-type]
@@ -313,8 +313,8 @@ def test_attention_that_writes_its_scores_runs_products() -> None:
     """One head at a time: two products forward and four backward; a kernel that keeps none has five."""
     sizes = {"samples": 1, "sequence": 512}
     fused, apart = (
-        RankWork(GPT, ParallelLayout(), ReplicaBatch(**sizes, flash=flash)).layer("*-")
-        for flash in (True, False)
+        RankWork(GPT, ParallelLayout(), ReplicaBatch(**sizes, attention=attention)).layer("*-")
+        for attention in ("flash", "eager")
     )
     work = {}
     for pieces in (fused, apart):

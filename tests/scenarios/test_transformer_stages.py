@@ -34,7 +34,7 @@ def test_activations_of_a_layer() -> None:
     """arXiv 2205.05198, table 2: sbh(10 + 24/t + 5as/(ht)), sbh(10 + 24/t), 2sbh; 8s bytes of two norms."""
 
     def kept(**model: Any) -> int:
-        return stages_of(96, **{"flash": False, "dropout": True, **model})[1].activation_nbytes
+        return stages_of(96, **{"attention": "eager", "dropout": True, **model})[1].activation_nbytes
 
     sbh, scores, norms = 2048 * 12288, 5 * 96 * 2048 * 2048, 8 * 2048
     assert kept(tp=8) == sbh * 13 + scores // 8 + norms
@@ -42,12 +42,12 @@ def test_activations_of_a_layer() -> None:
     assert kept(tp=8, recompute="full") == 2 * sbh
     assert kept() == sbh * 34 + scores + norms
     # one kernel of attention keeps a number of each row of the scores, and no mask where nothing is dropped
-    assert kept(flash=True, dropout=False) == sbh * 32 + norms + 4 * 96 * 2048
+    assert kept(attention="flash", dropout=False) == sbh * 32 + norms + 4 * 96 * 2048
 
 
 def test_what_is_left_for_the_weight_gradient() -> None:
     """Scores are for the gradient of the input alone (arXiv 2401.10241, table 1)."""
-    stage = stages_of(96, flash=False)[1]
+    stage = stages_of(96, attention="eager")[1]
     assert stage.activation_nbytes - stage.kept_nbytes == 4 * 96 * 2048 * 2048
 
 
@@ -193,13 +193,16 @@ def test_the_calibration_of_another_gpu_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("micro_batch", "said"),
-    [(16, "it would fit with model.flash: true, or"), (40, "it would fit with model.recompute: full, or")],
+    [
+        (16, "it would fit with model.attention: flash, or"),
+        (40, "it would fit with model.recompute: full, or"),
+    ],
 )
 def test_what_would_make_it_fit(micro_batch: int, said: str) -> None:
     """What costs least comes first; nobody is told to have no micro-batch at all."""
     text = (
         "machine: {preset: dgx-h100}\npolicy: 1f1b\nworkload: {pipeline: {ranks: 1, micro_batches: 1, model: "
-        f"{{{SIZES}, sequence: 2048, micro_batch: {micro_batch}, flash: false}}}}}}"
+        f"{{{SIZES}, sequence: 2048, micro_batch: {micro_batch}, attention: eager}}}}}}"
     )
     with pytest.raises(OutOfMemoryError) as error:
         ran(text)

@@ -121,9 +121,9 @@ class RankWork(RankProducts):
         if c > 1 and b.context == "ring":
             runs, runs_back = self._in_blocks(forward, k + v), self._in_blocks(backward, k + v)
         out = o if by_heads else 0  # saved before it is sent, besides what proj saves
-        lse = 4 * self.tokens * heads if b.flash else 0
+        lse = 4 * self.tokens * heads if b.attention == "flash" else 0
         scores = 0
-        if not b.flash:  # softmax and dropout read and write all of them, one after the other
+        if b.attention == "eager":  # softmax and dropout read and write all of them, one after the other
             each = b.samples * sum(n**2 for n in b.packed or (b.sequence,)) * heads // c
             scores = each * (2 * e + b.dropout)
             before = [*before, Pass(each * (4 * e + b.dropout))]
@@ -143,7 +143,7 @@ class RankWork(RankProducts):
 
     def _attended(self, of: Attention) -> tuple[Kernel, ...]:
         """Return the one kernel of attention, or the products of which its scores are written and read."""
-        if self.batch.flash:
+        if self.batch.attention == "flash":
             return (of,)
         rows, keys = max(1, of.sequence // of.parts), of.sequence
         query, value = of.query_head, of.value_head

@@ -178,8 +178,8 @@ class RankOptions:
     ----------
     context : {"all-to-all", "ring", "all-gather"}
         How context parallelism communicates.
-    flash : bool
-        Attention keeps no scores; otherwise they are written, masked, and dropped out (arXiv 2205.05198).
+    attention : {"flash", "eager"}
+        Whether it keeps no scores, or writes, masks and drops them out (arXiv 2205.05198).
     dropout : bool
         Dropout with its masks, of one byte.
     fused_loss : bool
@@ -204,7 +204,7 @@ class RankOptions:
     """
 
     context: str = "all-to-all"
-    flash: bool = True
+    attention: str = "flash"
     dropout: bool = False
     fused_loss: bool = True
     imbalance: float = 1.0
