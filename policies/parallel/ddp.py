@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import copy
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from policies.option_checks import one_of
 from policies.parallel.program import COMPUTE, HostProgram, shard_nbytes
@@ -236,7 +236,7 @@ class MegatronDDP(DataParallel):
 
       compute           F F F F │ B3  B2  B1  B0        │ U U U U
       reduce_scatter            │         [ b0 ] [ b1 ] │
-      overlap_param_gather      [ g1 ] F0 F1 [ g0 ] F2 F3      a bucket is waited for where it is read first,
+      param_gather              [ g1 ] F0 F1 [ g0 ] F2 F3      a bucket is waited for where it is read first,
                                                                and then the one after it is gathered
 
     A bucket closes when it has ``bucket_size`` elements or more: 40 million, or one million for each rank
@@ -253,12 +253,11 @@ class MegatronDDP(DataParallel):
         How many, or which devices; by default all accelerators of the machine.
     bucket_size : int, optional
         Elements; by default 40 million, or a million for each rank.
-    overlap : bool
-        Whether buckets are reduced during the backward (``overlap_grad_reduce``).
+    overlap : bool or list of {"grad_reduce", "param_gather"}
+        What overlaps: buckets are reduced during the backward (true), updated parameters are gathered during
+        the forward.
     sharding : str
         ``zero-1``: each rank updates a part (the distributed optimizer); or ``none``.
-    overlap_param_gather : bool
-        Whether updated parameters are gathered during the forward.
 
     Examples
     --------
@@ -272,19 +271,18 @@ class MegatronDDP(DataParallel):
         self,
         ranks: int | list[str] | None = None,
         bucket_size: int | None = None,
-        overlap: bool = True,
+        overlap: bool | Sequence[Literal["grad_reduce", "param_gather"]] = True,
         sharding: str = "none",
-        overlap_param_gather: bool = False,
     ) -> None:
         super().__init__(ranks)
         self._bucket_size = None if bucket_size is None else self.whole("bucket_size", bucket_size)
-        self.overlap = overlap
+        overlaps = overlap if isinstance(overlap, Sequence) else ("grad_reduce",) * overlap
+        self.overlap, self.gather_ahead = "grad_reduce" in overlaps, "param_gather" in overlaps
         self.distributed = one_of(self.name, "sharding", sharding, ("none", "zero-1")) != "none"
         self.pipeline_rank = 0
-        if overlap_param_gather and not self.distributed:
-            message = "overlap_param_gather has no effect without sharding: zero-1: nothing is gathered"
-            raise InputError(f"megatron-ddp: {message}", path=("overlap_param_gather",))
-        self.gather_ahead = overlap_param_gather
+        if self.gather_ahead and not self.distributed:
+            message = "param_gather has no effect without sharding: zero-1: nothing is gathered"
+            raise InputError(f"megatron-ddp: overlap: {message}", path=("overlap",))
 
     @property
     def bucket_size(self) -> int:

@@ -78,7 +78,7 @@ class OneRank:
         self.choices = of.routing.choices
         self.tokens, self.token_bytes = self.choices // of.top_k, of.token_bytes
         self.stream = "all_to_all" if of.overlap else COMPUTE
-        self.held = of.experts // of.size
+        self.held = of.experts // of.shard
         here = range(place * self.held, (place + 1) * self.held)
         got = self.routing.sent.sum(axis=0).tolist()
         self.got: dict[int, int] = {x: got[x] for x in here}
@@ -337,7 +337,7 @@ class ExpertParallel(OnRanks):
     routing : str or mapping
         ``balanced``, ``one-hot`` or ``{one-hot: expert}``, ``{zipf: exponent}`` (with ``seed``: drawn),
         ``{random: seed}``, ``{tokens: [...]}`` (by expert, or by rank and expert), ``{trace: file}``.
-    size : int, optional
+    shard : int, optional
         Over how many neighbouring ranks experts are shared out, by default all.
     capacity_factor : float, optional
         What an expert takes of a rank's tokens / its equal part of them; by default all.
@@ -373,7 +373,7 @@ class ExpertParallel(OnRanks):
         tokens: int | None = None,
         top_k: int = 1,
         routing: str | dict[str, Any] = "balanced",
-        size: int | None = None,
+        shard: int | None = None,
         capacity_factor: float | None = None,
         pad_to_capacity: bool = False,
         token_bytes: int | None = None,
@@ -385,17 +385,17 @@ class ExpertParallel(OnRanks):
         self.ranks, self.wrap, self.overlap = Ranks.of(name, ranks), wrap, overlap
         self.experts = whole(name, "experts", experts, most=_MOST_EXPERTS)
         n = self.ranks.n or 1
-        self.size = n if size is None else whole(name, "size", size)
-        if n % self.size:
-            message = f"{n} ranks cannot be divided into groups of {self.size}"
-            raise InputError(f"{name}: size: {message}", path=("size",))
-        self.copies = n // self.size
+        self.shard = n if shard is None else whole(name, "shard", shard)
+        if n % self.shard:
+            message = f"{n} ranks cannot be divided into groups of {self.shard}"
+            raise InputError(f"{name}: shard: {message}", path=("shard",))
+        self.copies = n // self.shard
         self.top_k = whole(name, "top_k", top_k)
         self.token_bytes = None if token_bytes is None else whole(name, "token_bytes", token_bytes)
         self.bucket_size = whole(name, "bucket_size", bucket_size)
         self.routing = routed(
             routing,
-            ranks=self.size,
+            ranks=self.shard,
             experts=self.experts,
             tokens=None if tokens is None else whole(name, "tokens", tokens),
             top_k=self.top_k,
@@ -406,7 +406,7 @@ class ExpertParallel(OnRanks):
 
     def ranked(self, there: Ranked) -> Ranked:
         """Return the ranks that share experts."""
-        at_most(MOST_BUILT, self.size * len(there.programs[0]), "ops")
+        at_most(MOST_BUILT, self.shard * len(there.programs[0]), "ops")
         there.room("expert-parallel", self.ranks)
         layers: dict[int, Layers] = {}
 
@@ -415,7 +415,7 @@ class ExpertParallel(OnRanks):
                 layers[id(one)] = Layers(TrainingStep(one, forward=True), self.wrap, self.experts)
             return self._program(layers[id(one)], at["ep"])
 
-        sizes = {"ep": self.size, "dp": self.copies}
+        sizes = {"ep": self.shard, "dp": self.copies}
         return there.multiplied(sizes, program, names=self.ranks.names, varies=["ep"])
 
     def _program(self, layers: Layers, place: int) -> Graph:

@@ -32,8 +32,8 @@ torch/distributed/pipelining/stage.py (``backward_maybe_with_nosync``).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Final, Generic, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Final, Generic, Literal, TypeVar
 
 from policies.parallel.accumulation import are_in_turn, micro_batches
 from policies.parallel.modules import ROOT, Module, Modules, pattern_of
@@ -45,6 +45,7 @@ from sim import Graph
 from sim.base.errors import InputError, UnknownNameError
 from sim.graph.graph import output_name
 
+_Pass = Literal["forward", "backward"]
 _Prefetch = int | dict[str, list[str]]
 
 _COPY_IN: Final = "all_gather_copy_in"
@@ -64,10 +65,10 @@ class FullyShard(DataParallel):
         Over how many neighbouring ranks parameters are shared out, by default all; fewer is HSDP.
     reshard_after_forward : bool
         Whether modules give their parameters up between forward and backward.
-    forward_prefetch, backward_prefetch : int or mapping, optional
-        ``set_modules_to_forward_prefetch`` and ``set_modules_to_backward_prefetch``: of each module how many
-        of those that follow are gathered before it computes, or which. By default none in the forward, and in
-        the backward the next one.
+    prefetch : mapping, optional
+        ``{forward: 2, backward: {l3: [l1]}}``: of each module how many of those that follow are gathered
+        before it computes, or which (``set_modules_to_forward_prefetch``, ``..._backward_prefetch``). By
+        default none in the forward, and in the backward the next one.
     separate_all_gather : bool
         Whether all_gather has a communicator of its own.
     requires_gradient_sync : bool
@@ -97,8 +98,7 @@ class FullyShard(DataParallel):
         wrap: str | None = None,
         shard: int | None = None,
         reshard_after_forward: bool = True,
-        forward_prefetch: _Prefetch = 0,
-        backward_prefetch: _Prefetch | None = None,
+        prefetch: Mapping[_Pass, _Prefetch] | None = None,
         separate_all_gather: bool = False,
         requires_gradient_sync: bool = True,
         reshard_after_backward: bool = True,
@@ -112,10 +112,10 @@ class FullyShard(DataParallel):
         self.reshard, self.separate = reshard_after_forward, separate_all_gather
         self.requires_gradient_sync = requires_gradient_sync
         self.reshard_after_backward = reshard_after_backward
-        self.forward_prefetch, self.backward_prefetch = forward_prefetch, backward_prefetch
-        for option in ("forward_prefetch", "backward_prefetch"):
-            if not isinstance(value := getattr(self, option), dict | None):
-                self.whole(option, value, least=0)
+        self.prefetch: dict[_Pass, _Prefetch] = {"forward": 0, "backward": 1, **(prefetch or {})}
+        for modules in self.prefetch.values():
+            if not isinstance(modules, dict):
+                self.whole("prefetch", modules, least=0)
 
     def sizes(self, n: int) -> dict[str, int]:
         """Neighbours share parameters; every n-th sums what they reduced."""
@@ -180,7 +180,7 @@ class FullyShardHooks(ABC, Generic[H]):
 
     def pre_forward(self, module: str) -> None:
         """Gather a module and wait for it; what is listed is gathered before it computes."""
-        self._enter(module, self.listed(self.of.forward_prefetch, module, self.names), backward=False)
+        self._enter(module, self.listed(self.of.prefetch["forward"], module, self.names), backward=False)
 
     def leave_forward(self, module: str) -> None:
         """Note that a module has computed."""
@@ -199,7 +199,7 @@ class FullyShardHooks(ABC, Generic[H]):
 
     def pre_backward(self, module: str) -> None:
         """Gather a module unless that was done, wait for it, and gather the next."""
-        ahead = self.listed(self.of.backward_prefetch, module, self.post_forward[::-1])
+        ahead = self.listed(self.of.prefetch["backward"], module, self.post_forward[::-1])
         self._enter(module, ahead, backward=True)
 
     def leave_backward(self, module: str, *, reduces: bool = True) -> None:
@@ -209,7 +209,7 @@ class FullyShardHooks(ABC, Generic[H]):
         if reduces:
             self.reduce(module)
 
-    def listed(self, given: _Prefetch | None, module: str, order: list[str]) -> list[str]:
+    def listed(self, given: _Prefetch, module: str, order: list[str]) -> list[str]:
         """Return what is gathered ahead of a module."""
         if isinstance(given, dict):
             for name in [*given, *given.get(module, [])]:
@@ -217,7 +217,7 @@ class FullyShardHooks(ABC, Generic[H]):
                     raise UnknownNameError("module", name, self.names)
             return given.get(module, [])
         at = order.index(module) + 1
-        return order[at : at + (1 if given is None else given)]
+        return order[at : at + given]
 
     def _enter(self, module: str, ahead: Sequence[str], *, backward: bool) -> None:
         self._unshard(module, backward=backward)

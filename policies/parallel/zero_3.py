@@ -218,8 +218,8 @@ class ZeroThree(DataParallel):
     wrap : str, optional
         What is a module (``set_z3_leaf_modules``), as a regular expression; see ``fsdp2``. By default
         every op that reads a parameter.
-    bucket_size, prefetch_bucket_size : int
-        Elements that are summed at once, and that are gathered ahead at most.
+    bucket_size, prefetch : int
+        Elements that are summed at once, and that are gathered ahead at most (``prefetch_bucket_size``).
     param_persistence_threshold : int
         Parameters of at most so many elements stay whole on every rank.
     max_live_parameters, max_reuse_distance : int
@@ -248,7 +248,7 @@ class ZeroThree(DataParallel):
         ranks: int | list[str] | None = None,
         wrap: str | None = None,
         bucket_size: int = 500_000_000,
-        prefetch_bucket_size: int = 50_000_000,
+        prefetch: int = 50_000_000,
         param_persistence_threshold: int = 100_000,
         max_live_parameters: int = 1_000_000_000,
         max_reuse_distance: int = 1_000_000_000,
@@ -260,7 +260,7 @@ class ZeroThree(DataParallel):
         pattern_of(wrap)
         self.reduce_bucket = self.whole("bucket_size", bucket_size)
         self.limits = Limits(
-            self.whole("prefetch_bucket_size", prefetch_bucket_size, least=0),
+            self.whole("prefetch", prefetch, least=0),
             self.whole("param_persistence_threshold", param_persistence_threshold, least=0),
             self.whole("max_live_parameters", max_live_parameters, least=0),
             self.whole("max_reuse_distance", max_reuse_distance, least=0),

@@ -255,7 +255,7 @@ def test_gradients_are_summed_over_who_has_the_same_parameters() -> None:
     sums = {name: r.attributes["communicator"] for name, r in one.items() if r.kind == "all_reduce"}
     assert sums == {"gpu0/all_reduce0": "data parallel", "gpu1/all_reduce0": "data parallel"}
     assert one["gpu0/ffn0.wu/update"].inputs[0] == ("gpu0/ffn0.up/weight_grad", 0)
-    two = trained(ranks=4, size=2)
+    two = trained(ranks=4, shard=2)
     groups = {name: r.attributes["communicator"] for name, r in two.ops.items() if r.kind == "all_reduce"}
     assert groups["gpu1/all_reduce1"] == groups["gpu3/all_reduce1"] == "expert data parallel 1"
     assert groups["gpu0/all_reduce1"] == "expert data parallel 0"
@@ -272,7 +272,7 @@ def test_a_step_runs_on_both_engines() -> None:
     router = b.op("router", kind="matmul", inputs=["x", "r"], outputs=80, duration_ns=8)
     last = layer(b, router, "ffn0", gated=True)
     b.op("head", kind="matmul", inputs=[last, "h"], outputs=80, duration_ns=8)
-    graph = parallel(TrainingRewrite().apply(b.build()), 4, size=2, routing={"random": 1})
+    graph = parallel(TrainingRewrite().apply(b.build()), 4, shard=2, routing={"random": 1})
     slow, fast = run(graph, 4), run(graph, 4, engine="kernel")
     assert {k: v.tolist() for k, v in slow.tasks.items()} == {k: v.tolist() for k, v in fast.tasks.items()}
 
@@ -301,7 +301,7 @@ def with_weight(*reads: str) -> Graph:
     [
         (forward, {"wrap": "mlp"}, "no op of the forward has a name that matches mlp"),
         (forward, {"wrap": "("}, "must be a regular expression"),
-        (forward, {"size": 3}, "2 ranks cannot be divided into groups of 3"),
+        (forward, {"shard": 3}, "2 ranks cannot be divided into groups of 3"),
         (one_by_one, {"wrap": r"moe\.experts\.(\d+)", "experts": 2}, "is of expert '2'"),
         (one_by_one, {"wrap": r"moe\.(\w+)"}, "is of expert 'experts'; experts are numbered from 0 to 3"),
         (lambda: with_weight("x", "w"), {"tokens": 8}, "is read by experts, and by others"),
@@ -416,7 +416,7 @@ def test_micro_batches_exchange_each_and_sum_once() -> None:
     last = layer(b, router, "ffn0", gated=True)
     b.op("head", kind="matmul", inputs=[last, "h"], outputs=80, duration_ns=8)
     step = GradientAccumulation(2).apply(TrainingRewrite().apply(b.build()))
-    graph = parallel(step, 4, size=2, routing={"tokens": [[3, 3, 1, 1], [3, 3, 1, 1]]})
+    graph = parallel(step, 4, shard=2, routing={"tokens": [[3, 3, 1, 1], [3, 3, 1, 1]]})
     records = read(graph)
     mine = [
         name[5:] for name, r in records.ops.items() if name.startswith("gpu0/") and r.kind == "all_to_all"
@@ -434,7 +434,7 @@ def test_micro_batches_exchange_each_and_sum_once() -> None:
 
 
 def test_experts_are_a_dimension_of_the_grid() -> None:
-    there = Ranked.of(parallel(forward(), 4, size=2, routing={"tokens": [6, 6, 2, 2]}))
+    there = Ranked.of(parallel(forward(), 4, shard=2, routing={"tokens": [6, 6, 2, 2]}))
     assert there.grid.sizes == {"ep": 2, "dp": 2}
     assert [program is there.programs[0] for program in there.programs] == [True, False, True, False]
     with pytest.raises(GraphError, match="is divided into ep already"):

@@ -111,7 +111,7 @@ REWRITES: list[dict[str, Any]] = [
         "name": "megatron-ddp",
         "bucket_size": 150,
         "sharding": "zero-1",
-        "overlap_param_gather": True,
+        "overlap": ["grad_reduce", "param_gather"],
     },
 ]
 

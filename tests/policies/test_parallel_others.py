@@ -58,7 +58,7 @@ def test_a_ready_bucket_is_not_held_back() -> None:
 
 def test_the_distributed_optimizer_gathers_in_the_next_forward() -> None:
     """Waiting for the first bucket's gather launches the second's, which runs beside layers 0 and 1."""
-    options = {"sharding": "zero-1", "overlap_param_gather": True}
+    options = {"sharding": "zero-1", "overlap": ["grad_reduce", "param_gather"]}
     found = by_stream(run(MegatronDDP(2, bucket_size=20, **options).apply(FOUR), 2))
     assert found["all_gather"] == [(0, 80, "all_gather1"), (80, 160, "all_gather0")]
     assert found["compute"][0] == (80, 180, "l0")
@@ -72,8 +72,8 @@ def test_without_overlap_gathers_end_the_step() -> None:
 
 
 def test_what_has_no_effect_is_refused() -> None:
-    with pytest.raises(InputError, match="overlap_param_gather has no effect"):
-        MegatronDDP(2, overlap_param_gather=True)
+    with pytest.raises(InputError, match="param_gather has no effect"):
+        MegatronDDP(2, overlap=["param_gather"])
 
 
 # -- parameter servers ----------------------------------------------------------------------------

@@ -44,7 +44,7 @@ SPLITS: dict[str, list[OnRanks]] = {
 REPLICAS: dict[str, DataParallel] = {
     "ddp": DistributedDataParallel(2, bucket_size_bytes=5000),
     "megatron-ddp": MegatronDDP(2, bucket_size=4000),
-    "distributed optimizer": MegatronDDP(2, 4000, sharding="zero-1", overlap_param_gather=True),
+    "distributed optimizer": MegatronDDP(2, 4000, sharding="zero-1", overlap=["grad_reduce", "param_gather"]),
     "fsdp2": FullyShard(2, r"layer\d+"),
     "fsdp2, synchronised once": FullyShard(2, r"layer\d+", requires_gradient_sync=False),
     "hsdp": FullyShard(4, r"layer\d+", shard=2),

@@ -79,12 +79,12 @@ def test_one_reduce_scatter_is_in_flight() -> None:
 
 
 def test_an_explicit_list_is_gathered_before_the_module_computes() -> None:
-    two = FullyShard(2, forward_prefetch=2).apply(layers(FOUR))
+    two = FullyShard(2, prefetch={"forward": 2}).apply(layers(FOUR))
     names = [name.removeprefix("gpu0/") for name in two.op_names if name.startswith("gpu0/")]
     order = [name for name in names if name.endswith("all_gather") or name in ("l0", "l1", "l2", "l3")]
     gathers = ["l0/all_gather", "l1/all_gather", "l2/all_gather", "l0", "l3/all_gather", "l1", "l2", "l3"]
     assert order[:8] == gathers
-    lists = FullyShard(2, backward_prefetch={"l3": ["l1", "l2"]}).apply(layers(FOUR))
+    lists = FullyShard(2, prefetch={"backward": {"l3": ["l1", "l2"]}}).apply(layers(FOUR))
     names = [name.removeprefix("gpu0/") for name in lists.op_names if name.startswith("gpu0/")]
     order = [name for name in names if "backward_all_gather" in name or "weight_grad" in name]
     assert order == [
@@ -92,7 +92,7 @@ def test_an_explicit_list_is_gathered_before_the_module_computes() -> None:
         *("l2/weight_grad", "l1/weight_grad", "l0/backward_all_gather", "l0/weight_grad"),
     ]
     with pytest.raises(UnknownNameError, match="l9"):
-        FullyShard(2, forward_prefetch={"l0": ["l9"]}).apply(layers(FOUR))
+        FullyShard(2, prefetch={"forward": {"l0": ["l9"]}}).apply(layers(FOUR))
 
 
 def test_a_late_host_gathers_late() -> None:
@@ -160,7 +160,7 @@ def test_parts_and_their_updates() -> None:
         ({"wrap": "("}, "must be a regular expression"),
         ({"wrap": 3}, "must be a regular expression"),
         ({"wrap": "block"}, "no op that reads a parameter has a name that matches block"),
-        ({"forward_prefetch": -1}, "whole number of at least 0"),
+        ({"prefetch": {"forward": -1}}, "whole number of at least 0"),
     ],
 )
 def test_wrong_options(options: dict[str, object], message: str) -> None:
@@ -302,7 +302,7 @@ def test_updated_parameters_are_gathered_in_whole_buckets() -> None:
 
 def test_zero_3_with_room_for_one_layer_ahead() -> None:
     """Parameters leave at once (no reuse); one layer is gathered ahead, and compute holds no gather back."""
-    options = {"param_persistence_threshold": 0, "prefetch_bucket_size": 10, "max_reuse_distance": 0}
+    options = {"param_persistence_threshold": 0, "prefetch": 10, "max_reuse_distance": 0}
     graph = ZeroThree(2, bucket_size=20, **options).apply(layers(FOUR))
     assert picture(by_stream(run(graph, 2))) == {
         "all_gather": (
