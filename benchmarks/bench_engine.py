@@ -60,7 +60,7 @@ SHARING: dict[str, dict[str, Any]] = {
     "gpu": {},
     "gpu+sm": {"sharing": "sm"},
     "gpu+sm odd": {"sharing": "sm"},
-    "gpu+sm priority": {"sharing": "sm", "stream_priorities": [0, -1]},
+    "gpu+sm priority": {"sharing": "sm", "streams": [{}, {"priority": -1}]},
     "gpu+sm+dram": {"sharing": "sm+dram", "bandwidth": "4.8TB/s"},
     "gpu+sm+memory": {"sharing": "sm"},
     "gpu+sm+dram+memory": {"sharing": "sm+dram", "bandwidth": "4.8TB/s"},

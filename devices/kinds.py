@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -188,29 +188,30 @@ def build_gpu(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) ->
     1000
     """
     used, share = _sms_in_use(name, values)
-    streams = values.get("streams", 1)
+    each = values.get("streams", 1)
+    streams = each if isinstance(each, int) else len(each)
     sharing = values.get("sharing", "none")
     if sharing not in ("none", "sm", "sm+dram"):
         raise InputError(f"a GPU shares none, sm or sm+dram, not {sharing!r}", path=("sharing",))
-    for key in ("partitions", "stream_partitions", "stream_priorities"):
-        if key in values and sharing == "none":
+    for key in ("partitions", "streams"):
+        if isinstance(values.get(key, 1), Sized) and sharing == "none":
             raise InputError("it takes effect only with sharing: sm, or sm+dram", path=(key,))
     if sharing != "none" and used is None:
         raise InputError("kernels share SMs, and sms does not say how many there are", path=("sharing",))
     if sharing == "sm+dram" and values.get("bandwidth") is None:
         raise InputError("kernels share the memory's bandwidth, which is not given", path=("sharing",))
-    if len(values.get("stream_priorities", ())) > streams:
-        n = len(values["stream_priorities"])
-        message = f"{n} priorities for {streams} stream{'s' * (streams > 1)}; say streams: {n} or more"
-        raise InputError(message, path=("stream_priorities",))
     dram = values["bandwidth"] if sharing == "sm+dram" else None
-    values = {**values, "sms_in_use": used, "dram_bytes_per_s": dram}
+    given = () if isinstance(each, int) else each
+    priorities = tuple(one.get("priority", 0) for one in given)
+    partitions = [one["partition"] for one in given if "partition" in one]
+    values = {**values, "sms_in_use": used, "dram_bytes_per_s": dram, "stream_priorities": priorities}
+    values["stream_partitions"] = partitions
     for_streams = partial(_gpu_streams, values)
     device = Device(
         **common_arguments(name, values),
         cost=make_cost(values, peak_share=share, origin=origin),
-        for_streams=for_streams if values.keys().isdisjoint(("streams", "stream_partitions")) else None,
-        with_streams=None if "stream_partitions" in values else for_streams,
+        for_streams=None if "streams" in values else for_streams,
+        with_streams=None if partitions else for_streams,
         for_processes=partial(_for_processes, values),
     )
     return for_streams(device, streams)
@@ -265,8 +266,8 @@ def _partitions(
     """Return SMs of each partition and partition of each stream; nothing when there are no partitions."""
     partitions: Mapping[str, int] = values.get("partitions", {})
     if not partitions:
-        if "stream_partitions" in values:
-            raise InputError("there are no partitions", path=("stream_partitions",))
+        if values["stream_partitions"]:
+            raise InputError("there are no partitions", path=("streams",))
         return (), ()
     total = sum(partitions.values())
     step = _PARTITION_STEP.get(values.get("generation", ""), 1)
@@ -277,12 +278,9 @@ def _partitions(
         if sms % step and not rest:
             raise InputError(f"{sms} SMs are no multiple of {step}", path=("partitions", partition))
     names = list(partitions)
-    given = values.get("stream_partitions") or [names[s % len(names)] for s in range(streams)]
+    given = values["stream_partitions"] or [names[s % len(names)] for s in range(streams)]
     if len(given) != streams:
-        message = (
-            f"{len(given)} partitions for {streams} stream{'s' * (streams > 1)}; say streams: {len(given)}"
-        )
-        raise InputError(message, path=("stream_partitions",))
+        raise InputError("some say their partition, and some do not", path=("streams",))
     for partition in given:
         if partition not in partitions:
             raise UnknownNameError(f"partition of {name}", partition, names)

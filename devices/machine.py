@@ -231,6 +231,8 @@ def _build(name: str, values: Mapping[str, Any], origin: Origin, own_kinds: Coll
         if kinds and family not in kinds:
             owners = "devices with streams" if "other" in kinds else f"{' and '.join(kinds)} devices"
             raise InputError(f"only {owners} have it, and {name} is a {kind}", path=(key,))
+    if family == "other" and not isinstance(values.get("streams", 1), int):
+        raise InputError(f"those of a {kind} are alike; say how many", path=("streams",))
     if own_kinds is not None:
         check_kinds(values, own_kinds)
     if family in _BUILDERS:

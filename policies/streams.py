@@ -230,7 +230,7 @@ class Recorded:
     process), so each device numbers the streams it meets in the order of the graph. Importers of traces
     write the attribute (`scenarios.importers.kineto.kineto`, `scenarios.importers.chakra`).
 
-    So the number is a name, not a position: `stream_priorities` and partitions go by the order of first use.
+    So the number is a name, not a position: priorities and partitions go by the order of first use.
 
     Examples
     --------

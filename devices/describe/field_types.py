@@ -342,6 +342,13 @@ def _curve(value: object) -> dict[int, Fraction]:
     return dict(sorted(read.items()))
 
 
+def _streams(value: object) -> Any:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        return _LANES.read(value)
+    _LANES.read(len(value))
+    return _EACH_STREAM.read(value)
+
+
 def _counts(value: object) -> dict[str, int]:
     return {key: inside(key, _positive, item) for key, item in read_mapping(value).items()}
 
@@ -441,6 +448,10 @@ def _transport(value: object) -> Any:
 _PEAK: Final = by_key(quantity(units.parse_flop_rate, FLOP_RATE, "989TFLOP/s", unlimited=True), dtype_name)
 _CAPACITY: Final = quantity(units.parse_bytes, BYTES, "80GiB", unlimited=True)
 _WORDS: Final = _list_of(_WORD, "[matmul, conv]")
+_LANES: Final = at_most(65_536)  # cores, streams or host threads of one device: more than any has
+_EACH_STREAM: Final = _list_of(
+    _keys({"priority": _INTEGER, "partition": _WORD}, "{priority: -1}"), "[{priority: 0}, {priority: -1}]"
+)
 
 TYPES: Final[Mapping[str, Type]] = {
     "duration": _DURATION,
@@ -472,7 +483,8 @@ TYPES: Final[Mapping[str, Type]] = {
     "factor": Type(_factor, "0.2", {"type": "number", "minimum": 0}),
     "positive count": Type(_positive, "4", _COUNT),
     "number of devices": at_most(16_384),  # the largest machines that train one model have about as many
-    "number of lanes": at_most(65_536),  # cores, streams or host threads of one device: more than any has
+    "number of lanes": _LANES,
+    "streams": Type(_streams, "4", {"anyOf": [_LANES.schema, _EACH_STREAM.schema]}),
     "count or unlimited": Type(
         lambda value: units.parse_limit(value, lambda count, what: _positive(count)),
         "4 or unlimited",
@@ -500,7 +512,6 @@ TYPES: Final[Mapping[str, Type]] = {
     ),
     "words": _WORDS,
     "contents": _list_of(one_of("gap"), "[gap]"),
-    "integers": _list_of(_INTEGER, "[0, -1]"),
     "curve": Type(_curve, "{1: 1, 2: 1.9, 4: 3.4}", {"type": "object"}),
     "counts by name": Type(_counts, "{a: 64, b: 68}", {"anyOf": [_COUNT, mapping_of(_COUNT)]}),
     "sizes": Type(read_sizes, "{train: 50GB, serve: 20GB}", mapping_of(quantity_schema(BYTES))),

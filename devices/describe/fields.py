@@ -67,11 +67,11 @@ DEVICE_FIELDS: Final = _table(
     ),
     Field(
         "streams",
-        "number of lanes",
-        "queues whose tasks start in order; default as many as policy.streams uses, or 1",
+        "streams",
+        "queues whose tasks start in order; default as many as policy.streams uses, or 1; or a list: of "
+        "each its priority (lower first; default 0) and partition (default in turn)",
         ("gpu", "other"),
     ),
-    Field("stream_priorities", "integers", "priority of each stream, lower first, 0 when left out", ("gpu",)),
     # -- overheads of issuing
     _overhead("issue_cost", "duration by kind", "cost to the issuer of issuing an op"),
     _overhead(
@@ -191,9 +191,6 @@ DEVICE_FIELDS: Final = _table(
         "counts by name",
         "split the SMs: how many SMs each partition has (green contexts)",
         ("gpu",),
-    ),
-    Field(
-        "stream_partitions", "words", "partition of each stream; default in turn", ("gpu",), example="[a, b]"
     ),
     Field("max_resident", "positive count", "kernels resident at once; default 128", ("gpu",)),
     Field("blocks_per_sm", "positive count", "blocks of a kernel that fit on one SM; default 1", ("gpu",)),

@@ -419,6 +419,8 @@ RENAMED: Final[Mapping[str, str]] = {
     "storage": "bandwidth",
     "straggler_factor": "stragglers",
     "straggler_probability": "stragglers",
+    "stream_partitions": "streams: [{partition: ...}]",
+    "stream_priorities": "streams: [{priority: ...}]",
     "supports": "kinds",
     "synchronise": "synchronisation",
     "tensor": "tp",

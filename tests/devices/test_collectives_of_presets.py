@@ -134,8 +134,8 @@ def test_channels_fit_into_the_partition_of_their_stream(tmp_path: Path) -> None
     """24 channels on 8 SMs: NCCL's thread blocks share them; they used to wait for SMs that never came."""
     path = tmp_path / "s.yaml"
     path.write_text(
-        "machine: {preset: dgx-h100, devices: {gpu: {streams: 2, partitions: {a: 120, b: 8}, "
-        "stream_partitions: [b, a]}}}\n"
+        "machine: {preset: dgx-h100, devices: {gpu: {partitions: {a: 120, b: 8}, "
+        "streams: [{partition: b}, {partition: a}]}}}\n"
         "workload:\n  ops:\n"
         + "".join(
             f"    sum{k}: {{kind: all_reduce, bytes_read: 64MB, device: gpu{k}, "

@@ -186,6 +186,7 @@ def test_one_core_has_its_share_of_the_peaks() -> None:
         ({"kind": "gpu", "gap": "-5us"}, "x.gap: '-5us' is negative"),
         ({"kind": "gpu", "streams": 0}, "x.streams: must be at least 1"),
         ({"kind": "gpu", "streams": True}, "x.streams: True is not a count"),
+        ({"kind": "tpu", "streams": [{}]}, "x.streams: those of a tpu are alike; say how many"),
         ({"kind": "gpu", "streams": "2"}, "x.streams: '2' is not a count"),
         ({"kind": "gpu", "memory": "80"}, "x.memory: '80' has no unit"),
         ({"kind": "gpu", "bandwidth": "0B/s"}, "nothing would ever finish"),

@@ -91,12 +91,12 @@ def test_priority_chooses_among_pending_only() -> None:
     # A (low) has 12 loads on 4 SMs, 3 waves of 10. B (high) comes at 5: nothing that runs is interrupted, but
     # at 10 the four SMs go to B's 4 loads (10 to 20); then A has 8 loads left: 20 to 40.
     launches = [Launch(0, 30, {"grid": 12}), Launch(1, 10, {"grid": 4}, ready_ns=5)]
-    assert spans(run(launches, sms=4, stream_priorities=[0, -1])) == [(0, 40), (10, 20)]
+    assert spans(run(launches, sms=4, streams=[{"priority": 0}, {"priority": -1}])) == [(0, 40), (10, 20)]
     # Without priority B waits until A has dispatched all, at 20, and nothing is left over until 30.
     assert spans(run(launches, sms=4)) == [(0, 30), (30, 40)]
     # The lower of two that arrive together waits, whatever their streams' numbers.
     both = [Launch(0, 10), Launch(1, 10)]
-    assert spans(run(both, sms=4, stream_priorities=[0, -1])) == [(10, 20), (0, 10)]
+    assert spans(run(both, sms=4, streams=[{"priority": 0}, {"priority": -1}])) == [(10, 20), (0, 10)]
 
 
 @pytest.mark.parametrize("arrives_ns", [9, 10])
@@ -109,7 +109,11 @@ def test_what_becomes_free_is_offered_to_all_who_are_there_by_then(arrives_ns: i
         Launch(1, 10, {"grid": 4}, ready_ns=3),
         Launch(2, 10, {"grid": 2}, ready_ns=arrives_ns),
     ]
-    assert spans(run(launches, sms=4, stream_priorities=[0, 0, -1])) == [(0, 20), (20, 30), (10, 20)]
+    assert spans(run(launches, sms=4, streams=[{"priority": 0}, {"priority": 0}, {"priority": -1}])) == [
+        (0, 20),
+        (20, 30),
+        (10, 20),
+    ]
 
 
 @pytest.mark.parametrize("processor", [LeftoverSMs, SharedSMs])
@@ -165,7 +169,8 @@ def test_partitions_are_devices_of_their_own() -> None:
     # Streams 0 and 2 share a; stream 1 has b. 6 and 2 SMs: 8 loads take 2 rounds on 6 and 4 on 2; in a the
     # second kernel finds 4 SMs left over in the second round, then 4 loads are left for the third.
     # Of kernels whose blocks are not known the 80 ns of SMs are 13 1/3 ns on 6, and 160 of two are 26 2/3.
-    apart: dict[str, Any] = {"sms": 8, "partitions": {"a": 6, "b": 2}, "stream_partitions": ["a", "b", "a"]}
+    each = [{"partition": name} for name in "aba"]
+    apart: dict[str, Any] = {"sms": 8, "partitions": {"a": 6, "b": 2}, "streams": each}
     three = [Launch(stream, 10, {"grid": 8}) for stream in range(3)]
     assert spans(run(three, **apart)) == [(0, 20), (0, 40), (10, 30)]
     assert spans(run([Launch(stream, 10) for stream in range(3)], **apart)) == [(0, 14), (0, 40), (13, 27)]
@@ -184,7 +189,7 @@ def test_a_kernel_of_unknown_blocks_has_no_tail() -> None:
     assert beside(1, {"grid": 132 * 40}) == (0, 135_300)  # 41 waves of 3300
     # It yields to one that comes with a higher priority within 1 ns: none of its loads takes longer.
     launches = [Launch(0, 100), Launch(1, 10, ready_ns=50)]
-    assert spans(run(launches, sms=4, stream_priorities=[0, -1])) == [(0, 110), (51, 61)]
+    assert spans(run(launches, sms=4, streams=[{"priority": 0}, {"priority": -1}])) == [(0, 110), (51, 61)]
 
 
 def test_two_bandwidth_bound_kernels_get_half_each() -> None:
@@ -294,18 +299,17 @@ def test_wrong_attributes_are_refused_before_time_0(attributes: dict[str, Any], 
             "no multiple of 8",
         ),
         (
-            {"sms": 4, "sharing": "sm", "partitions": {"a": 4}, "stream_partitions": ["b"]},
+            {"sms": 4, "sharing": "sm", "partitions": {"a": 4}, "streams": [{"partition": "b"}]},
             "unknown partition",
         ),
         (
-            {"sms": 4, "sharing": "sm", "partitions": {"a": 4}, "stream_partitions": ["a", "a"]},
-            "2 partitions for 1 stream; say streams: 2",
+            {"sms": 4, "sharing": "sm", "partitions": {"a": 4}, "streams": [{"partition": "a"}, {}]},
+            "some say their partition, and some do not",
         ),
-        ({"sms": 4, "sharing": "sm", "stream_partitions": ["a"]}, "there are no partitions"),
-        (
-            {"sms": 4, "sharing": "sm", "stream_priorities": [0, 0]},
-            "2 priorities for 1 stream; say streams: 2",
-        ),
+        ({"sms": 4, "sharing": "sm", "streams": [{"partition": "a"}]}, "there are no partitions"),
+        ({"streams": [{"priority": 1}]}, "takes effect only with sharing"),
+        ({"streams": []}, "streams: must be at least 1"),
+        ({"streams": [{"priorty": 1}]}, "did you mean 'priority'"),
     ],
 )
 def test_wrong_devices_are_refused(spec: dict[str, Any], message: str) -> None:

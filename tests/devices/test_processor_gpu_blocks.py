@@ -46,7 +46,11 @@ def test_every_kernel_agrees_with_a_simulation_of_every_block(
 ) -> None:
     launches = sorted(launches, key=lambda launch: launch.ready_ns)
     streams = 1 + max(launch.stream for launch in launches)
-    spec: dict[str, Any] = {"sms": 6, "stream_priorities": priorities[:streams], "max_resident": max_resident}
+    spec: dict[str, Any] = {
+        "sms": 6,
+        "streams": [{"priority": n} for n in priorities[:streams]],
+        "max_resident": max_resident,
+    }
     spec |= {"gap": f"{gap_ns}ns"}
     if dram:
         spec |= {"sharing": "sm+dram", "bandwidth": "20GB/s"}

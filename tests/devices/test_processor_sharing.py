@@ -40,8 +40,8 @@ def chosen(attributes: dict[str, Any], duration_ns: int = 10, **spec: Any) -> ty
         ({"sms": 2, "dram_bytes": 510}, {}, SharedSMs),
         # 6 loads, two waves of 5 ns: 5000 B cannot all have come from DRAM, alone it draws 100 B/ns at most.
         ({"grid": 6, "dram_bytes": 5000}, {}, LeftoverSMs),
-        ({"dram_bytes": 1000}, {"stream_priorities": [0, -1]}, SharedSMs),
-        ({}, {"sharing": "sm", "stream_priorities": [0, -1]}, SharedSMs),
+        ({"dram_bytes": 1000}, {"streams": [{}, {"priority": -1}]}, SharedSMs),
+        ({}, {"sharing": "sm", "streams": [{}, {"priority": -1}]}, SharedSMs),
         ({}, {"sharing": "sm", "max_resident": 1}, SharedSMs),
     ],
 )

@@ -466,7 +466,7 @@ workload:
         ("{name: nemotron-3-nano, layers: 60}", "", "layers: there are 60, and letters of 52"),
         ("{name: qwen3-30b-a3b, layers: ['*-', '*E']}", "", None),
         ("deepseek-v4-flash", "parallel: {tp: 2, ep: 8, dp: 8}", "tp: attention with pooled keys is whole"),
-        ("deepseek-v4-flash", "flash: false", "attention with pooled keys is one kernel"),
+        ("deepseek-v4-flash", "attention: eager", "attention with pooled keys is one kernel"),
         ("llama3-8b", "dispatcher: deepep", "has no effect: the model has no experts"),
         ("llama3-8b", "overlap: [ep]", "has no effect: the model has no experts"),
         ("qwen3-30b-a3b", "wide_layers: [1, 1]", "has no effect: all products are in bf16"),

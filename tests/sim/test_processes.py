@@ -97,11 +97,10 @@ def test_streams_that_share_sms_share_them_among_processes() -> None:
 
 def test_partitions_and_priorities_are_those_of_each_process() -> None:
     keys = {
-        "streams": 2,
+        "streams": [{"priority": -1}, {}],
         "sharing": "sm",
         "sms": 4,
         "partitions": {"x": 1, "y": 3},
-        "stream_priorities": [-1],
     }
     device = gpu(**keys).devices[0]
     assert device.for_processes is not None

@@ -49,7 +49,9 @@ def sparse_attention(work: RankProducts, part: str) -> list[LayerPiece]:
                 reason=f"{name} with pooled keys",
             )
     if work.batch.attention == "eager":
-        raise InputError("attention with pooled keys is one kernel, which keeps no scores", path=("attention",))
+        raise InputError(
+            "attention with pooled keys is one kernel, which keeps no scores", path=("attention",)
+        )
     m, e, tokens, thin = work.model, work.e, work.tokens, work.thin
     q, key = tokens * m.heads * m.head * e, tokens * m.head * e
     norms = Pass(2 * q), Pass(2 * q * m.rotary_head // m.head)
