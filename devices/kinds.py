@@ -347,7 +347,7 @@ def build_npu(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) ->
     if cores % per_op:
         raise InputError(f"{cores} cores do not divide into queues of {per_op}", path=("cores_per_op",))
     if values.get("scratchpad") is None:
-        for key in ("vector.scratchpad", "double_buffered", "granule", "dma_latency"):
+        for key in ("vector.scratchpad", "double_buffered", "granule", "latency"):
             if value_at(values, key) is not None:
                 message = "it takes effect only with a scratchpad, which is not given"
                 raise InputError(message, path=key.split("."))

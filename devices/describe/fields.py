@@ -229,7 +229,7 @@ DEVICE_FIELDS: Final = _table(
         "load the next tile while computing on one; false: one after another; default true",
         ("npu",),
     ),
-    _overhead("dma_latency", "duration", "cost of starting a DMA, for each tile and direction", ("npu",)),
+    _overhead("latency", "duration", "cost of starting a DMA, for each tile and direction", ("npu",)),
     Field("granule", "bytes", "smallest tile of an operand; default 64B", ("npu",), example="512B"),
     Field(
         "copy_engines",

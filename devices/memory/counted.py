@@ -23,8 +23,8 @@ class CountedAllocator(Allocator):
         Bytes of the device; None: unlimited.
     alignment : int
         Every allocation takes a multiple of so many bytes.
-    free_synchronises : bool
-        Whether who frees waits for an idle device.
+    asynchronous : bool
+        Whether nobody waits for a free (``cudaFreeAsync``); else who frees waits for an idle device.
     name : str
         The device, in error messages.
 
@@ -43,13 +43,12 @@ class CountedAllocator(Allocator):
         capacity: int | DeviceMemory | None = None,
         *,
         alignment: Bytes = 1,
-        free_synchronises: bool = True,
+        asynchronous: bool = False,
         name: str = "device",
     ) -> None:
         super().__init__(capacity, name)
         self._align(alignment)
-        self._free_synchronises = free_synchronises
-        self.may_synchronise = free_synchronises
+        self.may_synchronise = not asynchronous
         self._live: dict[int, Block] = {}
 
     def try_alloc(self, nbytes: int, stream: int = 0, owner: Owner = None) -> Block | None:
@@ -73,7 +72,7 @@ class CountedAllocator(Allocator):
             del self._live[block.address]
             self.memory.free(block.address, block.nbytes)
             self.device_frees += 1
-            self.synchronisations += self._free_synchronises
+            self.synchronisations += self.may_synchronise
             self._reserve(-block.nbytes)
         return ()
 

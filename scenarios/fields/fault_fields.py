@@ -9,7 +9,7 @@
         counted: {device: "gpu*", file: counted.csv, over: 1296h, devices: 16384}
       slow_downs:
         heat: {device: gpu0, at: [5us], duration: 20us, factor: 2}
-      timeout: {transfer: 1s, collective: 10min}       who notices, and when
+      timeout: {transfer: 1s, collectives: 10min}      who notices, and when
       health_check: {every: 10s, timeout: 1s}
       restart: 10min                                   what follows
       checkpoint: {every: 2, restore: 1min}
@@ -232,8 +232,8 @@ class TimeoutFields(Strict):
     transfer: Duration | None = Field(
         None, description="a Send or Recv that stands still; default: it waits for ever"
     )
-    collective: Duration | None = Field(
-        None, description="a collective, from the call of a rank's host; default: 10min, as NCCL in PyTorch"
+    collectives: Duration | None = Field(
+        None, description="of each, from the call of a rank's host; default: 10min, as NCCL in PyTorch"
     )
 
 
@@ -284,7 +284,7 @@ class FaultFields(Strict):
         return Faults(
             tuple(causes),
             self.timeout.transfer,
-            NCCL_TIMEOUT_NS if self.timeout.collective is None else self.timeout.collective,
+            NCCL_TIMEOUT_NS if self.timeout.collectives is None else self.timeout.collectives,
             None if check is None else HealthCheck(check.every, check.timeout),
             self.restart,
             None if self.checkpoint is None else self.checkpoint.every,

@@ -348,7 +348,7 @@ def _ideal() -> MemorySpec:
     """Return what counts bytes against the capacity, without rounding, fragments or costs."""
     from devices.memory.registry import MemorySpec
 
-    return MemorySpec("counted", options={"free_synchronises": False})
+    return MemorySpec("counted", options={"asynchronous": True})
 
 
 def memory_of(

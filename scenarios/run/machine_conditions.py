@@ -130,7 +130,7 @@ def _of_devices(names: tuple[str, ...], holds: Callable[[_Described], bool], why
     return Rule(keys, lambda case, loc: any(map(holds, _entry(case, loc))), why)
 
 
-_OF_TILES: Final = ("scratchpad", "vector.scratchpad", "double_buffered", "granule", "dma_latency")
+_OF_TILES: Final = ("scratchpad", "vector.scratchpad", "double_buffered", "granule", "latency")
 _LOSSES: Final = ("efficiency", "memory_efficiency", "op_overhead")
 
 OF_DEVICES: Final[tuple[Rule, ...]] = (

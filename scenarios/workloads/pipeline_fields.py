@@ -38,7 +38,7 @@ class StageFields(Strict):
     overlapped: Duration | None = Field(
         None, description="time of F and B in one slot (DualPipe); default: their sum"
     )
-    collective: Duration | None = Field(
+    collectives: Duration | None = Field(
         None, description="messages inside a stage after F and after B or I (tensor or expert parallelism)"
     )
     activation: Bytes | None = Field(None, description="size sent to the next stage; default 0")

@@ -242,7 +242,7 @@ def _stage(own: StageFields, common: StageFields, number: int | None = None) -> 
         gradient_nbytes=values["gradients"] or 0,
         optimizer_nbytes=values["optimizer_state"] or 0,
         checkpoint_nbytes=held.get("recompute"),
-        collective_ns=values["collective"] or 0,
+        collective_ns=values["collectives"] or 0,
     )
 
 

@@ -112,9 +112,9 @@ def test_an_op_says_how_it_is_cut() -> None:
 def test_starting_a_dma_costs() -> None:
     # 100 ns a tile and way. 1 tile: 1124 + 2048 + 1124; 2: 612 + 1024 + 612 + 1024 = 3272;
     # 4: 356 + 512 + 356 + 3 x 512 = 2760, the best.
-    assert duration_ns({**CORE, "dma_latency": "100ns"}, flops=2048) == 2760
+    assert duration_ns({**CORE, "latency": "100ns"}, flops=2048) == 2760
     # At 300 ns, 4 tiles: 556 + 512 + 556 + 3 x 556 = 3292, 3: (641.3) + 682.7 + 641.3 + 2 x 682.7 = 3330.7.
-    assert duration_ns({**CORE, "dma_latency": "300ns"}, flops=2048) == 3292
+    assert duration_ns({**CORE, "latency": "300ns"}, flops=2048) == 3292
 
 
 def test_both_ways_share_the_bandwidth_of_the_memory() -> None:

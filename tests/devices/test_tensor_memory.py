@@ -330,10 +330,8 @@ def test_parameters_lie_beside_a_static_plan_and_count() -> None:
 
 
 def test_allocators_are_described_in_words() -> None:
-    spec = read_allocator(
-        {"name": "counted", "alignment": "2MiB", "free": "10us", "free_synchronises": False}
-    )
-    assert spec == MemorySpec("counted", 0, 10_000, 0, {"alignment": 2 << 20, "free_synchronises": False})
+    spec = read_allocator({"name": "counted", "alignment": "2MiB", "free": "10us", "asynchronous": True})
+    assert spec == MemorySpec("counted", 0, 10_000, 0, {"alignment": 2 << 20, "asynchronous": True})
     assert read_allocator("bfc") == MemorySpec("bfc")
     with pytest.raises(
         InputError, match=r"the bfc allocator has no option 'allow_grow'; did you mean 'allow_growth'"

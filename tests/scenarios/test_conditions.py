@@ -139,7 +139,7 @@ CASES: list[tuple[str, str, str]] = [
             ("npu", "double_buffered", "false", ", scratchpad: 1MiB"),
             ("npu", "granule", "512B", ", scratchpad: 1MiB"),
             ("npu", "core_bandwidth", "1GB/s", ""),
-            ("npu", "dma_latency", "1us", ", scratchpad: 1MiB"),
+            ("npu", "latency", "1us", ", scratchpad: 1MiB"),
             ("gpu", "kernel_floor", "1us", ""),
             ("gpu", "clock", "1GHz", f", cost: [fitted, roofline], {SHEET}"),
             ("gpu", "l2", "1MiB", f", cost: fitted, {SHEET.replace('l2: 1MiB', 'clock: 1GHz')}"),

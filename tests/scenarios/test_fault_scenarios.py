@@ -48,7 +48,7 @@ workload:
     sum0: {kind: all_reduce, duration: 5us, device: gpu0, inputs: [a0], attributes: {communicator: dp}}
     sum1: {kind: all_reduce, duration: 5us, device: gpu1, inputs: [a1], attributes: {communicator: dp}}
 policy: in-order
-faults: {failures: {crash: {worker: worker1, at: [20us]}}, timeout: {collective: 100us}, restart: 10us}
+faults: {failures: {crash: {worker: worker1, at: [20us]}}, timeout: {collectives: 100us}, restart: 10us}
 """
 
 

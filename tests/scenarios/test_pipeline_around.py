@@ -417,7 +417,7 @@ def test_messages_inside_a_stage(tmp_path: Path) -> None:
     """One micro-batch, two stages: F c F c B c B c; nothing hides the messages."""
     text = """\
 workload:
-  pipeline: {stages: 2, micro_batches: 1, forward: 1ms, backward: 2ms, collective: 0.5ms}
+  pipeline: {stages: 2, micro_batches: 1, forward: 1ms, backward: 2ms, collectives: 0.5ms}
 policy: gpipe
 """
     result = run(tmp_path, text=text)
@@ -426,6 +426,6 @@ policy: gpipe
     assert told["busy_ns"] == [3_000_000, 3_000_000]
     assert told["waits_for"] == [{"stage 1": 3_000_000, "collective": 1_500_000}, {"collective": 500_000}]
     assert told["exposed_ns"] == [1_500_000, 500_000]
-    split = run(tmp_path, *in_pipeline(stages=4, micro_batches=4, collective="1ms"), policy="zb-h1")
+    split = run(tmp_path, *in_pipeline(stages=4, micro_batches=4, collectives="1ms"), policy="zb-h1")
     plain = run(tmp_path, *in_pipeline(stages=4, micro_batches=4), policy="zb-h1")
     assert split.trace.makespan_ns > plain.trace.makespan_ns + 4 * 2 * 1_000_000 - 1

@@ -88,7 +88,7 @@ def test_a_preset_has_an_end(tmp_path: Path) -> None:
             92_274_688,
         ),
         (["memory.allocator=pool"], 90_000_000, 90_000_000),
-        (["memory.allocator={name: counted, free_synchronises: false}"], 90_000_000, 90_000_000),
+        (["memory.allocator={name: counted, asynchronous: true}"], 90_000_000, 90_000_000),
         (["memory.allocator=planned"], 90_000_000, 90_000_000),
         # All memory is one region, of 256 B a piece: 50 MB are 195,312.5 of them.
         (["memory.allocator=bfc", "machine.devices.gpu0.memory=1GB"], 90_000_128, 1_000_000_000 // 256 * 256),

@@ -72,7 +72,7 @@ def test_the_kernel_does_what_simpy_does(seed: int) -> None:
     policy = POLICIES[int(rng.integers(0, len(POLICIES)))]
     noise = Noise(sigma=0.4) if rng.random() < 0.3 else None
     job = make_job(graph, draw_machine(rng, ranks), streams=Recorded(), iterations=iterations, noise=noise)
-    counted = MemorySpec("counted", options={"free_synchronises": False})
+    counted = MemorySpec("counted", options={"asynchronous": True})
     specs = {device.name: counted for device in job.machine.devices}
     memory = tensor_memory(specs, lifetime=["execution", "issue"][seed % 2]) if seed % 3 == 0 else None
     expected = on_simpy(job, policy(), memory=memory)

@@ -22,10 +22,10 @@ from sim.job.build_job import make_job
 from sim.kernel.run import DEADLOCK, NotOnKernelError, run
 from tests.kernel_helpers import KERNELS, same
 
-COUNTED = MemorySpec("counted", options={"free_synchronises": False})
+COUNTED = MemorySpec("counted", options={"asynchronous": True})
 SPECS = [
     COUNTED,
-    MemorySpec("counted", options={"free_synchronises": False, "rounding": 16}),
+    MemorySpec("counted", options={"asynchronous": True, "rounding": 16}),
     MemorySpec("counted"),
     MemorySpec("pool", options={"alignment": 8}),
     MemorySpec("bfc"),
