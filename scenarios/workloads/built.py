@@ -47,7 +47,9 @@ class Gpt(Builder):
     vocabulary: Count = Field(50304, description="words that it knows")
     batch: Count = Field(1, description="samples")
     dtype: Name = Field("bf16", description="data type of weights, activations and gradients")
-    training: bool = Field(False, description="include backward and optimizer")
+    optimizer: Literal["adam"] | None = Field(
+        None, description="train with it: backward and updates, too; default: the forward alone"
+    )
 
     def graph(self) -> Graph:
         """Return the graph."""
@@ -56,15 +58,17 @@ class Gpt(Builder):
             gpt_graph,  # brings the importers' table of costs along
         )
 
-        sizes = Transformer(**self.model_dump(exclude={"model", "batch", "training"}), micro_batch=self.batch)
-        return gpt_graph(sizes, training=self.training, name=self.model)
+        sizes = Transformer(
+            **self.model_dump(exclude={"model", "batch", "optimizer"}), micro_batch=self.batch
+        )
+        return gpt_graph(sizes, training=self.optimizer is not None, name=self.model)
 
     def report(self, trace: Trace) -> dict[str, Any]:
         """Return a line on what kernels take, where `train` takes more for the same GPU."""
         from scenarios.workloads.calibrations import calibration_for
 
         used = trace.job.machine.devices[int(trace.device[0])]
-        found = calibration_for(used, self.dtype) if self.training else None
+        found = calibration_for(used, self.dtype) if self.optimizer else None
         if found is None:
             return {}
         return {

@@ -432,6 +432,7 @@ RENAMED: Final[Mapping[str, str]] = {
     "text": "order",
     "time": "duration",
     "times": "factor",
+    "training": "optimizer: adam",
     "use_distributed_optimizer": "sharding",
     "value_head": "head",
     "vector_peak": "vector",

@@ -343,7 +343,7 @@ def test_activations_are_held_from_forward_to_backward() -> None:
 
 @pytest.mark.filterwarnings("ignore:.* data-sheet rooflines")
 def test_a_gpt_in_a_scenario(tmp_path: Path) -> None:
-    text = "model: gpt, layers: 2, hidden: 64, heads: 4, sequence: 16, vocabulary: 100, training: true"
+    text = "model: gpt, layers: 2, hidden: 64, heads: 4, sequence: 16, vocabulary: 100, optimizer: adam"
     trace = run(tmp_path, text, "machine: {devices: {gpu0: {preset: h200-sxm}}}\niterations: 2\n")
     assert len(trace) == 2 * 70
     assert (trace.tasks["end_ns"] >= trace.tasks["start_ns"]).all()

@@ -166,7 +166,7 @@ def test_a_pipeline_of_one_is_the_step_of_build() -> None:
     pipeline = by_pipeline(1, 1, ", gradients: bf16")
     build = ran(
         "machine: {devices: {gpu0: {preset: h100-sxm}}}\npolicy: {runtime: pytorch-eager}\nworkload: {build: "
-        f"{{model: gpt, {SIZES}, sequence: 2048, batch: 4, training: true}}}}"
+        f"{{model: gpt, {SIZES}, sequence: 2048, batch: 4, optimizer: adam}}}}"
     )
 
     def without_optimizer(result: Result) -> int:
