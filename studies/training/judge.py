@@ -19,9 +19,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import product, starmap
+from itertools import product
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -320,52 +320,78 @@ class Judge:
         )
         return self._bridge(what, lambda row: _has_experts(row) and bool(CHOSEN_ON.search(row.group)))
 
-    def bridge_experts_left_out(self) -> Judgement:
-        """The same, and how far off they are by numbers that were chosen on others of them."""
-        found = self.bridge_experts()
-        return replace(found, beside=_left_out([one.row for one in found.judged]))
-
-    def bridge_unseen(self) -> Judgement:
-        """Models with experts on which nothing was chosen."""
-        what = "gpt-oss and Nemotron 3", "nothing was chosen on these rows"
+    def bridge_others(self) -> Judgement:
+        """Other models with experts."""
+        what = (
+            "gpt-oss and Nemotron 3",
+            "one number for all GPUs (bias_gradients) was chosen on gpt-oss, nothing on Nemotron 3",
+        )
         return self._bridge(what, lambda row: _has_experts(row) and not CHOSEN_ON.search(row.group))
+
+    def bridge_experts_left_out(self) -> Judgement:
+        """How far off they are by numbers for launches that were chosen on others of them."""
+        return _left_out(self.bridge_experts(), _HOSTS, {"model": _model, "GPU": _gpu})
+
+    def bridge_biases_left_out(self) -> Judgement:
+        """How far off they are by a time of gradients of biases that was chosen on other GPUs."""
+        what = "gpt-oss", "one number chosen"
+        return _left_out(self._bridge(what, _has_biases), _BIASES, {"GPU": _gpu})
 
 
 CHOSEN_ON: Final = re.compile("Qwen3|DeepSeek")
 """The models of Megatron Bridge on whose rows `host` of calibrations was chosen."""
 
 
-_HOSTS: Final = tuple(starmap(HostLaunches, product((2e6, 3e6, 4e6, 5e6), (85e3, 170e3, 255e3), (1, 1.5, 2))))
+_HOSTS: Final[tuple[Mapping[str, Any], ...]] = tuple(
+    {"host": HostLaunches(*of)} for of in product((2e6, 3e6, 4e6, 5e6), (85e3, 170e3, 255e3), (1, 1.5, 2))
+)
 """Of which one is chosen on the rows of other models, or other GPUs."""
 
+_BIASES: Final[tuple[Mapping[str, Any], ...]] = tuple({"bias_gradients": 1 + n / 2} for n in range(12))
+"""The same, of products that find the gradients of biases."""
 
-def _left_out(rows: Sequence[Published]) -> str:
-    """Return how far off rows are if what launches cost is chosen on those of other models, or GPUs."""
+
+def _model(row: Published) -> str:
+    return str(re.findall("DeepSeek|Qwen3_[0-9]+B", row.group)[0])
+
+
+def _gpu(row: Published) -> str:
+    return row.hardware.partition(" ")[0]
+
+
+def _left_out(
+    found: Judgement, choices: Sequence[Mapping[str, Any]], parts: Mapping[str, Callable[[Published], str]]
+) -> Judgement:
+    """Return a judgement that says how far off its rows are if numbers are chosen without each model, GPU."""
     known: dict[str, float] = {}
+    rows = [one.row for one in found.judged]
 
-    def off(row: Published, host: HostLaunches) -> float:
+    def off(row: Published, choice: Mapping[str, Any]) -> float:
         assert row.training is not None
-        if row.training.cuda_graph == FULL_ITERATION:  # the host launches nothing
-            host = HostLaunches()
-        told = f"{row.hardware} {row.training!r} {host}"
+        if row.training.cuda_graph == FULL_ITERATION and "host" in choice:  # the host launches nothing
+            choice = {"host": HostLaunches()}
+        told = f"{row.hardware} {row.training!r} {choice}"
         if told not in known:
-            known[told] = predicted_ms(row, replace(shipped(row.hardware), host=host))
+            known[told] = predicted_ms(row, replace(shipped(row.hardware), **choice))
         return abs(known[told] / row.step_ms - 1)
 
-    def by(what: Callable[[Published], str]) -> str:
+    said = []
+    for name, what in parts.items():
         errors: list[float] = []
         for each in dict.fromkeys(map(what, rows)):
             others = [row for row in rows if what(row) != each]
-            host = min(_HOSTS, key=lambda host: sum(off(row, host) for row in others))
-            errors += [off(row, host) for row in rows if what(row) == each]
-        return f"{100 * np.mean(errors):.1f} % on average ({100 * np.median(errors):.1f} %)"
+            chosen = min(choices, key=lambda choice: sum(off(row, choice) for row in others))
+            errors += [off(row, chosen) for row in rows if what(row) == each]
+        said.append(
+            f"with each {name} left out they are off by {100 * np.mean(errors):.1f} % on average "
+            f"({100 * np.median(errors):.1f} % at the median)"
+        )
+    beside = f"Chosen of {len(choices)} on the others, {'; '.join(said)}"
+    return replace(found, beside=beside)
 
-    model = by(lambda row: re.findall("DeepSeek|Qwen3_[0-9]+B", row.group)[0])
-    gpu = by(lambda row: row.hardware.partition(" ")[0])
-    return (
-        f"With each model left out, and the numbers for launches chosen of {len(_HOSTS)} on the rows of the "
-        f"others, they are off by {model}; with each GPU left out by {gpu}"
-    )
+
+def _has_biases(row: Published) -> bool:
+    return _has_experts(row) and row.training is not None and row.training.model.biases
 
 
 def _has_experts(row: Published) -> bool:
@@ -381,12 +407,13 @@ SOURCES: Final[Mapping[str, Callable[[Judge], Judgement]]] = {
     "llama": Judge.llama,
     "bridge_dense": Judge.bridge_dense,
     "bridge_experts": Judge.bridge_experts,
-    "bridge_unseen": Judge.bridge_unseen,
+    "bridge_others": Judge.bridge_others,
 }
 """Who is judged, in the order of the page."""
 
 LEFT_OUT: Final[Mapping[str, Callable[[Judge], Judgement]]] = {
     "bridge_left_out": Judge.bridge_experts_left_out,
+    "bridge_biases_left_out": Judge.bridge_biases_left_out,
 }
 """What is judged when it is asked for: it takes longer than all of a page that it says one line of."""
 

@@ -287,12 +287,27 @@ def test_gpt_oss_clamps_and_adds_biases_by_themselves() -> None:
         assert with_both[gate].backward == (*without[gate].backward, Pass(5 * rows * 1024 * 2))
         assert with_both[gate].saved == 2 * without[gate].saved
         assert with_both[down].forward == (*without[down].forward, Pass(there * rows * 64 * 2))
-        assert with_both[down].backward == (Pass(back * rows * 64 * 2), *without[down].backward)
+        *before, of_weight = without[down].backward
+        assert isinstance(of_weight, Product)
+        of_both = of_weight._replace(bias=True)
+        assert with_both[down].backward == (Pass(back * rows * 64 * 2), *before, of_both)
     rotated = [
         RankWork(replace(of, rotary=r), ParallelLayout(), batch).attention()[1] for r in (True, "yarn")
     ]
     once, scaled = (sum(k.nbytes for k in piece.forward if isinstance(k, Pass)) for piece in rotated)
     assert scaled - once == 10 * 1024 * (4 + 2) * 64 * 2
+
+
+def test_a_product_that_finds_gradients_of_biases_too_takes_longer_in_16_bits_alone() -> None:
+    plain, both = Product(2880, 8192, 2880, "W", 8), Product(2880, 8192, 2880, "W", 8, bias=True)
+    of = named_calibration("b300-sxm", "bf16")
+    assert of.kernel_ns(both) == pytest.approx(4.5 * of.kernel_ns(plain), rel=0.01)
+    fitted = replace(of, attention_forward=0.5)
+    assert fitted.kernel_ns(both) == fitted.kernel_ns(plain)
+    for kept, has in ((None, True), (1.0, False)):
+        work = RankWork(replace(HYBRID, biases=True), ParallelLayout(), ReplicaBatch(1, 1024, kept=kept))
+        found = [k.bias for p in work.experts() for k in p.backward if isinstance(k, Product)]
+        assert any(found) is has
 
 
 def test_biases_of_experts_are_launched_too() -> None:

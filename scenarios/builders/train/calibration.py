@@ -296,6 +296,11 @@ class TrainingCalibration:
         What launching kernels takes of the host.
     exchange_sms : float
         Part of the SMs that an exchange of tokens takes from what runs beside it.
+    bias_gradients : float
+        Time of a product of experts that finds the gradients of their biases, too, as Transformer Engine has
+        it in 16 bits / of the product alone; fitted rates have it in them. Chosen on published steps of
+        gpt-oss (docs/clusters_training.md). No kernel of it was measured; where all products of a dense model
+        had them, its backward took 1.6 times as long (NVIDIA/CUDALibrarySamples, issue 90).
     """
 
     name: str
@@ -317,6 +322,7 @@ class TrainingCalibration:
     node: int = 8
     host: HostLaunches = field(default_factory=HostLaunches)
     exchange_sms: float = 0.2
+    bias_gradients: float = 4.5
 
     @property
     def is_unfitted(self) -> bool:
@@ -352,13 +358,15 @@ class TrainingCalibration:
         if isinstance(kernel, Scan | Experts):
             slowed = alone / min(1.0, self.sustained)
             return _longer(slowed, self._arithmetic_ns(kernel, self.peak * self.product))
-        shape = kernel._replace(dtype="") if isinstance(kernel, Product) else kernel
+        shape = kernel._replace(dtype="", bias=False) if isinstance(kernel, Product) else kernel
         found = self.measured.get(shape) if self.measured else None
         if found is not None:
             return self._arithmetic_ns(kernel, self.peak * found)
         if isinstance(kernel, Product):
             passing = self._traffic_ns(2 * kernel.elements)
             known = passing if self.alone is None else max(alone / self.sustained, min(alone, passing))
+            if kernel.bias and self.is_unfitted:
+                known *= self.bias_gradients
             return _longer(known, self._arithmetic_ns(kernel, self.peak * self.product))
         part = self.attention_backward if kernel.backward else self.attention_forward
         if part is None and self.alone is not None:

@@ -27,7 +27,7 @@ class Product(NamedTuple):
 
     `part` is F, I (gradient of the input), W (gradient of the weight, added to what is there) or S (of
     attention that writes its scores; a group is a head). It is computed in `dtype`, where that is not the
-    step's (`WIDE`: in 16 bits).
+    step's (`WIDE`: in 16 bits). With `bias` it finds the gradient of a bias, too.
     """
 
     m: int
@@ -36,6 +36,7 @@ class Product(NamedTuple):
     part: Literal["F", "I", "W", "S"] = "F"
     groups: int = 1
     dtype: str = ""
+    bias: bool = False
 
     @property
     def in_16_bits(self) -> bool:

@@ -284,7 +284,7 @@ class RankWork(RankProducts):
         """Return the pieces of a mixture of experts, shared ones included."""
         m, rows, held = self.model, self.load.rows, self.model.experts // self.layout.ep
         arrived = rows * held * m.expert_latent * self.e
-        up, down = (self.products(rows, *sizes, held) for sizes in m.expert_weights())
+        up, down = (self._of_experts(rows, *sizes, held) for sizes in m.expert_weights())
         gate = replace(self.gate(rows * held, m.expert_middle), name="experts gate")
         biased, biased_back = self._biases_of_experts(arrived)
         down_to, down_back = (down[0], *biased), (*biased_back, down[1], *down[2])
@@ -306,6 +306,17 @@ class RankWork(RankProducts):
             combine,
             *out,
         ]
+
+    def _of_experts(
+        self, rows: int, k: int, n: int, held: int
+    ) -> tuple[Product, Product, tuple[Product, ...]]:
+        """Return the products of experts; in 16 bits that of the weight finds its bias's gradient, too.
+
+        Source: Transformer Engine, pytorch/module/grouped_linear.py.
+        """
+        forward, of_input, of_weight = self.products(rows, k, n, held)
+        bias = self.model.biases and self.batch.kept is None
+        return forward, of_input, tuple(each._replace(bias=bias) for each in of_weight)
 
     def _biases_of_experts(self, nbytes: int) -> tuple[list[Kernel], list[Kernel]]:
         """Return what adds biases to so many bytes of experts' outputs, and finds their gradients.
