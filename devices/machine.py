@@ -16,7 +16,7 @@ from devices.collectives.formulas import node_of
 from devices.cost.cost_description import make_cost
 from devices.describe.field_reading import common_arguments, merge, read_fields
 from devices.describe.fields import DEVICE_FIELDS, HOST_FIELDS, LINK_FIELDS, MACHINE_FIELDS, check_kinds
-from devices.describe.links import as_network, make_links, make_routing, matching
+from devices.describe.links import make_links, make_routing, matching, with_sharing
 from devices.kinds import build_cpu, build_gpu, build_npu
 from devices.presets import device_preset, machine_preset
 from sim.base.errors import InputError, UnknownNameError, hint, located
@@ -311,8 +311,8 @@ def make_machine(
     with located("machine"):
         given = base.get("links", ()), over.get("links", ())
         links = make_links(*given, names, ideal=ideal, nodes=nodes is not None, wires=wires)
-        if "network" in over:
-            links = as_network(links, over["network"])
+        if "sharing" in over:
+            links = tuple(with_sharing(links, over["sharing"]))
     hosts = []
     for name, host in {**base.get("hosts", {}), **over.get("hosts", {})}.items():
         with located("machine", "hosts", name):
@@ -344,7 +344,7 @@ def _collectives(
     return of_preset(model, devices, next((key for key in _NETWORK if over.get(key)), None))
 
 
-_NETWORK: Final = ("links", "topology", "network", "ideal")
+_NETWORK: Final = ("links", "topology", "sharing", "ideal")
 """Keys by which a network is no longer that of its preset."""
 
 

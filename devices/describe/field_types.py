@@ -417,7 +417,6 @@ _BUSY_AND_IDLE: Final = _keys(
 )
 _SIZE: Final = quantity(units.parse_bytes, BYTES, "4MB")
 _FLOPS: Final = quantity(units.parse_flops, FLOPS, "1GFLOP")
-_CHUNK: Final = replace(_SIZE, read=_chunk)
 _WORD: Final = Type(word, "a word", {"type": "string"})
 _DTYPE: Final = Type(lambda value: dtype_name(word(value)), "bf16", {"type": "string"})
 _INTEGER: Final = Type(integer, "0", {"type": "integer"})
@@ -457,7 +456,6 @@ TYPES: Final[Mapping[str, Type]] = {
     "duration": _DURATION,
     "duration by kind": by_key(_DURATION),
     "size": _SIZE,
-    "chunk": _CHUNK,
     "bytes": _CAPACITY,
     "rate": quantity(units.parse_bandwidth, BANDWIDTH, "1.5TB/s"),
     "bandwidth": quantity(units.parse_bandwidth, BANDWIDTH, "1.5TB/s", unlimited=True),
@@ -494,16 +492,15 @@ TYPES: Final[Mapping[str, Type]] = {
     "flag": Type(flag, "true", {"type": "boolean"}),
     "word": _WORD,
     "device sharing": one_of("none", "cores", "time", "sm", "sm+dram"),
-    "link sharing": one_of("serial", "shared", "fifo", "independent"),
-    "duplex": Type(_duplex, "true, false or half", {"enum": [True, False, HALF]}),
-    "network": one_of_with(
-        ("max-min", "fifo", "serial", "instant"),
+    "link sharing": one_of_with(
+        ("serial", "shared", "fifo", "independent", "instant"),
         "fifo",
         "chunk",
-        _CHUNK,
-        "max-min, or fifo, serial, instant, {name: fifo, chunk: 1MiB}",
+        replace(_SIZE, read=_chunk),
+        "serial | shared | fifo | independent | instant, or {name: fifo, chunk: 1MiB}",
         default=None,
     ),
+    "duplex": Type(_duplex, "true, false or half", {"enum": [True, False, HALF]}),
     "transport": replace(
         _TRANSPORT, read=_transport, schema={"anyOf": [_TRANSPORTS.schema, _TRANSPORT.schema]}
     ),

@@ -257,9 +257,9 @@ LINK_FIELDS: Final = _table(
         "sharing",
         "link sharing",
         "serial: one transfer after another, which holds its whole route (default); shared: max-min fair; "
-        "fifo: each link sends chunks one after another (store and forward); independent: no contention",
+        "fifo: each link sends chunks, by default whole messages, one after another (store and forward); "
+        "independent: no contention; instant: no bandwidth limit either",
     ),
-    Field("chunk", "chunk", "of a fifo link: largest chunk of a message; default messages stay whole"),
     Field(
         "rendezvous",
         "flag",
@@ -335,10 +335,9 @@ MACHINE_FIELDS: Final = _table(
         example="[{from: gpu0, to: gpu2, via: [gpu1]}]",
     ),
     Field(
-        "network",
-        "network",
-        "how all links share: max-min (as sharing: shared), fifo (as fifo; {name: fifo, chunk: 1MiB}), "
-        "serial, instant (no bandwidth limit); default as each link says",
+        "sharing",
+        "link sharing",
+        "how all links share; default as each link says",
     ),
     Field(
         "links",

@@ -272,44 +272,37 @@ def links_between(spec: Mapping[str, Any], ends: Iterable[tuple[str, str, Mappin
         media.setdefault((a, b), medium)
         if duplex:
             media.setdefault((b, a), medium)
-    sharing = values.get("sharing", "serial")
-    if "chunk" in values and sharing != "fifo":
-        raise InputError(
-            f"it takes effect only with sharing: fifo, and this link is {sharing}", path=("chunk",)
-        )
     name, only = values.get("name"), len(media) == 1
     transport = values.get("transport", {})
     carried = {**TRANSPORTS[transport.get("name", "local")], **transport}
     bandwidth = values.get("bandwidth")
     if bandwidth is not None:
         bandwidth = max(1, int(bandwidth * values.get("efficiency", Fraction(1))))
-    return [
+    links = [
         Link(
             f"{a}->{b}" if name is None else name if only else f"{name} {a}->{b}",
             a,
             b,
             values.get("latency", 0),
             bandwidth,
-            sharing,
-            values.get("rendezvous", False),
-            medium,
-            carried.get("bandwidth"),
-            carried.get("fixed", 0),
-            carried.get("host_copies", False),
-            values.get("chunk"),
+            rendezvous=values.get("rendezvous", False),
+            medium=medium,
+            connection_bytes_per_s=carried.get("bandwidth"),
+            overhead_ns=carried.get("fixed", 0),
+            host_copies=carried.get("host_copies", False),
         )
         for (a, b), medium in media.items()
     ]
+    return with_sharing(links, values["sharing"]) if "sharing" in values else links
 
 
-def as_network(links: Iterable[Link], network: tuple[str, int | None]) -> tuple[Link, ...]:
-    """Return links that all share alike: ``max-min``, ``fifo`` with its chunk, ``serial`` or ``instant``."""
-    word, chunk = network
-    sharing = {"max-min": "shared", "instant": "independent"}.get(word, word)
-    links = (replace(link, sharing=sharing, chunk_bytes=chunk) for link in links)
+def with_sharing(links: Iterable[Link], sharing: tuple[str, int | None]) -> list[Link]:
+    """Return links that all share alike: by a word, and of ``fifo`` the chunk."""
+    word, chunk = sharing
     if word == "instant":
+        word = "independent"
         links = (replace(link, bandwidth_bytes_per_s=None, connection_bytes_per_s=None) for link in links)
-    return tuple(links)
+    return [replace(link, sharing=word, chunk_bytes=chunk) for link in links]
 
 
 def _list(specs: object) -> list[Mapping[str, Any]]:

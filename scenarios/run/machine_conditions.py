@@ -304,7 +304,7 @@ OF_MACHINES: Final[tuple[Rule, ...]] = (
         "no op of the workload receives by key (kind recv), so nothing is requested; leave it out",
     ),
     Rule(
-        ("machine.network", "machine.routing", "machine.routes"),
+        ("machine.sharing", "machine.routing", "machine.routes"),
         lambda case, loc: bool(case.work.machine.links),
         "the machine has no links; give it links or a topology, or leave it out",
     ),

@@ -33,7 +33,7 @@ class Link:
         when it has all of it (store and forward).
         ``"shared"``: concurrent transfers share the bandwidth max-min fairly.
         ``"independent"``: each has the bandwidth for itself, as in the literature on list scheduling.
-    on_request : bool
+    rendezvous : bool
         Whether what a Recv finds by key (`sim.readiness.rendezvous`) travels only when its request has
         arrived, which takes the latency of the route: between processes. Otherwise the bytes need no request.
     medium : str
@@ -58,7 +58,7 @@ class Link:
     latency_ns: int = 0
     bandwidth_bytes_per_s: int | None = None
     sharing: str = "serial"
-    on_request: bool = False
+    rendezvous: bool = False
     medium: str = ""
     connection_bytes_per_s: int | None = None
     overhead_ns: int = 0

@@ -11,7 +11,7 @@ a loop, and repetitions of the graph, do not mix. Of each key there is one queue
 whoever comes first waits. A Send never blocks: it ends, and what it offers stays. A Recv asks when all that
 it follows is there, or, where the policy says so (`sim.policy.Policy.asks_in_turn`: TensorFlow), only
 when an issuer takes it. It runs when it has what it asked for, dead if that is dead. Between devices with
-links, the bytes go when offer and request have met; over a link that is ``on_request`` (between processes:
+links, the bytes go when offer and request have met; over a link with ``rendezvous`` (between processes:
 gRPC over TCP, or RDMA) only when the request has travelled to the producer, which takes the latency of the
 route.
 
@@ -303,4 +303,4 @@ def _request_ns(job: Job, flow: Flow, transfer: int) -> int:
     """Return how long the request for a transfer travels; 0 over links that need none."""
     route = job.machine.route(*(int(each[transfer]) for each in (flow.source, flow.destination, flow.tensor)))
     links = [job.machine.links[k] for k in route]
-    return job.machine.latency_ns(route) if any(link.on_request for link in links) else 0
+    return job.machine.latency_ns(route) if any(link.rendezvous for link in links) else 0

@@ -35,7 +35,7 @@ def machine(
     chunk: str | None = None,
 ) -> Machine:
     link = {"latency": "350ns", "bandwidth": "1GB/s", "sharing": sharing}
-    link |= {} if chunk is None else {"chunk": chunk}
+    link |= {} if chunk is None else {"sharing": {"name": "fifo", "chunk": chunk}}
     return make_machine(
         {
             "devices": {"gpu": {"kind": "gpu", "count": n, "streams": 2}, "switch": {"kind": "switch"}},

@@ -67,20 +67,20 @@ def test_messages_of_three_senders_mix_chunk_by_chunk() -> None:
 
 
 @pytest.mark.parametrize(
-    ("network", "expected"),
+    ("sharing", "expected"),
     [
-        ("max-min", [2000, 2000]),
+        ("shared", [2000, 2000]),
         ("serial", [1000, 2000]),
         ("fifo", [2000, 3000]),
         ({"name": "fifo", "chunk": "100B"}, [2000, 2100]),
         ("instant", [0, 0]),
     ],
 )
-def test_two_messages_into_one_port(network: Any, expected: list[int]) -> None:
+def test_two_messages_into_one_port(sharing: Any, expected: list[int]) -> None:
     # Fluid, whole routes, whole messages, chunks of 100 B in turns: up 1000 ns, down 2 x 1000 ns, 100 apart.
     devices = {f"h{k}": {"kind": "cpu", "workers": 8} for k in range(3)}
     topology = {"kind": "switch", "link": {"bandwidth": "1GB/s"}}
-    machine = make_machine({"devices": devices, "topology": topology, "network": network})
+    machine = make_machine({"devices": devices, "topology": topology, "sharing": sharing})
     assert arrivals(machine, [Transfer(0, "h0", "h2", 1000), Transfer(0, "h1", "h2", 1000)]) == expected
 
 

@@ -197,24 +197,24 @@ def test_neighbours_of_a_torus_exchange_at_full_speed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("network", "expected"),
+    ("sharing", "expected"),
     [
-        ("max-min", [(0, 2010), (0, 2010)]),
+        ("shared", [(0, 2010), (0, 2010)]),
         ("serial", [(0, 1010), (1010, 2020)]),
         ("fifo", [(0, 2010), (0, 3010)]),  # the second waits for the first at the switch
         ({"name": "fifo", "chunk": "100B"}, [(0, 2010), (0, 2110)]),  # ... and takes turns with it
     ],
 )
-def test_how_a_network_shares(network: object, expected: list[tuple[int, int]]) -> None:
+def test_how_a_network_shares(sharing: object, expected: list[tuple[int, int]]) -> None:
     machine = cluster(
-        3, {"kind": "switch", "link": {"bandwidth": "1GB/s", "latency": "5ns"}}, network=network
+        3, {"kind": "switch", "link": {"bandwidth": "1GB/s", "latency": "5ns"}}, sharing=sharing
     )
     assert moved(machine, [Transfer(0, "h0", "h2", 1000), Transfer(0, "h1", "h2", 1000)]) == expected
 
 
 def test_an_instant_network_has_latency_alone() -> None:
     machine = cluster(
-        3, {"kind": "switch", "link": {"bandwidth": "1GB/s", "latency": "5ns"}}, network="instant"
+        3, {"kind": "switch", "link": {"bandwidth": "1GB/s", "latency": "5ns"}}, sharing="instant"
     )
     assert arrivals(machine, [Transfer(0, "h0", "h2", 10**9)] * 3) == [10, 10, 10]
 

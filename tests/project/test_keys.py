@@ -46,7 +46,15 @@ def test_each_stands_in_a_page() -> None:
 
 
 def test_an_old_name_leads_to_the_new_one() -> None:
-    elsewhere = ["allocator", "lifetime", "pipeline", "size", "when_full"]  # keys still, at another place
+    elsewhere = [
+        "allocator",
+        "chunk",
+        "lifetime",
+        "network",
+        "pipeline",
+        "size",
+        "when_full",
+    ]  # keys still, at another place
     assert [name for name in RENAMED if name in NAMES] == elsewhere
     for old, new in RENAMED.items():
         assert set(re.match(r"[\w.]+", new)[0].split(".")) <= NAMES

@@ -181,7 +181,7 @@ CASES: list[tuple[str, str, str]] = [
     *(
         (f"machine.{key}", on("kind: gpu", said), on("kind: gpu", f"{said}, links: [{{from: d, to: e}}]"))
         for key, said in [
-            ("network", "network: fifo"),
+            ("sharing", "sharing: fifo"),
             ("routing", "routing: ecmp"),
             ("routes", "routes: [{from: d, to: e, via: []}]"),
         ]
