@@ -58,7 +58,7 @@ tensorflow_caller_thread: Final = _on_one_stream(
     "TensorFlow with only the calling thread (an inter-op pool of -1): breadth first",
     name="tensorflow-executor",
     allocator=_BFC,
-    threads="caller",
+    inter_op_parallelism_threads=-1,
 )
 tvm_graph_executor: Final = _on_one_stream(
     "TVM's graph executor: the nodes in order, strictly one after another",

@@ -8,10 +8,10 @@ A thread that finished an op looks at what became ready, in edge order::
 
 and takes its next op from the front of its inline queue, then from the front of its own deque in the
 pool (where it also pushes: depth first), then from the back of another thread's. So on one thread a
-fan-out of expensive ops f0 .. f5 runs f5, f4, ..., f0. With ``threads="caller"`` everything goes through
-one queue, breadth first: f0 .. f5. What an asynchronous kernel makes ready then runs at once, inside it, one
-after another, each with a queue of its own. Only a session with ops on a single device runs so; one with more
-takes the pool.
+fan-out of expensive ops f0 .. f5 runs f5, f4, ..., f0. With ``inter_op_parallelism_threads=-1`` all goes
+through one queue, breadth first: f0 .. f5. What an asynchronous kernel makes ready then runs at once, inside
+it, one after another, each with a queue of its own. Only a session with ops on a single device runs so; one
+with more takes the pool.
 
 In a session, each device has an executor of its own for its part of the graph, which begins with a source
 node: a thread takes it from the pool as it takes any other, and it makes all ready that waits for nothing.
@@ -45,7 +45,7 @@ from typing import Final
 import numpy as np
 
 from policies.issue.program_order import in_turn
-from policies.option_checks import one_of, whole
+from policies.option_checks import whole
 from sim import Issuer, Job, Policy, Task
 from sim.base.errors import InputError
 from sim.base.units import NS_PER_S
@@ -173,12 +173,10 @@ class TensorFlowExecutor(Policy):
 
     Parameters
     ----------
-    threads : str
-        ``"pool"``: the inter-op thread pool; ``"caller"``: the calling thread runs everything
-        (an inter-op pool of size -1), for a machine with one worker; a session on several devices takes
-        the pool.
     inter_op_parallelism_threads : int
-        Threads of a pool; 0: all workers of the CPU, or with pools per session as many as it has cores.
+        Threads of a pool; 0: all workers of the CPU, or with pools per session as many as it has cores; -1:
+        none, the calling thread runs everything, for a machine with one worker (a session on several
+        devices takes the pool).
     use_per_session_threads : bool
         Whether every session has a pool of its own.
     session_inter_op_thread_pool : sequence of int
@@ -194,7 +192,7 @@ class TensorFlowExecutor(Policy):
     Raises
     ------
     InputError
-        Another word, a negative number, two ways to have several pools; when the run begins: more threads
+        Another word, a size below -1, two ways to have several pools; when the run begins: more threads
         than the CPU has workers, or a pool that does not exist.
 
     Notes
@@ -214,7 +212,6 @@ class TensorFlowExecutor(Policy):
 
     def __init__(
         self,
-        threads: str = "pool",
         inter_op_parallelism_threads: int = 0,
         use_per_session_threads: bool = False,
         session_inter_op_thread_pool: Sequence[int] = (),
@@ -222,13 +219,9 @@ class TensorFlowExecutor(Policy):
         runs: str = "in-turn",
     ) -> None:
         self.runs_in_turn = in_turn("tensorflow-executor", runs, "side-by-side")
-        self.threads = one_of("tensorflow-executor", "threads", threads, ("pool", "caller"))
-        if inter_op_parallelism_threads < 0:
-            raise InputError(
-                "tensorflow-executor: inter_op_parallelism_threads must be >= 0, found "
-                f"{inter_op_parallelism_threads}; for the calling thread alone give threads: caller",
-                path=("inter_op_parallelism_threads",),
-            )
+        self.size = whole(
+            "tensorflow-executor", "inter_op_parallelism_threads", inter_op_parallelism_threads, least=-1
+        )
         if use_per_session_threads and session_inter_op_thread_pool:
             raise InputError(
                 "tensorflow-executor: give use_per_session_threads or session_inter_op_thread_pool, not both",
@@ -237,7 +230,6 @@ class TensorFlowExecutor(Policy):
         if any(size < 1 for size in session_inter_op_thread_pool):
             message = "tensorflow-executor: session_inter_op_thread_pool must be sizes >= 1"
             raise InputError(message, path=("session_inter_op_thread_pool",))
-        self.size = inter_op_parallelism_threads
         self.per_session = use_per_session_threads
         self.sizes = tuple(session_inter_op_thread_pool)
         self.clock_hz = whole("tensorflow-executor", "clock_hz", clock_hz, least=0)
@@ -251,7 +243,7 @@ class TensorFlowExecutor(Policy):
         self._transmits: list[bool] = graph.is_kind(*_TRANSMIT).tolist()
         self._asynchronous = self.asynchronous_ops(job)
         issuers = job.machine.issuers()
-        layout = PoolLayout(job, self.size, self.per_session, self.sizes)
+        layout = PoolLayout(job, max(0, self.size), self.per_session, self.sizes)
         self._pool_of_op, self._pool_of_thread = layout.of_op, layout.of_thread
         self._members = layout.members
         # Of each thread the queues of the nodes that it processes, innermost last; and that of the last node.
@@ -266,7 +258,7 @@ class TensorFlowExecutor(Policy):
         devices: dict[object, set[int]] = {}
         for session, device in zip(sessions, job.device_of.tolist(), strict=True):
             devices.setdefault(session, set()).add(device)
-        self._inlined = [self.threads == "caller" and len(devices[session]) == 1 for session in sessions]
+        self._inlined = [self.size < 0 and len(devices[session]) == 1 for session in sessions]
         self._expensive: list[bool] = (expensive & ~np.array(self._inlined, bool)).tolist()
 
     def asynchronous_ops(self, job: Job) -> Set[int]:

@@ -189,7 +189,7 @@ class Ring(Tokens):
 
 
 _METHODS: Final[Mapping[str, type[Tokens]]] = {"ring": Ring, "all-gather": AllGather, "all-to-all": AllToAll}
-_CHUNKS: Final = ("balanced", "contiguous")
+_PARTITIONS: Final = ("balanced", "contiguous")
 
 
 class ContextParallel(OnRanks):
@@ -201,13 +201,13 @@ class ContextParallel(OnRanks):
         How many, or which devices; a number means accelerators of the machine, in machine order.
     context : {"ring", "all-gather", "all-to-all"}
         How attention gets what others have.
-    chunks : {"balanced", "contiguous"}
+    partition : {"balanced", "contiguous"}
         Which tokens a rank has: one early and one late chunk, or neighbours.
 
     Raises
     ------
     InputError
-        Another way or other chunks.
+        Another way or partition.
     GraphError
         There is no op of kind attention, a product of two tensors that are no parameters, heads that ranks
         cannot share, or there are stages or replicas already (when applied).
@@ -223,10 +223,10 @@ class ContextParallel(OnRanks):
     (['gpu0/a/send0', 'gpu0/a/recv0', 'gpu0/a/block0', 'gpu0/a'], [0, 0, 2000, 2000])
     """
 
-    def __init__(self, ranks: int | list[str], context: str = "ring", chunks: str = "balanced") -> None:
+    def __init__(self, ranks: int | list[str], context: str = "ring", partition: str = "balanced") -> None:
         self.ranks = Ranks.of("context-parallel", ranks)
         self.context = one_of("context-parallel", "context", context, tuple(_METHODS))
-        self.balanced = one_of("context-parallel", "chunks", chunks, _CHUNKS) == "balanced"
+        self.balanced = one_of("context-parallel", "partition", partition, _PARTITIONS) == "balanced"
 
     def ranked(self, there: Ranked) -> Ranked:
         """Return the ranks that share sequences."""

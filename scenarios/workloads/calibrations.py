@@ -147,7 +147,7 @@ class CalibrationFields(Strict):
     overlap: float = Field(1.0, ge=0, le=1, description="part of a collective that passes beside a kernel")
     nccl: Literal["a100", "h100", "h200", "b200"] | None = Field(
         None,
-        description="collectives as NCCL chooses and times them there; with node and between, those of "
+        description="collectives as NCCL chooses and times them there; with node and network, those of "
         "eight ranks or fewer in a node",
     )
     node: FabricFields | None = Field(None, description="inside a node")
@@ -185,7 +185,7 @@ class CalibrationFields(Strict):
             if self.nccl is not None and given is None and other is not None:
                 raise fault(f"{name} is missing: nccl alone says what collectives take, or what is in nodes")
         if self.node is not None and self.node.latency == "nccl":
-            raise fault("latency: nccl is of between, where messages cross nodes; give node a time")
+            raise fault("latency: nccl is of network, where messages cross nodes; give node a time")
         if self.network is not None and self.network.gpus is not None:
             raise fault("network.gpus: GPUs are of node")
         if self.network is not None and self.network.fixed and not isinstance(self.network.latency, dict):

@@ -432,6 +432,7 @@ RENAMED: Final[Mapping[str, str]] = {
     "tensor_bandwidth": "bandwidth",
     "tensor_parallel": "tp",
     "text": "order",
+    "threads": "inter_op_parallelism_threads",
     "time": "duration",
     "times": "factor",
     "training": "optimizer: adam",

@@ -42,7 +42,7 @@ def graph(edges: dict[str, str], cheap: str = "") -> Graph:
 
 
 def order(g: Graph, threads: str = "pool") -> list[str]:
-    trace = simulate(g, CPU, TensorFlowExecutor(threads))
+    trace = simulate(g, CPU, TensorFlowExecutor(-(threads == "caller")))
     return [g.op_names[op] for op in trace.tasks["op"].tolist()]
 
 
@@ -123,7 +123,7 @@ def graphs(draw: st.DrawFn) -> Graph:
 @given(g=graphs())
 def test_any_graph_runs_in_the_order_of_the_rules(threads: str, g: Graph) -> None:
     cheap = {op for op in range(len(g)) if g.kind(op) != "matmul"}
-    trace = simulate(g, CPU, TensorFlowExecutor(threads))
+    trace = simulate(g, CPU, TensorFlowExecutor(-(threads == "caller")))
     by_issue = [g.op_names[op] for op in trace.tasks["op"].tolist()]
     assert by_issue == by_the_rules(g, cheap, threads)
 
@@ -225,7 +225,7 @@ def test_a_list_of_outcomes_has_one_an_iteration_whoever_comes_first(outcome: ob
         b = GraphBuilder("nested")
         b.op("zero", duration_ns=0)
         while_loop(b, "outer", {"i": "zero"}, outer, trips=2, parallel_iterations=parallel)
-        trace = simulate(b.build(), machine, TensorFlowExecutor(threads), seed=3)
+        trace = simulate(b.build(), machine, TensorFlowExecutor(-(threads == "caller")), seed=3)
         table = trace.to_pandas()
         live = table[table["op"].isin(["f", "g"]) & ~table["dead"].astype(bool)]
         return dict(zip(live["frame"], live["op"], strict=True))
@@ -431,7 +431,7 @@ def fan() -> Graph:
 @pytest.mark.parametrize("threads", ["pool", "caller"])
 def test_runs_of_a_session_follow_one_another(workers: int, threads: str) -> None:
     machine = Machine((Device("cpu0", "cpu", workers=workers),))
-    trace = checked(fan(), machine, TensorFlowExecutor(threads), iterations=3)
+    trace = checked(fan(), machine, TensorFlowExecutor(-(threads == "caller")), iterations=3)
     started, ended = trace.tasks["start_ns"].reshape(3, 3), trace.tasks["end_ns"].reshape(3, 3)
     assert trace.tasks["iteration"].tolist() == [0] * 3 + [1] * 3 + [2] * 3
     assert (started[1:].min(axis=1) == ended[:-1].max(axis=1)).all()
@@ -523,9 +523,9 @@ def test_the_caller_runs_a_session_only_on_one_device() -> None:
     b.op("r", kind="identity", duration_ns=1, device="cpu0")
     for name in ("f0", "f1", "f2"):
         b.op(name, kind="matmul", inputs=["r"], duration_ns=1, device="cpu0")
-    alone = simulate(b.build(), process(1), TensorFlowExecutor("caller"))
+    alone = simulate(b.build(), process(1), TensorFlowExecutor(-1))
     b.op("elsewhere", kind="matmul", inputs=["f0"], duration_ns=1, device="cpu1")
-    both = simulate(b.build(), process(1), TensorFlowExecutor("caller"))
+    both = simulate(b.build(), process(1), TensorFlowExecutor(-1))
     assert lines(alone) == "r f0 f1 f2"
     assert lines(both) == "r f2 f1 f0 elsewhere"
 
@@ -544,7 +544,7 @@ def test_what_waits_for_another_session_runs_as_its_own_session_does(engine: str
     ):
         attributes = {"session": session, "expensive": True}
         b.op(name, kind="matmul", inputs=inputs, duration_ns=1, device=device, attributes=attributes)
-    trace = simulate(b.build(), machine, TensorFlowExecutor("caller"), engine=engine)
+    trace = simulate(b.build(), machine, TensorFlowExecutor(-1), engine=engine)
     assert lines(trace) == "r s0 s1 m0 elsewhere"
 
 

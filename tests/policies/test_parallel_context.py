@@ -64,7 +64,7 @@ def test_shares_are_what_counting_pairs_gives(c: int, causal: bool, balanced: bo
 def test_neighbours_have_unequal_work() -> None:
     found = [sum(attention_shares(4, rank, causal=True, balanced=False)) for rank in range(4)]
     assert found == [Fraction(k, 16) for k in (1, 3, 5, 7)]
-    graph = ContextParallel(4, chunks="contiguous").apply(STEP)
+    graph = ContextParallel(4, partition="contiguous").apply(STEP)
     flops = [
         sum(each.flops for name, each in of_rank(graph, f"gpu{r}").items() if each.kind == "attention")
         for r in range(4)
@@ -160,7 +160,7 @@ def test_a_ring_worked_by_hand() -> None:
 
 def test_neighbours_chunks_end_with_the_last_rank() -> None:
     """Of 18 parts of 50 ns rank 0 has 1 x 2, rank 2 has 2 + 4 + 4: it needs what rank 0 sends first."""
-    trace = run(ContextParallel(3, chunks="contiguous").apply(attention()), 3)
+    trace = run(ContextParallel(3, partition="contiguous").apply(attention()), 3)
     assert by_stream(trace)["compute"] == [(0, 100, "a")]
     assert by_stream(trace, "gpu2")["compute"] == [
         (0, 100, "a/block0"),

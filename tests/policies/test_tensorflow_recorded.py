@@ -68,7 +68,7 @@ def test_every_task_comes_where_tensorflow_ran_it(name: str) -> None:
     cpus = tuple(Device(cpu, "cpu", workers=1) for cpu in ("cpu0", "cpu1"))
     machine = Machine(cpus, hosts=(Host("process", ("cpu0", "cpu1")),))
     watch = InOrder()
-    checked(g, machine, TensorFlowExecutor(case["threads"]), observers=[watch])
+    checked(g, machine, TensorFlowExecutor(-(case["threads"] == "caller")), observers=[watch])
     # A Recv that was sent a dead token is dead for us; TensorFlow's log calls it live.
     mine = [f"{g.op_names[op]}{' dead' * (dead and g.kind(op) != 'recv')}" for op, dead in watch.order]
     real = [case["nodes"][at][0] if at >= 0 else f"{case['nodes'][-1 - at][0]} dead" for at in case["order"]]

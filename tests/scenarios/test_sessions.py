@@ -120,7 +120,7 @@ def test_pools(options: dict[str, Any], threads: dict[str, set[int]], makespan: 
         ({"use_per_session_threads": True, "inter_op_parallelism_threads": 3},
          r"pools of 3 and 3 threads need 6 workers, and the CPU has 4; give it workers: 6"),
         ({"session_inter_op_thread_pool": [2]}, "session 'a' chooses inter_op_thread_pool 1; there are 1"),
-        ({"inter_op_parallelism_threads": -1}, "for the calling thread alone give threads: caller"),
+        ({"inter_op_parallelism_threads": -2}, "whole number of at least -1"),
         ({"use_per_session_threads": True, "session_inter_op_thread_pool": [2]}, "not both"),
         ({"session_inter_op_thread_pool": [0]}, "must be sizes >= 1"),
     ],

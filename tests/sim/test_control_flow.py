@@ -47,7 +47,7 @@ def test_one_pool_thread_runs_a_fan_out_backwards() -> None:
 
 
 def test_the_calling_thread_runs_it_forwards() -> None:
-    trace = simulate(fan_out("eeeeee"), cpu(), TensorFlowExecutor("caller"))
+    trace = simulate(fan_out("eeeeee"), cpu(), TensorFlowExecutor(-1))
     assert order(trace) == ["root", "e0", "e1", "e2", "e3", "e4", "e5"]
 
 

@@ -101,7 +101,7 @@ POLICIES: Sequence[Callable[[], Policy]] = (
     Sequential,
     TensorFlowExecutor,
     lambda: TensorFlowExecutor(runs="side-by-side"),
-    lambda: TensorFlowExecutor(threads="caller"),
+    lambda: TensorFlowExecutor(-1),
     StreamStacks,
 )
 

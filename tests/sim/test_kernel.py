@@ -157,7 +157,7 @@ def policies(draw: st.DrawFn) -> Policy:
                 lambda: StreamStacks(runs="side-by-side"),
                 lambda: StreamStacks(blocking_threads=1, runs="side-by-side"),
                 lambda: TensorFlowExecutor(runs="side-by-side"),
-                lambda: TensorFlowExecutor("caller", runs="side-by-side"),
+                lambda: TensorFlowExecutor(-1, runs="side-by-side"),
                 lambda: TensorFlowExecutor(inter_op_parallelism_threads=2, runs="side-by-side"),
                 lambda: TensorFlowExecutor(session_inter_op_thread_pool=(1, 1), runs="side-by-side"),
             ]
