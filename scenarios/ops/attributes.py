@@ -36,7 +36,7 @@ def _axes_of_image(value: Any) -> Any:
 
 
 _WHOLE: Final = """m n k batch rows columns seq_len kv_len heads kv_heads head_dim window in_channels
-    out_channels operands repeat size sleep_ns nbytes ranks"""
+    out_channels operands repeat size sleep_ns ranks"""
 _IMAGE: Final = "input_shape kernel_shape strides pads dilations"
 ATTRIBUTES: Final[Mapping[str, Any]] = {
     **READERS,

@@ -138,7 +138,7 @@ NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000
 """Nanoseconds in a second."""
 
-_LARGEST = 2**63 - 1
+LARGEST = 2**63 - 1
 _NUMBER = re.compile(r"([+-]?)((?:[0-9][0-9_]*\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)\s*(.*)", re.DOTALL)
 _UNLIMITED = frozenset({"unlimited", "inf", "infinity", ".inf"})
 
@@ -430,7 +430,7 @@ def _whole(value: object, dimension: Dimension) -> int:
         raise UnitError(f"{clipped(value)} would round to 0 {dimension.base}; write 0, or at least 1ns")
     if whole != exact and not dimension.rounds:
         raise UnitError(f"{clipped(value)} is not a whole number of {dimension.base}")
-    if whole > _LARGEST:
+    if whole > LARGEST:
         raise UnitError(f"{clipped(value)} is more than 2**63 - 1 {dimension.base}")
     return whole
 

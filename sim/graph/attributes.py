@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Final
 
 from sim.base.errors import GraphError, InputError
-from sim.base.units import parse_bytes, parse_duration
+from sim.base.units import LARGEST, parse_bytes, parse_duration
 from sim.graph.failures import read_fails
 from sim.graph.graph import Graph
 
@@ -26,6 +26,8 @@ def whole(value: Any, least: int = 0) -> int:
     """Return a whole number of at least `least`, or raise `InputError`."""
     if type(value) is not int or value < least:
         raise InputError(f"{value!r} is no whole number of at least {least}")
+    if value > LARGEST:
+        raise InputError(f"{value} is more than 2**63 - 1")
     return value
 
 
@@ -33,7 +35,9 @@ def _counts(value: Any, least: int = 0) -> Any:
     """Read a count, or a list of them."""
     if not isinstance(value, list | tuple) or not value:
         return whole(value, least)
-    usual = type(value) is list and {*map(type, value)} == {int} and min(value) >= least
+    usual = (
+        type(value) is list and {*map(type, value)} == {int} and least <= min(value) <= max(value) <= LARGEST
+    )
     return value if usual else [whole(one, least) for one in value]
 
 
@@ -50,8 +54,8 @@ def _outcome(value: Any) -> Any:
 
 def integer(value: Any) -> int:
     """Return a whole number, or raise `InputError`."""
-    if type(value) is not int:
-        raise InputError(f"{value!r} is no whole number")
+    if type(value) is not int or abs(value) > LARGEST:
+        raise InputError(f"{value!r} is no whole number of 64 bits")
     return value
 
 
@@ -121,7 +125,7 @@ READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     **dict.fromkeys(("stateful", "training_mode", "host_waits", "pageable"), flag),
     **dict.fromkeys(("body", "then", "else", "cond", "frame", "key", "session", "data_format"), word),
     **dict.fromkeys(("communicator", "peer", "root"), word),
-    **dict.fromkeys(("inter_op_thread_pool", "view_of", "dram_bytes", "pair", "communicates_ns"), whole),
+    **dict.fromkeys(("inter_op_thread_pool", "view_of", "pair", "communicates_ns"), whole),
     **dict.fromkeys(
         ("parallel_iterations", "blocks_per_sm", "sms", "cores", "tiles"), partial(whole, least=1)
     ),
@@ -132,6 +136,7 @@ READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     **dict.fromkeys(("release", "due"), _time),
     "weight": whole,
     "resources": _needs,
+    **dict.fromkeys(("nbytes", "dram_bytes"), partial(_size, least=0)),
     "granule": _size,
     "sends": _sends,
     "grid": partial(_counts, least=1),

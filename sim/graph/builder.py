@@ -17,11 +17,11 @@ import numpy.typing as npt
 
 from sim.base.arrays import UNSET, Codes, Csr, IntArray
 from sim.base.errors import GraphError, UnknownNameError, nearest
+from sim.base.units import LARGEST
 from sim.graph.attributes import typed
 from sim.graph.graph import Graph, Role, split_output
 from sim.graph.views import forwarded_nbytes
 
-_LARGEST = 2**63 - 1
 _N_FACTS = 10  # kind, dtype, pin, flops, bytes read and written, duration, stage, micro-batch, phase
 
 Ref = str | int | tuple[str | int, int]
@@ -143,7 +143,7 @@ class GraphBuilder:
 
     def _external(self, name: str, nbytes: int, role: int, device: str | None) -> str:
         self._claim(name)
-        if not 0 <= nbytes <= _LARGEST:
+        if not 0 <= nbytes <= LARGEST:
             what = "a negative size" if nbytes < 0 else "a size beyond 64 bits"
             raise GraphError(f"tensor {name!r} has {what}: {nbytes} bytes")
         self._externals[name] = len(self._external_rows)
@@ -242,7 +242,7 @@ class GraphBuilder:
         self._refer(self._after, index, after, self._ops.get)
         self._first.append(len(self._sizes))
         for device_kind, ns in (duration_by_kind or {}).items():
-            if not 0 <= (ns := _whole(name, ns)) <= _LARGEST:
+            if not 0 <= (ns := _whole(name, ns)) <= LARGEST:
                 what = "a negative duration" if ns < 0 else "a duration beyond 64 bits"
                 raise GraphError(f"op {name!r} has {what} on {device_kind}: {ns} ns").about(name)
             self._duration_by_kind.setdefault(device_kind, {})[index] = ns

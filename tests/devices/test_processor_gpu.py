@@ -280,6 +280,8 @@ def test_demands() -> None:
         ({"grid": 4, "blocks_per_sm": 0}, "op 'k0': blocks_per_sm: 0 is no"),
         ({"sm_fraction": 1.5}, "op 'k0': sm_fraction: 1.5 is no number in"),
         ({"dram_bytes": -1}, "op 'k0': dram_bytes: -1 is no whole number"),
+        ({"dram_bytes": 10**30}, "op 'k0': dram_bytes: 10{30} is more than 2.*63 - 1"),
+        ({"grid": [4, 10**30]}, "op 'k0': grid: 10{30} is more than 2.*63 - 1"),
     ],
 )
 def test_wrong_attributes_are_refused_before_time_0(attributes: dict[str, Any], message: str) -> None:

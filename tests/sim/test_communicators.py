@@ -308,7 +308,7 @@ def test_a_rank_that_waits_in_line_is_told() -> None:
         ({}, {"kind": "all_gather"}, "gpu0 has all_reduce 'gpu0/a' and gpu1 has all_gather 'gpu1/a'"),
         (
             {"nbytes": 4_000_000},
-            {"nbytes": 8_000_000},
+            {"nbytes": "8MB"},
             "'gpu0/a' of 4 MB and gpu1 has all_reduce 'gpu1/a' of 8 MB",
         ),
         ({}, {"kind": "matmul"}, "is no collective, and belongs to communicator 'dp'"),
@@ -325,6 +325,9 @@ def test_a_rank_that_waits_in_line_is_told() -> None:
         ({"key": "k"}, {}, "has a key and a communicator"),
         ({"kind": "send", "peer": "gpu1", "none": True}, {}, "has a peer and belongs to no communicator"),
         ({"nbytes": 4}, {"nbytes": 4, "again": True}, "gpu0 has 1 and gpu1 has 2"),
+        ({"nbytes": -5}, {}, "nbytes: -5 is no whole number of at least 0"),
+        ({"nbytes": 1.5}, {}, "nbytes: 1.5 is no whole number of at least 0"),
+        ({"nbytes": 10**20}, {}, "nbytes: 100000000000000000000 is more than 2**63 - 1"),
     ],
 )
 def test_wrong_ranks_are_refused_before_time_0(
