@@ -19,12 +19,13 @@ import io
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import exp, isfinite, log
+from math import exp, log
 from operator import itemgetter
 from pathlib import Path
 from typing import Final, Literal
 
 from devices.describe.field_types import dtype_bits, dtype_name
+from sim.base.arrays import LATEST_NS
 from sim.base.errors import InputError, UnknownNameError, hint, located
 from sim.base.files import read_text
 from sim.base.plugins import NOWHERE, Origin
@@ -155,16 +156,21 @@ def _measurement(place: str, row: Sequence[str], at: Mapping[str, int]) -> tuple
     kind = row[at["op"]].strip().lower().replace("-", "_")
     kind = {"alltoall": "all_to_all", "allreduce": "all_reduce", "allgather": "all_gather",
             "reducescatter": "reduce_scatter", "sendrecv": "send"}.get(kind, kind)  # fmt: skip
-    time = "time_us" if "time_us" in at else "time_ms"
+    size_in, time_in = (
+        ("bytes" if "bytes" in at else "elements"),
+        ("time_us" if "time_us" in at else "time_ms"),
+    )
+    given = [row[at[role]].strip() for role in ("ranks", size_in, time_in)]
     try:
-        ranks, us = int(row[at["ranks"]]), float(row[at[time]]) * (1 if time == "time_us" else 1000)
-        size = int(row[at["bytes" if "bytes" in at else "elements"]])
-    except ValueError as error:
-        raise InputError(f"{place}: no measurement: {error}") from None
+        ranks, size = int(given[0]), int(given[1])
+        us = float(given[2]) * (1 if time_in == "time_us" else 1000)
+    except ValueError:
+        what = f"ranks and {size_in} are whole numbers, {time_in} is a number"
+        raise InputError(f"{place}: {', '.join(map(repr, given))} is no measurement; {what}") from None
     if "elements" in at:
         with located(place):
             size = size * dtype_bits(dtype_name(row[at["dtype"]].strip())) // 8
-    if ranks < 1 or size < 0 or not (isfinite(us) and us > 0):
+    if ranks < 1 or size < 0 or not 0 < us * 1000 < LATEST_NS:
         raise InputError(f"{place}: {ranks} ranks, {size} bytes, {us} us is no measurement")
     return (kind, ranks, size), us
 

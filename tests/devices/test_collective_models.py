@@ -238,7 +238,16 @@ def test_elements_and_ms_and_choices(tmp_path: Path) -> None:
         ("op,gpus,elements,time_us\n", {}, "sizes count elements, and no column says their type"),
         ("op,gpus,bytes,time_us\n", {}, "has no rows"),
         (ROWS + "all_reduce,8\n", {}, "t.csv:5: 2 values under 4 columns"),
-        (ROWS + "all_reduce,8,many,3\n", {}, "t.csv:5: no measurement: .*many"),
+        (
+            ROWS + "all_reduce,8,many,3\n",
+            {},
+            "t.csv:5: '8', 'many', '3' is no measurement; ranks and bytes are whole",
+        ),
+        (
+            ROWS + "all_reduce,8,1000,1e300\n",
+            {},
+            r"t.csv:5: 8 ranks, 1000 bytes, 1e\+300 us is no measurement",
+        ),
         (ROWS + "all_reduce,8,1000,-3\n", {}, "t.csv:5: 8 ranks, 1000 bytes, -3.0 us is no measurement"),
         (ROWS + "all_reduce,8,1000,nan\n", {}, "t.csv:5"),
         (ROWS, {"columns": {"time_us": "tim_us"}}, "has no column 'tim_us'; did you mean 'time_us'"),
