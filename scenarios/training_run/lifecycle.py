@@ -7,8 +7,8 @@
                                                  the policy is asked ┘
 
 The steps between two of these events are one timeout, so the cost of a run goes by its checkpoints and
-failures and not by its steps. What ends at the very instant of a failure has ended. A step keeps the pace
-that it began with.
+failures and not by its steps. What ends at the very instant of a failure has ended, and what would begin then
+has not begun. A step keeps the pace that it began with.
 """
 
 from __future__ import annotations
@@ -71,6 +71,15 @@ class _OverError(Exception):
 
 
 Events = Generator[simpy.Event, Any, None]
+
+
+class _Early(simpy.Event):
+    """A timeout that comes before whatever the run ends and begins at its instant."""
+
+    def __init__(self, env: simpy.Environment, delay: int) -> None:
+        super().__init__(env)
+        self._ok, self._value = True, None
+        env.schedule(self, simpy.events.URGENT, delay)
 
 
 class _Run:
@@ -137,7 +146,7 @@ class _Run:
             if time_ns >= self.limit_ns:
                 return
             if time_ns > self.now:
-                yield self.env.timeout(time_ns - self.now)
+                yield _Early(self.env, time_ns - self.now)
             self.failures += 1
             if self.failures > MOST_FAILURES:
                 message = (
@@ -160,11 +169,10 @@ class _Run:
         if member and self.exposed:
             self.exposed = False
             self.failed, self.failed_ns = cause, self.now
-            self.interruptions[cause.name] += 1
             self.job.interrupt()
 
     def _repair(self, machine: int, repair_ns: int) -> Events:
-        yield self.env.timeout(repair_ns)
+        yield _Early(self.env, repair_ns)
         self._back_by_now(machine)
 
     def _back_by_now(self, machine: int) -> None:
@@ -333,6 +341,7 @@ class _Run:
         while True:
             assert self.failed is not None
             cause = self.failed
+            self.interruptions[cause.name] += 1
             self._note_written()
             self.writing = None
             step, work_ns = self.saved

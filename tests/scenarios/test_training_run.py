@@ -109,6 +109,24 @@ def test_a_repair_that_ends_at_the_instant_of_a_failure_has_ended() -> None:
     assert (life.restarts, life.interruptions) == (1, {"broken": 1})
 
 
+def test_a_failure_at_the_end_of_the_run_interrupts_nothing() -> None:
+    saved = Checkpoints(every_steps=1, save_ns=3)
+    life = live(TrainingPlan(10, 2, None, 1, checkpoints=saved, failures=broken((23, 0))), RestartJob())
+    assert picture(life) == "computing 0-10, saving 10-13, computing 13-23"
+    assert life.interruptions == {"broken": 0}
+
+
+@pytest.mark.parametrize("of_a_spare", [(), ((7, 2),)])
+def test_a_failure_at_the_instant_of_a_detection_is_part_of_it(
+    of_a_spare: tuple[tuple[int, int], ...],
+) -> None:
+    """Whether a machine that is not of the run fails in between does not matter."""
+    failures = broken((4, 0), *of_a_spare, (14, 1), detect="timeout")
+    life = live(TrainingPlan(10, 1, None, 2, 1, failures=failures, restart_ns=6, timeout_ns=10), RestartJob())
+    assert picture(life) == "computing 0-4, detecting 4-14, restarting 14-20, computing 20-30"
+    assert (life.restarts, life.interruptions) == (1, {"broken": 1})
+
+
 def test_two_workers_that_fail_at_once_are_one_interruption() -> None:
     life = live(TrainingPlan(10, 1, None, 2, failures=broken((4, 0), (4, 1)), restart_ns=6), RestartJob())
     assert picture(life) == "computing 0-4, restarting 4-10, computing 10-20"
