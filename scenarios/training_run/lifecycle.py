@@ -13,8 +13,10 @@ has not begun. A step keeps the pace that it began with.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import Counter
 from collections.abc import Generator
+from heapq import nlargest
 from typing import Any, Final
 
 import simpy
@@ -94,6 +96,7 @@ class _Run:
         self.limit_ns = LATEST_NS if plan.limit_ns is None else plan.limit_ns
         # machines
         self.members = set(range(plan.workers))
+        self.spare = list(range(plan.workers, plan.machines))  # lowest number first
         self.back_ns: dict[int, int] = {}  # machine in repair -> when it is back
         self.returned = self.env.event()
         # progress
@@ -159,7 +162,10 @@ class _Run:
 
     def _fail(self, machine: int, cause: Failure) -> None:
         member = machine in self.members
-        self.members.discard(machine)
+        if member:
+            self.members.remove(machine)
+        else:
+            self.spare.remove(machine)
         self.own.append(Own(self.now, machine, "in repair"))
         self.back_ns[machine] = self.now + cause.repair_ns
         if cause.repair_ns:
@@ -182,30 +188,27 @@ class _Run:
 
     def _back(self, machine: int) -> None:
         del self.back_ns[machine]
+        insort(self.spare, machine)
         self.own.append(Own(self.now, machine, "spare"))
         self.returned.succeed()
         self.returned = self.env.event()
 
-    @property
-    def _free(self) -> list[int]:
-        everyone = range(self.plan.machines)
-        return [
-            machine for machine in everyone if machine not in self.members and machine not in self.back_ns
-        ]
-
     def _fleet(self) -> Fleet:
-        plan, running, out = self.plan, len(self.members), len(self.back_ns)
-        return Fleet(plan.workers, running, plan.machines - running - out, out, plan.replica, plan.minimum)
+        plan, running, spare, out = self.plan, len(self.members), len(self.spare), len(self.back_ns)
+        return Fleet(plan.workers, running, spare, out, plan.replica, plan.minimum)
 
     def _staff(self, workers: int) -> None:
         """Take so many machines: those that run, then spare ones, the lowest number first."""
         whole_numbers([workers], f"{_name(self.recovery)}: the workers of a Restart")
-        if not self.plan.minimum <= workers <= min(self.plan.workers, len(self.members) + len(self._free)):
+        more = workers - len(self.members)
+        if not (self.plan.minimum <= workers <= self.plan.workers and more <= len(self.spare)):
             raise InputError(f"{_name(self.recovery)} asks for {workers} workers of {self._fleet()}")
-        chosen = set([*sorted(self.members), *self._free][:workers])
-        self.own += [Own(self.now, machine, "spare") for machine in sorted(self.members - chosen)]
-        self.own += [Own(self.now, machine, "job") for machine in sorted(chosen - self.members)]
-        self.members = chosen
+        leave = sorted(nlargest(-more, self.members))
+        join, self.spare = self.spare[: max(0, more)], sorted([*self.spare[max(0, more) :], *leave])
+        self.own += [Own(self.now, machine, "spare") for machine in leave]
+        self.own += [Own(self.now, machine, "job") for machine in join]
+        self.members.difference_update(leave)
+        self.members.update(join)
         self.fewest = min(self.fewest, workers)
 
     # -- the run -----------------------------------------------------------------------------------
