@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from policies.issue.tensorflow_executor import TensorFlowExecutor
     from scenarios.builders.input_pipeline import InputPipeline
     from scenarios.run.scenario import Case
+    from scenarios.training_run.fields import TrainingRun
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -238,12 +239,59 @@ OF_WORKLOADS: Final[tuple[Rule, ...]] = (
 
 
 # ----------------------------------------------------------------------------------------------------------
+# Keys of a training run: what no recovery policy of it asks for, what happens after its end.
+
+
+def _training(case: Case) -> TrainingRun:
+    """Return the ``training_run:`` of the scenario."""
+    return case.scenario.content.training_run  # type: ignore[no-any-return]
+
+
+def _recoveries(case: Case) -> set[str]:
+    return {choice.name for choice in _training(case).recovery}
+
+
+def _before_the_end(case: Case, loc: Loc) -> bool:
+    """Whether the time at `loc` is one of the run."""
+    end_ns, given = _training(case).duration, case.scenario.document.at(loc)
+    return end_ns is None or given is None or parse_duration(given.value) < end_ns
+
+
+OF_TRAINING_RUNS: Final[tuple[Rule, ...]] = (
+    Rule(
+        ("training_run.failures.*.at.*", "training_run.slow_downs.*.at.*"),
+        _before_the_end,
+        "the run is over by then; give an earlier time or a longer duration, or leave it out",
+    ),
+    Rule(
+        ("training_run.devices",),
+        lambda case, loc: any(
+            each.kind == "device" or (each.mtbf is None and each.at is None)
+            for each in (*_training(case).failures.values(), *_training(case).slow_downs.values())
+        ),
+        "no cause meets single devices; say kind: device, or leave it out",
+    ),
+    Rule(
+        ("training_run.replicas", "training_run.at_least"),
+        lambda case, loc: not _recoveries(case) <= {"restart-job", "replace-worker", "wait-for-repair"},
+        "these recovery policies keep the run at its full size; name one that shrinks it, or leave it out",
+    ),
+    Rule(
+        ("training_run.restart.worker",),
+        lambda case, loc: _recoveries(case) != {"restart-job"},
+        "restart-job starts all processes anew; name another recovery policy, or leave it out",
+    ),
+)
+
+
+# ----------------------------------------------------------------------------------------------------------
 
 RULES: Final[tuple[Rule, ...]] = (
     *OF_DEVICES,
     *OF_MACHINES,
     *OF_WORKLOADS,
     *OF_PIPELINES,
+    *OF_TRAINING_RUNS,
     *OF_MEMORY,
     *OF_DECISIONS,
 )

@@ -292,9 +292,11 @@ def _long(ns: int) -> str:
 
 
 def _causes(counts: Mapping[str, int]) -> str:
-    """Return the three causes that interrupted most."""
+    """Return the three causes that interrupted most, and how often all others did."""
     ranked = sorted((item for item in counts.items() if item[1]), key=lambda item: -item[1])
-    return ", ".join(f"{cause} {count:,}" for cause, count in ranked[:3])
+    others = sum(count for _, count in ranked[3:])
+    shown = [*ranked[:3], *([("others", others)] if others else [])]
+    return ", ".join(f"{cause} {count:,}" for cause, count in shown)
 
 
 def little_room(peak: int, limit: int) -> str:

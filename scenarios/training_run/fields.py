@@ -81,7 +81,10 @@ def _interval(value: object) -> tuple[int | None, int | None]:
         if value < 1:
             raise InputError(f"should be a duration, or a number of steps of at least 1, not {value}")
         return None, value
-    return parse_duration(value, what=""), None
+    every_ns = parse_duration(value, what="")
+    if not every_ns:
+        raise InputError("should be more than 0: the run would do nothing but save")
+    return every_ns, None
 
 
 class CheckpointFields(Strict):

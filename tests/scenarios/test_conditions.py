@@ -45,6 +45,13 @@ def loader(fields: str, more: str = "") -> str:
     return f"workload: {{build: {work}}}\n{more}\n"
 
 
+def many_steps(fields: str, recovery: str = "restart-job", power: str = "at: [1h], worker: 0") -> str:
+    """Return a training run of two hours in which something fails or is slow."""
+    causes = f"failures: {{power: {{{power}}}}}, slow_downs: {{}}"
+    run = f"{{duration: 2h, workers: 2, {causes}, recovery: [{recovery}]{fields and ', '}{fields}}}"
+    return on("kind: gpu", more=f"training_run: {run}")
+
+
 def recording(device: str, what_if: str) -> str:
     """Return a recorded launch and its kernel, on a GPU with a gap of 2 us, with a what-if."""
     devices = f"{{devices: {{gpu0: {{{device}}}, cpu0: {{kind: cpu}}}}}}"
@@ -56,6 +63,7 @@ def device(key: str, bad: str, good: str, **also: str) -> Iterator[tuple[str, st
     yield f"machine.devices.*.{key}", on(bad), on(good, **also)
 
 
+SLOW = "{at: [3h], worker: 0, duration: 1h, factor: 2}"
 INTRA_OP = "intra_op_parallelism_threads"
 ASYNC = "{ops: {a: {duration: 1us, attributes: {async: true}}}}"
 CALLED = (
@@ -406,6 +414,29 @@ CASES: list[tuple[str, str, str]] = [
             ("*.gap", "[{gap: x0.5}]"),
             ("cuda_graph.gap", "{cuda_graph: {gap: 1us}}"),
             ("*.cuda_graph.gap", "[{cuda_graph: {gap: 1us}}]"),
+        ]
+    ),
+    (
+        "training_run.failures.*.at.*",
+        many_steps("", power="at: [1h, 2h], worker: 0"),
+        many_steps(""),
+    ),
+    (
+        "training_run.slow_downs.*.at.*",
+        many_steps("").replace("slow_downs: {}", f"slow_downs: {{a: {SLOW}}}"),
+        many_steps("").replace("slow_downs: {}", f"slow_downs: {{a: {SLOW.replace('3h', '119min')}}}"),
+    ),
+    (
+        "training_run.devices",
+        many_steps("devices: 8", power="kind: worker, mtbf: 1h"),
+        many_steps("devices: 8", power="kind: device, mtbf: 1h"),
+    ),
+    *(
+        (f"training_run.{key}", many_steps(fields), many_steps(fields, "restart-job, shrink"))
+        for key, fields in [
+            ("replicas", "replicas: 1"),
+            ("at_least", "at_least: 2"),
+            ("restart.worker", "restart: {worker: 1min}"),
         ]
     ),
     (

@@ -239,6 +239,10 @@ def test_lanes_of_the_picture() -> None:
             ["training_run.checkpoint.every=0"],
             "every: should be a duration, or a number of steps of at least 1, not 0",
         ),
+        (
+            ["training_run.checkpoint.every=0s"],
+            "every: should be more than 0: the run would do nothing but save",
+        ),
         (["training_run.checkpoint.size=3GB"], "checkpoint: needs one of save and size"),
         (["training_run.checkpoint.asynchronous=3"], "checkpoint.asynchronous: "),
         (["training_run.restart={jobs: 3s}"], "training_run.restart.jobs: "),
