@@ -310,6 +310,23 @@ def test_a_product_that_finds_gradients_of_biases_too_takes_longer_in_16_bits_al
         assert any(found) is has
 
 
+def test_parameters_are_gathered_as_products_have_them() -> None:
+    """Per tensor in 8 bits, of nvfp4 in 4 and its scales; words, MXFP8 and DeepSpeed's in 16."""
+    llama = Architecture(**MODELS["llama3-8b"] | {"layers": 2})
+    words = 128256 * 4096
+    for dtype, width in (("bf16", 2), ("fp8", 1), ("fp8-delayed", 1), ("mxfp8", 2), ("nvfp4", 0.5625)):
+        calibration = named_calibration("gb200", dtype)
+        of = training(llama, layout=ParallelLayout(dp=4, sharding="zero-1"), calibration=calibration, batch=4)
+        (stage,) = of.each_stage
+        assert stage.words == 2 * words
+        assert of.gathered(1600) == 1600 * width
+        dense = of.gathered(stage.parameters, stage.words)
+        assert dense == 4 * words + round((stage.parameters - 2 * words) * width)
+        assert of.reduce_ns(stage)[1] == calibration.collective_ns("all_gather", dense, of.groups["shard"])
+        three = replace(of, layout=ParallelLayout(dp=4, sharding="zero-3"))
+        assert three.gathered(1600) == 3200
+
+
 def test_biases_of_experts_are_launched_too() -> None:
     slow = replace(named_calibration("h100-sxm", "bf16"), host=HostLaunches(0.0, 1e6, 1.0))
     waits = []

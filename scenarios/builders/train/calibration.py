@@ -87,6 +87,14 @@ KEPT: Final[Mapping[str, float]] = {
 """Bytes a number that is quantized takes with its scales: so the backward finds the inputs of products."""
 
 
+GATHERED: Final[Mapping[str, float]] = {"fp8": 1.0, "fp8-delayed": 1.0, "nvfp4": 0.5 + 1 / 16}
+"""Bytes a number of the parameters that Megatron-LM gathers as products have them, where not in 16 bits.
+
+MXFP8's are gathered in 16 bits, in the buffer of gradients, as are those of fp8 by blocks. Source: Megatron
+Bridge, training/mixed_precision.py.
+"""
+
+
 class KernelPrices:
     """What the cost model of a device says of kernels, gaps between them left out; each is asked once.
 
@@ -337,6 +345,11 @@ class TrainingCalibration:
         """
         return None if self.alone is None else KEPT.get(dtype or self.alone.products)
 
+    def gathered(self, parameters: int, wide: int, width: int) -> int:
+        """Return the bytes of parameters that Megatron-LM gathers, `wide` of them `width` bytes each."""
+        narrow = GATHERED.get(self.alone.products, width) if self.alone is not None else width
+        return round((parameters - wide) * narrow) + wide * width
+
     def casts(self, kernels: Iterable[Timed]) -> int:
         """Return the bytes that quantizing reads and writes; fitted rates have it in them."""
         return self.alone.casts(kernels) if self.alone is not None and self.is_unfitted else 0
@@ -386,6 +399,18 @@ class TrainingCalibration:
     def pass_ns(self, nbytes: int) -> float:
         """Return the time of reading and writing so many bytes."""
         return self.kernel_ns(Pass(nbytes))
+
+    def copy_ns(self, nbytes: int) -> float:
+        """Return the time of a copy to the host, or back.
+
+        Raises
+        ------
+        InputError
+            The calibration does not say.
+        """
+        if not self.host.bandwidth:
+            raise InputError("offload: the calibration has no host.bandwidth, which copies take")
+        return nbytes / self.host.bandwidth * NS_PER_S
 
     def collective_ns(self, kind: CollectiveKind, nbytes: int, group: RankGroup) -> float:
         """Return the time of a collective of a group."""

@@ -44,7 +44,8 @@ class CheckpointUnit(NamedTuple):
 class StagePart(NamedTuple):
     """A stage, or a unit of it: its parameters on a rank (all, and those of experts), where its time goes.
 
-    What is recomputed is part of the gradient of the input. Those of `adapters` are among the parameters.
+    What is recomputed is part of the gradient of the input. Those of `adapters` and of `words` are among the
+    parameters.
     """
 
     units: tuple[CheckpointUnit, ...]
@@ -54,6 +55,7 @@ class StagePart(NamedTuple):
     input_grad: Spent
     weight_grad: Spent
     adapters: int = 0
+    words: int = 0
 
     @property
     def backward(self) -> Spent:
@@ -117,13 +119,21 @@ def stage_memory(units: Sequence[CheckpointUnit], *, selective: bool = False) ->
     return StageMemory(total, total - freed, forward[0], backward[0], forward[1], backward[1])
 
 
-def weight_shapes(units: Sequence[CheckpointUnit]) -> set[tuple[int, int]]:
-    """Return the shapes of the weights of products in the layers; experts of a rank have one."""
-    return {
+WORKSPACES: Final = 2 * 32 * 2**20
+"""Of cuBLAS, one for PyTorch and one for Transformer Engine."""
+
+
+def transformer_engine_buffers(stages: Sequence[StagePart], gathered: int) -> int:
+    """Return the buffers of a rank: workspaces, the gathered input of a product, a gradient of each shape of
+    weight; experts have one.
+    """
+    shapes = {
         (kernel.m, kernel.n)
-        for unit in units
+        for stage in stages
+        for unit in stage.units
         for piece in unit.pieces
         if piece.name not in ("head", "router")
         for kernel in piece.backward
         if isinstance(kernel, Product) and kernel.part == "W"
     }
+    return WORKSPACES + gathered + sum(2 * m * n for m, n in shapes)

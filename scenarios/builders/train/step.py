@@ -32,8 +32,7 @@ from scenarios.builders.train.kernels import Spent
 from scenarios.builders.train.memory import CheckpointUnit, StageMemory, StagePart, stage_memory
 from scenarios.builders.train.training import Training
 from sim import Graph, GraphBuilder, Machine, simulate
-from sim.base.errors import InputError
-from sim.base.units import NS_PER_S, round_half_up
+from sim.base.units import round_half_up
 from sim.explain.communication import INSIDE
 from sim.trace import Trace
 
@@ -129,7 +128,9 @@ class StepWriter(ABC):
 
     def gather(self, name: str, elements: int, after: Sequence[int], k: int, experts: int = 0) -> int:
         """Gather so many elements of parameters, and of experts'."""
-        ns, whole = self.gather_ns(elements, experts), (self.of.parameter_bytes * (elements + experts),)
+        wide = elements if name.startswith(ROOT) else 0
+        whole = (self.of.gathered(elements, wide) + self.of.gathered(experts),)
+        ns = self.gather_ns(elements, experts, wide)
         return self.op(f"gather {name}", "all_gather", ns, after, k, BESIDE, outputs=whole)
 
     def reduce(
@@ -259,8 +260,6 @@ class _FsdpWriter(StepWriter):
         self.block["F", ROOT] = _Block("embedding", "embedding", first.forward, _forward(held[0]))
         self.block["head", ROOT] = _Block("head", "head", head, of_head)
         self.block["B", ROOT] = _Block("embedding gradient", "embedding", first.backward, of_words)
-        if training.offload_layers and not training.calibration.host.bandwidth:
-            raise InputError("offload: the calibration has no host.bandwidth, which copies take")
         self.offloaded = [*self.parameters][: training.offload_layers]
         self.windows = _windows([*self.parameters][:-1], len(self.offloaded))
         """The last layer of each window → its number, and that of the layer that is copied in it."""
@@ -290,7 +289,9 @@ class _FsdpWriter(StepWriter):
             follows, whose = blocks.get(number + 1, (0, ""))
             if what in _MESSAGES and not (place < follows and whose == module):
                 n = self.parameters[module]
-                found[number + 1].append(self.gather_ns(*n) if what == "gather" else sum(self.scatter_ns(*n)))
+                wide = n[0] if module == ROOT else 0
+                ns = self.gather_ns(*n, wide) if what == "gather" else sum(self.scatter_ns(*n))
+                found[number + 1].append(ns)
         return found
 
     def micro_batch(self, k: int) -> None:
@@ -336,7 +337,7 @@ class _FsdpWriter(StepWriter):
         """Copy what a layer keeps to the host, or back."""
         name = self.offloaded[window]
         nbytes = self.block["F", name].outputs[2]
-        ns = nbytes / self.of.calibration.host.bandwidth * NS_PER_S
+        ns = self.of.calibration.copy_ns(nbytes)
         reads, outputs = ([kept[name]], (0,)) if way == "out" else ([], (nbytes,))
         op = self.op(f"copy {name} {way}", "copy", ns, after, k, HOST, reads=reads, outputs=outputs)
         if way == "in":

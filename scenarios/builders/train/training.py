@@ -47,14 +47,15 @@ from scenarios.builders.train.kernels import (
 from scenarios.builders.train.layers import RankWork
 from scenarios.builders.train.layout import ParallelLayout, RankOptions, ReplicaBatch
 from scenarios.builders.train.memory import (
+    WORKSPACES,
     CheckpointUnit,
     StageMemory,
     StagePart,
     stage_memory,
-    weight_shapes,
+    transformer_engine_buffers,
 )
-from sim.base.errors import InputError, MisfitError
-from sim.base.units import NS_PER_S, round_half_up
+from sim.base.errors import MisfitError
+from sim.base.units import round_half_up
 
 Recompute = Literal["none", "selective", "full"]
 
@@ -67,10 +68,6 @@ GRAPHED: Final = {**dict.fromkeys("*wCH", "attn"), "M": "mamba", "-": "mlp", "E"
 
 _OF_A_BIAS: Final = 8 / 13
 """Launches of an expert's biases (`RankWork._biases_of_experts`) / those of its products and casts."""
-
-_NO_HOST: Final = "offload: the calibration has no host.bandwidth, which copies take"
-_WORKSPACES: Final = 2 * 32 * 2**20
-"""Of cuBLAS, one for PyTorch and one for Transformer Engine."""
 
 
 @lru_cache(maxsize=64)
@@ -334,15 +331,15 @@ class Training(RankOptions):
             spent = [whole.plus(part) for whole, part in zip(spent, parts, strict=True)]
             parameters, expert = parameters + of.parameters, expert + of.expert_parameters
             adapters += of.adapters
-        words = -(-self.model.vocabulary // self.layout.tp) * self.model.hidden
-        if s == 0 and not (self.model.tied and self.stages == 1):  # else the head has them
-            parameters += words
-        if s == 0:
-            parameters += self.model.positions * self.model.hidden
-        if s == self.stages - 1 and self.model.vocabulary:
+        table = -(-self.model.vocabulary // self.layout.tp) * self.model.hidden
+        first = s == 0 and not (self.model.tied and self.stages == 1)  # else the head has them
+        last = s == self.stages - 1
+        parameters += first * table + (s == 0) * self.model.positions * self.model.hidden
+        if last and self.model.vocabulary:
             parameters += self.model.hidden * (1 + self.model.biases)
         there, back, of_weights = spent
-        whole = StagePart(tuple(units), parameters, expert, there, back, of_weights, adapters)
+        words = (first + last) * table
+        whole = StagePart(tuple(units), parameters, expert, there, back, of_weights, adapters, words)
         return self._launched(whole)
 
     def _launched(self, stage: StagePart) -> StagePart:
@@ -400,9 +397,7 @@ class Training(RankOptions):
     def _copy_ns(self, unit: CheckpointUnit) -> float:
         """Return what copying what a unit keeps on the host takes, one way."""
         away = sum(p.saved - p.dropped * bool(self.modules) for p in unit.pieces if p.offloaded)
-        if away and not self.calibration.host.bandwidth:
-            raise InputError(_NO_HOST)
-        return away / self.calibration.host.bandwidth * NS_PER_S if away else 0.0
+        return self.calibration.copy_ns(away) if away else 0.0
 
     def _again(self, unit: CheckpointUnit) -> Spent:
         """Return where the time goes of what runs again, before the backward of a unit."""
@@ -444,18 +439,22 @@ class Training(RankOptions):
         if self.layout.sharding == "none":
             parts = ((dense, groups["dp_cp"]), (experts, groups["edp"]))
             return sum(cost("all_reduce", n * self.gradient_bytes, group) for n, group in parts), 0.0
-        parts = ((dense, groups["shard"]), (experts, groups["edp"]))
         return (
             sum(self.scatter_ns(dense))
             + cost("reduce_scatter", experts * self.gradient_bytes, groups["edp"]),
-            sum(cost("all_gather", n * self.parameter_bytes, group) for n, group in parts),
+            cost("all_gather", self.gathered(dense, dense if self.lora else stage.words), groups["shard"])
+            + cost("all_gather", self.gathered(experts), groups["edp"]),
         )
 
-    def gather_ns(self, parameters: int, experts: int = 0) -> float:
+    def gathered(self, parameters: int, wide: int = 0) -> int:
+        """Return the bytes of gathered parameters, so many of words; DeepSpeed gathers all in 16 bits."""
+        wide = parameters if self.layout.sharding == "zero-3" else wide
+        return self.calibration.gathered(parameters, wide, self.parameter_bytes)
+
+    def gather_ns(self, parameters: int, experts: int = 0, wide: int = 0) -> float:
         """Return what gathering sharded parameters takes, and experts' over the ranks that share them."""
-        both = ((parameters, "shard"), (experts, "eshard"))
-        cost, width = self.calibration.collective_ns, self.parameter_bytes
-        return sum(cost("all_gather", n * width, self.groups[name]) for n, name in both)
+        both = ((self.gathered(parameters, wide), "shard"), (self.gathered(experts), "eshard"))
+        return sum(self.calibration.collective_ns("all_gather", n, self.groups[name]) for n, name in both)
 
     def scatter_ns(self, parameters: int, experts: int = 0) -> tuple[float, float]:
         """Return what scattering gradients takes, and summing them over replicas of the shards."""
@@ -589,12 +588,11 @@ class Training(RankOptions):
         }
 
     def buffers(self, schedule: Schedule) -> tuple[int, ...]:
-        """Return the buffers of each pipeline rank: workspaces, and for Transformer Engine a gradient of each
-        shape of weight and the gathered input of a product.
-        """
+        """Return the buffers of each pipeline rank."""
         if not self.transformer_engine:
-            return (_WORKSPACES,) * schedule.ranks
+            return (WORKSPACES,) * schedule.ranks
         wide = self.work.wide if self.layout.splits_sequence else 0
-        shapes = [weight_shapes(stage.units) for stage in self.each_stage]
-        each = (set().union(*(shapes[s] for s in schedule.stages_of(r))) for r in range(schedule.ranks))
-        return tuple(_WORKSPACES + wide + sum(2 * m * n for m, n in mine) for mine in each)
+        return tuple(
+            transformer_engine_buffers([self.each_stage[s] for s in schedule.stages_of(r)], wide)
+            for r in range(schedule.ranks)
+        )
