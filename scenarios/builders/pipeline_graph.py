@@ -19,7 +19,6 @@ the independent `policies.pipeline.evaluate`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -27,7 +26,6 @@ from policies.pipeline.pipeline_schedule import Schedule
 from scenarios.builders.pipeline_stage import BESIDE, HOST, Around, PipelineStage
 from scenarios.builders.pipeline_writer import PipelineWriter
 from sim import Device, Graph, Job, Link, Machine
-from sim.base.arrays import UNSET
 from sim.base.errors import InputError
 
 
@@ -129,26 +127,8 @@ def pipeline_graph(
     devices = devices or [rank_name(r) for r in range(schedule.ranks)]
     if len(devices) != schedule.ranks:
         raise InputError(f"{len(devices)} devices are given, the schedule has {schedule.ranks} ranks")
-    around = around or Around()
-    graph = PipelineWriter(
-        schedule, stages, devices, around, copy_ns or (lambda a, b, nbytes: 0), shares
-    ).build()
-    if not around.own_stream:
-        return graph
-    own = _sms_of_ops(graph)
-    return replace(graph, attributes={op: {**graph.attributes.get(op, {}), **own[op]} for op in own})
-
-
-def _sms_of_ops(graph: Graph) -> dict[int, dict[str, float]]:
-    """Leave SMs to what runs beside the computation, for devices whose kernels compete for them.
-
-    The op of a phase stands for hundreds of kernels, between which a collective gets its SMs; a single kernel
-    as large as the GPU would make it wait for all of them. NCCL runs one block a channel, on an SM each
-    (NCCL documentation, NCCL_MAX_NCHANNELS); that they are an eighth of the SMs, say 16 of 132, is assumed.
-    """
-    apart = graph.phases.index(BESIDE) if BESIDE in graph.phases else UNSET - 1
-    few, most = {"sm_fraction": 0.125}, {"sm_fraction": 0.875}
-    return {op: few if phase == apart else most for op, phase in enumerate(graph.phase_code.tolist())}
+    copy_ns = copy_ns or (lambda a, b, nbytes: 0)
+    return PipelineWriter(schedule, stages, devices, around or Around(), copy_ns, shares).build()
 
 
 class AsWritten:
@@ -168,5 +148,4 @@ class CommunicationStream:
         number = np.array(
             [(BESIDE, HOST).index(p) + 1 if p in (BESIDE, HOST) else 0 for p in graph.phases] + [0]
         )
-        lanes: list[int] = number[graph.phase_code].tolist()  # the last is of ops without a phase
-        return lanes
+        return number[graph.phase_code]  # type: ignore[return-value]  # the last is of ops without a phase

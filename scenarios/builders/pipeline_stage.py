@@ -16,8 +16,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 from policies.pipeline.evaluate import StageTimes
-from policies.pipeline.pipeline_schedule import Action, Schedule
+from policies.pipeline.pipeline_schedule import Schedule
 from sim import GraphBuilder
+from sim.base.arrays import UNSET
 from sim.base.errors import InputError
 
 
@@ -294,7 +295,18 @@ def resident_tensors(builder: GraphBuilder, sizes: Sequence[int], stage: int, de
 
 
 class End:
-    """Writes what is no slot into the builder of a pipeline's graph."""
+    """Writes what is no slot: its ops come behind those of the slots, and have places between them.
+
+    Attributes
+    ----------
+    rows : list of tuple
+        Of each op name; place, rank, duration, stage, micro-batch, for how long it communicates inside; kind
+        and phase; what it reads, the size of its output, and the ops that it follows.
+    place : int
+        Where the next op comes.
+    ops, tensors : int
+        How many the slots have: numbers go on from there, each op with one tensor.
+    """
 
     def __init__(
         self,
@@ -304,49 +316,58 @@ class End:
         devices: Sequence[str],
         around: Around,
     ) -> None:
-        self.builder, self.schedule, self.stages = builder, schedule, stages
-        self.devices, self.around = devices, around
+        self.schedule, self.stages, self.devices, self.around = schedule, stages, devices, around
+        self.rows: list[tuple[Any, ...]] = []
+        self.place = self.ops = self.tensors = 0
         self.last = [-1] * schedule.ranks
         self.reduced: dict[tuple[int, int], list[int]] = {}
         """(rank, stage) → ops after which its gradients are complete."""
-        self.unread = {
-            (rank, stage): self._resident(rank, stage)
+        self.resident = {
+            (rank, stage): self._resident(builder, rank, stage)
             for rank in range(schedule.ranks)
             for stage in schedule.stages_of(rank)
         }
-        self.beside = BESIDE if around.overlap else None
+        self.beside = BESIDE if around.overlap else ""
         self.pieces = around.buckets if around.all_reduce_ns and around.overlap else 1
         self.after_each_backward = bool(schedule.meta.get("asynchronous") and around.optimizer_ns)
 
     def append(
-        self, rank: int, name: str, kind: str, ns: int, after: Sequence[int] = (), **facts: Any
+        self,
+        rank: int,
+        name: str,
+        kind: str,
+        ns: int,
+        after: Sequence[int] = (),
+        *,
+        inputs: Sequence[int] = (),
+        nbytes: int = 0,
+        stage: int = UNSET,
+        micro_batch: int = UNSET,
+        phase: str = "",
     ) -> int:
-        """Write an op on a rank's device; unless it is said, it reads nothing and makes an empty tensor."""
-        facts = {"outputs": (0,), "device": self.devices[rank], **facts}
-        return self.builder.append(name, kind=kind, duration_ns=ns, after=after, **facts)
+        """Write an op on a rank's device, and return its number."""
+        numbers = (self.place, rank, ns, stage, micro_batch, 0)
+        self.rows.append((name, *numbers, kind, phase, inputs, (nbytes,), after))
+        return self.ops + len(self.rows) - 1
 
-    def _resident(self, rank: int, stage: int) -> list[int]:
+    def tensor(self, op: int) -> int:
+        """Return the number of what an op makes."""
+        return self.tensors + op - self.ops
+
+    def _resident(self, builder: GraphBuilder, rank: int, stage: int) -> list[int]:
         """Declare what a rank holds of a stage the whole time."""
         of, versions = self.stages[stage], self.schedule.meta.get("weight_versions")
         stashed = (versions[rank] - 1) * of.parameter_nbytes if versions else 0
         of_rank = self.around.buffer_nbytes and stage == self.schedule.stages_of(rank)[0]
         buffers = self.around.buffer_nbytes[rank] if of_rank else 0
         sizes = (of.parameter_nbytes, of.gradient_nbytes, of.optimizer_nbytes, stashed, buffers)
-        return resident_tensors(self.builder, sizes, stage, self.devices[rank])
+        return resident_tensors(builder, sizes, stage, self.devices[rank])
 
-    def first_reads(self, rank: int, stage: int) -> list[int]:
-        """Return what the first op of a stage on a rank reads besides; later ones need not say it again."""
-        return self.unread.pop((rank, stage), []) if self.unread else []
-
-    def computed(self, rank: int, op: int, complete: Sequence[int]) -> None:
-        """Note an op of a rank's program; `complete`: stages whose gradients, or a part, are there."""
-        self.last[rank] = op
-        for stage in complete:
-            ops = self.reduced.setdefault((rank, stage), [])
-            if self.around.all_reduce_ns and self.around.overlap:
-                ops.append(self._all_reduce(rank, stage, op, len(ops)))
-            else:
-                ops[:] = [op]
+    def computed(self, rank: int, stage: int, op: int) -> None:
+        """Note an op after which the gradients of a stage, or a part of them, are there."""
+        ops = self.reduced.setdefault((rank, stage), [])
+        own_stream = self.around.all_reduce_ns and self.around.overlap
+        ops.append(self._all_reduce(rank, stage, op, len(ops)) if own_stream else op)
 
     def _all_reduce(self, rank: int, stage: int, after: int, piece: int) -> int:
         whole = self.around.all_reduce_ns[stage]
@@ -357,11 +378,9 @@ class End:
         kind, ns = "reduce_scatter" if sharded else "all_reduce", part // 2 if self.around.halved else part
         return self.append(rank, name, kind, ns, (after,), stage=stage, phase=self.beside)
 
-    def step(self, rank: int, parts: Sequence[Action]) -> None:
+    def step(self, rank: int, stage: int, k: int) -> None:
         """Update the weights of a stage after its backward (PipeDream)."""
-        for stage, phase, k in parts:
-            if phase in "BW":
-                self._optimizer(rank, stage, (), f"update {k} of stage {stage} on {self.devices[rank]}", k)
+        self._optimizer(rank, stage, (), f"update {k} of stage {stage} on {self.devices[rank]}", k)
 
     def write(self) -> None:
         """Write what follows the programs of all ranks."""
@@ -387,6 +406,6 @@ class End:
                 name = f"all-gather of stage {stage} on {self.devices[rank]}"
                 self.append(rank, name, "all_gather", behind, (op,), stage=stage, phase=self.beside)
 
-    def _optimizer(self, rank: int, stage: int, after: Sequence[int], name: str, k: int = -1) -> int:
+    def _optimizer(self, rank: int, stage: int, after: Sequence[int], name: str, k: int = UNSET) -> int:
         ns = self.around.optimizer_ns[stage]
         return self.append(rank, name, "optimizer", ns, after, stage=stage, micro_batch=k, phase="O")

@@ -3,11 +3,16 @@
 A rank writes slots until one lacks an input; then it sleeps on that input, and who writes it wakes the
 rank. Ops are therefore written after what they read, and a walk that ends early is a deadlock.
 
-What ops send, keep and read is in `scenarios.builders.pipeline_stage`.
+What ops send, keep and read is in `scenarios.builders.pipeline_stage`. All slots are columns, one row an
+action, in the order of the programs; what stands between and behind the slots has rows of its own, each
+with its place::
 
-With copies on the compute streams (``overlap: false``) slots and copies are written cycle by cycle
-(`scenarios.builders.pipeline_writer`). Both ends of a copy meet: each posts that it is there, and
-begins its half of the copy when the other one has posted too::
+    place     0    1    2  2    3                    of the walk
+    slots    0F0  0F1  1F0     0B0                   0F0 0F1 0B0 | 1F0, as columns
+    rows               collective of 1F0             at the place of 1F0, behind it
+
+With copies on the compute streams (``overlap: false``) slots and copies are written cycle by cycle. Both
+ends of a copy meet: each posts that it is there, and begins its half when the other one has posted too::
 
     source        ... F0  post ┌copy┐ F1              neither does anything else meanwhile
     destination   ...     post └copy┘ F0
@@ -15,26 +20,33 @@ begins its half of the copy when the other one has posted too::
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import ceil
-from operator import itemgetter
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from policies.pipeline.pipeline_schedule import PHASES, Action, Actions, Schedule, Slot
+from policies.pipeline.evaluate import StageTimes
+from policies.pipeline.pipeline_schedule import PHASES, Actions, Schedule, Slot
 from policies.pipeline.validate import explain_deadlock
-from scenarios.builders.pipeline_stage import Around, End, PipelineStage, Read, output_sizes, reads_of_stages
+from scenarios.builders.pipeline_stage import (
+    BESIDE,
+    Around,
+    End,
+    PipelineStage,
+    output_sizes,
+    reads_of_stages,
+)
 from sim import Graph, GraphBuilder
-from sim.base.arrays import UNSET, Csr, IntArray
+from sim.base.arrays import UNSET, BoolArray, Codes, Csr, IntArray, distinct_rows
 from sim.base.compiled import load
 from sim.base.errors import StuckError
 from sim.base.units import round_half_up
 from sim.explain.communication import INSIDE
+
+NOTHING = -(1 << 62)  # no number of an action, no time
 
 
 class PipelineWriter:
@@ -54,34 +66,29 @@ class PipelineWriter:
         self.shares = {k: Fraction(*share) for k, share in enumerate(shares) if share[0] != share[1]}
         self.builder = GraphBuilder(schedule.name)
         self.end = End(self.builder, schedule, stages, devices, around)
-        self.m = m = schedule.micro_batches
-        self.plane = plane = schedule.stages * m
-        # By number of an action: number of its first output, and its op.
-        self.made, self.op_at = [-1] * (3 * plane), [-1] * (3 * plane)
-        self.gathered: dict[int, int] = {}  # what leaves a stage after its collective, in place of `made`
-        self.arrived: dict[tuple[int, int, int], int] = {}  # copies on compute streams: their tensor
-        self.actions = Actions(schedule)
-        self.admits = admits(plane, m, schedule.in_flight)
-        self.recomputed = np.zeros(plane, dtype=np.bool_)
-        again = self.actions.phase == "R"
-        self.recomputed[self.actions.stage[again] * m + self.actions.micro_batch[again]] = True
+        self.actions = of = Actions(schedule)
+        self.rank, self.stage, self.k, self.slot = of.rank, of.stage, of.micro_batch, of.slot
+        self.bounds = np.searchsorted(self.slot, np.arange(of.first[-1] + 1))  # slot → its first row
+        self.home = self.rank * schedule.stages + self.stage
+        self.is_of = {letter: of.phase == letter for letter in PHASES}
+        self.code = np.argmax([*self.is_of.values()], axis=0)
+        self.gradient = self.is_of["B"] | self.is_of["I"]
+        self.weights = np.flatnonzero(self.is_of["B"] | self.is_of["W"])
+        # What may be waited for has a number: ``(plane · stages + stage) · micro-batches + micro-batch``; the
+        # plane is 0 for F, 1 for the gradient (of B or I), 2 for R; nobody waits for a W.
+        m = schedule.micro_batches
+        self.plane, self.at = schedule.stages * m, self.stage * m + self.k
+        self.recomputed = np.isin(self.at, self.at[self.is_of["R"]])
+        planes = [self.at, self.plane + self.at, 2 * self.plane + self.at]
+        self.key = np.select([self.is_of["F"], self.gradient, self.is_of["R"]], planes, NOTHING)
+        # What is read of other stages: by which action, and what (a column for each field of `Read`).
         self.sizes = output_sizes(stages, around)
-        self.reads = reads_of_stages(self.sizes, around, m)
-        self.durations: dict[tuple[int, str], int] = {}
-        self.communicate = any(stage.exposed is not None for stage in stages)
-
-    @cached_property
-    def left(self) -> list[Counter[int]]:
-        """Rank → how many backwards of each stage are still to be written."""
-        schedule = self.schedule
-        return [
-            Counter(a.stage for a in schedule.actions(r) if a.phase in "BW") for r in range(schedule.ranks)
-        ]
-
-    def _reads_of(self, stage: int, phase: str) -> list[Read]:
-        return self.reads[stage][0] if phase == "F" else self.reads[stage][1] if phase in "BI" else []
-
-    # -- the walk ------------------------------------------------------------------------------
+        reads = [read for both in reads_of_stages(self.sizes, around, m) for read in both]
+        sort = np.select([self.is_of["F"], self.gradient], [2 * self.stage, 2 * self.stage + 1], len(reads))
+        asked = Csr.of_counts(np.array([*map(len, reads), 0]), np.arange(sum(map(len, reads)))).take(sort)
+        fields = np.array([field for read in reads for field in read], np.int64).reshape(-1, 4)
+        self.reader, (base, *self.read) = asked.rows(), fields[asked.indices].T
+        self.source = base + self.k[self.reader]
 
     def build(self) -> Graph:
         """Write everything and return the graph.
@@ -91,319 +98,298 @@ class PipelineWriter:
         StuckError
             The ranks wait for each other.
         """
-        actions, programs = self.actions, self.schedule.programs
-        needs = needs_of(actions, self.recomputed, self.reads, self.admits)
-        made = key_of(actions.phase, actions.stage, actions.micro_batch, self.schedule.stages, self.m)
-        makes = Csr.group(actions.slot[made >= 0], made[made >= 0], actions.first[-1])
-        first, n_keys = actions.first, 3 * self.plane
+        first, n_keys = self.actions.first, 3 * self.plane
+        self.admitted = self.is_of["F"] & (self.stage == 0) & (self.k >= self.schedule.in_flight)
+        self.admits = self.plane - self.schedule.micro_batches + self.k - self.schedule.in_flight
+        needs = self._by_slot(
+            _where(~self.is_of["F"], self.at),
+            _where(self.recomputed & (self.gradient | self.is_of["W"]), 2 * self.plane + self.at),
+            _where(self.is_of["W"], self.plane + self.at),
+            _where(self.admitted, self.admits),
+            (self.reader, self.source),
+        )
+        makes = self._by_slot(_where(self.key != NOTHING, self.key))
         order, done = walk(needs, makes, first, n_keys)
         if done != first[1:]:
             stopped = [at - start for at, start in zip(done, first, strict=False)]
             raise StuckError(explain_deadlock(self.schedule, stopped))
+        cycle = None
         if not self.around.copy_streams:
-            for cycle in cycles(programs, needs, makes, n_keys):
-                self._fence(cycle)
-                for rank, slot in cycle:
-                    self._slot(rank, slot)
-        elif self._is_plain():
-            self._write_at_once(order)
-        else:
-            slots = [(rank, slot) for rank, program in enumerate(programs) for slot in program]
-            for at in order.tolist():
-                self._slot(*slots[at])
-        self.end.write()
+            cycle = cycles(self.schedule.programs, needs, makes, n_keys)
+            order = np.argsort(cycle, kind="stable")
+        self._write(_inverse(order), cycle)
         return self.builder.build()
 
-    # -- all slots at once ---------------------------------------------------------------------
+    def _by_slot(self, *columns: tuple[IntArray, IntArray]) -> Csr:
+        """Return slot → the numbers of its actions, action by action in the order of the columns."""
+        rows, numbers = map(np.concatenate, zip(*columns, strict=True))
+        of = Csr.group(rows, numbers, len(self.at))
+        return Csr(of.indptr[self.bounds], of.indices)
 
-    def _is_plain(self) -> bool:
-        """Whether every slot is one action and one op, with nothing written between the slots."""
-        around = self.around
-        between = (around.overlap and around.all_reduce_ns) or self.end.after_each_backward
-        collectives = any(stage.collective_ns for stage in self.stages)
-        one_each = len(self.actions.stage) == self.actions.first[-1]
-        return one_each and not between and not collectives
+    def _row(self, j: int) -> tuple[int, int, str, int]:
+        """Return rank, stage, phase and micro-batch of an action."""
+        return int(self.rank[j]), int(self.stage[j]), str(self.actions.phase[j]), int(self.k[j])
 
-    def _write_at_once(self, order: IntArray) -> None:
-        """Write all slots as columns, in the order of the walk: what `_slot` does one by one."""
-        actions, m, plane = self.actions, self.m, self.plane
-        phase, stage, k = actions.phase[order], actions.stage[order], actions.micro_batch[order]
-        rank, at, n = actions.rank[order], stage * m + k, len(order)
-        letters = {letter: phase == letter for letter in PHASES}
-        code = np.zeros(n, dtype=np.int64)
-        for number, chosen in enumerate(letters.values()):
-            code[chosen] = number
-        again = self.recomputed[at]
+    # -- ops -----------------------------------------------------------------------------------
 
-        # The sizes of outputs, by stage and phase; the F of a micro-batch that is recomputed has its own.
-        words, odd = [*PHASES, "C"], sorted(self.shares)
-        sizes = [self._share(of[word], j) for j in (UNSET, *odd) for of in self.sizes for word in words]
-        row = stage * len(words) + np.where(letters["F"] & again, len(PHASES), code)
-        row += len(self.sizes) * len(words) * np.where(np.isin(k, odd), 1 + np.searchsorted(odd, k), 0)
-        table = Csr.of_rows(sizes)
-        outputs = table.take(row)
-        made = np.full(3 * plane, UNSET)
-        op_at = np.full(3 * plane, UNSET)
-        key = key_of(phase, stage, k, self.schedule.stages, m)
-        made[key[key >= 0]] = outputs.indptr[:-1][key >= 0]
-        op_at[key[key >= 0]] = np.flatnonzero(key >= 0)
+    def _write(self, place: IntArray, cycle: IntArray | None) -> None:
+        """Write the slots, each at its place, and what stands between and behind them."""
+        end, slot, n = self.end, self.slot, len(place)
+        # The last backward of a stage on a rank is as many ops as there are buckets.
+        at_home = np.full(self.schedule.ranks * self.schedule.stages, UNSET)
+        at_home[self.home[self.weights]] = self.weights
+        complete = at_home[at_home >= 0]
+        pieces = np.ones(n, np.int64)
+        pieces[slot[complete]] = end.pieces
+        slot_of, last = np.repeat(np.arange(n), pieces), np.cumsum(pieces) - 1
+        of = pieces[slot_of]
+        piece = np.arange(len(slot_of)) - last[slot_of] + of
 
-        # What is read, a column for each, where it is read at all.
-        forward, gradient = made[at], letters["B"] | letters["I"]
-        of_backward = gradient | letters["W"]
-        source = np.where(again, made[2 * plane + at], forward)
-        passing = np.array([of["R"][1] > 0 for of in self.sizes])[stage]
-        read = [
-            np.where(letters["R"], forward + 1, np.where(of_backward, source + 2, NOTHING)),
-            np.where(of_backward & again, forward + 1, NOTHING),
-            np.where(gradient & passing, source + 1, NOTHING),
-        ]
-        for of, mine in enumerate((letters["F"], gradient)):
-            for j in range(max(len(reads[of]) for reads in self.reads)):
-                base, output = np.array(
-                    [(r[of][j].base, r[of][j].output) if j < len(r[of]) else (NOTHING, 0) for r in self.reads]
-                ).T
-                there = mine & (base[stage] != NOTHING)
-                read.append(
-                    np.where(there, made[np.where(there, base[stage] + k, 0)] + output[stage], NOTHING)
-                )
-        homes, firsts = np.unique(rank * self.schedule.stages + stage, return_index=True)
-        resident = [self.end.first_reads(*divmod(home, self.schedule.stages)) for home in homes.tolist()]
-        for j in range(max(map(len, resident))):
-            column = np.full(n, NOTHING)
-            column[firsts] = [of[j] if j < len(of) else NOTHING for of in resident]
-            read.append(column)
-        left = np.where(letters["F"] & (stage == 0), self.admits[k], NOTHING)
-        behind = np.where(letters["W"], plane + at, left)
-        after = np.where(behind != NOTHING, op_at[np.maximum(behind, 0)], NOTHING)
+        made = self._made()
+        of_slots = np.append(made.indptr[self.bounds], made.indptr[-1] + 1)
+        row = np.where(piece == of, slot_of, n)  # pieces before the last make nothing
+        outputs = Csr(of_slots, np.append(made.indices, 0)).take(row)
+        first = made.indptr[:-1] + (outputs.indptr[last] - of_slots[:n])[slot]
+        self.tensor, self.op = np.full((2, 3 * self.plane), UNSET)
+        there = self.key != NOTHING
+        self.tensor[self.key[there]], self.op[self.key[there]] = first[there], last[slot[there]]
 
-        names = [f"{s}{p}{k}" for s, p, k in zip(stage.tolist(), phase.tolist(), k.tolist(), strict=True)]
-        phases = (list(PHASES), code)
-        self.builder.extend(
-            names,
-            kind=phases,
-            inputs=_present(np.stack(read, axis=1)),
-            outputs=outputs,
-            duration_ns=self._durations(stage, phase, code, k),
-            device=(self.devices, rank),
-            after=_present(after[:, None]),
-            stage=stage,
-            micro_batch=k,
-            phase=phases,
-            attributes=self._attributes(stage, phase, k) if self.communicate else {},
+        end.ops, end.tensors, stride = len(slot_of), len(outputs.indices), end.pieces + 1
+        sent = self._between((place + 1) * stride - 1, last, complete.tolist(), first, made)
+        output = self.read[1]
+        read = np.where(output == 0, sent[self.source], self.tensor[self.source] + output)
+        if cycle is not None:
+            self._copies(read, cycle[slot], stride * np.searchsorted(np.sort(cycle), cycle)[slot])
+        end.place = n * stride
+        end.write()
+
+        # Slots as columns, as `End.rows` has them.
+        letters, begin = self.actions.phase.tolist(), self.bounds[slot_of]
+        texts = zip(self.stage.tolist(), letters, self.k.tolist(), strict=True)
+        names = self._joined([f"{stage}{phase}{k}" for stage, phase, k in texts])
+        if len(slot_of) > n:
+            parts = zip(slot_of.tolist(), piece.tolist(), of.tolist(), strict=True)
+            names = [names[s] if of == 1 else f"{names[s]}/{p}" for s, p, of in parts]
+        code = Codes[str]({"": UNSET})
+        kind = code.of(self._joined(letters))[slot_of]
+        ns, inside = (_piece(spent[slot_of], piece, of) for spent in self._spent(place))
+        at = place[slot_of] * stride + piece
+        numbers = np.stack([at, self.rank[begin], ns, self.stage[begin], self.k[begin], inside, kind, kind])
+        after = self._by_slot(
+            _where(self.is_of["W"], self.op[self.plane + self.at]),
+            _where(self.admitted, self.op[self.admits]),
         )
-        last = dict(zip(rank.tolist(), range(n), strict=True))
-        for where, op in last.items():
-            self.end.last[where] = op
-        weights = np.flatnonzero(letters["B"] | letters["W"])
-        complete = dict(
-            zip((rank * self.schedule.stages + stage)[weights].tolist(), weights.tolist(), strict=True)
-        )
-        for home, op in sorted(complete.items(), key=itemgetter(1)):
-            self.end.reduced[divmod(home, self.schedule.stages)] = [op]
+        tables = (self._inputs(read).take(slot_of), outputs, after.take(slot_of))
+        self._extend(names, code, numbers, tables)
 
-    def _durations(
-        self, stage: IntArray, phase: npt.NDArray[np.str_], code: IntArray, k: IntArray
+    def _between(
+        self, place: IntArray, last: IntArray, complete: Sequence[int], first: IntArray, made: Csr
     ) -> IntArray:
-        """Return the durations of actions: one look at each stage, phase and share."""
-        odd = np.where(np.isin(k, list(self.shares)), k + 1, 0)
-        sort = (odd * self.schedule.stages + stage) * len(PHASES) + code
-        _, first, which = np.unique(sort, return_index=True, return_inverse=True)
-        found = np.zeros(len(first), dtype=np.int64)
-        for j in np.argsort(first).tolist():  # so that a phase without a time is refused where it comes first
-            at = first[j]
-            found[j] = self._duration(Action(int(stage[at]), str(phase[at]), int(k[at])))  # type: ignore[arg-type]
-        return found[which]
-
-    def _attributes(
-        self, stage: IntArray, phase: npt.NDArray[np.str_], k: IntArray
-    ) -> dict[int, dict[str, int]]:
-        """Return of actions that communicate inside how long they do; equal ones share a mapping."""
-        shared: dict[tuple[int, str, int], dict[str, int]] = {}
-        found = {}
-        for op, (s, p, j) in enumerate(zip(stage.tolist(), phase.tolist(), k.tolist(), strict=True)):
-            sort = s, p, j if j in self.shares else UNSET
-            if sort not in shared:
-                shared[sort] = {INSIDE: self._inside(Action(s, p, j))}
-            if shared[sort][INSIDE]:
-                found[op] = shared[sort]
-        return found
-
-    # -- slots ---------------------------------------------------------------------------------
-
-    def _slot(self, rank: int, slot: Slot) -> None:
-        """Write a slot."""
-        inputs: list[int] = []
-        after: list[int] = []
-        parts = slot.parts
-        for stage, phase, k in parts:
-            self._inputs(rank, stage, phase, k, inputs, after)
-        outputs: tuple[int, ...] = ()
-        for stage, phase, k in parts:
-            inputs += self.end.first_reads(rank, stage)
-            outputs += self._outputs(stage, phase, k)
-        stage, phase, k = parts[0]
-        name, phases = f"{stage}{phase}{k}", str(phase)
-        if len(parts) > 1:
-            name, phases = "+".join(map(str, parts)), "+".join(action.phase for action in parts)
-        complete = self._last_of_stage(rank, parts)
-        pieces = self.end.pieces if complete else 1
-        duration, inside = self._duration(slot), self._inside(slot)
-        for piece in range(1, pieces + 1):
-            op = self.builder.append(
-                name if pieces == 1 else f"{name}/{piece}",
-                kind=phases,
-                inputs=inputs,
-                outputs=outputs if piece == pieces else (0,),
-                after=after,
-                duration_ns=_piece(duration, piece, pieces),
-                device=self.devices[rank],
+        """Write what follows single slots, each at their place; return what actions send on in the end."""
+        end, slot, behind = self.end, self.slot, place[self.slot].tolist()
+        for j in sorted(complete, key=lambda j: (behind[j], j)):
+            for before in reversed(range(end.pieces)):
+                end.place = behind[j] - before
+                end.computed(*self._row(j)[:2], int(last[slot[j]]) - before)
+        sent, last_op = self.tensor.copy(), last.copy()
+        sums = np.array([stage.collective_ns for stage in self.stages])[self.stage]
+        for j in np.flatnonzero(sums * (self.is_of["F"] | self.gradient)).tolist():
+            end.place, (rank, stage, phase, k) = behind[j], self._row(j)
+            op = end.append(
+                rank,
+                f"collective of {stage}{phase}{k}",
+                "collective",
+                self.stages[stage].collective_ns,
+                inputs=(first[j],),
+                nbytes=made.row(j)[0],
                 stage=stage,
                 micro_batch=k,
-                phase=phases,
-                attributes={INSIDE: _piece(inside, piece, pieces)} if inside else None,
             )
-            self.end.computed(rank, op, complete)
-        first = self.builder.tensor(op)
-        for stage, phase, k in parts:
-            if phase != "W":
-                key = self._key(stage, phase, k)
-                self.made[key], self.op_at[key] = first, op
-                if self.stages[stage].collective_ns and phase != "R":
-                    self._collective(rank, key, self._outputs(stage, phase, k)[0], f"{stage}{phase}{k}")
-            first += len(self._outputs(stage, phase, k))
-        if self.end.after_each_backward:
-            self.end.step(rank, parts)
+            last_op[slot[j]], sent[self.key[j]] = op, end.tensor(op)
+        for rank, (begin, over) in enumerate(pairwise(self.actions.first)):
+            if over > begin:
+                end.last[rank] = int(last_op[over - 1])
+        if end.after_each_backward:
+            for j in self.weights.tolist():
+                end.place, (rank, stage, _, k) = behind[j], self._row(j)
+                end.step(rank, stage, k)
+        return sent
 
-    def _key(self, stage: int, phase: str, k: int) -> int:
-        return PLANE[phase] * self.plane + stage * self.m + k
+    def _joined(self, texts: Sequence[str]) -> Sequence[str]:
+        """Return what slots are called whose actions are called so."""
+        plain = len(self.bounds) > len(texts)
+        return texts if plain else ["+".join(texts[a:b]) for a, b in pairwise(self.bounds.tolist())]
 
-    def _inputs(self, rank: int, stage: int, phase: str, k: int, inputs: list[int], after: list[int]) -> None:
-        """Add what an action reads."""
-        made, plane, at = self.made, self.plane, stage * self.m + k
-        if phase == "R":
-            inputs.append(made[at] + 1)
-            return
-        if phase != "F":
-            again = self.recomputed[at]
-            source = made[2 * plane + at] if again else made[at]
-            inputs.append(source + 2)
-            if again:
-                inputs.append(made[at] + 1)
-            if phase == "W":
-                after.append(self.op_at[plane + at])
-                return
-            if self.sizes[stage]["R"][1]:
-                inputs.append(source + 1)
-        elif not stage and (left := int(self.admits[k])) != NOTHING:
-            after.append(self.op_at[left])
-        for read in self._reads_of(stage, phase):
-            key = read.base + k
-            tensor = self._tensor(key, read.output)
-            if self.arrived:
-                tensor = self.arrived.get((key, read.output, rank), tensor)
-            inputs.append(tensor)
+    def _made(self) -> Csr:
+        """Return the sizes of what actions make; the F of a micro-batch that is recomputed has its own."""
+        words, masks, odd = [*PHASES, "C"], [*self.is_of.values()], sorted(self.shares)
+        sizes = [self._share(of[word], k) for k in (UNSET, *odd) for of in self.sizes for word in words]
+        word = np.select([masks[0] & self.recomputed, *masks], [len(masks), *range(len(masks))])
+        return Csr.of_rows(sizes).take(word + len(words) * (self.stage + len(self.sizes) * self._odd()))
 
-    def _tensor(self, key: int, output: int) -> int:
-        """Return the number of an output of an action, as others read it."""
-        return self.gathered.get(key, self.made[key]) if output == 0 else self.made[key] + output
-
-    def _collective(self, rank: int, key: int, nbytes: int, of: str) -> None:
-        """Write the messages inside a stage that end an action."""
-        stage = key % self.plane // self.m
-        name, ns = f"collective of {of}", self.stages[stage].collective_ns
-        facts = {"inputs": (self.made[key],), "outputs": (nbytes,)}
-        k = key % self.m
-        op = self.end.append(rank, name, "collective", ns, stage=stage, micro_batch=k, **facts)
-        self.gathered[key] = self.builder.tensor(op)
-        self.end.last[rank] = op
-
-    def _outputs(self, stage: int, phase: str, k: int) -> tuple[int, ...]:
-        recomputed = phase == "F" and self.recomputed[stage * self.m + k]
-        return self._share(self.sizes[stage]["C" if recomputed else phase], k)
+    def _odd(self) -> IntArray:
+        """Return of each action which of `shares` its micro-batch has, counted from 1; 0 for none."""
+        odd = sorted(self.shares)
+        return np.where(np.isin(self.k, odd), 1 + np.searchsorted(odd, self.k), 0) if odd else 0 * self.k
 
     def _share(self, sizes: tuple[int, ...], k: int) -> tuple[int, ...]:
         """Return the sizes of outputs of a micro-batch, which may have fewer samples than others."""
         share = self.shares.get(k)
         return sizes if share is None else tuple(ceil(share * nbytes) for nbytes in sizes)
 
-    def _last_of_stage(self, rank: int, parts: Sequence[Action]) -> list[int]:
-        """Return the stages whose last backward on the rank this is."""
-        left, found = self.left[rank], []
-        for stage, phase, _ in parts:
-            if phase in "BW":
-                left[stage] -= 1
-                if not left[stage]:
-                    found.append(stage)
-        return found
-
-    def _duration(self, slot: Slot) -> int:
-        if self.shares:  # micro-batches of unequal size
-            return sum(
-                round_half_up(self.shares.get(a.micro_batch, 1) * self.stages[a.stage].times.of(a.phase))
-                for a in slot.parts
-            )
-        if isinstance(slot, Action):
-            found = self.durations.get(slot[:2])
-            if found is None:
-                found = self.durations[slot[:2]] = self.stages[slot.stage].times.of(slot.phase)
-            return found
-        for action in slot.parts:
-            together = self.stages[action.stage].times.overlapped
-            if action.phase == "F" and together is not None:
-                return together
-        return sum(self._duration(action) for action in slot.parts)
-
-    def _inside(self, slot: Slot) -> int:
-        """Return for how long a slot communicates, and nothing hides it."""
-        if not self.communicate:
-            return 0
-        return sum(
-            round_half_up(self.shares.get(action.micro_batch, 1) * exposed.of(action.phase))
-            for action in slot.parts
-            if (exposed := self.stages[action.stage].exposed) is not None
+    def _inputs(self, read: IntArray) -> Csr:
+        """Return what slots read; the first of a stage on a rank what is resident, too."""
+        own, backward = self.tensor[self.at], self.gradient | self.is_of["W"]
+        kept = np.where(self.recomputed, self.tensor[2 * self.plane + self.at], own)
+        passing = np.array([of["R"][1] > 0 for of in self.sizes])[self.stage]
+        homes = np.sort(np.unique(self.home, return_index=True)[1]).tolist()
+        resident = [(j, tensor) for j in homes for tensor in self.end.resident[self._row(j)[:2]]]
+        home, tensor = np.array(resident, np.int64).reshape(-1, 2).T
+        return self._by_slot(
+            _where(self.is_of["R"], own + 1),
+            _where(backward, kept + 2),
+            _where(backward & self.recomputed, own + 1),
+            _where(self.gradient & passing, kept + 1),
+            (self.reader, read),
+            (self.bounds[self.slot[home] + 1] - 1, tensor),
         )
+
+    def _spent(self, place: IntArray) -> tuple[IntArray, IntArray]:
+        """Return how long slots take, and for how long of it they communicate and nothing hides it."""
+        ahead = [stage.times.overlapped for stage in self.stages]
+        known = np.array([NOTHING if ns is None or self.shares else ns for ns in ahead])[self.stage]
+        joined = self.is_of["F"] & (np.diff(self.bounds)[self.slot] > 1) & (known != NOTHING)
+        first = np.flatnonzero(joined)[::-1]
+        together = np.full(len(place), NOTHING)
+        together[self.slot[first]] = known[first]  # that of the first forward
+        alone = together == NOTHING
+        ns = self._sum({s: stage.times for s, stage in enumerate(self.stages)}, alone[self.slot], place)
+        exposed = {s: stage.exposed for s, stage in enumerate(self.stages) if stage.exposed is not None}
+        return np.where(alone, ns, together), self._sum(exposed, np.isin(self.stage, [*exposed]), place)
+
+    def _sum(self, times: Mapping[int, StageTimes], those: BoolArray, place: IntArray) -> IntArray:
+        """Return the sum over some actions of each slot: one look at each stage, phase and share."""
+        at, per = np.flatnonzero(those), np.zeros(len(self.at), np.int64)
+        if not len(at):
+            return 0 * place
+        sort = (self._odd()[at] * len(self.stages) + self.stage[at]) * len(PHASES) + self.code[at]
+        _, first, which = np.unique(sort, return_index=True, return_inverse=True)
+        found = np.zeros(len(first), np.int64)
+        begin = place[self.slot[at[first]]]
+        for j in np.argsort(begin).tolist():  # so that a phase without a time is refused where it comes first
+            _, stage, phase, k = self._row(at[first[j]])
+            found[j] = round_half_up(self.shares.get(k, 1) * times[stage].of(phase))
+        per[at] = found[which]
+        return Csr(self.bounds, np.arange(len(per))).sums(per)
+
+    def _extend(
+        self, names: Sequence[str], code: Codes[str], numbers: IntArray, tables: Sequence[Csr]
+    ) -> None:
+        """Give the builder the ops of slots and those of `End.rows`, in the order of their places."""
+        columns: list[Any] = [*zip(*self.end.rows, strict=True)] or [()] * 12
+        more, rows = columns[0], columns[1:]
+        rows[6:8] = [code.of(words) for words in rows[6:8]]
+        numbers = np.append(numbers, np.array(rows[:8], np.int64), axis=1)
+        order = np.argsort(numbers[0], kind="stable")
+        _, rank, ns, stage, k, inside, kind, phase = numbers[:, order]
+        inputs, outputs, after = map(_both, tables, rows[8:])
+        put = Csr(outputs.indptr, np.arange(len(outputs.indices))).take(order)
+        op, tensor = _inverse(order), _inverse(put.indices)  # of each the number that it gets
+        sorts, sort = distinct_rows(inside, (phase == code[BESIDE]).astype(np.int64))
+        shared = [self._attributes(*each) for each in sorts]
+        names = [*names, *more]
+        self.builder.extend(
+            [names[at] for at in order.tolist()],
+            kind=([*code], kind),
+            inputs=_renumbered(inputs.take(order), tensor),
+            outputs=outputs.take(order),
+            duration_ns=ns,
+            device=(self.devices, rank),
+            after=_renumbered(after.take(order), op),
+            stage=stage,
+            micro_batch=k,
+            phase=([*code], phase),
+            attributes={at: shared[i] for at, i in enumerate(sort.tolist()) if shared[i]}
+            if any(shared)
+            else {},
+        )
+
+    def _attributes(self, inside_ns: int, beside: int) -> dict[str, float]:
+        """Return for how long an op communicates inside, and what it leaves to others that run beside it.
+
+        The op of a phase stands for hundreds of kernels, between which a collective gets its SMs; a single
+        kernel as large as the GPU would make it wait for all of them. NCCL runs one block a channel, on an SM
+        each (NCCL documentation, NCCL_MAX_NCHANNELS); that they are an eighth of the SMs, say 16 of 132, is
+        assumed.
+        """
+        found: dict[str, float] = {INSIDE: inside_ns} if inside_ns else {}
+        if self.around.own_stream:
+            found["sm_fraction"] = 0.125 if beside else 0.875
+        return found
 
     # -- copies on compute streams ---------------------------------------------------------------
 
-    def _fence(self, slots: Sequence[tuple[int, Slot]]) -> None:
-        """Write the copies that a cycle's slots read: stages in rising order, skips before boundaries."""
-        copies = [
-            (stage, k, read.output == 0, read, phase, rank)
-            for rank, slot in slots
-            for stage, phase, k in slot.parts
-            for read in self._reads_of(stage, phase)
-            if self.schedule.rank_of(read.stage, k) != rank
-        ]
-        for stage, k, _, read, phase, rank in sorted(copies, key=itemgetter(slice(4))):
-            what = f"copy for {stage}{phase}{k}" + (f" ({read.output})" if read.output else "")
-            self._copy(what, read, k, self.schedule.rank_of(read.stage, k), rank)
+    def _copies(self, read: IntArray, cycle: IntArray, fence: IntArray) -> None:
+        """Write the copies that slots read at the fence of their cycle, and let the slots read what arrives.
 
-    def _copy(self, what: str, read: Read, k: int, source: int, destination: int) -> None:
+        Stages come in rising order, skips before boundaries.
+        """
+        source, output, nbytes = self.read
+        mine, k = self.reader, self.k[self.reader]
+        placed = np.array(self.schedule.placements)[np.array(self.schedule.replica_of)[k], source]
+        order = np.lexsort((output, source, self.source, output == 0, k, self.stage[mine], cycle[mine]))
+        for j in order[(placed != self.rank[mine])[order]].tolist():
+            rank, stage, phase, of = self._row(mine[j])
+            what = f"copy for {stage}{phase}{of}" + (
+                f" ({output[j]} of stage {source[j]})" if output[j] else ""
+            )
+            self.end.place = int(fence[mine[j]])
+            (size,) = self._share((int(nbytes[j]),), of)
+            read[j] = self._copy(what, int(read[j]), size, int(placed[j]), rank)
+
+    def _copy(self, what: str, tensor: int, nbytes: int, source: int, destination: int) -> int:
         """Write what both ends do: each posts that it is there, and copies when the other has posted, too."""
-        key, (nbytes,) = read.base + k, self._share((read.nbytes,), k)
         ends = [
             (f"{what} {way} {self.devices[rank]}", rank)
             for way, rank in (("from", source), ("to", destination))
         ]
         posts = [self.end.append(rank, f"post {name}", "post", 0) for name, rank in ends]
         for (name, rank), other in zip(ends, reversed(posts), strict=True):
-            sends = rank == source
-            moves = {"inputs": (self._tensor(key, read.output),)} if sends else {"outputs": (nbytes,)}
-            ns = self.copy_ns(source, destination, nbytes)
-            op = self.end.append(rank, name, "copy", ns, (other,), **moves)
-        self.arrived[key, read.output, destination] = self.builder.tensor(op)
+            moves: dict[str, Any] = {"inputs": (tensor,)} if rank == source else {"nbytes": nbytes}
+            op = self.end.append(
+                rank, name, "copy", self.copy_ns(source, destination, nbytes), (other,), **moves
+            )
+        return self.end.tensor(op)
 
 
-def _piece(whole: int, piece: int, pieces: int) -> int:
+def _where(there: BoolArray, column: IntArray) -> tuple[IntArray, IntArray]:
+    """Return the rows where a column holds, and what it has there."""
+    return np.flatnonzero(there), column[there]
+
+
+def _inverse(order: IntArray) -> IntArray:
+    """Return where each number stands in a permutation."""
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    return place
+
+
+def _piece(whole: IntArray, piece: IntArray, pieces: IntArray) -> IntArray:
     """Return a part of a whole number, such that all parts add up to it."""
     return whole * piece // pieces - whole * (piece - 1) // pieces
 
 
-def _present(table: IntArray) -> Csr:
-    """Return the rows of a table without `NOTHING`."""
-    there = table != NOTHING
-    return Csr.of_counts(there.sum(axis=1), table[there])
+def _both(first: Csr, further: Sequence[Sequence[int]]) -> Csr:
+    """Return a table with further rows."""
+    of = Csr.of_rows(further)
+    return Csr(
+        np.append(first.indptr, first.indptr[-1] + of.indptr[1:]), np.append(first.indices, of.indices)
+    )
+
+
+def _renumbered(table: Csr, number: IntArray) -> Csr:
+    """Return a table of new numbers; what is negative stands for itself."""
+    return Csr(table.indptr, np.where(table.indices < 0, table.indices, number[np.maximum(table.indices, 0)]))
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -413,59 +399,6 @@ def _present(table: IntArray) -> Csr:
 #
 #     rank 0   0F0 0F1 | ...          a rank goes on until it lacks something,
 #     rank 1           1F0 1F1 | ...  and sleeps until that has been made
-#
-# What may be waited for has a number: ``(plane · stages + stage) · micro-batches + micro-batch``; the plane
-# is 0 for F, 1 for the gradient (of B or I), 2 for R; nobody waits for a W.
-
-NOTHING = -(1 << 62)  # no number of an action, a tensor or a parameter
-
-PLANE = {"F": 0, "B": 1, "I": 1, "R": 2, "W": NOTHING}
-"""Kinds of what may be waited for."""
-
-
-def key_of(
-    phase: IntArray, stage: IntArray, micro_batch: IntArray, stages: int, micro_batches: int
-) -> IntArray:
-    """Return the number of what actions make, or `NOTHING`."""
-    plane = np.full(len(stage), NOTHING, dtype=np.int64)
-    for letter, number in PLANE.items():
-        plane[phase == letter] = number
-    made: IntArray = np.where(plane < 0, NOTHING, (plane * stages + stage) * micro_batches + micro_batch)
-    return made
-
-
-def admits(plane: int, micro_batches: int, in_flight: int) -> IntArray:
-    """Return micro-batch → number of what admits it to the first stage: what an earlier one makes last."""
-    k = np.arange(micro_batches)
-    return np.where(k >= in_flight, plane - micro_batches + k - in_flight, NOTHING)
-
-
-def needs_of(
-    actions: Actions,
-    recomputed: npt.NDArray[np.bool_],
-    reads: Sequence[tuple[list[Read], list[Read]]],
-    admits: IntArray,
-) -> Csr:
-    """Return slot → numbers of what it needs, in the order in which it asks."""
-    phase, at = actions.phase, actions.stage * len(admits) + actions.micro_batch
-    plane, forward, gradient = len(recomputed), phase == "F", (phase == "B") | (phase == "I")
-    again = ~forward & (phase != "R") & recomputed[at]
-    asked = [
-        np.where(~forward, at, NOTHING),
-        np.where(again, 2 * plane + at, NOTHING),
-        np.where(phase == "W", plane + at, NOTHING),
-        np.where(forward & (actions.stage == 0), admits[actions.micro_batch], NOTHING),
-    ]
-    for of, mine in enumerate((forward, gradient)):
-        for j in range(max(len(read[of]) for read in reads)):
-            base = np.array([read[of][j].base if j < len(read[of]) else NOTHING for read in reads])
-            here = base[actions.stage]
-            asked.append(np.where(mine & (here != NOTHING), here + actions.micro_batch, NOTHING))
-    table = np.stack(asked, axis=1)
-    rows, _ = np.nonzero(table != NOTHING)
-    slots = int(actions.slot[-1]) + 1 if len(actions.slot) else 0
-    counts = np.bincount(actions.slot[rows], minlength=slots)
-    return Csr.of_counts(counts, table[table != NOTHING])
 
 
 def walk(needs: Csr, makes: Csr, first: Sequence[int], n_keys: int) -> tuple[IntArray, list[int]]:
@@ -517,10 +450,8 @@ def walk(needs: Csr, makes: Csr, first: Sequence[int], n_keys: int) -> tuple[Int
 # than GPipe's.
 
 
-def cycles(
-    programs: Sequence[Sequence[Slot]], needs: Csr, makes: Csr, n_keys: int
-) -> Iterator[list[tuple[int, Slot]]]:
-    """Yield the slots of each clock cycle with their ranks, ranks in rising order.
+def cycles(programs: Sequence[Sequence[Slot]], needs: Csr, makes: Csr, n_keys: int) -> IntArray:
+    """Return the clock cycle of each slot.
 
     Parameters
     ----------
@@ -529,11 +460,8 @@ def cycles(
     needs, makes : Csr
         Slot (counted over all ranks) → numbers below `n_keys` of what it reads and makes.
     """
-    slots = [(rank, slot) for rank, program in enumerate(programs) for slot in program]
     begins = np.array([begin for program in programs for begin in _begins(program)], dtype=bool)
-    group = np.cumsum(begins) - 1
-    starts = np.flatnonzero(begins)
-    n = len(starts)
+    group, n = np.cumsum(begins) - 1, int(begins.sum())
     made_by = np.full(n_keys, UNSET)
     made_by[makes.indices] = group[makes.rows()]
     reader, source = group[needs.rows()], made_by[needs.indices]
@@ -541,15 +469,12 @@ def cycles(
     sources = Csr.group(reader[other], source[other], n)
     bounds = [0, *accumulate(sum(_begins(program)) for program in programs)]
     order, _ = walk(sources, Csr.of_rows([[g] for g in range(n)]), bounds, n)
-    cycle, busy, reads = [0] * n, [0] * len(programs), sources.lists()
+    cycle, reads = np.zeros(n, np.int64), sources.lists()
     for g in order.tolist():
-        rank = slots[starts[g]][0]
-        cycle[g] = busy[rank] = 1 + max([busy[rank], *(cycle[source] for source in reads[g])])
-    at = np.argsort(np.array(cycle)[group], kind="stable").tolist()
-    of = [cycle[group[i]] for i in at]
-    ends = [i for i in range(1, len(at) + 1) if i == len(at) or of[i] != of[i - 1]]
-    for begin, end in zip([0, *ends], ends, strict=False):
-        yield [slots[i] for i in at[begin:end]]
+        before = [] if g in bounds else [g - 1]
+        cycle[g] = 1 + max((cycle[source] for source in [*before, *reads[g]]), default=0)
+    of: IntArray = cycle[group]
+    return of
 
 
 def _begins(program: Sequence[Slot]) -> list[bool]:

@@ -260,10 +260,17 @@ class Graph:
         >>> b.build().attribute("cores")
         {1: 2}
         """
+        if name not in self._attribute_names:
+            return {}
         if name not in self._asked:
             found = ((op, given[name]) for op, given in self.attributes.items() if name in given)
             self._asked[name] = dict(sorted(found, key=itemgetter(0)))
         return self._asked[name]
+
+    @cached_property
+    def _attribute_names(self) -> set[str]:
+        """All there are; ops may share their mapping."""
+        return set().union(*{id(given): given for given in self.attributes.values()}.values())
 
     def column(self, name: str, otherwise: Any = 0) -> npt.NDArray[Any]:
         """Return an attribute that is a number of each op; of those that lack it, something else.

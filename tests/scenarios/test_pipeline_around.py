@@ -96,7 +96,7 @@ workload:
 policy: {{name: {name}{f", chunks: {chunks}" if chunks else ""}}}
 """
     if "portals" in around:
-        skips = "[{from: 0, to: 3, size: 1MB}, {from: 1, to: 2, size: 1MB}]"
+        skips = "[{from: 0, to: 3, size: 1MB}, {from: 1, to: 3, size: 1MB}, {from: 1, to: 2, size: 1MB}]"
         text = text.replace(around, f"{around}, checkpoint: except_last, skips: {skips}")
     blocking = run(tmp_path, "workload.pipeline.overlap=false", text=text)
     beside = run(tmp_path, text=text)
