@@ -125,6 +125,6 @@ EXPERTS = {"name": "expert-parallel", "wrap": r"layer\d+(?=\.(?:up|gelu|down))",
     ids=["balanced", "table", "one-hot"],
 )
 def test_experts_fold_by_load(routing: Any, sorts: list[int], tmp_path: Path) -> None:
-    content = scenario(["training", {**EXPERTS, "ranks": 8, "size": 4, "routing": routing}], 8)
+    content = scenario(["training", {**EXPERTS, "ranks": 8, "shard": 4, "routing": routing}], 8)
     found = into(content, tmp_path / "a.yaml")
     assert [n for n, _ in found.values()] == sorts

@@ -69,12 +69,14 @@ def test_the_example_of_a_key_can_be_read(field: Field) -> None:
         "sizes",
         "words",
         "dtypes",
-        "integers",
         "flag",
     ):
         return  # written in YAML, which is read elsewhere
     value: object = first
-    if field.type in ("positive count", "count or unlimited", "count or share") or "number of" in field.type:
+    if (
+        field.type in ("positive count", "count or unlimited", "count or share", "streams")
+        or "number of" in field.type
+    ):
         value = int(first)
     elif field.type == "factor":
         value = float(first)
