@@ -14,6 +14,7 @@ then waits for other ranks until it begins.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Mapping
 from functools import cached_property
@@ -209,8 +210,11 @@ class DerivedColumns:
 
     def needed(self, row: int) -> Mapping[str, int]:
         """Return what a task takes of the machine's resources."""
-        needs: Mapping[str, int] = self.job.graph.attribute("resources").get(self.trace.tasks["op"][row], {})
-        return needs
+        return self._needs.get(self.trace.tasks["op"][row], {}) if self._needs else {}
+
+    @cached_property
+    def _needs(self) -> Mapping[int, Mapping[str, int]]:
+        return self.job.graph.attribute("resources")
 
     # -- lanes and issuers --------------------------------------------------------------------
 
@@ -348,11 +352,15 @@ class DerivedColumns:
     # -- who made room ------------------------------------------------------------------------
 
     @cached_property
-    def _by_end(self) -> tuple[IntArray, IntArray]:
+    def _by_end(self) -> tuple[list[int], list[int]]:
         """(ends, rows) of everything that took some time, by end."""
         rows = np.flatnonzero(self.row_end > np.concatenate((self.begins, self.row_start[self.n :])))
-        rows = rows[np.argsort(self.row_end[rows], kind="stable")]
-        return self.row_end[rows], rows
+        return _sorted(self.row_end[rows], rows)
+
+    @cached_property
+    def _devices(self) -> list[int]:
+        devices: list[int] = self.device.tolist()
+        return devices
 
     def ended_at(self, time_ns: int) -> list[int]:
         """Return the rows that took some time and ended at an instant, in their order."""
@@ -361,7 +369,7 @@ class DerivedColumns:
     def task_that_ended(self, device: int, time_ns: int) -> int:
         """Return the last task of a device that took some time and ended at an instant, or -1."""
         ended = reversed(self.ended_at(time_ns))
-        return next((row for row in ended if row < self.n and self.device[row] == device), UNSET)
+        return next((row for row in ended if row < self.n and self._devices[row] == device), UNSET)
 
     def gave_back(self, row: int) -> int:
         """Return the last task that ended when one starts, and took a resource that it takes, or -1."""
@@ -388,12 +396,12 @@ class DerivedColumns:
         return [row for row in reversed(_at(self._by_issue, time_ns)) if row < below]
 
     @cached_property
-    def _by_taken(self) -> tuple[IntArray, IntArray]:
-        return _sorted(self.taken)
+    def _by_taken(self) -> tuple[list[int], list[int]]:
+        return _sorted(self.taken, np.arange(self.n))
 
     @cached_property
-    def _by_issue(self) -> tuple[IntArray, IntArray]:
-        return _sorted(self.issue)
+    def _by_issue(self) -> tuple[list[int], list[int]]:
+        return _sorted(self.issue, np.arange(self.n))
 
     def way(self, transfer: int) -> set[str]:
         """Return what a transfer occupies: the links of its route, the devices at its ends, its host."""
@@ -404,18 +412,16 @@ class DerivedColumns:
         return links | {f"out of {source}", f"into {destination}", *([] if host < 0 else [f"host {host}"])}
 
 
-def _sorted(times: IntArray) -> tuple[IntArray, IntArray]:
-    """Return times in order, and the rows that they are of."""
-    rows = np.argsort(times, kind="stable")
-    return times[rows], rows
+def _sorted(times: IntArray, rows: IntArray) -> tuple[list[int], list[int]]:
+    """Return times in order, and the rows that they are of: lists, as single ones are looked for."""
+    order = np.argsort(times, kind="stable")
+    return times[order].tolist(), rows[order].tolist()
 
 
-def _at(of: tuple[IntArray, IntArray], time_ns: int) -> list[int]:
+def _at(of: tuple[list[int], list[int]], time_ns: int) -> list[int]:
     """Return the rows of a time, in their order."""
     times, rows = of
-    first, last = np.searchsorted(times, (time_ns, time_ns + 1))
-    found: list[int] = rows[first:last].tolist()
-    return found
+    return rows[bisect_left(times, time_ns) : bisect_right(times, time_ns)]
 
 
 def _before(order: IntArray, key: IntArray) -> IntArray:
