@@ -200,7 +200,7 @@ def _tiles(values: Mapping[str, Any]) -> TiledCost:
         cores=values.get("cores_per_op", 1),
         double_buffered=values.get("double_buffered", True),
         granule_bytes=values.get("granule") or TILE_ALIGNMENT_BYTES,
-        dma_latency_ns=values.get("latency", 0),
+        latency_ns=values.get("latency", 0),
         matrix_block=value_at(values, "matrix.block_size") or 1,
         by_kind=_efficiencies(values),
         default_dtype=values.get("dtype", "fp32"),

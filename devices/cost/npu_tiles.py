@@ -259,7 +259,7 @@ class TiledCost(CostModel):
     cores : int
         How many cores work on one op.
     double_buffered : bool
-    granule_bytes, dma_latency_ns, matrix_block : int
+    granule_bytes, latency_ns, matrix_block : int
         Smallest tile, what starting a DMA costs, edge of what the matrix unit multiplies at once.
     by_kind : mapping of str to KindEfficiency
     default_dtype : str
@@ -290,7 +290,7 @@ class TiledCost(CostModel):
     cores: int = 1
     double_buffered: bool = True
     granule_bytes: int = 64
-    dma_latency_ns: int = 0
+    latency_ns: int = 0
     matrix_block: int = 1
     by_kind: Mapping[str, KindEfficiency] = field(default_factory=dict)
     default_dtype: str = "fp32"
@@ -502,7 +502,7 @@ class TiledCost(CostModel):
         self, load: Fraction | int, compute_ns: Fraction, store: Fraction | int, speeds: _Speeds
     ) -> TileStages:
         load_ns, store_ns = (_ns(nbytes, speeds.dma_bytes_per_s) for nbytes in (load, store))
-        return TileStages(load_ns, compute_ns, store_ns, setup_ns=self.dma_latency_ns)
+        return TileStages(load_ns, compute_ns, store_ns, setup_ns=self.latency_ns)
 
 
 def _ns(amount: Fraction | int, per_s: Fraction | None) -> Fraction:

@@ -45,7 +45,7 @@ class PipelineStage:
         What F needs besides what it receives and sends on, where nothing is kept for a backward.
     checkpoint_nbytes : int, optional
         What a recomputed micro-batch keeps from F to R; by default the boundary activation.
-    collective_ns : int
+    collectives_ns : int
         Messages inside a stage (sums of tensor parallelism, all-to-all of experts) after F and after B or
         I, on the compute stream, before anything is sent on.
     exposed : StageTimes, optional
@@ -63,7 +63,7 @@ class PipelineStage:
     gradient_nbytes: int = 0
     optimizer_nbytes: int = 0
     checkpoint_nbytes: int | None = None
-    collective_ns: int = 0
+    collectives_ns: int = 0
     exposed: StageTimes | None = None
 
     @property

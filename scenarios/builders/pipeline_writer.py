@@ -192,14 +192,14 @@ class PipelineWriter:
                 end.place = behind[j] - before
                 end.computed(*self._row(j)[:2], int(last[slot[j]]) - before)
         sent, last_op = self.tensor.copy(), last.copy()
-        sums = np.array([stage.collective_ns for stage in self.stages])[self.stage]
+        sums = np.array([stage.collectives_ns for stage in self.stages])[self.stage]
         for j in np.flatnonzero(sums * (self.is_of["F"] | self.gradient)).tolist():
             end.place, (rank, stage, phase, k) = behind[j], self._row(j)
             op = end.append(
                 rank,
                 f"collective of {stage}{phase}{k}",
                 "collective",
-                self.stages[stage].collective_ns,
+                self.stages[stage].collectives_ns,
                 inputs=(first[j],),
                 nbytes=made.row(j)[0],
                 stage=stage,

@@ -242,7 +242,7 @@ def _stage(own: StageFields, common: StageFields, number: int | None = None) -> 
         gradient_nbytes=values["gradients"] or 0,
         optimizer_nbytes=values["optimizer_state"] or 0,
         checkpoint_nbytes=held.get("recompute"),
-        collective_ns=values["collectives"] or 0,
+        collectives_ns=values["collectives"] or 0,
     )
 
 
@@ -273,7 +273,7 @@ def _shared(stage: PipelineStage, chunks: int) -> PipelineStage:
             "parameter_nbytes",
             "gradient_nbytes",
             "optimizer_nbytes",
-            "collective_ns",
+            "collectives_ns",
         )
     }
     return replace(stage, times=times, **sizes)  # type: ignore[arg-type]
