@@ -23,7 +23,7 @@ from devices.describe.quantities import Count, Name, Shorthand, Size, Strict, Wh
 from policies.parallel.expert_routing import UnplacedRouting, routed
 from policies.pipeline.registry import check_options
 from scenarios.builders.train.architecture import MODELS, Architecture
-from scenarios.builders.train.kernels import MODULES, OFFLOADED, WIDE
+from scenarios.builders.train.kernels import MODULES, OFFLOADED, RECOMPUTED, WIDE
 from scenarios.builders.train.layout import ORDER, ParallelLayout
 from scenarios.builders.train.step import step_graph
 from scenarios.builders.train.training import FULL_ITERATION, Training, default_schedule
@@ -183,7 +183,7 @@ class TrainFields(Strict):
     batch: Count = Field(description="samples of a step, on all replicas")
     recompute: (
         Literal["none", "selective", "full"]
-        | list[Literal["core_attn", "mla_up_proj", "mhc", "mlp", "moe_act", "moe"]]
+        | list[Literal["core_attn", "layernorm", "mla_up_proj", "mhc", "mlp", "moe_act", "moe"]]
     ) = Field("none", description="selective: attention's inside; full: each layer; or modules by name")
     dtype: DType | dict[Module, DType] = Field(
         "bf16", description="of the products; or of all, and of modules that have another"
@@ -389,8 +389,14 @@ def _training(fields: TrainFields, document: Document) -> Training:
     for place, module in named:
         if not (MODULES[module] & pieces if module in MODULES else model.predicted):
             raise InputError("has no effect: the model has no such module", path=place)
-    if lacking := [module for module in training.offload if OFFLOADED[module] not in pieces]:
-        raise InputError(f"has no effect: the model has no {lacking[0]}", path=("offload",))
+    again = () if isinstance(training.recompute, str) else training.recompute
+    for key, lacking in (
+        ("offload", [module for module in training.offload if OFFLOADED[module] not in pieces]),
+        ("recompute", [module for module in again if not RECOMPUTED[module][0] & pieces]),
+    ):
+        if lacking:
+            why = " of its own: products have their norms" if lacking[0] == "layernorm" else ""
+            raise InputError(f"has no effect: the model has no {lacking[0]}{why}", path=(key,))
     return training
 
 

@@ -52,8 +52,8 @@ _FAR_OFF = """## What is far off, and why
   one more copy of a layer's queries would explain it.
 - **Qwen3 and DeepSeek-V3 in Megatron Bridge** have a recipe a row: dispatcher, overlaps, CUDA graphs.
   What launches cost the host was chosen on them, by hand: three numbers for all GPUs. Chosen of 36 on the
-  rows of the other models, they leave each at 9.4 % (5.7 % at the median), on those of the other GPUs at
-  6.7 % (`--only bridge_left_out`). Left out are attention in fp8 and fused grouped products. Two
+  rows of the other models, they leave each at 9.3 % (5.2 % at the median), on those of the other GPUs at
+  6.6 % (`--only bridge_left_out`). Left out are attention in fp8 and fused grouped products. Two
   layouts of Qwen3 30B on H100 (pp 2) took 1.8 times as long in one release as in the next,
   and their recipe is not known.
 - **Nemotron 3** came out a sixth too fast while Mamba-2's scan took as long a flop as the gated delta rule,

@@ -416,7 +416,7 @@ def _bridge(row: Mapping[str, str]) -> Training:
         offload_layers=int(row.get("cpu_offloading_num_layers") or 0) if training.parameters_apart else 0,
         offload=("moe_act",) if ultra else (),  # of the experts, tensors above 350 or 500 million numbers
         partition=_stages(row.get("pp_layout", "")),
-        recompute=tuple(m for m in row.get("recompute_modules", "").split() if m != "layernorm") or "none",
+        recompute=tuple(row.get("recompute_modules", "").split()) or "none",
         gradient_bytes=2,  # its recipes, where they do not say otherwise
         lora={"qkv": 16} if "|LoRA" in row["group"] else {},  # llama3_llm_finetune.py
         cuda_graph=FULL_ITERATION if whole else graphs if row.get("cuda_graph_impl") != "none" else (),

@@ -327,6 +327,22 @@ def test_parameters_are_gathered_as_products_have_them() -> None:
         assert three.gathered(1600) == 3200
 
 
+def test_norms_that_run_again_keep_nothing_of_what_they_wrote() -> None:
+    """Before experts, and before latent attention; shared experts read what the norm wrote, too."""
+    thin = 2 * 1024 * 256
+    latent = {"q_rank": 64, "kv_rank": 32, "rotary_head": 16}
+    for model, norms in (
+        (replace(HYBRID, shared_middle=0), 1),
+        (HYBRID, 1),  # shared experts keep it
+        (replace(HYBRID, **latent, shared_middle=0), 2),
+    ):
+        kept, again = training(model), training(model, recompute=("layernorm",))
+        one, other = (of.memory_of_stages[0].saved for of in (kept, again))
+        assert one - other == norms * thin
+        took = again.each_stage[0].backward.ns - kept.each_stage[0].backward.ns
+        assert took == pytest.approx((1 + (norms == 2)) * kept.calibration.pass_ns(2 * thin))
+
+
 def test_biases_of_experts_are_launched_too() -> None:
     slow = replace(named_calibration("h100-sxm", "bf16"), host=HostLaunches(0.0, 1e6, 1.0))
     waits = []
@@ -500,6 +516,8 @@ workload:
         ("deepseek-v4-flash", "parallel: {tp: 2, ep: 8, dp: 8}", "tp: attention with pooled keys is whole"),
         ("deepseek-v4-flash", "attention: eager", "attention with pooled keys is one kernel"),
         ("llama3-8b", "dispatcher: deepep", "has no effect: the model has no experts"),
+        ("llama3-8b", "recompute: [moe_act]", "recompute: has no effect: the model has no moe_act"),
+        ("llama3-8b", "recompute: [layernorm]", "has no layernorm of its own: products have their norms"),
         ("llama3-8b", "overlap: [ep]", "has no effect: the model has no experts"),
         ("qwen3-30b-a3b", "wide_layers: [1, 1]", "has no effect: all products are in bf16"),
         ("qwen3-30b-a3b", "cuda_graph: [atn]", "cuda_graph"),

@@ -266,6 +266,7 @@ class LayerPiece:
 RECOMPUTED: Final[Mapping[str, tuple[frozenset[str], frozenset[str]]]] = {
     "core_attn": (frozenset({"attention"}), frozenset()),
     "mla_up_proj": (frozenset({"q up", "kv up"}), frozenset()),
+    "layernorm": (frozenset({"norm"}), frozenset({"norm", "shared up"})),
     "mhc": (frozenset({"mix 1", "mix 2", "mix out"}), frozenset({"mix 1", "mix 2"})),
     "mlp": (frozenset({"up", "gate", "down"}), frozenset({"gate", "down"})),
     "moe_act": (frozenset({"experts gate"}), frozenset({"experts down"})),

@@ -182,9 +182,8 @@ class RankWork(RankProducts):
         heads = m.heads // t
         queries = [self.column("q", m.hidden, heads * m.query_head)]
         if m.q_rank:
-            norm, back = (Pass(2 * self.thin),), (Pass(3 * self.thin),)
-            down = self.plain("q down", m.hidden, m.q_rank, norm, back, 2 * self.thin)
-            queries = [down, self.column("q up", m.q_rank, heads * m.query_head)]
+            down = self.plain("q down", m.hidden, m.q_rank, (), (), self.thin)
+            queries = [self.norm(self.thin), down, self.column("q up", m.q_rank, heads * m.query_head)]
         q, v = T * heads * m.query_head * e, T * heads * m.value_head * e
         around = (Pass(2 * q), Pass(2 * q), Pass(2 * (q + v)))  # rotary parts are joined to the others
         return [
@@ -296,6 +295,7 @@ class RankWork(RankProducts):
             into = [self.plain("latent down", m.hidden, m.expert_latent, (), (), 0)]
             out = [self.plain("latent up", m.expert_latent, m.hidden, (), (), combine.made)]
         return [
+            self.norm(0 if self.batch.lora or m.shared_middle else self.thin),
             self._router(),
             *(replace(each, name=f"shared {each.name}") for each in shared),
             *into,
@@ -331,17 +331,15 @@ class RankWork(RankProducts):
         return [Pass(there * nbytes)], [Pass(back * nbytes)]
 
     def _router(self) -> LayerPiece:
-        """Return what says to which experts a token goes, the norm before it included."""
+        """Return what says to which experts a token goes; it keeps what the norm before it read."""
         m = self.model
         forward, of_input, of_weight = self.products(self.few, m.hidden, m.experts)
         scores = Pass(12 * self.few * m.experts)
         return LayerPiece(
             "router",
-            (Pass(2 * self.thin), forward, scores),
-            (scores, of_input, *of_weight, Pass(3 * self.thin)),
-            saved=(1 + (bool(of_weight) and not m.shared_middle)) * self.thin
-            + 4 * self.few
-            + 2 * 4 * self.few * m.experts,
+            (forward, scores),
+            (scores, of_input, *of_weight),
+            saved=self.thin + 4 * self.few + 2 * 4 * self.few * m.experts,
             made=self.thin,
             took=self.thin,
         ).computed_in(WIDE)
@@ -422,14 +420,6 @@ class RankWork(RankProducts):
         # of an element, without fusion: cast 6 bytes, maximum 4, subtract 8, exp 8, sum 4, divide 8; back 14
         there, back = (2, 2) if fused else (19, 7)
         loss: list[Kernel] = [Collective("all_reduce", 12 * T, "tp")] if self.t > 1 else []
-        norm = LayerPiece(
-            "norm",
-            (Pass(2 * self.thin),),
-            (Pass(3 * self.thin),),
-            saved=self.thin,
-            made=self.thin,
-            took=self.thin,
-        )
         out = self.column("head", m.hidden, mine, norm=False)
         # the gradient of the weight that autograd is given while the sum of gradients has been added to in
         # place
@@ -442,7 +432,7 @@ class RankWork(RankProducts):
             saved=(logits if fused else 4 * T * mine) + 4 * T,
             extra=0 if fused else logits,
         )
-        return [norm, out, entropy]
+        return [self.norm(self.thin), out, entropy]
 
 
 def _exchanged(*sizes: int) -> list[Kernel]:

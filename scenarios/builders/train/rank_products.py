@@ -142,6 +142,11 @@ class RankProducts:
         kind: CollectiveKind = "reduce_scatter" if self.layout.splits_sequence else "all_reduce"
         return [Collective(kind, self.wide, "tp", hidden_by)]
 
+    def norm(self, saved: int) -> LayerPiece:
+        """Return a norm that is a kernel of its own; of what it read and wrote it keeps so many bytes."""
+        thin = self.thin
+        return LayerPiece("norm", (Pass(2 * thin),), (Pass(3 * thin),), saved=saved, made=thin, took=thin)
+
     def column(self, name: str, k: int, n: int, *, norm: bool = True) -> LayerPiece:
         """Return a product whose columns are shared, the norm before it included.
 

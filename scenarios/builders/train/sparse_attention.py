@@ -57,7 +57,8 @@ def sparse_attention(work: RankProducts, part: str) -> list[LayerPiece]:
     norms = Pass(2 * q), Pass(2 * q * m.rotary_head // m.head)
     up = work.column("q up", m.q_rank, m.heads * m.head)
     pieces = [
-        work.plain("q down", m.hidden, m.q_rank, (Pass(2 * thin),), (Pass(3 * thin),), 2 * thin),
+        work.norm(thin),
+        work.plain("q down", m.hidden, m.q_rank, (), (), thin),
         replace(up, forward=(*up.forward, *norms), backward=(norms[1], Pass(3 * q), *up.backward)),
         _behind(work.plain("kv up", m.hidden, m.head, (), (), 0), Pass(2 * key), Pass(3 * key)),
     ]
