@@ -71,11 +71,6 @@ bench: ARGS = benchmarks
 bench: $(READY)  ## Measure what a simulated task costs, as a ratio to a raw SimPy timeout
 	$(BIN)/python -m pytest $(ARGS) -n 0 -q -s -o python_files="bench_*.py"
 
-# ARGS="--sample 60 --seconds 300 --seed 1 policies/issue" takes fewer, others, of a folder or file.
-mutants: $(READY)  ## Change the code at random, and see whether a test notices (nightly)
-	$(BIN)/python -m pip install --quiet "cosmic-ray>=8"
-	$(BIN)/python tools/mutants.py $(ARGS)
-
 validate: $(READY)  ## Sleeps and numpy kernels on real threads, compared with what was predicted
 	status=0; for backend in timer threads; do \
 	    $(BIN)/python -m validation --backend $$backend || status=1; \
