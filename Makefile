@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PYTEST := $(BIN)/python -m pytest --benchmark-disable
 PARALLEL := -n $(WORKERS) --dist worksteal
-.PHONY: help venv demo test test-all test-torch check docs docs-serve format bench mutants validate validate-gpu clean
+.PHONY: help venv demo test test-all test-torch check docs docs-serve format bench validate validate-gpu clean
 .PHONY: test-lowest constraints wheels
 
 help:  ## Show this list
