@@ -46,8 +46,9 @@ class Vllm019(Batcher):
         A request is admitted only if all its known tokens would fit now.
     num_speculative_tokens : int
         Drafts that follow each sampled token.
-    draft_model : bool
-        Drafts come from a model (or EAGLE), whose tokens need blocks, too; otherwise from n-grams.
+    draft_model : bool or "eagle"
+        Drafts come from a model, whose tokens need blocks, too; otherwise from n-grams. EAGLE's does not find
+        the last block of a prefix: it wants the hidden states of its tokens.
     async_scheduling : bool
         A step is scheduled while another runs; default: unless there are drafts.
     """
@@ -65,7 +66,7 @@ class Vllm019(Batcher):
         long_prefill_token_threshold: int = 0,
         scheduler_reserve_full_isl: bool = True,
         num_speculative_tokens: int = 0,
-        draft_model: bool = False,
+        draft_model: bool | Literal["eagle"] = False,
         async_scheduling: bool | None = None,
     ) -> None:
         if async_scheduling and num_speculative_tokens:
@@ -78,7 +79,8 @@ class Vllm019(Batcher):
         self.by_rank = scheduling_policy == "priority"
         self.threshold = long_prefill_token_threshold
         self.reserve_all = scheduler_reserve_full_isl
-        self.drafts, self.look_ahead = num_speculative_tokens, num_speculative_tokens * draft_model
+        self.drafts, self.look_ahead = num_speculative_tokens, num_speculative_tokens * bool(draft_model)
+        self.eagle = draft_model == "eagle"
         self.ahead = int(not num_speculative_tokens if async_scheduling is None else async_scheduling)
 
     def begin(self, cache: KvBlocks, max_model_len: int) -> None:
@@ -172,6 +174,8 @@ class Vllm019(Batcher):
                 hits = self.cache.find(keys)
                 if request.hits is None and len(hits) < len(keys):
                     request.lost = self.cache.lost(keys[len(hits) :]) * self.cache.block_size
+                if self.eagle:
+                    hits = hits[:-1]
             found = request.computed or len(hits) * self.cache.block_size
             remote = request.remote and request.pulled_ns is None
             count = request.known - found

@@ -250,7 +250,7 @@ def test_vllm(data: st.DataObject) -> None:
         long_prefill_token_threshold=draw(st.sampled_from([0, 5, 20])),
         scheduler_reserve_full_isl=draw(st.booleans()),
         num_speculative_tokens=drafts,
-        draft_model=bool(drafts) and draw(st.booleans()),
+        draft_model=bool(drafts) and draw(st.sampled_from((False, True, "eagle"))),
         async_scheduling=mode == "async",
     )
     requests = draw(drawn_requests(most - drafts, accepted=bool(drafts), remote=remote))

@@ -51,3 +51,26 @@ def test_recorded_schedulers(data_dir: Path, folder: str) -> None:
 def test_small_cases(case: Case) -> None:
     """Six small cases, recorded with this engine when it equalled the recorded ones."""
     assert not differences(case)
+
+
+def test_eagle_finds_a_block_less() -> None:
+    """Of a prefix of ten tokens two blocks of four are there; EAGLE takes one, and of one block none.
+
+    Source: vLLM 0.19, v1/core/single_type_kv_cache_manager.py (``use_eagle``).
+    """
+    drafts = next(case for case in SMALL if case["engine"].get("spec_draft_model"))
+    hits = {}
+    for model in (True, "eagle"):
+        engine = drafts["engine"] | {"spec_draft_model": model, "num_blocks": 40}
+        for prefix in (10, 7):
+            requests = [
+                each | {"prompt": [["system", prefix], *each["prompt"][1:]]} for each in drafts["requests"]
+            ]
+            _, outcomes = run_case(drafts | {"engine": engine, "requests": requests})
+            hits[model, prefix] = [outcomes[f"r{i}"]["cached"] for i in range(4)]
+    assert hits == {
+        (True, 10): [0, 8, 8, 8],
+        ("eagle", 10): [0, 4, 4, 4],
+        (True, 7): [0, 4, 4, 4],
+        ("eagle", 7): [0, 0, 0, 0],
+    }
