@@ -357,6 +357,9 @@ class Detection(NamedTuple):
 
 _STEADY: Final = (Fraction(1), FOREVER)
 
+MOST_FAILURES: Final = 1_000_000
+"""Most failures of a run: one that meets more gets nowhere."""
+
 
 def failures_of(faults: Faults, machine: Machine, seed: int) -> Iterator[Failed]:
     """Yield the failures of parts from time 0 on, by time, cause and part; for ever where there is a rate."""

@@ -26,10 +26,7 @@ from scenarios.training_run.plan import Failure, Life, Own, TrainingPlan, Worker
 from sim.base.arrays import LATEST_NS, MOST_BUILT, at_most
 from sim.base.errors import InputError, RunError
 from sim.base.options import whole_numbers
-from sim.faults import arrivals
-
-MOST_FAILURES: Final = 1_000_000
-"""Most failures of a run: one that meets more gets nowhere."""
+from sim.faults import MOST_FAILURES, arrivals
 
 _NEVER: Final = 2**62
 

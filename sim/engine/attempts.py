@@ -27,7 +27,7 @@ from sim.base.errors import InputError, RunError
 from sim.base.units import format_duration
 from sim.engine.engine import Engine
 from sim.engine.hooks import Memory, Observer
-from sim.faults import Conditions, Faults, failures_of
+from sim.faults import MOST_FAILURES, Conditions, Faults, failures_of
 from sim.graph.frames import has_control_flow
 from sim.job.context import Context
 from sim.job.job import Job
@@ -85,6 +85,8 @@ def run_attempts(
     ------
     InputError
         See `refuse_with_faults`.
+    RunError
+        So much fails that the run gets nowhere.
     StuckError
         Something has failed and nobody notices.
     """
@@ -143,9 +145,12 @@ def _restarted(job: Job, faults: Faults, end_ns: int, step: int) -> int | None:
         return None
     takes_ns = faults.restart_ns + (faults.restore_ns if step else 0)  # before step 0 nothing was saved
     begin_ns = end_ns
-    for failed in failures_of(faults, job.machine, job.seed):
+    for n, failed in enumerate(failures_of(faults, job.machine, job.seed)):
         if failed.time_ns > begin_ns + takes_ns:
             break
+        if n >= MOST_FAILURES:
+            takes = format_duration(takes_ns)
+            raise RunError(f"too much fails: {n:,} failures leave no time to restart, which takes {takes}")
         if failed.back_ns is None:
             return None
         begin_ns = max(begin_ns, failed.back_ns)

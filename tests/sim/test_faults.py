@@ -367,6 +367,14 @@ def test_a_run_that_comes_no_further_is_given_up() -> None:
         simulate(reduced(), Machine(GPUS), ReadyQueue(), faults=faults)
 
 
+def test_a_restart_that_something_always_interrupts_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sim.engine.attempts.MOST_FAILURES", 1000)
+    often = Cause("often", Fraction(10), kind="worker", parts=(0,), lasts_ns=0)
+    faults = Faults((often,), health_check=HealthCheck(50), restart_ns=500)
+    with pytest.raises(RunError, match="1,000 failures leave no time to restart, which takes 500 ns"):
+        simulate(chain(300), Machine(GPUS), ReadyQueue(), faults=faults)
+
+
 def test_a_step_that_is_computed_again_takes_as_long_as_before() -> None:
     faults = Faults(
         (once("crash", 250, kind="worker", lasts_ns=0),), health_check=HealthCheck(50), restart_ns=0
