@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import pairwise
@@ -113,11 +113,15 @@ class Network(Protocol):
 # into the hash, because switches that hash alike would use a part of the ways only.
 #
 # Ways are looked for when a route is asked for, and only then: from both ends at once, so that in a cluster
-# hardly anything is looked at but the switches between them. Once that has taken as much as looking at all
-# links, the hops from all devices to the destination are counted, and kept.
+# hardly anything is looked at but the switches between them. Once that has taken as much as counting the hops
+# from all devices to the destination, these are counted, and kept. Over which link a device passes on depends
+# on the destination alone, where flows do not matter, and is kept, too.
 
 _MOST_KEPT: Final = 1 << 25
 """Entries of tables that are kept."""
+
+_TABLE: Final = 32
+"""How many links a table looks at in the time in which a search looks at one."""
 
 
 @dataclass(frozen=True)
@@ -180,6 +184,8 @@ class Router:
                 links_at[device].append(k)
         self._looked_at: dict[int, int] = {}  # destination → links, on the way to it
         self._tables: dict[int, list[int]] = {}
+        # destination → device → latency from there, and the link that it takes (of several flows: may take)
+        self._ways: dict[int, dict[int, tuple[int, list[int]]]] = {}
         self._known: dict[tuple[int, int, int], tuple[int, ...]] = {}
         self._given = {
             (position[a], position[b]): self._through([position[name] for name in (a, *via, b)])
@@ -213,32 +219,37 @@ class Router:
         return tuple(found)
 
     def _walk(self, source: int, destination: int, flow: int) -> tuple[int, ...]:
-        onward = self._onward(source, destination)
         there = self._ends[1]
-        latency_ns = {destination: 0}
-        for at, links in reversed(onward.items()):
-            latency_ns[at] = min(self._latency_ns[k] + latency_ns[there[k]] for k in links)
+        ways = {} if self.by_flow else self._ways.setdefault(destination, {})
+        ways[destination] = 0, []
+        for at, links in reversed(self._onward(source, destination, ways).items()):
+            latency_ns = [self._latency_ns[k] + ways[there[k]][0] for k in links]
+            least_ns = min(latency_ns)
+            as_good = sorted(k for k, ns in zip(links, latency_ns, strict=True) if ns == least_ns)
+            ways[at] = least_ns, as_good if self.by_flow else as_good[:1]
         at, path = source, []
         while at != destination:
-            left_ns = latency_ns[at]
-            as_good = [k for k in onward[at] if self._latency_ns[k] + latency_ns[there[k]] == left_ns]
-            chosen = 0
-            if self.by_flow and len(as_good) > 1:
+            as_good, chosen = ways[at][1], 0
+            if len(as_good) > 1:
                 ends = self._names[source], self._names[destination]
                 chosen = hashed(self._routing.seed, *ends, flow, self._names[at]) % len(as_good)
-            path.append(sorted(as_good)[chosen])
+            path.append(as_good[chosen])
             at = there[path[-1]]
         return tuple(path)
 
-    def _onward(self, source: int, destination: int) -> dict[int, list[int]]:
+    def _onward(self, source: int, destination: int, known: Container[int]) -> dict[int, list[int]]:
         """Return the links over which devices pass on, in the fewest hops, what goes there; nearest first.
+
+        Those of devices that are `known` may be left out.
 
         Raises
         ------
         InfeasibleError
             None lead there.
         """
-        if self._looked_at.get(destination, 0) < len(self._links):
+        if source in known:
+            return {}
+        if self._looked_at.get(destination, 0) * _TABLE < len(self._links):
             return self._from_both_ends(source, destination)
         hops = self._table(destination)
         if hops[source] < 0:
@@ -249,6 +260,7 @@ class Router:
             for at in level:
                 found[at] = [k for k in self._links_at[0][at] if hops[self._ends[1][k]] == left]
             level = list(dict.fromkeys(self._ends[1][k] for at in level for k in found[at]))
+            level = [at for at in level if at not in known]
         return found
 
     def _from_both_ends(self, source: int, destination: int) -> dict[int, list[int]]:
@@ -303,6 +315,7 @@ class Router:
         if table is None:
             if (len(self._tables) + 1) * len(self._names) > _MOST_KEPT:
                 self._tables.clear()
+                self._ways.clear()
             hops = np.full(len(self._names), -1)
             hops[destination] = n = 0
             while len(into := np.flatnonzero((hops[self._to] == n) & (hops[self._from] < 0))):

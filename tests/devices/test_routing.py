@@ -92,7 +92,7 @@ def test_routes_are_the_shortest(machine: Machine) -> None:
 @examples(30)
 @given(machines(), st.sampled_from(["shortest", "ecmp"]))
 def test_routes_from_counted_hops_are_those_of_searches(machine: Machine, kind: str) -> None:
-    """A router counts the hops to a destination once it has looked at as many links as there are."""
+    """A router counts the hops to a destination once searches have looked at enough links."""
     names = [device.name for device in machine.devices]
     searching, counting = (Router(names, machine.links, Routing(kind, 3)) for _ in range(2))
     for a, b in product(range(len(names)), repeat=2):
