@@ -244,7 +244,7 @@ def test_import_of_what_is_no_model(tmp_path: Path) -> None:
     path = write(tmp_path, "nothing of the sort\n", "model.bin")
     result = sim("import", path, "--out", tmp_path / "g.json")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith(f"{path}: no known format")
+    assert f"{path}: no known format" in result.stderr  # maybe behind a sign of life
     assert sim("import", path, "--out", tmp_path / "g.json", "--set", "x").exit_code == 2
     assert not (tmp_path / "g.json").exists()
     wrong = sim("import", path, "--out", tmp_path / "g.txt")
