@@ -137,6 +137,12 @@ def _columns(path: str | Path, header: Sequence[str], given: Mapping[str, str]) 
         if (role in ("bytes", "elements") and sized) or (role.startswith("time") and timed):
             continue
         at[role] = header.index(known)
+    if {"time_us", "time_ms"} <= at.keys():
+        us, ms = (header[at[role]] for role in ("time_us", "time_ms"))
+        raise InputError(
+            f"{path}: both {us!r} and {ms!r} are times; say columns: {{time_us: {us}}}",
+            path=("columns",),
+        )
     if "bytes" in at:
         at.pop("elements", None)
     if "elements" in at and "dtype" not in at:

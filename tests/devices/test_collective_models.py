@@ -234,6 +234,7 @@ def test_elements_and_ms_and_choices(tmp_path: Path) -> None:
         ("", {}, "t.csv: is empty"),
         ("a,b\n", {}, "which column is op"),
         ("\x01\x02,a\n", {}, "is no table; its first line should name the columns"),
+        ("op,ranks,bytes,time_ms,latency_us\n", {}, "both 'latency_us' and 'time_ms' are times"),
         ("op,gpus,bytes\n", {}, "which column is time_us or time_ms"),
         ("op,gpus,elements,time_us\n", {}, "sizes count elements, and no column says their type"),
         ("op,gpus,bytes,time_us\n", {}, "has no rows"),
