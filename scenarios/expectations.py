@@ -41,6 +41,7 @@ from scenarios.fields.results import (
     Value,
     check_named,
     holds,
+    no_such_result,
     outcome_of,
     row_names,
 )
@@ -402,7 +403,7 @@ class Expectation(NamedTuple):
         except KeyError:  # a device or link that the other run has not
             actual = None
         if actual is None:
-            raise self.document.error(self.loc, f"{whose} has no such result", key=True)
+            raise self.document.error(self.loc, no_such_result(self.what, whose), key=True)
         return actual
 
     def _hold_schedule(self, run: FinishedRun, *, new_tables: bool) -> Outcome:

@@ -345,9 +345,18 @@ def result_of_run(what: str, summary: Summary, trace: Trace) -> Value:
     with suppress(KeyError):  # a device, a link that this run has not
         found = RESULTS[kind].get(summary, trace, name)
     if found is None:
-        why = OBJECTIVES.get(RESULTS[kind].key, ("", ""))[1]
-        raise InputError(f"{what}: this run has no such result" + (f"; {why}" if why else ""))
+        raise InputError(f"{what}: {no_such_result(what)}")
     return found
+
+
+def no_such_result(what: str, whose: str = "this run") -> str:
+    """Return that a run has no such result, and what to write where it may be of a part of it."""
+    kind, _, name = what.partition(".")
+    result = RESULTS[kind]
+    why = OBJECTIVES.get(result.key, ("", ""))[1]
+    if result.of and not name:
+        why = f"{what}.NAME is that of one {result.of}"
+    return f"{whose} has no such result" + (f"; {why}" if why else "")
 
 
 def shown_result(what: str, value: Value) -> str:

@@ -365,3 +365,13 @@ def test_every_result_of_serving_can_be_expected() -> None:
     result = run_scenario(read_scenario(f"workload: {{serving: {{step: {step}}}}}"))
     for kind in (*OF_SERVING, "goodput"):
         assert RESULTS[kind].get(result.summary, result.trace, "") is not None
+
+
+def test_a_result_of_one_part_is_named_where_the_whole_run_has_none(root: Path, tmp_path: Path) -> None:
+    """Two recovery policies have two goodputs."""
+    example = (root / "scenarios" / "examples" / "training_run.yaml").read_text(encoding="utf-8")
+    text = example.partition("expect:")[0] + "expect:\n  goodput: {at_least: 0.5}\n"
+    (tmp_path / "s.yaml").write_text(text, encoding="utf-8")
+    shown = sim("check", str(tmp_path / "s.yaml"))
+    assert shown.exit_code == 2
+    assert "has no such result; goodput.NAME is that of one recovery" in " ".join(shown.output.split())
