@@ -15,7 +15,7 @@ Times are whole numbers in any unit the caller likes (the project's is nanosecon
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
@@ -147,7 +147,7 @@ def evaluate(
     times: StageTimes | Sequence[StageTimes],
     *,
     transfer: Transfer = 0,
-    turns: Iterable[tuple[int, Slot, list[Action]]] | None = None,
+    turns: Turns | None = None,
 ) -> Evaluation:
     """Compute when every slot of `schedule` runs.
 
@@ -159,8 +159,8 @@ def evaluate(
         The same for all stages, or one a stage.
     transfer : int or callable
         Time between two different ranks; a function gets (source rank, destination rank).
-    turns : iterable, optional
-        `policies.pipeline.validate.in_turn` of the schedule, where it is evaluated more than once.
+    turns : Turns, optional
+        Those of the schedule, where it is evaluated more than once.
 
     Returns
     -------
@@ -183,36 +183,63 @@ def evaluate(
     (33, Fraction(3, 11))
     """
     each = _one_a_stage(times, schedule.stages, "stage times")
-    travel = transfer if callable(transfer) else lambda _source, _destination: transfer
+    known = turns or Turns(schedule)
+    took = [_duration(slot, each) for slot in known.sorts]
     starts: list[list[int]] = [[] for _ in schedule.programs]
     ends: list[list[int]] = [[] for _ in schedule.programs]
-    end_of: dict[Action, int] = {}
-    admits = schedule.in_flight < schedule.micro_batches
-    took: dict[tuple[int, str], int] = {}  # what an action takes does not depend on its micro-batch
-    for rank, slot, needs in in_turn(schedule) if turns is None else turns:
-        start = ends[rank][-1] if ends[rank] else 0
-        for need in needs:
+    free, end_of = [0] * schedule.ranks, list[int]()
+    for rank, sort, needs in known.slots:
+        start = free[rank]
+        for need, source in needs:
             there = end_of[need]
-            source = schedule.rank_of(need.stage, need.micro_batch)
-            if source != rank and not (
-                admits and need.micro_batch != slot.parts[0].micro_batch
-            ):  # that one is out sends nothing
-                there += travel(source, rank)
+            if source != rank:
+                there += transfer(source, rank) if callable(transfer) else transfer
             if there > start:
                 start = there
-        if isinstance(slot, Overlap):
-            duration = _duration(slot, each)
-        elif (known := took.get(slot[:2])) is not None:
-            duration = known
-        else:
-            duration = took[slot[:2]] = _duration(slot, each)
-        end = start + duration
+        free[rank] = end = start + took[sort]
+        end_of.append(end)
         starts[rank].append(start)
         ends[rank].append(end)
-        for action in slot.parts:
-            end_of[action] = end
     busy = (sum(e) - sum(s) for s, e in zip(starts, ends, strict=True))
     return Evaluation(tuple(map(tuple, starts)), tuple(map(tuple, ends)), tuple(busy))
+
+
+class Turns:
+    """What waits for what in a schedule, for evaluations at many times.
+
+    Attributes
+    ----------
+    slots : list of tuple
+        In an order in which each comes after what it needs: rank, number of its sort, and what it needs:
+        number of a slot, and the rank that sends it.
+    sorts : list of Slot
+        One slot of each sort: all of one take equally long.
+
+    Raises
+    ------
+    StuckError
+        The programs deadlock.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.slots: list[tuple[int, int, list[tuple[int, int]]]] = []
+        made: dict[Action, tuple[int, int]] = {}  # its slot and rank
+        sorts: dict[Slot | tuple[int, str], int] = {}
+        self.sorts: list[Slot] = []
+        limited = schedule.in_flight < schedule.micro_batches
+        for number, (rank, slot, needs) in enumerate(in_turn(schedule)):
+            sort = sorts.setdefault(slot[:2] if isinstance(slot, Action) else slot, len(sorts))
+            if sort == len(self.sorts):
+                self.sorts.append(slot)
+            sent = [made[need] for need in needs]
+            if limited:  # a micro-batch that is out sends nothing to the next
+                k = slot.parts[0].micro_batch
+                mine = zip(needs, sent, strict=True)
+                sent = [of if need.micro_batch == k else (of[0], rank) for need, of in mine]
+            self.slots.append((rank, sort, sent))
+            here = (number, rank)
+            for action in slot.parts:
+                made[action] = here
 
 
 def _duration(slot: Slot, times: Sequence[StageTimes]) -> int:

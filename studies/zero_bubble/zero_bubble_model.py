@@ -25,10 +25,9 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from policies.pipeline.evaluate import StageTimes, closed_form, evaluate, transformer_activations
-from policies.pipeline.pipeline_schedule import Action, Schedule, Slot
+from policies.pipeline.evaluate import StageTimes, Turns, closed_form, evaluate, transformer_activations
+from policies.pipeline.pipeline_schedule import Schedule
 from policies.pipeline.registry import generate
-from policies.pipeline.validate import in_turn
 from scenarios.builders.gpt import Transformer
 from sim.base.errors import InputError
 from sim.base.units import round_half_up
@@ -92,9 +91,9 @@ class Measured:
         return not self.schedule.startswith("ZB")
 
     @cached_property
-    def turns(self) -> list[tuple[int, Slot, list[Action]]]:
+    def turns(self) -> Turns:
         """What waits for what in its schedule, which is evaluated at many times."""
-        return list(in_turn(self.programs))
+        return Turns(self.programs)
 
 
 class Fit(NamedTuple):
