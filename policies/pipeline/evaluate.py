@@ -15,7 +15,7 @@ Times are whole numbers in any unit the caller likes (the project's is nanosecon
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
@@ -147,7 +147,7 @@ def evaluate(
     times: StageTimes | Sequence[StageTimes],
     *,
     transfer: Transfer = 0,
-    turns: Turns | None = None,
+    turns: Iterable[Turn] | None = None,
 ) -> Evaluation:
     """Compute when every slot of `schedule` runs.
 
@@ -159,8 +159,8 @@ def evaluate(
         The same for all stages, or one a stage.
     transfer : int or callable
         Time between two different ranks; a function gets (source rank, destination rank).
-    turns : Turns, optional
-        Those of the schedule, where it is evaluated more than once.
+    turns : iterable of Turn, optional
+        `with_senders` of the schedule, where it is evaluated more than once.
 
     Returns
     -------
@@ -183,12 +183,11 @@ def evaluate(
     (33, Fraction(3, 11))
     """
     each = _one_a_stage(times, schedule.stages, "stage times")
-    known = turns or Turns(schedule)
-    took = [_duration(slot, each) for slot in known.sorts]
+    took: dict[Slot | tuple[int, str], int] = {}  # what an action takes does not depend on its micro-batch
     starts: list[list[int]] = [[] for _ in schedule.programs]
     ends: list[list[int]] = [[] for _ in schedule.programs]
     free, end_of = [0] * schedule.ranks, list[int]()
-    for rank, sort, needs in known.slots:
+    for rank, slot, sort, needs in with_senders(schedule) if turns is None else turns:
         start = free[rank]
         for need, source in needs:
             there = end_of[need]
@@ -196,7 +195,10 @@ def evaluate(
                 there += transfer(source, rank) if callable(transfer) else transfer
             if there > start:
                 start = there
-        free[rank] = end = start + took[sort]
+        duration = took.get(sort)
+        if duration is None:
+            duration = took[sort] = _duration(slot, each)
+        free[rank] = end = start + duration
         end_of.append(end)
         starts[rank].append(start)
         ends[rank].append(end)
@@ -204,42 +206,30 @@ def evaluate(
     return Evaluation(tuple(map(tuple, starts)), tuple(map(tuple, ends)), tuple(busy))
 
 
-class Turns:
-    """What waits for what in a schedule, for evaluations at many times.
+Turn = tuple[int, Slot, Slot | tuple[int, str], list[tuple[int, int]]]
+"""Rank, slot, what has the same times, and what it needs: which turn, and the rank that sends it."""
 
-    Attributes
-    ----------
-    slots : list of tuple
-        In an order in which each comes after what it needs: rank, number of its sort, and what it needs:
-        number of a slot, and the rank that sends it.
-    sorts : list of Slot
-        One slot of each sort: all of one take equally long.
+
+def with_senders(schedule: Schedule) -> Iterator[Turn]:
+    """Yield each slot after all that it needs; for evaluations at many times they are kept in a list.
 
     Raises
     ------
     StuckError
         The programs deadlock.
     """
-
-    def __init__(self, schedule: Schedule) -> None:
-        self.slots: list[tuple[int, int, list[tuple[int, int]]]] = []
-        made: dict[Action, tuple[int, int]] = {}  # its slot and rank
-        sorts: dict[Slot | tuple[int, str], int] = {}
-        self.sorts: list[Slot] = []
-        limited = schedule.in_flight < schedule.micro_batches
-        for number, (rank, slot, needs) in enumerate(in_turn(schedule)):
-            sort = sorts.setdefault(slot[:2] if isinstance(slot, Action) else slot, len(sorts))
-            if sort == len(self.sorts):
-                self.sorts.append(slot)
-            sent = [made[need] for need in needs]
-            if limited:  # a micro-batch that is out sends nothing to the next
-                k = slot.parts[0].micro_batch
-                mine = zip(needs, sent, strict=True)
-                sent = [of if need.micro_batch == k else (of[0], rank) for need, of in mine]
-            self.slots.append((rank, sort, sent))
-            here = (number, rank)
-            for action in slot.parts:
-                made[action] = here
+    made: dict[Action, tuple[int, int]] = {}  # its turn and rank
+    limited = schedule.in_flight < schedule.micro_batches
+    for number, (rank, slot, needs) in enumerate(in_turn(schedule)):
+        sent = [made[need] for need in needs]
+        if limited:  # a micro-batch that is out sends nothing to the next
+            k = slot.parts[0].micro_batch
+            mine = zip(needs, sent, strict=True)
+            sent = [of if need.micro_batch == k else (of[0], rank) for need, of in mine]
+        yield rank, slot, slot[:2] if isinstance(slot, Action) else slot, sent
+        here = (number, rank)
+        for action in slot.parts:
+            made[action] = here
 
 
 def _duration(slot: Slot, times: Sequence[StageTimes]) -> int:

@@ -25,7 +25,14 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from policies.pipeline.evaluate import StageTimes, Turns, closed_form, evaluate, transformer_activations
+from policies.pipeline.evaluate import (
+    StageTimes,
+    Turn,
+    closed_form,
+    evaluate,
+    transformer_activations,
+    with_senders,
+)
 from policies.pipeline.pipeline_schedule import Schedule
 from policies.pipeline.registry import generate
 from scenarios.builders.gpt import Transformer
@@ -91,9 +98,9 @@ class Measured:
         return not self.schedule.startswith("ZB")
 
     @cached_property
-    def turns(self) -> Turns:
+    def turns(self) -> list[Turn]:
         """What waits for what in its schedule, which is evaluated at many times."""
-        return Turns(self.programs)
+        return list(with_senders(self.programs))
 
 
 class Fit(NamedTuple):
