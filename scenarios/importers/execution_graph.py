@@ -29,12 +29,13 @@ from scenarios.importers.files import fixed_batch, parts, read_json, stem
 from scenarios.importers.tensor_flow import Storage, Tensor, Touch, tensor_flow, written_arguments
 from scenarios.importers.torch_export import CAUSAL, WINDOWS, attributes_of, kind_of, ordered, plain_name
 from scenarios.ops.attributes import FLOATING, computed
-from scenarios.ops.op_costs import UNKNOWN_BYTES, VIEWS, WITHOUT_DATA, cost_of, without_formula
+from scenarios.ops.op_costs import UNKNOWN_BYTES, cost_of, without_formula
 from scenarios.ops.op_formulas import Cost, OpFacts, TensorFacts, convolved, measured_shape
 from sim.base.errors import InputError, in_file
 from sim.base.files import StrPath
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
+from sim.graph.views import VIEWS, WITHOUT_DATA
 
 # ----------------------------------------------------------------------------------------------------------
 # Execution graphs of PyTorch (ET JSON, ``ExecutionTraceObserver``): operators with their tensors.
@@ -227,7 +228,7 @@ _NO_WORK: Final = frozenset({
 })  # fmt: skip
 """Operators that only look at tensors, give them memory, or read one number back."""
 
-_FREE: Final = frozenset(VIEWS) | frozenset(WITHOUT_DATA.split())
+_FREE: Final = frozenset((*VIEWS, *WITHOUT_DATA))
 
 
 class CostedOperator(NamedTuple):

@@ -46,11 +46,12 @@ from scenarios.importers.onnx_nodes import (
 from scenarios.importers.onnx_shapes import Rebatch, check_scaled, infer, inputs_at, inputs_of
 from scenarios.ops import attributes as dtypes
 from scenarios.ops.inlining import Function, add_ops
-from scenarios.ops.op_costs import COSTS, UNKNOWN_BYTES, VIEWS, op_arguments, without_formula
+from scenarios.ops.op_costs import COSTS, UNKNOWN_BYTES, op_arguments, without_formula
 from sim.base.errors import InputError, extra, in_file
 from sim.base.files import StrPath, read_bytes
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph, output_name
+from sim.graph.views import VIEWS
 
 
 def recognises(name: str, head: bytes) -> bool:

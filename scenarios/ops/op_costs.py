@@ -32,10 +32,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from scenarios.ops import op_formulas as f
-from scenarios.ops.inlining import FUNCTIONAL_KINDS
 from scenarios.ops.op_formulas import Cost, Formula, OpFacts, measured_shape
 from sim.base.arrays import UNSET
 from sim.base.errors import GraphError, InputError, UnknownNameError, in_file
+from sim.graph.views import FREE, VIEWS, WITHOUT_DATA
 from sim.job.job import Job
 from sim.machine.device import Device
 
@@ -124,14 +124,6 @@ def without_formula(operators: Mapping[str, int], unknown: str, way_out: str, wh
     warnings.warn(f"{where}counted by their bytes, with no flop: {listed}", stacklevel=4)
 
 
-_VIEWS = """reshape flatten squeeze unsqueeze identity stop_gradient dropout read_variable
-    switch merge enter exit next_iteration loop_cond"""
-VIEWS = frozenset(_VIEWS.split())
-"""Kinds whose first output is their data input under another description: no work, no byte moved."""
-
-WITHOUT_DATA = "shape size rank const no_op placeholder control_trigger arg retval send recv"
-"""Kinds that look at no data."""
-
 _FILLS = "constant_of_shape fill range eye_like zeros_like ones_like one_hot"
 _MOVES = """concat transpose pad cast tile expand pack where compress depth_to_space space_to_depth
     reverse reverse_sequence scatter_elements scatter_nd trilu copy"""
@@ -171,7 +163,7 @@ _OWN_FLOPS = (
 """Flop of the kinds that are called as their formula."""
 
 COSTS: Mapping[str, Formula] = {
-    **dict.fromkeys([*_VIEWS.split(), *WITHOUT_DATA.split()], f.free),
+    **dict.fromkeys([*VIEWS, *WITHOUT_DATA], f.free),
     **dict.fromkeys(_FILLS.split(), lambda op: Cost(0, 0, op.written)),
     **dict.fromkeys(_MOVES.split(), f.move),
     **dict.fromkeys(_PICKS.split(), f.pick),
@@ -203,14 +195,6 @@ COSTS: Mapping[str, Formula] = {
 #
 # A cost model would give them no time, and a forgotten number would look like a fast op. So they are refused,
 # but for kinds that do no work by their nature (`FREE`), and where a model times them by something else.
-
-FREE: Final = (
-    *sorted(VIEWS),
-    *WITHOUT_DATA.split(),
-    *FUNCTIONAL_KINDS,
-    *("source", "sink", "barrier", "synchronise"),
-)
-"""Kinds that do no work by their nature."""
 
 
 def refuse_costless(job: Job) -> None:

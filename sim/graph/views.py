@@ -24,6 +24,18 @@ from sim.base.errors import GraphError
 from sim.graph.frames import CONTROL_FLOW_KINDS
 from sim.graph.graph import Graph
 
+_VIEWS = """reshape flatten squeeze unsqueeze identity stop_gradient dropout read_variable
+    switch merge enter exit next_iteration loop_cond"""
+VIEWS: Final = tuple(_VIEWS.split())
+"""Kinds whose first output is their data input under another description: no work, no byte moved."""
+
+_WITHOUT_DATA = "shape size rank const no_op placeholder control_trigger arg retval send recv"
+WITHOUT_DATA: Final = tuple(_WITHOUT_DATA.split())
+"""Kinds that look at no data."""
+
+FREE: Final = (*VIEWS, *WITHOUT_DATA, "source", "sink", "barrier", "synchronise")
+"""Kinds that do no work by their nature: without a duration they take no time."""
+
 
 def storage_of(graph: Graph) -> IntArray:
     """Return, per tensor, the tensor whose storage it directly shares; -1: it has its own.

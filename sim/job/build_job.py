@@ -251,7 +251,7 @@ def _of_devices(cost_ns: Sequence[IntArray], device_of: IntArray) -> IntArray:
 
 def _why_nowhere(graph: Graph, machine: Machine, op: int, count: int) -> str:
     kind = graph.kind(op)
-    more = f" (and {count - 1} more ops)" if count > 1 else ""
+    more = f" (and {count - 1} more)" if count > 1 else ""
     pinned_to = "" if graph.pin_code[op] == UNSET else graph.pins[int(graph.pin_code[op])]
     pin = f", pinned to {pinned_to!r}," if pinned_to else ""
     devices = "; ".join(
@@ -261,12 +261,14 @@ def _why_nowhere(graph: Graph, machine: Machine, op: int, count: int) -> str:
             if d.kinds is not None and kind not in d.kinds
             else f"cannot: {reason}"
             if (reason := _refusal(d, graph, op))
+            else "has no cost model, and the op no duration"
+            if d.cost is None
             else "has no cost for it"
         )
         for d in machine.devices
         if not pinned_to or pinned_to in (d.name, d.kind)
     )
-    return f"op {graph.op_names[op]!r} of kind {kind!r}{pin} can run on no device{more}: {devices}"
+    return f"op {graph.op_names[op]!r} of kind {kind!r}{pin}{more} can run on no device: {devices}"
 
 
 def _refusal(device: Device, graph: Graph, op: int) -> str | None:

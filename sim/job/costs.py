@@ -13,6 +13,7 @@ from sim.base.arrays import UNSET, IntArray
 from sim.base.errors import InputError
 from sim.base.options import whole_numbers
 from sim.graph.graph import Graph
+from sim.graph.views import FREE
 from sim.job.job import Job
 from sim.machine.device import Device
 from sim.machine.machine import Machine
@@ -53,7 +54,7 @@ def costs_ns(graph: Graph, device: Device) -> IntArray:
 
     An explicit duration for the device's name wins over one for its kind, that over one for all, and that
     over the device's cost model. An op without any of them, on a device without a cost model, takes
-    no time when it has no cost facts; otherwise the device cannot time it and -1 is returned.
+    no time if its kind does no work (`FREE`); otherwise the device cannot time it and -1 is returned.
 
     Parameters
     ----------
@@ -74,7 +75,8 @@ def costs_ns(graph: Graph, device: Device) -> IntArray:
             only_here = np.zeros(len(graph), dtype=bool)  # durations for other kinds of device only
             for other in graph.duration_by_kind.values():
                 only_here |= other != UNSET
-            ns = np.where(missing & ~only_here & (graph.flops == 0), 0, ns)
+            free = graph.is_kind(*FREE) & (graph.flops == 0)
+            ns = np.where(missing & ~only_here & free, 0, ns)
     if device.kinds is not None:
         ns = np.where(graph.is_kind(*device.kinds), ns, UNSET)
     return ns

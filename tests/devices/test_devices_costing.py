@@ -206,7 +206,7 @@ def test_an_op_that_cannot_run_where_it_is_pinned_names_only_its_pin() -> None:
     b = GraphBuilder("pinned")
     b.op("b", duration_by_kind={"cpu": 10}, device="gpu0")
     machine = Machine((Device("cpu0", "cpu", workers=1), Device("gpu0")))
-    says = r"pinned to 'gpu0', can run on no device: gpu0 \(gpu\) has no cost for it$"
+    says = r"pinned to 'gpu0', can run on no device: gpu0 \(gpu\) has no cost model, and the op no duration$"
     with pytest.raises(InfeasibleError, match=says):
         make_job(b.build(), machine)
 

@@ -104,10 +104,10 @@ def test_ops_without_duration_stay_behind_their_producers() -> None:
 
 def test_priorities() -> None:
     b = GraphBuilder("priorities")
-    b.op("a", attributes={"priority": 1})
-    b.op("b")
-    b.op("c", kind="Shape", attributes={"priority": 9})
-    b.op("d", inputs=["b"], attributes={"priority": -5})
+    b.op("a", attributes={"priority": 1}, duration_ns=0)
+    b.op("b", duration_ns=0)
+    b.op("c", kind="Shape", attributes={"priority": 9}, duration_ns=0)
+    b.op("d", inputs=["b"], attributes={"priority": -5}, duration_ns=0)
     graph = b.build()
     assert linear(Priority(), graph) == "cbda"
     assert linear(Priority(kinds=()), graph) == "bdac"
@@ -118,10 +118,10 @@ def test_memory_is_given_back_early() -> None:
     # Two big tensors, each reduced to a small one: never both at once.
     b = GraphBuilder("reduce")
     for name in "ab":
-        b.op(name, outputs=100)
+        b.op(name, outputs=100, duration_ns=0)
     for name, before in (("r", "a"), ("s", "b")):
-        b.op(name, inputs=[before], outputs=1)
-    b.op("t", inputs=["r", "s"], outputs=1)
+        b.op(name, inputs=[before], outputs=1, duration_ns=0)
+    b.op("t", inputs=["r", "s"], outputs=1, duration_ns=0)
     graph = b.build()
     assert linear(Topological(), graph) == "abrst"
     assert linear(MemoryAware(), graph) == "arbst"
@@ -130,22 +130,22 @@ def test_memory_is_given_back_early() -> None:
 def test_memory_of_a_tensor_goes_with_its_last_reader() -> None:
     # p is read by u and v; only the second of them frees it, so w (which frees q) comes in between.
     b = GraphBuilder("last reader")
-    b.op("p", outputs=50)
-    b.op("q", outputs=8)
-    b.op("u", inputs=["p"], outputs=10)
-    b.op("v", inputs=["p"], outputs=10)
-    b.op("w", inputs=["q"], outputs=2)
-    b.op("z", inputs=["u", "v", "w"])
+    b.op("p", outputs=50, duration_ns=0)
+    b.op("q", outputs=8, duration_ns=0)
+    b.op("u", inputs=["p"], outputs=10, duration_ns=0)
+    b.op("v", inputs=["p"], outputs=10, duration_ns=0)
+    b.op("w", inputs=["q"], outputs=2, duration_ns=0)
+    b.op("z", inputs=["u", "v", "w"], duration_ns=0)
     graph = b.build()
     assert linear(MemoryAware(), graph) == "qwpuvz"
 
 
 def test_a_tensor_that_the_next_iteration_reads_is_not_given_back() -> None:
     b = GraphBuilder("state")
-    b.op("s", inputs=[("s", 1)], outputs=100)
-    b.op("a", inputs=["s"], outputs=10)
-    b.op("b", outputs=5)
-    b.op("c", inputs=["a", "b"])
+    b.op("s", inputs=[("s", 1)], outputs=100, duration_ns=0)
+    b.op("a", inputs=["s"], outputs=10, duration_ns=0)
+    b.op("b", outputs=5, duration_ns=0)
+    b.op("c", inputs=["a", "b"], duration_ns=0)
     # If reading s freed it, a (10 - 100) would come before b (5).
     assert linear(MemoryAware(), b.build()) == "bsac"
 

@@ -294,15 +294,18 @@ def test_a_chain_is_placed_optimally(data: st.DataObject) -> None:
 
 def test_chains_only() -> None:
     b = GraphBuilder("fork")
-    b.op("a"), b.op("b", inputs=["a"]), b.op("c", inputs=["a"])
+    b.op("a", duration_ns=0), b.op("b", inputs=["a"], duration_ns=0), b.op("c", inputs=["a"], duration_ns=0)
     with pytest.raises(InputError, match="op 'c' should follow 'b' and nothing else; use heft"):
         placed(b.build(), HOST, ChainDp())
     b = GraphBuilder("two")
-    b.op("a", attributes={"colocate": "g"}), b.op("b", inputs=["a"], attributes={"colocate": "g"})
+    (
+        b.op("a", attributes={"colocate": "g"}, duration_ns=0),
+        b.op("b", inputs=["a"], attributes={"colocate": "g"}, duration_ns=0),
+    )
     with pytest.raises(InputError, match="cannot keep ops together"):
         placed(b.build(), HOST, ChainDp())
     b = GraphBuilder("nowhere to go")
-    b.op("a", device="cpu0", outputs=1), b.op("b", inputs=["a"], device="gpu0")
+    b.op("a", device="cpu0", outputs=1, duration_ns=0), b.op("b", inputs=["a"], device="gpu0", duration_ns=0)
     one_way = Machine((CPU, GPU), (Link("down", "gpu0", "cpu0"),))
     with pytest.raises(InfeasibleError, match="no links lead to a device that can run op 'b'"):
         placed(b.build(), one_way, ChainDp())
@@ -322,7 +325,7 @@ def test_two_devices_only() -> None:
 def test_a_constant_does_not_pay_twice_for_one_way() -> None:
     # Three readers on the other device share one transfer.
     b = GraphBuilder("shared transfer")
-    b.op("a", device="cpu", outputs=10)
+    b.op("a", device="cpu", outputs=10, duration_ns=0)
     for k in range(3):
         b.op(f"r{k}", inputs=["a"], duration_by_kind={"cpu": 5, "gpu": 1})
     two = full_mesh([Device("cpu0", "cpu", workers=1), Device("gpu0")])

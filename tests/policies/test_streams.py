@@ -125,7 +125,7 @@ def test_branches_are_per_device(graph: Graph) -> None:
 def test_kinds() -> None:
     b = GraphBuilder("kinds")
     for name, kind in (("a", "matmul"), ("b", "copy"), ("c", "all_reduce"), ("d", "matmul")):
-        b.op(name, kind=kind, inputs=[name2 for name2 in "abc" if name2 < name][-1:])
+        b.op(name, kind=kind, inputs=[name2 for name2 in "abc" if name2 < name][-1:], duration_ns=0)
     graph = b.build()
     assert assigned(PerKind(), graph) == {"a": 0, "b": 1, "c": 2, "d": 0}
     assert assigned(PerKind(), graph, n=2) == {"a": 0, "b": 1, "c": 0, "d": 0}

@@ -68,9 +68,11 @@ def test_what_a_switch_on_a_gpu_is_told_decides_when_it_is_known(outcome: bool, 
     b = GraphBuilder("two devices")
     b.op("x", duration_ns=1, device="gpu0")
     b.op("p", duration_ns=2, device="cpu0", attributes={"outcome": outcome})
-    sides = [lambda b, v, name=name: [b.op(name, inputs=[v["x"]], device="cpu0")] for name in "fg"]
+    sides = [
+        lambda b, v, name=name: [b.op(name, inputs=[v["x"]], device="cpu0", duration_ns=0)] for name in "fg"
+    ]
     (y,) = cond(b, "if", "p", ["x"], *sides, device="gpu0")
-    b.op("out", inputs=[y], device="cpu0")
+    b.op("out", inputs=[y], device="cpu0", duration_ns=0)
     assert live(simulate(b.build(), machine, Sequential())) == ["p", "x", ran, "out"]
 
 

@@ -73,7 +73,9 @@ def test_an_empty_graph(tmp_path: Path) -> None:
 
 def test_an_op_no_device_can_run(tmp_path: Path) -> None:
     text = changed("{duration: 20us, inputs: [a]}", "{kind: matmul, flops: 1GFLOP, inputs: [a]}")
-    says = "op 'b' of kind 'matmul' can run on no device: cpu0 (cpu) has no cost for it"
+    says = (
+        "op 'b' of kind 'matmul' can run on no device: cpu0 (cpu) has no cost model, and the op no duration"
+    )
     assert failure(tmp_path, text) == f"s.yaml:8:8: workload.ops.b: {says}"
 
 

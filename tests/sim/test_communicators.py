@@ -357,16 +357,16 @@ def test_control_flow_is_refused() -> None:
     from scenarios.ops.control_flow import cond
 
     b = GraphBuilder("branches")
-    b.op("x", device="gpu0")
-    b.op("p", attributes={"outcome": True}, device="gpu0")
+    b.op("x", device="gpu0", duration_ns=0)
+    b.op("p", attributes={"outcome": True}, device="gpu0", duration_ns=0)
     op(b, "gpu0/a", 1, "dp")
     cond(
         b,
         "if",
         "p",
         ["x"],
-        lambda b, v: [b.op("yes", inputs=[v["x"]], device="gpu0")],
-        lambda b, v: [b.op("no", inputs=[v["x"]], device="gpu0")],
+        lambda b, v: [b.op("yes", inputs=[v["x"]], device="gpu0", duration_ns=0)],
+        lambda b, v: [b.op("no", inputs=[v["x"]], device="gpu0", duration_ns=0)],
         device="gpu0",
     )
     with pytest.raises(InputError, match="the graph has control flow"):

@@ -314,6 +314,12 @@ def test_what_no_device_can_run_is_refused_before_time_0() -> None:
         InfeasibleError, match=r"op 'a' of kind 'op' can run on no device: gpu0 \(gpu\) does not support it"
     ):
         simulate(graph_of({"a": []}), Machine((gpu,)), ReadyQueue())
+    for forgotten in ({"outputs": 100}, {"kind": "matmul"}, {"flops": 100}):
+        b = GraphBuilder("forgotten")
+        b.op("a", kind="reshape", outputs=100)
+        b.op("b", inputs=["a"], **forgotten)
+        with pytest.raises(InfeasibleError, match=r"op 'b' .* cpu0 \(cpu\) has no cost model, and the op no"):
+            simulate(b.build(), Machine((cpu(1),)), ReadyQueue())
     with pytest.raises(
         InputError, match="op 'a' is pinned to 'gpu7', which is no device of the machine; known: cpu, cpu0"
     ):

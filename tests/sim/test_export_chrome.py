@@ -114,8 +114,8 @@ def test_counters_count_what_runs(seed: int) -> None:
 def test_transfers_that_overlap_get_threads_of_their_own() -> None:
     builder = GraphBuilder("shared link")
     for name in "ab":
-        builder.op(name, outputs=1000, device="gpu0")
-        builder.op(f"to {name}", inputs=[name], device="gpu1")
+        builder.op(name, outputs=1000, device="gpu0", duration_ns=0)
+        builder.op(f"to {name}", inputs=[name], device="gpu1", duration_ns=0)
     link = Link("wire", "gpu0", "gpu1", 0, 10**9, "shared")
     machine = Machine((Device("gpu0", streams=2), Device("gpu1")), (link,), network=make_network)
     run = simulate(builder.build(), machine, ReadyQueue())

@@ -117,8 +117,8 @@ def test_a_trace_makes_its_own_table() -> None:
 
 def test_skipped_ops_are_marked() -> None:
     b = GraphBuilder("branch")
-    b.op("p", attributes={"outcome": False})
-    b.op("x")
+    b.op("p", attributes={"outcome": False}, duration_ns=0)
+    b.op("x", duration_ns=0)
     cond(
         b,
         "if",

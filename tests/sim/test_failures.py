@@ -351,7 +351,7 @@ def test_a_step_of_a_session_is_a_batch() -> None:
 def test_an_iteration_in_which_an_op_fails_never_ends() -> None:
     """The counter goes on to the end; what is carried stops, and so does what reads the loop's result."""
     b = GraphBuilder("loop")
-    b.op("i"), b.op("v")
+    b.op("i", duration_ns=0), b.op("v", duration_ns=0)
 
     def body(b: GraphBuilder, inside: dict[str, str]) -> dict[str, str]:
         b.op("count", inputs=[inside["i"]], duration_ns=1)
@@ -359,8 +359,8 @@ def test_an_iteration_in_which_an_op_fails_never_ends() -> None:
         return {"i": "count", "v": "step"}
 
     results = while_loop(b, "loop", {"i": "i", "v": "v"}, body, trips=6)
-    b.op("counted", inputs=[results["i"]])
-    b.op("result", inputs=[results["v"]])
+    b.op("counted", inputs=[results["i"]], duration_ns=0)
+    b.op("result", inputs=[results["v"]], duration_ns=0)
     machine = Machine((cpu(workers=4),))
     for policy in (TensorFlowExecutor(), ReadyQueue(), StreamStacks()):
         trace = checked(b.build(), machine, policy, seed=7)
@@ -378,7 +378,7 @@ def test_a_dead_op_does_not_fail() -> None:
     from scenarios.ops.control_flow import cond
 
     b = GraphBuilder("branch")
-    b.op("x"), b.op("p", inputs=["x"], attributes={"outcome": True})
+    b.op("x", duration_ns=0), b.op("p", inputs=["x"], attributes={"outcome": True}, duration_ns=0)
 
     def side(name: str, fails: bool) -> Callable[[GraphBuilder, dict[str, str]], list[str]]:
         def write(b: GraphBuilder, inside: dict[str, str]) -> list[str]:

@@ -54,8 +54,8 @@ def sends(*nbytes: int) -> Graph:
     """Each op of gpu0 takes no time and sends bytes to one of gpu1."""
     b = GraphBuilder("sends")
     for k, n in enumerate(nbytes):
-        b.op(f"send{k}", outputs=n, device="gpu0")
-        b.op(f"recv{k}", inputs=[f"send{k}"], device="gpu1")
+        b.op(f"send{k}", outputs=n, device="gpu0", duration_ns=0)
+        b.op(f"recv{k}", inputs=[f"send{k}"], device="gpu1", duration_ns=0)
     return b.build()
 
 
@@ -421,10 +421,10 @@ def test_no_causes_change_nothing() -> None:
 def test_what_does_not_go_together() -> None:
     faults = Faults((once("crash", 5, kind="worker"),))
     loop = GraphBuilder("loop")
-    loop.op("i", outputs=4)
+    loop.op("i", outputs=4, duration_ns=0)
 
     def body(b: GraphBuilder, variables: dict[str, str]) -> dict[str, str]:
-        b.op("n", inputs=[variables["i"]], outputs=4)
+        b.op("n", inputs=[variables["i"]], outputs=4, duration_ns=0)
         return {"i": "n"}
 
     while_loop(loop, "loop", {"i": "i"}, body, trips=2)

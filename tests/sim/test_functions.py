@@ -212,7 +212,7 @@ def test_a_graph_file_may_have_functions(tmp_path: Path) -> None:
         "schema": "sim.graph/1",
         "name": "calls",
         "ops": [
-            {"name": "x", "outputs": [8]},
+            {"name": "x", "outputs": [8], "duration_ns": 0},
             {"name": "c", "kind": "while", "inputs": ["x"], "attributes": {"body": "f", "trips": 3}},
         ],
         "functions": [

@@ -200,8 +200,8 @@ def test_a_view_of_a_parameter_is_there_already() -> None:
 
 def test_a_view_of_something_that_is_no_input_is_refused() -> None:
     b = GraphBuilder("wrong")
-    b.op("a", outputs=100)
-    b.op("flat", inputs=["a"], outputs=100, attributes={"view_of": 1})
+    b.op("a", outputs=100, duration_ns=0)
+    b.op("flat", inputs=["a"], outputs=100, attributes={"view_of": 1}, duration_ns=0)
     trace = simulate(b.build(), Machine((Device("gpu0"),)), ReadyQueue())
     with pytest.raises(GraphError, match="op 'flat': view_of should be the number of one of its 1 inputs"):
         memory_use(trace)

@@ -72,14 +72,22 @@ def as_allocated(trace: Trace) -> Changes:
 #     d0   count 1 ns, reads u         d1   slow 20 ns, reads w          of every trip
 def uneven(parallel: int) -> Graph:
     b = GraphBuilder("one loop on two devices")
-    b.op("zero", outputs=1, device="d0")
-    b.op("u", outputs=10, device="d0")
-    b.op("w", outputs=70, device="d1")
+    b.op("zero", outputs=1, device="d0", duration_ns=0)
+    b.op("u", outputs=10, device="d0", duration_ns=0)
+    b.op("w", outputs=70, device="d1", duration_ns=0)
 
     def body(b: GraphBuilder, v: dict[str, str]) -> dict[str, str]:
         frame = {"frame": "loop", "parallel_iterations": parallel, "constant": True}
         for name, device in (("u", "d0"), ("w", "d1")):
-            b.op(f"keep/{name}", kind="enter", inputs=[name], outputs=(0,), device=device, attributes=frame)
+            b.op(
+                f"keep/{name}",
+                kind="enter",
+                inputs=[name],
+                outputs=(0,),
+                device=device,
+                attributes=frame,
+                duration_ns=0,
+            )
         b.op("slow", inputs=[v["i"], "keep/w"], duration_ns=20, device="d1")
         return {"i": b.op("count", inputs=[v["i"], "keep/u"], outputs=1, duration_ns=1, device="d0")}
 

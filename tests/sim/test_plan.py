@@ -156,8 +156,10 @@ def test_wrong_files(text: str, message: str) -> None:
 
 def test_control_flow_has_no_plan() -> None:
     b = GraphBuilder("while")
-    b.op("zero")
-    while_loop(b, "loop", {"i": "zero"}, lambda b, v: {"i": b.op("add", inputs=[v["i"]])}, trips=3)
+    b.op("zero", duration_ns=0)
+    while_loop(
+        b, "loop", {"i": "zero"}, lambda b, v: {"i": b.op("add", inputs=[v["i"]], duration_ns=0)}, trips=3
+    )
     trace = simulate(b.build(), Machine((Device("cpu0", "cpu", workers=1),)), ReadyQueue())
     with pytest.raises(InputError, match="what runs is decided during the run"):
         trace.plan()

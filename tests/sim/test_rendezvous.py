@@ -183,7 +183,7 @@ def test_a_recv_whose_send_never_comes_is_told_with_its_key() -> None:
 def test_keys_that_cannot_be(ops: dict[str, tuple[str, Any, list[str]]], message: str) -> None:
     b = GraphBuilder("wrong")
     for name, (kind, key, inputs) in ops.items():
-        b.op(name, kind=kind, inputs=inputs, attributes={} if key is None else {"key": key})
+        b.op(name, kind=kind, inputs=inputs, attributes={} if key is None else {"key": key}, duration_ns=0)
     with pytest.raises(GraphError, match=message):
         simulate(b.build(), machine(), ReadyQueue())
 
