@@ -315,8 +315,8 @@ class Carrier:
     >>> from sim import Device, GraphBuilder, Link, Machine, simulate
     >>> b = GraphBuilder("two transfers")
     >>> for name in "ab":
-    ...     _ = b.op(name, outputs=10, device="gpu0")
-    ...     _ = b.op(name + "'", inputs=[name], device="gpu1")
+    ...     _ = b.op(name, outputs=10, duration_ns=0, device="gpu0")
+    ...     _ = b.op(name + "'", inputs=[name], duration_ns=0, device="gpu1")
     >>> link = Link("link", "gpu0", "gpu1", 0, 10**9, "shared")
     >>> machine = Machine((Device("gpu0"), Device("gpu1")), (link,), network=make_network)
     >>> simulate(b.build(), machine, ReadyQueue()).makespan_ns

@@ -37,7 +37,7 @@ class Topological:
     >>> from sim.job.build_job import make_job
     >>> b = GraphBuilder("two chains")
     >>> for name, inputs in {"a": [], "b": ["a"], "c": ["b"], "x": [], "y": ["x"]}.items():
-    ...     _ = b.op(name, inputs=inputs)
+    ...     _ = b.op(name, inputs=inputs, duration_ns=1)
     >>> job = make_job(b.build(), Machine((Device("gpu0"),)))
     >>> [[job.graph.op_names[op] for op in Topological(t).order(job)] for t in ("least-index", "fifo")]
     [['a', 'b', 'c', 'x', 'y'], ['a', 'x', 'b', 'y', 'c']]
@@ -90,7 +90,7 @@ class DepthFirst:
     >>> from sim.job.build_job import make_job
     >>> b = GraphBuilder("two branches")
     >>> for name, inputs in {"a": [], "b": ["a"], "c": ["a"], "d": ["b"], "e": ["d", "c"]}.items():
-    ...     _ = b.op(name, inputs=inputs)
+    ...     _ = b.op(name, inputs=inputs, duration_ns=1)
     >>> job = make_job(b.build(), Machine((Device("gpu0"),)))
     >>> [job.graph.op_names[op] for op in DepthFirst().order(job)]
     ['a', 'b', 'd', 'c', 'e']
@@ -116,7 +116,7 @@ class ReverseDepthFirst:
     >>> from sim.job.build_job import make_job
     >>> b = GraphBuilder("two branches")
     >>> for name, inputs in {"a": [], "b": ["a"], "c": ["a"], "d": ["b"], "e": ["d", "c"]}.items():
-    ...     _ = b.op(name, inputs=inputs)
+    ...     _ = b.op(name, inputs=inputs, duration_ns=1)
     >>> job = make_job(b.build(), Machine((Device("gpu0"),)))
     >>> [job.graph.op_names[op] for op in ReverseDepthFirst().order(job)]
     ['a', 'b', 'd', 'c', 'e']
@@ -160,7 +160,8 @@ class Priority:
     >>> from sim import Device, GraphBuilder, Machine
     >>> from sim.job.build_job import make_job
     >>> b = GraphBuilder("urgent")
-    >>> _ = b.op("a"), b.op("b", kind="shape"), b.op("c", attributes={"priority": -1})
+    >>> _ = b.op("a", kind="const"), b.op("b", kind="shape")
+    >>> _ = b.op("c", kind="const", attributes={"priority": -1})
     >>> job = make_job(b.build(), Machine((Device("gpu0"),)))
     >>> [job.graph.op_names[op] for op in Priority().order(job)]
     ['b', 'c', 'a']
@@ -226,8 +227,8 @@ class MemoryAware:
     >>> from sim.job.build_job import make_job
     >>> b = GraphBuilder("reduce early")
     >>> for name, inputs, size in (("a", [], 9), ("b", [], 9), ("ra", ["a"], 1), ("rb", ["b"], 1)):
-    ...     _ = b.op(name, inputs=inputs, outputs=size)
-    >>> _ = b.op("sum", inputs=["ra", "rb"], outputs=1)
+    ...     _ = b.op(name, inputs=inputs, outputs=size, duration_ns=1)
+    >>> _ = b.op("sum", inputs=["ra", "rb"], outputs=1, duration_ns=1)
     >>> job = make_job(b.build(), Machine((Device("gpu0"),)))
     >>> [job.graph.op_names[op] for op in MemoryAware().order(job)]
     ['a', 'ra', 'b', 'rb', 'sum']
@@ -288,7 +289,7 @@ class UserOrder:
     >>> from sim import Device, GraphBuilder, Machine
     >>> from sim.job.build_job import make_job
     >>> b = GraphBuilder("two")
-    >>> _ = b.op("a"), b.op("b")
+    >>> _ = b.op("a", duration_ns=1), b.op("b", duration_ns=1)
     >>> list(UserOrder(["b", "a"]).order(make_job(b.build(), Machine((Device("gpu0"),)))))
     [1, 0]
     """

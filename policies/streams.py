@@ -59,7 +59,8 @@ class RoundRobinStreams:
     >>> from sim import Device, GraphBuilder, Machine
     >>> from sim.job.build_job import make_job
     >>> b = GraphBuilder("three")
-    >>> _ = b.op("a"), b.op("b"), b.op("c")
+    >>> for name in "abc":
+    ...     _ = b.op(name, duration_ns=1)
     >>> RoundRobinStreams().assign(make_job(b.build(), Machine((Device("gpu0", streams=2),))))
     [0, 1, 0]
     """
@@ -165,7 +166,8 @@ class PerKind:
     >>> from sim import Device, GraphBuilder, Machine
     >>> from sim.job.build_job import make_job
     >>> b = GraphBuilder("two kinds")
-    >>> _ = b.op("w", kind="copy"), b.op("x", kind="matmul"), b.op("y", kind="copy")
+    >>> for name, kind in {"w": "copy", "x": "matmul", "y": "copy"}.items():
+    ...     _ = b.op(name, kind=kind, duration_ns=1)
     >>> job = make_job(b.build(), Machine((Device("gpu0", streams=2),)))
     >>> PerKind().assign(job), PerKind({"copy": 1}).assign(job)
     ([0, 1, 0], [1, 0, 1])
@@ -238,7 +240,7 @@ class Recorded:
     >>> from sim.job.build_job import make_job
     >>> b = GraphBuilder("recorded")
     >>> for name, stream in {"a": 7, "b": 20, "c": 7}.items():
-    ...     _ = b.op(name, attributes={"stream": stream})
+    ...     _ = b.op(name, duration_ns=1, attributes={"stream": stream})
     >>> Recorded().assign(make_job(b.build(), Machine((Device("gpu0", streams=2),))))
     [0, 1, 0]
     """

@@ -23,6 +23,7 @@ from scenarios.run.scenario import Case, scenario_of
 from sim.base.errors import InputError, InvariantError, RunError, SimError, nearest
 from sim.base.files import write_bytes
 from sim.base.plugins import NOTHING, Allowed
+from sim.explain.failed_ops import failure_text
 from sim.explain.time_use import unused_devices
 
 # ----------------------------------------------------------------------------------------------------------
@@ -369,6 +370,8 @@ class Checked:
         Devices of the machine that it did not use.
     updated : tuple of Updated, optional
         What was done about each outcome that failed, where new values were wanted.
+    failed : str
+        Which op failed, if one did: what is expected may hold all the same.
     """
 
     path: str
@@ -377,6 +380,7 @@ class Checked:
     error: SimError | None = None
     unused: tuple[str, ...] = ()
     updated: tuple[Updated, ...] | None = None
+    failed: str = ""
 
     @property
     def exit_status(self) -> int:
@@ -401,10 +405,11 @@ class Checked:
 
     @property
     def messages(self) -> list[str]:
-        """What did not hold, in lines."""
+        """What did not hold, and which op failed, in lines."""
         if self.error is not None:
             return str(self.error).splitlines()
-        return [line for place, told in self.complaints for line in f"{place}: {told}".splitlines()]
+        told = [f"{place}: {told}" for place, told in self.complaints]
+        return [line for each in [*told, self.failed] for line in each.splitlines()]
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain values."""
@@ -455,7 +460,8 @@ def check_case(case: Case, *, new_values: bool = False) -> Checked:
         result = run_case(case, check=True, new_tables=new_values)
         result.share()
         updated = tuple(update(result)) if new_values else None
-        return Checked(path, case.label, result.outcomes, None, tuple(unused_devices(result.trace)), updated)
+        unused, failed = tuple(unused_devices(result.trace)), failure_text(result.trace)
+        return Checked(path, case.label, result.outcomes, None, unused, updated, failed)
     except InvariantError as error:
         return Checked(path, case.label, error=error)
     except (InputError, RunError) as error:

@@ -227,6 +227,8 @@ def validate(
     if backend is None:
         raise InputError("which backend? --backend timer, threads or cuda; or --report DIR")
     if dry_run:
+        if calibration is not None:
+            load_calibration(calibration)
         folder = out or Path("validation/data/DEVICE-DATE")
         return None, list_steps(backend, folder, chosen, calibrated=calibration is not None)
     out = out or default_folder(backend)

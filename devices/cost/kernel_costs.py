@@ -16,6 +16,7 @@ goes, or is of a kind whose loss the description gives (``efficiency: {matmul: 7
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -38,7 +39,7 @@ from devices.describe.fields import DEVICE_FIELDS
 from devices.presets import device_preset
 from sim.base.arrays import UNSET, BoolArray, FloatArray, IntArray
 from sim.base.errors import InputError, UnknownNameError
-from sim.base.units import round_half_up
+from sim.base.units import format_duration, round_half_up
 from sim.graph.graph import Graph
 from sim.job.costs import answered
 from sim.machine.device import CostModel, Device
@@ -462,14 +463,21 @@ class FittedCost(CostModel):
         ------
         InputError
             An op that is no kernel, or several, or whose sizes are missing.
+
+        Warns
+        -----
+        UserWarning
+            Some took ten times what the fits say, or a tenth: another unit, or a slip.
         """
+        doubts = []
         for rows, ops, _ in self._groups(graph):
             asks = [ask for ask in _way(ops.kind)(ops, self.fits.sheet) if ask.ops.any()]
             for i, row in enumerate(rows.tolist()):
                 mine = [ask for ask in asks if ask.ops[i]]
                 if len(mine) != 1 or mine[0].width or np.any(mine[0].times != 1):
                     what = "several kernels" if len(mine) > 1 else "not one kernel whose sizes are given"
-                    raise InputError(f"{graph.op_names[row]}: a {ops.kind} with this is {what}")
+                    given = ", ".join(f"{k}={x}" for k, x in graph.attributes.get(row, {}).items())
+                    raise InputError(f"{graph.op_names[row]}: a {ops.kind} of {given or 'no size'} is {what}")
                 [ask] = mine
                 alone = self.fits.model(ask.table, ops.dtype).family.name not in _BACK_TO_BACK
                 sizes = tuple(
@@ -477,6 +485,17 @@ class FittedCost(CostModel):
                     for name, x in ask.sizes.items()
                 )
                 yield MeasuredKernel(ask.table, ops.dtype, sizes, max(ns[row] - gap_ns * alone, 1.0))
+                expected = float(self.fits.predict(ask.table, ops.dtype, **dict(sizes))[0][0])
+                if not expected / 10 < ns[row] < 10 * expected:
+                    doubts.append((row, expected))
+        if doubts:
+            row, expected = min(doubts)
+            took, says = (format_duration(round_half_up(x)) for x in (ns[row], expected))
+            warnings.warn(
+                f"{graph.op_names[row]}: took {took} where the fits say {says}; {len(doubts)} of "
+                f"{len(graph)} differ more than tenfold: is each time that of one run, in us?",
+                stacklevel=2,
+            )
 
     def _groups(self, graph: Graph) -> Iterator[tuple[NDArray[np.intp], Ops, str]]:
         """Yield the ops of each kind and data type, and the latter, in whose stead fp32 may be taken."""

@@ -401,7 +401,8 @@ class MinCut(Placement):
     >>> b = GraphBuilder("c is worth the way, a and b are not")
     >>> for name, inputs, cpu, gpu in (("a", [], 1, 3), ("b", ["a"], 1, 3), ("c", ["b"], 99, 1)):
     ...     _ = b.op(name, inputs=inputs, outputs=5, duration_by_kind={"cpu": cpu, "gpu": gpu})
-    >>> _ = b.op("in", device="cpu"), b.op("first", inputs=["in", "b"], duration_ns=1, device="cpu")
+    >>> for name, inputs in (("in", []), ("first", ["in", "b"])):
+    ...     _ = b.op(name, inputs=inputs, duration_ns=1, device="cpu")
     >>> links = (Link("up", "cpu0", "gpu0", 0, 10**9), Link("down", "gpu0", "cpu0", 0, 10**9))
     >>> machine = Machine((Device("cpu0", "cpu", workers=1), Device("gpu0")), links)
     >>> make_job(b.build(), machine, placement=MinCut()).device_of.tolist()

@@ -27,7 +27,7 @@ class SinglePlacement(Placement):
     >>> from sim import Device, GraphBuilder, simulate
     >>> from sim.job.build_job import make_job
     >>> b = GraphBuilder("two")
-    >>> _ = b.op("a"), b.op("b")
+    >>> _ = b.op("a", duration_ns=1), b.op("b", duration_ns=1)
     >>> machine = Machine((Device("gpu0"), Device("gpu1")))
     >>> make_job(b.build(), machine, placement=SinglePlacement("gpu1")).device_of.tolist()
     [1, 1]
@@ -60,7 +60,8 @@ class RoundRobinPlacement(Placement):
     >>> from sim import Device, GraphBuilder
     >>> from sim.job.build_job import make_job
     >>> b = GraphBuilder("four, the second pinned")
-    >>> _ = b.op("a"), b.op("b", device="gpu0"), b.op("c"), b.op("d")
+    >>> for name, pin in {"a": None, "b": "gpu0", "c": None, "d": None}.items():
+    ...     _ = b.op(name, duration_ns=1, device=pin)
     >>> machine = Machine((Device("gpu0"), Device("gpu1")))
     >>> make_job(b.build(), machine, placement=RoundRobinPlacement()).device_of.tolist()
     [0, 0, 1, 0]

@@ -37,9 +37,16 @@ def read_json(path: StrPath) -> Any:
         raise InputError(f"{path}: not JSON: {error}") from None
 
 
+def as_utf8(content: bytes) -> bytes:
+    """Return text as UTF-8 without a byte order mark; what has none, and what is no text, as it is."""
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return content.decode("utf-16", "replace").encode()
+    return content.removeprefix(codecs.BOM_UTF8)
+
+
 def read_head(path: StrPath, size: int = 1 << 16) -> bytes:
-    """Return the first `size` bytes of what `read_bytes` would return."""
-    return read_bytes(path, head=size)
+    """Return the first `size` bytes of what `read_bytes` would return, as `as_utf8`."""
+    return as_utf8(read_bytes(path, head=size))
 
 
 def refuse_config(path: StrPath, head: bytes) -> None:

@@ -40,7 +40,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from scenarios.importers.files import parse
+from scenarios.importers.files import as_utf8, parse
 from scenarios.importers.graph_columns import (
     FILE,
     SCHEMA,
@@ -390,7 +390,7 @@ def read_graph(path: StrPath, *, batch: int | None = None) -> Graph:
     >>> read_graph("scenarios/examples/graphs/inception_v1.json.gz", batch=32)
     <Graph 'inception_v1': 143 ops, 260 tensors, 169 edges>
     """
-    content = read_bytes(path)
+    content = as_utf8(read_bytes(path))
     read = read_columns(content) if batch is None else None
     file = parse(FILE, content, path) if read is None else read[0]
     del content
@@ -418,7 +418,7 @@ load = read_graph
 
 def own_batch(path: StrPath) -> int | None:
     """Return the batch size of the numbers in a file, when it says so."""
-    return parse(FILE, read_bytes(path), path).get("batch")
+    return parse(FILE, as_utf8(read_bytes(path)), path).get("batch")
 
 
 def _function(record: FunctionRecord) -> Function:

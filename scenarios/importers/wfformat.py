@@ -99,7 +99,10 @@ def load(path: StrPath, *, batch: int | None = None) -> Graph:
 def _modern(workflow: Mapping[str, Any]) -> tuple[list[_Task], dict[str, int]]:
     """Read the form since 1.4: what is to be done apart from what was measured."""
     plan = workflow["specification"]
-    measured = {task["id"]: task for task in workflow.get("execution", {}).get("tasks", [])}
+    runs = workflow.get("execution", {}).get("tasks", [])
+    measured = {task["id"]: task for task in runs}
+    if len(measured) < len(runs) or measured.keys() - {task["id"] for task in plan["tasks"]}:
+        raise ValueError("execution has a task twice, or one that specification does not have")
     tasks = []
     for task in plan["tasks"]:
         run = measured.get(task["id"], {})

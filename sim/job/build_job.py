@@ -268,7 +268,7 @@ def _why_nowhere(graph: Graph, machine: Machine, op: int, count: int) -> str:
         for d in machine.devices
         if not pinned_to or pinned_to in (d.name, d.kind)
     )
-    return f"op {graph.op_names[op]!r} of kind {kind!r}{pin}{more} can run on no device: {devices}"
+    return f"op {graph.op_names[op]!r} of kind {kind!r}{more}{pin} can run on no device: {devices}"
 
 
 def _refusal(device: Device, graph: Graph, op: int) -> str | None:

@@ -54,7 +54,8 @@ def costs_ns(graph: Graph, device: Device) -> IntArray:
 
     An explicit duration for the device's name wins over one for its kind, that over one for all, and that
     over the device's cost model. An op without any of them, on a device without a cost model, takes
-    no time if its kind does no work (`FREE`); otherwise the device cannot time it and -1 is returned.
+    no time if its kind does no work (`FREE`) or it is a collective; otherwise the device cannot time it and
+    -1 is returned.
 
     Parameters
     ----------
@@ -75,8 +76,9 @@ def costs_ns(graph: Graph, device: Device) -> IntArray:
             only_here = np.zeros(len(graph), dtype=bool)  # durations for other kinds of device only
             for other in graph.duration_by_kind.values():
                 only_here |= other != UNSET
-            free = graph.is_kind(*FREE) & (graph.flops == 0)
-            ns = np.where(missing & ~only_here & free, 0, ns)
+            free = graph.is_kind(*FREE)
+            free[[*graph.attribute("communicator")]] = True  # the links say, or there are none to travel
+            ns = np.where(missing & ~only_here & free & (graph.flops == 0), 0, ns)
     if device.kinds is not None:
         ns = np.where(graph.is_kind(*device.kinds), ns, UNSET)
     return ns

@@ -39,7 +39,7 @@ class Outcomes:
     >>> from sim import Device, GraphBuilder, Machine
     >>> from sim.job.build_job import make_job
     >>> b = GraphBuilder()
-    >>> _ = b.op("p", attributes={"outcome": [True, False]})
+    >>> _ = b.op("p", duration_ns=1, attributes={"outcome": [True, False]})
     >>> outcomes = Outcomes(make_job(b.build(), Machine((Device("cpu0", "cpu", workers=1),))))
     >>> [outcomes.branch(0), outcomes.branch(0)]
     [True, False]

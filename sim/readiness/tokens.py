@@ -527,7 +527,7 @@ def decided(job: Job, flow: Flow) -> Mapping[Asked, bool]:
     >>> from sim.job.build_job import make_job
     >>> from sim.job.transfers import make_flow
     >>> b = GraphBuilder()
-    >>> _ = b.op("p", attributes={"outcome": [True, False]})
+    >>> _ = b.op("p", duration_ns=1, attributes={"outcome": [True, False]})
     >>> _ = b.op("switch", kind="switch", inputs=["p", "p"], outputs=[0, 0])
     >>> job = make_job(b.build(), Machine((Device("cpu0", "cpu", workers=1),)), iterations=2)
     >>> decided(job, make_flow(job))

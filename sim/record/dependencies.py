@@ -253,7 +253,7 @@ def dependencies(trace: Record) -> TaskEdges:
     >>> from policies.issue.ready_queue import ReadyQueue
     >>> b = GraphBuilder("v")
     >>> for name, inputs in {"a": [], "b": ["a"], "c": ["a"]}.items():
-    ...     _ = b.op(name, inputs=inputs)
+    ...     _ = b.op(name, inputs=inputs, duration_ns=1)
     >>> edges = dependencies(simulate(b.build(), Machine((Device("gpu0"),)), ReadyQueue()))
     >>> list(zip(edges.producer.tolist(), edges.consumer.tolist()))
     [(0, 1), (0, 2)]

@@ -139,7 +139,7 @@ def test_two_communicators_over_one_link_slow_one_another_down() -> None:
 def test_transfers_slow_collectives_down() -> None:
     on = machine(2, {"model": "flows", "algorithm": "ring"})
     b = GraphBuilder("beside a transfer")
-    b.op("x", device="gpu0", outputs=1_000_000)
+    b.op("x", device="gpu0", outputs=1_000_000, duration_ns=0)
     for r in range(2):
         b.op(
             f"a{r}",
@@ -147,7 +147,7 @@ def test_transfers_slow_collectives_down() -> None:
             device=f"gpu{r}",
             attributes={"communicator": "c", "nbytes": 2_000_000},
         )
-    b.op("y", device="gpu1", inputs=["x"])
+    b.op("y", device="gpu1", inputs=["x"], duration_ns=0)
     trace = checked(b.build(), on, InOrder(synchronisation="issue"))
     assert trace.tasks["end_ns"].max() == 2_000_700
 

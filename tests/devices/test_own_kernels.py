@@ -57,6 +57,18 @@ def test_products_that_take_longer_move_products_alone(tmp_path: Path) -> None:
     assert np.all((one[:-2] / plain[:-2] > 1) & (one[:-2] < moved[:-2]))
 
 
+def test_times_in_another_unit_and_slips_are_told(tmp_path: Path) -> None:
+    ns = durations(None, products(), tmp_path)
+    (tmp_path / "ns.csv").write_text(table(SIZES, ns, 1000))
+    with pytest.warns(UserWarning, match=rf"ns.csv:2: took .* {len(SIZES)} of {len(SIZES)} differ .* in us"):
+        durations("ns.csv", products(), tmp_path)
+    slow = table(SIZES, ns, 5)
+    (tmp_path / "slip.csv").write_text(f"{slow}matmul,bf16,4096,4096,4096,1\n")
+    says = rf"slip.csv:{len(SIZES) + 2}: took 1 us where .*; 1 of {len(SIZES) + 1} differ"
+    with pytest.warns(UserWarning, match=says):
+        durations("slip.csv", products(), tmp_path)
+
+
 def test_the_fits_of_two_machines_are_alike_if_their_kernels_are(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("kind,dtype,bytes_read,bytes_written,us\nadd,fp32,64MB,32MB,70\n")
     (tmp_path / "b.csv").write_text("kind,dtype,bytes_read,bytes_written,us\nadd,fp32,64MB,32MB,90\n")
@@ -82,11 +94,11 @@ def test_the_fits_of_two_machines_are_alike_if_their_kernels_are(tmp_path: Path)
         ("kind,dtype,us\nmatmul,bf17,3\n", "k.csv:2: unknown dtype 'bf17'; did you mean 'bf16'"),
         ("kind,dtype,us\nmatmul,bf16,fast\n", "k.csv:2: could not convert string to float: 'fast'"),
         ("kind,dtype,us\nmatmul,bf16,-1\n", "k.csv:2: -1 us is no time"),
-        ("kind,dtype,m,us\nmatmul,bf16,64,3\n", "k.csv:2: a matmul with this is not one kernel whose sizes"),
+        ("kind,dtype,m,us\nmatmul,bf16,64,3\n", "k.csv:2: a matmul of m=64 is not one kernel whose sizes"),
         (
             "kind,dtype,batch,in_channels,out_channels,input_shape,kernel_shape,us\n"
             "conv_grad,fp32,8,64,64,56x56,3x3,500\n",
-            "k.csv:2: a conv_grad with this is several kernels",
+            "input_shape=[56, 56], kernel_shape=[3, 3] is several kernels",
         ),
     ],
 )

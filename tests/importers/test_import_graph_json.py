@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from import_helpers import REPOSITORY, columns
 
-from scenarios.importers import graph_columns
+from scenarios.importers import graph_columns, load_graph
 from scenarios.importers.graph_columns import SCHEMA, json_schema
 from scenarios.importers.graph_json import (
     at_batch,
@@ -401,3 +401,12 @@ def test_records_are_read_as_columns_however_they_are_parted(separator):
 def test_what_is_out_of_the_ordinary_is_left_to_the_exact_reader(op):
     assert graph_columns.read_columns(document(ops=[{"name": "a", "inputs": ["x"]}])) is not None
     assert graph_columns.read_columns(document(ops=[{"name": "a", "inputs": ["x"]}, op])) is None
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_byte_order_mark_and_utf_16_are_read(tmp_path, encoding):
+    builder = GraphBuilder("g")
+    builder.op("é", duration_ns=5)
+    write_graph(builder.build(), tmp_path / "g.json")
+    (tmp_path / "marked.json").write_bytes((tmp_path / "g.json").read_text("utf-8").encode(encoding))
+    assert load_graph(tmp_path / "marked.json").op_names == ["é"]

@@ -159,6 +159,18 @@ def test_what_is_right_though_unusual(change: Callable[[Any], bytes], tmp_path: 
     assert load(other).op_names == load(plain).op_names
 
 
+@pytest.mark.parametrize(("ahead_us", "told"), [(5, False), (500, True)])
+def test_tasks_that_begin_before_their_launch_are_told(ahead_us: int, told: bool, tmp_path: Path) -> None:
+    """The clocks of host and GPU may be 10 us apart."""
+    events = [{**e, "ts": e["ts"] + 1000 - ahead_us * (e.get("cat") == "kernel")} for e in RUN.events]
+    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": events}))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        load(tmp_path / "trace.json")
+    says = "GPU tasks begin before the call that launches them, by up to "
+    assert any(says in str(each.message) for each in caught) == told
+
+
 VALUES: tuple[Any, ...] = (
     *(None, True, 0, -1, 1, 0.5, 2**31, 2**64, 1e300, float("nan"), float("inf")),
     *("", "x", "12", "1e5", "\ud800", [], [1], {}, {"a": 1}),

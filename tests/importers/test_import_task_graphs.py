@@ -180,6 +180,8 @@ def broken(change: Any) -> dict[str, Any]:
         (broken(lambda t, r: t[1].update(children=["nobody"])), "has the child 'nobody', which is not there"),
         (broken(lambda t, r: t[1].update(parents=["nobody"])), "unknown control input 'nobody'"),
         (broken(lambda t, r: t[0].update(parents=["report_1"])), "cycle"),
+        (broken(lambda t, r: r.append(r[0] | {"runtimeInSeconds": 9})), "execution has a task twice"),
+        (broken(lambda t, r: r[0].update(id="nobody")), "or one that specification does not have"),
         (broken(lambda t, r: r[0].update(runtimeInSeconds=-1)), "-1 is no runtime in seconds"),
         (broken(lambda t, r: r[0].update(runtimeInSeconds="1s")), "'1s' is no runtime in seconds"),
     ],

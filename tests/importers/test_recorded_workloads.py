@@ -159,8 +159,8 @@ def test_a_batch_is_no_option_of_a_recording(tmp_path: Path) -> None:
 
 def test_too_few_streams_are_told() -> None:
     b = GraphBuilder("two")
-    b.op("a", attributes={"stream": 7})
-    b.op("b", attributes={"stream": "comm"})
+    b.op("a", duration_ns=1, attributes={"stream": 7})
+    b.op("b", duration_ns=1, attributes={"stream": "comm"})
     message = r"the ops of gpu0 name 2 streams \(7, comm\), and it has 1; .*, or say streams: 2"
     with pytest.raises(InputError, match=message):
         Recorded().assign(job_of(b.build(), gpu()))
@@ -171,7 +171,7 @@ def test_each_device_numbers_its_own_streams() -> None:
     for i, (device, stream) in enumerate(
         [("gpu0", 7), ("gpu1", 20), ("cpu0", 3), ("gpu1", 7), ("gpu0", None)]
     ):
-        b.op(f"o{i}", device=device, attributes={} if stream is None else {"stream": stream})
+        b.op(f"o{i}", duration_ns=1, device=device, attributes={} if stream is None else {"stream": stream})
     devices = (
         Device("gpu0", "gpu", streams=1),
         Device("gpu1", "gpu", streams=2),

@@ -249,7 +249,7 @@ def test_what_is_wrong_with_an_op_of_a_loops_body_is_told_there(
 
 def test_a_function_that_nobody_names_is_warned_of(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
-    path.write_text(FUNCTIONS.replace("FUNCTIONAL", "inputs: [a]"), encoding="utf-8")
+    path.write_text(FUNCTIONS.replace("FUNCTIONAL", "duration: 1us, inputs: [a]"), encoding="utf-8")
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         result = sim("run", path)

@@ -375,3 +375,10 @@ def test_a_result_of_one_part_is_named_where_the_whole_run_has_none(root: Path, 
     shown = sim("check", str(tmp_path / "s.yaml"))
     assert shown.exit_code == 2
     assert "has no such result; goodput.NAME is that of one recovery" in " ".join(shown.output.split())
+
+
+def test_an_op_that_failed_is_told_beside_what_came_out_as_expected(tmp_path: Path) -> None:
+    text = GOOD.partition("expect:")[0].replace("  ops:\n", "  ops:\n    e: {duration: 1us, fails: true}\n")
+    result = sim("check", write(tmp_path, f"{text}expect: {{makespan: 45us}}\n"))
+    assert result.exit_code == 0
+    assert "op 'e' failed on cpu0 in step 0 at " in result.stdout

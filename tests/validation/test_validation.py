@@ -434,6 +434,8 @@ def test_dry_run_lists_every_step() -> None:
     assert not Path("x").exists()
     with pytest.raises(UnknownNameError, match="experiment 'z'"):
         steps.choose("z")
+    with pytest.raises(InputError, match=r"nowhere\.json: no such file"):
+        steps.validate("timer", None, None, Path("nowhere.json"), dry_run=True, report=None)
 
 
 # -- what is recorded -----------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from scenarios.importers.files import all_files, fixed_batch, job_name, stem
 from scenarios.importers.kineto.execution_kernels import KernelNotes
 from scenarios.importers.kineto.inferred_waits import Waits, waits_of
 from scenarios.importers.kineto.kineto_events import read_events, what_it_is
-from scenarios.importers.kineto.kineto_host import STREAM_WAIT, HostOps, Record, Streams
+from scenarios.importers.kineto.kineto_host import APART_NS, STREAM_WAIT, HostOps, Record, Streams
 from scenarios.importers.kineto.kineto_ranks import Rank, process_group, together
 from scenarios.importers.kineto.kineto_rows import GpuTask, RecordedTrace
 from scenarios.importers.kineto.kineto_tensors import add_told, dtype_of, kind_of, short_name, told_of
@@ -46,7 +46,7 @@ from sim.base.arrays import UNSET, Codes, Csr, IntArray
 from sim.base.errors import InputError, in_file
 from sim.base.files import StrPath
 from sim.base.startup import collector_paused
-from sim.base.units import round_half_up
+from sim.base.units import format_duration, round_half_up
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
 
@@ -346,7 +346,7 @@ class _Process:
         return max(0, task.end_ns - free_ns - gap_ns)
 
     def _warn(self, early: Sequence[GpuTask]) -> None:
-        """Warn of threads that are not clear, and of tasks that were launched before the trace begins."""
+        """Warn of threads that are not clear, and of tasks launched before the trace, or after they began."""
         trace, told = self.rank.trace, []
         if trace.uncalled:
             told.append(
@@ -362,6 +362,14 @@ class _Process:
             told.append(
                 f"{len(early)} of {len(trace.tasks)} GPU tasks were launched before the trace begins (the "
                 f"first is {early[0].name[:60]!r}); they wait only for their streams"
+            )
+        called_ns = {call.correlation: call.start_ns for call in trace.calls}
+        ahead_ns = [called_ns.get(task.correlation, 0) - task.start_ns for task in trace.tasks]
+        if n := sum(ns > APART_NS for ns in ahead_ns):
+            told.append(
+                f"{n} of {len(trace.tasks)} GPU tasks begin before the call that launches them, by up to "
+                f"{format_duration(max(ahead_ns))}: the clocks or units of host and GPU differ, and when "
+                "tasks were launched is not known"
             )
         for one in told:
             warnings.warn(f"{self.path}: {one}", stacklevel=3)
