@@ -371,7 +371,7 @@ class Checked:
     updated : tuple of Updated, optional
         What was done about each outcome that failed, where new values were wanted.
     failed : str
-        Which op failed, if one did: what is expected may hold all the same.
+        Which op failed, if one did and nothing is expected of `failed`: the rest may hold all the same.
     """
 
     path: str
@@ -460,8 +460,10 @@ def check_case(case: Case, *, new_values: bool = False) -> Checked:
         result = run_case(case, check=True, new_tables=new_values)
         result.share()
         updated = tuple(update(result)) if new_values else None
-        unused, failed = tuple(unused_devices(result.trace)), failure_text(result.trace)
-        return Checked(path, case.label, result.outcomes, None, unused, updated, failed)
+        unused, outcomes = tuple(unused_devices(result.trace)), result.outcomes
+        asked = any(outcome.expectation.what == "failed" for outcome in outcomes)
+        failed = "" if asked else failure_text(result.trace)
+        return Checked(path, case.label, outcomes, None, unused, updated, failed)
     except InvariantError as error:
         return Checked(path, case.label, error=error)
     except (InputError, RunError) as error:

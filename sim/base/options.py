@@ -319,6 +319,25 @@ def misfit_text(*faults: Any) -> str:
 #     placement, streams, linearizer, cost model, policy as data ──whole_numbers──► a column of int64
 
 
+def need_whole(whose: str, **numbers: int) -> None:
+    """Refuse numbers that are not whole, or negative.
+
+    Raises
+    ------
+    InputError
+        About the first of them.
+
+    Examples
+    --------
+    >>> need_whole("link 'wire'", latency_ns=1.5)
+    Traceback (most recent call last):
+    sim.base.errors.InputError: link 'wire': latency_ns should be a whole number from 0 on, not 1.5
+    """
+    for name, number in numbers.items():
+        if not isinstance(number, int | np.integer) or number < 0:
+            raise InputError(f"{whose}: {name} should be a whole number from 0 on, not {number!r}")
+
+
 def whole_numbers(
     answer: Any,
     whose: str,

@@ -12,6 +12,7 @@ import numpy as np
 
 from sim.base.arrays import FloatArray, IntArray
 from sim.base.errors import InputError
+from sim.base.options import need_whole
 from sim.graph.graph import Graph
 
 if TYPE_CHECKING:
@@ -242,8 +243,14 @@ class Device:
                 f"device {self.name!r}: workers must be >= 0, streams and queue_depth >= 1; found "
                 f"workers={self.workers}, streams={self.streams}, queue_depth={self.queue_depth}"
             )
-        if min(self.issue_ns, self.launch_latency_ns, self.gap_ns, self.event_ns, self.cores) < 0:
-            raise InputError(f"device {self.name!r}: a time or count is negative")
+        need_whole(
+            f"device {self.name!r}",
+            issue_ns=self.issue_ns,
+            launch_latency_ns=self.launch_latency_ns,
+            gap_ns=self.gap_ns,
+            event_ns=self.event_ns,
+            cores=self.cores,
+        )
         if self.cost is not None and not isinstance(self.cost, CostModel):
             raise InputError(
                 f"device {self.name!r}: its cost model, a {type(self.cost).__name__}, should extend "

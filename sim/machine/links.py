@@ -10,7 +10,8 @@ from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
-from sim.base.errors import InfeasibleError
+from sim.base.errors import InfeasibleError, InputError
+from sim.base.options import need_whole
 from sim.machine.task import Task
 
 
@@ -64,6 +65,14 @@ class Link:
     overhead_ns: int = 0
     host_copies: bool = False
     chunk_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that mean nothing."""
+        whose = f"link {self.name!r}"
+        need_whole(whose, latency_ns=self.latency_ns, overhead_ns=self.overhead_ns)
+        rates = (self.bandwidth_bytes_per_s, self.connection_bytes_per_s)
+        if any(rate is not None and not rate > 0 for rate in rates):
+            raise InputError(f"{whose}: a bandwidth is more than 0, or None; found {rates[0]} and {rates[1]}")
 
 
 class Message(NamedTuple):

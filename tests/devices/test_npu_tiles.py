@@ -189,7 +189,10 @@ def test_a_scenario_is_refused_before_time_0_with_its_place() -> None:
     result = sim("run", SCENARIO, "--set", "machine.devices.npu0.scratchpad=32kB")
     assert result.exit_code == 2
     assert result.stderr.startswith(f"{SCENARIO}:")
-    assert "workload.ops.product: op 'product' of kind 'matmul' can run on no device" in result.stderr
+    assert (
+        "workload.ops.product: op 'product' of kind 'matmul' (and 1 more) can run on no device"
+        in result.stderr
+    )
     assert "not even in the smallest tiles; 62.5 KiB (64000 bytes) would do" in result.stderr
     fits = sim("run", SCENARIO, "--set", "machine.devices.npu0.scratchpad=64000B", "--json")
     assert json.loads(fits.stdout)["makespan_ns"] == 256_000

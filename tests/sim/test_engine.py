@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, cast
 
@@ -11,7 +11,7 @@ from runs import checked
 
 from devices.machine import make_device
 from policies.issue.ready_queue import ReadyQueue
-from sim import Device, Graph, GraphBuilder, Host, Issuer, Job, Machine, Policy, Task, Trace, simulate
+from sim import Device, Graph, GraphBuilder, Host, Issuer, Job, Link, Machine, Policy, Task, Trace, simulate
 from sim.base.errors import GraphError, InfeasibleError, InputError, StuckError
 
 pytestmark = pytest.mark.usefixtures("both_engines")
@@ -306,6 +306,24 @@ def test_a_policy_cannot_change_what_other_runs_share(column: str) -> None:
 def test_a_policy_without_verbs_says_what_it_lacks() -> None:
     with pytest.raises(InputError, match=r"Policy must define ready\(\)"):
         simulate(graph_of({"a": []}), Machine((cpu(1),)), Policy())
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (
+            lambda: Device("d", issue_ns=0.7),
+            r"device 'd': issue_ns should be a whole number from 0 on, not 0\.7",
+        ),
+        (lambda: Device("d", gap_ns=-1), "device 'd': gap_ns should be a whole number from 0 on, not -1"),
+        (lambda: Link("l", "a", "b", -5), "link 'l': latency_ns should be a whole number from 0 on, not -5"),
+        (lambda: Link("l", "a", "b", 5, -10), "link 'l': a bandwidth is more than 0, or None; found -10"),
+        (lambda: Link("l", "a", "b", 5, 0), "link 'l': a bandwidth is more than 0, or None; found 0"),
+    ],
+)
+def test_numbers_of_a_machine_that_mean_nothing_are_refused(make: Callable[[], object], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        make()
 
 
 def test_what_no_device_can_run_is_refused_before_time_0() -> None:
