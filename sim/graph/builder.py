@@ -71,14 +71,14 @@ class _Refs:
         return Csr.of_counts(counts, indices), distances
 
 
-def _whole(name: str, ns: Any) -> int:
-    """Return a duration of an op; what is not whole would be cut."""
+def _whole(name: str, number: Any, what: str = "a duration", unit: str = " of ns") -> int:
+    """Return a number of an op; what is not whole would be cut."""
     try:
-        if (whole := int(ns)) == ns:
+        if (whole := int(number)) == number:
             return whole
     except (TypeError, ValueError, OverflowError):
         pass
-    raise GraphError(f"op {name!r} has a duration of {ns!r}, which is no whole number of ns").about(name)
+    raise GraphError(f"op {name!r} has {what} of {number!r}, which is no whole number{unit}").about(name)
 
 
 class GraphBuilder:
@@ -210,18 +210,19 @@ class GraphBuilder:
         Raises
         ------
         GraphError
-            A name used twice or empty, a negative size or duration, or a duration that is not whole.
+            A name used twice or empty, a size, cost or duration that is negative or not whole.
         """
         self._claim(name)
         index = len(self._ops)
-        sizes = (outputs,) if isinstance(outputs, int) else tuple(outputs)
+        many = outputs if isinstance(outputs, Iterable) else (outputs,)
+        sizes = tuple(_whole(name, size, "an output", " of bytes") for size in many)
         row = (
             self._kinds(kind),
             self._dtypes(dtype),
             self._pins(device),
-            int(flops),
-            UNSET if bytes_read is None else int(bytes_read),
-            UNSET if bytes_written is None else int(bytes_written),
+            _whole(name, flops, "flops", ""),
+            UNSET if bytes_read is None else _whole(name, bytes_read, "bytes_read", ""),
+            UNSET if bytes_written is None else _whole(name, bytes_written, "bytes_written", ""),
             UNSET if duration_ns is None else _whole(name, duration_ns),
             UNSET if stage is None else stage,
             UNSET if micro_batch is None else micro_batch,

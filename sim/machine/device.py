@@ -250,6 +250,9 @@ class Device:
             gap_ns=self.gap_ns,
             event_ns=self.event_ns,
             cores=self.cores,
+            workers=self.workers,
+            streams=self.streams,
+            memory_bytes=self.memory_bytes or 0,
         )
         if self.cost is not None and not isinstance(self.cost, CostModel):
             raise InputError(

@@ -316,6 +316,8 @@ def test_a_policy_without_verbs_says_what_it_lacks() -> None:
             r"device 'd': issue_ns should be a whole number from 0 on, not 0\.7",
         ),
         (lambda: Device("d", gap_ns=-1), "device 'd': gap_ns should be a whole number from 0 on, not -1"),
+        (lambda: Device("d", memory_bytes=-5), "device 'd': memory_bytes should be a whole number from 0 on"),
+        (lambda: Device("d", streams=1.5), "device 'd': streams should be a whole number from 0 on"),  # type: ignore[arg-type]
         (lambda: Link("l", "a", "b", -5), "link 'l': latency_ns should be a whole number from 0 on, not -5"),
         (lambda: Link("l", "a", "b", 5, -10), "link 'l': a bandwidth is more than 0, or None; found -10"),
         (lambda: Link("l", "a", "b", 5, 0), "link 'l': a bandwidth is more than 0, or None; found 0"),
@@ -454,3 +456,14 @@ def test_a_duration_that_is_not_whole_is_refused(ns: Any) -> None:
         builder = GraphBuilder("one")
     assert builder.append("a", duration_ns=1e4) == 0
     assert builder.build().duration_ns.tolist() == [10_000]
+
+
+@pytest.mark.parametrize("number", [1.5, "3", float("nan"), float("inf")])
+@pytest.mark.parametrize("of", ["flops", "bytes_read", "bytes_written", "outputs"])
+def test_sizes_and_costs_that_are_not_whole_are_refused(of: str, number: Any) -> None:
+    builder = GraphBuilder("one")
+    what = "an output" if of == "outputs" else of
+    with pytest.raises(GraphError, match=rf"op 'a' has {what} of .*, which is no whole number"):
+        builder.op("a", duration_ns=1, **{of: number})
+    builder.op("a", duration_ns=1, **{of: 3e9})
+    assert len(builder.build()) == 1
