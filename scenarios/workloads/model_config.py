@@ -89,14 +89,17 @@ def model_sizes(path: Path) -> dict[str, Any]:
             known = f"those known here are {', '.join(_FAMILIES)}"
             raise InputError(f"unknown model_type {family!r}{hint(family, _FAMILIES)} ({known})")
         sizes = {**_FAMILIES[family], **_read(given)}
+        if "layers" not in sizes:
+            raise InputError(f"has no {_NAMES['layers'][0]}")
+        _check_lists(given, sizes["layers"])
         if sizes.get("experts"):
             width = given.get("moe_shared_expert_intermediate_size", sizes.get("expert_middle", 0))
             sizes["shared_middle"] = width * (given.get("n_shared_experts") or 0)
         if family == "gpt2":
             sizes["positions"] = given.get("n_positions", 1024)
         if family == "deepseek_v4":
-            return sizes | _pooled(given)
-        sizes |= _window(given)
+            return sizes | _pooled(given, sizes["layers"])
+        sizes |= _window(given, sizes["layers"])
         return sizes | (_pattern(given, sizes) if "pattern" not in sizes else {})
 
 
@@ -126,24 +129,39 @@ _POOLED: Final[Mapping[Any, str]] = {
 """The parts of a layer of DeepSeek-V4, by how many tokens a pooled key stands for, or by its name."""
 
 
-def _pooled(given: Mapping[str, Any]) -> dict[str, Any]:
+def _pooled(given: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """Return the window of DeepSeek-V4, and which layers have pooled keys."""
     key = "compress_ratios" if given.get("compress_ratios") is not None else "layer_types"
-    layers = given.get(key)
-    if not isinstance(layers, list) or not isinstance(given.get("sliding_window"), int):
+    kinds = given.get(key)
+    if kinds is None or not isinstance(given.get("sliding_window"), int):
         raise InputError("has no compress_ratios, layer_types or sliding_window")
-    if unknown := [each for each in layers if each not in _POOLED]:
+    if unknown := [each for each in kinds if each not in _POOLED]:
         raise InputError(f"{key}: {unknown[0]!r} is none of {', '.join(map(str, _POOLED))}")
-    pattern = [_POOLED[each] for each in layers[: given["num_hidden_layers"]]]
+    pattern = [_POOLED[each] for each in kinds[:layers]]
     return {"window": given["sliding_window"], "pattern": pattern}
 
 
-def _window(given: Mapping[str, Any]) -> dict[str, int]:
+def _check_lists(given: Mapping[str, Any], layers: int) -> None:
+    """Refuse what is said of single layers where it is no list, of other things or of too few layers."""
+    for key, kind in (("layer_types", str), ("compress_ratios", int), ("mlp_only_layers", int)):
+        of = given.get(key)
+        if of is not None and not (isinstance(of, list) and all(type(each) is kind for each in of)):
+            raise InputError(
+                f"{key} should be a list of {'text' if kind is str else 'whole numbers'}, not {of!r}"
+            )
+        if of is not None and key != "mlp_only_layers" and len(of) < layers:
+            raise InputError(f"{key} has {len(of)} of {layers} layers")
+    for key in ("decoder_sparse_step", "max_window_layers"):
+        if type(given.get(key, 1) or 1) is not int:
+            raise InputError(f"{key} should be a whole number, not {given[key]!r}")
+
+
+def _window(given: Mapping[str, Any], layers: int) -> dict[str, int]:
     """Return how far layers look back, and which of them look at everything; nothing: all do.
 
     Qwen has windows where `use_sliding_window` says so, by default nowhere.
     """
-    window, kinds = given.get("sliding_window"), _attention(given)
+    window, kinds = given.get("sliding_window"), _attention(given, layers)
     if kinds is None:
         every = _FULL_EVERY.get(given["model_type"])
         return {} if every is None or not isinstance(window, int) else {"window": window, "full_every": every}
@@ -154,12 +172,12 @@ def _window(given: Mapping[str, Any]) -> dict[str, int]:
     return {"window": window, "full_every": kinds.index("*") + 1 if "*" in kinds else 0}
 
 
-def _attention(given: Mapping[str, Any]) -> list[str] | None:
+def _attention(given: Mapping[str, Any], layers: int) -> list[str] | None:
     """Return the letter of each layer's attention, as a configuration says it; None: it does not."""
     kinds = given.get("layer_types")
     if kinds is None and given.get("use_sliding_window"):
         first = given.get("max_window_layers", 28)
-        return ["*" if i < first else "w" for i in range(given["num_hidden_layers"])]
+        return ["*" if i < first else "w" for i in range(layers)]
     letters = {"sliding_attention": "w", "full_attention": "*"}
     if unknown := [kind for kind in kinds or () if kind not in letters]:
         raise InputError(f"layer_types: {unknown[0]!r} is none of {', '.join(letters)}")
@@ -171,7 +189,7 @@ def _pattern(given: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, li
     layers, window, every = sizes["layers"], "window" in sizes, sizes.get("full_every", 0)
     step, without = given.get("decoder_sparse_step") or 1, given.get("mlp_only_layers") or ()
     repeated = ["w" if window and not (every and (i + 1) % every == 0) else "*" for i in range(layers)]
-    attention = (_attention(given) or repeated)[:layers]
+    attention = (_attention(given, layers) or repeated)[:layers]
     if attention == repeated and step == 1 and not without:
         return {}
     dense = sizes.get("dense_layers", 0) if sizes.get("experts") else layers
