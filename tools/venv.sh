@@ -53,6 +53,7 @@ if ! has_pip; then
     make_venv
 fi
 say "Installing graph-schedule-sim[$extras] into $venv ..."
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable ".[$extras]"
+# Most of what comes along is never imported: Python compiles a module when it first is.
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile --editable ".[$extras]"
 # What the build leaves behind names every file of ours; pytest, whose plugin we have, would rewrite them all.
 rm -rf graph_schedule_sim.egg-info

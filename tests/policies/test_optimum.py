@@ -139,7 +139,7 @@ def test_devices_are_chosen_too(sharing: Any, seed: int) -> None:
     rng = np.random.default_rng(seed)
     b = GraphBuilder("anywhere")
     for k in range(5):
-        inputs = [f"op{j}" for j in range(k) if rng.random() < 0.4]
+        inputs = [f"op{j}" for j in range(k) if rng.random() < 0.6]
         times = {"cpu": int(rng.integers(5, 40)), "gpu": int(rng.integers(5, 40))}
         b.op(f"op{k}", inputs=inputs, outputs=int(rng.integers(0, 9)), duration_by_kind=times)
     graph = b.build()

@@ -19,7 +19,7 @@ from devices.cost.calibration import load_calibration
 from validation import steps
 from validation.__main__ import main
 from validation.calibrate import DisturbedError
-from validation.calibrate.gpu_costs import BATCHES
+from validation.calibrate.gpu_costs import BATCHES, PARTITIONS
 from validation.cases import backends, draws, step_files
 from validation.cases.tables import GRID
 from validation.gpu.cuda import Cuda
@@ -30,11 +30,14 @@ pytestmark = pytest.mark.slow
 
 @contextmanager
 def few_sizes() -> Iterator[pytest.MonkeyPatch]:
-    """Calibrate what the experiments ask for; no models, which a fake torch does not differentiate."""
+    """Calibrate what the experiments ask for, without partitions of the SMs, and without models, which a fake
+    torch does not differentiate.
+    """
     with pytest.MonkeyPatch.context() as patch:
         kept = {kind: [size for size in GRID["cuda"][kind] if size[0] != 1024] for kind in ("h2d", "d2h")}
         kept |= {f"{kind}-pageable": [(4096, 1)] for kind in kept}
         patch.setitem(GRID, "cuda", {"matmul": GRID["cuda"]["matmul"], **kept})
+        patch.setattr("validation.calibrate.PARTITIONS", ())
         for model in list(BATCHES):
             patch.delitem(BATCHES, model)
         yield patch
@@ -97,9 +100,10 @@ def session(torch: fake_h200.Torch, out: Path, letters: str, **options: Any) -> 
 
 
 def test_what_is_known_of_a_device_is_predicted_within_the_budget(
-    torch: fake_h200.Torch, tmp_path: Path
+    torch: fake_h200.Torch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Calibrated, predicted, measured and reported; the device's own seconds are below the dry run's."""
+    monkeypatch.setattr("validation.calibrate.PARTITIONS", PARTITIONS)
     found, told = session(torch, tmp_path, "a,b,c,d,e,f,g")
     for name, entry in found.items():
         assert entry["status"] == "met", (name, entry["why"], entry["inconclusive"])
