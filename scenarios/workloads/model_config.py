@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from scenarios.builders.train.architecture import windowed_or_full
 from scenarios.importers.files import read_json
 from sim.base.errors import InputError, hint, in_file
 
@@ -186,9 +187,9 @@ def _attention(given: Mapping[str, Any], layers: int) -> list[str] | None:
 
 def _pattern(given: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return the parts of each layer, where windows and experts do not follow from sizes alone."""
-    layers, window, every = sizes["layers"], "window" in sizes, sizes.get("full_every", 0)
+    layers, window, every = sizes["layers"], sizes.get("window", 0), sizes.get("full_every", 0)
     step, without = given.get("decoder_sparse_step") or 1, given.get("mlp_only_layers") or ()
-    repeated = ["w" if window and not (every and (i + 1) % every == 0) else "*" for i in range(layers)]
+    repeated = [windowed_or_full(i, window, every) for i in range(layers)]
     attention = (_attention(given, layers) or repeated)[:layers]
     if attention == repeated and step == 1 and not without:
         return {}

@@ -46,6 +46,11 @@ POOLED: Final[Mapping[str, int]] = {"C": 4, "H": 128}
 """Tokens that a pooled key stands for (DeepSeek-V4: compressed sparse, heavily compressed attention)."""
 
 
+def windowed_or_full(layer: int, window: int, full_every: int) -> str:
+    """Return the letter of a layer's attention: all have the window but the last of so many (0: but none)."""
+    return "w" if window and not (full_every and (layer + 1) % full_every == 0) else "*"
+
+
 @dataclass(frozen=True)
 class Architecture:
     """Sizes of a decoder.
@@ -205,8 +210,7 @@ class Architecture:
             if layer < self.layers:
                 return self.pattern[layer]
             return ("w" if self.o_rank else "*") + ("E" if self.experts else "-")
-        full = self.full_every and (layer + 1) % self.full_every == 0
-        attention = "w" if self.window and not full else "*"
+        attention = windowed_or_full(layer, self.window, self.full_every)
         return attention + ("E" if self.experts and layer >= self.dense_layers else "-")
 
     def reach(self, part: str, sequence: int) -> int:

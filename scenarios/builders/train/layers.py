@@ -20,7 +20,6 @@ and behind it). Flash attention: arXiv 2307.08691. All products are counted once
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -124,7 +123,8 @@ class RankWork(RankProducts):
         lse = 4 * self.tokens * heads if b.attention == "flash" else 0
         scores = 0
         if b.attention == "eager":  # softmax and dropout read and write all of them, one after the other
-            each = b.samples * sum(n**2 for n in b.packed or (b.sequence,)) * heads // c
+            squares = sum(count * n**2 for n, count in b.sequences(b.samples, b.sequence).items())
+            each = squares * heads // c
             scores = each * (2 * e + b.dropout)
             before = [*before, Pass(each * (4 * e + b.dropout))]
             before_back = [*before_back, Pass(each * (5 * e + b.dropout))]
@@ -155,9 +155,9 @@ class RankWork(RankProducts):
     def _packed(self, of: Attention) -> tuple[Kernel, ...]:
         """Return attention within each of the sequences that a sample is packed of."""
         found: list[Kernel] = []
-        for tokens, count in Counter(self.batch.packed or (of.sequence,)).items():
+        for tokens, count in self.batch.sequences(of.batch, of.sequence).items():
             window = min(of.window, tokens)
-            found += self._attended(of._replace(batch=of.batch * count, sequence=tokens, window=window))
+            found += self._attended(of._replace(batch=count, sequence=tokens, window=window))
         return tuple(found)
 
     def _in_blocks(self, of: Attention, kv: int) -> tuple[Kernel, ...]:

@@ -18,6 +18,7 @@ smaller, data-parallel group (edp). Sharding of the optimizer goes over data and
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
@@ -214,6 +215,10 @@ class RankOptions:
     tensor_overlap: bool = False
     packed: tuple[int, ...] = ()
     lora: Mapping[str, int] = field(default_factory=dict)
+
+    def sequences(self, samples: int, tokens: int) -> dict[int, int]:
+        """Return tokens of a sequence → how many such there are in samples of so many tokens."""
+        return {length: count * samples for length, count in Counter(self.packed or (tokens,)).items()}
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ of mixing read and write).
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -110,7 +109,7 @@ def _indexer(work: RankProducts) -> list[LayerPiece]:
     run: list[Kernel] = []
     back: list[Kernel] = []
     chosen = 0
-    for length, count in _sequences(work).items():
+    for length, count in work.batch.sequences(work.batch.samples, work.batch.sequence).items():
         keys = length // POOLED["C"]
         best = min(m.index_top_k, keys)
         if not best:
@@ -135,7 +134,7 @@ def _attention(work: RankProducts, part: str) -> LayerPiece:
     q, key = tokens * m.heads * m.head * e, tokens * m.head * e
     runs = [
         Attention(count, length, m.heads, 1, m.head, m.head, window=min(length, m.reach(part, length)))
-        for length, count in _sequences(work).items()
+        for length, count in work.batch.sequences(work.batch.samples, work.batch.sequence).items()
     ]
     read = 2 * (q + key)  # as the norms read them, and as they wrote them
     lse = 4 * tokens * m.heads
@@ -150,12 +149,6 @@ def _attention(work: RankProducts, part: str) -> LayerPiece:
         again=True,
         dropped=lse,
     )
-
-
-def _sequences(work: RankProducts) -> Counter[int]:
-    """Return how many sequences of each length a micro-batch has."""
-    lengths = Counter(work.batch.packed or (work.batch.sequence,))
-    return Counter({length: count * work.batch.samples for length, count in lengths.items()})
 
 
 def mixed(work: RankProducts, part: Iterable[LayerPiece], number: int) -> list[LayerPiece]:

@@ -18,7 +18,6 @@ core/distributed/param_and_grad_buffer.py.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
@@ -218,8 +217,8 @@ class Training(RankOptions):
 
         Frozen weights have no gradient; their adapters do.
         """
-        counts = Counter(self.packed or (self.sequence,)).items()
-        own = sum(self.model.flops(self.batch * count, tokens) for tokens, count in counts)
+        counts = self.sequences(self.batch, self.sequence).items()
+        own = sum(self.model.flops(count, tokens) for tokens, count in counts)
         if not self.lora:
             return own
         return own - self.model.product_flops(self.tokens) + 6 * self.tokens * self.adapter_parameters
