@@ -279,9 +279,11 @@ class _Run:
                 yield from self._restart(restart, None)
 
     def _heed(self) -> None:
-        """Stop for a failure at the instant at which something else ended."""
+        """Stop for a failure, or the end of the run, at the instant at which something else ended."""
         if self.failed is not None:
             raise _FailedError
+        if self.now >= self.limit_ns:
+            raise _OverError
 
     def _compute(self) -> Events:
         """Compute steps of one pace, until the next checkpoint at most."""
@@ -349,6 +351,7 @@ class _Run:
             self.step, self.saved = step, (step, self.work_ns)
             yield from self._spend("detecting", self._undetected_ns(cause), exposed=False)
             self.failed = None
+            self._heed()
             while (restart := self.recovery.after_failure(self._fleet())) is None:
                 yield from self._wait()
             try:

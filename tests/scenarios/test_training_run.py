@@ -127,6 +127,26 @@ def test_a_failure_at_the_instant_of_a_detection_is_part_of_it(
     assert (life.restarts, life.interruptions) == (1, {"broken": 1})
 
 
+@pytest.mark.parametrize("policy", [RestartJob(), ReplaceWorker()], ids=lambda each: type(each).__name__)
+def test_a_detection_that_ends_with_the_run_restarts_nothing(policy: Recovery) -> None:
+    plan = TrainingPlan(10, None, 14, 1, 1, failures=broken((4, 0), detect="timeout"), timeout_ns=10)
+    life = live(plan, policy)
+    assert picture(life) == "computing 0-4, detecting 4-14"
+    assert (life.restarts, life.interruptions) == (0, {"broken": 1})
+
+
+def test_a_checkpoint_that_ends_with_the_run_is_written_and_asks_nobody() -> None:
+    """One of two workers computes at half the pace until the other, repaired at 6, may join it at 25."""
+    saved = Checkpoints(every_steps=1, save_ns=3)
+    failed = broken((1, 0), repair_ns=5)
+    plan = TrainingPlan(
+        10, None, 25, 2, minimum=1, checkpoints=saved, failures=failed, restart_ns=1, restart_worker_ns=1
+    )
+    life = live(plan, ShrinkAndRegrow())
+    assert picture(life) == "computing 0-1, restarting 1-2, computing 2-22, saving 22-25"
+    assert (life.restarts, life.checkpoints) == (1, 1)
+
+
 def test_two_workers_that_fail_at_once_are_one_interruption() -> None:
     life = live(TrainingPlan(10, 1, None, 2, failures=broken((4, 0), (4, 1)), restart_ns=6), RestartJob())
     assert picture(life) == "computing 0-4, restarting 4-10, computing 10-20"
