@@ -212,7 +212,7 @@ def _of_one(source: Source, number: int, machines: int, seed: int) -> Iterator[F
         heappush(later, (time_ns + _whole(streams[component].exponential(mean)), component))
         return FaultEvent(time_ns, number, component // source.per_machine)
 
-    for component in order.tolist():
+    for component in map(int, order):
         time_ns = _whole(first[component])
         while later and later[0] < (time_ns, component):
             yield next_of_later()

@@ -447,7 +447,10 @@ def _transport(value: object) -> Any:
 _PEAK: Final = by_key(quantity(units.parse_flop_rate, FLOP_RATE, "989TFLOP/s", unlimited=True), dtype_name)
 _CAPACITY: Final = quantity(units.parse_bytes, BYTES, "80GiB", unlimited=True)
 _WORDS: Final = _list_of(_WORD, "[matmul, conv]")
-_LANES: Final = at_most(65_536)  # cores, streams or host threads of one device: more than any has
+MOST_LANES: Final = 65_536
+"""Most cores, streams or host threads of one device: more than any has."""
+
+_LANES: Final = at_most(MOST_LANES)
 _EACH_STREAM: Final = _list_of(
     _keys({"priority": _INTEGER, "partition": _WORD}, "{priority: -1}"), "[{priority: 0}, {priority: -1}]"
 )

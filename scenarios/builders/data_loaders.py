@@ -32,7 +32,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from devices.describe.field_types import Bytes, Duration, fault
+from devices.describe.field_types import MOST_LANES, Bytes, Duration, fault
 from devices.describe.quantities import Size, Whole
 from scenarios.builders.builder import Builder
 from scenarios.builders.input_pipeline import InputPipeline, Replica
@@ -55,7 +55,10 @@ class DataLoadingFields(Builder):
     prefetch: Whole = Field(
         0, description="batches begun before the training step takes them; 0: synchronous"
     )
-    workers: Size = Field(1, description="batches that load and preprocess each work on at once")
+    workers: Annotated[
+        Size,
+        Field(le=MOST_LANES // 2, description="batches that load and preprocess each work on at once"),
+    ] = 1
     pin_memory: bool = Field(True, description="copy on a stream of its own")
     replicas: Size = Field(1, description="number of GPUs that share each batch")
     all_reduce: Duration = Field(0, description="time of the all-reduce among the replicas after a step")
@@ -142,7 +145,9 @@ class DataLoaderFields(InputPipeline):
     """Training on batches from PyTorch's DataLoader."""
 
     model: Literal["data-loader"] = Field(description="which builder")
-    workers: Whole = Field(0, description="worker processes; 0: the script loads by itself")
+    workers: Annotated[
+        Whole, Field(le=MOST_LANES, description="worker processes; 0: the script loads by itself")
+    ] = 0
     prefetch_factor: Size | None = Field(
         None, description="batches of each worker that are handed out and not returned; default 2"
     )
@@ -255,7 +260,7 @@ class TfDataFields(InputPipeline):
     """Training on batches from tf.data: a parallel map and a prefetch."""
 
     model: Literal["tf-data"] = Field(description="which builder")
-    workers: Size | None = Field(
+    workers: Annotated[Size, Field(le=MOST_LANES)] | None = Field(
         None,
         description="num_parallel_calls of map; default: one element after another is made when asked for",
     )

@@ -119,6 +119,9 @@ class Scenario:
         except InputError as error:
             if error.path[3:4] == ("cost",) and document.at(error.path[:4]) is None:
                 error.path = error.path[3:]  # it is the scenario's
+            if content.machine is None and error.path[:1] == ("machine",):
+                message = f"its default machine cannot be: {error}"
+                raise document.error(("workload",), message, key=True) from error
             raise document.wrong(error) from error
 
     @cached_property

@@ -28,6 +28,7 @@ from scenarios.fields.fault_fields import CountedFields, EventFields
 from scenarios.fields.policy_fields import AnyChoice, Factor
 from scenarios.file.document import Document, Loc
 from scenarios.training_run.plan import Checkpoints, Detection, Failure, SlowDown, TrainingPlan
+from sim.base.arrays import MOST_BUILT
 from sim.base.errors import InputError, located
 from sim.base.units import DURATION, NS_PER_S, parse_duration, round_half_up
 from sim.faults import PartKind
@@ -172,6 +173,9 @@ class TrainingRun(Strict):
             if word not in asked and given is not None:
                 raise fault(f"has no effect: no cause of failure says detect: {word}", (key,))
         machines = self.workers + self.spares
+        if machines * self.devices > MOST_BUILT:
+            message = f"{self.devices:,} of each of {machines:,} machines are more than {MOST_BUILT:,} in all"
+            raise fault(message, ("devices",))
         for key, causes in (("failures", self.failures), ("slow_downs", self.slow_downs)):
             for name, cause in causes.items():
                 if cause.worker is not None and cause.worker >= machines:

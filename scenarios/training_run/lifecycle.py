@@ -13,9 +13,9 @@ has not begun. A step keeps the pace that it began with.
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from heapq import nlargest
 from typing import Any, Final
 
@@ -26,13 +26,23 @@ from scenarios.training_run.plan import Failure, Life, Own, TrainingPlan, Worker
 from sim.base.arrays import LATEST_NS, MOST_BUILT, at_most
 from sim.base.errors import InputError, RunError
 from sim.base.options import whole_numbers
-from sim.faults import MOST_FAILURES, arrivals
+from sim.faults import MOST_FAILURES, FaultEvent, arrivals
 
 _NEVER: Final = 2**62
 
 
-def live(plan: TrainingPlan, recovery: Recovery, seed: int = 0) -> Life:
+def live(
+    plan: TrainingPlan, recovery: Recovery, seed: int = 0, coming: Iterator[FaultEvent] | None = None
+) -> Life:
     """Run a plan under a recovery policy.
+
+    Parameters
+    ----------
+    plan : TrainingPlan
+    recovery : Recovery
+    seed : int
+    coming : iterator of FaultEvent, optional
+        The failures, where they are known; by default drawn from the plan's causes and the seed.
 
     Raises
     ------
@@ -58,7 +68,7 @@ def live(plan: TrainingPlan, recovery: Recovery, seed: int = 0) -> Life:
     40-42 saving
     42-52 computing
     """
-    return _Run(plan, recovery, seed).whole()
+    return _Run(plan, recovery, seed, coming).whole()
 
 
 class _FailedError(Exception):
@@ -84,11 +94,13 @@ class _Early(simpy.Event):
 class _Run:
     """A run under way."""
 
-    def __init__(self, plan: TrainingPlan, recovery: Recovery, seed: int) -> None:
+    def __init__(
+        self, plan: TrainingPlan, recovery: Recovery, seed: int, coming: Iterator[FaultEvent] | None
+    ) -> None:
         self.plan, self.recovery = plan, recovery
         self.env = simpy.Environment(initial_time=0)
         self.pace = WorkerPace(plan.slow_downs, plan.machines, seed)
-        self.coming = arrivals(plan.failures, plan.machines, seed)
+        self.coming = arrivals(plan.failures, plan.machines, seed) if coming is None else coming
         self.goal = _NEVER if plan.steps is None else plan.steps
         self.limit_ns = LATEST_NS if plan.limit_ns is None else plan.limit_ns
         # machines
@@ -162,7 +174,7 @@ class _Run:
         if member:
             self.members.remove(machine)
         else:
-            self.spare.remove(machine)
+            del self.spare[bisect_left(self.spare, machine)]
         self.own.append(Own(self.now, machine, "in repair"))
         self.back_ns[machine] = self.now + cause.repair_ns
         if cause.repair_ns:
@@ -201,7 +213,10 @@ class _Run:
         if not (self.plan.minimum <= workers <= self.plan.workers and more <= len(self.spare)):
             raise InputError(f"{_name(self.recovery)} asks for {workers} workers of {self._fleet()}")
         leave = sorted(nlargest(-more, self.members))
-        join, self.spare = self.spare[: max(0, more)], sorted([*self.spare[max(0, more) :], *leave])
+        join = self.spare[: max(0, more)]
+        del self.spare[: len(join)]
+        for machine in leave:
+            insort(self.spare, machine)
         self.own += [Own(self.now, machine, "spare") for machine in leave]
         self.own += [Own(self.now, machine, "job") for machine in join]
         self.members.difference_update(leave)

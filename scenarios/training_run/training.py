@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import tee
 from typing import Any
 
 from policies.recovery import Recovery
@@ -13,6 +14,7 @@ from scenarios.training_run.fields import TrainingRun
 from scenarios.training_run.lifecycle import live
 from scenarios.training_run.plan import Life, TrainingPlan, best, daly, young
 from sim.base.units import round_half_up
+from sim.faults import arrivals
 from sim.trace import Trace
 
 
@@ -54,7 +56,11 @@ class RecoveryRuns:
         if not step_ns:
             raise document.error(("training_run",), "a step takes no time", key=True)
         plan = self.section.plan(step_ns, document)
-        return {name: live(plan, recovery, job.seed) for name, recovery in self.recoveries.items()}
+        alike = tee(arrivals(plan.failures, plan.machines, job.seed), len(self.recoveries))
+        return {
+            name: live(plan, recovery, job.seed, coming)
+            for (name, recovery), coming in zip(self.recoveries.items(), alike, strict=True)
+        }
 
     def report(self, lives: Mapping[str, Life]) -> dict[str, Any]:
         """Return what the summary of a run says of it; times in ns."""

@@ -80,3 +80,32 @@ def test_a_part_of_the_memory(tmp_path: Path) -> None:
 def test_more_than_there_is(tmp_path: Path, text: str, setting: str, says: Any) -> None:
     with pytest.raises(ScenarioError, match=says):
         makespan(tmp_path, text, setting)
+
+
+LOADING = """\
+workload:
+  build: {model: MODEL, load: 2us, train: 3us, workers: 2, MORE}
+"""
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "most"),
+    [
+        ("data-loading", "preprocess: 1us", 32768),
+        ("data-loader", "steps: 4", 65536),
+        ("tf-data", "steps: 4", 65536),
+    ],
+)
+def test_more_workers_than_cpus_have_cores(tmp_path: Path, model: str, more: str, most: int) -> None:
+    """They load on a default machine; the message names the key that somebody wrote."""
+    text = LOADING.replace("MODEL", model).replace("MORE", more)
+    says = rf"workload\.build\.workers: should be less than or equal to {most}, not 100000"
+    with pytest.raises(ScenarioError, match=says):
+        makespan(tmp_path, text, "workload.build.workers=100000")
+
+
+def test_a_default_machine_that_is_too_large(tmp_path: Path) -> None:
+    text = LOADING.replace("MODEL", "data-loader").replace("MORE", "steps: 4")
+    says = r":1:1: workload: its default machine cannot be: machine\.devices: 6,553,900 cores and"
+    with pytest.raises(ScenarioError, match=says):
+        makespan(tmp_path, text, "workload.build.workers=65536", "workload.build.replicas=100")

@@ -247,6 +247,10 @@ def test_lanes_of_the_picture() -> None:
         (["training_run.checkpoint.asynchronous=3"], "checkpoint.asynchronous: "),
         (["training_run.restart={jobs: 3s}"], "training_run.restart.jobs: "),
         (["training_run.replicas=3"], "2 workers cannot be shared out among 3 replicas"),
+        (
+            ["training_run.workers=1000000", "training_run.devices=10"],
+            "training_run.devices: 10 of each of 1,000,001 machines are more than 10,000,000 in all",
+        ),
         (["training_run.at_least=3"], "at_least: 3 are more than the 2 workers there are"),
         (
             ["training_run.slow_downs={h: {at: [3s], worker: 0, duration: 1s, factor: 0.5}}"],
