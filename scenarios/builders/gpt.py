@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from policies.option_checks import whole
 from scenarios.ops.attributes import check_dtype, nbytes
 from scenarios.ops.op_costs import op_arguments
 from scenarios.ops.op_formulas import OpFacts, TensorFacts
@@ -68,7 +69,10 @@ class Transformer:
     dtype: str = "bf16"
 
     def __post_init__(self) -> None:
-        """Refuse sizes that do not fit each other."""
+        """Refuse sizes that are none, or do not fit each other."""
+        for size in ("layers", "hidden", "heads", "sequence", "micro_batch"):
+            whole("Transformer", size, getattr(self, size))
+        whole("Transformer", "vocabulary", self.vocabulary, least=0)
         if self.hidden % self.heads:
             raise InputError(f"hidden size {self.hidden} is no multiple of {self.heads} heads")
 

@@ -224,8 +224,8 @@ class GraphBuilder:
             UNSET if bytes_read is None else _whole(name, bytes_read, "bytes_read", ""),
             UNSET if bytes_written is None else _whole(name, bytes_written, "bytes_written", ""),
             UNSET if duration_ns is None else _whole(name, duration_ns),
-            UNSET if stage is None else stage,
-            UNSET if micro_batch is None else micro_batch,
+            UNSET if stage is None else _whole(name, stage, "stage", ""),
+            UNSET if micro_batch is None else _whole(name, micro_batch, "micro_batch", ""),
             self._phases(phase),
         )
         if min(flops, bytes_read or 0, bytes_written or 0, duration_ns or 0, *sizes) < 0:
@@ -453,9 +453,10 @@ class GraphBuilder:
             raise GraphError(f"op {op!r}: {given!r} should stand in a list: [{given!r}]").about(op)
         for ref in given:
             name, distance = (ref, 0) if isinstance(ref, str | int) else ref
-            if distance < 0:
+            if distance and (not isinstance(distance, int | np.integer) or distance < 0):
                 op = self._name(consumer)
-                raise GraphError(f"op {op!r}: distance {distance} of {name!r} is negative").about(op)
+                what = f"the distance of {name!r} should be a whole number from 0 on, not {distance!r}"
+                raise GraphError(f"op {op!r}: {what}").about(op)
             entry = find(name) if isinstance(name, str) else name
             if entry is None:
                 refs.later[len(refs.entries)] = (consumer, str(name))

@@ -99,8 +99,8 @@ def make_job(
     InfeasibleError
         An op that no device can run, or that was placed where it cannot run.
     """
-    if iterations < 1:
-        raise InputError(f"iterations must be at least 1, found {iterations}")
+    if not isinstance(iterations, int | np.integer) or iterations < 1:
+        raise InputError(f"iterations should be a whole number from 1 on, not {iterations!r}")
     tasks = len(graph) * iterations
     edges = (len(graph.inputs.indices) + len(graph.after.indices)) * iterations
     check_room(tasks * TASK_BYTES + edges * EDGE_BYTES, f"{tasks:,} tasks with {edges:,} edges")

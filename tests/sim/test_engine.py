@@ -459,7 +459,7 @@ def test_a_duration_that_is_not_whole_is_refused(ns: Any) -> None:
 
 
 @pytest.mark.parametrize("number", [1.5, "3", float("nan"), float("inf")])
-@pytest.mark.parametrize("of", ["flops", "bytes_read", "bytes_written", "outputs"])
+@pytest.mark.parametrize("of", ["flops", "bytes_read", "bytes_written", "outputs", "stage", "micro_batch"])
 def test_sizes_and_costs_that_are_not_whole_are_refused(of: str, number: Any) -> None:
     builder = GraphBuilder("one")
     what = "an output" if of == "outputs" else of
@@ -467,3 +467,13 @@ def test_sizes_and_costs_that_are_not_whole_are_refused(of: str, number: Any) ->
         builder.op("a", duration_ns=1, **{of: number})
     builder.op("a", duration_ns=1, **{of: 3e9})
     assert len(builder.build()) == 1
+
+
+@pytest.mark.parametrize("number", [2.5, "2", -1])
+def test_iterations_and_distances_that_are_not_whole_are_refused(number: Any) -> None:
+    builder = GraphBuilder("one")
+    builder.op("a", duration_ns=1)
+    with pytest.raises(InputError, match=rf"iterations should be a whole number from 1 on, not {number!r}"):
+        simulate(builder.build(), Machine((cpu(1),)), ReadyQueue(), iterations=number)
+    with pytest.raises(GraphError, match=r"op 'b': the distance of 'a' should be a whole number from 0 on"):
+        builder.op("b", duration_ns=1, inputs=[("a", number)])
