@@ -70,7 +70,7 @@ class Fabric:
     bandwidth : float
         Of a rank, in bytes/s each way.
     efficiency : mapping
-        Part of it that is reached, by kind; ``default`` for the others.
+        Part of it that is reached, by kind, or by kind and ranks; ``default`` for the others.
     latency_ns : mapping
         Of a message, by kind.
     fixed_ns : mapping
@@ -96,14 +96,15 @@ class Fabric:
         by_kind = self.fixed_ns.get(kind, self.fixed_ns.get("default", 0.0))
         return self.fixed_ns.get(f"{kind}/{ranks}", by_kind)
 
-    def rate(self, kind: CollectiveKind) -> float:
+    def rate(self, kind: CollectiveKind, ranks: int) -> float:
         """Return how many bytes/s of a rank pass."""
-        return self.bandwidth * self.efficiency.get(kind, self.efficiency.get("default", 1.0))
+        names = (f"{kind}/{ranks}", kind, f"default/{ranks}", "default")
+        return self.bandwidth * next((self.efficiency[n] for n in names if n in self.efficiency), 1.0)
 
     def time_ns(self, kind: CollectiveKind, nbytes: int, ranks: int) -> float:
         """Return the time of a collective whose ranks this connects."""
         steps = 1 if kind == "send" else _ROUNDS[kind] * (ranks - 1)
-        sent = steps * nbytes * NS_PER_S / (self.rate(kind) * (1 if kind == "send" else ranks))
+        sent = steps * nbytes * NS_PER_S / (self.rate(kind, ranks) * (1 if kind == "send" else ranks))
         return steps * self.hop_ns(kind) + self.call_ns(kind, ranks) + sent
 
 
@@ -133,14 +134,14 @@ class NodeFabrics:
             return self.measured.time_ns(kind, nbytes, group)
         if group.nodes == 1:
             return self.node.time_ns(kind, nbytes, n)
-        carried, rate = float(nbytes), between.rate(kind)
+        carried, rate = float(nbytes), between.rate(kind, n)
         if kind == "all_to_all":  # what stays in the node does not cross the network
             carried *= (n - group.per_node) / n
         elif kind != "send":
             carried *= _ROUNDS[kind] * (n - 1) / n
             rate *= group.per_node
         if kind != "all_to_all":
-            rate = min(rate, self.node.rate(kind))
+            rate = min(rate, self.node.rate(kind, group.per_node))
         ways = _nccl_ways(kind, group) if self.nccl else self._ways(kind, group)
         return min(way.latency_ns + carried / min(way.part * rate, way.most) * NS_PER_S for way in ways)
 

@@ -53,7 +53,10 @@ class FabricFields(Strict):
     """Collectives inside a node, or between nodes."""
 
     bandwidth: Bandwidth = Field(description="of a rank, each way")
-    efficiency: Kinds = Field(default_factory=dict, description="part of it, by kind or `default`")
+    efficiency: Kinds = Field(
+        default_factory=dict,
+        description="part of it, by kind or `default`, or either of so many ranks: default/2",
+    )
     latency: Times | Literal["nccl"] | None = Field(
         None,
         description="of a message, by kind or `default`; `nccl`, of `network`: those of NCCL's "
@@ -70,7 +73,7 @@ class FabricFields(Strict):
         for name in ("efficiency", "latency", "fixed"):
             given = getattr(self, name)
             for key in given if isinstance(given, dict) else ():
-                kind = key.partition("/")[0] if name == "fixed" else key
+                kind = key if name == "latency" else key.partition("/")[0]
                 if kind not in known:
                     raise fault(f"{name}: unknown kind of collective {kind!r}{hint(kind, known)}")
         return self

@@ -73,6 +73,18 @@ def test_messages_between_nodes_take_nccls_latencies_unless_told() -> None:
         fabrics(latency={"default": "4us"}, fixed={"sent/4": "1us"})
 
 
+def test_efficiencies_of_so_many_ranks() -> None:
+    """Seven links connect a MI300X with the seven others: of two GPUs one connects both, of four three."""
+    node = _fabrics({"from": "mi300x"}).node
+    rates = [node.rate("all_gather", ranks) / 448e9 for ranks in (2, 4, 8)]
+    assert rates == [0.1, 0.3, 0.7]
+    assert node.rate("send", 8) == 448e9 * 0.1
+    both = replace(node, efficiency={"all_gather/2": 0.5, **node.efficiency})
+    assert both.time_ns("all_gather", 448_000_000, 2) == 5000 + 0.5 * 448e6 / 224
+    with pytest.raises(ValidationError, match="efficiency: unknown kind of collective 'defalt'"):
+        _fabrics({"from": "mi300x", "node": {"efficiency": {"defalt/2": 0.1}}})
+
+
 def test_a_node_without_latency_says_so() -> None:
     given = {"device": "h100-sxm", "node": {"bandwidth": "1GB/s"}, "network": {"bandwidth": "1GB/s"}}
     with pytest.warns(
