@@ -23,7 +23,8 @@ SHOWN: Final = 10
 """Number of faults that are shown; a file with more has usually one cause."""
 
 _SHAPES: Final = ("string_type", "list_type", "dict_type", "model_type", "model_attributes_type")
-"""Faults of a value that is another kind of thing than is accepted."""
+_PLAIN: Final = ("bool_type", "int_type", "float_type", "literal_error")
+"""Faults of a value that is another kind of thing than is accepted; the others where it has parts."""
 
 
 def scenario_error(error: ValidationError, model: type[BaseModel], document: Document) -> ScenarioError:
@@ -61,10 +62,14 @@ def _told(error: ValidationError, model: type[BaseModel], given: Any) -> Iterato
         loc for fault in faults if fault["type"] == "extra_forbidden" for loc in _meant(fault["loc"], model)
     }
     there = [_existing(fault["loc"], given) for fault in faults]
-    fitting = {at for fault, at in zip(faults, there, strict=True) if fault["type"] not in _SHAPES}
+    shapes = [
+        fault["type"] in _SHAPES or (fault["type"] in _PLAIN and isinstance(fault["input"], dict | list))
+        for fault in faults
+    ]
+    fitting = {at for shape, at in zip(shapes, there, strict=True) if not shape}
     fitting.update(at[:k] for at in there for k in range(len(at)))
-    for fault, loc in zip(faults, there, strict=True):
-        if fault["type"] in _SHAPES and loc in fitting:
+    for fault, loc, shape in zip(faults, there, shapes, strict=True):
+        if shape and loc in fitting:
             continue  # of a union: another of its members has this shape, and another fault
         missing = fault["type"] == "missing"
         unknown = fault["type"] == "extra_forbidden"

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from scenarios.builders.train.architecture import windowed_or_full
 from scenarios.importers.files import read_json
-from sim.base.errors import InputError, hint, in_file
+from sim.base.errors import InputError, UnknownNameError, in_file
 
 _NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "layers": ("num_hidden_layers", "n_layer"),
@@ -87,8 +87,7 @@ def model_sizes(path: Path) -> dict[str, Any]:
             raise InputError("is no configuration of a model: it has no model_type")
         family = given["model_type"]
         if family not in _FAMILIES:
-            known = f"those known here are {', '.join(_FAMILIES)}"
-            raise InputError(f"unknown model_type {family!r}{hint(family, _FAMILIES)} ({known})")
+            raise UnknownNameError("model_type", family, sorted(_FAMILIES))
         sizes = {**_FAMILIES[family], **_read(given)}
         if "layers" not in sizes:
             raise InputError(f"has no {_NAMES['layers'][0]}")
