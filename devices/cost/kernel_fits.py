@@ -172,7 +172,25 @@ class KernelFits:
         sizes = {n: x[0] if isinstance(x[0], str) else np.array(x) for n, x in columns.items()}
         return shifted(model, sizes, self.sheet, np.array([each.ns for each in mine]))
 
+    def lender(self, table: str, dtype: str) -> tuple[str, str]:
+        """Return on which GPU (or generation), and in which data type, a table was measured that stands here.
+
+        Examples
+        --------
+        >>> from devices.cost.kernel_costs import load_fits
+        >>> load_fits("gb200").lender("products", "mxfp8"), load_fits("gb300").lender("products", "bf16")
+        (('gb200', 'fp8'), ('blackwell', 'bf16'))
+        """
+        return self._record(table, dtype)[:2]
+
     def _found(self, table: str, dtype: str) -> Model:
+        _, other, record, width = self._record(table, dtype)
+        like = other == dtype or {other, dtype} == {"bf16", "fp16"}
+        model = Model.from_json(FAMILIES[record["family"]], record)
+        return replace(model, dtype=dtype).wider(width).wider(0.0 if like else DTYPE_WIDTH)
+
+    def _record(self, table: str, dtype: str) -> tuple[str, str, Mapping[str, Any], float]:
+        """Return GPU and data type of a table's model, its record, and what it adds to the half width."""
         near, far = self._sources()
         measured = (key.split() for name, _ in (*near, *far) for key in read_fits(name))
         others = [other for of, other in measured if of == table]  # better than nothing
@@ -180,9 +198,7 @@ class KernelFits:
         for other, (name, width) in (*product(alike, near), *product(alike, far)):
             record = read_fits(name).get(f"{table} {other}")
             if record is not None and (width != HOST_WIDTH or (table, other) == ("products", "fp8_block")):
-                like = other == dtype or {other, dtype} == {"bf16", "fp16"}
-                model = Model.from_json(FAMILIES[record["family"]], record)
-                return replace(model, dtype=dtype).wider(width).wider(0.0 if like else DTYPE_WIDTH)
+                return name, other, record, width
         raise InputError(f"no GPU was measured with {table} in {dtype}")
 
     def _sources(self) -> tuple[list[tuple[str, float]], list[tuple[str, float]]]:

@@ -277,6 +277,7 @@ def launch_note(training: Training) -> str | None:
 def _notes(training: Training, step: int, exposed: int) -> list[str]:
     """Return what a reader may not expect of the layout."""
     notes = [_ALONE] if training.calibration.is_unfitted else []
+    notes += precision_notes(training)
     if training.tensor_overlap and not training.layout.splits_sequence:
         notes.append("overlap: tp has no effect here, as no product waits for parts of a sequence")
     if (note := launch_note(training)) is not None:
@@ -291,6 +292,28 @@ def _notes(training: Training, step: int, exposed: int) -> list[str]:
             "fsdp in a pipeline keeps parameters and gradients whole within a step, as torchtitan does: it "
             "takes the time and the memory of zero-1; zero-2 holds less",
         ]
+    return notes
+
+
+def precision_notes(training: Training) -> list[str]:
+    """Return lines where other products stand for those of a precision on a GPU."""
+    of = training.calibration
+    if of.alone is None:
+        return []
+    notes, given, mine = [], of.alone.products, of.alone.device.details.preset
+    needed, lent, gpu = of.alone.measured()
+    if needed == "mxfp8" != given:
+        notes.append(f"products in {given} run as mxfp8, as Transformer Engine has it where a GPU has mxfp8")
+    if (needed, mine) != (lent, gpu):
+        where = "" if gpu == mine else f" on {gpu}, by the data sheets of both"
+        notes.append(
+            f"no product in {needed} was measured on {mine}: they take what those in {lent} do{where}"
+        )
+    if not of.is_unfitted and given != of.alone.dtype:
+        notes.append(
+            f"{of.name} has fitted rates, and no time for quantizing: recipes of {lent} that differ in it "
+            "alone take the same"
+        )
     return notes
 
 

@@ -26,7 +26,7 @@ from scenarios.builders.train.architecture import MODELS, Architecture
 from scenarios.builders.train.kernels import MODULES, OFFLOADED, RECOMPUTED, WIDE
 from scenarios.builders.train.layout import ORDER, ParallelLayout
 from scenarios.builders.train.step import step_graph
-from scenarios.builders.train.training import FULL_ITERATION, Training, default_schedule
+from scenarios.builders.train.training import FULL_ITERATION, GRAPHED, Training, default_schedule
 from scenarios.file.document import Document, Loc
 from scenarios.workloads.calibrations import CalibrationFields, Factor, calibration_of
 from scenarios.workloads.model_config import model_sizes
@@ -200,7 +200,7 @@ class TrainFields(Strict):
     loss: Literal["fused", "fp32"] = Field(
         "fused", description="fused: it keeps logits of 2 bytes; fp32: a softmax of 4"
     )
-    imbalance: Factor = Field(1.0, description="tokens of the fullest expert rank / of the mean")
+    imbalance: float = Field(1.0, ge=1, le=1e6, description="tokens of the fullest expert rank / of the mean")
     routing: Literal["balanced", "one-hot"] | dict[str, Any] | None = Field(
         None, description="which tokens go to which expert: {zipf: 1}, {trace: FILE}, ..."
     )
@@ -212,9 +212,10 @@ class TrainFields(Strict):
         "all-to-all",
         description="a copy of a token for each expert, or one for each rank (node) that has some",
     )
-    cuda_graph: Literal["full-iteration", "none"] | list[Literal["attn", "mamba", "mlp", "moe_router"]] = (
-        Field(FULL_ITERATION, description="what CUDA graphs launch; the host launches the rest")
-    )
+    cuda_graph: (
+        Literal["full-iteration", "none"]
+        | list[Literal["attn", "mamba", "mlp", "moe_router", "moe_preprocess"]]
+    ) = Field(FULL_ITERATION, description="what CUDA graphs launch; the host launches the rest")
     wide_layers: list[Whole] = Field(
         [0, 0],
         min_length=2,
@@ -353,6 +354,7 @@ def _training(fields: TrainFields, document: Document) -> Training:
     _check_effects(fields, model, overlap, dtype)
     _tell_unused_fabrics(fields.calibration, layout)
     _tell_order(fields, layout)
+    _tell_no_exchange(fields, layout, overlap)
     graphs = [] if isinstance(fields.cuda_graph, str) else fields.cuda_graph
     packed = [fields.sequence] if isinstance(fields.sequence, int) else fields.sequence
     training = Training(
@@ -373,7 +375,7 @@ def _training(fields: TrainFields, document: Document) -> Training:
         dispatcher=fields.dispatcher,
         recompute=fields.recompute if isinstance(fields.recompute, str) else tuple(fields.recompute),
         overlap="dp" in overlap,
-        expert_overlap="ep" in overlap,
+        expert_overlap="ep" in overlap and layout.ep > 1,
         tensor_overlap="tp" in overlap,
         cuda_graph=FULL_ITERATION if fields.cuda_graph == FULL_ITERATION else tuple(graphs),
         wide_layers=(fields.wide_layers[0], fields.wide_layers[1]),
@@ -390,9 +392,11 @@ def _training(fields: TrainFields, document: Document) -> Training:
         if not (MODULES[module] & pieces if module in MODULES else model.predicted):
             raise InputError("has no effect: the model has no such module", path=place)
     again = () if isinstance(training.recompute, str) else training.recompute
+    scopes = {scope for i in range(model.layers) for letter in model.kind(i) for scope in GRAPHED[letter]}
     for key, lacking in (
         ("offload", [module for module in training.offload if OFFLOADED[module] not in pieces]),
         ("recompute", [module for module in again if not RECOMPUTED[module][0] & pieces]),
+        ("cuda_graph", [scope for scope in graphs if scope not in scopes]),
     ):
         if lacking:
             why = " of its own: products have their norms" if lacking[0] == "layernorm" else ""
@@ -408,6 +412,12 @@ def _check_effects(fields: TrainFields, model: Architecture, overlap: Collection
         raise InputError("has no effect: the model has no experts", path=(key,))
     if any(fields.wide_layers) and dtype in _IN_16_BITS:
         raise InputError(f"has no effect: all products are in {dtype}", path=("wide_layers",))
+    if sum(fields.wide_layers) >= model.layers:
+        raise InputError(
+            f"should leave some of the model's {model.layers} layers in {dtype}", path=("wide_layers",)
+        )
+    if "moe_preprocess" in fields.cuda_graph and "moe_router" not in fields.cuda_graph:
+        raise InputError("moe_preprocess needs moe_router (Megatron-LM)", path=("cuda_graph",))
 
 
 def _tell_unused_fabrics(given: str | CalibrationFields, layout: ParallelLayout) -> None:
@@ -433,6 +443,16 @@ def _tell_order(fields: TrainFields, layout: ParallelLayout) -> None:
             f"parallel.order: [tp, cp, dp, pp], which Megatron-LM has, they span {near}",
             stacklevel=2,
         )
+
+
+def _tell_no_exchange(fields: TrainFields, layout: ParallelLayout, overlap: Collection[str]) -> None:
+    """Warn of what concerns tokens that go to other ranks, where none do."""
+    for key, given in (
+        ("dispatcher", "dispatcher" in fields.model_fields_set),
+        ("overlap: ep", "ep" in overlap),
+    ):
+        if given and layout.ep == 1:
+            warnings.warn(f"{key} has no effect: with parallel.ep: 1 no token leaves its rank", stacklevel=2)
 
 
 def _replicas(fields: TrainFields) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations
@@ -26,7 +27,10 @@ from scenarios.builders.train.layers import RankWork
 from scenarios.builders.train.layout import ParallelLayout, ReplicaBatch
 from scenarios.builders.train.step import step_graph, step_ns
 from scenarios.builders.train.training import FULL_ITERATION, Training
+from scenarios.run.execute import run_scenario
+from scenarios.run.load import load_scenario
 from scenarios.workloads.calibrations import named_calibration
+from scenarios.workloads.train_report import precision_notes
 
 HYBRID = Architecture(
     layers=4,
@@ -225,12 +229,35 @@ def test_recipes_of_fp8_differ_in_what_they_read_besides() -> None:
         "fp8-block": 1 + 1 / 32,
     }
     assert of["fp8"].kernel_ns(product) == of["fp8-delayed"].kernel_ns(product)
-    measured = [named_calibration("gb200", dtype).kernel_ns(product) for dtype in ("fp8", "fp8-block")]
-    assert measured[0] < measured[1]
+    blocks, mx, tensor = (named_calibration("gb200", dtype) for dtype in ("fp8-block", "mxfp8", "fp8"))
+    assert blocks.kernel_ns(product) == mx.kernel_ns(product) != tensor.kernel_ns(product)
     assert {c.peak for c in of.values()} == {1978.9e12}
     mixed = training(calibration=of["fp8-delayed"], dtypes={"mamba_in": "fp8-block"})
     whole = training(calibration=of["fp8-delayed"])
     assert mixed.each_stage[0].forward.passes > whole.each_stage[0].forward.passes
+
+
+@pytest.mark.parametrize(
+    ("calibration", "dtype", "told"),
+    [
+        ("h100-sxm", "bf16", []),
+        ("h100-sxm", "fp8", []),
+        ("h100-sxm", "fp8-block", ["in fp8_block was measured on h100-sxm: they take what those in fp8 do"]),
+        ("gb200", "nvfp4", []),
+        ("gb200", "mxfp8", ["no product in mxfp8 was measured on gb200"]),
+        ("gb200", "fp8-block", ["products in fp8-block run as mxfp8", "no product in mxfp8"]),
+        ("gb300", "bf16", ["measured on gb300: they take what those in bf16 do on blackwell, by the data"]),
+        ("mi300x", "fp8", ["measured on mi300x: they take what those in fp8 do on hopper, by the data"]),
+        ("h100-sxm-mosaicml", "bf16", []),
+        ("h100-sxm-mosaicml", "fp8-delayed", ["has fitted rates, and no time for quantizing"]),
+    ],
+)
+def test_precisions_that_a_calibration_does_not_tell_apart_are_told(
+    calibration: str, dtype: str, told: list[str]
+) -> None:
+    notes = precision_notes(training(calibration=named_calibration(calibration, dtype)))
+    assert len(notes) == len(told)
+    assert all(part in note for part, note in zip(told, notes, strict=True))
 
 
 def test_messages_of_tensor_parallelism_pass_beside_blocks_of_products() -> None:
@@ -353,10 +380,14 @@ def test_biases_of_experts_are_launched_too() -> None:
 
 
 def test_what_no_graph_launches_the_host_does() -> None:
-    """4 ms for each of four parts, and 1 ms for each of eight experts: those always show."""
+    """4 ms for each of four parts, and 1 ms for each of eight experts: those always show.
+
+    Of routing experts, half are launches of what comes before an exchange.
+    """
     slow = replace(named_calibration("h100-sxm", "bf16"), host=HostLaunches(4e6, 1e6, 2.0))
     none = training(calibration=slow, cuda_graph=())
-    graphs = [FULL_ITERATION, ("attn", "mamba", "mlp", "moe_router"), ("attn", "mlp"), ()]
+    routing = ("moe_router", "moe_preprocess")
+    graphs = [FULL_ITERATION, ("attn", "mamba", "mlp", *routing), ("attn", "mlp"), ()]
     waits = []
     for graph in graphs:
         (stage,) = replace(none, cuda_graph=graph).each_stage
@@ -364,6 +395,8 @@ def test_what_no_graph_launches_the_host_does() -> None:
     kernels = training(calibration=slow).each_stage[0]
     busy = round(kernels.forward.ns + kernels.backward.ns)
     assert waits == [0, 8_000_000, 16_000_000 - busy, 24_000_000 - busy]
+    (stage,) = replace(none, cuda_graph=("attn", "moe_router")).each_stage
+    assert round(stage.forward.host + stage.backward.host) == 18_000_000 - busy
     (stage,) = replace(none, expert_overlap=True).each_stage
     assert round(stage.forward.host + stage.backward.host) == 48_000_000 - busy
     assert step_ns(none) - step_ns(training(calibration=slow)) == 2 * waits[-1]
@@ -489,6 +522,8 @@ def test_modules_that_are_recomputed_run_again_and_keep_less() -> None:
         assert before.saved - after.saved == less
         longer = of.each_stage[0].input_grad.ns - plain.each_stage[0].input_grad.ns
         assert (longer > 0) == (less > 0)
+    whole, more = (training(model, recompute=how) for how in (("moe",), ("moe", "moe_act")))
+    assert more.memory_of_stages == whole.memory_of_stages  # which has the activation in it
     selective, named = (training(model, recompute=how) for how in ("selective", ("core_attn",)))
     assert step_ns(selective) == step_ns(named)
     assert selective.memory_of_stages == named.memory_of_stages
@@ -520,7 +555,16 @@ workload:
         ("llama3-8b", "recompute: [layernorm]", "has no layernorm of its own: products have their norms"),
         ("llama3-8b", "overlap: [ep]", "has no effect: the model has no experts"),
         ("qwen3-30b-a3b", "wide_layers: [1, 1]", "has no effect: all products are in bf16"),
+        (
+            "qwen3-30b-a3b",
+            "dtype: mxfp8\n    wide_layers: [20, 28]",
+            "leave some of the model's 48 layers in",
+        ),
+        ("qwen3-30b-a3b", "imbalance: 0.9", "imbalance: should be greater than or equal to 1"),
         ("qwen3-30b-a3b", "cuda_graph: [atn]", "cuda_graph"),
+        ("qwen3-30b-a3b", "cuda_graph: [mamba]", "cuda_graph: has no effect: the model has no mamba"),
+        ("qwen3-30b-a3b", "cuda_graph: [moe_preprocess]", "moe_preprocess needs moe_router"),
+        ("qwen3-30b-a3b", "overlap: [dp, pp]", "overlap.1: should be 'dp', 'tp' or 'ep', not 'pp'"),
         ("nemotron-3-nano", "cuda_graph: none", None),
     ],
 )
@@ -533,6 +577,16 @@ def test_scenarios_say_what_is_wrong(tmp_path: Path, model: str, more: str, said
     else:
         assert shown.exit_code == 2
         assert said in " ".join(shown.output.split())
+
+
+def test_what_concerns_an_exchange_that_is_none_is_told(tmp_path: Path) -> None:
+    more = "memory: 1TB\n    dispatcher: hybridep\n    overlap: [ep]\n    parallel: {ep: %d, dp: 8}"
+    for ep, told in ((8, []), (1, ["dispatcher", "overlap: ep"])):
+        (tmp_path / "s.yaml").write_text(SCENARIO.format(model="qwen3-30b-a3b", more=more % ep))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            run_scenario(load_scenario(tmp_path / "s.yaml"))
+        assert [str(w.message).partition(" has no effect: with parallel.ep: 1")[0] for w in caught] == told
 
 
 def test_a_run_says_when_launches_would_bind_it(tmp_path: Path) -> None:

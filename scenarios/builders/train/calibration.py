@@ -25,6 +25,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from devices.collectives.groups import CollectiveKind, Fabric, GroupCollectives, NodeFabrics, RankGroup
+from devices.cost.kernel_costs import FittedCost
 from scenarios.builders.train.kernels import (
     Attention,
     CausalConvolution,
@@ -58,6 +59,11 @@ from sim.job.costs import costs_ns
 RECIPES: Final[Mapping[str, str]] = {"fp8-delayed": "fp8", "fp8-block": "fp8_block"}
 """The type of the products of recipes that are not named after it: as Transformer Engine's ``DelayedScaling``
 (scales from the steps before), ``Float8BlockScaling`` (128 numbers of activations, 128 x 128 of weights)."""
+
+
+WITH_MXFP8: Final = {**RECIPES, "fp8-block": "mxfp8"}
+"""The same of GPUs with MXFP8: Transformer Engine writes the scales of blocks as MXFP8 has them, and runs its
+products (NVIDIA/TransformerEngine, pull request 2157)."""
 
 
 QUANTIZED: Final[Mapping[str, float]] = {
@@ -120,15 +126,26 @@ class KernelPrices:
             )
         self.device, self.dtype, self.products = device, dtype, products or dtype
         check_dtype(dtype)
+        models = getattr(device.cost, "models", (device.cost,))
+        self.fits = next((each.fits for each in models if isinstance(each, FittedCost)), None)
+        self.recipes = WITH_MXFP8 if self.fits is not None and "mxfp8" in self.fits.sheet.peak else RECIPES
         self.known: dict[Timed, float] = {}
         self.sure: dict[Timed, tuple[str, float]] = {}
+
+    def measured(self) -> tuple[str, str, str]:
+        """Return the type of products, and of those that stand for them, on which GPU they were measured."""
+        of = self.recipes.get(self.products, self.products)
+        gpu, lent = (
+            (self.device.details.preset, of) if self.fits is None else self.fits.lender("products", of)
+        )
+        return of, lent, gpu
 
     def spread(self, kernels: Iterable[Timed]) -> list[tuple[str, float]]:
         """Return of each kernel the kind of op that it is, and how sure its time is (`CostModel.spread`)."""
         kernels = list(kernels)
         if new := list(dict.fromkeys(kernel for kernel in kernels if kernel not in self.sure)):
             assert self.device.cost is not None
-            graph = kernels_graph(new, self.dtype, self.products)
+            graph = kernels_graph(new, self.dtype, self.products, self.recipes)
             kinds = [graph.kinds[code].removesuffix("_grad") for code in graph.kind_code.tolist()]
             spread = np.nan_to_num(self.device.cost.spread(graph, self.device)).tolist()
             self.sure |= dict(zip(new, zip(kinds, spread, strict=True), strict=True))
@@ -152,7 +169,7 @@ class KernelPrices:
         kernels = list(kernels)
         new = list(dict.fromkeys(kernel for kernel in kernels if kernel not in self.known))
         if new:
-            graph = kernels_graph(new, self.dtype, self.products)
+            graph = kernels_graph(new, self.dtype, self.products, self.recipes)
             for kernel, op, ns in zip(new, graph.kind_code, costs_ns(graph, self.device), strict=True):
                 if ns < 0:
                     raise InputError(
@@ -169,7 +186,9 @@ def _type_of(kernel: Timed, dtype: str, products: str) -> str:
     return kernel.dtype or products
 
 
-def kernels_graph(kernels: Iterable[Timed], dtype: str, products: str | None = None) -> Graph:
+def kernels_graph(
+    kernels: Iterable[Timed], dtype: str, products: str | None = None, recipes: Mapping[str, str] = RECIPES
+) -> Graph:
     """Return a graph with an op for each kernel, which a cost model can be asked about.
 
     Attention of which several ranks have a part stands there whole.
@@ -217,7 +236,7 @@ def kernels_graph(kernels: Iterable[Timed], dtype: str, products: str | None = N
             builder.op(name, kind="add", bytes_read=read, bytes_written=kernel.nbytes - read, dtype=dtype)
         else:
             of = _type_of(kernel, dtype, products or dtype)
-            of = RECIPES.get(of, of)
+            of = recipes.get(of, of)
             facts = _facts(kernel, of)
             builder.op(name, **op_arguments(facts, name, facts.attributes), dtype=of)
     return builder.build()

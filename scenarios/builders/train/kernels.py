@@ -322,6 +322,6 @@ def recompute_modules(pieces: Iterable[LayerPiece], modules: Collection[str]) ->
         if piece.name == "attention":
             dropped = piece.dropped * ("core_attn" in modules) + piece.took * ("mla_up_proj" in modules)
         if piece.name == "experts gate" and "moe_act" in modules:
-            dropped = max(0, piece.saved - piece.took)  # clamped inputs are made again
+            dropped = max(dropped, piece.saved - piece.took)  # clamped inputs are made again
         found.append(replace(piece, again=piece.name in again, dropped=dropped))
     return tuple(found)

@@ -62,8 +62,13 @@ GROUPS: Final = ("tp", "cp", "pp", "dp", "dp_cp", "ep", "edp", "shard", "replica
 
 FULL_ITERATION: Final = "full-iteration"
 
-GRAPHED: Final = {**dict.fromkeys("*wCH", "attn"), "M": "mamba", "-": "mlp", "E": "moe_router"}
-"""Which scope of CUDA graphs launches a part of a layer (Megatron-LM, ``cuda_graph_scope``)."""
+GRAPHED: Final[Mapping[str, tuple[str, ...]]] = {
+    **dict.fromkeys("*wCH", ("attn",)),
+    "M": ("mamba",),
+    "-": ("mlp",),
+    "E": ("moe_router", "moe_preprocess"),
+}
+"""Which scopes of CUDA graphs launch a part of a layer, each as much (Megatron-LM, ``cuda_graph_scope``)."""
 
 _OF_A_BIAS: Final = 8 / 13
 """Launches of an expert's biases (`RankWork._biases_of_experts`) / those of its products and casts."""
@@ -352,7 +357,8 @@ class Training(RankOptions):
         if graphs == FULL_ITERATION or not any(kinds):
             return stage
         factor = turns if self.expert_overlap else 1.0
-        eager = sum(GRAPHED[letter] not in graphs for kind in kinds for letter in kind) * part * factor
+        scopes = [GRAPHED[letter] for kind in kinds for letter in kind]
+        eager = sum(sum(each not in graphs for each in of) / len(of) for of in scopes) * part * factor
         held = self.model.experts // self.layout.ep
         one = experts * (1 + _OF_A_BIAS * self.model.biases)
         shown = sum("E" in kind for kind in kinds) * held * one * factor
