@@ -351,7 +351,8 @@ def _times(trace: Trace, training: Training, schedule: Schedule) -> list[dict[st
             slots = slots.plus(training.each_stage[stage].forward).plus(training.each_stage[stage].backward)
         m = training.micro_batches
         launched = () if training.cuda_graph == FULL_ITERATION else ("host",)
-        parts = ("products", "attention", "passes", *launched)
+        quantizing = ("quantizing",) if slots.quantizing else ()
+        parts = ("products", "attention", "passes", *quantizing, *launched)
         kernels = {part: round(m * getattr(slots, part)) for part in parts}
         exposed = computes - int(alone[rank])
         # each slot lasts whole ns; here all slots are rounded at once

@@ -23,10 +23,10 @@ from devices.describe.quantities import Count, Name, Shorthand, Size, Strict, Wh
 from policies.parallel.expert_routing import UnplacedRouting, routed
 from policies.pipeline.registry import check_options
 from scenarios.builders.train.architecture import MODELS, Architecture
-from scenarios.builders.train.kernels import MODULES, OFFLOADED, RECOMPUTED, WIDE
+from scenarios.builders.train.kernels import GRAPHED, MODULES, OFFLOADED, RECOMPUTED, WIDE
 from scenarios.builders.train.layout import ORDER, ParallelLayout
 from scenarios.builders.train.step import step_graph
-from scenarios.builders.train.training import FULL_ITERATION, GRAPHED, Training, default_schedule
+from scenarios.builders.train.training import FULL_ITERATION, Training, default_schedule
 from scenarios.file.document import Document, Loc
 from scenarios.workloads.calibrations import CalibrationFields, Factor, calibration_of
 from scenarios.workloads.model_config import model_sizes

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations
 from typing import Final
 
 import numpy as np
@@ -182,8 +183,45 @@ def _bridge(judgements: Sequence[Judgement]) -> str:
     for key in sorted(groups):
         error = Error.of([one.predicted for one in groups[key]], [one.row.step_ms for one in groups[key]])
         rows.append([*key, str(error.rows), _percent(error.mean), _percent(error.bias, True)])
+    if not rows:
+        return ""
     head = ("model", "GPU", "precision", "rows", "mean error", "bias")
-    return "## Megatron Bridge by model, GPU and precision\n\n" + _table(head, rows) if rows else ""
+    every = [one for of in groups.values() for one in of]
+    told = [
+        f"- {what}: {_percent(right / pairs)} of {pairs:,} pairs (constant MFU: {_percent(naive / pairs)})\n"
+        for what, (pairs, right, naive) in (
+            ("one model", faster(every, lambda row: row.training and row.training.model)),
+            (
+                "one model on one GPU in one precision",
+                faster(every, lambda row: (row.hardware, row.training and row.training.model)),
+            ),
+        )
+    ]
+    return (
+        "## Megatron Bridge by model, GPU and precision\n\n"
+        + _table(head, rows)
+        + "Of two rows that differ by more than 10 % in tokens/s a GPU, the faster one is found:\n\n"
+        + f"{''.join(told)}\n"
+    )
+
+
+def faster(judged: Sequence[Judged], alike: Callable[[Published], object]) -> tuple[int, int, int]:
+    """Return how many pairs of rows alike differ by more than a tenth in tokens/s a GPU, and of how many the
+    prediction, and constant MFU, say which one is faster.
+    """
+    found = Counter[str]()
+    groups: dict[object, list[tuple[float, float, float]]] = {}
+    for one in judged:
+        assert one.row.training is not None
+        each = one.row.training.tokens / one.row.training.layout.ranks
+        rates = each / one.row.step_ms, each / one.predicted, each / one.constant
+        groups.setdefault(alike(one.row), []).append(rates)
+    for a, b in (pair for of in groups.values() for pair in combinations(of, 2)):
+        if max(a[0] / b[0], b[0] / a[0]) > 1.1:
+            found["pairs"] += 1
+            found["right"] += (a[0] > b[0]) == (a[1] > b[1])
+            found["naive"] += (a[0] > b[0]) == (a[2] > b[2])
+    return found["pairs"], found["right"], found["naive"]
 
 
 _BRIDGE: Final = "nemo-megatron-bridge"
@@ -197,6 +235,7 @@ _PARTS: Final[Mapping[str, str]] = {
     "products": "products",
     "attention": "attention",
     "passes": "passes over memory",
+    "quantizing": "quantizing",
     "host": "waits for launches",
     "exposed_in_layers": "messages inside layers that nothing hides",
     "exposed_around": "messages between layers that nothing hides",

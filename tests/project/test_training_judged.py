@@ -12,7 +12,7 @@ from scenarios.builders.train.calibration import TrainingCalibration
 from studies.training import calibrate
 from studies.training.calibrate import fit, folds, predicted_ms, predictions
 from studies.training.judge import SOURCES, STEPS_FILE, Judge, memory_errors, sheet
-from studies.training.page import page, source_rows, summary
+from studies.training.page import faster, page, source_rows, summary
 from studies.training.published import Published, read_published
 
 PAGE = Path(__file__).parents[2] / "docs" / "clusters_training.md"
@@ -141,6 +141,15 @@ def test_a_source_reaches_its_goal_and_the_page_says_what_came_out(
     text = PAGE.read_text(encoding="utf-8")
     assert source_rows(found, 0.1).rstrip("\n") in text, "python -m tests.training_fits DATA fits anew"
     assert summary([found]).splitlines()[4] in text
+
+
+@pytest.mark.slow
+def test_which_of_two_rows_of_a_model_is_faster(judge: Judge) -> None:
+    rows = [one for name in SOURCES if name.startswith("bridge") for one in SOURCES[name](judge).judged]
+    pairs, right, naive = faster(rows, lambda row: row.training and row.training.model)
+    assert pairs > 1000
+    assert right / pairs >= max(0.9, naive / pairs)
+    assert f"{100 * right / pairs:.1f} % of {pairs:,} pairs" in PAGE.read_text(encoding="utf-8")
 
 
 def test_a_data_sheet_is_found_by_the_longest_name() -> None:

@@ -187,7 +187,8 @@ Kernel = Timed | Collective
 class Spent(NamedTuple):
     """Where the time of some kernels goes, in ns.
 
-    `hidden` runs beside the others and adds nothing; `host` is what the GPU waits for their launches.
+    `hidden` runs beside the others and adds nothing; `host` is what the GPU waits for their launches;
+    `quantizing` what a recipe of low precision passes over memory besides.
     """
 
     products: float = 0.0
@@ -196,11 +197,12 @@ class Spent(NamedTuple):
     exposed: float = 0.0
     hidden: float = 0.0
     host: float = 0.0
+    quantizing: float = 0.0
 
     @property
     def ns(self) -> float:
         """What passes."""
-        return self.products + self.attention + self.passes + self.exposed + self.host
+        return sum(self) - self.hidden
 
     def plus(self, other: Spent) -> Spent:
         """Add another."""
@@ -304,6 +306,15 @@ MODULES: Final[Mapping[str, frozenset[str]]] = {
     "mamba_out": frozenset({"mamba out"}),
 }
 """Modules with products by name: their pieces. ``predicted`` are the layers of further tokens."""
+
+
+GRAPHED: Final[Mapping[str, tuple[str, ...]]] = {
+    **dict.fromkeys("*wCH", ("attn",)),
+    "M": ("mamba",),
+    "-": ("mlp",),
+    "E": ("moe_router", "moe_preprocess"),
+}
+"""Which scopes of CUDA graphs launch a part of a layer, each as much (Megatron-LM, ``cuda_graph_scope``)."""
 
 
 def offload_modules(pieces: Iterable[LayerPiece], modules: Collection[str]) -> tuple[LayerPiece, ...]:

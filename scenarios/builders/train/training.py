@@ -31,6 +31,7 @@ from scenarios.builders.pipeline_stage import Around, PipelineStage
 from scenarios.builders.train.architecture import Architecture
 from scenarios.builders.train.calibration import TrainingCalibration
 from scenarios.builders.train.kernels import (
+    GRAPHED,
     MODULES,
     WIDE,
     Attention,
@@ -61,14 +62,6 @@ Recompute = Literal["none", "selective", "full"]
 GROUPS: Final = ("tp", "cp", "pp", "dp", "dp_cp", "ep", "edp", "shard", "replicas", "eshard", "ereplicas")
 
 FULL_ITERATION: Final = "full-iteration"
-
-GRAPHED: Final[Mapping[str, tuple[str, ...]]] = {
-    **dict.fromkeys("*wCH", ("attn",)),
-    "M": ("mamba",),
-    "-": ("mlp",),
-    "E": ("moe_router", "moe_preprocess"),
-}
-"""Which scopes of CUDA graphs launch a part of a layer, each as much (Megatron-LM, ``cuda_graph_scope``)."""
 
 _OF_A_BIAS: Final = 8 / 13
 """Launches of an expert's biases (`RankWork._biases_of_experts`) / those of its products and casts."""
@@ -265,10 +258,10 @@ class Training(RankOptions):
 
     def spent(self, kernels: tuple[Kernel, ...]) -> Spent:
         """Return where the time of kernels goes."""
-        sums = [0.0] * 6
+        sums = [0.0] * 7
         timed = [kernel for kernel in kernels if not isinstance(kernel, Collective)]
         if cast := self.calibration.casts(timed):
-            sums[2] = self.calibration.pass_ns(cast)
+            sums[6] = self.calibration.pass_ns(cast)
         for kernel, ns in zip(timed, self.calibration.kernels_ns(timed), strict=True):
             scores = isinstance(kernel, Product) and kernel.part == "S"
             attends = scores or isinstance(kernel, Attention | Scan)
