@@ -25,6 +25,7 @@ from sim.base.errors import GraphError, InfeasibleError, InputError, ScenarioErr
 from sim.graph.graph import Graph
 from sim.issuers import with_processes
 from sim.job.build_job import draw, make_job
+from sim.job.costs import cost_the_same
 from sim.job.job import Job, Placement
 from sim.job.noise import Noise
 from sim.machine.machine import Machine
@@ -92,7 +93,6 @@ def check_words(document: Document, graph: Graph, machine: Machine, own: Iterabl
         with document.placing(*loc):
             read_attribute(str(loc[-1]), None if node is None else node.plain(), machine)
     check_attributes(graph, machine)
-    warn_of_contradictions(graph)
 
 
 def _need_kinds(words: Mapping[Loc, str], more: Iterable[str], document: Document) -> None:
@@ -175,6 +175,7 @@ class Jobs:
             self.last = job
             if key is not None and len(job.graph) * job.iterations <= _FEW_TASKS:
                 case.scenario.checked["job"] = work, key, job
+                job.kept = {}
         return job
 
     @cached_property
@@ -226,6 +227,8 @@ class Jobs:
         _need_kinds(words, [DEFAULT, *own, *work.graph.kinds], scenario.document)
         if not _same(scenario.checked.get("words"), (work.graph, machine)):
             check_words(scenario.document, work.graph, machine, own)
+            if not _same(scenario.checked.get("words"), (work.graph,)):
+                warn_of_contradictions(work.graph)
             scenario.checked["words"] = work.graph, machine
         return graph, placement, machine
 
@@ -238,9 +241,9 @@ class Jobs:
         if job.faults is not None:
             _check_faults(case, job)
         refuse_without_effect(case)
-        checked, of = case.scenario.checked, (case.work.graph, case.work.machine, job.graph, job.device_of)
-        known, checked["costs"] = checked.get("costs"), of
-        if known is not None and _same(known, of[:3]) and np.array_equal(known[3], job.device_of):
+        known, of = case.scenario.checked.get("costs"), (case.work.graph, job.graph, job)
+        case.scenario.checked["costs"] = of
+        if known is not None and _same(known, of[:2]) and _cost_alike(known[2], job):
             return
         if any(device.cost is not None for device in job.machine.devices):
             from devices.cost.cost_warnings import warn_of_plain_ops, warn_of_plain_rooflines
@@ -248,6 +251,18 @@ class Jobs:
             warn_of_plain_rooflines(job)
             if (timed := case.scenario.content.workload.timed(case.scenario.document)) is not None:
                 warn_of_plain_ops(timed, [job.machine.devices[i] for i in sorted({*job.device_of.tolist()})])
+
+
+def _cost_alike(one: Job, other: Job) -> bool:
+    """Whether ops lie on the same devices, which ask the same cost models, as far as jobs of one graph go."""
+    ours, theirs = one.machine.devices, other.machine.devices
+    return (
+        len(ours) == len(theirs)
+        and np.array_equal(one.device_of, other.device_of)
+        and all(
+            a is b or (a.name == b.name and cost_the_same(a, b)) for a, b in zip(ours, theirs, strict=True)
+        )
+    )
 
 
 def _same(known: Any, things: Sequence[object]) -> bool:

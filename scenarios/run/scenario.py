@@ -424,7 +424,7 @@ def scenario_of(document: Document, like: Scenario | None = None) -> Scenario:
 
 
 _WORK: Final = ("machine", "workload", "cost")
-_FOLLOWS: Final = ("machine", "machine_spec", "described_devices", "graph", "checked")
+_FOLLOWS: Final = ("machine", "machine_spec", "described_devices", "graph")
 """What follows from the keys of `_WORK` alone, if it was asked for."""
 
 
@@ -439,6 +439,8 @@ def _read(document: Document, like: Scenario | None) -> Scenario:
     except ValidationError as error:
         raise scenario_error(error, model_for(root.plain()), document) from None
     scenario = Scenario(content, document)
+    if like is not None and known is not None:
+        vars(scenario)["checked"] = like.checked  # says of which graph and machine
     if like is not None and all(like.document.root.child(key) is root.child(key) for key in _WORK):
         vars(scenario).update({name: vars(like)[name] for name in _FOLLOWS if name in vars(like)})
     for i, label in enumerate(scenario.variants):

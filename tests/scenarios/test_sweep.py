@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from devices.cost import cost_warnings
+from devices.cost.unreliable import PlainRooflineWarning
 from scenarios.cli import app
 from scenarios.run.execute import run_case
 from scenarios.run.load import load_scenario
@@ -85,6 +87,32 @@ def test_what_points_share_is_made_once_and_changes_nothing(
     assert sweep(Variants(str(scenario)), points) == fresh
     with ThreadPoolExecutor(4) as executor:
         assert sweep(Variants(str(scenario)), points, executor=executor) == fresh
+
+
+def test_costs_are_looked_at_again_where_they_are_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With another preset, and not with another cost of issuing."""
+    path = tmp_path / "product.yaml"
+    path.write_text(
+        "machine: {devices: {gpu0: {preset: t4, cost: roofline}}}\n"
+        "workload: {ops: {a: {kind: matmul, dtype: fp16, flops: 1MFLOP, bytes_read: 4B}}}\n",
+        encoding="utf-8",
+    )
+    looked: list[str | None] = []
+    look = cost_warnings.warn_of_plain_rooflines
+    monkeypatch.setattr(
+        cost_warnings,
+        "warn_of_plain_rooflines",
+        lambda job: looked.append(job.machine.devices[0].details.preset) or look(job),
+    )
+    key = "machine.devices.gpu0"
+    points = points_of([f"{key}.preset=t4,l4", f"{key}.issue_cost=1us,2us,3us"])
+    with pytest.warns(PlainRooflineWarning) as told:
+        rows = sweep(Variants(str(path)), points)
+    assert [row["outcome"] for row in rows] == ["done"] * 6
+    assert looked == ["t4", "l4"]
+    assert [str(one.message).partition(":")[0] for one in told] == looked
 
 
 def test_a_changed_file_is_another_one_to_the_same_process(scenario: Path) -> None:
