@@ -29,7 +29,7 @@ from typer.main import get_group
 from scenarios.cli.common_options import SIMULATING, with_force, with_limit, with_permissions, with_theme
 from scenarios.cli.terminal import place_of_other_code, show_warnings, terminal
 from sim.base import plugins
-from sim.base.errors import SimError, UnknownNameError
+from sim.base.errors import InputError, SimError, UnknownNameError
 
 # Docstrings are wrapped to the terminal, not where they were written.
 _LOOK: Final[Any] = {"rich_markup_mode": "markdown", "pretty_exceptions_enable": False}
@@ -74,8 +74,16 @@ _AT_ONCE: Final = ("policies", "devices", "runtimes", "schema", "list", "new")
 _FILES: Final = ("scenario", "file", "trace", "paths")
 """Parameters that name what a verb reads."""
 
+_WRITTEN: Final = ("FILE", "BEFORE AFTER", "GRAPH.json.gz")
+"""What stands in help for a file that an option writes."""
+
 _OF_CLICK: Final[Any] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 """What typer answers itself: wrong usage."""
+
+
+def _texts(value: Any) -> list[str]:
+    """Return the texts that a parameter was given."""
+    return [each for each in (value if isinstance(value, list | tuple) else [value]) if isinstance(each, str)]
 
 
 class _PlainHelp:
@@ -106,7 +114,20 @@ class _Verb(_PlainHelp, TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         """Run the verb; note which file it is about, for who has to say what went wrong."""
         ctx.meta["file"] = next((ctx.params[name] for name in _FILES if name in ctx.params), None)
+        self._refuse_to_write_over_what_is_read(ctx)
         return super().invoke(ctx)
+
+    def _refuse_to_write_over_what_is_read(self, ctx: Any) -> None:
+        given = [
+            (param.param_type_name, param.opts[0], name)
+            for param in self.params
+            if param.param_type_name == "argument" or param.metavar in _WRITTEN
+            for name in _texts(ctx.params.get(param.name))
+        ]
+        read = {os.path.realpath(name): name for kind, _, name in given if kind == "argument"}
+        for kind, option, name in given:
+            if kind == "option" and (of := read.get(os.path.realpath(name))) is not None:
+                raise InputError(f"{option} {name}: would write over {of}, which is read")
 
 
 class _Sim(_PlainHelp, TyperGroup):

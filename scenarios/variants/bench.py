@@ -41,8 +41,8 @@ from scenarios.run.prepare_job import job_of
 from scenarios.run.scenario import Case, scenario_of
 from scenarios.variants.optimum import find_optimum, list_schedules
 from scenarios.variants.schedules import ListedOrder
-from scenarios.variants.sweep import KeptRows, program, sweeping, write_rows
-from scenarios.variants.variant import Row, VariantRun, attempt
+from scenarios.variants.sweep import KeptRows, program, stamps, sweeping, write_rows
+from scenarios.variants.variant import Row, Variant, VariantRun, attempt
 from sim.base.errors import InputError, SimError, hint, in_file, listed
 from sim.base.files import read_bytes, read_text
 from sim.base.plugins import NOTHING, Allowed
@@ -303,13 +303,19 @@ def bench(
 def _rows(
     points: Sequence[Point], executor: Executor | None, kept: Path | None, done: Callable[[int, int], None]
 ) -> list[Row]:
-    stamp: dict[str, str] = {}
-    for path in dict.fromkeys(point.path for point in points):
-        content = hashlib.sha256(read_bytes(path, unpack=False)).hexdigest()
-        stamp[path] = f"{content} {program()}"
-    rows = KeptRows(kept, {point.key: stamp[point.path] for point in points})
+    now = {} if kept is None else {point.key: f"{_stamp(point)} {program()}" for point in points}
+    rows = KeptRows(kept, now)
     each = map if executor is None else executor.map
     return rows.complete(points, lambda left: zip(left, each(run_point, left), strict=True), done)
+
+
+def _stamp(point: Point) -> str:
+    """Return a hash of the instance, of what it is laid over, and of all files that it names."""
+    own = hashlib.sha256(read_bytes(point.path, unpack=False)).hexdigest()
+    with suppress(SimError):  # its row says what is wrong with it
+        variant = Variant(policy=point.method)
+        return own + stamps(document_of(point), [variant])[1][variant.key]
+    return own
 
 
 def with_gaps(points: Sequence[Point], rows: Sequence[Row], known: Mapping[str, Known]) -> list[Row]:

@@ -208,8 +208,9 @@ class KeptRows:
         self.path, self.now = path, now
         self.rows: dict[str, Row] = {}
         changed = set()
-        there = path is not None and path.is_file()
-        for line in path.read_text(encoding="utf-8").splitlines() if there and path else ():
+        there = path.read_bytes() if path is not None and path.is_file() else b""
+        self._cut_off = there[-1:] not in (b"", b"\n")
+        for line in there.splitlines():
             with suppress(
                 ValueError, TypeError, KeyError
             ):  # cut off when the sweep died, or of another point
@@ -227,9 +228,10 @@ class KeptRows:
         if self.path is not None:
             try:
                 with self.path.open("a", encoding="utf-8") as file:
-                    file.write(self._line(key))
+                    file.write("\n" * self._cut_off + self._line(key))
             except OSError as error:
                 raise OSError(error.errno, error.strerror, str(self.path)) from None
+            self._cut_off = False
 
     def _line(self, key: str) -> str:
         return json.dumps({"scenario": self.now[key], "point": key, "row": self.rows[key]}) + "\n"

@@ -95,8 +95,6 @@ def check_winner(path: str, scenario: str) -> None:
     folder, home = Path(path).resolve().parent, Path(scenario).resolve().parent
     if folder != home:
         raise InputError(f"--out {path}: what a scenario names is found beside it; write into {home}")
-    if Path(path).resolve() == Path(scenario).resolve():
-        raise InputError(f"--out {path}: is the scenario itself")
     check_writable(path)
 
 

@@ -292,3 +292,20 @@ def test_options_for_files_may_be_given_twice_others_not(tmp_path: Path) -> None
     done = sim("run", path, "--repeat", "1", "--repeat", "2")
     assert done.exit_code == 2
     assert "--repeat is given twice" in done.stderr
+
+
+def test_what_is_read_is_not_written_over(tmp_path: Path) -> None:
+    recording = tmp_path / "t.json"
+    assert sim("run", write(tmp_path, GOOD), "--trace", recording).exit_code == 0
+    content, other = recording.read_bytes(), tmp_path / "x" / ".." / "t.json"
+    (tmp_path / "x").mkdir()
+    for verb, *options in (
+        ("run", "--trace", other),
+        ("compare", "--ops", recording),
+        ("sweep", "--vary", "seed=1,2", "--out", recording, "--force"),
+        ("import", "--out", recording),
+        ("run", "--show-graph", tmp_path / "g.json", recording),
+    ):
+        done = sim(verb, recording, *options)
+        assert (done.exit_code, recording.read_bytes()) == (2, content), done.output
+        assert done.stderr.endswith(f"t.json: would write over {recording}, which is read\n")

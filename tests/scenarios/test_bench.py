@@ -94,6 +94,17 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(ran) == 4
 
 
+def test_what_a_scenario_names_is_looked_at_again(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(
+        "machine: {devices: {cpu0: {kind: cpu}}}\nworkload: {ops: {a: {duration: 10us}}}\npolicy: ready-queue\n"
+    )
+    (tmp_path / "s.yaml").write_text("extends: base.yaml\n")
+    points, out = [Point(str(tmp_path / "s.yaml"), "in-order")], tmp_path / "t.csv"
+    assert bench.bench(points, out=out)[0]["makespan_ns"] == 10_000
+    (tmp_path / "base.yaml").write_text((tmp_path / "base.yaml").read_text().replace("10us", "20us"))
+    assert bench.bench(points, out=out)[0]["makespan_ns"] == 20_000
+
+
 def test_bounds_of_both_kinds(tmp_path: Path) -> None:
     folder = a_set(tmp_path, "")
     assert known_of(str(folder / "a.jsp")) == Known()

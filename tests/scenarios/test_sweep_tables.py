@@ -72,6 +72,26 @@ def test_a_sweep_that_goes_on_says_what_was_done_before(tmp_path: Path) -> None:
     assert done.stderr == f"{told}wrote {out}\n"
 
 
+def test_points_that_a_full_disk_cut_off_cost_none_of_those_that_follow(tmp_path: Path) -> None:
+    path, out = write(tmp_path), tmp_path / "t.csv"
+    vary = ["--vary", "seed=1,2,3"]
+    assert sim("sweep", path, *vary, "--out", out).exit_code == 0
+    points, whole = Path(f"{out}.points"), out.read_bytes()
+    lines = points.read_bytes().splitlines(keepends=True)
+    points.write_bytes(lines[0] + b"\xff\x00\n" + lines[1][:50])
+
+    def stop(k: int, n: int) -> None:
+        if k == 2:
+            raise KeyboardInterrupt
+
+    out.unlink()
+    with pytest.raises(Interrupted, match="2 of 3 points are done"):
+        sweep(Variants(path), points_of(["seed=1,2,3"]), out=out, done=stop)
+    assert "2 of 3 points were done before" in sim("sweep", path, *vary, "--out", out).stderr
+    assert out.read_bytes() == whole
+    assert points.read_bytes() == b"".join(lines)
+
+
 def test_parquet_and_csv_say_the_same(tmp_path: Path) -> None:
     path = write(tmp_path)
     vary = ["--vary", "machine.devices.cpu0.cores=1,2"]
