@@ -39,6 +39,7 @@ from scenarios.importers.scheduling_instances import is_instance
 from scenarios.run.execute import Result, run_case
 from scenarios.run.prepare_job import job_of
 from scenarios.run.scenario import Case, scenario_of
+from scenarios.variants.executors import run_on
 from scenarios.variants.optimum import find_optimum, list_schedules
 from scenarios.variants.schedules import ListedOrder
 from scenarios.variants.sweep import KeptRows, program, stamps, sweeping, write_rows
@@ -289,6 +290,10 @@ def bench(
     InputError
         A table of bounds is none, or another bench writes the same table now; a policy that the first
         instance does not know.
+    RunError
+        A process ended by itself.
+    KeyboardInterrupt
+        By Ctrl-C; it says what is done.
     """
     _refuse_unknown(points)
     known = {point.path: known_of(point.path) for point in points}
@@ -305,8 +310,21 @@ def _rows(
 ) -> list[Row]:
     now = {} if kept is None else {point.key: f"{_stamp(point)} {program()}" for point in points}
     rows = KeptRows(kept, now)
-    each = map if executor is None else executor.map
-    return rows.complete(points, lambda left: zip(left, each(run_point, left), strict=True), done)
+
+    def run(left: Sequence[Point]) -> Iterator[tuple[Point, Row]]:
+        return (
+            ((each, run_point(each)) for each in left)
+            if executor is None
+            else run_on(executor, run_point, left)
+        )
+
+    try:
+        return rows.complete(points, run, done)
+    except KeyboardInterrupt:
+        told = f"{len(rows.rows)} of {len(points)} points are done"
+        if kept is not None and rows.rows:
+            told += f"; {kept} keeps them, and the same command goes on there"
+        raise KeyboardInterrupt(told) from None
 
 
 def _stamp(point: Point) -> str:

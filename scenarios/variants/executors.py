@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
-from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from multiprocessing import active_children, get_context, parent_process
+from queue import SimpleQueue
 from threading import Thread, current_thread, main_thread
 from types import FrameType
+from typing import TypeVar
 
-from sim.base.errors import InputError, extra
+from sim.base.errors import InputError, RunError, extra
+
+_P = TypeVar("_P")
+_R = TypeVar("_R")
 
 
 @contextmanager
@@ -35,6 +41,49 @@ def without_interrupts() -> Iterator[None]:
             signal.signal(signal.SIGINT, before)
             if heard and callable(before):
                 before(*heard[0])
+
+
+def run_on(
+    executor: Executor, run: Callable[[_P], _R], points: Iterable[_P], ahead: int | None = None
+) -> Generator[tuple[_P, _R], None, None]:
+    """Yield points with what came of them, as they end.
+
+    Parameters
+    ----------
+    executor : concurrent.futures.Executor
+    run : callable
+    points : iterable
+    ahead : int, optional
+        How many run at once; they come in order then. By default all do.
+
+    Raises
+    ------
+    RunError
+        A process ended by itself.
+    """
+    left = iter(points)
+    running: dict[Future[_R], _P] = {}
+    ended: SimpleQueue[Future[_R]] = SimpleQueue()  # an interrupt leaves no lock of it taken
+
+    def submit(most: int | None) -> None:
+        with without_interrupts():  # which processes that start now inherit: Ctrl-C is for this one alone
+            for point in itertools.islice(left, most):
+                future = executor.submit(run, point)
+                running[future] = point
+                future.add_done_callback(ended.put)
+
+    try:
+        submit(ahead)
+        while running:
+            future = ended.get() if ahead is None else next(iter(running))
+            found, point = future.result(), running.pop(future)
+            submit(0 if ahead is None else 1)
+            yield point, found
+    except BrokenExecutor:
+        raise RunError("a process ended by itself; the machine may have run out of memory") from None
+    finally:
+        for future in running:
+            future.cancel()
 
 
 @contextmanager

@@ -16,10 +16,9 @@ import json
 import math
 import re
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import BrokenExecutor, Executor, Future
+from concurrent.futures import Executor
 from contextlib import suppress
-from functools import lru_cache
-from queue import SimpleQueue
+from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple
 
 from policies.issue.program_order import OutOfOrder
@@ -27,7 +26,7 @@ from scenarios.fields.results import DONE, RATES, Value, column_of_result, outco
 from scenarios.file.document import Document
 from scenarios.run.execute import Result, run_case
 from scenarios.run.scenario import Case, Scenario, scenario_of
-from scenarios.variants.executors import without_interrupts
+from scenarios.variants.executors import run_on
 from scenarios.variants.schedules import Given, ListedOrder, SearchSchedule
 from scenarios.workloads.workload import Workload
 from sim.base.arrays import MOST_RUNS, at_most
@@ -314,29 +313,7 @@ class Variants:
             for variant in variants:
                 yield variant, self.row(variant)
             return
-        left = iter(variants)
-        running: dict[Future[Row], Variant] = {}
-        ended: SimpleQueue[Future[Row]] = SimpleQueue()  # an interrupt leaves no lock of it taken
-
-        def submit(most: int | None) -> None:
-            with without_interrupts():  # which processes that start now inherit: Ctrl-C is for this one alone
-                for variant in itertools.islice(left, most):
-                    future = executor.submit(run_variant, stamp, self._made_of, variant)
-                    running[future] = variant
-                    future.add_done_callback(ended.put)
-
-        try:
-            submit(ahead)
-            while running:
-                future = ended.get() if ahead is None else next(iter(running))
-                row, variant = future.result(), running.pop(future)
-                submit(0 if ahead is None else 1)
-                yield variant, row
-        except BrokenExecutor:
-            raise RunError("a process ended by itself; the machine may have run out of memory") from None
-        finally:
-            for future in running:
-                future.cancel()
+        yield from run_on(executor, partial(run_variant, stamp, self._made_of), variants, ahead)
 
     def fitting(self, variants: Sequence[Variant]) -> tuple[list[Variant], dict[str, int]]:
         """Return the variants whose sizes fit one another, and how many do not, by reason.

@@ -12,7 +12,8 @@ from threading import Thread
 
 import pytest
 
-from scenarios.variants.executors import process_executor, without_interrupts
+from scenarios.variants.executors import process_executor, run_on, without_interrupts
+from sim.base.errors import RunError
 
 
 def _fail_on_two() -> None:
@@ -61,6 +62,14 @@ def test_a_second_interrupt_is_not_heard() -> None:
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_a_process_that_is_killed_ends_the_work_with_a_sentence() -> None:
+    with (
+        pytest.raises(RunError, match="a process ended by itself"),
+        process_executor(1, gc.enable) as executor,
+    ):
+        list(run_on(executor, os._exit, [1]))
 
 
 def _fail_beside(stray: BaseProcess) -> None:

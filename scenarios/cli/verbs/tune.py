@@ -111,12 +111,14 @@ def tune(
     levels = None if level is None else next(iter(axes_of([level], "--level").items()))
     results = tuple(dict.fromkeys([*goal.results, *([] if against is None else [against])]))
     variants = Variants(scenario, sets or (), allowed, results, whole=False)
-    tick = Ticker("trials")
+    tick = Ticker("runs")
 
     def tell(tuning: Tuning) -> None:
         best = None if tuning.best is None else tuning.trials[tuning.best].row[goal.column]
         shown = "none yet" if best is None else shown_result(goal.what, best)
-        tick(len(tuning.trials), budget, f", best {shown}")
+        all_settings = vary and not schedules and level is None
+        most = min(budget, tuner.size * len(tuner.seeds)) if all_settings else budget
+        tick(tuner.runs, most, f", best {shown}")
 
     axes = axes_of(vary or [])
     tuner = Tuner(variants, goal, axes, policy or [None], levels, seed, tell, jobs)
