@@ -134,6 +134,9 @@ _TENSOR: Final = re.compile(r"\[(\d+), (\d+), \d+, (\d+), (\d+), '([^']*)'\]")
 _BOOL, _STRING, _BOOLS = 27, 29, 28
 """Fields of an attribute; whole numbers are the other varints."""
 
+_ZIGZAG, _FIXED = (15, 17), (19, 21, 23, 25)
+"""Whole numbers in another encoding: ``sint32``, ``sint64``; four or eight bytes, the last two signed."""
+
 
 @dataclass
 class ChakraNode:
@@ -272,7 +275,10 @@ def _attribute(message: bytes, into: dict[str, Any]) -> None:
         if number == 1:
             name = text(value)
         elif wire == 0 and isinstance(value, int):
-            into[name] = bool(value) if number == _BOOL else signed(value)
+            plain = value >> 1 ^ -(value & 1) if number in _ZIGZAG else signed(value)
+            into[name] = bool(value) if number == _BOOL else plain
+        elif number in _FIXED and isinstance(value, bytes):
+            into[name] = int.from_bytes(value, "little", signed=number in (23, 25))
         elif number == _STRING:
             into[name] = text(value)
         elif number == _BOOLS and isinstance(value, bytes):

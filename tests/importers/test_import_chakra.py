@@ -10,7 +10,7 @@ from import_helpers import recorded
 
 from scenarios.importers import load_graph
 from scenarios.importers.chakra import load
-from scenarios.importers.chakra_nodes import delimited, fields, packed, read_nodes, signed
+from scenarios.importers.chakra_nodes import _node, delimited, fields, packed, read_nodes, signed
 from scenarios.recorded.setup import run_recorded
 from sim.base.errors import GraphError, InputError
 
@@ -46,6 +46,23 @@ def test_numbers_are_read_back(numbers):
 def test_broken_messages_are_told(broken):
     with pytest.raises(InputError, match="protobuf"):
         list(fields(broken))
+
+
+def test_whole_numbers_of_attributes_in_every_encoding():
+    message = field(1, 1)
+    for name, encoded in (
+        ("int64", field(9, -7)),
+        ("uint64", field(13, 7)),
+        ("sint32", field(15, 13)),  # zigzag: 0, -1, 1, -2, ...
+        ("sint64", field(17, 14)),
+        ("fixed32", varint(19 << 3 | 5) + (7).to_bytes(4, "little")),
+        ("fixed64", varint(21 << 3 | 1) + (7).to_bytes(8, "little")),
+        ("sfixed64", varint(25 << 3 | 1) + (-7).to_bytes(8, "little", signed=True)),
+    ):
+        message += field(10, field(1, name) + encoded)
+    assert _node(message).attributes == {
+        "int64": -7, "uint64": 7, "sint32": -7, "sint64": 7, "fixed32": 7, "fixed64": 7, "sfixed64": -7
+    }  # fmt: skip
 
 
 # -- the recording --------------------------------------------------------------------------------
