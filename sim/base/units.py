@@ -463,8 +463,10 @@ def _wrong_unit(unit: str, dimension: Dimension) -> str:
     for other in DIMENSIONS:
         if unit in other.units:
             return f"is {other.name}, not {dimension.name}"
-    # Same letters in another case first: 'gb' may be 'GB' or 'Gb', and only the user knows.
+    # Same letters in another case first: 'gb' may be 'GB' or 'Gb', and 'M' 'MB' or 'Mb'. Only the user knows.
     close = [known for known in dimension.units if known.lower() == unit.lower()]
+    if not close and len(unit) == 1:
+        close = [known for known in dimension.units if known.lower().startswith(unit.lower())][:3]
     close = close or difflib.get_close_matches(unit, dimension.units, n=1, cutoff=0.5)
     hint = " (did you mean " + " or ".join(map(repr, close)) + "?)" if close else ""
     return f"has the unknown unit {clipped(unit)}{hint}"

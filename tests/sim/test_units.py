@@ -118,6 +118,8 @@ def test_reads(parse: Parser, text: object, expected: int) -> None:
         (parse_bytes, "4gb", "(did you mean 'GB' or 'Gb'?)"),
         (parse_bytes, "4GB/s", "'4GB/s' is a bandwidth, not an amount of data"),
         (parse_bytes, "4mB", "did you mean 'MB' or 'Mb'?"),
+        (parse_bytes, "1k", "did you mean 'kB' or 'KB' or 'KiB'?"),
+        (parse_duration, "2m", "did you mean 'ms' or 'min'?"),
         (parse_bandwidth, "4GB", "'4GB' is an amount of data, not a bandwidth"),
         (parse_bandwidth, "0GB/s", "is zero, and nothing would ever finish"),
         (parse_bandwidth, 0, "is zero"),
