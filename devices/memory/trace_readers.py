@@ -411,7 +411,7 @@ def read_events(path: str | os.PathLike[str], *, device: int | None = None) -> l
     if data[:1] == b"\x80":
         return events_of_snapshot(load_plain_pickle(data, shown), shown, device=device)
     try:
-        text = data.decode("utf-8")
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(
             f"{shown}: neither JSON lines nor a pickled memory snapshot (byte {error.start} is not UTF-8)"
