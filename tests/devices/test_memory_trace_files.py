@@ -37,7 +37,8 @@ def test_json_lines_plain_and_compressed(tmp_path: Path) -> None:
 {"op": "free", "id": 7}
 """
     expected = [alloc("x", 4096, 2), alloc(7, 0), MemoryEvent("free", "x", 4096, 2), free(7)]
-    for name, data in (("t.jsonl", text), ("t.jsonl.gz", gzip.compress(text)), ("without-a-suffix", text)):
+    marked = "\N{ZERO WIDTH NO-BREAK SPACE}".encode() + text[1:]
+    for name, data in (("t.jsonl", text), ("t.jsonl.gz", gzip.compress(text)), ("without-a-suffix", marked)):
         (tmp_path / name).write_bytes(data)
         assert read_events(tmp_path / name) == expected
     (tmp_path / "empty").write_bytes(b"")
