@@ -63,7 +63,9 @@ on an H100 (arXiv:2407.08608, figures 5 and 6), 512 queries and more; 24 rows of
 (flash-attention's issues 416, 1589, 2270, 2280, 2688) are 6 % off, 16 with the 2.5 that the products say."""
 _EAGER_START_NS: Final = 2700.0
 """What a product takes more in an eager program than among copies of itself: its code and weights are cold.
-Median of eleven products of three programs on an H100 (2.4 us in three others; 1.3 to 2 us on a B200)."""
+Median of eleven products of three programs on an H100 (2.4 us in three others; 1.3 to 2 us on a B200). In
+fp32 it halves the error of a V100's small products, which nothing was chosen on."""
+_START_COLD: Final = frozenset(("products", "bmm", "linear"))
 _AMPERE_SHARE: Final = 0.62
 """Of Hopper's peak that instructions of Ampere reach (arXiv:2402.13499), as FlashAttention-2 has them:
 PyTorch's attention."""
@@ -432,7 +434,7 @@ class FittedCost(CostModel):
                         fitted = self._older if one_by_one and ask.table in _OF_AMPERE else self.fits
                         found, width = fitted.predict(ask.table, ops.dtype, **take(ask.sizes, here))
                         whole = self.fits.model(ask.table, ops.dtype).family.name in _BACK_TO_BACK
-                        if one_by_one and ask.table == "products":
+                        if one_by_one and ask.table in _START_COLD:
                             found = found + _EAGER_START_NS
                         else:
                             found = np.maximum(found - gap_ns * whole, 1 if whole else self.least_ns)
