@@ -277,7 +277,7 @@ def launch_note(training: Training) -> str | None:
 def _notes(training: Training, step: int, exposed: int) -> list[str]:
     """Return what a reader may not expect of the layout."""
     notes = [_ALONE] if training.calibration.is_unfitted else []
-    notes += precision_notes(training)
+    notes += [*precision_notes(training), *dispatcher_notes(training)]
     if training.tensor_overlap and not training.layout.splits_sequence:
         notes.append("overlap: tp has no effect here, as no product waits for parts of a sequence")
     if (note := launch_note(training)) is not None:
@@ -293,6 +293,19 @@ def _notes(training: Training, step: int, exposed: int) -> list[str]:
             "takes the time and the memory of zero-1; zero-2 holds less",
         ]
     return notes
+
+
+def dispatcher_notes(training: Training) -> list[str]:
+    """Return a line where no kernel of a dispatcher was measured among so many ranks."""
+    dispatcher, group, alone = training.dispatcher, training.groups["ep"], training.calibration.alone
+    measured = dispatcher == "deepep" and alone is not None and alone.sends(group)
+    if dispatcher == "all-to-all" or group.size == 1 or measured:
+        return []
+    one = "node" if group.nodes > 1 else "rank"
+    return [
+        f"no kernel of {dispatcher} was measured on {group.per_node} ranks a node here: it takes what an "
+        f"all-to-all does with a copy of a token for each {one} that has some of its experts"
+    ]
 
 
 def precision_notes(training: Training) -> list[str]:

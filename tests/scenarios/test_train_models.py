@@ -11,13 +11,17 @@ from pathlib import Path
 import pytest
 from cli_runner import sim
 
+from devices.collectives.groups import RankGroup
+from devices.machine import make_device
 from scenarios.builders.train.architecture import MODELS, Architecture
 from scenarios.builders.train.calibration import QUANTIZED, HostLaunches
 from scenarios.builders.train.kernels import (
+    OTHER_MICRO_BATCH,
     WIDE,
     Attention,
     CausalConvolution,
     Collective,
+    DeepEp,
     Kernel,
     Pass,
     Product,
@@ -30,7 +34,9 @@ from scenarios.builders.train.training import FULL_ITERATION, Training
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
 from scenarios.workloads.calibrations import named_calibration
-from scenarios.workloads.train_report import precision_notes
+from scenarios.workloads.train_report import dispatcher_notes, precision_notes
+from sim import GraphBuilder
+from sim.job.costs import costs_ns
 
 HYBRID = Architecture(
     layers=4,
@@ -216,6 +222,47 @@ def test_an_exchange_beside_another_micro_batch_takes_its_sms() -> None:
     assert less.exposed == pytest.approx(32 / 132 * shown.exposed)
     assert less.exposed + less.hidden == pytest.approx(shown.exposed)
     assert layout.group("ep").size == 4
+
+
+def test_deepep_takes_what_its_kernels_were_measured_to_take() -> None:
+    """Eight ranks of a node, and of Hopper of several; the fullest has twice the tokens of the mean."""
+    shared = training(layout=ParallelLayout(dp=16, ep=8), batch=32, imbalance=2.0)
+    of = {dispatcher: replace(shared, dispatcher=dispatcher) for dispatcher in ("deepep", "hybridep")}
+    dispatch, combine = (
+        next(piece for piece in of["deepep"].work.layer("E") if piece.name == name)
+        for name in ("dispatch", "combine")
+    )
+    cost, group = of["deepep"].calibration, RankGroup(8, 1)
+    ways = [
+        [k.deepep for k in run if isinstance(k, Collective)] for run in (dispatch.forward, dispatch.backward)
+    ]
+    assert ways == [[DeepEp(way, 1024, 64, 2, 8, 0.5)] for way in ("dispatch", "combine")]
+    assert [
+        [k.deepep for k in run if isinstance(k, Collective)] for run in (combine.backward, combine.forward)
+    ] == ways
+    (sent,) = (kernel for kernel in dispatch.forward if isinstance(kernel, Collective))
+    op = {"tokens": 1024, "hidden": 64, "topk": 2, "experts": 8, "sms": 20, "nodes": 1}
+    builder = GraphBuilder("one")
+    builder.op("sent", kind="moe_dispatch", dtype="bf16", attributes=op)
+    (alone,) = costs_ns(builder.build(), make_device("h100-sxm", {"preset": "h100-sxm"})).tolist()
+    whole, exposed = cost.exposed_ns(sent, group)
+    assert whole == exposed == 2 * alone
+    assert cost.exposed_ns(sent._replace(hidden_by=OTHER_MICRO_BATCH), group) == (whole, whole * 20 / 132)
+    plain = sent._replace(deepep=None)
+    for ranks in (RankGroup(4, 1), RankGroup(16, 1), RankGroup(8, 2)):  # which were not measured
+        assert cost.exposed_ns(sent, ranks) == cost.exposed_ns(plain, ranks)
+    assert cost.exposed_ns(sent, RankGroup(64, 8)) != cost.exposed_ns(plain, RankGroup(64, 8))
+    assert dispatcher_notes(of["deepep"]) == []
+    assert "no kernel of hybridep was measured on 8 ranks a node" in dispatcher_notes(of["hybridep"])[0]
+
+
+def test_rows_of_experts_are_padded_as_their_products_want_them() -> None:
+    rows = {}
+    for dtype in ("bf16", "fp8", "mxfp8"):
+        of = training(calibration=named_calibration("b200-sxm", dtype), imbalance=1.03)
+        (up,) = (piece for piece in of.work.layer("E") if piece.name == "experts up")
+        rows[dtype] = [kernel.m for kernel in up.forward if isinstance(kernel, Product)]
+    assert rows == {"bf16": [264], "fp8": [272], "mxfp8": [288]}
 
 
 def test_recipes_of_fp8_differ_in_what_they_read_besides() -> None:

@@ -30,6 +30,7 @@ from scenarios.builders.train.kernels import (
     Attention,
     CausalConvolution,
     Collective,
+    DeepEp,
     Experts,
     Pass,
     Product,
@@ -140,6 +141,13 @@ class KernelPrices:
         )
         return of, lent, gpu
 
+    def sends(self, group: RankGroup) -> bool:
+        """Whether DeepEP was measured among these: eight ranks, of Hopper on up to eight nodes."""
+        if self.fits is None or (group.size, group.per_node) != (8 * group.nodes, 8) or group.nodes > 8:
+            return False
+        generation = str(self.fits.sheet.generation)
+        return generation == "hopper" or (generation.startswith("blackwell") and group.nodes == 1)
+
     def spread(self, kernels: Iterable[Timed]) -> list[tuple[str, float]]:
         """Return of each kernel the kind of op that it is, and how sure its time is (`CostModel.spread`)."""
         kernels = list(kernels)
@@ -231,6 +239,11 @@ def kernels_graph(
                 dtype=RECIPES.get(products or dtype, products or dtype),
                 attributes=dict(zip(names, kernel, strict=True)),
             )
+        elif isinstance(kernel, DeepEp):
+            sizes = {name: getattr(kernel, name) for name in ("tokens", "hidden", "experts", "nodes", "sms")}
+            attributes = {**sizes, "topk": kernel.top_k}
+            sent = 2 * kernel.tokens * kernel.hidden
+            builder.op(name, kind=f"moe_{kernel.way}", bytes_read=sent, dtype=dtype, attributes=attributes)
         elif isinstance(kernel, Pass):
             read = kernel.nbytes // 2
             builder.op(name, kind="add", bytes_read=read, bytes_written=kernel.nbytes - read, dtype=dtype)
@@ -387,6 +400,8 @@ class TrainingCalibration:
         if isinstance(kernel, Pass | CausalConvolution):
             of = kernel.of if isinstance(kernel, Pass) else "elementwise"
             return _longer(alone, self._traffic_ns(kernel.nbytes, of))
+        if isinstance(kernel, DeepEp):
+            return alone
         if isinstance(kernel, Scan | Experts):
             slowed = alone / min(1.0, self.sustained)
             return _longer(slowed, self._arithmetic_ns(kernel, self.peak * self.product))
@@ -439,11 +454,15 @@ class TrainingCalibration:
 
     def exposed_ns(self, kernel: Collective, group: RankGroup) -> tuple[float, float]:
         """Return the time of a collective, and how much of it no kernel hides."""
-        whole = self.collective_ns(kernel.kind, kernel.nbytes, group)
+        whole, sms = self.collective_ns(kernel.kind, kernel.nbytes, group), self.exchange_sms
+        if kernel.deepep is not None and self.alone is not None and self.alone.sends(group):
+            assert self.alone.fits is not None
+            whole = self.contention * self.kernel_ns(kernel.deepep._replace(nodes=group.nodes))
+            sms = kernel.deepep.sms / self.alone.fits.sheet.sms
         if kernel.hidden_by is None:
             return whole, whole
         if isinstance(kernel.hidden_by, str):
-            return whole, whole * self.exchange_sms
+            return whole, whole * sms
         return whole, whole - self.hiding * min(whole, self.kernel_ns(kernel.hidden_by))
 
 

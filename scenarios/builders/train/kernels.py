@@ -163,22 +163,41 @@ class Pass(NamedTuple):
     of: str = "elementwise"
 
 
+class DeepEp(NamedTuple):
+    """DeepEP's kernel that sends tokens to the ranks of their experts, or back, on nodes of eight GPUs.
+
+    The fullest rank has 1 / `parts` times the tokens of the mean. Megatron-LM gives it 20 SMs
+    (core/transformer/transformer_config.py, ``moe_deepep_num_sms``).
+    """
+
+    way: Literal["dispatch", "combine"]
+    tokens: int
+    hidden: int
+    top_k: int
+    experts: int
+    parts: float = 1.0
+    nodes: int = 1
+    sms: int = 20
+
+
 class Collective(NamedTuple):
     """A collective of a group of the layout; bytes as nccl-tests count them.
 
     `hidden_by` is the kernel beside which it runs; None: all of it is exposed. `OTHER_MICRO_BATCH` stands for
-    all that another micro-batch computes meanwhile: what passes beside that takes SMs from it.
+    all that another micro-batch computes meanwhile: what passes beside that takes SMs from it. `deepep` does
+    it in its place on GPUs and groups where that was measured.
     """
 
     kind: CollectiveKind
     nbytes: int
     group: str
     hidden_by: Product | Attention | str | None = None
+    deepep: DeepEp | None = None
 
 
 OTHER_MICRO_BATCH = "another micro-batch"
 
-Timed = Product | Attention | Scan | CausalConvolution | Experts | Pass
+Timed = Product | Attention | Scan | CausalConvolution | Experts | Pass | DeepEp
 """A kernel that a device runs by itself."""
 
 Kernel = Timed | Collective

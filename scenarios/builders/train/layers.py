@@ -24,6 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import comb
+from typing import Final, Literal
 
 from scenarios.builders.train.adapters import with_adapters
 from scenarios.builders.train.architecture import ATTENTION
@@ -33,6 +34,7 @@ from scenarios.builders.train.kernels import (
     Attention,
     CausalConvolution,
     Collective,
+    DeepEp,
     Kernel,
     LayerPiece,
     Pass,
@@ -282,6 +284,10 @@ class RankWork(RankProducts):
     def experts(self) -> list[LayerPiece]:
         """Return the pieces of a mixture of experts, shared ones included."""
         m, rows, held = self.model, self.load.rows, self.model.experts // self.layout.ep
+        # products in blocks want rows in multiples of 32, those with a scale a tensor of 16: each expert's
+        # are padded (Megatron-LM, core/transformer/moe/moe_utils.py, ``get_align_size_for_quantization``)
+        align = {None: 1, 1.0: 16}.get(self.batch.kept, 32)
+        rows = -(-rows // align) * align
         arrived = rows * held * m.expert_latent * self.e
         up, down = (self._of_experts(rows, *sizes, held) for sizes in m.expert_weights())
         gate = replace(self.gate(rows * held, m.expert_middle), name="experts gate")
@@ -364,13 +370,21 @@ class RankWork(RankProducts):
         sent, few = load.copies * m.expert_latent * e, self.few * m.expert_latent * e
         exchanged = round(load.exchanged * self._copies() * m.expert_latent * e)
         beside = OTHER_MICRO_BATCH if self.batch.expert_overlap else None
-        exchange: list[Kernel] = [Collective("all_to_all", exchanged, "ep", beside)] if ep > 1 else []
+        even = load.copies / load.exchanged if load.exchanged else 1.0
+        exchange = Collective("all_to_all", exchanged, "ep", beside)
+        send, send_back = (
+            exchange._replace(deepep=DeepEp(way, self.few, m.expert_latent, m.top_k, m.experts, even))
+            if self.batch.dispatcher == "deepep"
+            else exchange
+            for way in _WAYS
+        )
         sort = [Pass(sent + few, "permute")]
         sort_again = [Pass(2 * arrived, "permute")] if held > 1 and ep > 1 else []
-        there, back = (*sort, *exchange, *sort_again), (*sort_again, *exchange, *sort)
+        there: list[Kernel] = [*sort, *[send] * (ep > 1), *sort_again]
+        back: list[Kernel] = [*sort_again, *[send_back] * (ep > 1), *sort]
         add = Pass(3 * self.thin)
         return (
-            LayerPiece("dispatch", there, back, saved=8 * load.copies, made=arrived, took=few, extra=arrived),
+            LayerPiece("dispatch", (*there,), (*back,), 8 * load.copies, arrived, few, arrived),
             LayerPiece("combine", (*back, add), (add, *there), saved=0, made=few, took=arrived, extra=sent),
         )
 
@@ -433,6 +447,9 @@ class RankWork(RankProducts):
             extra=0 if fused else logits,
         )
         return [self.norm(self.thin), out, entropy]
+
+
+_WAYS: Final[tuple[Literal["dispatch", "combine"], ...]] = ("dispatch", "combine")
 
 
 def _exchanged(*sizes: int) -> list[Kernel]:
