@@ -54,7 +54,7 @@ _FAR_OFF = """## What is far off, and why
 - **Qwen3 and DeepSeek-V3 in Megatron Bridge** have a recipe a row: dispatcher, overlaps, CUDA graphs.
   What launches cost the host was chosen on them, by hand: three numbers for all GPUs. Chosen of 36 on the
   rows of the other models, they leave each at 9.3 % (5.2 % at the median), on those of the other GPUs at
-  6.6 % (`--only bridge_left_out`). Left out are attention in fp8 and fused grouped products. Two
+  6.7 % (`--only bridge_left_out`). Left out are attention in fp8 and fused grouped products. Two
   layouts of Qwen3 30B on H100 (pp 2) took 1.8 times as long in one release as in the next,
   and their recipe is not known.
 - **Nemotron 3** came out a sixth too fast while Mamba-2's scan took as long a flop as the gated delta rule,
@@ -65,8 +65,8 @@ _FAR_OFF = """## What is far off, and why
   experts, clamps of gates, YaRN's scaled positions. In MXFP8 it is 6 % too fast. In bf16 it was 16 to 28 %:
   on H100, B300 and GB300 alike as if products that give gradients of experts' weights took four to five times
   as long. Transformer Engine has the gradient of a bias summed in them (CUBLASLT_EPILOGUE_BGRADB) in 16 bits,
-  and as it quantizes otherwise. No kernel of it is measured, so one number for all GPUs (4.5) is chosen on
-  these rows; chosen without those of a GPU, it leaves them 9.6 % off (`--only bridge_biases_left_out`). Two
+  and as it quantizes otherwise. No kernel of it is measured, so one number for all GPUs (5) is chosen on
+  these rows; chosen without those of a GPU, it leaves them 11.2 % off (`--only bridge_biases_left_out`). Two
   rows, of 26.02 on B300 and of 26.06.01 on GB300, took almost twice as long as others of their layout.
 - **MosaicML's smallest models** and its rows with one or two samples a GPU depend most on the gaps between
   kernels and on how much a collective disturbs what runs beside it: one number each stands for them.
@@ -247,7 +247,8 @@ _PARTS: Final[Mapping[str, str]] = {
 _GUIDE: Final = """Megatron Bridge's performance guide (docs/performance-guide.md) says what is hidden:
 
 - *Parameters are gathered beside the first forward, gradients scattered beside the last backward; with a
-  virtual pipeline beside several.* Here, too: a fraction of a percent of both steps shows between layers.
+  virtual pipeline beside several.* Gradients here, too; parameters are gathered behind the optimizer, where
+  they show: all this is a fraction of a percent of both steps.
 - *Tensor parallelism passes beside products; of a product whose output is scattered a last part shows.* Llama
   3 70B has it on: what shows inside layers are these parts, and what slows products that it runs beside.
 - *Sends of the pipeline pass beside computation in the steady state, not as it fills and drains.* Here they

@@ -56,6 +56,23 @@ def peaks(of: Training, schedule: Schedule | None = None) -> list[Peak]:
     return peaks_of(of, step_trace(of, schedule))
 
 
+def test_gradients_pass_beside_the_last_backward_in_buckets() -> None:
+    """Of 154 million parameters there are three buckets: the last one shows, and what the others slow."""
+    layout = ParallelLayout(dp=2, sharding="zero-1")
+    slow = replace(PLAIN, collectives=NodeFabrics(Fabric(100e9), FREE))
+    behind = replace(training(layout), calibration=slow)
+    (stage,) = behind.each_stage
+    scatter, _ = behind.reduce_ns(stage)
+    assert layout.buckets(stage.parameters, len(stage.units)) == 3
+    assert layout.buckets(stage.parameters, 2) == 2
+    assert ParallelLayout(dp=64).buckets(stage.parameters, 10) == 2
+    assert scatter < stage.backward.ns
+    hidden = step_ns(behind) - step_ns(replace(behind, overlap=True))
+    assert hidden == pytest.approx(scatter * 2 / 3, abs=5)
+    shared = replace(behind, calibration=replace(slow, hiding=0.75), overlap=True)
+    assert step_ns(behind) - step_ns(shared) == pytest.approx(scatter * (2 / 3 - 0.25), abs=5)
+
+
 # -- parameters and flop --------------------------------------------------------------------------------
 
 

@@ -102,6 +102,18 @@ Bridge, training/mixed_precision.py.
 """
 
 
+WEIGHTS: Final[Mapping[str, float]] = {
+    "fp8-block": 2 + 2 * (1 + 1 / 32),
+    "mxfp8": 2 + 2 * (1 + 1 / 32),
+    "nvfp4": 2 * (0.5 + 1 / 16),
+}
+"""Bytes a weight that quantizing takes once a step, or a gather, on the rank that multiplies with it.
+
+Those gathered in 16 bits are written by rows and by columns, those in 4 bits copied by columns; fp8's are
+gathered as products have them.
+"""
+
+
 class KernelPrices:
     """What the cost model of a device says of kernels, gaps between them left out; each is asked once.
 
@@ -162,8 +174,7 @@ class KernelPrices:
     def casts(self, kernels: Iterable[Timed]) -> int:
         """Return the bytes that quantizing reads and writes beside the products (`QUANTIZED`).
 
-        The input of a product and the gradient of its output are quantized each time; weights once a step,
-        which is left out.
+        The input of a product and the gradient of its output are quantized each time.
         """
         total = 0.0
         for each in kernels:
@@ -362,7 +373,7 @@ class TrainingCalibration:
     node: int = 8
     host: HostLaunches = field(default_factory=HostLaunches)
     exchange_sms: float = 0.2
-    bias_gradients: float = 4.5
+    bias_gradients: float = 5.0
 
     @property
     def is_unfitted(self) -> bool:
@@ -381,6 +392,12 @@ class TrainingCalibration:
         """Return the bytes of parameters that Megatron-LM gathers, `wide` of them `width` bytes each."""
         narrow = GATHERED.get(self.alone.products, width) if self.alone is not None else width
         return round((parameters - wide) * narrow) + wide * width
+
+    def weight_casts(self, parameters: int) -> int:
+        """Return the bytes that quantizing weights takes (`WEIGHTS`); fitted rates have it in them."""
+        if self.alone is None or not self.is_unfitted:
+            return 0
+        return round(parameters * WEIGHTS.get(self.alone.products, 0.0))
 
     def casts(self, kernels: Iterable[Timed]) -> int:
         """Return the bytes that quantizing reads and writes; fitted rates have it in them."""

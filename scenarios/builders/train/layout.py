@@ -122,6 +122,13 @@ class ParallelLayout:
         """Ranks that share one copy of the parameters, where they are sharded."""
         return self.shard or self.dp * self.cp
 
+    def buckets(self, parameters: int, most: int) -> int:
+        """Return in how many parts, `most` at most, the gradients of so many parameters are reduced.
+
+        Source: Megatron-LM, core/distributed/distributed_data_parallel.py (``bucket_size``).
+        """
+        return max(1, min(most, parameters // max(40_000_000, 1_000_000 * self.dp)))
+
     def group(self, name: str) -> RankGroup:
         """Return where the ranks of a group are.
 

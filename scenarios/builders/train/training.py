@@ -467,20 +467,16 @@ class Training(RankOptions):
         """Return what the optimizer step takes on a rank, with what is done to the gradients before it."""
         p, s, g = self.gradients_held(stage), self.share(stage), self.gradient_bytes
         replicas = self.groups["dp_cp"].size > 1
-        passes = (g * p, g * p, 2 * g * p * replicas, g * s, 2 * g * s, (g + 24) * s, 6 * s)
+        cast = self.calibration.weight_casts(stage.parameters - stage.words)
+        cast *= self.micro_batches if self.parameters_apart else 1
+        passes = (g * p, g * p, 2 * g * p * replicas, g * s, 2 * g * s, (g + 24) * s, 6 * s, cast)
         return sum(self.calibration.pass_ns(nbytes) for nbytes in passes if nbytes)
 
     # -- the pipeline -------------------------------------------------------------------------------------
 
     @cached_property
     def schedule(self) -> Schedule:
-        """The schedule of its pipeline.
-
-        Raises
-        ------
-        InputError
-            No such schedule, or it has other stages.
-        """
+        """The schedule of its pipeline, where there is such a one."""
         name = self.policy or default_schedule(self.layout.chunks)
         schedule = self.schedule_of(name, **self.options)
         if schedule.stages != self.stages:
@@ -540,9 +536,14 @@ class Training(RankOptions):
 
     @cached_property
     def around(self) -> Around:
-        """What follows the pipeline."""
+        """What follows the pipeline; gathers are longer by what gradients slow beside which they pass."""
         reduced = [self.reduce_ns(stage) for stage in self.each_stage]
         alone = not any(sum(both) for both in reduced)
+        first, slower = self.each_stage[0], (1 - self.calibration.hiding) * self.overlap
+        behind = [
+            gather + slower * min(scatter, stage.backward.ns)
+            for stage, (scatter, gather) in zip(self.each_stage, reduced, strict=True)
+        ]
         norm = self.calibration.collective_ns(
             "all_reduce", 4, RankGroup(self.layout.ranks, -(-self.layout.ranks // self.layout.node))
         )
@@ -550,9 +551,10 @@ class Training(RankOptions):
             optimizer_ns=tuple(round_half_up(self.optimizer_ns(stage)) for stage in self.each_stage),
             synchronisation_ns=round_half_up(norm),
             all_reduce_ns=() if alone else tuple(round_half_up(before) for before, _ in reduced),
-            all_gather_ns=() if alone else tuple(round_half_up(behind) for _, behind in reduced),
+            all_gather_ns=() if alone else tuple(map(round_half_up, behind)),
             sharded=self.layout.sharding != "none",
             overlap=self.overlap,
+            buckets=self.layout.buckets(sum(self.updated(first)), len(first.units)) if self.overlap else 1,
         )
 
     # -- memory -------------------------------------------------------------------------------------------
