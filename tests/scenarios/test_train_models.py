@@ -621,6 +621,12 @@ workload:
         ("deepseek-v4-flash", "parallel: {tp: 2, ep: 8, dp: 8}", "tp: attention with pooled keys is whole"),
         ("deepseek-v4-flash", "attention: eager", "attention with pooled keys is one kernel"),
         ("llama3-8b", "dispatcher: deepep", "has no effect: the model has no experts"),
+        (
+            "{name: llama3-8b, heads: 24, kv_heads: 6, head: 128}",
+            "parallel: {cp: 4}",
+            "cp: 4 ranks cannot share 6 heads of keys and values",
+        ),
+        ("{name: llama3-8b, kv_heads: 2}", "parallel: {tp: 8}", None),
         ("llama3-8b", "recompute: [moe_act]", "recompute: has no effect: the model has no moe_act"),
         ("llama3-8b", "recompute: [layernorm]", "has no layernorm of its own: products have their norms"),
         ("llama3-8b", "overlap: [ep]", "has no effect: the model has no experts"),

@@ -66,6 +66,13 @@ class RankProducts:
                 f"cp: {c} ranks cannot share {model.heads // t} heads; use context: ring",
                 reason="cp does not divide the heads of a rank",
             )
+        by_heads = c if batch.context == "all-to-all" else 1
+        for key, ranks, kv in (("tp", t, model.kv_heads), ("cp", by_heads, max(1, model.kv_heads // t))):
+            if kv % ranks and ranks % kv:  # fewer heads than ranks are copied
+                raise MisfitError(
+                    f"{key}: {ranks} ranks cannot share {kv} heads of keys and values",
+                    reason=f"{key} and the heads of keys and values are no multiples",
+                )
         if batch.packed and c > 1 and batch.context == "ring":
             raise MisfitError(
                 "packed: sequences are not known to go round a ring; use context: all-to-all or all-gather",
