@@ -422,6 +422,7 @@ class FittedCost(CostModel):
         launches one by one start cold.
         """
         total, spread = np.full(len(graph), np.nan), np.full(len(graph), np.nan)
+        quantized = graph.reads_from("quantize")
         for rows, ops, _ in self._groups(graph):
             ns, weighted, eager = np.zeros(len(rows)), np.zeros(len(rows)), ops.eager
             for way in (_way(ops.kind), _any):  # what has neither sizes nor flops moves bytes all the same
@@ -432,7 +433,10 @@ class FittedCost(CostModel):
                     here = np.flatnonzero(ask.ops & (eager == one_by_one))
                     if len(here):
                         fitted = self._older if one_by_one and ask.table in _OF_AMPERE else self.fits
-                        found, width = fitted.predict(ask.table, ops.dtype, **take(ask.sizes, here))
+                        sizes = take(ask.sizes, here)
+                        found, width = fitted.predict(ask.table, ops.dtype, **sizes)
+                        if ask.table == "products" and (alone := quantized[rows[here]]).any():
+                            found = found - alone * fitted.quantizing_ns(ops.dtype, **sizes)
                         whole = self.fits.model(ask.table, ops.dtype).family.name in _BACK_TO_BACK
                         if one_by_one and ask.table in _START_COLD:
                             found = found + _EAGER_START_NS

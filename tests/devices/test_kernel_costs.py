@@ -97,6 +97,34 @@ def test_a_product_that_pytorch_launches_starts_cold() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("gpu", "sizes", "best"),
+    [
+        ("h100-sxm", (1024, 9216, 14336), 1402.6),
+        ("h200-sxm", (1024, 14336, 14336), 1535.0),
+        ("h200-sxm", (1280, 4096, 12032), 1453.4),
+        ("b200-sxm", (15360, 4096, 3072), 3432.5),
+        ("b300-sxm", (3072, 6144, 7168), 3353.3),
+        ("gb200", (19456, 5120, 1536), 3615.6),
+    ],
+)
+def test_a_product_behind_quantizing_does_not_quantize(
+    gpu: str, sizes: tuple[int, int, int], best: float
+) -> None:
+    """As fast as the best that was published (stas00/ml-engineering, compute/accelerator, in TFLOP/s), which
+    nothing was chosen on; by itself it quantizes its input, too.
+    """
+    m, n, k = sizes
+    product: dict[str, Any] = {"kind": "matmul", "dtype": "fp8", "attributes": {"m": m, "n": n, "k": k}}
+    b = GraphBuilder("three")
+    b.op("quantize", kind="quantize", dtype="fp8", outputs=m * k, attributes={"m": m, "k": k})
+    b.op("alone", inputs=["quantize"], **product)
+    b.op("with its input", **product)
+    quantize, alone, both = FittedCost(load_fits(gpu)).durations_ns(b.build(), AT).tolist()
+    assert 2 * m * n * k / alone / 1e3 == pytest.approx(best, rel=0.18)
+    assert both > alone + quantize
+
+
 def test_pytorchs_attention_on_hopper_has_the_instructions_of_ampere() -> None:
     sizes = {"batch": 1, "seq_len": 16384, "heads": 16, "head_dim": 128, "causal": False}
     asked = {"sizes": sizes, "gpu": "h100-sxm"}
