@@ -12,7 +12,6 @@ So a table, and a fit to one, says what it contains, and the cost model takes of
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +23,7 @@ from devices.describe.field_reading import Field, read_fields
 from devices.describe.field_types import dtype_name
 from sim.base.arrays import BoolArray, IntArray
 from sim.base.errors import InputError
-from sim.base.files import read_bytes
+from sim.base.files import loads_once, read_bytes
 from sim.graph.graph import Graph
 from sim.machine.device import Device
 
@@ -106,7 +105,7 @@ def read_record(path: str | Path, what: str, *schemas: str) -> dict[str, Any]:
         No such file, no JSON, or another schema.
     """
     try:
-        data = json.loads(read_bytes(path))
+        data = loads_once(read_bytes(path))
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: cannot be read as JSON: {error}") from error
     found = data.get("schema") if isinstance(data, dict) else None

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple, NoReturn
 
 from sim.base.errors import InputError, UnknownNameError, clipped, located, nearest
-from sim.base.files import read_bytes
+from sim.base.files import loads_once, read_bytes
 
 # ----------------------------------------------------------------------------------------------------------
 # The neutral form of an allocation trace: what a program asked of its allocator, in order.
@@ -458,7 +458,7 @@ def _lines(text: str, source: str) -> Iterator[tuple[str, MemoryEvent]]:
 
 def _event(line: str) -> MemoryEvent:
     try:
-        row = json.loads(line)
+        row = loads_once(line)
     except (ValueError, RecursionError) as error:
         why = "nested too deeply" if isinstance(error, RecursionError) else error
         raise InputError(f"not JSON: {why}") from error

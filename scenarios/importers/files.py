@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from sim.base.errors import InputError, hint
-from sim.base.files import StrPath, read_bytes, read_chunks
+from sim.base.files import StrPath, loads_once, read_bytes, read_chunks
 from sim.base.options import misfit_text
 
 TRACES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -176,10 +176,12 @@ def parse(types: TypeAdapter[T], content: bytes, path: object) -> T:
     ------
     InputError
         Not JSON, a missing or unknown key (with the nearest known one), a wrong type, a number out of
-        range: a line for each fault, of the first few.
+        range: a line for each fault, of the first few. Or a key that stands twice.
     """
     try:
-        return types.validate_json(content)
+        found = types.validate_json(content)
+        loads_once(content)
+        return found
     except ValidationError as error:
         faults = error.errors(include_url=False)
         if faults[0]["type"] == "json_invalid":
@@ -190,6 +192,8 @@ def parse(types: TypeAdapter[T], content: bytes, path: object) -> T:
         lines = list(dict.fromkeys(_line(fault, data, types) for fault in faults))
         more = f"\n(and {len(lines) - _SHOWN} more)" if len(lines) > _SHOWN else ""
         raise InputError("\n".join(f"{path}: {line}" for line in lines[:_SHOWN]) + more) from None
+    except ValueError as error:
+        raise InputError(f"{path}: {error}") from None
 
 
 def _line(fault: Any, data: Any, types: TypeAdapter[Any]) -> str:

@@ -176,8 +176,11 @@ def read_columns(content: bytes) -> tuple[GraphFileRecord, dict[str, Any]] | Non
     """
     try:
         members = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
+        _need(msgspec.json.encode(members).count(b'"') == content.count(b'"'))
         records = msgspec.json.decode(members["ops"], type=list[msgspec.Raw])
-        file = FILE.validate_json(msgspec.json.encode({**members, "ops": _STAND_IN}))
+        head = msgspec.json.encode({**members, "ops": _STAND_IN})
+        _need(_has_keys_once([head]))
+        file = FILE.validate_json(head)
         externals = [tensor["name"] for tensor in file.get("tensors", [])]
         usual = records and "functions" not in file
         return (file, _columns(records, externals)) if usual else None
@@ -196,7 +199,9 @@ def _columns(records: Sequence[msgspec.Raw], externals: Sequence[str]) -> dict[s
     attributes: dict[int, dict[str, Any]] = {}
     decode = msgspec.json.Decoder(_Op).decode
     for before in range(0, len(records), _BLOCK):
-        ops = list(map(decode, records[before : before + _BLOCK]))
+        block = records[before : before + _BLOCK]
+        _need(_has_keys_once(block))
+        ops = list(map(decode, block))
         number.update(zip([op.name for op in ops], range(before, len(records)), strict=False))
         for key, column in columns.items():
             values = map(attrgetter(key), ops)
@@ -241,6 +246,13 @@ def _columns(records: Sequence[msgspec.Raw], externals: Sequence[str]) -> dict[s
         "duration_by_kind": by_kind,
         "attributes": attributes,
     }
+
+
+def _has_keys_once(texts: Sequence[msgspec.Raw | bytes]) -> bool:
+    """Whether no object has a key twice: what is read of it, written again, has as many quotation marks."""
+    text = b"".join(texts)
+    again = msgspec.json.encode(list(map(msgspec.json.decode, texts)))
+    return again.count(b'"') == text.count(b'"') and b"\\u0022" not in text
 
 
 class _References:

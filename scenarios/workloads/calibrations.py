@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import warnings
 from collections.abc import Iterator, Mapping
@@ -27,7 +26,7 @@ from scenarios.file.faults import scenario_error
 from scenarios.file.yaml_read import read_yaml_text
 from sim import Device, GraphBuilder
 from sim.base.errors import InputError, hint, in_file
-from sim.base.files import read_bytes
+from sim.base.files import loads_once, read_bytes
 from sim.base.units import format_bytes
 
 # ----------------------------------------------------------------------------------------------------------
@@ -391,7 +390,7 @@ def read_calibration(path: Path, precision: str = "bf16", gradients: str = "fp32
 def _parsed(text: str, name: str, precision: str, gradients: str = "fp32") -> TrainingCalibration:
     if text.lstrip().startswith("{"):
         try:
-            content: Any = json.loads(text)
+            content: Any = loads_once(text)
         except (ValueError, RecursionError) as error:
             raise InputError(f"{name}: not JSON: {error}") from None
         if isinstance(content, Mapping) and {"accelerator", "networks"} <= set(content):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import os
 import stat
 import tempfile
@@ -23,7 +24,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Final, TextIO, cast
 
-from sim.base.errors import InputError
+from sim.base.errors import InputError, clipped
 
 StrPath = str | os.PathLike[str]
 
@@ -76,6 +77,31 @@ def read_text(path: StrPath, *, most: int = MOST_BYTES, unpack: bool = True) -> 
         return read_bytes(path, most=most, unpack=unpack).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: is not UTF-8 text (byte {error.start})") from None
+
+
+def loads_once(text: str | bytes) -> Any:
+    """Return what JSON holds; a key that stands twice in an object is refused: the last would win in silence.
+
+    Raises
+    ------
+    ValueError, RecursionError
+        As `json.loads`, or there is such a key.
+
+    Examples
+    --------
+    >>> loads_once('{"m": 1, "m": 2}')
+    Traceback (most recent call last):
+    ValueError: the key 'm' stands twice in {'m': 2}
+    """
+    return json.loads(text, object_pairs_hook=_once)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for n, (key, _) in enumerate(pairs) if key in dict(pairs[:n]))
+        raise ValueError(f"the key {twice!r} stands twice in {clipped(found)}")
+    return found
 
 
 def read_chunks(path: StrPath, *, most: int = MOST_BYTES) -> Iterator[bytes]:

@@ -30,6 +30,7 @@ import numpy as np
 
 from sim.base.arrays import UNSET, BoolArray, Csr, IntArray, by_first_use
 from sim.base.errors import InputError
+from sim.base.files import loads_once
 from sim.notebook import card
 
 if TYPE_CHECKING:
@@ -187,7 +188,7 @@ class Plan:
             The text is no JSON or no plan, or a task waits for itself or for one issued later.
         """
         try:
-            content = json.loads(text)
+            content = loads_once(text)
         except json.JSONDecodeError as error:
             raise InputError(f"a plan is JSON: line {error.lineno}: {error.msg}") from None
         except (ValueError, RecursionError) as error:  # thousands of digits, or of levels

@@ -315,6 +315,9 @@ def test_a_file_that_is_no_json_is_named(tmp_path: Path) -> None:
     (tmp_path / "list.json").write_text("[1, 2]")
     with pytest.raises(InputError, match="'schema' must be"):
         load_table(tmp_path / "list.json")
+    (tmp_path / "twice.json").write_text('{"schema": "sim.cost_table/1", "kind": "a", "kind": "b"}')
+    with pytest.raises(InputError, match=r"twice\.json: cannot be read as JSON: the key 'kind' stands twice"):
+        load_table(tmp_path / "twice.json")
 
 
 def test_neighbours_at_equal_distance_are_taken_in_row_order() -> None:

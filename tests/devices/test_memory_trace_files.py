@@ -49,6 +49,7 @@ def test_json_lines_plain_and_compressed(tmp_path: Path) -> None:
     ("line", "message"),
     [
         ('{"op": "alloc", "id": "x", "nbytes": 1', "not JSON"),
+        ('{"op": "alloc", "id": 1, "id": 2, "nbytes": 1}', "not JSON: the key 'id' stands twice"),
         ("[" * 100_000, "not JSON: nested too deeply"),
         ("[1, 2]", "no object; expected one such as"),
         (

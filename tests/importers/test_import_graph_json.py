@@ -234,6 +234,36 @@ def test_a_wrong_file_says_where(tmp_path, content, message, name):
     assert message in str(error.value)
 
 
+FULL = document(
+    devices={"gpu0": {"preset": "h200-sxm"}},
+    ops=[{"name": "a", "flops": 1, "kind": "relu", "attributes": {"mine": {"deep": "one"}}}, {"name": "b"}],
+)
+
+
+@pytest.mark.parametrize("ops", [b"", b'"functions": [], '], ids=["columns", "records"])
+@pytest.mark.parametrize("key", ["name", "ops", "role", "preset", "flops", "kind", "deep"])
+def test_a_key_that_stands_twice_is_refused(tmp_path, key, ops):
+    """Of two values the last would win in silence; both readers refuse it, wherever it is."""
+    content = FULL.replace(b'"ops"', ops + b'"ops"')
+    (tmp_path / "once.json").write_bytes(content)
+    assert read_graph(tmp_path / "once.json").flops[0] == 1
+    word = json.dumps(key).encode()
+    value = content[content.index(word) + len(word) + 2 :]
+    _, end = json.JSONDecoder().raw_decode(value.decode())
+    (tmp_path / "twice.json").write_bytes(
+        content.replace(word + b": ", word + b": " + value[:end] + b", " + word + b": ", 1)
+    )
+    with pytest.raises(InputError, match=rf"twice\.json: the key '{key}' stands twice in {{"):
+        read_graph(tmp_path / "twice.json")
+
+
+def test_quotation_marks_in_names_are_no_keys(tmp_path):
+    name = '"a": "a'
+    content = document(tensors=[], ops=[{"name": name}]).replace(rb"\"", rb"\u0022")
+    (tmp_path / "quoted.json").write_bytes(content)
+    assert read_graph(tmp_path / "quoted.json").op_names == [name]
+
+
 def test_many_faults_are_counted_not_all_shown(tmp_path):
     path = tmp_path / "g.json"
     path.write_bytes(document(ops=[{"name": f"op{i}", "flops": -1} for i in range(9)]))

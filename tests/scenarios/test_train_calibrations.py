@@ -123,6 +123,9 @@ def test_a_calibration_file_says_where_it_is_wrong(tmp_path: Path) -> None:
     )
     with pytest.raises(InputError, match=r"m, k, n, and perhaps groups"):
         read_calibration(path)
+    path.write_text('{"measured": [], "device": "h100-sxm", "device": "b200"}')
+    with pytest.raises(InputError, match=r"c\.yaml: not JSON: the key 'device' stands twice"):
+        read_calibration(path)
     path.write_text('{"accelerator": {}, "networks": {}}')
     with pytest.raises(InputError, match="is no system file of SimuMax: KeyError at 'op'"):
         read_calibration(path)

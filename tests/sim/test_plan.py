@@ -139,6 +139,7 @@ def broken(**changes: object) -> str:
     ("text", "message"),
     [
         ("{", "a plan is JSON: line 1"),
+        ('{"schema": 1, "schema": 2}', "a plan is JSON: the key 'schema' stands twice"),
         ("[]", 'a plan has "schema": "sim.plan/1"'),
         (broken(schema="sim.graph/1"), "this has none or another"),
         (broken(ops=["a"]), "names 1 ops"),
