@@ -9,9 +9,9 @@ loss are counted, once for all devices of a preset::
 Nothing is said of ops that have a duration, of kinds for which a loss is given, of what a table or a fit
 answered, of ``ideal: true``, and of devices described without a preset: what a description leaves out is the
 ideal, and there the ideal is what was asked for. But of any device it is said that ops in ``int4`` compute at
-the rate of ``fp32`` (a fit: of the nearest data type) because ``peak`` has no other, of an NPU that ops of
-one unit compute in no time because only the other has a peak, and of a preset that all ops do because it
-gives none.
+the rate of ``fp32`` (a fit: of the nearest data type) because ``peak`` has no other, that no op takes its
+duration from a table, of an NPU that ops of one unit compute in no time because only the other has a peak,
+and of a preset that all ops do because it gives none.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from typing import Any
 
 import numpy as np
 
-from devices.cost.cost_models import RooflineCost, first_to_know, models_of
+from devices.cost.cost_models import RooflineCost, TableCost, first_to_know, models_of
 from devices.cost.npu_tiles import TiledCost
 from devices.cost.roofline import IDEAL, KindEfficiency
-from devices.cost.unreliable import BorrowedRateWarning, PlainRooflineWarning
+from devices.cost.unreliable import BorrowedRateWarning, PlainRooflineWarning, UnusedTableWarning
 from devices.describe.field_types import DEFAULT
 from sim.base.arrays import UNSET, BoolArray, IntArray
+from sim.base.errors import listed
 from sim.graph.graph import Graph
 from sim.job.costs import costs_ns
 from sim.job.job import Job
@@ -96,6 +97,52 @@ def warn_of_plain_ops(graph: Graph, devices: Sequence[Device]) -> None:
     every = np.ones(len(graph), np.bool_)
     timed = ((device, model, every, costs_ns(graph, device)) for device, model, _ in _rated(devices))
     _tell(graph, timed, "op of the model")
+
+
+def warn_of_unused_tables(job: Job) -> None:
+    """Warn of measured tables from which no op takes its duration, on any device that has them.
+
+    Parameters
+    ----------
+    job : Job
+        With every op placed.
+
+    Warns
+    -----
+    UnusedTableWarning
+        With the first thing that stands in the way.
+    """
+    graph, used, why = job.graph, set[tuple[Any, ...]](), dict[tuple[Any, ...], tuple[str, str]]()
+    for index, device in enumerate(job.machine.devices):
+        here = (job.device_of == index) & ~job.meets
+        if not here.any() or not any(isinstance(model, TableCost) for model in models_of(device.cost)):
+            continue
+        free = here & _modelled(graph, device)
+        for model, known in first_to_know(device.cost, graph, device):
+            if isinstance(model, TableCost):
+                same = tuple((table.device, table.kind, table.measured) for table in model.tables)
+                if (known & free).any():
+                    used.add(same)
+                else:
+                    why.setdefault(same, (device.name, _why_unused(graph, model, here, free)))
+    for same, (name, reason) in why.items():
+        if same not in used:
+            kinds = listed(sorted({kind for _, kind, _ in same}), 3)
+            message = f"{name}: no op takes its duration from the table of {kinds}: {reason}."
+            warnings.warn(UnusedTableWarning(message, f"{name} {kinds}"), stacklevel=2)
+
+
+def _why_unused(graph: Graph, model: TableCost, here: BoolArray, free: BoolArray) -> str:
+    alike = here & graph.is_kind(*(table.kind for table in model.tables))
+    if not alike.any():
+        there = [graph.kinds[code] for code in np.unique(graph.kind_code[here]).tolist()]
+        return f"ops are of other kinds ({listed(there, 3)})"
+    if not (alike & free).any():
+        return "ops of this kind have durations of their own"
+    if not any((alike & table.measured.covers(graph)).any() for table in model.tables):
+        return "ops of this kind compute in other data types than were measured"
+    axes = ", ".join(axis.name for axis in model.tables[0].axes)
+    return f"ops of this kind have no whole numbers {axes}, or a cost model that stands before it knows them"
 
 
 def _tell(graph: Graph, timed: Iterable[tuple[Device, _Rated, BoolArray, IntArray]], op: str) -> None:

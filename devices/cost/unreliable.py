@@ -36,3 +36,13 @@ class BorrowedRateWarning(_OfASubject):
     subject : str
         Preset or kind of device, and data type: whoever shows warnings of many runs may show one for each.
     """
+
+
+class UnusedTableWarning(_OfASubject):
+    """No op takes its duration from a measured table that a device has.
+
+    Attributes
+    ----------
+    subject : str
+        The device, and the table's kinds of op: whoever shows warnings of many runs may show one for each.
+    """

@@ -246,10 +246,16 @@ class Jobs:
         if known is not None and _same(known, of[:2]) and _cost_alike(known[2], job):
             return
         if any(device.cost is not None for device in job.machine.devices):
-            from devices.cost.cost_warnings import warn_of_plain_ops, warn_of_plain_rooflines
+            from devices.cost.cost_warnings import (
+                warn_of_plain_ops,
+                warn_of_plain_rooflines,
+                warn_of_unused_tables,
+            )
 
             warn_of_plain_rooflines(job)
-            if (timed := case.scenario.content.workload.timed(case.scenario.document)) is not None:
+            if (timed := case.scenario.content.workload.timed(case.scenario.document)) is None:
+                warn_of_unused_tables(job)
+            else:
                 warn_of_plain_ops(timed, [job.machine.devices[i] for i in sorted({*job.device_of.tolist()})])
 
 

@@ -13,10 +13,13 @@ import numpy as np
 import pytest
 from cli_runner import sim
 
-from devices.cost.cost_warnings import warn_of_plain_rooflines
+from devices.cost.cost_table import Axis, CostTable, save_table
+from devices.cost.cost_warnings import warn_of_plain_rooflines, warn_of_unused_tables
+from devices.cost.measured import Measured
 from devices.cost.unreliable import (
     BorrowedRateWarning,
     PlainRooflineWarning,
+    UnusedTableWarning,
 )
 from devices.describe.field_reading import value_at
 from devices.machine import make_machine
@@ -358,3 +361,53 @@ def test_a_pipeline_tells_of_the_kernels_that_its_stages_are_made_of(tmp_path: P
     assert kernels is other.content.workload.timed(other.document), "they are made once for all schedules"
     assert "no measured" not in sim("run", path, "--set", "workload.pipeline.model.rate=100TFLOP/s").stderr
     assert "no measured" not in sim("run", path, "--set", "machine.devices.gpu.cost=fitted").stderr
+
+
+COPIES = CostTable.from_rows(
+    "toy", "copy", [Axis("pages")], [(1, 100), (2, 200)], measured=Measured(dtypes=("bf16",))
+)
+COPY = {"kind": "copy", "dtype": "bf16", "attributes": {"pages": 2}}
+
+
+@pytest.mark.parametrize(
+    ("op", "why"),
+    [
+        (SHORT, "ops are of other kinds (matmul)"),
+        ({**COPY, "duration_ns": 5}, "ops of this kind have durations of their own"),
+        ({**COPY, "dtype": "fp32"}, "ops of this kind compute in other data types than were measured"),
+        (
+            {**COPY, "attributes": {"bytes": 2}},
+            "ops of this kind have no whole numbers pages, or a cost model",
+        ),
+    ],
+    ids=["kind", "duration", "dtype", "axes"],
+)
+def test_a_table_that_times_no_op_is_told(tmp_path: Path, op: dict[str, Any], why: str) -> None:
+    save_table(COPIES, tmp_path / "t.json")
+    device = {"kind": "gpu", "cost": [{"table": str(tmp_path / "t.json")}, {"fixed": "7ns"}]}
+    says = re.escape(f"gpu0: no op takes its duration from the table of copy: {why}")
+    with pytest.warns(UnusedTableWarning, match=says):
+        warn_of_unused_tables(job(device, op))
+    warn_of_unused_tables(job(device, op, COPY))  # one does: nothing is said
+
+
+def test_a_table_that_another_model_hides_is_told(tmp_path: Path) -> None:
+    save_table(COPIES, tmp_path / "t.json")
+    with pytest.warns(UnusedTableWarning, match=r"table of copy: .*a cost model that stands before it knows"):
+        warn_of_unused_tables(
+            job({"kind": "gpu", "cost": [{"fixed": "7ns"}, {"table": str(tmp_path / "t.json")}]}, COPY)
+        )
+
+
+@pytest.mark.filterwarnings("default::devices.cost.unreliable.UnusedTableWarning")
+def test_a_run_tells_of_a_table_without_effect(tmp_path: Path) -> None:
+    save_table(COPIES, tmp_path / "t.json")
+    (tmp_path / "s.yaml").write_text(
+        "machine: {devices: {g: {kind: gpu, cost: [{table: t.json}, {fixed: 7us}]}}}\n"
+        "workload: {ops: {a: {kind: matmul}}}\n"
+    )
+    result = sim("run", tmp_path / "s.yaml")
+    assert result.exit_code == 0, result.output
+    assert result.stderr == (
+        "warning: g: no op takes its duration from the table of copy: ops are of other kinds (matmul).\n"
+    )
