@@ -20,8 +20,16 @@ from scenarios.ops.contradictions import warn_of_contradictions
 from scenarios.ops.op_costs import refuse_costless
 from scenarios.run.conditions import refuse_without_effect
 from scenarios.run.scenario import Case, Scenario
-from sim.base.arrays import MOST_TASKS
-from sim.base.errors import GraphError, InfeasibleError, InputError, ScenarioError, SimError, UnknownNameError
+from sim.base.arrays import MOST_TASKS, UNSET, BoolArray
+from sim.base.errors import (
+    GraphError,
+    InfeasibleError,
+    InputError,
+    ScenarioError,
+    SimError,
+    UnknownNameError,
+    hint,
+)
 from sim.graph.graph import Graph
 from sim.issuers import with_processes
 from sim.job.build_job import draw, make_job
@@ -78,21 +86,33 @@ def check_words(document: Document, graph: Graph, machine: Machine, own: Iterabl
     words |= {loc: _text(document, loc) for loc in _matching(document, _LISTS)}
     _need_kinds(words, [DEFAULT, *own, *graph.kinds], document)
     places = {_text(document, loc): loc for loc in _matching(document, (f"{op}.dtype" for op in _EVERY_OP))}
-    for dtype in graph.dtypes:
-        with document.placing(*places.get(dtype, ("workload",))):
+    for code, dtype in enumerate(graph.dtypes):
+        try:
             dtype_name(dtype)
+        except UnknownNameError as error:
+            if dtype in places:
+                raise document.wrong(error, places[dtype]) from None
+            raise _of_an_op(error, document, graph, graph.dtype_code == code) from None
     of = ((device.kind, device.name) for device in machine.devices)
     devices = [*DEVICE_KINDS, *chain.from_iterable(of), DEFAULT]
     for loc in _matching(document, (f"{op}.duration.*" for op in _EVERY_OP)):
         _need("device or kind of device", str(loc[-1]), devices, document, loc)
-    for kind in graph.duration_by_kind:
-        _need("device or kind of device", kind, devices, document, ("workload",))
+    for kind, ns in graph.duration_by_kind.items():
+        if kind not in devices:
+            error = UnknownNameError("device or kind of device", kind, dict.fromkeys(devices))
+            raise _of_an_op(error, document, graph, ns != UNSET)
     patterns = (*(f"{op}.attributes.*" for op in _EVERY_OP), *_OF_FILES)
     for loc in _matching(document, patterns):
         node = document.at(loc)
         with document.placing(*loc):
             read_attribute(str(loc[-1]), None if node is None else node.plain(), machine)
     check_attributes(graph, machine)
+
+
+def _of_an_op(error: UnknownNameError, document: Document, graph: Graph, ops: BoolArray) -> ScenarioError:
+    """Return an error about a word of a graph file: it names the first of the ops that have it."""
+    near, op = hint(error.name, error.known), graph.op_names[int(ops.argmax())]
+    return document.error(("workload",), f"op {op!r}: unknown {error.what} {error.name!r}{near}")
 
 
 def _need_kinds(words: Mapping[Loc, str], more: Iterable[str], document: Document) -> None:

@@ -91,12 +91,16 @@ def test_a_graph_file_is_held_to_the_same_words(tmp_path: Path) -> None:
     file = tmp_path / "s.yaml"
     file.write_text("machine: {devices: {gpu0: {kind: gpu}}}\nworkload: {graph: g.json}\npolicy: in-order\n")
     for fact, says in (
-        ('"dtype": "bf61"', "unknown dtype 'bf61'; did you mean 'bf16'"),
+        ('"dtype": "bf61"', ": workload: op 'a': unknown dtype 'bf61'; did you mean 'bf16'"),
         ('"attributes": {"strict": "no"}', "op 'a': strict: 'no' is neither true nor false"),
-        ('"duration_by_kind_ns": {"gpuu": 5}', "unknown device or kind of device 'gpuu'; did you mean 'gpu'"),
+        (
+            '"duration_by_kind_ns": {"gpuu": 5}',
+            "op 'a': unknown device or kind of device 'gpuu'; did you mean",
+        ),
     ):
         graph.write_text(
-            f'{{"schema": "sim.graph/1", "name": "g", "ops": [{{"name": "a", "duration_ns": 5, {fact}}}]}}'
+            f'{{"schema": "sim.graph/1", "name": "g", "ops": [{{"name": "b", "duration_ns": 5}}, '
+            f'{{"name": "a", "duration_ns": 5, {fact}}}]}}'
         )
         with pytest.raises(InputError, match=says):
             job_of(load_scenario(file).case())
