@@ -114,7 +114,7 @@ class Document:
     def title(self) -> str:
         """What the scenario calls itself, else the name of its file."""
         name = self.root.child("name")
-        return str(name.value) if name and name.value else self.path.stem
+        return str(name.value) if name and name.value else Path(self.path.name.removesuffix(".gz")).stem
 
     @property
     def directory(self) -> Path:

@@ -61,7 +61,7 @@ class Scenario:
     @property
     def name(self) -> str:
         """Its name, else the name of its file."""
-        return self.content.name or self.document.path.stem
+        return self.content.name or self.document.title
 
     @cached_property
     def machine(self) -> Machine:

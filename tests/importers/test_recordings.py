@@ -326,6 +326,9 @@ def test_a_scenario_without_a_machine_runs_it_on_the_recorded_one(tmp_path: Path
     assert last_end(write(tmp_path, changed)) == 260
     assert last_end(path, "machine.devices.gpu={gap: 0}") == 260
     assert as_scenario(path)["workload"] == {"kineto": "trace.json"}
+    (tmp_path / "packed.json.gz").write_bytes(gzip.compress(path.read_bytes()))
+    assert load_scenario(path).name == "trace"
+    assert load_scenario(tmp_path / "packed.json.gz").name == "packed"
 
 
 def test_what_is_wrong_with_a_recording_is_told_in_one_line(tmp_path: Path, trace: Write) -> None:
