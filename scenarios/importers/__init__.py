@@ -168,6 +168,8 @@ def _importer(path: StrPath, format: str | None) -> Importer:
         importer = _checked(known)
         if importer.recognises(name, head):
             return importer
+    if not head:
+        raise InputError(f"{path}: is empty")
     refuse_config(path, head)
     formats = "\n".join(f"  {known.name}: {known.summary}" for known in plugins.describe(_GROUP))
     raise InputError(f"{path}: no known format; convert it with sim import --format NAME, one of\n{formats}")

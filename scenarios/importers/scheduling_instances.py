@@ -63,7 +63,7 @@ def lines_of(path: StrPath, text: str) -> list[TextLine]:
 def _is_shop(head: bytes) -> list[list[str]]:
     """Return the first rows of numbers of a file that is nothing else; empty: it has others."""
     rows = [line.words for line in lines_of("", head.decode(errors="replace"))[:2]]
-    plain = len(rows) == 2 and all(re.fullmatch(r"[\d.]+", word) for row in rows for word in row)
+    plain = len(rows) == 2 and all(re.fullmatch(r"-?[\d.]+", word) for row in rows for word in row)
     return rows if plain and len(rows[0]) in (2, 3) else []
 
 

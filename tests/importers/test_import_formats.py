@@ -1,5 +1,6 @@
 """Finding the format of a file, and turning any of them into a graph file."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -26,13 +27,20 @@ def test_a_graph_file_is_known_by_its_content(tmp_path):
     assert load_graph(INCEPTION, batch=32).flops.sum() == 32 * load_graph(INCEPTION).flops.sum()
 
 
-@pytest.mark.parametrize("content", [b"", b"hello", b"{}", b'{"schema": "sim.scenario/1"}', b"\x08\x03"])
+@pytest.mark.parametrize("content", [b"hello", b"{}", b'{"schema": "sim.scenario/1"}', b"\x08\x03"])
 def test_an_unknown_format_lists_the_known_ones(tmp_path, content):
     (tmp_path / "file.json").write_bytes(content)
     with pytest.raises(InputError, match="no known format; convert it with sim import --format") as error:
         load_graph(tmp_path / "file.json")
     for known in ("graph-json: ", "onnx: ", "pipedream: ", "tensorflow-json: "):
         assert f"\n  {known}" in str(error.value)
+
+
+@pytest.mark.parametrize("content", [b"", gzip.compress(b"")])
+def test_an_empty_file_is_told(tmp_path, content):
+    (tmp_path / "file.json").write_bytes(content)
+    with pytest.raises(InputError, match=r"file\.json: is empty$"):
+        load_graph(tmp_path / "file.json")
 
 
 def test_format_and_options_are_checked(tmp_path):

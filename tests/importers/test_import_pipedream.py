@@ -123,7 +123,7 @@ def test_the_training_graph_of_a_diamond(profile):
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ([], "no known format"),
+        ([], "is empty"),
         ([line(1, "A"), "what is this"], r"model\.txt:2: neither a layer nor an edge: 'what is this'"),
         ([line(1, "A"), line(1, "A")], r"model\.txt:2: the layer 'node1' is there twice"),
         ([line(1, "A"), "\tnode1 -- node2"], r"model\.txt:2: unknown layer 'node2'; did you mean 'node1'\?"),
