@@ -257,12 +257,18 @@ class PipelineWriter:
     def _spent(self, place: IntArray) -> tuple[IntArray, IntArray]:
         """Return how long slots take, and for how long of it they communicate and nothing hides it."""
         ahead = [stage.times.overlapped for stage in self.stages]
-        known = np.array([NOTHING if ns is None or self.shares else ns for ns in ahead])[self.stage]
+        known = np.array([NOTHING if ns is None else ns for ns in ahead])[self.stage]
         joined = self.is_of["F"] & (np.diff(self.bounds)[self.slot] > 1) & (known != NOTHING)
         first = np.flatnonzero(joined)[::-1]
         together = np.full(len(place), NOTHING)
         together[self.slot[first]] = known[first]  # that of the first forward
         alone = together == NOTHING
+        for slot in {*self.slot[self._odd() > 0].tolist()} - {*np.flatnonzero(alone).tolist()}:
+            parts = [self._row(j) for j in range(self.bounds[slot], self.bounds[slot + 1])]
+            each = [(self.stages[s].times.of(phase), self.shares.get(k, 1)) for _, s, phase, k in parts]
+            if whole := sum(ns for ns, _ in each):  # as much less as the sum of the two
+                part = sum(ns * share for ns, share in each)
+                together[slot] = round_half_up(Fraction(int(together[slot])) * part / whole)
         ns = self._sum({s: stage.times for s, stage in enumerate(self.stages)}, alone[self.slot], place)
         exposed = {s: stage.exposed for s, stage in enumerate(self.stages) if stage.exposed is not None}
         return np.where(alone, ns, together), self._sum(exposed, np.isin(self.stage, [*exposed]), place)

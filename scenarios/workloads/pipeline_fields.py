@@ -36,7 +36,9 @@ class StageFields(Strict):
     weight_grad: Duration | None = Field(None, description="time of W, the second half of B")
     recompute: Duration | None = Field(None, description="time of R; default: that of F")
     overlapped: Duration | None = Field(
-        None, description="time of F and B in one slot (DualPipe); default: their sum"
+        None,
+        description="time of F and B in one slot (DualPipe), less of smaller micro-batches as their sum is; "
+        "default: their sum",
     )
     collectives: Duration | None = Field(
         None, description="messages inside a stage after F and after B or I (tensor or expert parallelism)"

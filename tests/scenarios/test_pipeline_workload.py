@@ -74,3 +74,17 @@ def test_recompute_keeps_the_stage_input_only() -> None:
     # Four stage inputs, and one recomputed micro-batch at a time: its input is released when R has ended.
     held = StageActivations(full=10, stage_input=1)
     assert list(peak_bytes(trace).values()) == list(peak_activations(schedule, held))
+
+
+def test_a_forward_and_a_backward_together_take_less_of_a_smaller_micro_batch() -> None:
+    """F 200, B 400, together 300; of micro-batch 2 half: 300 (100 + 400) / 600, 300 (200 + 200) / 600."""
+    times = StageTimes(forward=200, input_grad=200, weight_grad=200, overlapped=300)
+    schedule = generate("dualpipe-v", ranks=2, micro_batches=6)
+    shares = [(1 + (k != 2), 2) for k in range(6)]
+    graph = pipeline_graph(schedule, [PipelineStage(times)] * 4, shares=shares)
+    took = dict(zip(graph.op_names, graph.duration_ns.tolist(), strict=True))
+    pairs = {name: ns for name, ns in took.items() if "+" in name}
+    for name, ns in pairs.items():
+        forward, backward = name.split("+")
+        assert ns == (250 if forward.endswith("2") else 200 if backward.endswith("2") else 300), name
+    assert sorted({*pairs.values()}) == [200, 250, 300]
