@@ -99,8 +99,8 @@ def check_words(document: Document, graph: Graph, machine: Machine, own: Iterabl
         _need("device or kind of device", str(loc[-1]), devices, document, loc)
     for kind, ns in graph.duration_by_kind.items():
         if kind not in devices:
-            error = UnknownNameError("device or kind of device", kind, dict.fromkeys(devices))
-            raise _of_an_op(error, document, graph, ns != UNSET)
+            unknown = UnknownNameError("device or kind of device", kind, dict.fromkeys(devices))
+            raise _of_an_op(unknown, document, graph, ns != UNSET)
     patterns = (*(f"{op}.attributes.*" for op in _EVERY_OP), *_OF_FILES)
     for loc in _matching(document, patterns):
         node = document.at(loc)
