@@ -123,8 +123,8 @@ class Network(Protocol):
 #
 # Ways are looked for when a route is asked for, and only then: from both ends at once, so that in a cluster
 # hardly anything is looked at but the switches between them. Once that has taken as much as counting the hops
-# from all devices to the destination, these are counted, and kept. Over which link a device passes on depends
-# on the destination alone, where flows do not matter, and is kept, too.
+# from all devices to the destination, these are counted, and kept. Over which links a device passes on
+# depends on the destination alone, and is kept, too; of several the hash of a flow chooses.
 
 _MOST_KEPT: Final = 1 << 25
 """Entries of tables that are kept."""
@@ -229,7 +229,7 @@ class Router:
 
     def _walk(self, source: int, destination: int, flow: int) -> tuple[int, ...]:
         there = self._ends[1]
-        ways = {} if self.by_flow else self._ways.setdefault(destination, {})
+        ways = self._ways.setdefault(destination, {})
         ways[destination] = 0, []
         for at, links in reversed(self._onward(source, destination, ways).items()):
             latency_ns = [self._latency_ns[k] + ways[there[k]][0] for k in links]

@@ -103,10 +103,32 @@ def test_routes_from_counted_hops_are_those_of_searches(machine: Machine, kind: 
         assert reached(searching, a, b) == reached(counting, a, b)
 
 
-def reached(router: Router, a: int, b: int) -> tuple[int, ...] | None:
+@examples(30)
+@given(machines(), st.sampled_from(["shortest", "ecmp"]))
+def test_a_router_that_knows_ways_answers_as_a_new_one(machine: Machine, kind: str) -> None:
+    names = [device.name for device in machine.devices]
+    knowing = Router(names, machine.links, Routing(kind, 3))
+    for flow, a, b in product(range(3), range(len(names)), range(len(names))):
+        if a != b:
+            new = Router(names, machine.links, Routing(kind, 3))
+            assert reached(knowing, a, b, flow) == reached(new, a, b, flow)
+
+
+@pytest.mark.parametrize("kind", ["shortest", "ecmp"])
+def test_ways_are_looked_for_once_for_all_flows(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = leaf_spine(0)
+    router = Router([device.name for device in machine.devices], machine.links, Routing(kind, 3))
+    router.route(0, 15)
+    for search in ("_from_both_ends", "_table"):
+        monkeypatch.setattr(router, search, lambda *ends: pytest.fail("looked again"))
+    routes = {router.route(0, 15, flow) for flow in range(50)}
+    assert len(routes) == (4 if kind == "ecmp" else 1)
+
+
+def reached(router: Router, a: int, b: int, flow: int = 0) -> tuple[int, ...] | None:
     """Return a route, None where there is none."""
     try:
-        return router.route(a, b)
+        return router.route(a, b, flow)
     except InfeasibleError:
         return None
 
