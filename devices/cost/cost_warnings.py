@@ -19,11 +19,14 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from devices.cost.cost_models import RooflineCost, TableCost, first_to_know, models_of
+from devices.cost.kernel_costs import FittedCost
+from devices.cost.kernel_fits import MeasuredKernel
 from devices.cost.npu_tiles import TiledCost
 from devices.cost.roofline import IDEAL, KindEfficiency
 from devices.cost.unreliable import BorrowedRateWarning, PlainRooflineWarning, UnusedTableWarning
@@ -33,7 +36,7 @@ from sim.base.errors import listed
 from sim.graph.graph import Graph
 from sim.job.costs import costs_ns
 from sim.job.job import Job
-from sim.machine.device import Device
+from sim.machine.device import CostModel, Device
 
 _KINDS_SHOWN = 3
 
@@ -100,7 +103,7 @@ def warn_of_plain_ops(graph: Graph, devices: Sequence[Device]) -> None:
 
 
 def warn_of_unused_tables(job: Job) -> None:
-    """Warn of measured tables from which no op takes its duration, on any device that has them.
+    """Warn of measured tables, and of kernels that move fits, that no op's duration follows on any device.
 
     Parameters
     ----------
@@ -113,23 +116,39 @@ def warn_of_unused_tables(job: Job) -> None:
         With the first thing that stands in the way.
     """
     graph, used, why = job.graph, set[tuple[Any, ...]](), dict[tuple[Any, ...], tuple[str, str]]()
+    alike: dict[int, list[int]] = {}  # devices of a count have one cost model
     for index, device in enumerate(job.machine.devices):
-        here = (job.device_of == index) & ~job.meets
-        if not here.any() or not any(isinstance(model, TableCost) for model in models_of(device.cost)):
+        if any(isinstance(m, TableCost) or _own_kernels(m) for m in models_of(device.cost)):
+            alike.setdefault(id(device.cost), []).append(index)
+    for indices in alike.values():
+        device, here = job.machine.devices[indices[0]], np.isin(job.device_of, indices) & ~job.meets
+        if not here.any():
             continue
         free = here & _modelled(graph, device)
         for model, known in first_to_know(device.cost, graph, device):
             if isinstance(model, TableCost):
-                same = tuple((table.device, table.kind, table.measured) for table in model.tables)
-                if (known & free).any():
-                    used.add(same)
-                else:
-                    why.setdefault(same, (device.name, _why_unused(graph, model, here, free)))
+                same: tuple[Any, ...] = tuple((t.kind, t.device, t.measured) for t in model.tables)
+                told = "" if (known & free).any() else _why_unused(graph, model, here, free)
+            elif isinstance(model, FittedCost) and (same := _own_kernels(model)):
+                plain = replace(model, fits=replace(model.fits, measured=(), models={}))
+                moved = model.durations_ns(graph, device) != plain.durations_ns(graph, device)
+                told = "" if (known & free & moved).any() else "of this kind and data type there are none"
+            else:
+                continue
+            if told:
+                why.setdefault(same, (device.name, told))
+            else:
+                used.add(same)
     for same, (name, reason) in why.items():
         if same not in used:
-            kinds = listed(sorted({kind for _, kind, _ in same}), 3)
-            message = f"{name}: no op takes its duration from the table of {kinds}: {reason}."
+            kinds = listed(sorted({str(each[0]) for each in same}), 3)
+            message = f"{name}: no op takes its duration from the measured {kinds}: {reason}."
             warnings.warn(UnusedTableWarning(message, f"{name} {kinds}"), stacklevel=2)
+
+
+def _own_kernels(model: CostModel) -> tuple[MeasuredKernel, ...]:
+    """Return the kernels towards which a model's fits are moved."""
+    return model.fits.measured if isinstance(model, FittedCost) else ()
 
 
 def _why_unused(graph: Graph, model: TableCost, here: BoolArray, free: BoolArray) -> str:

@@ -385,7 +385,7 @@ COPY = {"kind": "copy", "dtype": "bf16", "attributes": {"pages": 2}}
 def test_a_table_that_times_no_op_is_told(tmp_path: Path, op: dict[str, Any], why: str) -> None:
     save_table(COPIES, tmp_path / "t.json")
     device = {"kind": "gpu", "cost": [{"table": str(tmp_path / "t.json")}, {"fixed": "7ns"}]}
-    says = re.escape(f"gpu0: no op takes its duration from the table of copy: {why}")
+    says = re.escape(f"gpu0: no op takes its duration from the measured copy: {why}")
     with pytest.warns(UnusedTableWarning, match=says):
         warn_of_unused_tables(job(device, op))
     warn_of_unused_tables(job(device, op, COPY))  # one does: nothing is said
@@ -393,10 +393,24 @@ def test_a_table_that_times_no_op_is_told(tmp_path: Path, op: dict[str, Any], wh
 
 def test_a_table_that_another_model_hides_is_told(tmp_path: Path) -> None:
     save_table(COPIES, tmp_path / "t.json")
-    with pytest.warns(UnusedTableWarning, match=r"table of copy: .*a cost model that stands before it knows"):
+    with pytest.warns(
+        UnusedTableWarning, match=r"the measured copy: .*a cost model that stands before it knows"
+    ):
         warn_of_unused_tables(
             job({"kind": "gpu", "cost": [{"fixed": "7ns"}, {"table": str(tmp_path / "t.json")}]}, COPY)
         )
+
+
+def test_measured_kernels_that_move_no_op_are_told(tmp_path: Path) -> None:
+    (tmp_path / "k.csv").write_text("kind,dtype,m,n,k,us\nmatmul,bf16,4096,4096,4096,300\n")
+    device = {"preset": "h100-sxm", "cost": [{"fitted": str(tmp_path / "k.csv")}, "roofline"]}
+    product = {"dtype": "bf16", "attributes": {"m": 512, "n": 512, "k": 512}}
+    says = (
+        "gpu0: no op takes its duration from the measured products: of this kind and data type there are none"
+    )
+    with pytest.warns(UnusedTableWarning, match=says):
+        warn_of_unused_tables(job(device, {**product, "dtype": "fp8"}, SHORT, kind="relu"))
+    warn_of_unused_tables(job(device, product))
 
 
 @pytest.mark.filterwarnings("default::devices.cost.unreliable.UnusedTableWarning")
@@ -409,5 +423,5 @@ def test_a_run_tells_of_a_table_without_effect(tmp_path: Path) -> None:
     result = sim("run", tmp_path / "s.yaml")
     assert result.exit_code == 0, result.output
     assert result.stderr == (
-        "warning: g: no op takes its duration from the table of copy: ops are of other kinds (matmul).\n"
+        "warning: g: no op takes its duration from the measured copy: ops are of other kinds (matmul).\n"
     )
