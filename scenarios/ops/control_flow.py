@@ -134,12 +134,13 @@ def while_loop(
     ('loop/i/exit', 9)
     """
 
-    def add(op: str, kind: str, inputs: Sequence[Any], **attributes: Any) -> str:
+    def add(op: str, kind: str, inputs: Sequence[Any], after: Sequence[str] = (), **attributes: Any) -> str:
         outputs = (0, 0) if kind == "switch" else (0,)
         return builder.op(
             f"{name}/{op}",
             kind=kind,
             inputs=inputs,
+            after=after,
             outputs=outputs,
             duration_ns=0,
             device=device,
@@ -164,9 +165,13 @@ def while_loop(
     for variable, merge in merges.items():
         switch = add(f"{variable}/switch", "switch", [merge, goes_on])
         inside[variable] = f"{switch}:1"
+    kept = {inside[tensor] for tensor in invariants}
     after = {**inside, **body(builder, dict(inside))}
     out = {}
     for variable in variables:
-        add(f"{variable}/next", "next_iteration", [after[variable]])
+        # What every iteration has from the beginning would go on to the next one without the condition. It is
+        # put behind it, as by TensorFlow's `_MaybeAddControlDependency` (python/ops/control_flow_ops.py).
+        goes = [add(f"{variable}/body", "identity", [inside[variable]])] if after[variable] in kept else []
+        add(f"{variable}/next", "next_iteration", [after[variable]], goes)
         out[variable] = add(f"{variable}/exit", "exit", [f"{name}/{variable}/switch"])
     return out

@@ -362,3 +362,31 @@ iterations: {iterations}
     else:
         with pytest.raises(ScenarioError, match=rf"s.yaml:4:\d+: .*{says}"):
             run_scenario(load_scenario(file))
+
+
+@pytest.mark.parametrize(
+    "policy", ["ready-queue", "{runtime: tensorflow}", "sequential", "{runtime: tvm-vm}"]
+)
+def test_a_variable_that_becomes_what_the_loop_does_not_change_waits_for_the_condition(
+    tmp_path: Path, policy: str
+) -> None:
+    # Nothing but the condition keeps it from going on for ever: every iteration has `b` from its beginning.
+    (tmp_path / "s.yaml").write_text(
+        "machine: {devices: {cpu0: {kind: cpu, cores: 2}}}\n"
+        "workload:\n"
+        "  functions:\n"
+        "    test: {inputs: [a, b], ops: {less: {duration: 3us, inputs: [a]}}, outputs: [less]}\n"
+        "    same: {inputs: [v], ops: {look: {duration: 0us, inputs: [v]}}, outputs: [v]}\n"
+        "    step:\n"
+        "      {inputs: [a, b], ops: {work: {duration: 5us, inputs: [a]}, get: {kind: call, inputs: [b], "
+        "attributes: {body: same}}}, outputs: [get, b]}\n"
+        "  ops:\n"
+        "    zero: {duration: 1us}\n"
+        "    one: {duration: 1us}\n"
+        "    loop: {kind: while, inputs: [zero, one], attributes: {cond: test, body: step, trips: 3, "
+        "parallel_iterations: 1}}\n"
+        f"policy: {policy}\n"
+    )
+    one_at_a_time = 2 if policy in ("sequential", "{runtime: tvm-vm}") else 1
+    expected_us = one_at_a_time + 3 * (3 + 5) + 3
+    assert run_scenario(load_scenario(tmp_path / "s.yaml")).trace.makespan_ns == 1000 * expected_us
