@@ -338,8 +338,14 @@ def _curve(value: object) -> dict[int, Fraction]:
     read = {}
     for key, item in value.items():  # keys of YAML are text, cores are numbers
         cores = int(key) if isinstance(key, str) and key.isdecimal() else key
-        read[_positive(cores)] = inside(str(key), _factor, item)
+        read[_positive(cores)] = inside(str(key), _speedup, item)
     return dict(sorted(read.items()))
+
+
+def _speedup(value: object) -> Fraction:
+    if not (read := _factor(value)):
+        raise InputError(f"{value!r} is no speed-up: nothing would ever finish")
+    return read
 
 
 def _streams(value: object) -> Any:

@@ -38,6 +38,7 @@ from devices.describe.field_types import fault, reader
 from devices.describe.quantities import Count, File, Size, Strict, Whole
 from policies.serving.batcher import Request
 from scenarios.file.document import Document
+from sim.base.arrays import LATEST_NS, MOST_BUILT, MOST_TASKS, at_most
 from sim.base.errors import InputError, in_file
 from sim.base.files import read_bytes
 from sim.base.units import NS_PER_MS, NS_PER_S, parse_duration, parse_rate, round_half_up
@@ -57,8 +58,8 @@ def _range(value: Any) -> tuple[int, int]:
     given = value if isinstance(value, list) else [value, value]
     if len(given) != 2 or any(isinstance(each, bool) or not isinstance(each, int) for each in given):
         raise InputError(f"should be a number of tokens, or [least, most], not {value!r}")
-    if not 1 <= given[0] <= given[1]:
-        raise InputError(f"should be at least 1, the least first, not {value!r}")
+    if not 1 <= given[0] <= given[1] <= MOST_TASKS:
+        raise InputError(f"should be from 1 to {MOST_TASKS:,}, the least first, not {value!r}")
     return given[0], given[1]
 
 
@@ -114,13 +115,14 @@ class RequestsFields(Strict):
         Raises
         ------
         InputError
-            A trace that cannot be read.
+            A trace that cannot be read; more requests, or later ones, than there can be.
         """
         if self.trace is not None:
             return read_requests(document.file(self.trace), self.count), None
         assert self.count is not None
         assert self.prompt is not None
         assert self.output is not None
+        at_most(MOST_BUILT, self.count, "requests")
         drawn = np.random.default_rng(seed)
         prompts, outputs = (
             drawn.integers(least, most + 1, self.count).tolist() for least, most in (self.prompt, self.output)
@@ -130,7 +132,12 @@ class RequestsFields(Strict):
             gaps = np.full(self.count, 1 / self.rate)
             if math.isfinite(self.burstiness):
                 gaps = drawn.gamma(self.burstiness, 1 / (self.rate * self.burstiness), self.count)
-            times = np.rint(NS_PER_S * (np.cumsum(gaps) - gaps[0])).astype(np.int64).tolist()
+            ns = NS_PER_S * (np.cumsum(gaps) - gaps[0])
+            if not ns[-1] < LATEST_NS:
+                raise InputError(
+                    f"the last of {self.count:,} requests comes 146 years after the first, or later"
+                )
+            times = np.rint(ns).astype(np.int64).tolist()
         found = []
         for i, (at, prompt, output) in enumerate(zip(times, prompts, outputs, strict=True)):
             own = (f"r{i}", prompt - self.prefix)

@@ -82,7 +82,8 @@ def test_a_prefix_in_common() -> None:
         ({"trace": "a", "prompt": 1}, "has no effect: the trace says it"),
         ({"rate": "8", "prompt": 1, "output": 1, "count": 1}, "8"),
         ({"rate": "8/s", "prompt": [3, 2], "output": 1, "count": 1}, "the least first"),
-        ({"rate": "8/s", "prompt": 0, "output": 1, "count": 1}, "at least 1"),
+        ({"rate": "8/s", "prompt": 10**24, "output": 1, "count": 1}, "from 1 to 100,000,000"),
+        ({"rate": "8/s", "prompt": 0, "output": 1, "count": 1}, "from 1 to"),
         (
             {"rate": "8/s", "prompt": [4, 9], "output": 1, "count": 1, "prefix": 5},
             "than the least prompt has",

@@ -201,6 +201,11 @@ def test_a_batcher_of_ones_own(tmp_path: Path) -> None:
         ({"router": "prefix-awar", "parallel": {"replicas": 2}}, "did you mean 'prefix-aware'"),
         ({"prefill": {"bandwidth": "1GB/s"}}, "needs model and calibration"),
         ({"model": "llama3-8b"}, "has no effect beside step"),
+        ({"requests": {"rate": "8/s", "prompt": 1, "output": 1, "count": 10**8}}, "more than the 10,000,000"),
+        (
+            {"requests": {"rate": "1e-9/s", "prompt": 1, "output": 1, "count": 50}},
+            "50 requests comes 146 years",
+        ),
         ({"requests": {"trace": "no.jsonl"}}, "requests: ([^ ]*no.jsonl): no such file"),
         ({**MODEL, "step": None, "kv": {"blocks": 10**6}}, "1,000,000 blocks take 2.097 TB .* has 85.02 GB"),
     ],
