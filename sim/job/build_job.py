@@ -99,8 +99,9 @@ def make_job(
     InfeasibleError
         An op that no device can run, or that was placed where it cannot run.
     """
-    if not isinstance(iterations, int | np.integer) or iterations < 1:
-        raise InputError(f"iterations should be a whole number from 1 on, not {iterations!r}")
+    for what, number, least in (("iterations", iterations, 1), ("seed", seed, 0)):
+        if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < least:
+            raise InputError(f"{what} should be a whole number from {least} on, not {number!r}")
     tasks = len(graph) * iterations
     edges = (len(graph.inputs.indices) + len(graph.after.indices)) * iterations
     check_room(tasks * TASK_BYTES + edges * EDGE_BYTES, f"{tasks:,} tasks with {edges:,} edges")

@@ -475,5 +475,7 @@ def test_iterations_and_distances_that_are_not_whole_are_refused(number: Any) ->
     builder.op("a", duration_ns=1)
     with pytest.raises(InputError, match=rf"iterations should be a whole number from 1 on, not {number!r}"):
         simulate(builder.build(), Machine((cpu(1),)), ReadyQueue(), iterations=number)
+    with pytest.raises(InputError, match=rf"seed should be a whole number from 0 on, not {number!r}"):
+        simulate(builder.build(), Machine((cpu(1),)), ReadyQueue(), seed=number)
     with pytest.raises(GraphError, match=r"op 'b': the distance of 'a' should be a whole number from 0 on"):
         builder.op("b", duration_ns=1, inputs=[("a", number)])
