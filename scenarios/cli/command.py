@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from importlib import import_module
 from typing import Annotated, Any, Final
@@ -124,10 +124,28 @@ class _Verb(_PlainHelp, TyperCommand):
             if param.param_type_name == "argument" or param.metavar in _WRITTEN
             for name in _texts(ctx.params.get(param.name))
         ]
-        read = {os.path.realpath(name): name for kind, _, name in given if kind == "argument"}
-        for kind, option, name in given:
-            if kind == "option" and (of := read.get(os.path.realpath(name))) is not None:
-                raise InputError(f"{option} {name}: would write over {of}, which is read")
+        written = {os.path.realpath(name): (option, name) for kind, option, name in given if kind == "option"}
+        if not any(map(os.path.isfile, written)):
+            return
+        for name in (name for kind, _, name in given if kind == "argument"):
+            for path, whose in ((name, "which is read"), *_named_in(name)):
+                if (of := written.get(os.path.realpath(path))) is not None:
+                    raise InputError(f"{of[0]} {of[1]}: would write over {path}, {whose}")
+
+
+def _named_in(name: str) -> Iterator[tuple[str, str]]:
+    """Yield the files that a scenario names, and who names them; not what it expects, which is written anew."""
+    from scenarios.file.document import Document
+    from scenarios.file.yaml_read import texts_in
+
+    if not name.endswith((".yaml", ".yml")):
+        return
+    with suppress(InputError, OSError):  # whoever runs it says what is wrong with it
+        document = Document.read(name)
+        for text in texts_in(document.root.plain(leave_out=("expect", "compare"))):
+            with suppress(InputError, OSError, ValueError):
+                if (path := document.file(text)).is_file():
+                    yield str(path), f"which {name} names"
 
 
 class _Sim(_PlainHelp, TyperGroup):

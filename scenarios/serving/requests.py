@@ -218,8 +218,13 @@ def read_rows(path: Path, *, whole: bool = False) -> Iterator[tuple[int, Row]]:
             if not isinstance(row, dict):
                 raise InputError(f"line {number}: should be an object, not {line[:40]!r}")
             if not whole and row.keys() >= set(_VLLM_LISTS.values()):
-                lists = zip(*(row[name] for name in _VLLM_LISTS.values()), strict=False)
-                yield from ((number, dict(zip(_VLLM_LISTS, each, strict=True))) for each in lists)
+                lists = {name: row[name] for name in _VLLM_LISTS.values()}
+                sizes = {k: len(v) if isinstance(v, list) else repr(v)[:40] for k, v in lists.items()}
+                if len({*sizes.values()}) > 1 or not isinstance(sizes["start_times"], int):
+                    told = ", ".join(f"{name} {size}" for name, size in sizes.items())
+                    raise InputError(f"line {number}: should be lists of one length: {told}")
+                each = zip(*lists.values(), strict=True)
+                yield from ((number, dict(zip(_VLLM_LISTS, one, strict=True))) for one in each)
             else:
                 yield number, row
 

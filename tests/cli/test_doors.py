@@ -309,3 +309,9 @@ def test_what_is_read_is_not_written_over(tmp_path: Path) -> None:
         done = sim(verb, recording, *options)
         assert (done.exit_code, recording.read_bytes()) == (2, content), done.output
         assert done.stderr.endswith(f"t.json: would write over {recording}, which is read\n")
+    scenario = write(
+        tmp_path, "workload: {graph: t.json, batch: null}\nmachine: {preset: as-recorded}\n", "s.yaml"
+    )
+    done = sim("run", scenario, "--trace", other)
+    assert (done.exit_code, recording.read_bytes()) == (2, content), done.output
+    assert done.stderr.endswith(f"t.json: would write over {recording}, which {scenario} names\n")

@@ -156,6 +156,14 @@ def test_mooncake(tmp_path: Path) -> None:
     assert second.segments == [("hash 46", 512), ("r1", 88)]
 
 
+@pytest.mark.parametrize(("output", "told"), [([3, 0], "2"), (3, "3"), (None, "None")])
+def test_lists_of_vllm_that_are_of_another_length_are_refused(output: Any, told: str, tmp_path: Path) -> None:
+    path = trace(tmp_path, json.dumps(VLLM | {"output_lens": output}))
+    message = f"line 1: should be lists of one length: start_times 3, input_lens 3, output_lens {told}"
+    with pytest.raises(InputError, match=message):
+        read_requests(path)
+
+
 def test_turns_of_a_session(tmp_path: Path) -> None:
     """A turn with a delay, or without a time, follows the one before; one with a time comes then."""
     found = {each.id: each for each in read_requests(trace(tmp_path, SESSIONS))}
