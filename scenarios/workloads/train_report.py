@@ -280,6 +280,10 @@ def _notes(training: Training, step: int, exposed: int) -> list[str]:
     notes += [*precision_notes(training), *dispatcher_notes(training)]
     if training.tensor_overlap and not training.layout.splits_sequence:
         notes.append("overlap: tp has no effect here, as no product waits for parts of a sequence")
+    if training.overlap and training.parameters_apart:
+        notes.append(
+            "overlap: dp has no effect here: sharded parameters and gradients pass beside layers anyway"
+        )
     if (note := launch_note(training)) is not None:
         notes.append(note)
     if (note := latency_note(training, step, exposed)) is not None:

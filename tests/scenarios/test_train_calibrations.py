@@ -177,6 +177,22 @@ def test_fsdp_in_a_pipeline_says_what_it_is(tmp_path: Path) -> None:
     assert other["notes"] == []
 
 
+def test_fsdp_overlaps_whatever_is_asked_for(tmp_path: Path) -> None:
+    """And says so where it was asked for."""
+    path = tmp_path / "step.yaml"
+    path.write_text(
+        "workload: {train: {model: llama2-7b, calibration: h100-sxm-mosaicml, sequence: 4096, "
+        "micro_batch: 1, batch: 64, parallel: {dp: 64, sharding: fsdp}}}\n"
+    )
+    plain, asked = (
+        json.loads(sim("run", path, "--set", f"workload.train.overlap={overlap}", "--json").stdout)["train"]
+        for overlap in ("false", "true")
+    )
+    assert plain["step_ns"] == asked["step_ns"]
+    said = [note.partition(":")[0] for note in asked["notes"] if note not in plain["notes"]]
+    assert said == ["overlap"]
+
+
 def test_a_shipped_calibration_with_other_numbers() -> None:
     fields = {"from": "h100-sxm", "network": {"bandwidth": "100GB/s"}, "gap": "3us"}
     of = to_calibration(CalibrationFields.model_validate(fields), "mine")
