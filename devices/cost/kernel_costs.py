@@ -41,6 +41,7 @@ from sim.base.arrays import UNSET, BoolArray, FloatArray, IntArray
 from sim.base.errors import InputError, UnknownNameError
 from sim.base.units import format_duration, round_half_up
 from sim.graph.graph import Graph
+from sim.graph.views import reads_from
 from sim.job.costs import answered
 from sim.machine.device import CostModel, Device
 
@@ -422,7 +423,7 @@ class FittedCost(CostModel):
         launches one by one start cold.
         """
         total, spread = np.full(len(graph), np.nan), np.full(len(graph), np.nan)
-        quantized = graph.reads_from("quantize")
+        quantized = reads_from(graph, "quantize")
         for rows, ops, _ in self._groups(graph):
             ns, weighted, eager = np.zeros(len(rows)), np.zeros(len(rows)), ops.eager
             for way in (_way(ops.kind), _any):  # what has neither sizes nor flops moves bytes all the same

@@ -227,13 +227,6 @@ class Graph:
         """Return which ops are of one of some kinds."""
         return np.array([kind in kinds for kind in self.kinds], bool)[self.kind_code]
 
-    def reads_from(self, *kinds: str) -> BoolArray:
-        """Return which ops read what an op of one of some kinds wrote."""
-        found = np.zeros(len(self), np.bool_)
-        wrote, producer = self.is_kind(*kinds), self.tensor_producer[self.inputs.indices]
-        found[self.inputs.rows()[(producer != UNSET) & wrote[producer]]] = True
-        return found
-
     def tensor_name(self, tensor: int) -> str:
         """Return ``op`` for the first output of an op, ``op:k`` for the others, or the input's name."""
         producer = int(self.tensor_producer[tensor])

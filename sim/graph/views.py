@@ -37,6 +37,18 @@ FREE: Final = (*VIEWS, *WITHOUT_DATA, "source", "sink", "barrier", "synchronise"
 """Kinds that do no work by their nature: without a duration they take no time."""
 
 
+def reads_from(graph: Graph, *kinds: str) -> BoolArray:
+    """Return which ops read what an op of one of some kinds wrote, be it as another view."""
+    wrote, views = graph.is_kind(*kinds), graph.is_kind(*VIEWS)
+    producer, consumer = graph.tensor_producer[graph.inputs.indices], graph.inputs.rows()
+    while True:
+        found = np.zeros(len(graph), np.bool_)
+        found[consumer[(producer != UNSET) & wrote[producer]]] = True
+        if not (views & found & ~wrote).any():
+            return found
+        wrote = wrote | (views & found)
+
+
 def storage_of(graph: Graph) -> IntArray:
     """Return, per tensor, the tensor whose storage it directly shares; -1: it has its own.
 

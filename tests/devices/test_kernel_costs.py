@@ -116,11 +116,14 @@ def test_a_product_behind_quantizing_does_not_quantize(
     """
     m, n, k = sizes
     product: dict[str, Any] = {"kind": "matmul", "dtype": "fp8", "attributes": {"m": m, "n": n, "k": k}}
-    b = GraphBuilder("three")
+    b = GraphBuilder("several")
     b.op("quantize", kind="quantize", dtype="fp8", outputs=m * k, attributes={"m": m, "k": k})
     b.op("alone", inputs=["quantize"], **product)
+    b.op("flat", kind="reshape", inputs=["quantize"], outputs=m * k, duration_ns=0)
+    b.op("as flat", inputs=["flat"], **product)
     b.op("with its input", **product)
-    quantize, alone, both = FittedCost(load_fits(gpu)).durations_ns(b.build(), AT).tolist()
+    quantize, alone, _, flat, both = FittedCost(load_fits(gpu)).durations_ns(b.build(), AT).tolist()
+    assert flat == alone
     assert 2 * m * n * k / alone / 1e3 == pytest.approx(best, rel=0.18)
     assert both > alone + quantize
 
