@@ -13,12 +13,15 @@ from sim.base.arrays import UNSET, IntArray
 from sim.base.errors import InputError
 from sim.base.options import whole_numbers
 from sim.graph.graph import Graph
-from sim.graph.views import FREE
+from sim.graph.views import FREE, VIEWS
 from sim.job.job import Job
 from sim.machine.device import Device
 from sim.machine.machine import Machine
 
 _T = TypeVar("_T")
+
+MOVES_NOTHING: Final = tuple(kind for kind in VIEWS if kind != "dropout")
+"""Views take no time, whatever a cost model makes of their bytes; dropout is one in inference alone."""
 
 
 _KEPT: Final = 16
@@ -71,6 +74,8 @@ def costs_ns(graph: Graph, device: Device) -> IntArray:
     missing = ns == UNSET
     if missing.any():
         if device.cost is not None:
+            views = missing & graph.is_kind(*MOVES_NOTHING) & (graph.flops == 0)
+            ns, missing = np.where(views, 0, ns), missing & ~views
             ns = np.where(missing, answered(graph, device, "duration", lambda: _modelled(graph, device)), ns)
         else:
             only_here = np.zeros(len(graph), dtype=bool)  # durations for other kinds of device only

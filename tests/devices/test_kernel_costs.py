@@ -17,6 +17,7 @@ from devices.machine import make_device
 from devices.presets import device_preset
 from sim import Device, GraphBuilder
 from sim.base import plugins
+from sim.job.costs import costs_ns
 from studies.kernels.fitting import predicted
 from studies.kernels.judge import error, held, own, without
 from studies.kernels.models import runs
@@ -82,6 +83,17 @@ def test_the_presets_of_the_issue_are_there() -> None:
 def test_ops_that_do_nothing_are_left_to_the_next_model() -> None:
     assert ns_of("reshape") == -1
     assert ns_of("matmul", bytes_read=10**6) > 0  # a product of which only the bytes are known
+
+
+@pytest.mark.parametrize(("kind", "free"), [("reshape", True), ("identity", True), ("dropout", False)])
+def test_a_view_takes_no_time_whatever_its_bytes(kind: str, free: bool) -> None:
+    """On any device; dropout is a kernel, in training."""
+    b = GraphBuilder("a view")
+    b.op("a", kind=kind, dtype="bf16", bytes_read=2**26, bytes_written=2**26)
+    b.op("by itself", kind=kind, dtype="bf16", bytes_read=2**26, duration_ns=7)
+    for preset in ("h100-sxm", "xeon-8480c", "ascend-910b2"):
+        first, own = costs_ns(b.build(), make_device("x", {"preset": preset})).tolist()
+        assert (first == 0, own) == (free, 7)
 
 
 def test_a_product_that_pytorch_launches_starts_cold() -> None:
