@@ -134,7 +134,7 @@ class _Verb(_PlainHelp, TyperCommand):
 
 
 def _named_in(name: str) -> Iterator[tuple[str, str]]:
-    """Yield the files that a scenario names, and who names them; not what it expects, which is written anew."""
+    """Yield the files that a scenario names, and who names them; what it expects may be written anew."""
     from scenarios.file.document import Document
     from scenarios.file.yaml_read import texts_in
 
