@@ -219,7 +219,7 @@ class _Compiler:
         structure = frame_structure(graph)
         self.program = JumpProgram(structure=structure)
         self.guards, self.guards_of_frames = find_guards(graph, structure)
-        self.frame_of, self.parent = structure.frame_of, structure.parent
+        self.frame_of, self.parent, self.child_of = structure.frame_of, structure.parent, structure.child_of
         self.place: dict[int, int] = {}
         for k, op in enumerate(order):
             self.place[op] = k
@@ -249,9 +249,14 @@ class _Compiler:
         before: dict[int, set[int]] = {item: set() for item in item_of if item is not None}
         after: dict[int, list[int]] = {item: [] for item in before}
         edges = self.graph.edges.within_iteration()
-        for p, c in zip(edges.producer.tolist(), edges.consumer.tolist(), strict=True):
-            a, b = item_of[p], item_of[c]
-            if a is not None and b is not None and a != b and a not in before[b]:
+        ends = zip(edges.producer.tolist(), edges.consumer.tolist(), strict=True)
+        pairs = [(item_of[p], item_of[c]) for p, c in ends]
+        # A loop waits for all that enters it, also for what no op in it reads.
+        pairs += [
+            (item_of[e], -1 - child) for e, child in self.child_of.items() if self.parent[child] == frame
+        ]
+        for a, b in pairs:
+            if a is not None and b in before and a != b and a not in before[b]:
                 before[b].add(a)
                 after[a].append(b)
         return before, after

@@ -18,8 +18,9 @@ lower_while_op.cc, inline_function_utils.cc).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Final, NamedTuple
 
 from sim.base.arrays import MOST_BUILT, at_most
@@ -153,10 +154,10 @@ class _Scope:
         Input of the function → name of what is given for it.
     begins : sequence
         What an op follows that reads no other op of the function.
-    pivot : sequence
-        What an op follows besides that reads nothing, or nothing but `free`.
+    pivot : callable
+        Returns what an op follows besides that reads nothing, or nothing but `free`, and adds it where needed.
     free : set of str
-        Inputs that are the same in all iterations of a loop.
+        Tensors that are there in all iterations of the loop, in the one after its last, too.
     stack : tuple of str
         Functions that are being written out.
     key : str
@@ -169,8 +170,8 @@ class _Scope:
     prefix: str = ""
     given: Mapping[str, Any] = field(default_factory=dict)
     begins: Sequence[Any] = ()
-    pivot: Sequence[Any] = ()
-    free: frozenset[str] = frozenset()
+    pivot: Callable[[], Sequence[Any]] = tuple
+    free: frozenset[Any] = frozenset()
     stack: tuple[str, ...] = ()
     key: str = ""
 
@@ -190,12 +191,21 @@ class _Scope:
     def _edges(self, record: Record) -> dict[str, Any]:
         """Return what an op reads and follows, in the graph that is built."""
         read, follow = record.get("inputs") or (), record.get("after") or ()
+        inputs = [self.value(ref) for ref in read]
         after = [edge for ref in follow for edge in self._control(ref)]
         if not any(self._split(ref)[0] in self.records for ref in (*read, *follow)):
             after += self.begins
-        if _is_free(record, self.free):
-            after += self.pivot
-        return {"inputs": [self.value(ref) for ref in read], "after": after}
+        decides = inputs[:1] if is_functional(record) and record["kind"] == "if" else inputs
+        if not follow and all(map(self._is_free, decides)):
+            after += self.pivot()
+        return {"inputs": inputs, "after": after}
+
+    def _is_free(self, value: Any) -> bool:
+        return (value if isinstance(value, str) else value[0]) in self.free
+
+    def _entering(self, value: Any, after: Sequence[Any]) -> Sequence[Any]:
+        """Return what a value follows on its way into a frame: what the op follows, or if free, the pivot."""
+        return after or (self.pivot() if self._is_free(value) else ())
 
     def _split(self, ref: Any) -> tuple[str, int, int]:
         """Return op (or input), output and distance of a reference."""
@@ -285,14 +295,16 @@ class _Scope:
         last = [op["name"] for op in function.ops if op["name"] not in read]
         return results, [edge for name in last for edge in scope._control(name)]
 
-    def _starts(self, function: Function, free: frozenset[str] = frozenset()) -> bool:
-        """Whether an op of a function, or of one that it calls, starts by itself in a branch or a loop."""
+    def _starts(self, function: Function, *above: str) -> bool:
+        """Whether an op of a function, or of one that it calls, starts by itself in a branch."""
+        above = (*above, function.name)
         for op in function.ops:
-            if _is_free(op, free):
+            if not op.get("inputs") and not op.get("after"):
                 return True
             called = str(op["attributes"].get("body")) if is_functional(op) and op["kind"] == "call" else ""
-            inner = self.functions.get(called) if called not in (*self.stack, function.name) else None
-            if inner is not None and self._starts(inner, _handed(op, inner, free)):
+            # One that calls itself is refused later.
+            inner = self.functions.get(called) if called not in above else None
+            if inner is not None and self._starts(inner, *above):
                 return True
         return False
 
@@ -304,18 +316,17 @@ class _Scope:
         function = self._function(record, "body", len(inputs))
         prefix = f"{self.prefix}{name}/"
         if not record["attributes"].get("own_frame", False):
-            free = _handed(record, function, self.free)
-            return self._write(function, prefix, inputs, "body", begins=after, pivot=self.pivot, free=free)
+            around = {"begins": after, "pivot": self.pivot, "free": self.free}
+            return self._write(function, prefix, inputs, "body", **around)
         if not inputs or not function.results:
             raise self._wrong(self.prefix + name, ": a frame of its own needs an input and a result")
-        frame = {"frame": self.prefix + name, "parallel_iterations": 1}
+        frame: dict[str, Any] = {"kind": "enter", "duration_ns": 0}
+        frame["attributes"] = {"frame": self.prefix + name, "parallel_iterations": 1}
         inside = [
-            self.builder.op(
-                f"{prefix}{p}/enter", kind="enter", inputs=[x], after=after, duration_ns=0, attributes=frame
-            )
+            self.builder.op(f"{prefix}{p}/enter", inputs=[x], after=self._entering(x, after), **frame)
             for p, x in zip(function.inputs, inputs, strict=True)
         ]
-        results, ends = self._write(function, prefix, inside, "body", pivot=inside[:1])
+        results, ends = self._write(function, prefix, inside, "body", pivot=lambda: inside[:1])
         exits = [
             self.builder.op(f"{prefix}exit{k}", kind="exit", inputs=[x], after=ends, duration_ns=0)
             for k, x in enumerate(results)
@@ -342,7 +353,7 @@ class _Scope:
                 starts = self._starts(sides[key])
                 pivot = [self._identity(f"{name}/{key}", inside[predicate])] if starts else []
                 given = [inside[x] for x in values]
-                results, ends = self._write(sides[key], f"{name}/{key}/", given, key, pivot=pivot)
+                results, ends = self._write(sides[key], f"{name}/{key}/", given, key, pivot=lambda: pivot)
                 stray = [end for end in ends if end not in results]
                 if stray:  # nobody reads them: the op is over when they are
                     results[0] = self._identity(f"{name}/{key}/end", results[0], stray)
@@ -374,25 +385,28 @@ class _Scope:
             raise self._wrong(name, " of kind while needs attributes: {trips: N}, how often it runs")
         values = dict(zip(body.inputs, inputs, strict=True))
         for p, x in values.items():
-            if after or not isinstance(x, str):
-                values[p] = self._identity(f"{name}/{p}", x, after)
+            follows = self._entering(x, after)
+            if follows or not isinstance(x, str):
+                values[p] = self._identity(f"{name}/{p}", x, follows)
         changing = {p: values[p] for p, r in zip(body.inputs, body.results, strict=True) if r != p}
         if not changing:
             raise self._wrong(name, ": the body of a loop changes none of its variables", "body")
         first = next(iter(changing))
-        free = frozenset(body.inputs) - changing.keys()
 
         def given(inside: Mapping[str, str]) -> list[str]:
             return [inside[p if p in changing else values[p]] for p in body.inputs]
 
         def step(builder: GraphBuilder, inside: dict[str, str]) -> dict[str, str]:
-            pivot = [self._identity(f"{name}/body", inside[first])] if self._starts(body, free) else []
+            pivot = cache(lambda: [self._identity(f"{name}/body", inside[first])])
+            free = frozenset(inside[x] for p, x in values.items() if p not in changing)
             results, _ = self._write(body, f"{name}/body/", given(inside), "body", pivot=pivot, free=free)
             return {p: r for p, r in zip(body.inputs, results, strict=True) if p in changing}
 
         def decide(builder: GraphBuilder, inside: dict[str, str]) -> str:
             assert test is not None
-            results, _ = self._write(test, f"{name}/test/", given(inside), "cond", pivot=[inside[first]])
+            results, _ = self._write(
+                test, f"{name}/test/", given(inside), "cond", pivot=lambda: [inside[first]]
+            )
             return str(results[0])
 
         from scenarios.ops.control_flow import while_loop
@@ -408,20 +422,6 @@ class _Scope:
             condition=decide if test is not None else None,
         )
         return [out[p] if p in changing else values[p] for p in body.inputs], list(out.values())
-
-
-def _is_free(record: Record, free: frozenset[str]) -> bool:
-    """Whether nothing but `free` inputs starts an op, so that a branch or a loop has to; an if, its first."""
-    read = record.get("inputs") or ()
-    if is_functional(record) and record["kind"] == "if":
-        read = read[:1]
-    return not record.get("after") and all((x if isinstance(x, str) else x[0]) in free for x in read)
-
-
-def _handed(record: Record, function: Function, free: frozenset[str]) -> frozenset[str]:
-    """Return the inputs of a function for which a call gives a `free` one."""
-    read = [x if isinstance(x, str) else x[0] for x in record.get("inputs") or ()]
-    return frozenset(p for p, x in zip(function.inputs, read, strict=False) if x in free)
 
 
 def _later(value: Any, distance: int) -> Any:

@@ -126,6 +126,16 @@ def test_loops_in_loops_and_conditions_in_loops() -> None:
     assert trace.makespan_ns == 3 * 10 + 3 * 1 + 2 * 100 + 1000
 
 
+def test_a_loop_begins_when_all_that_enters_it_is_there_even_what_it_does_not_read() -> None:
+    """Only then is its first iteration over: the thread stood before the second, and waited for ever."""
+    b = GraphBuilder("unread")
+    b.op("zero", duration_ns=1)
+    while_loop(b, "loop", {"i": "zero"}, lambda b, v: {"i": b.op("step", inputs=[v["i"]], duration_ns=10)},
+               trips=2, invariants=["late"], parallel_iterations=1)  # fmt: skip
+    b.op("late", inputs=["zero"], duration_ns=100)
+    assert simulate(b.build(), CPU, Sequential()).makespan_ns == 1 + 100 + 2 * 10
+
+
 def test_repetitions_run_one_after_another() -> None:
     trace = simulate(branches([True, False]).build(), CPU, Sequential(), iterations=2)
     assert live(trace) == ["x", "p", "f", "out", "x", "p", "g", "out"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from policies.issue.ready_queue import ReadyQueue
 from policies.issue.virtual_machine import Sequential
 from scenarios.importers import read_graph
 from scenarios.ops.inlining import Function, add_ops
-from sim import Device, Graph, GraphBuilder, Machine, Trace, simulate
+from sim import Device, Graph, GraphBuilder, Machine, Policy, Trace, simulate
 from sim.base.errors import GraphError, InputError
 
 CPU = Machine((Device("cpu0", "cpu", workers=4),))
@@ -189,6 +190,7 @@ def test_a_functional_while_with_an_invariant_and_a_condition(trips: int) -> Non
         ({"c": use("while", "x", body="yes", trips=None)}, "how often it runs"),
         ({"c": use("while", "x x", body="step")}, r"{trips: N}"),
         ({"c": use("call", "x", body="again")}, r"calls itself \(again -> again\)"),
+        ({"c": use("if", "x x", then="ping", **{"else": "yes"})}, r"calls itself \(ping -> pong -> ping\)"),
         ({"c": use("call", "x", body="lost")}, "'z' is neither an input nor an op"),
         ({"c": use("while", "x", body="same", trips=1)}, "changes none"),
         (
@@ -201,10 +203,12 @@ def test_a_functional_while_with_an_invariant_and_a_condition(trips: int) -> Non
 )  # fmt: skip
 def test_wrong_functions_are_explained(ops: dict[str, dict[str, Any]], message: str) -> None:
     again = function("again", "a", {"c": use("call", "a", body="again")}, "c")
+    ping = function("ping", "a", {"c": use("call", "a", body="pong")}, "c")
+    pong = function("pong", "a", {"c": use("call", "a", body="ping")}, "c")
     lost = function("lost", "a", {"f": {"inputs": ["a", "z"]}}, "f")
     same = function("same", "a", {"f": {"inputs": ["a"]}}, "a")
     with pytest.raises(GraphError, match=message):
-        graph({"x": {}, **ops}, TWO, YES, NO, STEP, again, lost, same)
+        graph({"x": {}, **ops}, TWO, YES, NO, STEP, again, ping, pong, lost, same)
 
 
 def test_a_graph_file_may_have_functions(tmp_path: Path) -> None:
@@ -242,3 +246,28 @@ def test_an_op_of_a_loop_that_reads_only_invariants_runs_once_an_iteration() -> 
     trace = simulate(g, CPU, ReadyQueue())
     assert live(trace).count("loop/body/call/add") == 3
     assert trace.makespan_ns == 10 + 3 * 10 + 10
+
+
+@pytest.mark.parametrize("policy", [ReadyQueue, Sequential])
+def test_an_invariant_that_a_call_hands_on_or_a_loop_inside_takes_is_read_once_an_iteration(
+    policy: type[Policy],
+) -> None:
+    """Each ran once more than the loop has iterations, after the last of them."""
+    hand_on = function("hand_on", "a", {"f": {"inputs": ["a"]}}, "a")
+    inc = function("inc", "a b", {"add": {"inputs": ["a"]}}, "add", "b")
+    test = function("test", "a b", {"less": {"inputs": ["a"]}, "also": {"inputs": ["b"]}}, "less")
+    own = function("own", "a b", {"h": {"inputs": ["b"]}}, "h")
+    calls = {
+        "step": {"inputs": ["x"]},
+        "call": use("call", "w", body="hand_on"),
+        "reads": {"inputs": ["call"]},
+        "inner": use("while", "w x", body="inc", cond="test", trips=1),
+        "frame": use("call", "x w", body="own", own_frame=True),
+    }
+    body = function("body", "x w", calls, "step", "w")
+    loop = use("while", "zero weight", body="body", trips=2)
+    g = graph({"zero": {}, "weight": {}, "loop": loop}, hand_on, inc, test, own, body)
+    ran = Counter(live(simulate(g, CPU, policy())))
+    once = ("step", "reads", "call/f", "inner/body/add", "frame/h")
+    assert {name: ran[f"loop/body/{name}"] for name in once} == dict.fromkeys(once, 2)
+    assert ran["loop/body/inner/test/less"] == ran["loop/body/inner/test/also"] == 2 * 2
