@@ -23,9 +23,10 @@ that the executor can run has a program, whether it was written as a structured 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from sim import Graph
@@ -135,21 +136,25 @@ def find_guards(graph: Graph, structure: FrameStructure) -> tuple[list[Guard], d
     kind = [graph.kinds[int(code)] for code in graph.kind_code]
     order = graph.topological_order.tolist()
     at = {op: k for k, op in enumerate(order)}
-    guards: list[Guard] = [()] * len(graph)
-    frames: dict[int, Guard] = {}
+    # Of each literal the place of the switch that asks: one that is inside another is known only behind it.
+    guards: list[dict[Literal, int]] = [{} for _ in order]
+    frames: dict[int, dict[Literal, int]] = {}
 
-    def chain(literals: Iterable[Literal]) -> Guard:
-        return tuple(sorted(dict.fromkeys(literals), key=lambda p: (at[p[0]], p[1])))
+    def merged(found: Iterable[Mapping[Literal, int]]) -> dict[Literal, int]:
+        place: dict[Literal, int] = {}
+        for guard in found:
+            place |= {literal: min(k, place.get(literal, k)) for literal, k in guard.items()}
+        return dict(sorted(place.items(), key=itemgetter(1)))
 
-    def behind(producer: int, slot: int) -> Guard:
+    def behind(producer: int, slot: int) -> dict[Literal, int]:
         """Return the guard of what `producer` gives, in the frame that it gives it to."""
         if kind[producer] == "enter":
-            return ()
+            return {}
         if kind[producer] == "exit":
-            return frames.get(structure.frame_of[producer], ())
+            return frames.get(structure.frame_of[producer], {})
         own = guards[producer]
         if kind[producer] == "switch" and slot >= 0:
-            return (*own, (structure.predicate[producer], min(slot, 1)))
+            return {(structure.predicate[producer], min(slot, 1)): at[producer], **own}
         return own
 
     for op in order:
@@ -158,16 +163,14 @@ def find_guards(graph: Graph, structure: FrameStructure) -> tuple[list[Guard], d
         tensors = [t for t, distance in read if not distance and graph.tensor_producer[t] >= 0]
         producers = [int(graph.tensor_producer[t]) for t in tensors]
         data = [behind(p, t - int(graph.first_output[p])) for p, t in zip(producers, tensors, strict=True)]
-        literals = [p for follows in graph.after.row(op).tolist() for p in behind(follows, -1)]
-        if kind[op] != "merge":
-            literals += [p for d in data for p in d]
-        elif data and not any(kind[p] == "enter" for p in producers):
-            literals += [p for p in data[0] if all(p in d for d in data)]
-        guards[op] = chain(literals)
+        if kind[op] == "merge" and data:
+            loops = any(kind[p] == "enter" for p in producers)
+            data = [{p: k for p, k in data[0].items() if not loops and all(p in d for d in data)}]
+        guards[op] = merged([*(behind(follows, -1) for follows in graph.after.row(op).tolist()), *data])
         if kind[op] == "enter":
             child = structure.child_of[op]
-            frames[child] = chain([*frames.get(child, ()), *guards[op]])
-    return guards, frames
+            frames[child] = merged([frames.get(child, {}), guards[op]])
+    return [tuple(guard) for guard in guards], {frame: tuple(guard) for frame, guard in frames.items()}
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -155,7 +155,7 @@ class _Scope:
     begins : sequence
         What an op follows that reads no other op of the function.
     pivot : callable
-        Returns what an op follows besides that reads nothing, or nothing but `free`, and adds it where needed.
+        Returns what an op follows besides that reads nothing, or nothing but `free`; adds it when asked.
     free : set of str
         Tensors that are there in all iterations of the loop, in the one after its last, too.
     stack : tuple of str

@@ -123,17 +123,22 @@ def test_a_functional_if(outcome: bool, makespan: int) -> None:
 @pytest.mark.parametrize("policy", [ReadyQueue, Sequential])
 @pytest.mark.parametrize("outer", [True, False])
 @pytest.mark.parametrize("inner", [True, False])
+@pytest.mark.parametrize("first", ["p", "q"])
 def test_a_condition_in_a_branch_is_decided_by_an_argument_of_it(
-    outer: bool, inner: bool, policy: type[ReadyQueue | Sequential]
+    outer: bool, inner: bool, first: str, policy: type[ReadyQueue | Sequential]
 ) -> None:
-    """What decides inside comes through the switch of the condition around, and through one more."""
+    """What decides inside comes through the switch of the condition around, and through one more.
+
+    A program asks for it only inside, even if it was computed first.
+    """
     nested = function("nested", "q a", {"n": use("if", "q q a", **{"then": "again", "else": "keep"})}, "n")
     again = function("again", "q a", {"m": use("if", "q a", **{"then": "yes", "else": "no"})}, "m")
     keep = function("keep", "q a", {"k": {"inputs": ["a"]}}, "k")
+    says = {"p": {"attributes": {"outcome": outer}}, "q": {"attributes": {"outcome": inner}}}
     ops = {
         "x": {},
-        "p": {"attributes": {"outcome": outer}},
-        "q": {"attributes": {"outcome": inner}},
+        first: says[first],
+        **says,
         "c": use("if", "p q x", **{"then": "nested", "else": "keep"}),
     }
     trace = simulate(graph(ops, nested, again, keep, YES, NO), CPU, policy())
