@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, Protocol, cast
 
-from scenarios.importers.files import TRACES, read_head, refuse_config
+from scenarios.importers.files import TRACES, read_head, refuse_no_graph
 from scenarios.importers.graph_json import BatchSlope, is_straight, read_graph, slope_between, write_graph
 from sim.base import plugins
 from sim.base.arrays import at_most
@@ -170,7 +170,7 @@ def _importer(path: StrPath, format: str | None) -> Importer:
             return importer
     if not head:
         raise InputError(f"{path}: is empty")
-    refuse_config(path, head)
+    refuse_no_graph(path, head)
     formats = "\n".join(f"  {known.name}: {known.summary}" for known in plugins.describe(_GROUP))
     raise InputError(f"{path}: no known format; convert it with sim import --format NAME, one of\n{formats}")
 

@@ -49,19 +49,27 @@ def read_head(path: StrPath, size: int = 1 << 16) -> bytes:
     return as_utf8(read_bytes(path, head=size))
 
 
-def refuse_config(path: StrPath, head: bytes) -> None:
-    """Refuse what has the sizes of a model, and no graph.
+_EXECUTION_GRAPH: Final = re.compile(rb'"schema"\s*:\s*"[0-9.]+(-chakra[0-9.]*)?"')
+
+
+def refuse_no_graph(path: StrPath, head: bytes) -> None:
+    """Refuse what is no graph by itself, saying what takes it.
 
     Raises
     ------
     InputError
-        It begins as a ``config.json`` of Hugging Face; the message says what takes it.
+        It begins as a ``config.json`` of Hugging Face, or as an execution graph of PyTorch.
     """
     if head.lstrip().startswith(b"{") and b'"model_type"' in head:
         raise InputError(
             f"{path}: has a model's sizes, and no graph; name it in a scenario: "
             f"`workload: {{train: {{model: ./{os.path.basename(path)}, ...}}}}`, or serving "
             "(docs/training.md, docs/serving.md)"
+        )
+    if _EXECUTION_GRAPH.search(head) and b'"nodes"' in head:
+        raise InputError(
+            f"{path}: is an execution graph of PyTorch, which has no times; give it beside the trace: "
+            f"`workload: {{kineto: TRACE, execution_graph: {os.path.basename(path)}}}`"
         )
 
 

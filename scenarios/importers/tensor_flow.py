@@ -101,15 +101,14 @@ class _Content:
     output: int = -1
 
 
-def tensor_flow(tasks: Sequence[Touch], *, host: bool = False) -> list[TaskFlow]:
+def tensor_flow(tasks: Sequence[Touch]) -> list[TaskFlow]:
     """Return what each task needs of the others; only earlier ones are needed.
 
     Parameters
     ----------
     tasks : sequence of Touch
-        In the order in which they were launched.
-    host : bool
-        Whether tensors in the host's memory count: tasks of a GPU do not wait for them.
+        In the order in which they were launched. Tensors in the host's memory do not count: tasks of a GPU
+        do not wait for them.
 
     Examples
     --------
@@ -126,7 +125,7 @@ def tensor_flow(tasks: Sequence[Touch], *, host: bool = False) -> list[TaskFlow]
     for i, task in enumerate(tasks):
         if task.operator is None:
             continue
-        reads = {one.storage for one in task.reads if host or not one.on_host}
+        reads = {one.storage for one in task.reads if not one.on_host}
         if task.operator in before:
             flows[i].inputs.append((before[task.operator], len(flows[before[task.operator]].outputs)))
             flows[before[task.operator]].outputs.append(0)
@@ -139,7 +138,7 @@ def tensor_flow(tasks: Sequence[Touch], *, host: bool = False) -> list[TaskFlow]
         if last[task.operator] == i:
             sizes: dict[Storage, int] = {}
             for one in task.writes:
-                if host or not one.on_host:
+                if not one.on_host:
                     sizes[one.storage] = max(one.nbytes, sizes.get(one.storage, 0))
             for storage, nbytes in sizes.items():
                 before_it = readers.pop(storage, [])

@@ -38,7 +38,7 @@ import numpy as np
 
 from policies.parallel.rank_grid import MEGATRON, Grid, read_order
 from policies.parallel.ranks import MOST_RANKS, add_ranks
-from scenarios.importers.files import TRACES, read_head, refuse_config
+from scenarios.importers.files import TRACES, read_head, refuse_no_graph
 from scenarios.recorded import select as roles
 from scenarios.recorded.setup import AS_RECORDED, POLICY
 from sim.base.arrays import UNSET, at_most
@@ -277,7 +277,7 @@ def format_of(path: StrPath) -> str | None:
     formats = {"chakra": chakra, "kineto": kineto}
     found = next((key for key, one in formats.items() if one.recognises(name, head)), None)
     if found is None:
-        refuse_config(path, head)
+        refuse_no_graph(path, head)
     return found
 
 

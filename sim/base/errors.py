@@ -178,6 +178,8 @@ class UnknownNameError(InputError):
         names = sorted(known)
         close = None if (counted := _counted(name, names)) else nearest(name, names)
         hint = f"; did you mean {shortened(close)!r}?" if close else "."
+        if "." in (now := RENAMED.get(name, "")):
+            hint = f"; {name} is now {now}."
         shown = counted or ", ".join(map(shortened, names[:40])) + (", ..." if len(names) > 40 else "")
         super().__init__(f"unknown {what} {shortened(name)!r}{hint} Known: {shown or '(none)'}", path=path)
         self.what, self.name, self.known = what, name, names
@@ -334,6 +336,7 @@ RENAMED: Final[Mapping[str, str]] = {
     "edge_probability": "probability",
     "estimate_error": "knowledge",
     "every_steps": "every",
+    "execution-graph": "workload.execution_graph",
     "expert": "ep",
     "expert_latent": "latent",
     "expert_middle": "middle",

@@ -93,9 +93,7 @@ def test_a_file_in_the_folder_is_read(tmp_path: Path) -> None:
     assert len(scenario.graph) == 1
 
 
-@pytest.mark.parametrize(
-    "format", ["chakra", "execution-graph", "graph-json", "kineto", "pipedream", "stg", "wfformat"]
-)
+@pytest.mark.parametrize("format", ["chakra", "graph-json", "kineto", "pipedream", "stg", "wfformat"])
 @pytest.mark.parametrize("content", [SECRET, '["root"]', '"root"', '{"root": 1}'])
 def test_messages_show_nothing_of_a_file_of_another_form(tmp_path: Path, format: str, content: str) -> None:
     path = tmp_path / "file"

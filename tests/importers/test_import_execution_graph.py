@@ -1,4 +1,4 @@
-"""PyTorch's execution graphs: beside a profiler's trace, and by themselves."""
+"""PyTorch's execution graphs beside a profiler's trace."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from cli_runner import sim
 
 from scenarios.importers import load_graph
-from scenarios.importers.execution_graph import load, read_operators, recognises
+from scenarios.importers.execution_graph import known_cost, read_operators
 from scenarios.importers.kineto.kineto import load as load_kineto
 from scenarios.recorded.setup import run_recorded
 from scenarios.run.execute import run_scenario
@@ -216,58 +216,28 @@ def test_a_collective_works_in_place(tmp_path: Path) -> None:
     assert [graph.tensor_names()[t] for t in graph.inputs.lists()[found[2]]] == [graph.op_names[found[1]]]
 
 
-# -- by itself ------------------------------------------------------------------------------------
-
-
-def test_an_execution_graph_by_itself(tmp_path: Path) -> None:
-    """The outermost call with a formula counts, weights are parameters, views and allocations are nothing."""
-    nodes = [
-        call(30, "aten::empty", outputs=[Z]),
-        *PROGRAM[:3],
-        call(31, "aten::view", inputs=[Y], outputs=[Y]),
-    ]
-    path = write(tmp_path, *nodes, PROGRAM[4])
-    assert recognises("et.json", path.read_bytes()[:100])
-    graph = load_graph(path)
-    assert graph.op_names == ["linear.3", "add.5", "relu.7"]
-    assert graph.flops.tolist() == [2 * 8 * 16 * 32, 256, 256]
-    assert list(graph.external_names) == [f"storage{k}@cuda:0" for k in (1, 2, 4)]
-    names = graph.tensor_names()
-    assert [[names[t] for t in row] for row in graph.inputs.lists()] == [
-        ["storage1@cuda:0", "storage2@cuda:0"],
-        ["linear.3", "storage4@cuda:0"],
-        ["add.5"],
-    ]
-    assert graph.pins == ("gpu",)
+# -- what operators cost --------------------------------------------------------------------------
 
 
 def test_convolutions_backward_are_two_products(tmp_path: Path) -> None:
     grad, image, kernel = tensor(1, 2, 4, 8, 8), tensor(2, 2, 3, 8, 8), tensor(3, 4, 3, 3, 3)
-    rest = [
-        plain([4]),
-        plain([1, 1]),
-        plain([1, 1]),
-        plain([1, 1]),
-        plain(False, "Bool"),
-        plain([0, 0]),
-        plain(1),
-    ]
+    rest = [plain(value) for value in ([4], [1, 1], [1, 1], [1, 1], False, [0, 0], 1)]
     for mask, flops in (([True, True, False], 2), ([False, True, False], 1)):
         inputs = [grad, image, kernel, *rest, (mask, [[], [], []], "GenericList[Bool,Bool,Bool]")]
-        graph = load(write(tmp_path, call(3, "aten::convolution_backward", inputs=inputs, outputs=[image])))
-        assert graph.flops.tolist() == [flops * 2 * (2 * 4 * 8 * 8) * (3 * 3 * 3)]
+        path = write(tmp_path, call(3, "aten::convolution_backward", inputs=inputs, outputs=[image]))
+        costed = known_cost(read_operators(path)[-1])
+        assert costed is not None
+        assert costed.cost.flops == flops * 2 * (2 * 4 * 8 * 8) * (3 * 3 * 3)
 
 
-def test_unknown_operators_are_named(tmp_path: Path) -> None:
+def test_by_itself_it_is_no_graph(tmp_path: Path) -> None:
+    """It has no times; the message says what takes it."""
     path = write(tmp_path, *PROGRAM)
-    with pytest.raises(
-        InputError, match=r"without a cost formula: aten::my_op \(1\); .*or give times: kineto"
-    ):
-        load(path)
-    with pytest.warns(UserWarning, match="counted by their bytes"):
-        assert load(path, unknown="bytes").op_names[2] == "my_op.6"
-    done = sim("import", write(tmp_path, *PROGRAM[:3]), "--out", tmp_path / "g.json")
-    assert done.exit_code == 0, done.stderr
+    with pytest.raises(InputError, match=r"no times; give it beside the trace: .*: et\.json"):
+        load_graph(path)
+    done = sim("import", path, "--out", tmp_path / "g.json", "--format", "execution-graph")
+    assert done.exit_code == 2
+    assert "execution-graph is now workload.execution_graph" in done.stderr
 
 
 # -- wrong files ----------------------------------------------------------------------------------
@@ -307,5 +277,3 @@ def test_wrong_files_get_one_line(tmp_path: Path, text: str, says: str) -> None:
     path.write_text(text)
     with pytest.raises(InputError, match=says):
         read_operators(path)
-    done = sim("import", path, "--out", tmp_path / "g.json", "--format", "execution-graph")
-    assert (done.exit_code, len(done.stderr.splitlines()), "Traceback" in done.stderr) == (2, 1, False)
