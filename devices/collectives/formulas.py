@@ -9,7 +9,6 @@
                all_gather, reduce_scatter  (n-1)/n S/B + (n-1) alpha
     tree       all_reduce 2 ceil(log2 n) (S/B + alpha), broadcast and reduce half of it
     halving-doubling    all_reduce 2 (n-1)/n S/B + 2 log2(n) alpha
-    double-tree, p pieces    broadcast and reduce (2 (p-1) + depth) (S/2p/B + alpha), all_reduce twice that
 
 The alpha-beta model of Hockney, "The communication challenge for MPP", Parallel Computing 20(3), 1994, with
 the step counts of Thakur et al. (`devices.collectives.schedules`). alpha and B come from the links between
@@ -228,14 +227,12 @@ class Formula:
     Parameters
     ----------
     algorithm : str
-        ``ring``, ``tree`` (binomial), ``halving-doubling``, ``direct``, ``hierarchical`` or ``double-tree``;
-        a collective for which it has no form runs as a ring, or directly. ``auto``: the fastest for each call
-        (directly among 32 ranks at most).
+        ``ring``, ``tree`` (binomial), ``halving-doubling``, ``direct`` or ``hierarchical``; a collective for
+        which it has no form runs as a ring, or directly. ``auto``: the fastest for each call (directly among
+        32 ranks at most).
     group : int, optional
         Of ``hierarchical``: how many neighbouring ranks form a group, such as the GPUs of a node; ``auto``
         takes those of a node where the ranks are on several nodes, equally many on each.
-    pieces : int
-        Of ``double-tree``: into how many pieces each tree cuts its half of the bytes.
     latency_ns : int
         What each message takes besides the latencies of its links.
     bandwidth : int, optional
@@ -250,11 +247,8 @@ class Formula:
     6006000
     """
 
-    algorithm: Literal[
-        "auto", "ring", "tree", "halving-doubling", "direct", "hierarchical", "double-tree"
-    ] = "auto"
+    algorithm: Literal["auto", "ring", "tree", "halving-doubling", "direct", "hierarchical"] = "auto"
     group: Annotated[int, Ge(2)] | None = None
-    pieces: Annotated[int, Ge(1)] | None = None
     latency_ns: int = 0
     bandwidth: Bandwidth | None = None
     _known: dict[Hashable, tuple[Machine, list[_Way]]] = field(
@@ -262,16 +256,11 @@ class Formula:
     )
 
     def __post_init__(self) -> None:
-        """Refuse a group or pieces that have no effect, and those of unknown size."""
-        for algorithm, key, what in (
-            ("hierarchical", "group", "how many ranks form one"),
-            ("double-tree", "pieces", "into how many each tree cuts its half"),
-        ):
-            given = getattr(self, key)
-            if self.algorithm == algorithm and given is None:
-                raise InputError(f"the algorithm {algorithm} needs the option {key}: {what}")
-            if given is not None and self.algorithm not in (algorithm, _ALL):
-                raise InputError(f"it has no effect with algorithm: {self.algorithm}", path=(key,))
+        """Refuse a group that has no effect, and one of unknown size."""
+        if self.algorithm == "hierarchical" and self.group is None:
+            raise InputError("the algorithm hierarchical needs the option group: how many ranks form one")
+        if self.group is not None and self.algorithm not in ("hierarchical", _ALL):
+            raise InputError(f"it has no effect with algorithm: {self.algorithm}", path=("group",))
 
     def time_ns(self, call: Call, machine: Machine) -> int:
         """Return the ns that a call takes once all its ranks are there."""
@@ -313,12 +302,10 @@ class Formula:
             return [("direct", uneven(call.sends, call.nbytes))]
         root = call.ranks.index(call.root) if call.root in call.ranks else 0
         group, n = self.group or _ranks_of_a_node(call, machine), len(call.ranks)
-        form = partial(steps_of, kind=call.kind, ranks=n, root=root, group=group, pieces=self.pieces or 1)
+        form = partial(steps_of, kind=call.kind, ranks=n, root=root, group=group)
         names: tuple[str, ...] = (self.algorithm,)
         if self.algorithm == _ALL:
-            left_out = {"direct"} if n > _FEW else set()
-            left_out |= {"double-tree"} if self.pieces is None else set()
-            names = tuple(name for name in ALGORITHMS if name not in left_out)
+            names = tuple(name for name in ALGORITHMS if name != "direct" or n <= _FEW)
         for some in (names, ("ring", "direct")):
             found = [(name, steps) for name in some if (steps := form(name)) is not None]
             if found:

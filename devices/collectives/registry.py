@@ -47,7 +47,7 @@ def make_collectives(spec: object, origin: Origin = NOWHERE) -> CollectiveModel:
     Examples
     --------
     >>> make_collectives({"algorithm": "ring", "latency": "5us"})
-    Formula(algorithm='ring', group=None, pieces=None, latency_ns=5000, bandwidth=None)
+    Formula(algorithm='ring', group=None, latency_ns=5000, bandwidth=None)
     """
     options: dict[str, Any] = dict(read_mapping(spec))
     with located("model"):

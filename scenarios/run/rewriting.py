@@ -31,7 +31,6 @@ from policies.linearize import (
 from policies.parallel.folding import fold, why_not
 from policies.parallel.parameter_server import ParameterServer
 from policies.parallel.rank_grid import OnRanks, Ranked, RankOrder, warn_of_unsummed
-from policies.rewrite.partition import DistributedSession
 from policies.streams import PerBranch, PerKind, Recorded, RoundRobinStreams, SingleStream
 from scenarios.file.document import Document
 from scenarios.run.decisions import RewriteStep
@@ -97,7 +96,7 @@ def compile_graph(
                 job = make_job(graph, machine, placement=placement, may_fail=False)
                 graph, placement = pinned(graph, machine, job.device_of), None
             before = graph
-            if isinstance(rewrite, DistributedSession | ParameterServer):
+            if isinstance(rewrite, ParameterServer):
                 graph = rewrite.apply(graph, machine)
             else:
                 graph = rewrite.apply(graph)

@@ -177,9 +177,7 @@ class UnknownNameError(InputError):
     def __init__(self, what: str, name: str, known: Iterable[str], *, path: Iterable[str | int] = ()) -> None:
         names = sorted(known)
         close = None if (counted := _counted(name, names)) else nearest(name, names)
-        hint = f"; did you mean {shortened(close)!r}?" if close else "."
-        if "." in (now := RENAMED.get(name, "")):
-            hint = f"; {name} is now {now}."
+        hint = f"; did you mean {shortened(close)!r}?" if close else f"{_now(name, names)}."
         shown = counted or ", ".join(map(shortened, names[:40])) + (", ..." if len(names) > 40 else "")
         super().__init__(f"unknown {what} {shortened(name)!r}{hint} Known: {shown or '(none)'}", path=path)
         self.what, self.name, self.known = what, name, names
@@ -327,8 +325,10 @@ RENAMED: Final[Mapping[str, str]] = {
     "data": "dp",
     "data_parallel": "dp",
     "default_dtype": "dtype",
+    "dependencies": "gone: leave it out of compile",
     "depth": "layers",
     "dispatch": "issue_cost",
+    "distributed-session": "gone: compile has partition; requests of a master are ops of yours",
     "dma_bandwidth": "core_bandwidth",
     "dma_engines": "copy_engines",
     "dma_latency": "latency",
@@ -336,7 +336,7 @@ RENAMED: Final[Mapping[str, str]] = {
     "edge_probability": "probability",
     "estimate_error": "knowledge",
     "every_steps": "every",
-    "execution-graph": "workload.execution_graph",
+    "execution-graph": "gone: give it beside its trace, as execution_graph of workload: {kineto: TRACE}",
     "expert": "ep",
     "expert_latent": "latent",
     "expert_middle": "middle",
@@ -392,6 +392,7 @@ RENAMED: Final[Mapping[str, str]] = {
     "part": "phase",
     "passes": "memory_efficiency",
     "pause": "asynchronous",
+    "pieces": "gone: with the algorithm double-tree",
     "pinned": "pin_memory",
     "pipeline": "pp",
     "pipeline_parallel": "pp",
@@ -446,7 +447,16 @@ RENAMED: Final[Mapping[str, str]] = {
     "vpp": "chunks",
     "when_full": "memory.when_full",
 }
-"""Keys of older versions → what they are now: a key where that is known, with a value or not, or a path."""
+"""Names of older versions → what they are now: a key where that is known, with a value or not, a path, or
+``gone: ...`` and what to do instead."""
+
+
+def _now(name: str, known: Collection[str]) -> str:
+    """Return what an old name is now, as the end of a message; nothing where it is not one of this place."""
+    now = RENAMED.get(name, "")
+    if now.startswith("gone: "):
+        return f"; {name} is {now}"
+    return f"; {name} is now {now}" if now and ("." in now or now.partition(":")[0] in known) else ""
 
 
 def nearest(name: str, known: Iterable[str], *, likeness: float = 0.6) -> str | None:
@@ -482,9 +492,8 @@ def hint(name: str, known: Iterable[str], *, shown: int = 20) -> str:
     ('; known: gpu0 to gpu1', '; known: node0/gpu0 to node1/gpu0')
     """
     names = sorted(set(known))
-    now = RENAMED.get(name, "")
-    if now and ("." in now or now.partition(":")[0] in names):
-        return f"; {name} is now {now}"
+    if now := _now(name, names):
+        return now
     if counted := _counted(name, names):
         return f"; known: {counted}"
     begun = [each for each in names if name and each.startswith(f"{name}-")]

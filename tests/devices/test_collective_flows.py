@@ -58,7 +58,7 @@ KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"
 
 @given(
     st.sampled_from(KINDS),
-    st.sampled_from(("ring", "tree", "halving-doubling", "direct", "double-tree", "auto")),
+    st.sampled_from(("ring", "tree", "halving-doubling", "direct", "auto")),
     st.integers(1, 9),
     st.integers(0, 10**6),
     st.sampled_from(("shared", "serial", "fifo")),
@@ -68,7 +68,7 @@ def test_alone_flows_take_what_the_formula_says(
     kind: str, algorithm: str, n: int, nbytes: int, sharing: str
 ) -> None:
     """But for the rounding of each step up to a ns, and of each message up to a byte (1 ns at 1 GB/s)."""
-    model: dict[str, Any] = {"algorithm": algorithm} | ({"pieces": 3} if algorithm == "double-tree" else {})
+    model: dict[str, Any] = {"algorithm": algorithm}
     on = machine(n, {"model": "flows", **model}, sharing)
     flows_ns = call(kind, nbytes, n, on).makespan_ns
     formula_ns = Formula(**model).time_ns(Call(kind, nbytes, tuple(range(n))), on)

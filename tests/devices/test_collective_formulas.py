@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from devices.collectives.formulas import Formula, ring_order
 from devices.collectives.registry import make_collectives
-from devices.collectives.schedules import ALGORITHMS, double_tree, rounds_of, steps_of, tree
+from devices.collectives.schedules import ALGORITHMS, steps_of
 from devices.machine import make_machine
 from sim import Device, GraphBuilder, Job, Machine
 from sim.base.errors import InfeasibleError, InputError
@@ -123,75 +123,6 @@ def test_hierarchical_is_rings_in_and_across_groups() -> None:
     assert found < time_ns("all_reduce", size, n, "ring", machine)
 
 
-# NCCL's pictures (src/graph/trees.cc): the tree of 14 ranks; the mirror image for 12, the shifted one for 13.
-TREE_OF_14 = {0: [8], 8: [4, 12], 4: [2, 6], 12: [10, 13], 2: [1, 3], 6: [5, 7], 10: [9, 11]}
-SECOND_OF_12 = {11: [3], 3: [1, 7], 7: [5, 9], 1: [0, 2], 5: [4, 6], 9: [8, 10]}
-SECOND_OF_13 = {1: [9], 9: [5, 0], 5: [3, 7], 0: [11], 3: [2, 4], 7: [6, 8], 11: [10, 12]}
-
-
-def test_the_trees_are_those_of_nccl() -> None:
-    for parents, children in (
-        (tree(14), TREE_OF_14),
-        (double_tree(12)[1], SECOND_OF_12),
-        (double_tree(13)[1], SECOND_OF_13),
-    ):
-        expected = [-1] * len(parents)
-        for parent, here in children.items():
-            for child in here:
-                expected[child] = parent
-        assert parents == expected
-
-
-@pytest.mark.parametrize("fed", [False, True])
-@pytest.mark.parametrize("n", [*range(2, 20), 64, 101])
-def test_two_trees_bring_all_pieces_one_at_a_time(n: int, fed: bool) -> None:
-    """Who sends a piece has it, and sends and receives one piece in a round at most."""
-    pieces = 3
-    rounds = rounds_of(n, fed)
-    moves = sorted(
-        (first + 2 * piece, k // (n - 1), piece, *edge)  # those of tree 2 come after those of tree 1
-        for k, (edge, first) in enumerate(rounds)
-        for piece in range(pieces)
-    )
-    roots = (0, 0) if fed else tuple(parents.index(-1) for parents in double_tree(n))
-    has = {(roots[t], t, piece): -1 for t in (0, 1) for piece in range(pieces)}
-    busy = set()
-    for now, t, piece, parent, child in moves:
-        assert has[parent, t, piece] < now
-        assert (child, t, piece) not in has
-        has[child, t, piece] = now
-        assert not busy & {(now, "out", parent), (now, "in", child)}
-        busy |= {(now, "out", parent), (now, "in", child)}
-    assert len(has) == n * 2 * pieces
-
-
-@pytest.mark.parametrize(
-    ("kind", "n", "rounds"),  # of one piece; each further one adds two, for an all-reduce four
-    [("broadcast", 2, 2), ("broadcast", 4, 6), ("reduce", 8, 7), ("all_reduce", 4, 8),
-     ("all_reduce", 8, 10), ("all_reduce", 16, 16)],
-)  # fmt: skip
-def test_double_tree(kind: str, n: int, rounds: int) -> None:
-    for pieces in (1, 2, 5):
-        more = 2 * (pieces - 1) * (2 if kind == "all_reduce" else 1)
-        each = ALPHA + Fraction(8 * 10**6, 2 * pieces)
-        expected = round_half_up((rounds + more) * each)
-        assert time_ns(kind, 8 * 10**6, n, "double-tree", pieces=pieces) == expected
-
-
-def test_two_ranks_are_a_tree_each_way() -> None:
-    assert time_ns("all_reduce", 8 * 10**6, 2, "double-tree", pieces=4) == 2 * 4 * (ALPHA + 10**6)
-
-
-def test_many_pieces_bring_the_full_bandwidth_of_two_trees() -> None:
-    one_way, both_ways = (
-        time_ns(kind, 2 * 10**9, 64, "double-tree", pieces=800) for kind in ("broadcast", "all_reduce")
-    )
-    assert one_way == pytest.approx(2 * 10**9, rel=0.01)
-    assert both_ways == pytest.approx(4 * 10**9, rel=0.01)
-    # Of few bytes a tree takes log2(n) rounds where a ring takes n.
-    assert time_ns("all_reduce", 8, 64, "double-tree", pieces=1) < time_ns("all_reduce", 8, 64, "ring") / 4
-
-
 def test_the_slowest_link_of_a_ring_counts() -> None:
     spec = [{"from": f"gpu{k}", "to": f"gpu{(k + 1) % 4}", "bandwidth": "4GB/s"} for k in range(4)]
     spec[2]["bandwidth"] = "1GB/s"
@@ -253,7 +184,7 @@ def test_every_rank_gets_what_it_has_to(algorithm: str, kind: str, n: int, data:
     """
     root = data.draw(st.integers(0, n - 1))
     group = data.draw(st.integers(2, 5))
-    steps = steps_of(algorithm, kind, n, root, group, data.draw(st.integers(1, 4)))
+    steps = steps_of(algorithm, kind, n, root, group)
     if steps is None:
         return
     heard = [{r} for r in range(n)]
@@ -292,9 +223,8 @@ def test_every_rank_gets_what_it_has_to(algorithm: str, kind: str, n: int, data:
         ({"algoritm": "ring"}, "did you mean 'algorithm'"),
         ({"algorithm": "hierarchical"}, "needs the option group"),
         ({"algorithm": "ring", "group": 4}, "group: it has no effect with algorithm: ring"),
-        ({"algorithm": "double-tree"}, "needs the option pieces: into how many"),
-        ({"algorithm": "tree", "pieces": 4}, "pieces: it has no effect with algorithm: tree"),
-        ({"algorithm": "double-tree", "pieces": 0}, "pieces"),
+        ({"algorithm": "double-tree"}, "should be .*'hierarchical', not 'double-tree'"),
+        ({"algorithm": "tree", "pieces": 4}, "pieces is gone: with the algorithm double-tree"),
         ({"latency": 5}, "latency: 5 has no unit"),
         ({"bandwidth": "5us"}, "bandwidth"),
         ({"model": 3}, "3 is no name of a model"),

@@ -237,7 +237,7 @@ def test_by_itself_it_is_no_graph(tmp_path: Path) -> None:
         load_graph(path)
     done = sim("import", path, "--out", tmp_path / "g.json", "--format", "execution-graph")
     assert done.exit_code == 2
-    assert "execution-graph is now workload.execution_graph" in done.stderr
+    assert "execution-graph is gone: give it beside its trace" in done.stderr
 
 
 # -- wrong files ----------------------------------------------------------------------------------

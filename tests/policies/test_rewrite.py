@@ -11,18 +11,15 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from program_helpers import programs
 from rewrite_helpers import graph, shape
 
-from policies.issue.ready_queue import ReadyQueue
 from policies.rewrite.fusion import Fusion
 from policies.rewrite.layout import Layout
-from policies.rewrite.prune import DependencyPruning
 from policies.rewrite.records import read, write
 from policies.rewrite.simplify import Arithmetic, CommonSubexpressions, ConstantFolding
 from scenarios.importers import load_graph
 from scenarios.importers.tensorflow_json import kind_of
-from sim import Device, Graph, GraphBuilder, Machine, simulate
+from sim import Graph, GraphBuilder
 from sim.base.errors import InputError
 
 
@@ -226,93 +223,6 @@ def test_a_recorded_step_keeps_its_constants(data_dir: Path) -> None:
     assert (len(after), count["const"], count["floor_div"]) == (len(g), 2117, 10)
 
 
-# -- dependencies ----------------------------------------------------------------------------------
-
-
-def edges_after(ops: dict[str, dict[str, Any]]) -> dict[str, tuple[list[str], list[str]]]:
-    """Return op → what it reads and what it follows, when superfluous dependencies are gone."""
-    records = read(DependencyPruning().apply(graph(ops)))
-    return {r.name: ([t for t, _ in r.inputs], [n for n, _ in r.after]) for r in records.ops.values()}
-
-
-EXP = {"kind": "exp", "inputs": ["x"]}
-
-
-def test_identities_and_stop_gradients_go() -> None:
-    ops = {
-        "a": EXP,
-        "i": {"kind": "identity", "inputs": ["a"]},
-        "s": {"kind": "stop_gradient", "inputs": ["i"]},
-    }
-    found = edges_after({**ops, "y": {"kind": "exp", "inputs": ["s"], "after": ["i"]}})
-    assert found == {"a": (["x"], []), "y": (["a"], [])}
-
-
-def test_a_control_edge_beside_a_path_goes() -> None:
-    ops = {"a": EXP, "b": {**EXP, "inputs": ["a"]}, "c": {**EXP, "inputs": ["b"], "after": ["a"]}}
-    assert edges_after(ops)["c"] == (["b"], [])
-    assert edges_after({"a": EXP, "c": {**EXP, "inputs": ["a"], "after": ["a"]}})["c"] == (["a"], [])
-
-
-def test_a_no_op_between_few_goes_and_one_between_many_stays() -> None:
-    makers = dict.fromkeys("abc", EXP)
-    ops = {**makers, "n": {"kind": "no_op", "after": list("abc")}, "y": {**EXP, "after": ["n"]}}
-    waiting = [{**EXP, "after": ["n"]} for _ in range(3)]
-    reads = {"all": {"kind": "add_n", "inputs": list("abc")}}  # so that they are more than waited for
-    assert sorted(edges_after({**ops, **reads})["y"][1]) == ["a", "b", "c"]
-    many = {**ops, **reads, **{f"y{k}": facts for k, facts in enumerate(waiting)}}
-    assert edges_after(many)["y0"] == (["x"], ["n"])
-
-
-def test_what_nobody_reads_is_not_computed() -> None:
-    ops = {
-        "a": EXP,
-        "unread": {"kind": "softmax", "inputs": ["a"], "flops": 9},
-        "y": {**EXP, "after": ["unread"]},
-    }
-    assert edges_after(ops) == {"y": (["x"], [])}
-    kept = {**ops, "unread": {"inputs": ["a"], "duration_ns": 9}}  # of no kind: it may have effects
-    assert edges_after(kept)["y"] == (["x"], ["unread"])
-    random = {**ops, "unread": {"kind": "random_uniform", "inputs": ["a"]}}
-    assert edges_after(random)["y"] == (["x"], ["unread"])
-
-
-def test_nobody_waits_for_a_constant() -> None:
-    ops = {"c": {"kind": "const"}, "d": {"kind": "const"}, "y": {**EXP, "inputs": ["d"], "after": ["c", "d"]}}
-    assert edges_after(ops) == {"d": ([], []), "y": (["d"], [])}
-
-
-def test_identities_that_stand_for_something_stay() -> None:
-    for maker in ("recv", "variable"):
-        ops = {"v": {"kind": maker}, "i": {"kind": "identity", "inputs": ["v"]}}
-        assert "i" in edges_after({**ops, "y": {**EXP, "inputs": ["i"]}})
-    told = {"i": {"kind": "identity", "inputs": ["x"], "attributes": {"outcome": True}}}
-    assert "i" in edges_after({**told, "y": {**EXP, "inputs": ["i"]}})
-
-
-@examples(40)
-@given(g=programs())
-def test_fewer_dependencies_in_loops_and_conditions_run_the_same_ops(g: Graph) -> None:
-    there = Machine((Device("cpu0", "cpu", workers=4),))
-    plain, fewer = (simulate(x, there, ReadyQueue()) for x in (g, DependencyPruning().apply(g)))
-    fewer.check()
-    live = [
-        Counter(t.job.graph.op_names[op] for op in t.tasks["op"][t.tasks["dead"] == 0].tolist())
-        for t in (plain, fewer)
-    ]
-    passed = {r.name for r in read(g).ops.values() if r.kind in ("identity", "no_op")}
-    assert not live[1] - live[0]
-    assert set(live[0] - live[1]) <= passed
-
-
-def test_control_edges_between_two_devices_become_one() -> None:
-    there = {name: {**EXP, "device": "gpu0"} for name in "ab"}
-    reads = {"r": {"kind": "add", "inputs": ["a", "b"], "device": "gpu0"}}
-    found = edges_after({**there, **reads, "y": {**EXP, "device": "cpu0", "after": ["a", "b"]}})
-    assert found["y"] == (["x"], ["y/after_gpu0"])
-    assert found["y/after_gpu0"] == ([], ["a", "b"])
-
-
 # -- arithmetic ------------------------------------------------------------------------------------
 
 
@@ -451,7 +361,7 @@ def stateful_ancestors(g: Graph, name: str) -> set[str]:
     return {n for n in seen if records.ops[n].kind == "random"}
 
 
-STEPS = [ConstantFolding(), CommonSubexpressions(), DependencyPruning(), Arithmetic(), Layout(), Fusion()]
+STEPS = [ConstantFolding(), CommonSubexpressions(), Arithmetic(), Layout(), Fusion()]
 
 
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: type(step).__name__)

@@ -20,8 +20,7 @@ from policies.parallel.zero_1_2 import ZeroOne, ZeroTwo
 from policies.parallel.zero_3 import ZeroThree
 from policies.rewrite.backward import TrainingRewrite
 from policies.rewrite.layout import Layout
-from policies.rewrite.partition import DistributedSession, Partition
-from policies.rewrite.prune import DependencyPruning
+from policies.rewrite.partition import Partition
 from policies.rewrite.records import OpEntry, read, write
 from policies.rewrite.simplify import Arithmetic
 from scenarios.builders.gpt import Transformer, gpt_graph
@@ -74,13 +73,11 @@ CASES: dict[str, tuple[Callable[[Graph], Graph], Graph, str]] = {
     "context, all_to_all": (ContextParallel(2, "all-to-all").apply, STEP, "embed"),
     "context, ring": (ContextParallel(2, "ring").apply, STEP, "embed"),
     "ddp": (DistributedDataParallel(2).apply, STEP, "embed"),
-    "dependencies": (DependencyPruning().apply, TWO, "c"),
     "expert-parallel": (ExpertParallel(2, FFN, 2, tokens=4).apply, STEP, "embed"),
     "megatron-ddp": (MegatronDDP(2).apply, STEP, "embed"),
     "zero-1": (ZeroOne(2).apply, STEP, "embed"),
     "zero-2": (ZeroTwo(2).apply, STEP, "embed"),
     "zero-3": (ZeroThree(2).apply, STEP, "embed"),
-    "distributed-session": (DistributedSession("cpu0").apply, TWO, "c"),
     "fsdp2": (FullyShard(2).apply, STEP, "embed"),
     "gradient-accumulation": (GradientAccumulation(2).apply, STEP, "embed"),
     "layout": (Layout("NCHW").apply, CONVS, "a"),
