@@ -26,8 +26,6 @@ from __future__ import annotations
 
 import csv
 import io
-import zipfile
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Context, Decimal
@@ -39,9 +37,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from sim.base.arrays import IntArray, at_most
+from sim.base.arrays import IntArray
 from sim.base.errors import InputError, hint, located
-from sim.base.files import MOST_BYTES, read_bytes
+from sim.base.files import read_bytes
 from sim.base.plugins import NOWHERE, Origin
 
 # ----------------------------------------------------------------------------------------------------------
@@ -49,14 +47,6 @@ from sim.base.plugins import NOWHERE, Origin
 #
 #     rank,expert0,expert1         a token a row; `rank` may be missing          .csv, .csv.gz
 #     0,3,17
-#     experts (tokens, top_k), ranks (tokens,)                                   .npz
-
-_DAMAGED: Final = (
-    *(ValueError, OSError, EOFError, KeyError, RuntimeError, MemoryError),
-    *(zipfile.BadZipFile, zlib.error),
-)
-"""What reading a file raises that is no archive of arrays."""
-
 
 _Trace = tuple[IntArray, IntArray | None]
 """The experts of each token, (tokens, top_k), and its rank; None: nobody says."""
@@ -76,7 +66,7 @@ def read_trace(path: Path, n_experts: int, top_k: int) -> _Trace:
     InputError
         No such file, no such columns, or a token that goes nowhere, or to one expert twice.
     """
-    experts, ranks = _npz(path) if path.name.endswith(".npz") else _csv(path)
+    experts, ranks = _columns(path)
     if experts.shape[1:] != (top_k,) or not len(experts):
         shape = " x ".join(map(str, experts.shape))
         raise InputError(f"{path}: must have {top_k} expert(s) a token, as top_k says; found {shape}")
@@ -94,7 +84,7 @@ def read_trace(path: Path, n_experts: int, top_k: int) -> _Trace:
     return experts, ranks
 
 
-def _csv(path: Path) -> _Trace:
+def _columns(path: Path) -> _Trace:
     content = read_bytes(path)
     try:
         rows = list(csv.reader(io.StringIO(content.decode("utf-8-sig"))))
@@ -118,26 +108,6 @@ def _csv(path: Path) -> _Trace:
     except OverflowError:
         raise InputError(f"{path}: has numbers that are no experts") from None
     return table[:, chosen], table[:, header.index("rank")] if "rank" in header else None
-
-
-def _npz(path: Path) -> _Trace:
-    content = io.BytesIO(read_bytes(path))
-    try:
-        with zipfile.ZipFile(content) as archive:
-            at_most(MOST_BYTES, sum(each.file_size for each in archive.infolist()), "bytes")
-        with np.load(content, allow_pickle=False) as arrays:
-            found = {name: arrays[name] for name in arrays.files}
-    except _DAMAGED as error:
-        raise InputError(f"{path}: is no .npz file ({error})") from None
-    if "experts" not in found or set(found) - {"experts", "ranks"}:
-        raise InputError(f"{path}: must have an array experts, and may have ranks; found {sorted(found)}")
-    for name, array in found.items():
-        whole = isinstance(array, np.ndarray) and array.dtype.kind in "iu" and array.ndim in (1, 2)
-        if not whole or len(array) != len(found["experts"]):
-            raise InputError(f"{path}: {name} must be whole numbers, a row for each token")
-    experts = found["experts"].astype(np.int64)
-    ranks = found["ranks"].astype(np.int64).ravel() if "ranks" in found else None
-    return experts.reshape(len(experts), -1), ranks
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -113,12 +112,6 @@ def test_a_trace_in_equal_parts_and_by_rank(tmp_path: Path) -> None:
     assert both.sent.tolist() == [[0, 1, 0, 1], [1, 0, 1, 0]]
 
 
-def test_an_npz_file_says_the_same(tmp_path: Path) -> None:
-    np.savez(tmp_path / "routed.npz", experts=np.array([[0], [0], [3], [1]]), ranks=np.array([1, 0, 0, 1]))
-    found = route({"trace": str(tmp_path / "routed.npz")}, tokens=2)
-    assert found.sent.tolist() == [[1, 0, 0, 1], [1, 1, 0, 0]]
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -144,24 +137,6 @@ def test_damaged_traces(tmp_path: Path, text: str, message: str) -> None:
 def test_a_token_goes_nowhere_twice(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="token 1 goes to one expert twice"):
         trace(tmp_path, "expert0,expert1\n1,0\n1,1\n", top_k=2)
-
-
-def test_damaged_npz_files(tmp_path: Path) -> None:
-    path = tmp_path / "routed.npz"
-    for content in (b"", b"PK\x03\x04 no archive", b"\x93NUMPY"):
-        path.write_bytes(content)
-        with pytest.raises(InputError, match=r"is no \.npz file"):
-            route({"trace": str(path)})
-    np.savez(path, other=np.array([1]))
-    with pytest.raises(InputError, match="must have an array experts"):
-        route({"trace": str(path)})
-    np.savez(path, experts=np.array([0.5, 1.0]))
-    with pytest.raises(InputError, match="must be whole numbers"):
-        route({"trace": str(path)})
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("experts.npy", b"no array")
-    with pytest.raises(InputError, match="must be whole numbers"):
-        route({"trace": str(path)})
 
 
 # -- what is wrong ------------------------------------------------------------------------------------

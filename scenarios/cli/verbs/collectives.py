@@ -42,7 +42,6 @@ def collectives(
     plot: Annotated[
         str | None, option("--plot FILE", "Draw bus bandwidth by size (.png, .svg, .pdf).")
     ] = None,
-    csv: Annotated[bool, option("--csv", "Print CSV.")] = False,
     json: Json = False,
 ) -> None:
     """Print the algorithm, protocol and channels that NCCL 2.30 takes for a collective, and its time.
@@ -70,8 +69,6 @@ def collectives(
     from sim.base.options import arguments, parameters
     from sim.base.units import parse_bytes
 
-    if json and csv:
-        raise InputError("--json and --csv: give one of them")
     if op not in KINDS:
         raise UnknownNameError("collective", op, KINDS)
     check_path("plot", plot, PICTURES)
@@ -115,8 +112,6 @@ def collectives(
                 "sizes": [row.to_json() for row in rows],
             }
         )
-    elif csv:
-        _print_csv([row.to_json() for row in rows])
     else:
         typer.echo(title)
         if who.gpu is None:
@@ -126,15 +121,6 @@ def collectives(
         _print_choice([row for row in rows if row.nbytes == size])
         typer.echo()
         _print(rows, size)
-
-
-def _print_csv(rows: list[dict[str, object]]) -> None:
-    import csv
-    import sys
-
-    writer = csv.DictWriter(sys.stdout, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
 
 
 def _print_choice(asked: list[Any]) -> None:
