@@ -27,7 +27,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from operator import itemgetter
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from sim import Graph
 from sim.graph.frames import CONTROL_FLOW_KINDS, FrameStructure, frame_structure, has_control_flow
@@ -62,14 +62,6 @@ class JumpInstruction(NamedTuple):
     offset: int = 0
 
 
-_TEXTS: Final = {
-    "call": "call {op}",
-    "if": "if {op} else {offset:+d}",
-    "goto": "goto {offset:+d}",
-    "ret": "ret",
-}
-
-
 @dataclass
 class JumpProgram:
     """Instructions, and where loops are.
@@ -89,24 +81,6 @@ class JumpProgram:
     frame: list[int] = field(default_factory=list)
     head: dict[int, int] = field(default_factory=dict)
     structure: FrameStructure | None = None
-
-    def listing(self, graph: Graph) -> str:
-        """Return the program as text, one instruction a line.
-
-        Examples
-        --------
-        >>> from sim import GraphBuilder
-        >>> from policies.jumps import compile_program
-        >>> b = GraphBuilder("two")
-        >>> _ = b.op("a"), b.op("b", inputs=["a"])
-        >>> print(compile_program(b.build(), [0, 1]).listing(b.build()))
-        0  call a
-        1  call b
-        2  ret
-        """
-        rows = enumerate(self.instructions)
-        texts = ((k, _TEXTS[do].format(op=graph.op_names[op], offset=offset)) for k, (do, op, offset) in rows)
-        return "\n".join(f"{k}  {text}" for k, text in texts)
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -199,13 +173,9 @@ def compile_program(graph: Graph, order: Sequence[int]) -> JumpProgram:
     >>> _ = b.op("zero")
     >>> _ = while_loop(b, "loop", {"i": "zero"}, lambda b, v: {"i": b.op("step", inputs=[v["i"]])}, trips=3)
     >>> graph = b.build()
-    >>> print(compile_program(graph, graph.topological_order.tolist()).listing(graph))
-    0  call zero
-    1  call loop/test
-    2  if loop/cond else +3
-    3  call step
-    4  goto -3
-    5  ret
+    >>> program = compile_program(graph, graph.topological_order.tolist())
+    >>> [f"{do} {offset:+}" if offset else do for do, _, offset in program.instructions]
+    ['call', 'call', 'if +3', 'call', 'goto -3', 'ret']
     """
     if not has_control_flow(graph):
         calls = [JumpInstruction("call", op) for op in order]

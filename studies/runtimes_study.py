@@ -1,8 +1,7 @@
 """The same graphs under every runtime: makespan, host time, why devices idle, peak memory.
 
-Three graphs that runtimes treat differently: one with branches, a transformer block (three products side by
-side, then a chain), and a loop whose body has a slow op beside the chain. The branchy one is a graph file
-(`notebooks/02_one_graph_many_policies.ipynb`).
+Graphs that runtimes treat differently are those with branches, as the graph files of CNNs
+(`notebooks/02_one_graph_many_policies.ipynb`), and a loop whose body has a slow op beside the chain.
 """
 
 from __future__ import annotations
@@ -33,56 +32,6 @@ if TYPE_CHECKING:
 
 MACHINES: Final = {name: machines.MACHINES[name] for name in ("four cores", "one H200")}
 """A CPU of four cores that hands an op to a thread in 5 us, and a GPU with its host."""
-
-
-def transformer_block(batch: int = 8, tokens: int = 512, hidden: int = 1024, heads: int = 16) -> Graph:
-    """Return the forward pass of a transformer block in 16 bit, fifteen ops.
-
-    Parameters
-    ----------
-    batch, tokens, hidden, heads : int
-        Sizes; the inner layer of the second half is four times as wide.
-
-    Examples
-    --------
-    >>> transformer_block()
-    <Graph 'transformer block': 15 ops, 22 tensors, 17 edges>
-    """
-    b = GraphBuilder("transformer block")
-    rows, token = batch * tokens, 2 * batch * tokens * hidden
-    scores = 2 * batch * heads * tokens * tokens
-    b.input("x", token)
-
-    def product(name: str, inputs: list[str], m: int, n: int, k: int, times: int = 1) -> str:
-        weights = b.parameter(f"{name}/w", 2 * n * k) if len(inputs) == 1 else None
-        return b.op(
-            name,
-            kind="matmul",
-            dtype="bf16",
-            inputs=[*inputs, *([weights] if weights else [])],
-            outputs=2 * times * m * n,
-            flops=2 * times * m * n * k,
-            attributes={"m": m, "n": n, "k": k, "batch": times},
-        )
-
-    def pointwise(name: str, kind: str, inputs: list[str], nbytes: int) -> str:
-        return b.op(name, kind=kind, dtype="bf16", inputs=inputs, outputs=nbytes, flops=nbytes // 2)
-
-    pointwise("norm1", "layer_norm", ["x"], token)
-    for name in ("query", "key", "value"):
-        product(name, ["norm1"], rows, hidden, hidden)
-    product("scores", ["query", "key"], tokens, tokens, hidden // heads, batch * heads)
-    pointwise("softmax", "softmax", ["scores"], scores)
-    product("context", ["softmax", "value"], tokens, hidden // heads, tokens, batch * heads)
-    product("project", ["context"], rows, hidden, hidden)
-    pointwise("add1", "add", ["project", "x"], token)
-    pointwise("norm2", "layer_norm", ["add1"], token)
-    product("wide", ["norm2"], rows, 4 * hidden, hidden)
-    pointwise("gelu", "gelu", ["wide"], 4 * token)
-    product("narrow", ["gelu"], rows, hidden, 4 * hidden)
-    pointwise("add2", "add", ["narrow", "add1"], token)
-    pointwise("out", "layer_norm", ["add2"], token)
-    return b.build()
 
 
 def loop(trips: int = 8, parallel_iterations: int = 10) -> Graph:

@@ -22,7 +22,7 @@ from devices.describe.field_types import Bytes, Sizes
 from devices.memory.allocator import Allocator, Forwarding
 from devices.memory.best_fit import ANY_SIZE, FreeList, SegmentedAllocator
 from devices.memory.device_memory import ALIGNMENT_BYTES, Block, DeviceMemory, Groups, Owner, round_up
-from sim.base.errors import InfeasibleError, InputError, InvariantError
+from sim.base.errors import InfeasibleError, InputError
 from sim.base.units import format_bytes
 
 UNLIMITED_ARENA_BYTES = 1 << 61
@@ -268,7 +268,7 @@ TILE_ALIGNMENT_BYTES = 64
 
 
 class ScratchpadAllocator(PoolAllocator):
-    """A small arena: tiles go where they fit best, or exactly where the program says.
+    """A small arena: tiles go where they fit best.
 
     Parameters
     ----------
@@ -287,8 +287,8 @@ class ScratchpadAllocator(PoolAllocator):
     Examples
     --------
     >>> sram = ScratchpadAllocator(1024)
-    >>> sram.place(512, 100, owner="weights").nbytes, sram.alloc(500).address
-    (128, 0)
+    >>> sram.alloc(100).nbytes, sram.alloc(500).address
+    (128, 128)
     """
 
     kind = "scratchpad"
@@ -303,41 +303,6 @@ class ScratchpadAllocator(PoolAllocator):
         super().__init__(capacity, alignment=alignment, name=name)
         if self.limit is None:
             raise InputError(f"{name}: a scratchpad is small; give its capacity")
-
-    def place(self, address: int, nbytes: int, *, stream: int = 0, owner: Owner = None) -> Block:
-        """Allocate `nbytes` at `address`.
-
-        Raises
-        ------
-        InputError
-            The address is not aligned, or no bytes are asked for.
-        InvariantError
-            Something lies there, or the range leaves the scratchpad.
-        """
-        if address % self.alignment or nbytes <= 0:
-            raise InputError(
-                f"{self.name}: {owner!r} is placed at {address} with {nbytes} bytes; give at least one byte, "
-                f"and an address that is a multiple of {self.alignment}"
-            )
-        need = self.rounded(nbytes)
-        for free in self._free.blocks():
-            if free.address <= address and address + need <= free.address + free.nbytes:
-                break
-        else:
-            raise InvariantError(
-                f"{self.name}: {owner!r} is placed at {address}, where there are no {need} free bytes"
-            )
-        self._free.remove(free)
-        gap = address - free.address
-        if gap:
-            below, free = self._free.carve(free, gap, 1, 0, stream, None), free.next
-            self._free.remove(free)  # what carving had put back: the part from `address` on
-        block = self._free.carve(free, need, 1, nbytes, stream, owner)
-        if gap:
-            self._free.give(below)
-        self._took(block)
-        self._reserve(max(0, address + need - self._base - self.reserved))
-        return block
 
 
 @dataclass(frozen=True)

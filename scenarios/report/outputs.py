@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 
 PICTURES: Final = (".png", ".svg", ".pdf")
-CHARTS: Final = ("gantt", "html")
-"""Files that hold a Gantt chart."""
 MEMORY_TRACE_ENDINGS: Final = (".jsonl", ".jsonl.gz")
 
 

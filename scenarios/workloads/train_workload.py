@@ -69,9 +69,6 @@ Module = Literal[
 ]
 
 
-Adapted = Literal["qkv", "proj", "mlp", "shared", "latent", "mamba_in", "mamba_out"]
-
-
 _PARTS: Final[Mapping[str, Mapping[str, str]]] = {
     "head": {"query": "head", "value": "value_head", "rotary": "rotary_head"},
     "middle": {"layer": "middle", "expert": "expert_middle", "shared": "shared_middle"},

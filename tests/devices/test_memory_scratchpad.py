@@ -1,50 +1,17 @@
-"""The scratchpad of an NPU: explicit places, and tiles."""
+"""The scratchpad of an NPU, and the tiles that pass through it."""
 
 from __future__ import annotations
 
 import math
 
 import pytest
-from allocator_helpers import verify_segments
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices.memory import Operand, ScratchpadAllocator, tile
-from sim.base.errors import InfeasibleError, InputError, InvariantError
+from devices.memory import Operand, tile
+from sim.base.errors import InfeasibleError, InputError
 
 KIB = 1 << 10
-
-
-def test_places_are_explicit() -> None:
-    sram = ScratchpadAllocator(KIB, name="npu0.sram")
-    weights = sram.place(512, 200, owner="weights")
-    assert (weights.address, weights.nbytes) == (512, 256)
-    assert [(s.address, s.nbytes, s.state) for s in sram.spans()] == [
-        (0, 512, "free"),
-        (512, 256, "live"),
-        (768, 256, "free"),
-    ]
-    assert sram.reserved == 768
-    verify_segments(sram)
-    # The tightest hole of two for 256, then the first one for what is larger.
-    assert sram.alloc(256).address == 768
-    first = sram.place(0, 64)
-    assert first.address == 0
-    assert sram.alloc(448).address == 64
-    verify_segments(sram)
-    with pytest.raises(
-        InvariantError, match=r"npu0.sram: 'x' is placed at 64, where there are no 64 free bytes"
-    ):
-        sram.place(64, 1, owner="x")
-    with pytest.raises(InvariantError, match="placed at 960"):
-        ScratchpadAllocator(KIB).place(960, 65)  # 128 rounded, beyond the end
-    with pytest.raises(InputError, match="a multiple of 64"):
-        sram.place(32, 1)
-    with pytest.raises(InputError, match="at least one byte"):
-        sram.place(0, 0)
-    sram.free(weights)
-    verify_segments(sram)
-    assert sram.place(512, 256).address == 512
 
 
 def test_everything_at_once_needs_one_buffer() -> None:

@@ -27,8 +27,13 @@ def live(trace: Trace) -> list[str]:
 
 
 def listing(builder: GraphBuilder) -> str:
+    """Return the program of a graph as text, one instruction a line."""
     graph = builder.build()
-    return compile_program(graph, graph.topological_order.tolist()).listing(graph)
+    texts = {"call": "call {op}", "if": "if {op} else {offset:+d}", "goto": "goto {offset:+d}", "ret": "ret"}
+    rows = enumerate(compile_program(graph, graph.topological_order.tolist()).instructions)
+    return "\n".join(
+        f"{k}  {texts[do].format(op=graph.op_names[op], offset=offset)}" for k, (do, op, offset) in rows
+    )
 
 
 def branches(outcome: Any) -> GraphBuilder:

@@ -11,7 +11,7 @@ from devices.machine import make_machine
 from scenarios.importers import load_graph
 from sim import Graph, GraphBuilder
 from studies.placements import CPU_AND_TWO_GPUS, compare_placements, placement_bound_ns
-from studies.runtimes_study import MACHINES, compare_runtimes, loop, run_under, transformer_block
+from studies.runtimes_study import MACHINES, compare_runtimes, loop, run_under
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* data-sheet rooflines")
 
@@ -55,6 +55,45 @@ def test_a_chain_has_its_path_as_bound_and_independent_ops_their_share() -> None
         apart.op(f"op{i}", duration_ns=10)
     assert placement_bound_ns(chain.build(), machine) == 40
     assert placement_bound_ns(apart.build(), machine) == 20
+
+
+def transformer_block(batch: int = 8, tokens: int = 512, hidden: int = 1024, heads: int = 16) -> Graph:
+    """Return the forward pass of a transformer block in 16 bit: three products side by side, then a chain."""
+    b = GraphBuilder("transformer block")
+    rows, token = batch * tokens, 2 * batch * tokens * hidden
+    scores = 2 * batch * heads * tokens * tokens
+    b.input("x", token)
+
+    def product(name: str, inputs: list[str], m: int, n: int, k: int, times: int = 1) -> str:
+        weights = b.parameter(f"{name}/w", 2 * n * k) if len(inputs) == 1 else None
+        return b.op(
+            name,
+            kind="matmul",
+            dtype="bf16",
+            inputs=[*inputs, *([weights] if weights else [])],
+            outputs=2 * times * m * n,
+            flops=2 * times * m * n * k,
+            attributes={"m": m, "n": n, "k": k, "batch": times},
+        )
+
+    def pointwise(name: str, kind: str, inputs: list[str], nbytes: int) -> str:
+        return b.op(name, kind=kind, dtype="bf16", inputs=inputs, outputs=nbytes, flops=nbytes // 2)
+
+    pointwise("norm1", "layer_norm", ["x"], token)
+    for name in ("query", "key", "value"):
+        product(name, ["norm1"], rows, hidden, hidden)
+    product("scores", ["query", "key"], tokens, tokens, hidden // heads, batch * heads)
+    pointwise("softmax", "softmax", ["scores"], scores)
+    product("context", ["softmax", "value"], tokens, hidden // heads, tokens, batch * heads)
+    product("project", ["context"], rows, hidden, hidden)
+    pointwise("add1", "add", ["project", "x"], token)
+    pointwise("norm2", "layer_norm", ["add1"], token)
+    product("wide", ["norm2"], rows, 4 * hidden, hidden)
+    pointwise("gelu", "gelu", ["wide"], 4 * token)
+    product("narrow", ["gelu"], rows, hidden, 4 * hidden)
+    pointwise("add2", "add", ["narrow", "add1"], token)
+    pointwise("out", "layer_norm", ["add2"], token)
+    return b.build()
 
 
 @pytest.fixture(scope="module")
