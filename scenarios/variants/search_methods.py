@@ -5,7 +5,8 @@
     axes     batch = 1, 8, 32        streams = 1, 2, 4            a point: the number of a value of each axis
     grid     every point                                          for spaces within the budget
     random   points drawn without repetition
-    local    from a random point to neighbours; hardly worse is accepted, less and less so; then anew
+    local    points drawn; from the best of them to neighbours, where hardly worse is accepted, less and less
+             so; then from the next best
     halving  many points at a cheap level, the better third of them at the next, ... (Jamieson and Talwalkar
              2016, "Non-stochastic best arm identification and hyperparameter optimization", AISTATS)
     optuna   the tree-structured Parzen estimator of Optuna, an extra (Bergstra et al. 2011, NeurIPS 24)
@@ -50,6 +51,10 @@ _KEPT: Final = 3
 _WORSE: Final = 0.05
 """So much worse, relatively, is accepted by `local` at first; less and less so."""
 
+_DRAWN: Final = 0.4
+_DRAWN_LEAST: Final = 8
+"""`local` draws so much of its budget, and so many points at least: neighbours of a bad one are bad, too."""
+
 AHEAD: Final = 8
 """So many neighbours are asked for at once: what follows them does not depend on how many are run at once."""
 
@@ -79,16 +84,24 @@ def _halving(sizes: Sequence[int], levels: int, budget: int, seed: int) -> Searc
 
 def _local(sizes: Sequence[int], levels: int, budget: int, seed: int) -> Search:
     rng = random.Random(seed)
-    seen: set[At] = set()
     size, patience = math.prod(sizes), 4 * sum(sizes)
+    drawn = _drawn(sizes, min(budget, max(_DRAWN_LEAST, int(_DRAWN * budget))), rng)
+    points = [_at(number, sizes) for number in drawn]
+    costs = yield [Ask(at, levels - 1) for at in points]
+    starts = sorted((cost, at) for at, cost in zip(points, costs, strict=False) if cost is not None)
+    seen = set(points)
     while len(seen) < min(budget, size):
-        at = _unseen(sizes, seen, rng)
-        seen.add(at)
-        now = next((yield [Ask(at, levels - 1)]), None)
+        now: float | None
+        if starts:
+            now, at = starts.pop(0)
+        else:
+            at = _unseen(sizes, seen, rng)
+            seen.add(at)
+            now = next((yield [Ask(at, levels - 1)]), None)
         failed = 0
         while len(seen) < budget and failed < patience:
-            drawn = (_neighbour(at, sizes, rng) for _ in range(patience - failed))
-            ahead = list(itertools.islice(dict.fromkeys(near for near in drawn if near not in seen), AHEAD))
+            near_by = (_neighbour(at, sizes, rng) for _ in range(patience - failed))
+            ahead = list(itertools.islice(dict.fromkeys(near for near in near_by if near not in seen), AHEAD))
             if not ahead:
                 break
             for near, cost in zip(ahead, (yield [Ask(near, levels - 1) for near in ahead]), strict=False):

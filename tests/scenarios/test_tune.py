@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
@@ -63,6 +64,33 @@ def test_halving_keeps_the_better_third_of_each_level() -> None:
     dropped = [sum(abs(v - w) for v, w in zip(p, (2, 1), strict=True)) for p in set(at[0]) - set(at[1])]
     kept = [sum(abs(v - w) for v, w in zip(p, (2, 1), strict=True)) for p in at[1]]
     assert max(kept) <= sorted(dropped)[len(dropped) // 2]
+
+
+@pytest.mark.parametrize("budget", [4, 10, 19, 48])
+def test_local_is_not_behind_random_with_however_small_a_budget(budget: int) -> None:
+    """On a space with one bad value an axis, another bad pair, and no slope in a third of its points."""
+    sizes = [6, 4, 4, 2]
+
+    def cost(at: tuple[int, ...]) -> float:
+        bad = 40 * (at[0] == 0) + 25 * (at[1] == 3) + 30 * (at[2] == 2 and at[3] == 0)
+        return float(bad + (10 if at[0] < 2 else abs(at[0] - 3) + abs(at[1] - 1) + at[2]))
+
+    def least(method: str, seed: int) -> float:
+        search, found = METHODS[method](sizes, 1, budget, seed), []
+
+        def costs(asks: list[Ask]) -> Iterator[float | None]:
+            for ask in asks[: budget - len(found)]:
+                found.append(cost(ask.at))
+                yield found[-1]
+
+        with suppress(StopIteration):
+            asks = next(search)
+            while True:
+                asks = search.send(costs(asks))
+        return min(found)
+
+    of = {method: sum(least(method, seed) for seed in range(100)) for method in ("local", "random")}
+    assert of["local"] <= of["random"]
 
 
 def test_optuna_searches_or_is_named() -> None:
