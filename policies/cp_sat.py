@@ -176,6 +176,8 @@ class Written(NamedTuple):
     model : CpModel
     times, literals : list
         What stands for each: a variable, or its value where that is known; an expression of the end of all.
+    cost : expression
+        What is minimised.
     unit_ns : int
         What one of the model's times is.
     """
@@ -183,6 +185,7 @@ class Written(NamedTuple):
     model: Any
     times: list[Any]
     literals: list[Any]
+    cost: Any
     unit_ns: int = 1
 
     def value(self, solver: Any, unknown: Time | Literal | int) -> int:
@@ -192,6 +195,17 @@ class Written(NamedTuple):
         if isinstance(unknown, Literal):
             return int(solver.value(self.literals[unknown.index]))
         return unknown
+
+    def begin_with(self, solver: Any, status: Any) -> None:
+        """Let another search begin with what one knows: a bound, and the best solution, if there is one."""
+        from ortools.sat.python import cp_model
+
+        self.model.add(self.cost >= _bound(solver))
+        if status == cp_model.FEASIBLE:
+            self.model.add(self.cost <= round(solver.objective_value))
+            self.model.clear_hints()
+            for variable in (*self.times, *self.literals):
+                self.model.add_hint(variable, solver.value(variable))
 
 
 def unit_of(problem: ScheduleProblem) -> int:
@@ -237,7 +251,11 @@ def translate(problem: ScheduleProblem, unit: int = 1) -> Written:
             times.append(model.new_int_var(0, problem.horizon_ns // unit, problem.times[unknown.index]))
         else:
             literals.append(model.new_bool_var(problem.literals[unknown.index]))
-    written = Written(model, times, literals, unit)
+    cost = sum(
+        times[what.index] * n if isinstance(what, Time) else literals[what.index] * (n // unit)
+        for what, n in (problem.charged or {LONGEST: 1}).items()
+    )
+    written = Written(model, times, literals, cost, unit)
 
     def at(time: Time | int) -> Any:
         if isinstance(time, int):
@@ -264,10 +282,6 @@ def translate(problem: ScheduleProblem, unit: int = 1) -> Written:
         model.add_hint(times[index], value // unit)
     for index, holds in problem.literal_hints.items():
         model.add_hint(literals[index], holds)
-    cost = sum(
-        times[what.index] * n if isinstance(what, Time) else literals[what.index] * (n // unit)
-        for what, n in (problem.charged or {LONGEST: 1}).items()
-    )
     if problem.most is not None:
         model.add(cost <= problem.most // unit)
     model.minimize(cost)
@@ -411,16 +425,16 @@ def solve(solver: Any, written: Written) -> Any:
             raise KeyboardInterrupt(_told(solver, search.result(), written.unit_ns)) from None
 
 
-def _bound_ns(solver: Any, unit_ns: int) -> int:
+def _bound(solver: Any) -> int:
     """Return what nothing can be below: whole units."""
-    return int(max(0, ceil(solver.best_objective_bound - 1e-6))) * unit_ns
+    return int(max(0, ceil(solver.best_objective_bound - 1e-6)))
 
 
 def _told(solver: Any, status: Any, unit_ns: int) -> str:
     """Say what an interrupted search knows."""
     from ortools.sat.python import cp_model
 
-    bound = format_duration(_bound_ns(solver, unit_ns))
+    bound = format_duration(_bound(solver) * unit_ns)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return f"the search has found nothing yet, and nothing can take less than {bound}"
     best = format_duration(round(solver.objective_value) * unit_ns)
@@ -576,19 +590,33 @@ class Activities:
     def solve(self, limit_ns: int, workers: int = 1, seed: int = 0) -> Solved:
         """Return the times with the least `longest` that are found within a time limit on the wall.
 
-        One of the solver's strategies is enough for most; of several `workers` each has a turn after another.
-        It is the same for the same problem, however many strategies take turns, unless its time is up before
-        it is sure.
+        One of the solver's strategies searches after another, briefly with a linear relaxation, which gives a
+        bound, and then without one, which is faster; or several `workers` take turns. It is the same for the
+        same problem, however many take turns, unless its time is up before it is sure.
         """
         until = monotonic() + limit_ns / NS_PER_S
         written = translate(self.problem, unit_of(self.problem))
-        solver: Any = self._cp.CpSolver()
-        solver.parameters.max_time_in_seconds = max(0.0, until - monotonic())
-        solver.parameters.num_workers = workers
-        solver.parameters.interleave_search = workers > 1  # deterministic, with however many workers
-        solver.parameters.random_seed = seed
-        status = solve(solver, written)
-        bound = _bound_ns(solver, written.unit_ns)
-        if status in (self._cp.OPTIMAL, self._cp.FEASIBLE):
-            return Solved(partial(written.value, solver), bound, status == self._cp.OPTIMAL)
-        return Solved(None, bound, status == self._cp.INFEASIBLE)
+        turns = {"num_workers": workers, "interleave_search": True}  # which is deterministic
+        relaxed = {"num_workers": 1, "max_deterministic_time": _RELAXED}
+        strategies: list[dict[str, Any]] = [turns]
+        if workers == 1:
+            strategies = [relaxed, {"num_workers": 1, "linearization_level": 0}]
+        values, bound, finished = None, 0, False
+        for parameters in strategies:
+            solver: Any = self._cp.CpSolver()
+            for name, value in {**parameters, "random_seed": seed}.items():
+                setattr(solver.parameters, name, value)
+            solver.parameters.max_time_in_seconds = max(0.0, until - monotonic())
+            status = solve(solver, written)
+            bound = max(bound, _bound(solver) * written.unit_ns)
+            if status in (self._cp.OPTIMAL, self._cp.FEASIBLE):
+                values = partial(written.value, solver)
+            finished = status in (self._cp.OPTIMAL, self._cp.INFEASIBLE)
+            if finished or monotonic() >= until:
+                break
+            written.begin_with(solver, status)
+        return Solved(values, bound, finished)
+
+
+_RELAXED: Final = 0.1
+"""So much of the solver's deterministic time goes to a search with a linear relaxation: about a second."""

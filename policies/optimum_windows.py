@@ -246,7 +246,8 @@ class FreePart:
             self._limit(resource, capacity)
         self.model.minimize(self.longest)
         times = [self.at(Time(k)) for k in range(len(self.problem.times))]
-        return Written(self.model, times, [self.holds(Literal(k)) for k in range(len(self.problem.literals))])
+        literals = [self.holds(Literal(k)) for k in range(len(self.problem.literals))]
+        return Written(self.model, times, literals, self.longest)
 
     def _is_free(self, time: Time | int) -> bool:
         return isinstance(time, Time) and bool(self.free[time.index])
@@ -390,6 +391,7 @@ def _solve(part: FreePart, effort: float, left_s: float, seed: int) -> Values | 
     solver.parameters.max_deterministic_time = effort
     solver.parameters.max_time_in_seconds = left_s
     solver.parameters.num_workers = 1
+    solver.parameters.linearization_level = 0  # a relaxation takes more time than it saves
     solver.parameters.random_seed = seed
     written = part.written()
     if solve(solver, written) in (cp_model.OPTIMAL, cp_model.FEASIBLE):

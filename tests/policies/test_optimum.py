@@ -19,7 +19,7 @@ from runs import checked
 
 from devices.network import make_network
 from policies import cp_sat
-from policies.cp_sat import translate, unit_of
+from policies.cp_sat import Time, translate, unit_of
 from policies.issue.program_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
 from policies.optimum_model import Follow, JobModel
@@ -434,6 +434,29 @@ def test_strategies_search_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None
     assert json.loads(result.stdout)["makespan_ns"] == 73_000
     assert json.loads(result.stdout)["proven"]
     assert [(one.num_workers, one.interleave_search) for one in told] == [(3, True)]
+
+
+@pytest.mark.parametrize("relaxed", [1e-9, 0.0005])
+def test_a_search_without_a_relaxation_goes_on_from_one_with_it(
+    relaxed: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whenever the first ends: the same is proven, and its bound and solution are kept."""
+    known, real = [], cp_sat.solve
+
+    def noted(solver: Any, written: Any) -> Any:
+        status = real(solver, written)
+        known.append((solver.parameters.linearization_level, solver.best_objective_bound))
+        return status
+
+    monkeypatch.setattr(cp_sat, "solve", noted)
+    monkeypatch.setattr(cp_sat, "_RELAXED", relaxed)
+    run = simulate(layers(16, 4), Machine((Device("c", "cpu", workers=2),)), ReadyQueue())
+    found, timetable = JobModel(run.job, ReadyQueue(), run).solve(LIMIT)
+    assert found.finished
+    assert timetable is not None
+    assert found.bound_ns == found.values(Time(0)) == 4528
+    assert [level for level, _ in known] == [1, 0]
+    assert known[0][1] <= known[1][1]
 
 
 def test_the_policy_of_the_scenario_may_stand_in_compare(tmp_path: Path) -> None:
