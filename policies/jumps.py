@@ -31,6 +31,7 @@ from typing import NamedTuple
 
 from sim import Graph
 from sim.graph.frames import CONTROL_FLOW_KINDS, FrameStructure, frame_structure, has_control_flow
+from sim.readiness.eligibility import non_strict_ops
 
 # ----------------------------------------------------------------------------------------------------------
 # Instructions of a virtual machine, and programs of them.
@@ -110,6 +111,7 @@ def find_guards(graph: Graph, structure: FrameStructure) -> tuple[list[Guard], d
     kind = [graph.kinds[int(code)] for code in graph.kind_code]
     order = graph.topological_order.tolist()
     at = {op: k for k, op in enumerate(order)}
+    non_strict = non_strict_ops(graph).tolist()
     # Of each literal the place of the switch that asks: one that is inside another is known only behind it.
     guards: list[dict[Literal, int]] = [{} for _ in order]
     frames: dict[int, dict[Literal, int]] = {}
@@ -137,10 +139,11 @@ def find_guards(graph: Graph, structure: FrameStructure) -> tuple[list[Guard], d
         tensors = [t for t, distance in read if not distance and graph.tensor_producer[t] >= 0]
         producers = [int(graph.tensor_producer[t]) for t in tensors]
         data = [behind(p, t - int(graph.first_output[p])) for p, t in zip(producers, tensors, strict=True)]
-        if kind[op] == "merge" and data:
+        if (kind[op] == "merge" or non_strict[op]) and data:
             loops = any(kind[p] == "enter" for p in producers)
             data = [{p: k for p, k in data[0].items() if not loops and all(p in d for d in data)}]
-        guards[op] = merged([*(behind(follows, -1) for follows in graph.after.row(op).tolist()), *data])
+        if kind[op] != "control_trigger":  # which runs even if what it follows is dead
+            guards[op] = merged([*(behind(follows, -1) for follows in graph.after.row(op).tolist()), *data])
         if kind[op] == "enter":
             child = structure.child_of[op]
             frames[child] = merged([frames.get(child, {}), guards[op]])

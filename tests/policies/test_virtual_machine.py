@@ -141,6 +141,21 @@ def test_a_loop_begins_when_all_that_enters_it_is_there_even_what_it_does_not_re
     assert simulate(b.build(), CPU, Sequential()).makespan_ns == 1 + 100 + 2 * 10
 
 
+@pytest.mark.parametrize(("outcome", "ran"), [(True, "yes"), (False, "no")])
+def test_what_needs_only_one_side_of_a_condition_is_outside_of_it(outcome: bool, ran: str) -> None:
+    """A control trigger runs whatever became of the branches that it follows, a non-strict op with either."""
+    b = GraphBuilder("either")
+    b.op("x", duration_ns=1), b.op("p", duration_ns=2, attributes={"outcome": outcome})
+    b.op("s", kind="switch", inputs=["x", "p"], outputs=(0, 0), duration_ns=0)
+    b.op("no", inputs=["s"], duration_ns=10), b.op("yes", inputs=["s:1"], duration_ns=10)
+    b.op("either", inputs=["no", "yes"], duration_ns=3, attributes={"strict": False})
+    b.op("trigger", kind="control_trigger", after=["no", "yes"], duration_ns=0)
+    b.op("last", after=["trigger"], duration_ns=4)
+    trace = simulate(b.build(), CPU, Sequential())
+    assert sorted(live(trace)) == sorted(["x", "p", ran, "either", "last"])
+    assert trace.makespan_ns == 1 + 2 + 10 + 3 + 4
+
+
 def test_repetitions_run_one_after_another() -> None:
     trace = simulate(branches([True, False]).build(), CPU, Sequential(), iterations=2)
     assert live(trace) == ["x", "p", "f", "out", "x", "p", "g", "out"]
