@@ -249,6 +249,10 @@ def _ends(graph: Graph) -> list[str]:
     ends = np.flatnonzero(counts == 0).tolist()
     if has_control_flow(graph):
         structure = frame_structure(graph)
+        # What nothing in a loop reads ends where it comes from: who follows its enter is in the loop.
+        enters = [op for op in ends if op in structure.child_of]
+        entering = (int(graph.tensor_producer[t]) for op in enters for t in graph.inputs.row(op))
+        ends = sorted({*ends, *(op for op in entering if op >= 0)} - structure.child_of.keys())
         frames = {op: structure.frame_of[op] for op in ends}
         leaves = {op for op in ends if graph.kind(op) == "exit" and structure.parent[frames[op]] == 0}
         ends = [op for op in ends if frames[op] == 0 or op in leaves]

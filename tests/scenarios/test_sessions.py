@@ -92,6 +92,15 @@ def test_batches_follow_one_another_through_loops_and_dead_branches() -> None:
     assert set(trace.frames) == {"", *(f"a/{batch}/loop:{i}" for batch in (0, 1) for i in (0, 1, 2))}
 
 
+def test_the_next_batch_waits_for_what_enters_a_loop_and_is_not_read_there() -> None:
+    b = GraphBuilder("unread")
+    b.op("zero", duration_ns=0), b.op("late", duration_ns=100)
+    while_loop(b, "loop", {"i": "zero"}, lambda b, v: {"i": b.op("step", inputs=[v["i"]], duration_ns=10)},
+               trips=2, invariants=["late"])  # fmt: skip
+    trace = checked(side_by_side("twice", {"a": Session(b.build(), iterations=2)}), cpu(4), ReadyQueue())
+    assert trace.makespan_ns == 2 * 100
+
+
 SESSIONS = {"a": Session(wide(), inter_op_thread_pool=1), "b": Session(wide())}
 
 
