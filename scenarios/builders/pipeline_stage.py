@@ -119,16 +119,17 @@ class Around:
     all_reduce_ns : tuple of int
         What summing the gradients of each stage over the replicas takes; empty: no replicas.
     all_gather_ns : tuple of int
-        With `sharded`: what gathering the parameters of each stage takes after the step, and all of
-        `all_reduce_ns` is before it; empty: half of `all_reduce_ns` is after it.
+        With `sharded`: what gathering the parameters of each stage takes, and all of `all_reduce_ns` is
+        before the optimizer step; empty: half of `all_reduce_ns` is the gather.
     overlap : bool
-        It runs on a stream of its own as soon as a stage's gradients are there; else when the rank
-        has nothing else to do.
+        Both run on a stream of their own, gradients as soon as those of a stage are there; else when the
+        rank has nothing else to do.
     buckets : int
         In how many parts: part i goes when that part of the last backward is over.
     sharded : bool
         The optimizer state is sharded over the replicas: a reduce-scatter before the step, an
-        all-gather after it.
+        all-gather after it; with `overlap` this is before the next step's first forward, part i before
+        that part of it.
     buffer_nbytes : tuple of int
         What each rank holds besides the whole time, such as workspaces; empty: nothing.
     """
@@ -268,6 +269,11 @@ def reads_of_stages(
 #     compute stream     ... 0B6 0B7 ┐                             ┌ synchronise ┐ optimizer
 #     second stream                  └ all-reduce of stage 0 ──────┘ (with all ranks, or not at all)
 #
+#     sharded, and beside the computation: gathers of the parameters that the step before has updated
+#
+#     compute stream                  0F0/1       0F0/2 0F1 ...
+#     second stream      all-gather/1 ┘ all-gather/2 ┘
+#
 # An all-reduce is a task of the rank that waits for its gradients; the replicas beside it do the same at the
 # same time, so that one replica tells the whole story. PipeDream, which has no flush, updates the weights
 # after each backward.
@@ -328,8 +334,10 @@ class End:
             for stage in schedule.stages_of(rank)
         }
         self.beside = BESIDE if around.overlap else ""
-        self.pieces = around.buckets if around.all_reduce_ns and around.overlap else 1
+        self.pieces = around.buckets if around.own_stream else 1
         self.after_each_backward = bool(schedule.meta.get("asynchronous") and around.optimizer_ns)
+        steps = around.optimizer_ns and not self.after_each_backward
+        self.gathers = bool(steps and around.all_reduce_ns and around.sharded)
 
     def append(
         self,
@@ -366,17 +374,30 @@ class End:
     def computed(self, rank: int, stage: int, op: int) -> None:
         """Note an op after which the gradients of a stage, or a part of them, are there."""
         ops = self.reduced.setdefault((rank, stage), [])
-        own_stream = self.around.all_reduce_ns and self.around.overlap
-        ops.append(self._all_reduce(rank, stage, op, len(ops)) if own_stream else op)
+        ops.append(self._message(rank, stage, (op,), len(ops)) if self.around.own_stream else op)
 
-    def _all_reduce(self, rank: int, stage: int, after: int, piece: int) -> int:
-        whole = self.around.all_reduce_ns[stage]
-        part = whole * (piece + 1) // self.pieces - whole * piece // self.pieces
-        sharded = self.around.sharded
-        name = f"{'reduce-scatter' if sharded else 'all-reduce'} of stage {stage} on {self.devices[rank]}"
+    def _message_ns(self, stage: int, piece: int, *, gather: bool = False) -> int:
+        """Return what a bucket of a stage's gradients takes, or of its parameters."""
+        around = self.around
+        whole = around.all_reduce_ns[stage]
+        if around.halved:
+            whole = whole - whole // 2 if gather else whole // 2
+        elif gather:
+            whole = around.all_gather_ns[stage]
+        return whole * (piece + 1) // self.pieces - whole * piece // self.pieces
+
+    def _message(
+        self, rank: int, stage: int, after: Sequence[int], piece: int = 0, *, gather: bool = False
+    ) -> int:
+        kind = "all_gather" if gather else "reduce_scatter" if self.around.sharded else "all_reduce"
+        name = f"{kind.replace('_', '-')} of stage {stage} on {self.devices[rank]}"
         name = name if self.pieces == 1 else f"{name}/{piece + 1}"
-        kind, ns = "reduce_scatter" if sharded else "all_reduce", part // 2 if self.around.halved else part
-        return self.append(rank, name, kind, ns, (after,), stage=stage, phase=self.beside)
+        ns = self._message_ns(stage, piece, gather=gather)
+        return self.append(rank, name, kind, ns, after, stage=stage, phase=self.beside)
+
+    def gather(self, rank: int, stage: int) -> list[int]:
+        """Gather the parameters of a stage, bucket by bucket."""
+        return [self._message(rank, stage, (), piece, gather=True) for piece in range(self.pieces)]
 
     def step(self, rank: int, stage: int, k: int) -> None:
         """Update the weights of a stage after its backward (PipeDream)."""
@@ -387,7 +408,7 @@ class End:
         around = self.around
         if around.all_reduce_ns and not around.overlap:
             for (rank, stage), ops in self.reduced.items():
-                ops.append(self._all_reduce(rank, stage, ops[0], 0))
+                ops.append(self._message(rank, stage, tuple(ops)))
         complete = [*self.last, *(ops[-1] for ops in self.reduced.values())]
         synchronised: dict[int, int] = {}
         if around.synchronisation_ns is not None:
@@ -400,11 +421,8 @@ class End:
         for (rank, stage), ops in self.reduced.items():
             after = (*ops, synchronised[rank]) if synchronised else tuple(ops)
             op = self._optimizer(rank, stage, after, f"optimizer of stage {stage} on {self.devices[rank]}")
-            if around.all_reduce_ns and around.sharded:
-                whole = around.all_reduce_ns[stage]
-                behind = whole - whole // 2 if around.halved else around.all_gather_ns[stage]
-                name = f"all-gather of stage {stage} on {self.devices[rank]}"
-                self.append(rank, name, "all_gather", behind, (op,), stage=stage, phase=self.beside)
+            if self.gathers and not around.overlap:
+                self._message(rank, stage, (op,), gather=True)
 
     def _optimizer(self, rank: int, stage: int, after: Sequence[int], name: str, k: int = UNSET) -> int:
         ns = self.around.optimizer_ns[stage]

@@ -135,12 +135,16 @@ class PipelineWriter:
     def _write(self, place: IntArray, cycle: IntArray | None) -> None:
         """Write the slots, each at its place, and what stands between and behind them."""
         end, slot, n = self.end, self.slot, len(place)
-        # The last backward of a stage on a rank is as many ops as there are buckets.
+        # The last backward of a stage on a rank is as many ops as there are buckets; and so is its first
+        # forward, where parameters are gathered beside it.
         at_home = np.full(self.schedule.ranks * self.schedule.stages, UNSET)
         at_home[self.home[self.weights]] = self.weights
-        complete = at_home[at_home >= 0]
+        complete, heads = at_home[at_home >= 0], np.array([], np.int64)
+        if end.gathers and self.around.overlap:
+            forwards = np.flatnonzero(self.is_of["F"])
+            heads = forwards[np.unique(self.home[forwards], return_index=True)[1]]
         pieces = np.ones(n, np.int64)
-        pieces[slot[complete]] = end.pieces
+        pieces[slot[np.append(complete, heads)]] = end.pieces
         slot_of, last = np.repeat(np.arange(n), pieces), np.cumsum(pieces) - 1
         of = pieces[slot_of]
         piece = np.arange(len(slot_of)) - last[slot_of] + of
@@ -155,6 +159,7 @@ class PipelineWriter:
         self.tensor[self.key[there]], self.op[self.key[there]] = first[there], last[slot[there]]
 
         end.ops, end.tensors, stride = len(slot_of), len(outputs.indices), end.pieces + 1
+        ahead = self._gathers(place * stride, last, heads)
         sent = self._between((place + 1) * stride - 1, last, complete.tolist(), first, made)
         output = self.read[1]
         read = np.where(output == 0, sent[self.source], self.tensor[self.source] + output)
@@ -179,8 +184,20 @@ class PipelineWriter:
             _where(self.is_of["W"], self.op[self.plane + self.at]),
             _where(self.admitted, self.op[self.admits]),
         )
-        tables = (self._inputs(read).take(slot_of), outputs, after.take(slot_of))
+        after = after.take(slot_of)
+        rows, ops = np.append(np.stack([after.rows(), after.indices]), ahead, axis=1)
+        waits = Csr.group(rows, ops, len(slot_of))
+        tables = (self._inputs(read).take(slot_of), outputs, waits)
         self._extend(names, code, numbers, tables)
+
+    def _gathers(self, place: IntArray, last: IntArray, heads: IntArray) -> IntArray:
+        """Gather parameters right before first forwards; return which ops of slots wait for which gathers."""
+        found = list[tuple[int, int]]()
+        for j in heads[np.argsort(place[self.slot[heads]], kind="stable")].tolist():
+            self.end.place = int(place[self.slot[j]])
+            first = int(last[self.slot[j]]) + 1 - self.end.pieces
+            found += enumerate(self.end.gather(*self._row(j)[:2]), first)
+        return np.array(found, np.int64).reshape(-1, 2).T
 
     def _between(
         self, place: IntArray, last: IntArray, complete: Sequence[int], first: IntArray, made: Csr

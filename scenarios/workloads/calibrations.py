@@ -146,7 +146,13 @@ class CalibrationFields(Strict):
     gap: Duration = Field(0, description="between two kernels")
     sustained: Share = Field(1.0, description="rate in a long run / rate of the measurements")
     contention: Factor = Field(1.0, description="time of a collective in a step / alone")
-    overlap: float = Field(1.0, ge=0, le=1, description="part of a collective that passes beside a kernel")
+    overlap: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="part of a collective that passes beside a kernel; default: what `sms` leave of the "
+        "device's, without a device 1",
+    )
     nccl: Literal["a100", "h100", "h200", "b200"] | None = Field(
         None,
         description="collectives as NCCL chooses and times them there; with node and network, those of "
@@ -159,7 +165,7 @@ class CalibrationFields(Strict):
     host: Annotated[
         HostFields, Field(default_factory=HostFields, description="what launching kernels takes of the host")
     ]
-    sms: Size = Field(32, description="SMs that an exchange of tokens takes from what runs beside it")
+    sms: Size = Field(32, description="SMs that a collective takes from what runs beside it")
     measured: list[MeasuredShape] = Field(default_factory=list, description="efficiency of single shapes")
     sources: dict[str, str] = Field(default_factory=dict, description="where numbers come from")
 
@@ -442,6 +448,7 @@ def to_calibration(fields: CalibrationFields, name: str, precision: str = "bf16"
         )
     assert peak is not None
     assert bandwidth is not None
+    taken = min(1.0, fields.sms / preset["sms"]) if "sms" in preset else None
     return TrainingCalibration(
         name=name,
         peak=float(peak),
@@ -458,11 +465,12 @@ def to_calibration(fields: CalibrationFields, name: str, precision: str = "bf16"
         gap_ns=float(fields.gap),
         sustained=fields.sustained,
         contention=fields.contention,
-        hiding=fields.overlap,
+        hiding=1 - (taken or 0.0) if fields.overlap is None else fields.overlap,
         measured=measured,
         host=HostLaunches(**fields.host.model_dump(exclude_none=True)),
-        # without a preset as of a GPU of 160 SMs
-        exchange_sms=min(1.0, fields.sms / preset.get("sms", 160)),
+        communication_sms=min(1.0, fields.sms / 160)
+        if taken is None
+        else taken,  # 160 SMs where none are known
     )
 
 

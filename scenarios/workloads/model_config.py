@@ -65,8 +65,8 @@ _FAMILIES: Final[Mapping[str, Mapping[str, Any]]] = {
     "mixtral": _TRANSFORMER,
     "nemotron_h": {**_TRANSFORMER, "gated": False, "rotary": False},
     "qwen2": _TRANSFORMER,
-    "qwen3": _TRANSFORMER,
-    "qwen3_moe": _TRANSFORMER,
+    "qwen3": {**_TRANSFORMER, "head_norm": True},
+    "qwen3_moe": {**_TRANSFORMER, "head_norm": True},
 }
 
 _FULL_EVERY: Final = {"gpt_oss": 2, "mistral": 0, "mixtral": 0}

@@ -90,10 +90,14 @@ class PipelineReplicas(Strict):
         None, description="instead of all_reduce: the number of replicas, with their bandwidth"
     )
     bandwidth: Bandwidth | None = Field(None, description="bandwidth of each replica's link")
-    overlap: bool = Field(True, description="sum as soon as possible, on a stream of its own")
+    overlap: bool = Field(
+        True,
+        description="on a stream of its own: gradients are summed as soon as possible, parameters gathered "
+        "(zero-1) as the next step begins",
+    )
     buckets: Size = Field(1, description="number of buckets that the gradients are summed in")
     sharding: Literal["none", "zero-1"] = Field(
-        "none", description="zero-1: the replicas share the optimizer state"
+        "none", description="zero-1: the replicas share the optimizer state, and gather what each updates"
     )
 
     @model_validator(mode="after")

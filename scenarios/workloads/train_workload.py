@@ -70,7 +70,7 @@ Module = Literal[
 
 
 _PARTS: Final[Mapping[str, Mapping[str, str]]] = {
-    "head": {"query": "head", "value": "value_head", "rotary": "rotary_head"},
+    "head": {"query": "head", "value": "value_head", "rotary": "rotary_head", "norm": "head_norm"},
     "middle": {"layer": "middle", "expert": "expert_middle", "shared": "shared_middle"},
     "latent": {"q": "q_rank", "kv": "kv_rank", "expert": "expert_latent"},
     "mamba": {key: f"mamba_{key}" for key in MambaFields.model_fields},
@@ -78,6 +78,8 @@ _PARTS: Final[Mapping[str, Mapping[str, str]]] = {
 """Key of a model that has several sizes -> part -> what `Architecture` calls it."""
 
 _WIDTH: Final = {"type": "integer", "minimum": 1}
+
+HeadPart = Literal["query", "value", "rotary", "norm"]
 
 
 class ModelFields(Strict):
@@ -95,10 +97,10 @@ class ModelFields(Strict):
     heads: Count | None = Field(None, description="heads of attention")
     vocabulary: Count | None = Field(None, description="words of embedding and head")
     kv_heads: Count | None = Field(None, description="heads of keys and values; default: as heads")
-    head: Annotated[dict[Literal["query", "value", "rotary"], Whole], Shorthand("query", _WIDTH)] = Field(
+    head: Annotated[dict[HeadPart, Whole], Shorthand("query", _WIDTH)] = Field(
         default_factory=dict,
         description="width of a head (default: hidden / heads), of its values, and with latent attention of "
-        "its rotary part",
+        "its rotary part; norm: 1 where queries and keys have norms of their own",
     )
     middle: Annotated[dict[Literal["layer", "expert", "shared"], Whole], Shorthand("layer", _WIDTH)] = Field(
         default_factory=dict,

@@ -15,10 +15,15 @@ from hypothesis import strategies as st
 from pipeline_runs import FOLDER, GOOD, SIZED, block, in_pipeline, run
 from scenario_texts import write
 
+from policies.issue.program_order import InOrder
+from policies.pipeline.evaluate import StageTimes
 from policies.pipeline.pipeline_schedule import Schedule
 from policies.pipeline.registry import generate, schedules
+from scenarios.builders.pipeline_graph import AsWritten, CommunicationStream, pipeline_graph, plain_machine
+from scenarios.builders.pipeline_stage import Around, PipelineStage
 from scenarios.run.execute import Result, run_case, run_scenario
 from scenarios.run.load import load_scenario
+from sim import simulate
 from sim.base import plugins
 from sim.base.errors import InfeasibleError, InputError, OutOfMemoryError, ScenarioError
 
@@ -166,6 +171,29 @@ def test_a_reduction_beside_the_computation_needs_a_stream(tmp_path: Path) -> No
     names, trace = beside.trace.job.graph.op_names, beside.trace
     row = [names[op] for op in trace.tasks["op"].tolist()].index("all-reduce of stage 0 on gpu0")
     assert trace.tasks["end_ns"][row] - trace.tasks["start_ns"][row] == ring_ns
+
+
+def test_parameters_are_gathered_beside_the_first_forward_in_buckets() -> None:
+    """Half of 8 ns before the step's first micro-batch; the last rank gathers while it waits for one."""
+    stages = [PipelineStage(StageTimes(forward=10, backward=20))] * 2
+    schedule = generate("1f1b", ranks=2, micro_batches=2)
+    around = Around(all_reduce_ns=(8, 8), optimizer_ns=(1, 1), sharded=True, buckets=2)
+    graph = pipeline_graph(schedule, stages, around=around)
+    streams = CommunicationStream()
+    trace = simulate(graph, plain_machine(2, streams=2), InOrder(), streams=streams, linearize=AsWritten())
+    tasks, names = trace.tasks, graph.op_names
+    columns = (tasks[name].tolist() for name in ("op", "start_ns", "end_ns"))
+    span = {names[op]: (start, end) for op, start, end in zip(*columns, strict=True)}
+    assert [span[f"all-gather of stage 0 on rank0/{k}"] for k in (1, 2)] == [(0, 2), (2, 4)]
+    assert [span[f"all-gather of stage 1 on rank1/{k}"] for k in (1, 2)] == [(0, 2), (2, 4)]
+    assert [span[f"0F0/{k}"] for k in (1, 2)] == [(2, 7), (7, 12)]
+    assert [span[f"1F0/{k}"] for k in (1, 2)] == [(12, 17), (17, 22)]
+    assert span["0F1"] == (12, 22)
+    # the last backward ends at 92, the second bucket of its gradients 2 ns later, the optimizer 1 ns later
+    assert trace.makespan_ns == 95
+    behind = pipeline_graph(schedule, stages, around=replace(around, overlap=False))
+    after = simulate(behind, plain_machine(2), InOrder(), linearize=AsWritten())
+    assert after.makespan_ns == 90 + 4 + 1 + 4
 
 
 # -- torchgpipe's ablation -----------------------------------------------------------------------------

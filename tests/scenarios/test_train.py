@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from cli_runner import sim
 from examples import examples
@@ -38,6 +39,7 @@ from sim.base.errors import InputError, OutOfMemoryError
 from sim.explain.communication import exposed_communication
 from sim.explain.derived import DerivedColumns
 from sim.job.costs import costs_ns
+from sim.trace import Trace
 
 GPT = Architecture(layers=8, hidden=1024, heads=16, vocabulary=51200)
 FREE = Fabric(1e30)
@@ -56,21 +58,49 @@ def peaks(of: Training, schedule: Schedule | None = None) -> list[Peak]:
     return peaks_of(of, step_trace(of, schedule))
 
 
-def test_gradients_pass_beside_the_last_backward_in_buckets() -> None:
-    """Of 154 million parameters there are three buckets: the last one shows, and what the others slow."""
+def test_gradients_and_parameters_pass_beside_the_computation_in_buckets() -> None:
+    """Of 154 million parameters there are three buckets: the last scatter shows, and the first gather."""
     layout = ParallelLayout(dp=2, sharding="zero-1")
-    slow = replace(PLAIN, collectives=NodeFabrics(Fabric(100e9), FREE))
+    slow = replace(PLAIN, collectives=NodeFabrics(Fabric(100e9), FREE), communication_sms=0.0)
     behind = replace(training(layout), calibration=slow)
     (stage,) = behind.each_stage
-    scatter, _ = behind.reduce_ns(stage)
+    scatter, gather = behind.reduce_ns(stage)
     assert layout.buckets(stage.parameters, len(stage.units)) == 3
     assert layout.buckets(stage.parameters, 2) == 2
     assert ParallelLayout(dp=64).buckets(stage.parameters, 10) == 2
+    assert gather < stage.forward.ns
     assert scatter < stage.backward.ns
-    hidden = step_ns(behind) - step_ns(replace(behind, overlap=True))
-    assert hidden == pytest.approx(scatter * 2 / 3, abs=5)
-    shared = replace(behind, calibration=replace(slow, hiding=0.75), overlap=True)
-    assert step_ns(behind) - step_ns(shared) == pytest.approx(scatter * (2 / 3 - 0.25), abs=5)
+    beside = replace(behind, overlap=True)
+    assert step_ns(behind) - step_ns(beside) == pytest.approx((scatter + gather) * 2 / 3, abs=5)
+    shared = replace(beside, calibration=replace(slow, communication_sms=0.25))
+    assert step_ns(shared) - step_ns(beside) == pytest.approx((scatter + gather) * 2 / 3 / 4, abs=5)
+    assert together(step_trace(shared)) == pytest.approx((scatter + gather) * 2 / 3, abs=5)
+
+
+def together(trace: Trace) -> int:
+    """Return for how long ranks compute beside messages, over all of them."""
+    graph = trace.job.graph
+    sent = np.array([name == "C" for name in graph.phases] + [False])[graph.phase_code]
+    columns = (trace.device, trace.tasks["start_ns"], trace.tasks["end_ns"], sent[trace.tasks["op"]])
+    rows = list(zip(*(column.tolist() for column in columns), strict=True))
+    return sum(
+        max(0, min(a[2], b[2]) - max(a[1], b[1]))
+        for a in rows
+        for b in rows
+        if a[0] == b[0] and a[3] and not b[3]
+    )
+
+
+@pytest.mark.parametrize(("pp", "chunks"), [(1, 1), (4, 1), (4, 2)])
+def test_a_rank_is_slowed_where_it_computes_beside_messages(pp: int, chunks: int) -> None:
+    """As far as a run without that says; with chunks other micro-batches pass beside, too."""
+    layout = ParallelLayout(dp=2, pp=pp, chunks=chunks, sharding="zero-1")
+    slow = replace(PLAIN, collectives=NodeFabrics(Fabric(5e9), FREE), communication_sms=0.25)
+    of = replace(training(layout), calibration=slow, overlap=True)
+    free = replace(of, calibration=replace(slow, communication_sms=0.0))
+    traces = [step_trace(each) for each in (of, free)]
+    spent = [int((trace.tasks["end_ns"] - trace.tasks["start_ns"]).sum()) for trace in traces]
+    assert spent[0] - spent[1] == pytest.approx(0.25 * together(traces[1]), abs=50)
 
 
 # -- parameters and flop --------------------------------------------------------------------------------

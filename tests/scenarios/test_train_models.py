@@ -36,6 +36,7 @@ from scenarios.run.load import load_scenario
 from scenarios.workloads.calibrations import named_calibration
 from scenarios.workloads.train_report import dispatcher_notes, precision_notes
 from sim import GraphBuilder
+from sim.base.errors import InputError
 from sim.job.costs import costs_ns
 
 HYBRID = Architecture(
@@ -204,13 +205,35 @@ def test_a_dispatcher_sends_a_copy_to_each_rank_or_node(nodes: int) -> None:
     held = 8 // (4 if nodes == 1 else nodes)
     ways = [len({expert // held for expert in chosen}) for chosen in combinations(range(8), 2)]
     mean = Fraction(sum(ways), len(ways))
-    sent = {}
+    sent, copied = {}, {}
     for dispatcher in ("all-to-all", "deepep", "hybridep"):
         batch = ReplicaBatch(1, 1024, dispatcher=dispatcher)
-        pieces = RankWork(replace(HYBRID, pattern="EEEE"), layout, batch).experts()
-        (sent[dispatcher],) = {k.nbytes for p in pieces for k in p.forward if isinstance(k, Collective)}
-    assert sent["all-to-all"] == 2 * 1024 * 64 * 2
-    assert sent["deepep"] == sent["hybridep"] == round(mean * 1024 * 64 * 2)
+        pieces = {p.name: p for p in RankWork(replace(HYBRID, pattern="EEEE"), layout, batch).experts()}
+        there, back = pieces["dispatch"].forward, pieces["combine"].forward
+        (sent[dispatcher],) = {k.nbytes for k in (*there, *back) if getattr(k, "kind", "") == "all_to_all"}
+        copied[dispatcher] = [k.nbytes for k in there if isinstance(k, Pass)]
+    few = 1024 * 64 * 2
+    assert sent["all-to-all"] == 2 * few
+    assert sent["deepep"] == sent["hybridep"] == round(mean * few)
+    # copies are made before they are sent, or where they arrive; HybridEP's ranks scan all routes first
+    assert copied["all-to-all"] == [2 * few + few, 2 * 2 * few]
+    assert copied["deepep"] == [round(mean * few) + 2 * few]
+    assert copied["hybridep"] == [4 * 1024 * 8, *copied["deepep"]]
+
+
+def test_queries_and_keys_may_have_norms() -> None:
+    """Qwen3: a kernel for each, forward and backward, that keeps what it reads; a weight a column."""
+    plain, normed = (training(replace(HYBRID, pattern="*-*-", head_norm=of)) for of in (False, True))
+    assert normed.model.parameters - plain.model.parameters == 2 * 2 * 64
+    assert normed.each_stage[0].parameters == normed.model.parameters
+    pieces = {piece.name: piece for piece in normed.work.layer("*")}
+    queries, keys = 1024 * 4 * 64 * 2, 1024 * 2 * 64 * 2
+    norms = pieces["head norms"]
+    assert norms.forward == (Pass(2 * queries), Pass(2 * keys))
+    assert norms.backward == (Pass(3 * queries), Pass(3 * keys))
+    assert norms.saved == queries + keys
+    with pytest.raises(InputError, match="head: norm is for attention whose keys are not compressed"):
+        replace(HYBRID, head_norm=True, kv_rank=16, rotary_head=8)
 
 
 def test_an_exchange_beside_another_micro_batch_takes_its_sms() -> None:
@@ -338,19 +361,29 @@ def test_messages_of_tensor_parallelism_pass_beside_blocks_of_products() -> None
     )
     block = Product(256, 256, 64)
     into = work.column("up", 256, 64)
-    assert into.forward[1:] == (Collective("send", whole // 4, "tp", block), block) * 3 + (block,)
+    assert into.forward[1:] == (Collective("send", whole // 4, "tp", block, copied=True), block) * 3 + (
+        block,
+    )
     assert into.backward == RankWork(work.model, layout, ReplicaBatch(1, 1024)).column("up", 256, 64).backward
     block = Product(256, 64, 256)
     out = work.row("down", 64, 256)
-    sent = (Collective("send", whole // 4, "tp", block), block) * 3 + (block,)
+    sent = (Collective("send", whole // 4, "tp", block, copied=True), block) * 3 + (block,)
     assert out.forward[:8] == (*sent, Pass(5 * whole // 4))
     block = Product(256, 256, 64, "I")
-    assert out.backward[:7] == (Collective("send", whole // 4, "tp", block), block) * 3 + (block,)
+    assert out.backward[:7] == (Collective("send", whole // 4, "tp", block, copied=True), block) * 3 + (
+        block,
+    )
     plain = training(Architecture(**MODELS["llama3-70b"] | {"layers": 2}), layout=layout, sequence=8192)
     beside = replace(plain, tensor_overlap=True)  # of so little as above the latencies would show
     shown, hidden = (each.each_stage[0].forward for each in (plain, beside))
     assert hidden.exposed < shown.exposed
     assert hidden.hidden > 0 == shown.hidden
+    # copy engines take nothing from a product, NCCL's kernels some SMs
+    send = Collective("send", 10**8, "tp", Product(8192, 8192, 8192), copied=True)
+    group, cost = layout.group("tp"), plain.calibration
+    assert cost.exposed_ns(send, group)[1] == 0
+    sent_ns, shown_ns = cost.exposed_ns(send._replace(copied=False), group)
+    assert shown_ns == pytest.approx(sent_ns * 32 / 132)
 
 
 @pytest.mark.parametrize(("kept", "copies"), [(None, 1), (1.0, 1), (1.03125, 2), (0.5625, 2)])

@@ -73,6 +73,8 @@ class Architecture:
         Learned positions; 0: none (rotary, or ALiBi).
     rotary : bool or "yarn"
         Rotary positions; YaRN's are scaled (arXiv 2309.00071).
+    head_norm : bool
+        Queries and keys have norms of their own, head by head (Qwen3, arXiv 2505.09388, section 2).
     biases : bool
         Products and norms have biases.
     clamped : bool
@@ -123,6 +125,7 @@ class Architecture:
     tied: bool = True
     positions: int = 0
     rotary: bool | Literal["yarn"] = False
+    head_norm: bool = False
     biases: bool = True
     clamped: bool = False
     experts: int = 0
@@ -152,6 +155,8 @@ class Architecture:
 
     def __post_init__(self) -> None:
         """Fill in what follows from the other sizes; refuse what does not fit together."""
+        if self.head_norm and (self.kv_rank or self.o_rank):
+            raise InputError("head: norm is for attention whose keys are not compressed")
         if not self.head and self.hidden % self.heads:
             raise InputError(
                 f"hidden {self.hidden} is no multiple of {self.heads} heads; give the width of a head"
@@ -297,6 +302,7 @@ class Architecture:
     def norm_parameters(self, kind: str) -> int:
         """Return the parameters of the norms of a layer, and what Mamba-2 has beside its products."""
         latent = self.q_rank + self.kv_rank if self.kv_rank and ATTENTION & {*kind} else 0
+        latent += 2 * self.head * (self.head_norm and bool(ATTENTION & {*kind}))
         found = (len(kind) * self.hidden + latent) * (1 + self.biases)
         if self.o_rank and ATTENTION & {*kind}:  # of queries and keys, and a sink a head
             found += self.q_rank + self.head + self.heads

@@ -345,8 +345,8 @@ class TrainingCalibration:
         GPUs a node.
     host : HostLaunches
         What launching kernels takes of the host.
-    exchange_sms : float
-        Part of the SMs that an exchange of tokens takes from what runs beside it.
+    communication_sms : float
+        Part of the SMs that a collective takes from what runs beside it.
     bias_gradients : float
         Time of a product of experts that finds the gradients of their biases, too, as Transformer Engine has
         it in 16 bits / of the product alone; fitted rates have it in them. Chosen on published steps of
@@ -372,7 +372,7 @@ class TrainingCalibration:
     measured: Mapping[Product | Attention, float] = field(default_factory=dict)
     node: int = 8
     host: HostLaunches = field(default_factory=HostLaunches)
-    exchange_sms: float = 0.2
+    communication_sms: float = 0.2
     bias_gradients: float = 5.0
 
     @property
@@ -471,7 +471,7 @@ class TrainingCalibration:
 
     def exposed_ns(self, kernel: Collective, group: RankGroup) -> tuple[float, float]:
         """Return the time of a collective, and how much of it no kernel hides."""
-        whole, sms = self.collective_ns(kernel.kind, kernel.nbytes, group), self.exchange_sms
+        whole, sms = self.collective_ns(kernel.kind, kernel.nbytes, group), self.communication_sms
         if kernel.deepep is not None and self.alone is not None and self.alone.sends(group):
             assert self.alone.fits is not None
             whole = self.contention * self.kernel_ns(kernel.deepep._replace(nodes=group.nodes))
@@ -480,7 +480,8 @@ class TrainingCalibration:
             return whole, whole
         if isinstance(kernel.hidden_by, str):
             return whole, whole * sms
-        return whole, whole - self.hiding * min(whole, self.kernel_ns(kernel.hidden_by))
+        hiding = 1.0 if kernel.copied else self.hiding
+        return whole, whole - hiding * min(whole, self.kernel_ns(kernel.hidden_by))
 
 
 _SHARP: Final = 24

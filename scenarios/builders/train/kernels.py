@@ -185,7 +185,8 @@ class Collective(NamedTuple):
 
     `hidden_by` is the kernel beside which it runs; None: all of it is exposed. `OTHER_MICRO_BATCH` stands for
     all that another micro-batch computes meanwhile: what passes beside that takes SMs from it. `deepep` does
-    it in its place on GPUs and groups where that was measured.
+    it in its place on GPUs and groups where that was measured. Copy engines take nothing from the kernel
+    (`copied`).
     """
 
     kind: CollectiveKind
@@ -193,6 +194,7 @@ class Collective(NamedTuple):
     group: str
     hidden_by: Product | Attention | str | None = None
     deepep: DeepEp | None = None
+    copied: bool = False
 
 
 OTHER_MICRO_BATCH = "another micro-batch"

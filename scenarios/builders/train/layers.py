@@ -93,8 +93,20 @@ class RankWork(RankProducts):
         rotary = (12 if m.rotary == "yarn" else 2) * (queries + keys) if m.rotary else 0
         around: tuple[Kernel, ...] = (Pass(2 * queries), *((Pass(rotary),) if m.rotary else ()))
         back = (*((Pass(rotary),) if m.rotary else ()), Pass(2 * (queries + 2 * keys)))
+        normed = queries + keys
+        norms = [
+            LayerPiece(
+                "head norms",
+                (Pass(2 * queries), Pass(2 * keys)),
+                (Pass(3 * queries), Pass(3 * keys)),
+                saved=normed,
+                made=normed,
+                took=normed,
+            )
+        ]
         return [
             qkv,
+            *(norms if m.head_norm else ()),
             self.core(heads, kv, around, back, m.window if part == "w" else 0),
             self.row("proj", heads * m.value_head, m.hidden, saved=False),
         ]
@@ -378,13 +390,20 @@ class RankWork(RankProducts):
             else exchange
             for way in _WAYS
         )
-        sort = [Pass(sent + few, "permute")]
-        sort_again = [Pass(2 * arrived, "permute")] if held > 1 and ep > 1 else []
+        # DeepEP and HybridEP send tokens as they are, and copy what arrived once for each of its experts.
+        once = self.batch.dispatcher != "all-to-all" and ep > 1
+        came = round(arrived * self._copies()) if once else arrived
+        sort = [] if once else [Pass(sent + few, "permute")]
+        sort_again = [Pass(came + arrived, "permute")] if held > 1 and ep > 1 else []
         there: list[Kernel] = [*sort, *[send] * (ep > 1), *sort_again]
         back: list[Kernel] = [*sort_again, *[send_back] * (ep > 1), *sort]
         add = Pass(3 * self.thin)
+        maps: list[Kernel] = []
+        if once and self.batch.dispatcher == "hybridep":  # which tokens go where: a byte for each expert
+            nbytes = ep * self.few * m.experts
+            maps = [Collective("all_gather", nbytes, "ep", beside), Pass(nbytes)]
         return (
-            LayerPiece("dispatch", (*there,), (*back,), 8 * load.copies, arrived, few, arrived),
+            LayerPiece("dispatch", (*maps, *there), (*back,), 8 * load.copies, arrived, few, arrived),
             LayerPiece("combine", (*back, add), (add, *there), saved=0, made=few, took=arrived, extra=sent),
         )
 

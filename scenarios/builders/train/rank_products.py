@@ -136,10 +136,12 @@ class RankProducts:
     def _blocks(self, product: Product, nbytes: int) -> list[Kernel]:
         """Return a product block by block, a message of a rank's part beside each but the last.
 
-        Source: Transformer Engine, common/comm_gemm_overlap (``CommOverlapP2PBase``: ring exchange).
+        Source: Transformer Engine, common/comm_gemm_overlap (``CommOverlapP2PBase``: ring exchange);
+        pytorch/module/base.py (``initialize_ub``: by copy engines).
         """
         block = product._replace(m=product.m // self.t)
-        beside: list[Kernel] = [Collective("send", nbytes // self.t, "tp", block), block]
+        send = Collective("send", nbytes // self.t, "tp", block, copied=True)
+        beside: list[Kernel] = [send, block]
         return [*beside * (self.t - 1), block]
 
     def scatter(self, hidden_by: Product | Attention | None = None) -> list[Kernel]:

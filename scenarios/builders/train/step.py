@@ -14,6 +14,8 @@ from dataclasses import replace
 from functools import cache
 from typing import Final, NamedTuple
 
+import numpy as np
+
 from policies.issue.program_order import InOrder
 from policies.parallel.fsdp2 import FullyShard, FullyShardHooks
 from policies.parallel.modules import ROOT
@@ -32,6 +34,7 @@ from scenarios.builders.train.kernels import Spent
 from scenarios.builders.train.memory import CheckpointUnit, StageMemory, StagePart, stage_memory
 from scenarios.builders.train.training import Training
 from sim import Graph, GraphBuilder, Machine, simulate
+from sim.base.intervals import Cover, union
 from sim.base.units import round_half_up
 from sim.explain.communication import INSIDE
 from sim.trace import Trace
@@ -555,7 +558,32 @@ def step_graph(training: Training, schedule: Schedule) -> tuple[Graph, Machine]:
         streams=1 + around.own_stream,
     )
     names = [device.name for device in machine.devices]
-    return pipeline_graph(schedule, training.pipeline_stages, names, around=around), machine
+    graph = pipeline_graph(schedule, training.pipeline_stages, names, around=around)
+    taken = training.calibration.communication_sms if around.own_stream else 0.0
+    return (_contended(graph, machine, taken) if taken else graph), machine
+
+
+def _contended(graph: Graph, machine: Machine, taken: float) -> Graph:
+    """Return the ops of a step, each longer by what messages beside it take of its SMs.
+
+    For how long they pass beside it is what a run without that says.
+    """
+    trace = _run(graph, machine)
+    op, start, end = (trace.tasks[name] for name in ("op", "start_ns", "end_ns"))
+    sent = np.array([phase == BESIDE for phase in graph.phases] + [False])[graph.phase_code[op]]
+    messages = union(start[sent], end[sent], trace.device[sent])
+    beside = Cover(messages, trace.makespan_ns).between(start, end, trace.device)
+    slower = np.zeros(len(graph), np.int64)
+    slower[op] = np.where(sent, 0, np.rint(taken * beside).astype(np.int64))
+    shown = (graph.column(INSIDE) + slower).tolist()
+    attributes = dict(graph.attributes)
+    for at in np.flatnonzero(slower).tolist():
+        attributes[at] = {**attributes.get(at, {}), INSIDE: shown[at]}
+    return replace(graph, duration_ns=graph.duration_ns + slower, attributes=attributes)
+
+
+def _run(graph: Graph, machine: Machine) -> Trace:
+    return simulate(graph, machine, InOrder(), streams=CommunicationStream(), linearize=AsWritten())
 
 
 def step_trace(training: Training, schedule: Schedule | None = None) -> Trace:
@@ -567,8 +595,7 @@ def step_trace(training: Training, schedule: Schedule | None = None) -> Trace:
     schedule : Schedule, optional
         By default the training's own.
     """
-    graph, machine = step_graph(training, schedule or training.schedule)
-    return simulate(graph, machine, InOrder(), streams=CommunicationStream(), linearize=AsWritten())
+    return _run(*step_graph(training, schedule or training.schedule))
 
 
 def step_ns(training: Training) -> int:

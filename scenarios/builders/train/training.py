@@ -536,22 +536,18 @@ class Training(RankOptions):
 
     @cached_property
     def around(self) -> Around:
-        """What follows the pipeline; gathers are longer by what gradients slow beside which they pass."""
+        """What is before and behind the pipeline."""
         reduced = [self.reduce_ns(stage) for stage in self.each_stage]
         alone = not any(sum(both) for both in reduced)
-        first, slower = self.each_stage[0], (1 - self.calibration.hiding) * self.overlap
-        behind = [
-            gather + slower * min(scatter, stage.backward.ns)
-            for stage, (scatter, gather) in zip(self.each_stage, reduced, strict=True)
-        ]
+        first = self.each_stage[0]
         norm = self.calibration.collective_ns(
             "all_reduce", 4, RankGroup(self.layout.ranks, -(-self.layout.ranks // self.layout.node))
         )
         return Around(
             optimizer_ns=tuple(round_half_up(self.optimizer_ns(stage)) for stage in self.each_stage),
             synchronisation_ns=round_half_up(norm),
-            all_reduce_ns=() if alone else tuple(round_half_up(before) for before, _ in reduced),
-            all_gather_ns=() if alone else tuple(map(round_half_up, behind)),
+            all_reduce_ns=() if alone else tuple(round_half_up(scatter) for scatter, _ in reduced),
+            all_gather_ns=() if alone else tuple(round_half_up(gather) for _, gather in reduced),
             sharded=self.layout.sharding != "none",
             overlap=self.overlap,
             buckets=self.layout.buckets(sum(self.updated(first)), len(first.units)) if self.overlap else 1,
