@@ -390,20 +390,15 @@ class RankWork(RankProducts):
             else exchange
             for way in _WAYS
         )
-        # DeepEP and HybridEP send tokens as they are, and copy what arrived once for each of its experts.
-        once = self.batch.dispatcher != "all-to-all" and ep > 1
-        came = round(arrived * self._copies()) if once else arrived
-        sort = [] if once else [Pass(sent + few, "permute")]
-        sort_again = [Pass(came + arrived, "permute")] if held > 1 and ep > 1 else []
+        # DeepEP and HybridEP send tokens as they are; the copy stands for what they take besides their
+        # kernels (docs/clusters_training.md).
+        sort = [Pass(sent + few, "permute")]
+        sort_again = [Pass(2 * arrived, "permute")] if held > 1 and ep > 1 else []
         there: list[Kernel] = [*sort, *[send] * (ep > 1), *sort_again]
         back: list[Kernel] = [*sort_again, *[send_back] * (ep > 1), *sort]
         add = Pass(3 * self.thin)
-        maps: list[Kernel] = []
-        if once and self.batch.dispatcher == "hybridep":  # which tokens go where: a byte for each expert
-            nbytes = ep * self.few * m.experts
-            maps = [Collective("all_gather", nbytes, "ep", beside), Pass(nbytes)]
         return (
-            LayerPiece("dispatch", (*maps, *there), (*back,), 8 * load.copies, arrived, few, arrived),
+            LayerPiece("dispatch", (*there,), (*back,), 8 * load.copies, arrived, few, arrived),
             LayerPiece("combine", (*back, add), (add, *there), saved=0, made=few, took=arrived, extra=sent),
         )
 
