@@ -551,12 +551,8 @@ def step_graph(training: Training, schedule: Schedule) -> tuple[Graph, Machine]:
         streams = 3 if training.offload_layers else 2
         return _LAYERED[training.layout.sharding](training).write(), plain_machine(1, streams=streams)
     around = replace(training.around, buffer_nbytes=training.buffers(schedule))
-    machine = plain_machine(
-        schedule.ranks,
-        training.send_ns,
-        pairs=crossings(schedule, around),
-        streams=1 + around.own_stream,
-    )
+    pairs = crossings(schedule, around)
+    machine = plain_machine(schedule.ranks, training.send_ns, pairs=pairs, streams=1 + around.own_stream)
     names = [device.name for device in machine.devices]
     graph = pipeline_graph(schedule, training.pipeline_stages, names, around=around)
     taken = training.calibration.communication_sms if around.own_stream else 0.0
