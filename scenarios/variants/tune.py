@@ -336,8 +336,9 @@ class Tuner:
         points = whole if len(self.seeds) == 1 else max(1, budget // _FIRST)  # at most: all may be dropped
         search = METHODS[method](sizes, 1 if self.levels is None else len(self.levels[1]), points, self.seed)
         with suppress(StopIteration):
-            asks = next(search)
-            while True:
+            asks, before = next(search), -1
+            while len(self.tuning.trials) > before:  # else the budget is used up
+                before = len(self.tuning.trials)
                 asks = search.send(self._costs(asks, budget))
         refuse_all_invalid([trial.row for trial in self.tuning.trials])
 

@@ -306,6 +306,15 @@ def test_what_is_far_behind_is_dropped_and_its_runs_go_to_others(tmp_path: Path)
     assert trials == 16 > 60 // 5
 
 
+@pytest.mark.parametrize("method", ["grid", "random", "local"])
+def test_under_noise_a_search_ends_with_its_budget(tmp_path: Path, method: str) -> None:
+    """Which it reaches before it has asked for all the points that it might if all were dropped."""
+    path = write(tmp_path, NOISY)
+    keys = ["--vary", "machine.devices.cpu.cores=1,2,3,4", "--vary", "policy=ready-queue,in-order,lifo"]
+    told = json.loads(sim("tune", path, *keys, "--method", method, "--budget", "22", "--json").stdout)
+    assert 22 // 5 <= told["trials"] <= 22 // 2
+
+
 def test_a_search_that_was_cut_off_goes_on_where_it_was(tmp_path: Path) -> None:
     """The same table comes out; what is kept is not run again, unless the scenario is another one."""
     path, table = write(tmp_path, NOISY), tmp_path / "trials.csv"
