@@ -122,10 +122,15 @@ class _Thread:
         self._waiting: dict[tuple[int, int, str], Task] = {}
         self._tokens: deque[Task] = deque()
         self._says: dict[tuple[int, int, str], int] = {}
+        self._dead: set[tuple[int, int, str]] = set()
         self._current: Task | None = None
 
     def ready(self, task: Task) -> None:
         """Keep `task` for its call; what only moves tokens, or is dead, goes through at once."""
+        if task.dead:  # behind a merge, say, whose sides depend on different predicates
+            structure = self.program.structure
+            asks = -1 if structure is None else structure.predicate.get(task.op, -1)
+            self._dead |= {(task.iteration, op, _tag(task)) for op in (task.op, asks)}
         if task.dead or self._moves[self._kind_code[task.op]]:
             self._tokens.append(task)
         else:
@@ -152,6 +157,8 @@ class _Thread:
         while self._repetition < self._repetitions:
             tag = self._tag_of(self.program.frame[self._pc])
             match self.program.instructions[self._pc]:
+                case "call", op, _ if (self._repetition, op, tag) in self._dead:
+                    self._go_to(self._pc + 1)
                 case "call", op, _:
                     waiting = self._waiting.get((self._repetition, op, tag))
                     if waiting is None or waiting.group != issuer.group:
@@ -160,8 +167,9 @@ class _Thread:
                     self._go_to(self._pc + 1)
                     return self._current
                 case "if", predicate, offset:
-                    says = self._says.get((self._repetition, predicate, tag))
-                    if says is None:
+                    asked = self._repetition, predicate, tag
+                    says = self._says.get(asked)
+                    if says is None and asked not in self._dead:
                         return None
                     self._go_to(self._pc + (1 if says else offset))
                 case "goto", _, offset:

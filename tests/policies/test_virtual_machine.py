@@ -156,6 +156,22 @@ def test_what_needs_only_one_side_of_a_condition_is_outside_of_it(outcome: bool,
     assert trace.makespan_ns == 1 + 2 + 10 + 3 + 4
 
 
+def test_what_is_dead_behind_a_merge_of_two_conditions_is_passed_over() -> None:
+    """No predicate says that it is: the thread stood before it, and before a condition that it decides."""
+    b = GraphBuilder("two conditions")
+    b.op("x", duration_ns=1)
+    for name in "pq":
+        b.op(name, duration_ns=2, attributes={"outcome": False})
+        b.op(f"if {name}", kind="switch", inputs=["x", name], outputs=(0, 0), duration_ns=0)
+    b.op("merge", kind="merge", inputs=["if p:1", "if q:1"], duration_ns=0)
+    b.op("never", inputs=["merge"], duration_ns=5, attributes={"outcome": True})
+    b.op("if never", kind="switch", inputs=["x", "never"], outputs=(0, 0), duration_ns=0)
+    b.op("nor", inputs=["if never:1"], duration_ns=7)
+    trace = simulate(b.build(), CPU, Sequential(), iterations=2)
+    assert live(trace) == ["x", "p", "q"] * 2
+    assert trace.makespan_ns == 2 * (1 + 2 + 2)
+
+
 def test_repetitions_run_one_after_another() -> None:
     trace = simulate(branches([True, False]).build(), CPU, Sequential(), iterations=2)
     assert live(trace) == ["x", "p", "f", "out", "x", "p", "g", "out"]
