@@ -13,12 +13,13 @@ known, in one part of it after another (`policies.optimum_windows`).
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from math import ceil, gcd
+from math import ceil, gcd, inf
 from time import monotonic
 from typing import Any, Final, NamedTuple
 
@@ -591,21 +592,20 @@ class Activities:
         """Return the times with the least `longest` that are found within a time limit on the wall.
 
         One of the solver's strategies searches after another, briefly with a linear relaxation, which gives a
-        bound, and then without one, which is faster; or several `workers` take turns. It is the same for the
+        bound, and then without one, which is faster; where it is open who does something, a relaxation finds
+        more, and they take longer and longer turns. Or several `workers` take turns. It is the same for the
         same problem, however many take turns, unless its time is up before it is sure.
         """
         until = monotonic() + limit_ns / NS_PER_S
         written = translate(self.problem, unit_of(self.problem))
-        turns = {"num_workers": workers, "interleave_search": True}  # which is deterministic
-        relaxed = {"num_workers": 1, "max_deterministic_time": _RELAXED}
-        strategies: list[dict[str, Any]] = [turns]
-        if workers == 1:
-            strategies = [relaxed, {"num_workers": 1, "linearization_level": 0}]
         values, bound, finished = None, 0, False
-        for parameters in strategies:
+        for level, effort in self._turns() if workers == 1 else ((1, inf),):
             solver: Any = self._cp.CpSolver()
-            for name, value in {**parameters, "random_seed": seed}.items():
-                setattr(solver.parameters, name, value)
+            solver.parameters.num_workers = workers
+            solver.parameters.interleave_search = workers > 1  # deterministic, with however many workers
+            solver.parameters.linearization_level = level
+            solver.parameters.random_seed = seed
+            solver.parameters.max_deterministic_time = effort
             solver.parameters.max_time_in_seconds = max(0.0, until - monotonic())
             status = solve(solver, written)
             bound = max(bound, _bound(solver) * written.unit_ns)
@@ -617,6 +617,17 @@ class Activities:
             written.begin_with(solver, status)
         return Solved(values, bound, finished)
 
+    def _turns(self) -> Iterator[tuple[int, float]]:
+        """Yield whether a search has a linear relaxation (1) or none (0), and its deterministic time."""
+        yield 1, _RELAXED
+        effort, taken = _RELAXED, itertools.chain(*self.problem.taken.values())
+        is_open = any(each.given is not None for each in taken)
+        while is_open:
+            yield 0, effort
+            effort *= 2
+            yield 1, effort
+        yield 0, inf
+
 
 _RELAXED: Final = 0.1
-"""So much of the solver's deterministic time goes to a search with a linear relaxation: about a second."""
+"""So much of the solver's deterministic time goes to a first search with a relaxation: about a second."""
