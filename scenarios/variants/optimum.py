@@ -352,11 +352,15 @@ class _Search:
         if self.known is before:
             self.run(case)
         job = self.known.trace.job
-        # An op that starts early may take cores that the plan keeps for others
+        # An op that starts early may take cores that the plan keeps for others. Of ops with one start the one
+        # that could begin first stands behind the others then, which keep it back.
         if job.graph.attribute("cores") or job.graph.attribute("resources"):
-            first, rank = timetable.start_ns[0], job.graph.topological_order.argsort().tolist()
-            listed = ListedOrder(sorted(range(len(rank)), key=lambda op: (first[op], rank[op])))
-            self.run(case.deciding(policy=InOrder(synchronisation=how), linearize=listed))
+            first, dag = timetable.start_ns[0], job.graph.dag()
+            end = [start + ns for start, ns in zip(first, job.duration_ns.tolist(), strict=True)]
+            ready = [max((end[p] for p in own), default=0) for own in dag.predecessors]
+            for keys in (first, [(start, -ns) for start, ns in zip(first, ready, strict=True)]):
+                listed = ListedOrder(least_first(dag, keys))
+                self.run(case.deciding(policy=InOrder(synchronisation=how), linearize=listed))
         return None if self.known is before else self.known
 
 

@@ -421,6 +421,28 @@ def test_plans_of_ops_that_need_several_cores_run_as_planned(seed: int, tmp_path
     assert find_optimum([result], limit_ns=LIMIT).proven
 
 
+HELD_BACK = """\
+machine: {resources: {crane: 1}, devices: {c0: {kind: cpu, cores: 2}, c1: {kind: cpu, cores: 2}}}
+workload:
+  ops:
+    o0: {duration: 13us, device: c1}
+    o1: {duration: 25us, device: c1, attributes: {resources: {crane: 1}}}
+    o2: {duration: 20us, device: c1, inputs: [o0]}
+    o3: {duration: 10us, device: c0, inputs: [o0, o1], attributes: {resources: {crane: 1}}}
+    o4: {duration: 24us, device: c1, inputs: [o2], attributes: {resources: {crane: 1}}}
+    o5: {duration: 26us, device: c0, inputs: [o4]}
+    o6: {duration: 16us, device: c0, inputs: [o5]}
+policy: in-order
+"""
+
+
+def test_an_op_that_could_take_what_the_plan_keeps_for_another_stands_behind(tmp_path: Path) -> None:
+    """o3 could have the crane from 25 us on, which o4 needs from 33: it stands behind o5, which reads o4."""
+    (tmp_path / "s.yaml").write_text(HELD_BACK)
+    found = find_optimum([run_case(load_scenario(tmp_path / "s.yaml").case())], limit_ns=LIMIT)
+    assert (found.best.trace.makespan_ns, found.proven) == (13_000 + 20_000 + 24_000 + 26_000 + 16_000, True)
+
+
 def test_strategies_search_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     """`--jobs 3` reaches the solver, and what it proves is what one strategy proves."""
     told, real = [], cp_sat.solve
