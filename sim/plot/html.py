@@ -13,7 +13,7 @@
     ops        a table that sorts and filters             └───────────────────────────┘
 
 The file is data (`gantt_data`: the lanes, bars and colours of `sim.plot.gantt`) and a page that draws them
-(`sim.plot.page`). A bar is as wide as it lasts. Where bars are narrower than a pixel, the column of
+(the folder ``page``: HTML, a style sheet, JavaScript without a library). A bar is as wide as it lasts. Where bars are narrower than a pixel, the column of
 pixels is filled as high as they fill its time, kind by kind: a lane that is 7 % busy is 7 % full at any zoom.
 """
 

@@ -23,7 +23,7 @@ LONG = {"sim/kernel/loop.py": 1010}
 SMALL = frozenset(
     f"{layer}/{room}"
     for layer, rooms in (
-        ("sim", "export record plot/page"),
+        ("sim", "export record"),
         ("devices", "presets"),
         ("scenarios", "file"),
     )
