@@ -13,8 +13,9 @@
     ops        a table that sorts and filters             └───────────────────────────┘
 
 The file is data (`gantt_data`: the lanes, bars and colours of `sim.plot.gantt`) and a page that draws them
-(the folder ``page``: HTML, a style sheet, JavaScript without a library). A bar is as wide as it lasts. Where bars are narrower than a pixel, the column of
-pixels is filled as high as they fill its time, kind by kind: a lane that is 7 % busy is 7 % full at any zoom.
+(the folder ``page``: HTML, a style sheet, JavaScript without a library). A bar is as wide as it lasts. Where
+bars are narrower than a pixel, the column of pixels is filled as high as they fill its time, kind by kind: a
+lane that is 7 % busy is 7 % full at any zoom.
 """
 
 from __future__ import annotations
