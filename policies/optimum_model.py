@@ -20,12 +20,13 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from policies.cp_sat import NEVER, Activities, Solved, Time
+from policies.cp_sat import Activities, Solved
 from policies.issue.program_order import ProgramOrder
 from policies.optimum_objective import OBJECTIVES, Objective
 from policies.optimum_tasks import Moved, Tasks, share
 from policies.optimum_windows import windows
 from policies.placement.problem import Problem
+from policies.schedule_problem import NEVER, Time
 from sim import Job, Policy, Trace
 from sim.base.arrays import UNSET
 from sim.base.errors import InputError, listed

@@ -15,8 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from policies.cp_sat import MOST_COVERED, CoveringSpan, Time
+from policies.cp_sat import MOST_COVERED
 from policies.optimum_tasks import Tasks
+from policies.schedule_problem import CoveringSpan, Time
 from sim.objectives import (
     due_ops,
     energy_pj,

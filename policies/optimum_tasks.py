@@ -17,8 +17,9 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from policies.cp_sat import Activities, Literal, Time
+from policies.cp_sat import Activities
 from policies.placement.problem import Problem
+from policies.schedule_problem import Literal, Time
 from sim import Job
 from sim.explain.bounds import least_durations_ns
 from sim.graph.rendezvous_keys import rendezvous_keys

@@ -22,7 +22,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from policies.cp_sat import LONGEST, Literal, ScheduleProblem, Time, Written, at_most, solve
+from policies.cp_sat import Written, at_most, solve
+from policies.schedule_problem import LONGEST, Literal, ScheduleProblem, Time
 from sim.base.arrays import BoolArray
 
 # ----------------------------------------------------------------------------------------------------------

@@ -15,10 +15,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from policies.cp_sat import NEVER, Activities
+from policies.cp_sat import Activities
 from policies.option_checks import whole
 from policies.placement.list_schedule import Heft, ListPlacement, ListSchedule
 from policies.placement.problem import Problem
+from policies.schedule_problem import NEVER
 from sim import Graph, Machine
 from sim.base.arrays import IntArray
 from sim.base.errors import InfeasibleError, InputError

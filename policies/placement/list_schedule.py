@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from policies.cp_sat import NEVER
 from policies.placement.problem import Problem
+from policies.schedule_problem import NEVER
 from sim import Graph, Job, Machine
 from sim.base.arrays import IntArray
 from sim.base.errors import InfeasibleError, InputError

@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from policies.cp_sat import NEVER
+from policies.schedule_problem import NEVER
 from sim import Graph, Job, Machine
 from sim.base.arrays import UNSET, IntArray
 from sim.base.errors import InfeasibleError

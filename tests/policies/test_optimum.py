@@ -19,10 +19,11 @@ from runs import checked
 
 from devices.network import make_network
 from policies import cp_sat
-from policies.cp_sat import Time, translate, unit_of
+from policies.cp_sat import translate, unit_of
 from policies.issue.program_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
 from policies.optimum_model import Follow, JobModel
+from policies.schedule_problem import Time
 from scenarios.run.execute import run_case
 from scenarios.run.load import load_scenario
 from scenarios.variants.optimum import find_optimum
