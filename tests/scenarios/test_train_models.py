@@ -347,7 +347,7 @@ def test_precisions_that_a_calibration_does_not_tell_apart_are_told(
 
 
 def test_messages_of_tensor_parallelism_pass_beside_blocks_of_products() -> None:
-    """Four ranks: four blocks, three messages of a rank's part, and the sum of what came."""
+    """Four ranks: four blocks, three messages of a rank's part, and the sum of what came, or four splits."""
     layout, whole = ParallelLayout(tp=4), 1024 * 256 * 2
     work = RankWork(
         replace(HYBRID, layers=1, pattern="*"), layout, ReplicaBatch(1, 1024, tensor_overlap=True)
@@ -360,15 +360,20 @@ def test_messages_of_tensor_parallelism_pass_beside_blocks_of_products() -> None
     assert into.backward == RankWork(work.model, layout, ReplicaBatch(1, 1024)).column("up", 256, 64).backward
     block = Product(256, 64, 256)
     out = work.row("down", 64, 256)
+    part = Collective("reduce_scatter", whole // 4, "tp")  # by SMs; nothing hides the last one
+    beside = (part._replace(hidden_by=block), block)
+    assert out.forward[:8] == (block, *beside * 3, part)
+    ring = replace(work.batch, kept=1.0)  # in 8 bits by copy engines, and the sum of what came
+    out_8 = RankWork(work.model, layout, ring).row("down", 64, 256)
     sent = (Collective("send", whole // 4, "tp", block, copied=True), block) * 3 + (block,)
-    assert out.forward[:8] == (*sent, Pass(5 * whole // 4))
+    assert out_8.forward[:8] == (*sent, Pass(5 * whole // 4))
     block = Product(256, 256, 64, "I")
     assert out.backward[:7] == (Collective("send", whole // 4, "tp", block, copied=True), block) * 3 + (
         block,
     )
     plain = training(Architecture(**MODELS["llama3-70b"] | {"layers": 2}), layout=layout, sequence=8192)
-    beside = replace(plain, tensor_overlap=True)  # of so little as above the latencies would show
-    shown, hidden = (each.each_stage[0].forward for each in (plain, beside))
+    blocks = replace(plain, tensor_overlap=True)  # of so little as above the latencies would show
+    shown, hidden = (each.each_stage[0].forward for each in (plain, blocks))
     assert hidden.exposed < shown.exposed
     assert hidden.hidden > 0 == shown.hidden
     # copy engines take nothing from a product, NCCL's kernels some SMs

@@ -11,7 +11,7 @@ and scatters that while the gradient of its weight is; the gradient behind rows 
 With `tensor_overlap` the other products run in t blocks, beside which their messages pass:
 
     gather, product   block 0 ─ block 1 ─ ... ─ block t-1            product, scatter the same, then the sum
-                      part 1 ─► part 2 ─► ...
+                      part 1 ─► part 2 ─► ...                        (in 16 bits in four splits, by SMs)
 
 Sources: Narayanan et al., arXiv 2104.04473, and Korthikanti et al., arXiv 2205.05198, section 4.2;
 Transformer Engine 2.11, pytorch/module/{layernorm_linear,linear}.py (what overlaps, and gradients of weights
@@ -19,6 +19,8 @@ added in place).
 """
 
 from __future__ import annotations
+
+from typing import Final
 
 from devices.collectives.groups import CollectiveKind
 from scenarios.builders.train.architecture import Architecture
@@ -33,6 +35,8 @@ from scenarios.builders.train.kernels import (
 )
 from scenarios.builders.train.layout import ParallelLayout, ReplicaBatch
 from sim.base.errors import InputError, MisfitError
+
+_SPLITS: Final = 4  # of a product whose results are scattered meanwhile (`initialize_ub`, num_splits)
 
 
 class RankProducts:
@@ -125,15 +129,17 @@ class RankProducts:
         """Gather the hidden state for a product of it."""
         if not (self.batch.tensor_overlap and self.layout.splits_sequence):
             return [*self.gather(copies=copies), product]
-        return self._blocks(product, copies * self.kept(self.wide))
+        return self._ring(product, copies * self.kept(self.wide))
 
     def scattered(self, product: Product) -> list[Kernel]:
         """Sum what a product makes of the hidden state, each rank keeping its tokens."""
         if not (self.batch.tensor_overlap and self.layout.splits_sequence):
             return [product, *self.scatter()]
-        return [*self._blocks(product, self.wide), Pass((self.t + 1) * self.thin)]
+        if self.batch.kept is None:
+            return self._pipelined(product)
+        return [*self._ring(product, self.wide), Pass((self.t + 1) * self.thin)]
 
-    def _blocks(self, product: Product, nbytes: int) -> list[Kernel]:
+    def _ring(self, product: Product, nbytes: int) -> list[Kernel]:
         """Return a product block by block, a message of a rank's part beside each but the last.
 
         Source: Transformer Engine, common/comm_gemm_overlap (``CommOverlapP2PBase``: ring exchange);
@@ -143,6 +149,17 @@ class RankProducts:
         send = Collective("send", nbytes // self.t, "tp", block, copied=True)
         beside: list[Kernel] = [send, block]
         return [*beside * (self.t - 1), block]
+
+    def _pipelined(self, product: Product) -> list[Kernel]:
+        """Return a product in four splits, each scattered by SMs beside the next.
+
+        Source: Megatron Bridge, training/comm_overlap.py (``PipelineOverlapCfg`` in 16 bits; in 8 bits nearly
+        all configurations take a ring exchange).
+        """
+        split = product._replace(m=-(-product.m // _SPLITS))
+        message = Collective("reduce_scatter", self.wide // _SPLITS, "tp")
+        beside: list[Kernel] = [message._replace(hidden_by=split), split]
+        return [split, *beside * (_SPLITS - 1), message]
 
     def scatter(self, hidden_by: Product | Attention | None = None) -> list[Kernel]:
         """Sum the parts of the hidden state, each rank keeping its tokens, or all of them."""
