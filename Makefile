@@ -34,7 +34,7 @@ test: $(READY)  ## Run the tests (WORKERS=2 at a time), under two minutes
 
 # On a kernel that checks every index, so that one out of bounds is an error and no crash, or worse.
 CHECKED := build/checked
-test-all: $(CHECKED)/.built  ## ... with notebooks, published tables, whole sessions, and all examples of property tests
+test-all: $(CHECKED)/.built  ## ... with notebooks, published tables, whole sessions, and more examples of property tests
 	HYPOTHESIS_PROFILE=full SIM_CHECKED_KERNEL=$(CHECKED) $(PYTEST) $(PARALLEL)
 
 $(CHECKED)/.built: $(READY)

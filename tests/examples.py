@@ -1,7 +1,7 @@
 """How many examples hypothesis draws: few and always the same ones, or many new ones.
 
 A property test says with `examples` (or `seeds`) how many it wants. ``HYPOTHESIS_PROFILE`` says how many
-it gets: ``quick``, which is `make test`, one in eight, ``full``, which is `make test-all`, all of
+it gets: ``quick``, which is `make test`, one in eight, ``full``, which is `make test-all`, half of
 them, and ``explore`` twenty times as many. The first two draw the same examples every time, so that a
 failure is one for everybody; the third looks for new counter-examples.
 """
@@ -14,7 +14,7 @@ from typing import Final
 from hypothesis import HealthCheck, settings
 
 PROFILE: Final = os.environ.get("HYPOTHESIS_PROFILE", "quick")
-FACTORS: Final = {"quick": 1 / 8, "full": 1, "explore": 20}
+FACTORS: Final = {"quick": 1 / 8, "full": 1 / 2, "explore": 20}
 DRAWN: Final = 60
 """How many examples a test wants that does not say how many."""
 FEW: Final = 10

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -141,13 +140,11 @@ def test_what_is_escaped() -> None:
 def test_only_regular_files_are_read(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe.yaml"
     os.mkfifo(pipe)
-    begun = time.monotonic()
     for arguments in (["run", pipe], ["import", pipe, "--out", tmp_path / "o.json"], ["memory", pipe]):
         done = sim(*arguments)
         assert done.exit_code == 2
         assert done.stderr == f"{pipe}: is not a regular file\n"
     assert "is not a regular file" in sim("run", "/dev/zero").stderr
-    assert time.monotonic() - begun < 5
 
 
 def test_unpacking_stops_at_a_ratio(tmp_path: Path) -> None:
@@ -201,11 +198,9 @@ def random_dag(**sizes: int) -> str:
     ],
 )
 def test_sizes_are_computed_before_anything_is_built(tmp_path: Path, text: str, says: str) -> None:
-    begun = time.monotonic()
     done = sim("run", write(tmp_path, text))
     assert done.exit_code == 2
     assert says in done.stderr
-    assert time.monotonic() - begun < 5
 
 
 def test_runs_and_points_are_counted_first(tmp_path: Path) -> None:

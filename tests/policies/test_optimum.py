@@ -134,12 +134,12 @@ def test_no_order_is_better_and_what_is_found_takes_as_long_as_the_solver_says(
 
 
 @pytest.mark.parametrize("sharing", ["independent", "serial"])
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(6))
 def test_devices_are_chosen_too(sharing: Any, seed: int) -> None:
-    """By all placements and orders of five ops on two processors."""
+    """By all placements and orders of four ops on two processors."""
     rng = np.random.default_rng(seed)
     b = GraphBuilder("anywhere")
-    for k in range(5):
+    for k in range(4):
         inputs = [f"op{j}" for j in range(k) if rng.random() < 0.6]
         times = {"cpu": int(rng.integers(5, 40)), "gpu": int(rng.integers(5, 40))}
         b.op(f"op{k}", inputs=inputs, outputs=int(rng.integers(0, 9)), duration_by_kind=times)
@@ -151,10 +151,10 @@ def test_devices_are_chosen_too(sharing: Any, seed: int) -> None:
             graph,
             machine,
             InOrder(),
-            placement=Given([k >> op & 1 for op in range(5)]),
+            placement=Given([k >> op & 1 for op in range(4)]),
             linearize=ListedOrder(o),
         )
-        for k in range(32)
+        for k in range(16)
         for o in orders(graph)
     ]
     first = runs[0]

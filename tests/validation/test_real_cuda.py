@@ -194,7 +194,7 @@ def test_what_a_gpu_cannot_do_is_refused(cuda: Cuda) -> None:
 
 @pytest.mark.slow
 def test_the_whole_command_runs(cuda: Cuda, tmp_path: Path) -> None:
-    names = ["a-chain", "c-overlap", "d-head-of-line", "f-pipeline"]
+    names = ["c-overlap", "f-pipeline"]
     result = steps.run("cuda", tmp_path, names, runs=3, executor=cuda)
     assert [entry["experiment"] for entry in result["experiments"]] == names
     for name in names:
@@ -212,7 +212,7 @@ def test_without_partitions_the_other_experiments_go_on(tmp_path: Path) -> None:
         """Bindings before green contexts."""
 
     lame = Cuda(Torch(), Old())
-    result = steps.run("cuda", tmp_path, ["b-fork-join", "f-pipeline"], runs=3, executor=lame)
+    result = steps.run("cuda", tmp_path, ["b-fork-join", "f-pipeline"], runs=1, executor=lame)
     by_name = {entry["experiment"]: entry for entry in result["experiments"]}
     assert by_name["b-fork-join"]["cases"] == 6
     assert by_name["f-pipeline"]["status"] == "inconclusive"
