@@ -252,10 +252,10 @@ _PARTS: Final[Mapping[str, str]] = {
 _GUIDE: Final = """Megatron Bridge's performance guide (docs/performance-guide.md) says what is hidden:
 
 - *Parameters are gathered beside the first forward, gradients scattered beside the last backward; with a
-  virtual pipeline beside several.* Gradients here, too; parameters are gathered behind the optimizer, where
-  they show: all this is a fraction of a percent of both steps.
+  virtual pipeline beside several.* Here, too.
 - *Tensor parallelism passes beside products; of a product whose output is scattered a last part shows.* Llama
-  3 70B has it on: what shows inside layers are these parts, and what slows products that it runs beside.
+  3 70B has it on, in 8 bits as rings of copy engines, of which no part is last: inside layers shows what
+  lasts longer than the product beside it, and what sums of gradients take from products.
 - *Sends of the pipeline pass beside computation in the steady state, not as it fills and drains.* Here they
   are in the waits for other ranks.
 - *The exchange of experts hides only beside another micro-batch (1F1B overlap).* Qwen3 235B runs without: all
