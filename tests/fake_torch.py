@@ -168,7 +168,7 @@ class Cuda:
     """The namespace ``torch.cuda``."""
 
     QUERY_MS = 0.01
-    HELD_UP_S = 0.0002
+    HELD_UP_S = 0.002
     """So long the real host waits in a full queue, as a program that reads a clock sees."""
 
     def __init__(self, available: bool = True) -> None:

@@ -34,6 +34,7 @@ from validation.gpu.torch_work import TorchWork
 def few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calibrate what the experiments here ask for alone; the clock is made up, and the host is not."""
     monkeypatch.setattr("validation.gpu.cuda.run_queue_ns", lambda: None)
+    monkeypatch.setattr("fake_torch.Cuda.HELD_UP_S", 0.0)
     grid = {
         "matmul": [
             *[(256, 1), (1024, 1), (1024, 80), (2048, 1), (2048, 4), (2048, 16), (4096, 1), (4096, 8)],
