@@ -28,7 +28,7 @@ from policies.optimum_windows import windows
 from policies.placement.problem import Problem
 from policies.schedule_problem import NEVER, Time
 from sim import Job, Policy, Trace
-from sim.base.arrays import UNSET
+from sim.base.arrays import UNSET, IntArray
 from sim.base.errors import InputError, listed
 from sim.graph.frames import has_control_flow
 from sim.job.costs import issue_costs_ns
@@ -148,11 +148,14 @@ class Timetable(NamedTuple):
     start_ns : list of list of int
     device : list of int
         Of each op.
+    cost : int
+        What it comes to in what is to be small.
     """
 
     taken_ns: list[list[int]]
     start_ns: list[list[int]]
     device: list[int]
+    cost: int
 
 
 class JobModel:
@@ -233,7 +236,9 @@ class JobModel:
         device = [
             next(d for d, chosen in on.items() if chosen is None or value(chosen)) for on in self.tasks.on
         ]
-        return Timetable(read(self.tasks.taken), read(self.tasks.start), device)
+        charged = self.times.problem.charged.items()
+        cost = self.always + sum(n * int(value(what)) for what, n in charged)
+        return Timetable(read(self.tasks.taken), read(self.tasks.start), device, cost)
 
     def begin_with(self, known: Trace) -> None:
         """Let the search begin with a run."""
@@ -315,7 +320,8 @@ def _unplaced(job: Job) -> Flow:
 #
 # Each host thread or worker takes its tasks in the order of the solution, as soon as it can. Nothing then
 # begins later than in the solution, as long as tasks only keep one another waiting: whoever is early is out
-# of the way earlier.
+# of the way earlier. Where an op that is early takes what the solution keeps for others, as cores, each waits
+# for its time.
 
 
 class Follow(ProgramOrder):
@@ -329,10 +335,20 @@ class Follow(ProgramOrder):
     by_start : bool
         Whether tasks are taken in the order in which they start: a solution may have a host take one long
         before its stream is free, and then what is to start there earlier would stand behind it.
+    waits : bool
+        Whether each task is taken when the solution says, and no earlier.
     """
 
-    def __init__(self, timetable: Timetable, synchronisation: str, *, by_start: bool = False) -> None:
-        self.timetable, self.synchronisation, self.by_start = timetable, synchronisation, by_start
+    def __init__(
+        self, timetable: Timetable, synchronisation: str, *, by_start: bool = False, waits: bool = False
+    ) -> None:
+        self.timetable, self.synchronisation = timetable, synchronisation
+        self.by_start, self.waits = by_start, waits
+
+    def not_before_ns(self, job: Job) -> IntArray | None:
+        """Return when each task is taken, if that is told."""
+        taken = np.array([row[: len(job.graph)] for row in self.timetable.taken_ns], np.int64)
+        return taken.ravel() if self.waits else None
 
     def as_data(self, job: Job) -> Order:
         """Return the tasks of every issuer: each goes to one that is free then."""

@@ -19,8 +19,9 @@ import numpy as np
 
 from policies.cp_sat import Activities
 from policies.placement.problem import Problem
-from policies.schedule_problem import Literal, Time
+from policies.schedule_problem import NEVER, Literal, Time
 from sim import Job
+from sim.base.arrays import UNSET
 from sim.explain.bounds import least_durations_ns
 from sim.graph.rendezvous_keys import rendezvous_keys
 from sim.job.costs import issue_costs_ns
@@ -229,6 +230,8 @@ class Tasks:
                 times.last(taken[k], cost, start[k], chosen)
             if k not in self.alone:
                 times.occupy(group, taken[k], cost + ns, chosen)
+            if not self._fits(k, d):
+                times.delayed(start[k], 0, NEVER, chosen)
             need = self.cores(d).get(k, 0)
             if need and k not in self.alone:
                 times.occupy(("cores", d), start[k], ns, chosen, amount=need)
@@ -240,6 +243,10 @@ class Tasks:
         if k not in self.alone:
             times.occupy(("streams", d), start[k], ns, chosen, gap_ns=device.gap_ns)
 
+    def _fits(self, k: int, d: int) -> bool:
+        """Whether a device has the cores that an op takes."""
+        return bool(self.job.graph.attribute("cores").get(k, 0) <= self.machine.devices[d].cores)
+
     def cores(self, d: int) -> dict[int, int]:
         """Return how many cores each op of a device takes, where it waits for them."""
         if d not in self._need:
@@ -247,7 +254,9 @@ class Tasks:
             processor: object = device.processor
             self._need[d] = {}
             if isinstance(processor, ProcessorInColumns):
-                shared = processor.columns(device, self.job)
+                fits = np.array([d in on and self._fits(k, d) for k, on in enumerate(self.devices)])
+                there = replace(self.job, device_of=np.where(fits, d, UNSET))
+                shared = processor.columns(device, there)
                 if isinstance(shared, SharedCores):
                     self._need[d] = dict(zip(shared.op.tolist(), shared.need.tolist(), strict=True))
         return self._need[d]

@@ -163,6 +163,14 @@ class Policy:
         """Return the ops that a worker only starts: they run without it, and it goes on. By default none."""
         return frozenset()
 
+    def not_before_ns(self, job: Job) -> IntArray | None:
+        """Return the time before which no issuer takes each task, at ``iteration * ops + op``; None: of none.
+
+        A policy without a clock can let eligible ops wait on purpose so: it is told of them only then. Called
+        after `prepare`.
+        """
+        return None
+
     def as_data(self, job: Job) -> Order | None:
         """Return the policy as data, which the kernel can run without asking it; None: it has to be asked.
 
@@ -185,7 +193,7 @@ _WORDS: Final = {
     "one_process": (False, True),
     "runs_in_turn": (False, True),
 }
-_VERBS: Final = ("prepare", "ready", "next", "ended", "asynchronous_ops", "as_data")
+_VERBS: Final = ("prepare", "ready", "next", "ended", "asynchronous_ops", "not_before_ns", "as_data")
 
 
 def check_attributes(policy: Policy) -> None:

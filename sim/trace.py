@@ -48,11 +48,11 @@ class Trace(Record):
         title = f"Trace of {self.job.graph.name} under {self.policy}"
         return card(title, summary_lines(self, told), device_rows(told))
 
-    def plan(self) -> Plan:
-        """Return what the run decided: order on every stream, waits, order of issue."""
+    def plan(self, *, timed: bool = False) -> Plan:
+        """Return what the run decided: order on every stream, waits, order of issue; see `plan_of`."""
         from sim.record.plan import plan_of
 
-        return plan_of(self)
+        return plan_of(self, timed=timed)
 
     def check(self) -> None:
         """Assert the invariants that every run keeps (see `sim.invariants`).

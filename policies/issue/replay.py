@@ -5,9 +5,9 @@
     trace.plan() ──► plan ──► Replay    each issuer takes its own tasks, in its own order
                        └────► Planned   the devices, streams and program order that go with them
 
-A plan says who puts what where and in which order, and has no times (`sim.record.plan`), so the same plan
-can be tried on a machine with other costs, or with a task moved. What does not fit the graph or the
-machine is refused before time 0.
+A plan says who puts what where and in which order, and has no times but those until which ops wait on
+purpose (`sim.record.plan`), so the same plan can be tried on a machine with other costs, or with a task
+moved. What does not fit the graph or the machine is refused before time 0.
 
 A plan keeps the order of each worker of a CPU, and not which of two workers was first. Where that decides, as
 under in-order issue, or when two workers begin collectives of one communicator, a replay may differ.
@@ -97,9 +97,7 @@ class ReplayPlan(ProgramOrder):
             someone who does not serve it.
         """
         plan = self.plan
-        op = np.array([job.graph.index(name) for name in plan.ops], dtype=np.int64)[plan.op]
-        keys = plan.iteration * len(job.graph) + op
-        _require_each_once(job, keys.tolist())
+        op, keys = _tasks(job, plan)
         device = np.array(_devices(job.machine, plan), dtype=np.int64)[plan.stream]
         _require_placement(job, op, device)
         issuers = job.machine.issuers()
@@ -117,6 +115,15 @@ class ReplayPlan(ProgramOrder):
                 f"which is on {job.machine.devices[device[k]].name} and not its to issue"
             )
         return Order("place", [keys[by == issuer.index] for issuer in issuers], 1, "issuer")
+
+    def not_before_ns(self, job: Job) -> IntArray | None:
+        """Return until when the tasks of the plan wait on purpose (see `sim.policy.Policy`)."""
+        if self.plan.not_before_ns is None:
+            return None
+        _, keys = _tasks(job, self.plan)
+        until = np.zeros(len(keys), np.int64)
+        until[keys] = self.plan.not_before_ns
+        return until
 
 
 class Planned(Placement):
@@ -218,6 +225,14 @@ class Planned(Placement):
 def _devices(machine: Machine, plan: Plan) -> list[int]:
     """Return the device index of each stream of the plan."""
     return [machine.device_index(name) for name in plan.devices]
+
+
+def _tasks(job: Job, plan: Plan) -> tuple[IntArray, IntArray]:
+    """Return the op of each task of a plan, and its number in the job, which has each once."""
+    op = np.array([job.graph.index(name) for name in plan.ops], dtype=np.int64)[plan.op]
+    keys = plan.iteration * len(job.graph) + op
+    _require_each_once(job, keys.tolist())
+    return op, keys
 
 
 def _require_each_once(job: Job, keys: list[int]) -> None:

@@ -4,7 +4,7 @@
 
     policies ───────┐
     list schedules ─┼─► the best ──► CP-SAT makes windows of it shorter ──► run that ──┐
-    CP-SAT, whole ──┘      ▲                                                           │
+    CP-SAT, whole ──┘      ▲  └──► changed a little, as long as that helps ────────────┤
          │                 └───────────────────────────────────────────────────────────┘
          └─► no run takes less than ... ──► gap
 
@@ -15,6 +15,7 @@ the simulator's. `policies.optimum_model` says what the solver knows of a job.
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -32,7 +33,7 @@ from policies.placement.problem import Problem
 from scenarios.fields.results import result_of_run, shown_result
 from scenarios.run.execute import Result
 from scenarios.run.scenario import Case
-from scenarios.variants.schedules import Given, ListedOrder
+from scenarios.variants.schedules import Given, ListedOrder, SearchSchedule, Space
 from scenarios.variants.variant import attempt
 from sim.base.arrays import LATEST_NS
 from sim.base.errors import InputError, UnknownNameError
@@ -95,6 +96,9 @@ OPTIMUM_SCHEMA: Final = "sim.optimum/1"
 
 _EVEN: Final = 400
 """So many tasks are searched for as long in the whole as in windows after it, fewer longer, and more less."""
+
+_IN_VAIN: Final = 50
+"""So many times as many changes as there are ops, without any gain, end the search around the best run."""
 
 _MISSES: Final = 10
 """Windows that the solver found better, and the simulator did not: after more, what is left out matters."""
@@ -255,7 +259,7 @@ def find_optimum(
     MissingExtraError
         OR-tools is not installed.
     """
-    began = time.monotonic()
+    until = time.monotonic() + limit_ns / NS_PER_S
     base = results[0]
     job, policy = base.trace.job, base.case.decisions.policy
     if "serving" in base.numbers:
@@ -288,8 +292,8 @@ def find_optimum(
             search.follow(timetable)
     if model.is_makespan and not searched and search.known_cost > least:
         model.begin_with(search.known.trace)
-        _improve(search, model.improve(began + limit_ns / NS_PER_S, seed), least)
-    searched = searched or search.known_cost == least
+        _improve(search, model.improve(until, seed), least)
+    searched = search.known_cost == least or (search.look_around(least, until, seed) and searched)
     why_not = search.why_not if search.found is None else None
     return Optimum(base, results, search.found, why_not, least, model.left_out, placed, searched, what)
 
@@ -325,8 +329,8 @@ class _Search:
         """What the best run so far comes to."""
         return self.cost(self.known.trace)
 
-    def run(self, case: Case) -> Result | None:
-        """Run a case; return the result if it is the best so far."""
+    def run(self, case: Case) -> int | None:
+        """Run a case, which may be the best so far; return what it comes to, or None."""
         case = replace(case.deciding(label="optimum"), expectations=())
         found = attempt(case)
         if found.error is not None or (result := found.result) is None:
@@ -335,33 +339,52 @@ class _Search:
         cost = self.cost(result.trace)
         if self.found is None or cost < self.cost(self.found.trace):
             self.found = result
-        if cost >= self.known_cost:
-            return None
-        self.known = result
-        return result
+        if cost < self.known_cost:
+            self.known = result
+        return cost
 
     def follow(self, timetable: Timetable) -> Result | None:
         """Run what a solver found, on streams that suit it or the scenario's; return the best run, if new."""
         before, how = self.known, self.case.decisions.policy.synchronisation
-        for by_start in (True, False):
-            follow = Follow(timetable, how, by_start=by_start)
+        for by_start, waits in ((True, False), (False, False), (False, True)):
+            if waits and self.known_cost <= timetable.cost:
+                break
+            follow = Follow(timetable, how, by_start=by_start, waits=waits)
             case = self.case.deciding(policy=follow, linearize=follow)
             if not self.placed:
                 case = case.deciding(placement=Given(timetable.device))
             self.run(case.deciding(streams=follow))
         if self.known is before:
             self.run(case)
-        job = self.known.trace.job
-        # An op that starts early may take cores that the plan keeps for others. Of ops with one start the one
-        # that could begin first stands behind the others then, which keep it back.
-        if job.graph.attribute("cores") or job.graph.attribute("resources"):
-            first, dag = timetable.start_ns[0], job.graph.dag()
-            end = [start + ns for start, ns in zip(first, job.duration_ns.tolist(), strict=True)]
-            ready = [max((end[p] for p in own), default=0) for own in dag.predecessors]
-            for keys in (first, [(start, -ns) for start, ns in zip(first, ready, strict=True)]):
-                listed = ListedOrder(least_first(dag, keys))
-                self.run(case.deciding(policy=InOrder(synchronisation=how), linearize=listed))
         return None if self.known is before else self.known
+
+    def look_around(self, least: int, until: float, seed: int) -> bool:
+        """Change the best run in one to three ways, and go on from what is no worse.
+
+        Return whether that came to an end, as nothing has helped for long, before its time was up.
+        """
+        job, how = self.known.trace.job, self.case.decisions.policy.synchronisation
+        space = Space(job, None if self.placed else Problem(job.graph, job.machine, job.known_costs_ns))
+        here, cost = SearchSchedule.of(self.known.trace), self.known_cost
+        rng, seen, in_vain = random.Random(seed), {here}, 0
+        while in_vain < _IN_VAIN * len(job.graph) and self.known_cost > least:
+            near = here
+            for _ in range(rng.randint(1, 3)):
+                _, near = next(space.neighbours(near, rng), (None, near))
+            in_vain += 1
+            if near in seen:
+                continue
+            if time.monotonic() >= until:
+                return False
+            seen.add(near)
+            case = self.case.deciding(policy=InOrder(synchronisation=how), linearize=ListedOrder(near.order))
+            if not self.placed:
+                case = case.deciding(placement=Given(near.device))
+            found = self.run(case.deciding(streams=near))
+            if found is not None and found <= cost:
+                in_vain = 0 if found < cost else in_vain
+                here, cost = near, found
+        return True
 
 
 def _unlike(base: Result, other: Result, placed: bool) -> str | None:

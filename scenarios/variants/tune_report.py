@@ -6,11 +6,15 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import yaml
 
 from scenarios.fields.results import RESULTS, column_of_result, shown_result
 from scenarios.file.document import Document
+from scenarios.run.scenario import scenario_of
 from scenarios.variants.tune import Tuning
+from scenarios.variants.variant import attempt
+from sim.base.arrays import IntArray
 from sim.base.errors import InputError
 from sim.base.files import check_writable, write_text
 from sim.explain.bounds import bounds
@@ -127,6 +131,8 @@ def write_found(
 ) -> list[str]:
     """Write a scenario, and the plan of a run if `follows` is how it synchronises there; return the files.
 
+    A plan keeps orders and streams, and where that does not make the same run again, also times.
+
     Raises
     ------
     InputError
@@ -144,7 +150,16 @@ def write_found(
     found["expect"] = expect
     text = yaml.dump(found, Dumper=_Plain, sort_keys=False, allow_unicode=True, width=110)
     write_text(path, f"# {head}\n{text}")
+    if follows is not None:
+        again = attempt(scenario_of(Document.read(path, document.allowed)).case()).result
+        if again is None or not np.array_equal(_starts(again.trace), _starts(trace)):
+            write_text(plan, trace.plan(timed=True).to_json())
     return [path, *written]
+
+
+def _starts(trace: Trace) -> IntArray:
+    """Return when each task starts, by their numbers."""
+    return trace.tasks["start_ns"][np.argsort(trace.tasks["id"])]
 
 
 class _Plain(yaml.SafeDumper):

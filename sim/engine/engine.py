@@ -56,6 +56,7 @@ class Engine(RunState):
         if self.breakdowns is not None:
             self.end = self._end_unless_cut
         self.policy.prepare(self.job)
+        self.not_before_ns = self.policy.not_before_ns(self.job)
         with collector_paused():
             self._eligible(self.readiness.roots())
             while True:
@@ -198,11 +199,12 @@ class Engine(RunState):
             if self.failing is not None:
                 tasks = [task for task in tasks if task.group >= 0 or not self.failing.aborted(task)]
             self.open.update((task.id, task) for task in tasks)
-        if self.release_ns:
+        if self.release_ns or self.not_before_ns is not None:
             tasks = [task for task in tasks if not self._comes_later(task)]
         issued = []
         for task in tasks:
-            task.ready_ns = self.now_ns
+            if task.ready_ns < 0:
+                task.ready_ns = self.now_ns
             if task.group >= 0:
                 issued.append(task)
                 self.issuers.changed.add(task.group)
@@ -217,8 +219,15 @@ class Engine(RunState):
                     self._issue_transfer(task)
 
     def _comes_later(self, task: Task) -> bool:
-        """Whether the release of `task` is ahead; it is eligible then."""
-        if task.group < 0 or task.dead or (at_ns := self.release_ns.get(task.op, 0)) <= self.now_ns:
+        """Whether the release of `task` is ahead; it is eligible then. Or its policy lets it wait so long."""
+        if task.group < 0 or task.dead:
+            return False
+        at_ns = self.release_ns.get(task.op, 0)
+        if at_ns <= self.now_ns and self.not_before_ns is not None:
+            at_ns = int(self.not_before_ns[task.iteration * len(self.job.graph) + task.op])
+            if task.ready_ns < 0:
+                task.ready_ns = self.now_ns
+        if at_ns <= self.now_ns:
             return False
         self._later(at_ns - self.now_ns, self.arrived.append, task)
         return True

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import simpy
 
-from sim.base.arrays import UNSET
+from sim.base.arrays import UNSET, IntArray
 from sim.base.errors import InfeasibleError, InputError
 from sim.base.options import whole_numbers
 from sim.engine.breakdowns import Breakdowns, Paced
@@ -237,7 +237,7 @@ class RunState:
         "duration_ns", "end", "ended", "executed", "failing", "flow", "frames", "gives_back", "holding",
         "issue_ns", "issuers",
         "job", "launch_queues", "let_go", "memory", "memory_at_issue", "memory_at_start",
-        "messages", "network", "now_ns",
+        "messages", "network", "not_before_ns", "now_ns",
         "observers", "open", "paid", "placed", "policy", "processors", "readiness", "record_ns", "recorded",
         "release_ns", "rendezvous", "requested", "resources", "retried", "round", "runs", "settling",
         "starved", "stream_of",
@@ -343,6 +343,7 @@ class RunState:
         for op in () if job.collectives is None else job.collectives.op.tolist():
             self.communicators_of[op] = self.communicators
         self.release_ns: Mapping[int, int] = job.graph.attribute("release")
+        self.not_before_ns: IntArray | None = None  # what the policy says once it is prepared
         self.resources = SharedResources(job) if job.graph.attribute("resources") else None
         at_issue = self.memory is not None and self.memory.at_issue
         self.memory_at_issue = self.memory if at_issue else None

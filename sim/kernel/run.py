@@ -92,6 +92,8 @@ def run(
     order = order_of(policy, job)
     if order is None:
         return f"the policy {type(policy).__name__} has to be asked task by task"
+    if policy.not_before_ns(job) is not None:
+        return "ops wait on purpose"
     if order.kind == "steal" and job.graph.attribute("release"):
         return "ops are released, for threads that steal"
     shared = shared_of(job)

@@ -9,10 +9,11 @@
     stream 1             b ──wait─┘└record     d        c waits for b's event; on its own stream for
                                                         nothing: order is enough
 
-A plan has no times and no numbers of its maker: ops, devices, streams and issuers go by name, so
+A plan has no numbers of its maker: ops, devices, streams and issuers go by name, so
 that the same plan can be followed by a policy (`policies.issue.replay`), executed on real threads
 and streams (`validation.real`), written to a file and compared by its hash. A wait that an earlier one
-of the same stream implies is left out, as a good runtime would.
+of the same stream implies is left out, as a good runtime would. And it has no times, but of what waits on
+purpose: to leave a resource to a more urgent op, or to run together with another one, which saves energy.
 
 Only numpy is imported here, because the machine that measures real kernels has nothing else.
 """
@@ -28,9 +29,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from sim.base.arrays import UNSET, BoolArray, Csr, IntArray, by_first_use
+from sim.base.arrays import LATEST_NS, UNSET, BoolArray, Csr, IntArray, by_first_use
 from sim.base.errors import InputError
 from sim.base.files import loads_once
+from sim.base.options import whole_numbers
 from sim.notebook import card
 
 if TYPE_CHECKING:
@@ -54,6 +56,8 @@ class PlannedTask(NamedTuple):
         Tasks of other streams (numbers in the plan) that must have ended before it starts.
     records : bool
         Whether some task waits for it.
+    not_before_ns : int
+        Before when its issuer does not take it, though it could; 0: it never waits on purpose.
     """
 
     op: str
@@ -63,6 +67,7 @@ class PlannedTask(NamedTuple):
     issuer: str
     waits: tuple[int, ...]
     records: bool
+    not_before_ns: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +87,8 @@ class Plan:
     waits : Csr
         task → tasks of other streams that must have ended before it starts, all of them issued
         before it; ascending.
+    not_before_ns : array of int64, optional
+        Of each task; None: none waits on purpose.
 
     Examples
     --------
@@ -111,6 +118,7 @@ class Plan:
     stream: IntArray
     issuer: IntArray
     waits: Csr
+    not_before_ns: IntArray | None = None
 
     def __len__(self) -> int:
         """Return the number of tasks."""
@@ -144,6 +152,7 @@ class Plan:
             self.issuers[int(self.issuer[k])],
             tuple(self.waits.row(k).tolist()),
             bool(self.records[k]),
+            0 if self.not_before_ns is None else int(self.not_before_ns[k]),
         )
 
     def __iter__(self) -> Iterator[PlannedTask]:
@@ -161,6 +170,9 @@ class Plan:
 
     def to_json(self) -> str:
         """Return the plan as JSON, the same text for the same plan."""
+        tasks = {name: getattr(self, name).tolist() for name in _COLUMNS}
+        if self.not_before_ns is not None:
+            tasks["not_before_ns"] = self.not_before_ns.tolist()
         content = {
             "schema": SCHEMA,
             "graph": self.graph,
@@ -168,7 +180,7 @@ class Plan:
             "streams": self.streams,
             "devices": self.devices,
             "issuers": self.issuers,
-            "tasks": {name: getattr(self, name).tolist() for name in _COLUMNS},
+            "tasks": tasks,
             "waits": {"task": self.waits.rows().tolist(), "for": self.waits.indices.tolist()},
         }
         return json.dumps(content, sort_keys=True, separators=(",", ":")) + "\n"
@@ -209,6 +221,9 @@ def _from_content(content: Mapping[str, Any]) -> Plan:
     ops, streams, devices, issuers = names
     columns = {name: np.array(content["tasks"][name], np.int64) for name in _COLUMNS}
     op, stream, issuer = columns["op"], columns["stream"], columns["issuer"]
+    if "not_before_ns" in content["tasks"]:
+        least, whose = content["tasks"]["not_before_ns"], "not_before_ns of the plan"
+        columns["not_before_ns"] = whole_numbers(least, whose, len(op), below=LATEST_NS)
     task, event = (np.array(content["waits"][end], np.int64) for end in ("task", "for"))
     for column, known, what in ((op, ops, "op"), (stream, streams, "stream"), (issuer, issuers, "issuer")):
         if len(column) != len(op) or bool(((column < 0) | (column >= len(known))).any()):
@@ -224,13 +239,15 @@ def _from_content(content: Mapping[str, Any]) -> Plan:
     )
 
 
-def plan_of(trace: Record) -> Plan:
+def plan_of(trace: Record, *, timed: bool = False) -> Plan:
     """Return the plan that a run followed.
 
     Parameters
     ----------
     trace : Trace
         Of a graph without control flow.
+    timed : bool
+        Whether what was held back, as by the head of a line, waits for the time at which it was taken.
 
     Raises
     ------
@@ -285,7 +302,23 @@ def plan_of(trace: Record) -> Plan:
         stream=stream,
         issuer=issuer,
         waits=_needed_waits(producer[made], consumer[made], stream),
+        not_before_ns=_waits_on_purpose(trace, timed, in_order),
     )
+
+
+def _waits_on_purpose(trace: Record, timed: bool, in_order: IntArray) -> IntArray | None:
+    """Return until when each task waited though it was eligible, 0 for those that did not; None: none did."""
+    from sim.job.costs import issue_costs_ns
+
+    tasks, job = trace.tasks, trace.job
+    if timed:
+        until = tasks["issue_ns"] - np.where(job.launched, issue_costs_ns(job), 0)[tasks["op"]]
+    elif trace.not_before_ns is not None:
+        until = trace.not_before_ns[tasks["iteration"] * len(job.graph) + tasks["op"]]
+    else:
+        return None
+    waited = np.where(until > tasks["ready_ns"], until, 0)[in_order]
+    return waited if waited.any() else None
 
 
 def _needed_waits(producer: IntArray, consumer: IntArray, stream: IntArray) -> Csr:

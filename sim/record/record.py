@@ -244,6 +244,8 @@ class Record:
         The parts that had failed by the end (of one attempt).
     attempts : tuple of Attempt
         Where parts of the machine may fail: the runs, from one restart to the next, that make up this one.
+    not_before_ns : array of int64, optional
+        Before when the policy lets no issuer take each task (`sim.policy.Policy.not_before_ns`).
     messages : array of int64, shape (messages, 6)
         What links carried besides: messages of collectives, in the order of arrival, with the columns of
         `sim.machine.links.Message`.
@@ -266,6 +268,7 @@ class Record:
     detection: Detection | None = None
     broken: tuple[Failed, ...] = ()
     attempts: tuple[Attempt, ...] = ()
+    not_before_ns: IntArray | None = None
     messages: IntArray = field(default_factory=lambda: np.empty((0, 6), np.int64))
 
     @classmethod
@@ -296,7 +299,7 @@ class Record:
                 columns["iteration"], columns["op"] = np.divmod(columns["id"], flow.n_nodes)
         _complete_tasks(tasks)
         _complete_transfers(transfers, flow)
-        more["synchronisation"] = policy.synchronisation
+        more |= {"synchronisation": policy.synchronisation, "not_before_ns": policy.not_before_ns(job)}
         return cls(job, flow, type(policy).__name__, tasks, transfers, **more)
 
     def __len__(self) -> int:

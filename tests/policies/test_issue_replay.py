@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from examples import examples
 from hypothesis import given
@@ -19,6 +20,7 @@ from policies.streams import PerBranch
 from sim import Device, Machine, Policy, Trace, simulate
 from sim.base.errors import InputError, UnknownNameError
 from sim.job.job import Placement
+from sim.kernel.run import NotOnKernelError
 from sim.record.plan import Plan
 
 TWO = Machine((Device("gpu0", streams=2), Device("gpu1")))
@@ -129,6 +131,42 @@ def test_a_plan_from_a_file(tmp_path: Path) -> None:
         Planned(trace.plan(), file)
     with pytest.raises(InputError, match="synchronisation must be one of"):
         ReplayPlan(trace.plan(), synchronisation="none")
+
+
+def test_what_waits_on_purpose_is_ready_and_not_taken() -> None:
+    trace = again(simulate(graph_of(FIVE), TWO, InOrder(), iterations=2))
+    plan = trace.plan()
+    assert plan.not_before_ns is None
+    last = int(plan.op[-1])
+    waits = replace(plan, not_before_ns=np.array([0] * (len(plan) - 1) + [500]))
+    assert Plan.from_json(waits.to_json()).digest == waits.digest != plan.digest
+    assert (waits[0].not_before_ns, waits[len(plan) - 1].not_before_ns) == (0, 500)
+    late = again(trace, policy=ReplayPlan(waits))
+    row = np.flatnonzero((late.tasks["op"] == last) & (late.tasks["iteration"] == 1))[0]
+    assert late.tasks["ready_ns"][row] < 500 == late.tasks["issue_ns"][row]
+    assert late.plan().digest == waits.digest
+    late.check()
+    planned = Planned(waits)
+    with pytest.raises(NotOnKernelError, match="ops wait on purpose"):
+        simulate(
+            graph_of(FIVE),
+            TWO,
+            ReplayPlan(waits),
+            placement=planned,
+            streams=planned,
+            iterations=2,
+            engine="kernel",
+        )
+
+
+def test_a_timed_plan_keeps_what_a_line_held_back() -> None:
+    """Of two workers one waits in line behind b, for which a plan of each worker knows no reason."""
+    graph = graph_of({"a": [], "b": ["a"], "c": []}, {"a": 9, "b": 1, "c": 2})
+    machine = Machine((Device("cpu0", "cpu", workers=2),))
+    trace = simulate(graph, machine, InOrder())
+    assert spans(trace)["c"] == (9, 11)
+    assert spans(again(trace))["c"] == (0, 2)
+    assert spans(again(trace, policy=ReplayPlan(trace.plan(timed=True))))["c"] == (9, 11)
 
 
 def edited(plan: Plan, **columns: object) -> Plan:

@@ -444,6 +444,74 @@ def test_an_op_that_could_take_what_the_plan_keeps_for_another_stands_behind(tmp
     assert (found.best.trace.makespan_ns, found.proven) == (13_000 + 20_000 + 24_000 + 26_000 + 16_000, True)
 
 
+KEPT_FREE = """\
+machine: {resources: {crane: 1}, devices: {c0: {kind: cpu, cores: 1}, c1: {kind: cpu, cores: 1}}}
+workload:
+  ops:
+    a: {duration: 2us, device: c0}
+    b: {duration: 2us, device: c0, inputs: [a], attributes: {resources: {crane: 1}}}
+    c: {duration: 9us, device: c0, inputs: [b]}
+    d: {duration: 8us, device: c1, attributes: {resources: {crane: 1}}}
+policy: in-order
+"""
+
+
+def test_an_op_waits_on_purpose_where_no_order_keeps_it_back(tmp_path: Path) -> None:
+    """d could have the crane from the begin on, and leaves it to b."""
+    path, best = tmp_path / "s.yaml", tmp_path / "best.yaml"
+    path.write_text(KEPT_FREE)
+    found = find_optimum([run_case(load_scenario(path).case())], limit_ns=LIMIT)
+    assert (found.best.trace.makespan_ns, found.proven) == (13_000, True)
+    found.best.trace.check()
+    sim("optimum", path, "--out", best)
+    assert sim("check", best).exit_code == 0
+    told = sim("explain", best).stdout
+    assert "c1                     4 us  1 x 4 us           policy" in told
+    assert "'d' is ready and an issuer is free, but replay holds it back" in told
+
+
+CORES_ANYWHERE = """\
+machine: {devices: {c0: {kind: cpu, cores: 3}, c1: {kind: cpu, cores: 2}}}
+workload:
+  ops:
+    o0: {duration: {c0: 26us, c1: 11us}, attributes: {cores: 2}}
+    o1: {duration: {c0: 16us, c1: 10us}, attributes: {cores: 1}}
+    o2: {duration: {c0: 22us, c1: 12us}, attributes: {cores: 1}}
+    o3: {duration: {c0: 11us, c1: 29us}, inputs: [o0], attributes: {cores: 2}}
+policy: ready-queue
+"""
+
+
+def test_cores_are_counted_wherever_ops_may_go(tmp_path: Path) -> None:
+    larger = CORES_ANYWHERE.replace("cores: 2}}\n    o1", "cores: 3}}\n    o1")  # which c1 has not
+    for text, best_us in ((CORES_ANYWHERE, 22), (larger, 37)):
+        (tmp_path / "s.yaml").write_text(text)
+        result = run_case(load_scenario(tmp_path / "s.yaml").case())
+        found = find_optimum([result], limit_ns=LIMIT, placed=False)
+        assert (found.best.trace.makespan_ns, found.proven) == (best_us * 1000, True)
+
+
+SHARED_SMS = """\
+machine: {devices: {g0: {kind: gpu, streams: 2, issue_cost: 1us, sms: 4, sharing: sm}}}
+workload:
+  ops:
+    o0: {duration: 14us, attributes: {sms: 3}}
+    o1: {duration: 5us, attributes: {sms: 1}}
+    o2: {duration: 7us, attributes: {sms: 3}}
+    o3: {duration: 22us, inputs: [o1], attributes: {sms: 4}}
+policy: {name: in-order, synchronisation: issue}
+"""
+
+
+def test_what_the_solver_does_not_know_is_tried(tmp_path: Path) -> None:
+    """45 us is the best that the solver and list schedules come to; enumeration knows 44 us."""
+    (tmp_path / "s.yaml").write_text(SHARED_SMS)
+    base = run_case(load_scenario(tmp_path / "s.yaml").case())
+    for seed in range(3):
+        found = find_optimum([base], limit_ns=LIMIT, seed=seed)
+        assert (found.best.trace.makespan_ns, found.lower_bound) == (44_000, 39_000)
+
+
 def test_strategies_search_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     """`--jobs 3` reaches the solver, and what it proves is what one strategy proves."""
     told, real = [], cp_sat.solve

@@ -148,6 +148,10 @@ def broken(**changes: object) -> str:
         (broken(waits={"task": [1, 2], "for": [0]}), "different lengths"),
         (broken(waits=None), "lacks something"),
         (broken(tasks={"op": [0]}), "lacks something"),
+        (
+            broken(tasks={**json.loads(three_streams().plan().to_json())["tasks"], "not_before_ns": [1]}),
+            "1 numbers",
+        ),
     ],
 )
 def test_wrong_files(text: str, message: str) -> None:
