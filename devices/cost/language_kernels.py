@@ -243,16 +243,22 @@ PREFILL: Final = Family(
 )
 
 
+_ALONE_IN_WINDOW: Final = frozenset(("ampere", "ada"))
+"""Whose decoding with a window walks the cache once for each query head: FlashAttention-2 packs those that
+share keys without a window only (`seqlenq_ngroups_swapped`, Dao-AILab/flash-attention, flash_api.cpp)."""
+
+
 def decode_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
     """Return the work of one token a sequence against its cache: a thread block a key-value head, or parts
     that fill the SMs.
 
     ``seq_len`` counts the tokens in the cache.
     """
-    batch, _, heads, kv, dim, _, seen = _attention_sizes(s)
+    batch, _, heads, kv, dim, window, seen = _attention_sizes(s)
     element = ELEMENT_BYTES[dtype]
-    whole = np.stack([batch * kv, batch * heads], 1)
-    rows = np.maximum(16, np.stack([heads / kv, 1 + 0 * heads], 1))
+    together = np.where((window > 0) & (sheet.generation in _ALONE_IN_WINDOW), heads, kv)
+    whole = np.stack([batch * together, batch * heads], 1)
+    rows = np.maximum(16, np.stack([heads / together, 1 + 0 * heads], 1))
     parts = np.clip(np.floor(sheet.sms / whole), 1, np.maximum(1, np.ceil(seen[:, None] / _KEYS)))
     split = np.concatenate([np.ones_like(whole), parts], 1)
     blocks = np.concatenate([whole, whole], 1) * split
