@@ -151,15 +151,8 @@ BMM: Final = Family(
         _BALANCE,
         ("m n k", ((4, 5.5, 7, 8.5, 10), _NK6, _NK6)),
     ),
-    Parameters(
-        fixed_ns=1500,  # of a kernel among others; what its table has beyond it is the measuring
-        flop_share=0.88,
-        load_bytes_per_cycle=50,
-        step_ns=20,
-        block_ns=1500,
-        dram_share=0.8,
-        ramp_ns=1500,
-    ),
+    # fixed_ns is that of a kernel among others; what its table has beyond it is the measuring
+    Parameters(1500, 0.88, load_bytes_per_cycle=50, step_ns=20, block_ns=1500, dram_share=0.8, ramp_ns=1500),
     ("flop_share", "step_ns", "block_ns", "rounding", "dram_share", "ramp_ns", "overlap"),
 )
 LINEAR: Final = replace(
@@ -179,17 +172,9 @@ LINEAR: Final = replace(
 ELEMENT_FLOPS: Final = {
     "pow": 80.0,
     "gelu": 40.0,
-    "tanh": 30.0,
-    "silu": 30.0,
-    "sigmoid": 20.0,
-    "erf": 30.0,
-    "exp": 16.0,
-    "log": 16.0,
-    "div": 16.0,
-    "sqrt": 16.0,
-    "rsqrt": 16.0,
-    "softmax": 30.0,
-    "layer_norm": 20.0,
+    **dict.fromkeys(("tanh", "silu", "erf", "softmax"), 30.0),
+    **dict.fromkeys(("sigmoid", "layer_norm"), 20.0),
+    **dict.fromkeys(("exp", "log", "div", "sqrt", "rsqrt"), 16.0),
     "rope": 12.0,
 }
 """Flop an element of transcendental functions, as instructions of the fp32 pipes (a pow is about 40
@@ -238,14 +223,7 @@ ELEMENTWISE: Final = Family(
         ("operands", ((1, 2, 3),)),
         ("flops ns", ((1, 4, 6.5), (11, 13, 15, 17, 20))),
     ),
-    Parameters(
-        fixed_ns=20000,
-        flop_share=0.7,
-        block_ns=300,
-        ramp_ns=1000,
-        l2_share=0.6,
-        l2_bytes_per_cycle=30,
-    ),
+    Parameters(20000, 0.7, block_ns=300, ramp_ns=1000, l2_share=0.6, l2_bytes_per_cycle=30),
     ("fixed_ns", "flop_share", "dram_share", "l2_share", "ramp_ns", "overlap"),
 )
 
@@ -301,16 +279,7 @@ SOFTMAX: Final = Family(
         ("columns l2", ((5, 7, 8, 9, 10, 11, 12), (-3, 0, 1, 4))),
         _PER_SM,
     ),
-    Parameters(
-        fixed_ns=20000,
-        flop_share=0.6,
-        step_ns=100,
-        block_ns=1500,
-        dram_share=0.8,
-        ramp_ns=1500,
-        l2_share=0.6,
-        l2_bytes_per_cycle=25,
-    ),
+    Parameters(20000, 0.6, 64, 100, 1500, dram_share=0.8, ramp_ns=1500, l2_share=0.6, l2_bytes_per_cycle=25),
     ("fixed_ns", "block_ns", "dram_share", "l2_share", "ramp_ns", "overlap"),
 )
 LAYER_NORM: Final = replace(

@@ -102,6 +102,13 @@ def fits() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.json"))
 
 
+def models_of(table: str, dtype: str, but: str = "") -> list[Model]:
+    """Return the models of a table on each measured GPU (but one), in any data type, for this one."""
+    gpus = [n for n in fits() if n not in (but, *GENERATIONS) and not n.startswith("unmeasured")]
+    records = [r for n in gpus for key, r in read_fits(n).items() if key.split()[0] == table]
+    return [replace(Model.from_json(FAMILIES[r["family"]], r), dtype=dtype) for r in records]
+
+
 class MeasuredKernel(NamedTuple):
     """A kernel that was measured on the GPU itself: sizes by name, and ns as its table has them."""
 
@@ -184,7 +191,8 @@ class KernelFits:
         rows = [dict(each.sizes) for each in mine]
         columns = {name: [row[name] for row in rows] for name in rows[0]}
         sizes = {n: x[0] if isinstance(x[0], str) else np.array(x) for n, x in columns.items()}
-        return shifted(model, sizes, self.sheet, np.array([each.ns for each in mine]))
+        ns = np.array([each.ns for each in mine])
+        return shifted(model, sizes, self.sheet, ns, models_of(table, dtype))
 
     def lender(self, table: str, dtype: str) -> tuple[str, str]:
         """Return on which GPU (or generation), and in which data type, a table was measured that stands here.

@@ -342,10 +342,13 @@ class Family:
     ridge: float = 0.05
 
 
-SHARED, OWN, REACH = 0.8, 0.1, 3.0
-"""Of the log error on a GPU that was not measured: how much of the model's spread kernels share, what each
-has for itself (standard deviation), how far likeness reaches, in doublings of sizes. From GPUs left out of
-fits."""
+SHARED, SLOPE, ALIKE, LENT, OWN, REACH = 0.4, 0.08, 0.6, 1.5, 0.05, 2.0
+"""Of the log error on a GPU that was not measured, as parts of the model's half width (standard deviations):
+what kernels share, its slope by a doubling of a feature, what like kernels share, and how much of the
+difference to a lender is the GPU's, too. Then what each kernel has for itself, and in how many doublings
+likeness falls to 1/e. Chosen by search; each GPU judged with what was best for the others gives the same
+(``docs/costs.md``)."""
+_LENDERS: Final = 2  # as many as say most: with all it is neither better nor worse, but slower
 
 
 @dataclass(frozen=True)
@@ -354,32 +357,50 @@ class Shift:
 
     Attributes
     ----------
-    names : tuple of str
-        Of the features.
     points, weights : array
-        A row a measured kernel: its features; and its weight.
+        A row a measured kernel: its features, by name; and its weight.
     prior : float
-        Standard deviation of what all kernels share, and of what like ones do.
+        Half width of the model.
+    lenders : tuple of Model
+        Of other GPUs, from which the model may differ as this GPU does.
+    apart : array
+        A row a measured kernel: how much longer each lender says that it takes (log).
     narrower : float
         Factor of the half width.
     """
 
-    names: tuple[str, ...]
     points: FloatArray
     weights: FloatArray
     prior: float
+    lenders: tuple[Model, ...]
+    apart: FloatArray
     narrower: float = 1.0
 
-    def likeness(self, at: FloatArray) -> FloatArray:
+    def likeness(self, at: FloatArray, apart: FloatArray) -> FloatArray:
         """Return the covariance of each row with each measured kernel."""
-        away = ((at[:, None, :] - self.points[None, :, :]) / REACH) ** 2
-        found: FloatArray = self.prior**2 * (1 + np.exp(-away.mean(axis=2) / 2))
-        return found
+        middle = np.median(self.points, axis=0)
+        x, y = (each - middle for each in (at, self.points))
+        along = x @ y.T / len(middle)
+        away = (x**2).mean(1)[:, None] + (y**2).mean(1) - 2 * along
+        alike = np.exp(-np.sqrt(np.maximum(away, 0)) / REACH)
+        lent = apart @ self.apart.T / max(1, len(self.lenders))
+        return np.asarray(self.prior**2 * (SHARED**2 + SLOPE**2 * along + ALIKE**2 * alike + LENT**2 * lent))
 
-    def at(self, features: Mapping[str, FloatArray]) -> FloatArray:
+    def at(self, features: Mapping[str, FloatArray], apart: FloatArray) -> FloatArray:
         """Return the logarithm by which each row takes longer."""
-        found: FloatArray = self.likeness(np.stack([features[n] for n in self.names], 1)) @ self.weights
-        return found
+        return np.asarray(self.likeness(_point(features), apart) @ self.weights)
+
+    def met(self, r: FloatArray) -> Shift:
+        """Return the shift that meets the errors `r` of the measured kernels; odd ones count less."""
+        likeness, noise = self.likeness(self.points, self.apart), np.full(len(r), OWN**2)
+        for _ in range(4):
+            inverse = np.linalg.inv(likeness + np.diag(noise))
+            weights = inverse @ r
+            noise = OWN**2 * np.maximum(1, np.abs(r - likeness @ weights) / OWN)
+        left_out = np.abs(weights / np.diag(inverse))  # the error on each row had it not been measured
+        known = len(r) / (len(r) + 5)
+        narrower = float(np.clip((np.quantile(left_out, 0.8) / self.prior) ** known, 0.2, 3))
+        return replace(self, weights=weights, narrower=narrower)
 
 
 _CHUNK: Final = 2048  # rows at a time: what they need stays in the processor's caches
@@ -416,13 +437,17 @@ class Model:
         return np.concatenate([ns for ns, _ in each]), np.concatenate([width for _, width in each])
 
     def _predict(self, sizes: Sizes, sheet: Sheet) -> tuple[FloatArray, FloatArray]:
-        base, features = self.base(sizes, sheet)
-        log = np.log(base) + corrected(self.grids, features)
+        log, features = self.log_ns(sizes, sheet)
         width = np.asarray(self.spread)[np.searchsorted(self.spread_edges, features["ns"])]
         if self.shift is not None:
-            log = log + self.shift.at(features)
+            log = log + self.shift.at(features, _apart(self.shift.lenders, sizes, sheet, log))
             width = width * self.shift.narrower
         return np.exp(log), width
+
+    def log_ns(self, sizes: Sizes, sheet: Sheet) -> tuple[FloatArray, dict[str, FloatArray]]:
+        """Return the logarithm of each row's ns before any shift, and all features."""
+        base, features = self.base(sizes, sheet)
+        return np.log(base) + corrected(self.grids, features), features
 
     def base(self, sizes: Sizes, sheet: Sheet) -> tuple[FloatArray, dict[str, FloatArray]]:
         """Return what physics alone says in ns, and all features."""
@@ -488,25 +513,31 @@ def take(sizes: Sizes, rows: Any) -> dict[str, Any]:
     return {k: v[rows] if np.ndim(v) else v for k, v in sizes.items()}
 
 
-def shifted(model: Model, sizes: Sizes, sheet: Sheet, ns: NDArray[Any]) -> Model:
-    """Return the model moved towards a few measured kernels, by shrinkage: the fewer and less like, the less.
+def _point(features: Mapping[str, FloatArray]) -> FloatArray:
+    """Return a row's features, in the order of their names."""
+    return np.stack([features[name] for name in sorted(features)], 1)
 
-    The error of a model on another GPU is taken for a Gaussian process: a bias of all kernels, and a part
-    that like kernels share (`Shift`); what a kernel has for itself is noise. Odd kernels count less.
+
+def _apart(lenders: Sequence[Model], sizes: Sizes, sheet: Sheet, log: FloatArray) -> FloatArray:
+    """Return how much longer each lender says that kernels take than `log`."""
+    each = [lender.log_ns(sizes, sheet)[0] - log for lender in lenders]
+    return np.stack(each, 1) if each else np.zeros((len(log), 0))
+
+
+def shifted(
+    model: Model, sizes: Sizes, sheet: Sheet, ns: NDArray[Any], lenders: Sequence[Model] = ()
+) -> Model:
+    """Return the model moved towards a few measured kernels: the fewer and less like, the less.
+
+    The error of a model on another GPU is taken for a Gaussian process: a bias and a slope, the differences
+    to other GPUs' models (`lenders`, of the same table), and a part that like kernels share (`Shift`).
     """
     plain = replace(model, shift=None)
-    guess, width = plain.predict(sizes, sheet)
-    features = plain.base(sizes, sheet)[1]
-    names = tuple(sorted(features))
-    points = np.stack([features[n] for n in names], 1)
-    r = np.log(ns) - np.log(guess)
-    shift = Shift(names, points, np.zeros(len(r)), SHARED * float(np.mean(width)))
-    likeness, noise = shift.likeness(points), np.full(len(r), OWN**2)
-    for _ in range(4):
-        inverse = np.linalg.inv(likeness + np.diag(noise))
-        weights = inverse @ r
-        noise = OWN**2 * np.maximum(1, np.abs(r - likeness @ weights) / OWN)
-    left_out = np.abs(weights / np.diag(inverse))  # the error on each row had it not been measured
-    known = len(r) / (len(r) + 5)
-    narrower = (float(np.quantile(left_out, 0.8)) / float(np.mean(width))) ** known
-    return replace(model, shift=replace(shift, weights=weights, narrower=float(np.clip(narrower, 0.2, 3))))
+    log, features = plain.log_ns(sizes, sheet)
+    apart, prior = _apart(lenders, sizes, sheet, log), float(np.mean(plain.predict(sizes, sheet)[1]))
+    r = np.log(ns) - log
+    shift = Shift(_point(features), r, prior, tuple(lenders), apart).met(r)
+    says = np.abs(shift.weights @ apart) * np.sqrt((apart**2).mean(axis=0))
+    most = np.argsort(-says)[:_LENDERS]
+    few = replace(shift, lenders=tuple(lenders[i] for i in most), apart=apart[:, most])
+    return replace(model, shift=few.met(r))

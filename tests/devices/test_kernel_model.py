@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from devices.cost import KernelFits, load_fits, shifted
 from devices.cost.general_kernels import by_bytes, linear_work
-from devices.cost.kernel_fits import FAMILIES, FOLDER, fits, read_fits
+from devices.cost.kernel_fits import FAMILIES, FOLDER, fits, models_of, read_fits
 from devices.cost.kernel_model import Family, KernelGrid, KernelWork, Model, Parameters, Sheet, knots, physics
 from devices.cost.language_kernels import attention_work, decode_work, product_work, seen_pairs
 
@@ -174,6 +174,38 @@ def test_twenty_kernels_of_another_gpu_shift_the_model() -> None:
     found, width = near.predict(rest, fits_.sheet)
     assert np.abs(found / ns[20:] - 1).mean() < 0.15
     assert width.mean() < 1.2 * model.predict(rest, fits_.sheet)[1].mean()
+
+
+def test_a_gpu_that_is_like_a_lender_is_met_through_it() -> None:
+    """Twelve kernels that take what an L40S' model says move an A100's towards it everywhere."""
+    rng = np.random.default_rng(1)
+    sizes = {"batch": np.rint(2 ** rng.uniform(0, 9, 212)), "seq_len": np.rint(2 ** rng.uniform(5, 14, 212))}
+    sizes |= {"heads": np.full(212, 32.0), "kv_heads": np.full(212, 8.0), "head_dim": np.full(212, 128.0)}
+    fits_, lenders = load_fits("a100-sxm-80"), models_of("decode", "bf16", but="a100-sxm-80")
+    sheet, model = fits_.sheet, fits_.model("decode", "bf16").wider(0.55)
+    ns = load_fits("l40s").model("decode", "bf16").predict(sizes, sheet)[0]
+    few, rest = {k: v[:12] for k, v in sizes.items()}, {k: v[12:] for k, v in sizes.items()}
+
+    def off(some: Model) -> float:
+        return float(np.abs(some.predict(rest, sheet)[0] / ns[12:] - 1).mean())
+
+    alone = shifted(model, few, sheet, ns[:12])
+    assert off(shifted(model, few, sheet, ns[:12], lenders)) < 0.75 * off(alone) < 0.75 * off(model)
+
+
+def test_kernels_of_another_data_type_lend_too() -> None:
+    assert {m.dtype for m in models_of("moe", "bf16")} == {"bf16"}
+    assert len(models_of("moe", "bf16")) == len(models_of("moe", "fp8")) > 10
+    assert len(models_of("moe", "bf16", but="gb200")) == len(models_of("moe", "bf16")) - 4
+
+
+def test_a_window_keeps_query_heads_apart_in_flash_attention_2() -> None:
+    """As on Ampere and Ada: as many blocks as query heads; on Hopper as many as key-value heads."""
+    sizes = {"batch": 64, "seq_len": 128, "heads": 64, "kv_heads": 8, "head_dim": 64}
+    for gpu, least, most in (("l40s", 3, 8), ("h100-sxm", 0.9, 1.2)):
+        fits_ = load_fits(gpu)
+        whole, window = (fits_.predict("decode", "bf16", **sizes, window=w)[0][0] for w in (0, 128))
+        assert least < window / whole < most
 
 
 def test_sources_widen_the_interval() -> None:

@@ -49,12 +49,15 @@ def test_products_that_take_longer_move_products_alone(tmp_path: Path) -> None:
     plain = durations(None, asked, tmp_path)
     (tmp_path / "mine.csv").write_text(table(few, before, 1.3))
     moved = durations("mine.csv", asked, tmp_path)
-    assert np.all((moved[:-2] / plain[:-2] > 1.15) & (moved[:-2] / plain[:-2] < 1.3))  # shrunk a little
+    longer = moved[:-2] / plain[:-2]
+    assert np.all((longer > 1.1) & (longer < 1.4))  # shrunk where there was nothing like it
+    assert longer.mean() == pytest.approx(1.25, abs=0.05)
     assert moved[-2:].tolist() == plain[-2:].tolist()
     assert durations("mine.csv", products("fp16", rest), tmp_path)[0] == moved[0]  # as quick as bf16
     (tmp_path / "mine.csv").write_text(table(few[:1], before, 1.3))
-    one = durations("mine.csv", asked, tmp_path)  # one kernel moves all, by less
-    assert np.all((one[:-2] / plain[:-2] > 1) & (one[:-2] < moved[:-2]))
+    one = durations("mine.csv", asked, tmp_path)  # one kernel moves the others, by less
+    assert np.all(one[:-2] < moved[:-2])
+    assert 1.03 < (one[:-2] / plain[:-2]).mean() < longer.mean()
 
 
 def test_times_in_another_unit_and_slips_are_told(tmp_path: Path) -> None:
