@@ -199,7 +199,7 @@ def _limit(
 
 
 _LANES: Final = 4
-_ON_LANES: Final = 32
+_ON_LANES: Final = 64
 """With more lanes, or more to be done on them, what is gained is less than the lanes cost."""
 
 

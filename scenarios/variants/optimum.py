@@ -97,7 +97,7 @@ OPTIMUM_SCHEMA: Final = "sim.optimum/1"
 _EVEN: Final = 400
 """So many tasks are searched for as long in the whole as in windows after it, fewer longer, and more less."""
 
-_IN_VAIN: Final = 50
+_IN_VAIN: Final = 100
 """So many times as many changes as there are ops, without any gain, end the search around the best run."""
 
 _MISSES: Final = 10
@@ -359,17 +359,19 @@ class _Search:
         return None if self.known is before else self.known
 
     def look_around(self, least: int, until: float, seed: int) -> bool:
-        """Change the best run in one to three ways, and go on from what is no worse.
+        """Change the best run in one or two ways, in vain in more and more, and go on from what is no worse.
 
-        Return whether that came to an end, as nothing has helped for long, before its time was up.
+        Return whether that came to an end, as nothing has helped for long, before its time was up (variable
+        neighbourhoods: Mladenović and Hansen 1997, Computers & Operations Research 24(11)).
         """
         job, how = self.known.trace.job, self.case.decisions.policy.synchronisation
         space = Space(job, None if self.placed else Problem(job.graph, job.machine, job.known_costs_ns))
         here, cost = SearchSchedule.of(self.known.trace), self.known_cost
         rng, seen, in_vain = random.Random(seed), {here}, 0
-        while in_vain < _IN_VAIN * len(job.graph) and self.known_cost > least:
+        most = _IN_VAIN * len(job.graph)
+        while in_vain < most and self.known_cost > least:
             near = here
-            for _ in range(rng.randint(1, 3)):
+            for _ in range(rng.randint(1, 2 + 6 * in_vain // most)):
                 _, near = next(space.neighbours(near, rng), (None, near))
             in_vain += 1
             if near in seen:

@@ -369,7 +369,7 @@ def test_conditions_are_refused() -> None:
 
 
 def test_what_is_left_out_is_told() -> None:
-    done = sim("optimum", EXAMPLES / "one_communicator.yaml")
+    done = sim("optimum", EXAMPLES / "one_communicator.yaml", "--limit", "1s")
     assert "the bound leaves out ranks that wait for one another in collectives" in done.stdout
 
 
