@@ -187,6 +187,8 @@ def _add(
         renamed[name] = f"{title}/{name}" if external.role == Role.PARAMETER else prefix + name
         together.externals[renamed[name]] = external
     marks = {"session": title, "inter_op_thread_pool": session.inter_op_thread_pool}
+    if session.iterations > 1:
+        marks["session_step"] = batch
     if processes == "each":
         marks["process"] = title
     loops = has_control_flow(session.graph)  # where the edges with a distance are those back
@@ -202,10 +204,11 @@ def _add(
     if last:  # a control trigger runs whatever became of the branches before it
         start = f"{prefix}begin"
         after = [(name, 0) for name in last]
-        # On a device of its own it would pay there for a launch, and use a device that the session does not.
+        # On a device of its own it would use a device that the session does not.
         first = next(record for record in records.ops.values() if _begins(records, record))
+        given = {**marks, "begins_batch": True}
         together.ops[start] = OpEntry(
-            start, "control_trigger", [], after, (0,), duration_ns=0, device=first.device, attributes=marks
+            start, "control_trigger", [], after, (0,), duration_ns=0, device=first.device, attributes=given
         )
         begin = [(start, 0)]
     for name, record in records.ops.items():
@@ -213,7 +216,6 @@ def _add(
         if "fails" in attributes:  # a step of a session is a batch
             try:
                 attributes["fails"] = in_step(attributes["fails"], batch, session.iterations)
-                attributes["session_step"] = batch
             except InputError as error:
                 raise GraphError(f"op {prefix + name!r}: fails: {error}").about(
                     prefix + name, "fails"
@@ -233,7 +235,17 @@ def _add(
             after=[earlier(op, d) for op, d in record.after] + (begin if _begins(records, record) else []),
             attributes=attributes,
         )
-    return [prefix + name for name in _ends(session.graph)]
+    ends, loops_over = _ends(session.graph)
+    if batch == session.iterations - 1:
+        return []
+    for switch in loops_over:
+        over, side = f"{prefix}{switch}/over", f"{prefix}{switch}"
+        device = records.ops[switch].device
+        together.ops[over] = OpEntry(
+            over, "exit", [(side, 0), (f"{side}:1", 0)], [], (0,), duration_ns=0, device=device, attributes=marks
+        )
+        ends.append(f"{switch}/over")
+    return [prefix + name for name in ends]
 
 
 def _begins(records: Records, record: OpEntry) -> bool:
@@ -242,18 +254,25 @@ def _begins(records: Records, record: OpEntry) -> bool:
     return all(reads) and all(d for _, d in record.after)
 
 
-def _ends(graph: Graph) -> list[str]:
-    """Return the ops outside all loops that nobody of the same batch reads or follows."""
+def _ends(graph: Graph) -> tuple[list[str], list[str]]:
+    """Return the ops that nobody of the same batch reads or follows, and a switch of each loop.
+
+    Those in loops, which may run when the exits have come, are over when the loop is. An exit that reads both
+    sides of a switch is never live, and one that never was goes out, dead, when the loop is over.
+    """
     edges = graph.edges
     counts = np.bincount(edges.producer[edges.distance == 0], minlength=len(graph))
     ends = np.flatnonzero(counts == 0).tolist()
+    switches: dict[int, int] = {}
     if has_control_flow(graph):
         structure = frame_structure(graph)
         # What nothing in a loop reads ends where it comes from: who follows its enter is in the loop.
         enters = [op for op in ends if op in structure.child_of]
         entering = (int(graph.tensor_producer[t]) for op in enters for t in graph.inputs.row(op))
         ends = sorted({*ends, *(op for op in entering if op >= 0)} - structure.child_of.keys())
-        frames = {op: structure.frame_of[op] for op in ends}
-        leaves = {op for op in ends if graph.kind(op) == "exit" and structure.parent[frames[op]] == 0}
-        ends = [op for op in ends if frames[op] == 0 or op in leaves]
-    return [graph.op_names[op] for op in ends]
+        inside = [structure.parent[frame] == 0 for frame in structure.frame_of]
+        ends = [op for op in ends if structure.frame_of[op] == 0 or (inside[op] and graph.kind(op) == "exit")]
+        for op in np.flatnonzero(inside).tolist():
+            if graph.kind(op) == "switch" and len(graph.outputs.row(op)) > 1:
+                switches.setdefault(structure.frame_of[op], op)
+    return [graph.op_names[op] for op in ends], [graph.op_names[op] for op in switches.values()]

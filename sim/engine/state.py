@@ -29,7 +29,7 @@ from sim.machine.device import Processor
 from sim.machine.links import Message, Network
 from sim.machine.task import Task
 from sim.policy import Policy
-from sim.readiness.counters import CounterReadiness, Readiness, RunsInTurn
+from sim.readiness.counters import CounterReadiness, Readiness, RunsInTurn, has_runs
 from sim.readiness.rendezvous import Rendezvous, with_keyed_transfers
 from sim.readiness.tokens import TaggedTokenReadiness, decided
 from sim.record.record import task_columns, transfer_columns
@@ -374,7 +374,7 @@ class RunState:
             self.readiness = CounterReadiness(job, flow, policy.synchronisation, alone)
         self.runs: RunsInTurn | None = None
         self.rendezvous: Rendezvous | None = None
-        if policy.runs_in_turn and job.iterations > 1:
+        if policy.runs_in_turn and has_runs(job):
             self.readiness = self.runs = RunsInTurn(self.readiness, job, own)
         if keys.recvs:
             never = (lambda task: False) if self.failing is None else self.failing.aborted

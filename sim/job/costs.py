@@ -206,8 +206,11 @@ def issue_costs_ns(job: Job) -> IntArray:
     -------
     array of int64
         What the job says (`Job.issue_ns`); else `Device.issue_ns_by_kind` of the op's kind where it is given,
-        and `Device.issue_ns` for the rest.
+        and `Device.issue_ns` for the rest. What begins a batch of a session (attribute ``begins_batch``) is
+        no op that anybody launches, and costs nothing.
     """
     if job.issue_ns is not None:
         return job.issue_ns.copy()
-    return issue_costs_by_kind(job.graph, job.machine)[job.device_of, job.graph.kind_code]
+    costs = issue_costs_by_kind(job.graph, job.machine)[job.device_of, job.graph.kind_code]
+    costs[[*job.graph.attribute("begins_batch")]] = 0
+    return costs

@@ -25,6 +25,7 @@ from sim.kernel.columns import (
     sms_of,
 )
 from sim.policy import Policy, check_attributes, order_of
+from sim.readiness.counters import has_runs
 from sim.record.record import TASK_COLUMNS, TRANSFER_COLUMNS
 from sim.trace import Trace
 
@@ -87,7 +88,7 @@ def run(
     why = obstacle(job, memory=memory, observers=observers)
     if why is not None:
         return why
-    if policy.runs_in_turn and job.iterations > 1:
+    if policy.runs_in_turn and has_runs(job):
         return "runs follow one another (runs: in-turn)"
     order = order_of(policy, job)
     if order is None:

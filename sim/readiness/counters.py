@@ -22,6 +22,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from sim.base.arrays import UNSET, BoolArray, Csr
+from sim.graph.frames import has_control_flow
 from sim.job.job import Job
 from sim.job.transfers import Flow, node_name
 from sim.machine.task import Task
@@ -254,25 +255,33 @@ class CounterReadiness:
 # That is what a program does that runs a whole graph by one call, in a loop: each call returns when all that
 # the graph ran, devices included, has ended (`policies.issue.program_order` names the executors, and the
 # sources; for TensorFlow ``DirectSession::RunInternal`` in tensorflow/core/common_runtime/direct_session.cc).
-# Runs of one session (the ops' attribute ``session``) follow one another; those of different sessions do not
-# wait for each other.
+# Runs of one session (the ops' attribute ``session``) follow one another, and so do its batches (``session_step``),
+# which edges order, too, but not on a device that is launched ahead; those of different sessions do not wait for
+# each other.
 #
 # A run in which an op fails is never over: what was independent or already queued still ends, by the rule of
 # the policy, but the caller gets the error, and begins no further run of its session.
 #
-# It stands in front of the readiness of a job with several iterations, where the policy says so
+# It stands in front of the readiness of a job with several runs, where the policy says so
 # (`sim.policy.Policy.runs_in_turn`).
 
 
-def sessions_of(job: Job, flow: Flow) -> list[object]:
-    """Return the session of each node; a transfer is of the session whose tensor it moves."""
+def has_runs(job: Job) -> bool:
+    """Whether a job has runs, or batches of a session, whose order edges alone do not make."""
+    ahead = bool(job.launched.any()) or has_control_flow(job.graph)
+    return job.iterations > 1 or (ahead and bool(job.graph.attribute("session_step")))
+
+
+def sessions_of(job: Job, flow: Flow) -> list[tuple[object, int]]:
+    """Return the session of each node, and which batch; a transfer is of that whose tensor it moves."""
     attributes = job.graph.attributes
-    ops = [attributes.get(op, {}).get("session") for op in range(flow.n_ops)]
-    session: list[object] = ops + [None] * (flow.n_nodes - flow.n_ops)
+    given = [attributes.get(op, {}) for op in range(flow.n_ops)]
+    ops = [(each.get("session"), each.get("session_step", 0)) for each in given]
+    session: list[tuple[object, int]] = ops + [(None, 0)] * (flow.n_nodes - flow.n_ops)
     for producer, consumer in zip(flow.producer.tolist(), flow.consumer.tolist(), strict=True):
         if consumer >= flow.n_ops:
             session[consumer] = session[producer]
-        elif producer >= flow.n_ops and session[producer] is None:
+        elif producer >= flow.n_ops and session[producer][0] is None:
             session[producer] = session[consumer]
     return session
 
@@ -294,7 +303,11 @@ class RunsInTurn:
         self.may_start, self.released = inner.may_start, inner.released
         self.unfinished, self.name = inner.unfinished, inner.name
         self._n = flow.n_nodes
-        self._session = sessions_of(job, flow)
+        of = sessions_of(job, flow)
+        self._session, self._batch = [session for session, _ in of], [batch for _, batch in of]
+        self._batches: dict[object, int] = {}
+        for session, batch in of:
+            self._batches[session] = max(batch + 1, self._batches.get(session, 1))
         self._current: dict[object, int] = defaultdict(int)
         self._outstanding: dict[object, int] = defaultdict(int)  # tasks of the current run that are not over
         self._held: dict[tuple[object, int], list[Task]] = defaultdict(list)
@@ -337,9 +350,10 @@ class RunsInTurn:
                 out.append(task)
                 continue
             session = self._session[task.op]
-            if task.iteration == self._current[session]:
+            run = task.iteration * self._batches[session] + self._batch[task.op]
+            if run == self._current[session]:
                 self._outstanding[session] += 1
                 out.append(task)
             else:
-                self._held[session, task.iteration].append(task)
+                self._held[session, run].append(task)
         return out

@@ -101,6 +101,37 @@ def test_the_next_batch_waits_for_what_enters_a_loop_and_is_not_read_there() -> 
     assert trace.makespan_ns == 2 * 100
 
 
+@pytest.mark.parametrize(
+    ("policy", "batch_us"), [("tensorflow", 81), ("tfrt", 81), ("ready-queue", 81), ("tvm-vm", 121)]
+)
+def test_the_next_batch_waits_for_what_runs_in_a_loop_and_nobody_reads(
+    tmp_path: Path, policy: str, batch_us: int
+) -> None:
+    """The exits come at 41 us, and the second `log` ends at 81."""
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        "machine: {devices: {cpu0: {kind: cpu, cores: 4}}}\nworkload:\n  sessions:\n    a:\n      iterations: 3\n"
+        "      workload:\n        ops:\n          zero: {duration: 1us}\n"
+        "          loop: {kind: while, inputs: [zero], attributes: {body: step, trips: 2}}\n"
+        "        functions:\n          step: {inputs: [i], outputs: [add], ops: {add: {inputs: [i], "
+        "duration: 20us}, log: {inputs: [add], duration: 40us}}}\n"
+    )
+    trace = run_scenario(load_scenario(path), policy, check=True).trace
+    assert trace.makespan_ns == 3 * batch_us * 1000
+
+
+@pytest.mark.parametrize("policy", ["tensorflow", "onnxruntime", "tfrt", "pytorch-eager"])
+def test_batches_on_a_gpu_follow_one_another_as_iterations_do(tmp_path: Path, policy: str) -> None:
+    """Where calls are in turn, nothing is launched ahead of the end of the batch before it."""
+    machine = "machine: {devices: {gpu0: {kind: gpu, streams: 2, issue_cost: 10us}}}\n"
+    work = "{ops: {f: {duration: 100us}, g: {duration: 3us}}}"
+    path = tmp_path / "s.yaml"
+    path.write_text(f"{machine}workload: {work}\niterations: 3\n")
+    ends = run_scenario(load_scenario(path), policy).trace.makespan_ns
+    path.write_text(f"{machine}workload: {{sessions: {{a: {{iterations: 3, workload: {work}}}}}}}\n")
+    assert run_scenario(load_scenario(path), policy, check=True).trace.makespan_ns == ends
+
+
 SESSIONS = {"a": Session(wide(), inter_op_thread_pool=1), "b": Session(wide())}
 
 
