@@ -29,6 +29,8 @@ from heapq import heappop, heappush
 from operator import itemgetter
 from typing import NamedTuple
 
+import numpy as np
+
 from sim import Graph
 from sim.graph.frames import CONTROL_FLOW_KINDS, FrameStructure, frame_structure, has_control_flow
 from sim.readiness.eligibility import non_strict_ops
@@ -204,6 +206,13 @@ class _Compiler:
                 self.place.setdefault(-1 - frame, k)
                 frame = self.parent[frame]
         self._items = [self._dependencies(frame) for frame in range(len(self.parent))]
+        # Loops with an op that runs whatever became of what it follows: they are walked though they are dead.
+        self._walked: set[int] = set()
+        for op in np.flatnonzero(graph.is_kind("control_trigger")).tolist():
+            frame = self.frame_of[op]
+            while frame > 0:
+                self._walked.add(-1 - frame)
+                frame = self.parent[frame]
         self._frame(0)
         self._emit("ret", 0)
 
@@ -238,13 +247,19 @@ class _Compiler:
         return before, after
 
     def _guard_of(self, item: int) -> Guard:
+        if item in self._walked:
+            return ()
         return self.guards[item] if item >= 0 else self.guards_of_frames.get(-1 - item, ())
 
     # -- emission ------------------------------------------------------------------------------
 
     def _frame(self, frame: int) -> None:
-        """Emit a frame: its ops; of a loop the test, a jump past the body, the body, the jump back."""
-        before, _ = self._items[frame]
+        """Emit a frame: its ops; of a loop the test, a jump past the body, the body, the jump back.
+
+        What runs in each iteration, and follows what only some run (by a control trigger), stands in the
+        body and again where the loop is over.
+        """
+        before, after = self._items[frame]
         loop_conds = {op for op in before if op >= 0 and self.kind[op] == "loop_cond"}
 
         def side(item: int) -> int:
@@ -255,6 +270,14 @@ class _Compiler:
         phases: list[list[int]] = [[], [], []]
         for item in before:
             phases[side(item)].append(item)
+        behind = {*phases[1], *phases[2]}
+        queue = [*behind]
+        while queue:
+            new = {*after[queue.pop()]} - behind
+            behind |= new
+            queue += new
+        both = [item for item in phases[0] if item in behind]
+        phases = [[item for item in phases[0] if item not in behind], phases[1] + both, phases[2] + both]
         head = len(self.program.instructions)
         self._run(phases[0], frame, loop_conds)
         if not loop_conds:

@@ -25,8 +25,11 @@ def programs(draw: st.DrawFn) -> Graph:
     def block(b: GraphBuilder, values: list[str], depth: int) -> list[str]:
         for _ in range(draw(st.integers(1, 3))):
             k, n = draw(st.integers(0, len(values) - 1)), next(count)
-            what = draw(st.sampled_from(["op", "join", "if", "while"] if depth else ["op", "join"]))
-            if what in ("op", "join"):
+            what = draw(st.sampled_from(["op", "join", "log", *(["if", "while"] if depth else [])]))
+            if what == "log":  # runs whatever became of what it follows
+                b.op(f"trigger{n}", kind="control_trigger", after=[values[k].partition(":")[0]], duration_ns=1)
+                b.op(f"log{n}", after=[f"trigger{n}"], duration_ns=2)
+            elif what in ("op", "join"):
                 inputs = [values[k]] if what == "op" else values
                 values = [*values[:k], b.op(f"op{n}", inputs=inputs, duration_ns=draw(st.integers(0, 9))),
                           *values[k + 1 :]]  # fmt: skip

@@ -172,6 +172,22 @@ def test_what_is_dead_behind_a_merge_of_two_conditions_is_passed_over() -> None:
     assert trace.makespan_ns == 2 * (1 + 2 + 2)
 
 
+def test_what_runs_whatever_became_of_a_loops_body_runs_when_the_loop_is_over_too() -> None:
+    b = GraphBuilder("log")
+    b.op("zero", duration_ns=1)
+
+    def body(b: GraphBuilder, v: dict[str, str]) -> dict[str, str]:
+        b.op("step", inputs=[v["i"]], duration_ns=20)
+        b.op("trigger", kind="control_trigger", after=["step"], duration_ns=1)
+        b.op("log", after=["trigger"], duration_ns=3)
+        return {"i": "step"}
+
+    while_loop(b, "loop", {"i": "zero"}, body, trips=2)
+    trace = simulate(b.build(), CPU, Sequential())
+    trace.check()
+    assert trace.makespan_ns == 1 + 2 * (20 + 1 + 3) + 1 + 3
+
+
 def test_repetitions_run_one_after_another() -> None:
     trace = simulate(branches([True, False]).build(), CPU, Sequential(), iterations=2)
     assert live(trace) == ["x", "p", "f", "out", "x", "p", "g", "out"]
