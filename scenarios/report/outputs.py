@@ -32,6 +32,7 @@ from sim.export.tables import TABLE_ENDINGS
 
 if TYPE_CHECKING:
     from scenarios.run.execute import Result
+    from scenarios.run.scenario import Case
 
 
 PICTURES: Final = (".png", ".svg", ".pdf")
@@ -72,6 +73,30 @@ def check_outputs(files: Files) -> None:
         if target in taken:
             raise InputError(f"--{what} {path}: is what --{taken[target]} writes")
         taken[target] = what
+
+
+def check_cases(cases: Sequence[Case], files: Files) -> None:
+    """Refuse files that the runs of some cases cannot fill, before they run.
+
+    Raises
+    ------
+    InputError
+        Several runs for a file that holds one; a plan of a graph with control flow; a folder with a file for
+        each GPU, where there is none.
+    """
+    folders = [path for path in files["trace"] or () if _is_folder(path)]
+    for path in files.get("plan") or ():
+        if len(cases) > 1:
+            raise InputError(f"--plan {path}: holds the plan of one run; name one --policy")
+        from sim.record.plan import check_planned
+
+        with _about(f"--plan {path}: "):
+            check_planned(cases[0].work.graph)
+    for path in folders:
+        if len(cases) > 1:
+            raise InputError(f"--trace {path}: a folder holds the ranks of one run; name one --policy")
+        if all(device.workers for device in cases[0].work.machine.devices):
+            raise InputError(f"--trace {path}: a folder has a file for each GPU, and the machine has none")
 
 
 def _each(files: Files) -> list[tuple[str, str]]:
@@ -160,8 +185,6 @@ def _write_trace(results: Sequence[Result], path: str) -> None:
     from sim.export.chrome import write_chrome, write_ranks
 
     if _is_folder(path):
-        if len(results) > 1:
-            raise InputError(f"--trace {path}: a folder holds the ranks of one run; name one --policy")
         write_ranks(results[0].trace, path)
         return
     traces = {result.policy: result.trace for result in results}

@@ -36,6 +36,7 @@ from sim.base.options import whole_numbers
 from sim.notebook import card
 
 if TYPE_CHECKING:
+    from sim.graph.graph import Graph
     from sim.record.record import Record
 
 
@@ -239,6 +240,23 @@ def _from_content(content: Mapping[str, Any]) -> Plan:
     )
 
 
+def check_planned(graph: Graph) -> None:
+    """Refuse a graph of which no plan can be.
+
+    Raises
+    ------
+    InputError
+        Control flow decides during the run what to run.
+    """
+    from sim.graph.frames import has_control_flow
+
+    if has_control_flow(graph):
+        raise InputError(
+            f"graph {graph.name!r} has control flow: what runs is decided during the run, "
+            "and a plan cannot say it beforehand"
+        )
+
+
 def plan_of(trace: Record, *, timed: bool = False) -> Plan:
     """Return the plan that a run followed.
 
@@ -255,16 +273,11 @@ def plan_of(trace: Record, *, timed: bool = False) -> Plan:
         Control flow decided during the run what to run: no plan can say that beforehand. Or an op ran on no
         stream.
     """
-    from sim.graph.frames import has_control_flow
     from sim.job.costs import issue_costs_ns
     from sim.record.dependencies import dependencies, waited_for
 
     job, tasks = trace.job, trace.tasks
-    if has_control_flow(job.graph):
-        raise InputError(
-            f"graph {job.graph.name!r} has control flow: what runs is decided during the run, "
-            "and a plan cannot say it beforehand"
-        )
+    check_planned(job.graph)
     if trace.failed:
         raise InputError("an op failed, so that others never ran; a plan says of every op when it runs")
     if trace.alone.any():

@@ -45,6 +45,28 @@ def test_a_plan_is_of_one_run(tmp_path: Path) -> None:
     assert "holds the plan of one run; name one --policy" in result.stderr
 
 
+LOOP = """
+machine: {devices: {cpu0: {kind: cpu}}}
+workload:
+  ops: {zero: {duration: 1us}, loop: {kind: while, inputs: [zero], attributes: {body: step, trips: 2}}}
+  functions: {step: {inputs: [i], ops: {add: {inputs: [i], duration: 1us}}, outputs: [add]}}
+policy: {runtime: tensorflow}
+"""
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [("--plan plan.json", "has control flow"), ("--trace ranks/", "a file for each GPU, and the machine has none")],
+)
+def test_what_no_run_could_fill_is_refused_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = sim("run", write(tmp_path, LOOP), *option.split())
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"{option}: ") and message in result.stderr
+
+
 def test_the_trajectory_of_auto_tuning(tmp_path: Path) -> None:
     path, file = write(tmp_path, TUNED), tmp_path / "tuning.csv"
     result = sim("run", path, "--tuning", file)

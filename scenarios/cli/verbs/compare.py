@@ -40,14 +40,16 @@ def compare(
     """
     from scenarios.cli.output import print_json, print_told
     from scenarios.cli.running import Charts, cases_of, compare_all, finish, say_written
-    from scenarios.report.outputs import check_outputs
+    from scenarios.report.outputs import check_cases, check_outputs
     from scenarios.report.pipeline_compare import draw_pareto
 
     files = {"gantt": gantt, "html": html, "trace": trace, "ops": ops, "tuning": tuning}
     charts = Charts(arrows, critical_path, open_page)
     charts.check(files)
     check_outputs({**files, "pareto": None if pareto is None else [pareto]})
-    comparison = compare_all(cases_of(scenario, policy, sets, allowed, compare=True))
+    cases = cases_of(scenario, policy, sets, allowed, compare=True)
+    check_cases(cases, files)
+    comparison = compare_all(cases)
     if pareto is not None:
         draw_pareto(comparison.results, pareto)
         say_written(pareto)

@@ -51,13 +51,14 @@ def run(
         "show-graph": show_graph,
         "memory-trace": None if memory_trace is None else [memory_trace],
     }
-    if any(all_files.values()):  # names are looked at before anything runs
-        from scenarios.report.outputs import check_outputs
+    wanted = any(all_files.values())
+    if wanted:  # names are looked at before anything runs
+        from scenarios.report.outputs import check_cases, check_outputs
 
         check_outputs(all_files)
     cases = cases_of(scenario, policy, sets, allowed)
-    if plan and len(cases) > 1:
-        raise InputError(f"--plan {plan[0]}: holds the plan of one run; name one --policy")
+    if wanted:
+        check_cases(cases, files)
     if show_graph and len(cases) > 1:  # which may compile it differently
         raise InputError("--show-graph: shows the graph of one run; name one --policy")
     if memory_trace is not None and (repeat or len(cases)) > 1:
