@@ -27,7 +27,9 @@ def programs(draw: st.DrawFn) -> Graph:
             k, n = draw(st.integers(0, len(values) - 1)), next(count)
             what = draw(st.sampled_from(["op", "join", "log", *(["if", "while"] if depth else [])]))
             if what == "log":  # runs whatever became of what it follows
-                b.op(f"trigger{n}", kind="control_trigger", after=[values[k].partition(":")[0]], duration_ns=1)
+                b.op(
+                    f"trigger{n}", kind="control_trigger", after=[values[k].partition(":")[0]], duration_ns=1
+                )
                 b.op(f"log{n}", after=[f"trigger{n}"], duration_ns=2)
             elif what in ("op", "join"):
                 inputs = [values[k]] if what == "op" else values

@@ -242,7 +242,14 @@ def _add(
         over, side = f"{prefix}{switch}/over", f"{prefix}{switch}"
         device = records.ops[switch].device
         together.ops[over] = OpEntry(
-            over, "exit", [(side, 0), (f"{side}:1", 0)], [], (0,), duration_ns=0, device=device, attributes=marks
+            over,
+            "exit",
+            [(side, 0), (f"{side}:1", 0)],
+            [],
+            (0,),
+            duration_ns=0,
+            device=device,
+            attributes=marks,
         )
         ends.append(f"{switch}/over")
     return [prefix + name for name in ends]

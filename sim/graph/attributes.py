@@ -121,7 +121,9 @@ SIZES: Final = frozenset(_SIZES.split())
 """Attributes that say how large an op is, whoever wrote it."""
 
 READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
-    **dict.fromkeys(("strict", "constant", "own_frame", "expensive", "blocking", "async", "begins_batch"), flag),
+    **dict.fromkeys(
+        ("strict", "constant", "own_frame", "expensive", "blocking", "async", "begins_batch"), flag
+    ),
     **dict.fromkeys(("stateful", "training_mode", "host_waits", "pageable"), flag),
     **dict.fromkeys(("body", "then", "else", "cond", "frame", "key", "session", "data_format"), word),
     **dict.fromkeys(("communicator", "peer", "root"), word),

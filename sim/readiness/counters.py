@@ -255,9 +255,9 @@ class CounterReadiness:
 # That is what a program does that runs a whole graph by one call, in a loop: each call returns when all that
 # the graph ran, devices included, has ended (`policies.issue.program_order` names the executors, and the
 # sources; for TensorFlow ``DirectSession::RunInternal`` in tensorflow/core/common_runtime/direct_session.cc).
-# Runs of one session (the ops' attribute ``session``) follow one another, and so do its batches (``session_step``),
-# which edges order, too, but not on a device that is launched ahead; those of different sessions do not wait for
-# each other.
+# Runs of one session (the ops' attribute ``session``) follow one another; those of different sessions do not
+# wait for each other. So do its batches (``session_step``): edges order them, too, but not on a device that
+# is launched ahead.
 #
 # A run in which an op fails is never over: what was independent or already queued still ends, by the rule of
 # the policy, but the caller gets the error, and begins no further run of its session.

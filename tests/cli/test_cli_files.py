@@ -56,7 +56,10 @@ policy: {runtime: tensorflow}
 
 @pytest.mark.parametrize(
     ("option", "message"),
-    [("--plan plan.json", "has control flow"), ("--trace ranks/", "a file for each GPU, and the machine has none")],
+    [
+        ("--plan plan.json", "has control flow"),
+        ("--trace ranks/", "a file for each GPU, and the machine has none"),
+    ],
 )
 def test_what_no_run_could_fill_is_refused_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, message: str
@@ -64,7 +67,8 @@ def test_what_no_run_could_fill_is_refused_before_it(
     monkeypatch.chdir(tmp_path)
     result = sim("run", write(tmp_path, LOOP), *option.split())
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith(f"{option}: ") and message in result.stderr
+    assert result.stderr.startswith(f"{option}: ")
+    assert message in result.stderr
 
 
 def test_the_trajectory_of_auto_tuning(tmp_path: Path) -> None:

@@ -110,8 +110,8 @@ def test_the_next_batch_waits_for_what_runs_in_a_loop_and_nobody_reads(
     """The exits come at 41 us, and the second `log` ends at 81."""
     path = tmp_path / "s.yaml"
     path.write_text(
-        "machine: {devices: {cpu0: {kind: cpu, cores: 4}}}\nworkload:\n  sessions:\n    a:\n      iterations: 3\n"
-        "      workload:\n        ops:\n          zero: {duration: 1us}\n"
+        "machine: {devices: {cpu0: {kind: cpu, cores: 4}}}\nworkload:\n  sessions:\n    a:\n"
+        "      iterations: 3\n      workload:\n        ops:\n          zero: {duration: 1us}\n"
         "          loop: {kind: while, inputs: [zero], attributes: {body: step, trips: 2}}\n"
         "        functions:\n          step: {inputs: [i], outputs: [add], ops: {add: {inputs: [i], "
         "duration: 20us}, log: {inputs: [add], duration: 40us}}}\n"
