@@ -273,17 +273,27 @@ def has_runs(job: Job) -> bool:
 
 
 def sessions_of(job: Job, flow: Flow) -> list[tuple[object, int]]:
-    """Return the session of each node, and which batch; a transfer is of that whose tensor it moves."""
+    """Return the session of each node, and which batch: as an op says, else of the last that it waits for.
+
+    What waits for none, such as a Recv or the transfer of a parameter, is of the first that waits for it.
+    """
     attributes = job.graph.attributes
-    given = [attributes.get(op, {}) for op in range(flow.n_ops)]
-    ops = [(each.get("session"), each.get("session_step", 0)) for each in given]
-    session: list[tuple[object, int]] = ops + [(None, 0)] * (flow.n_nodes - flow.n_ops)
-    for producer, consumer in zip(flow.producer.tolist(), flow.consumer.tolist(), strict=True):
-        if consumer >= flow.n_ops:
-            session[consumer] = session[producer]
-        elif producer >= flow.n_ops and session[producer][0] is None:
-            session[producer] = session[consumer]
-    return session
+    found: list[tuple[object, int] | None] = [None] * flow.n_nodes
+    for op, session in job.graph.attribute("session").items():
+        found[op] = session, attributes[op].get("session_step", 0)
+    pairs = list(zip(flow.producer.tolist(), flow.consumer.tolist(), strict=True)) if any(found) else []
+    while pairs:
+        new: dict[int, tuple[object, int]] = {}
+        for ends, latest in ((pairs, True), ([(b, a) for a, b in pairs], False)):
+            for known, node in ends if not new else ():
+                if found[node] is None and (of := found[known]) is not None:
+                    same = new.setdefault(node, of)
+                    new[node] = of if (of[1] > same[1]) == latest else same
+        if not new:
+            break
+        for node, of in new.items():
+            found[node] = of
+    return [of or (None, 0) for of in found]
 
 
 class RunsInTurn:
@@ -351,7 +361,7 @@ class RunsInTurn:
                 continue
             session = self._session[task.op]
             run = task.iteration * self._batches[session] + self._batch[task.op]
-            if run == self._current[session]:
+            if run <= self._current[session]:  # less: what something far away let wait
                 self._outstanding[session] += 1
                 out.append(task)
             else:

@@ -132,6 +132,25 @@ def test_batches_on_a_gpu_follow_one_another_as_iterations_do(tmp_path: Path, po
     assert run_scenario(load_scenario(path), policy, check=True).trace.makespan_ns == ends
 
 
+@pytest.mark.parametrize("policy", ["tensorflow", "tfrt"])
+def test_batches_of_a_loop_that_is_cut_over_devices_run_one_after_another(
+    tmp_path: Path, policy: str
+) -> None:
+    """What cutting adds says of no session that it is of it: it is of that of its neighbours."""
+    machine = "{a: {kind: cpu, cores: 2}, b: {kind: cpu, cores: 2}}, links: [{from: a, to: b}]"
+    loop = "{kind: while, inputs: [zero], attributes: {body: step, trips: 2}}"
+    step = "{add: {inputs: [i], duration: 20us, device: a}, log: {inputs: [add], duration: 40us, device: b}}"
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        f"machine: {{devices: {machine}}}\niterations: 2\nworkload:\n  sessions:\n    s:\n"
+        "      iterations: 2\n      workload:\n"
+        f"        ops: {{zero: {{duration: 1us, device: a}}, loop: {loop}}}\n"
+        f"        functions: {{step: {{inputs: [i], outputs: [add], ops: {step}}}}}\n"
+        f"policy: {{runtime: {policy}, compile: [{{name: partition, rendezvous: true}}]}}\n"
+    )
+    assert run_scenario(load_scenario(path), check=True).trace.makespan_ns == 4 * 81_000
+
+
 SESSIONS = {"a": Session(wide(), inter_op_thread_pool=1), "b": Session(wide())}
 
 
