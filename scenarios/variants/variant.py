@@ -15,6 +15,7 @@ import itertools
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
@@ -429,7 +430,7 @@ def points_of(vary: Sequence[str], policies: Sequence[str | None] = (None,)) -> 
     Raises
     ------
     InputError
-        No ``=``, no value, or a key given twice.
+        No ``=``, no value, or a key, a value or a policy given twice.
 
     Examples
     --------
@@ -439,6 +440,7 @@ def points_of(vary: Sequence[str], policies: Sequence[str | None] = (None,)) -> 
     ['a=1', 'a=2', 'a=3', 'a=8', 'a=32']
     """
     axes = axes_of(vary)
+    _refuse_twice(policies, "--policy ")
     at_most(MOST_RUNS, math.prod(map(len, axes.values())) * len(policies), "points")
     combinations = itertools.product(*([(key, value) for value in values] for key, values in axes.items()))
     return [Variant(tuple(settings), policy) for settings in combinations for policy in policies]
@@ -456,7 +458,14 @@ def axes_of(vary: Sequence[str], option: str = "--vary") -> dict[str, list[str]]
         axes[key] = [value for part in _split(values) for value in _range(part)]
         if "" in axes[key]:
             raise InputError(f"{option} {text!r}: a value is empty")
+        _refuse_twice(axes[key], f"{option} {text!r}: ")
     return axes
+
+
+def _refuse_twice(values: Sequence[str | None], where: str) -> None:
+    twice = next((value for value, n in Counter(values).items() if n > 1), None)
+    if twice is not None:
+        raise InputError(f"{where}{twice} is given twice")
 
 
 def _range(value: str) -> Sequence[str]:

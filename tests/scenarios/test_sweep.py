@@ -376,6 +376,8 @@ def test_the_table_on_a_terminal(scenario: Path) -> None:
         ("cores", "give KEY=V1,V2"),
         ("cores=", "give KEY=V1,V2"),
         ("cores=1,,2", "a value is empty"),
+        ("cores=1,2,1", "1 is given twice"),
+        ("cores=1..3,2", "2 is given twice"),
         ("cores=8..1", "give FIRST..LAST"),
         ("cores=0..8 x2", "x2 from 1 on"),
         ("cores=1..8 x1", "x2 from 1 on"),
@@ -385,6 +387,11 @@ def test_the_table_on_a_terminal(scenario: Path) -> None:
 def test_wrong_grids_are_refused(vary: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         points_of([vary])
+
+
+def test_a_policy_is_given_once() -> None:
+    with pytest.raises(InputError, match="--policy in-order is given twice"):
+        points_of(["cores=1"], ["in-order", "in-order"])
 
 
 def test_a_wrong_key_stops_the_sweep_with_its_place(scenario: Path) -> None:
