@@ -16,8 +16,11 @@ def _long(entries: list[Any]) -> list[Any]:
 
 
 @st.composite
-def programs(draw: st.DrawFn) -> Graph:
-    """Random nests of chains, conditions and loops over one or two values."""
+def programs(draw: st.DrawFn, logs: bool = False) -> Graph:
+    """Random nests of chains, conditions and loops over one or two values.
+
+    With `logs` some ops follow a control trigger: they run whatever became of what the trigger follows.
+    """
     b = GraphBuilder("random")
     b.op("x", duration_ns=1), b.op("y", duration_ns=2)
     count = iter(range(1000))
@@ -25,8 +28,9 @@ def programs(draw: st.DrawFn) -> Graph:
     def block(b: GraphBuilder, values: list[str], depth: int) -> list[str]:
         for _ in range(draw(st.integers(1, 3))):
             k, n = draw(st.integers(0, len(values) - 1)), next(count)
-            what = draw(st.sampled_from(["op", "join", "log", *(["if", "while"] if depth else [])]))
-            if what == "log":  # runs whatever became of what it follows
+            kinds = ["op", "join", "if", "while"] if depth else ["op", "join"]
+            what = draw(st.sampled_from([*kinds, "log"] if logs else kinds))
+            if what == "log":
                 b.op(
                     f"trigger{n}", kind="control_trigger", after=[values[k].partition(":")[0]], duration_ns=1
                 )

@@ -205,7 +205,7 @@ def test_without_control_flow_the_kernel_does_what_the_thread_does() -> None:
 
 
 @examples(60)
-@given(graph=programs())
+@given(graph=programs(logs=True))
 def test_the_same_ops_run_as_under_the_executor_and_take_as_long_as_one_thread(graph: Graph) -> None:
     machine, tokens = simulate(graph, CPU, Sequential()), simulate(graph, CPU, ReadyQueue())
     machine.check()
