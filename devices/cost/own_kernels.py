@@ -3,8 +3,8 @@
 ::
 
     kind,dtype,m,n,k,bytes_read,bytes_written,us
-    matmul,bf16,4096,4096,4096,,,212.4                 ──►  MeasuredKernel("products", "bf16", {m, n, k}, ns)
-    add,bf16,,,,64MB,32MB,41.0                         ──►  MeasuredKernel("elementwise", ...)
+    matmul,bf16,4096,4096,4096,,,1721.0                ──►  MeasuredKernel("products", "bf16", {m, n, k}, ns)
+    add,bf16,,,,64MB,32MB,362.0                        ──►  MeasuredKernel("elementwise", ...)
 
     cost: [{fitted: kernels.csv}, roofline]            the fits of the device's preset, moved
     cost: [{fitted: calibration.json}, roofline]       ... by what `sim calibrate` measured
