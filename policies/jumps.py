@@ -198,6 +198,7 @@ class _Compiler:
         self.program = JumpProgram(structure=structure)
         self.guards, self.guards_of_frames = find_guards(graph, structure)
         self.frame_of, self.parent, self.child_of = structure.frame_of, structure.parent, structure.child_of
+        self._rank = np.argsort(graph.topological_order).tolist()
         self.place: dict[int, int] = {}
         for k, op in enumerate(order):
             self.place[op] = k
@@ -277,7 +278,12 @@ class _Compiler:
             behind |= new
             queue += new
         both = [item for item in phases[0] if item in behind]
-        phases = [[item for item in phases[0] if item not in behind], phases[1] + both, phases[2] + both]
+        once = self._once(frame, [item for item in phases[0] if item not in behind])
+        each = [item for item in phases[0] if item not in behind and item not in once]
+        phases = [each, phases[1] + both, phases[2] + both]
+        if loop_conds:
+            self.program.head[len(self.program.instructions)] = frame
+        self._run([*once], frame, loop_conds)
         head = len(self.program.instructions)
         self._run(phases[0], frame, loop_conds)
         if not loop_conds:
@@ -290,6 +296,21 @@ class _Compiler:
         self._emit("goto", frame, offset=head - back)
         self._patch(test)
         self._run(phases[2], frame, loop_conds)
+
+    def _once(self, frame: int, items: list[int]) -> dict[int, None]:
+        """Return the items that get what enters a loop, past no merge: they run in its first iteration only.
+
+        (A Send and a Recv, where an enter is on another device than its merge.)
+        """
+        once: dict[int, None] = {}
+        for op in sorted((item for item in items if item >= 0), key=self._rank.__getitem__):
+            for p in self.graph.predecessors.row(op).tolist():
+                constant = self.graph.attributes.get(p, {}).get("constant", False)
+                if self.kind[op] not in CONTROL_FLOW_KINDS and (
+                    p in once or (self.child_of.get(p) == frame and not constant)
+                ):
+                    once[op] = None
+        return once
 
     def _run(self, items: list[int], frame: int, implied: Iterable[int]) -> None:
         """Emit items in an order that their dependencies allow, with jumps where the guard changes."""

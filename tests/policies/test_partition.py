@@ -232,10 +232,11 @@ def test_any_program_cut_anyhow_runs_the_same_ops(g: Graph, where: list[int]) ->
     for p, c in zip(cut.edges.producer.tolist(), cut.edges.consumer.tolist(), strict=True):
         assert device(cut, p) == device(cut, c) or (cut.kind(p), cut.kind(c)) == ("send", "recv")
     implicit, explicit = (simulate(x, there, ReadyQueue()) for x in (placed, cut))
-    explicit.check()
+    linear = simulate(cut, there, Sequential())
+    explicit.check(), linear.check()
     ops = [name for op, name in enumerate(g.op_names) if g.kind(op) == "op"]
-    runs = [Counter(name for name, _ in starts(trace, ops)) for trace in (implicit, explicit)]
-    assert runs[0] == runs[1]
+    runs = [Counter(name for name, _ in starts(trace, ops)) for trace in (implicit, explicit, linear)]
+    assert runs[0] == runs[1] == runs[2]
     assert all(len(sends) == len(recvs) == 1 for sends, recvs in rendezvous_keys(explicit).values())
 
 
