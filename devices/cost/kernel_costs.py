@@ -500,8 +500,7 @@ class FittedCost(CostModel):
             took, says = (format_duration(round_half_up(x)) for x in (ns[row], expected))
             warnings.warn(
                 f"{graph.op_names[row]}: took {took} where the fits say {says}; {len(doubts)} of "
-                f"{len(graph)} took less than a quarter, or more than ten times as long: is each time that "
-                "of one run, in us, on this GPU?",
+                f"{len(graph)} took under x0.25 or over x10: is each time of one run, in us, on this GPU?",
                 stacklevel=2,
             )
 
