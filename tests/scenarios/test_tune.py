@@ -290,7 +290,7 @@ def test_under_noise_a_trial_is_a_mean_and_its_worth_is_measured_on_other_seeds(
 def test_what_is_far_behind_is_dropped_and_its_runs_go_to_others(tmp_path: Path) -> None:
     """One core is far behind three, eight orders on: with two of five seeds, on any number of processes."""
     path, told = write(tmp_path, NOISY), []
-    keys = ["--vary", "machine.devices.cpu.cores=3,1", "--vary", "policy=" + ",".join(["ready-queue"] * 8)]
+    keys = ["--vary", "machine.devices.cpu.cores=3,1", "--vary", "name=" + ",".join("abcdefgh")]
     for jobs in ("1", "2"):
         table = tmp_path / f"{jobs}.json"
         more = ["--method", "grid", "--budget", "60", "--jobs", jobs, "--table", table, "--json"]
