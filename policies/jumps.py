@@ -23,7 +23,7 @@ that the executor can run has a program, whether it was written as a structured 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from operator import itemgetter
@@ -202,22 +202,23 @@ class _Compiler:
         self.place: dict[int, int] = {}
         for k, op in enumerate(order):
             self.place[op] = k
-            frame = self.frame_of[op]
-            while frame > 0:  # a loop stands where its first op does
-                self.place.setdefault(-1 - frame, k)
-                frame = self.parent[frame]
+            for loop in self._loops_around(op):  # a loop stands where its first op does
+                self.place.setdefault(loop, k)
         self._items = [self._dependencies(frame) for frame in range(len(self.parent))]
         # Loops with an op that runs whatever became of what it follows: they are walked though they are dead.
-        self._walked: set[int] = set()
-        for op in np.flatnonzero(graph.is_kind("control_trigger")).tolist():
-            frame = self.frame_of[op]
-            while frame > 0:
-                self._walked.add(-1 - frame)
-                frame = self.parent[frame]
+        triggers = np.flatnonzero(graph.is_kind("control_trigger")).tolist()
+        self._walked = {loop for op in triggers for loop in self._loops_around(op)}
         self._frame(0)
         self._emit("ret", 0)
 
     # -- order ---------------------------------------------------------------------------------
+
+    def _loops_around(self, op: int) -> Iterator[int]:
+        """Yield the items of the loops that an op is in, from the inside out."""
+        frame = self.frame_of[op]
+        while frame > 0:
+            yield -1 - frame
+            frame = self.parent[frame]
 
     def _item(self, op: int, frame: int) -> int | None:
         """Return the item of `frame` that `op` belongs to; None when it is in none."""

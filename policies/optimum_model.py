@@ -347,8 +347,9 @@ class Follow(ProgramOrder):
 
     def not_before_ns(self, job: Job) -> IntArray | None:
         """Return when each task is taken, if that is told."""
-        taken = np.array([row[: len(job.graph)] for row in self.timetable.taken_ns], np.int64)
-        return taken.ravel() if self.waits else None
+        if not self.waits:
+            return None
+        return np.array([row[: len(job.graph)] for row in self.timetable.taken_ns], np.int64).ravel()
 
     def as_data(self, job: Job) -> Order:
         """Return the tasks of every issuer: each goes to one that is free then."""

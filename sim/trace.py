@@ -27,7 +27,8 @@ class Trace(Record):
         columns = task_columns(job.graph, len(tasks), {})
         for task in tasks:
             columns.add(task)
-        return cls.from_columns(job, flow, policy, columns.columns(), transfer_columns(0).columns())
+        moved, waits = transfer_columns(0).columns(), policy.not_before_ns(job)
+        return cls.from_columns(job, flow, policy, columns.columns(), moved, not_before_ns=waits)
 
     def to_pandas(self, *, transfers: bool = False) -> pd.DataFrame:
         """Return the tasks, and transfers if wanted, as a table with words for codes.

@@ -84,7 +84,6 @@ def check_cases(cases: Sequence[Case], files: Files) -> None:
         Several runs for a file that holds one; a plan of a graph with control flow; a folder with a file for
         each GPU, where there is none.
     """
-    folders = [path for path in files["trace"] or () if _is_folder(path)]
     for path in files.get("plan") or ():
         if len(cases) > 1:
             raise InputError(f"--plan {path}: holds the plan of one run; name one --policy")
@@ -92,7 +91,7 @@ def check_cases(cases: Sequence[Case], files: Files) -> None:
 
         with _about(f"--plan {path}: "):
             check_planned(cases[0].work.graph)
-    for path in folders:
+    for path in filter(_is_folder, files["trace"] or ()):
         if len(cases) > 1:
             raise InputError(f"--trace {path}: a folder holds the ranks of one run; name one --policy")
         if all(device.workers for device in cases[0].work.machine.devices):

@@ -321,13 +321,10 @@ class _Search:
     ) -> None:
         self.case, self.placed, self.cost = case, placed, cost
         self.known = min(alike, key=lambda result: cost(result.trace))
+        self.known_cost = cost(self.known.trace)
         self.found: Result | None = None
+        self.found_cost = 0
         self.why_not: str | None = "the search found no schedule in time"
-
-    @property
-    def known_cost(self) -> int:
-        """What the best run so far comes to."""
-        return self.cost(self.known.trace)
 
     def run(self, case: Case) -> int | None:
         """Run a case, which may be the best so far; return what it comes to, or None."""
@@ -337,10 +334,10 @@ class _Search:
             self.why_not = f"what the search found cannot run: {found.line}"
             return None
         cost = self.cost(result.trace)
-        if self.found is None or cost < self.cost(self.found.trace):
-            self.found = result
+        if self.found is None or cost < self.found_cost:
+            self.found, self.found_cost = result, cost
         if cost < self.known_cost:
-            self.known = result
+            self.known, self.known_cost = result, cost
         return cost
 
     def follow(self, timetable: Timetable) -> Result | None:

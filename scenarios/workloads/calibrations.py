@@ -448,7 +448,8 @@ def to_calibration(fields: CalibrationFields, name: str, precision: str = "bf16"
         )
     assert peak is not None
     assert bandwidth is not None
-    taken = min(1.0, fields.sms / preset["sms"]) if "sms" in preset else None
+    taken = min(1.0, fields.sms / preset.get("sms", 160))  # of 160 SMs where none are known
+    hidden = 1 - taken if "sms" in preset else 1.0
     return TrainingCalibration(
         name=name,
         peak=float(peak),
@@ -465,12 +466,10 @@ def to_calibration(fields: CalibrationFields, name: str, precision: str = "bf16"
         gap_ns=float(fields.gap),
         sustained=fields.sustained,
         contention=fields.contention,
-        hiding=1 - (taken or 0.0) if fields.overlap is None else fields.overlap,
+        hiding=hidden if fields.overlap is None else fields.overlap,
         measured=measured,
         host=HostLaunches(**fields.host.model_dump(exclude_none=True)),
-        communication_sms=min(1.0, fields.sms / 160)
-        if taken is None
-        else taken,  # 160 SMs where none are known
+        communication_sms=taken,
     )
 
 

@@ -171,13 +171,20 @@ def side_by_side(name: str, sessions: Mapping[str, Session], processes: str = "e
     option_checks.one_of("sessions", "processes", processes, ("each", "one"))
     for title, session in sessions.items():
         last: list[str] = []
+        ends = _ends(session.graph)
         for batch in range(session.iterations):
-            last = _add(together, title, session, batch, last, processes)
+            last = _add(together, title, session, batch, last, processes, ends)
     return write(together)
 
 
 def _add(
-    together: Records, title: str, session: Session, batch: int, last: list[str], processes: str
+    together: Records,
+    title: str,
+    session: Session,
+    batch: int,
+    last: list[str],
+    processes: str,
+    ends: tuple[list[str], list[str]],
 ) -> list[str]:
     """Add a batch behind the ops at which the one before it ended; return those at which it ends."""
     prefix = f"{title}/{batch}/" if session.iterations > 1 else f"{title}/"
@@ -235,24 +242,16 @@ def _add(
             after=[earlier(op, d) for op, d in record.after] + (begin if _begins(records, record) else []),
             attributes=attributes,
         )
-    ends, loops_over = _ends(session.graph)
     if batch == session.iterations - 1:
         return []
-    for switch in loops_over:
-        over, side = f"{prefix}{switch}/over", f"{prefix}{switch}"
-        device = records.ops[switch].device
-        together.ops[over] = OpEntry(
-            over,
-            "exit",
-            [(side, 0), (f"{side}:1", 0)],
-            [],
-            (0,),
-            duration_ns=0,
-            device=device,
-            attributes=marks,
+    last_ops, switches = ends
+    over = {f"{prefix}{switch}/over": switch for switch in switches}
+    for name, switch in over.items():
+        sides, device = [(f"{prefix}{switch}{side}", 0) for side in ("", ":1")], records.ops[switch].device
+        together.ops[name] = OpEntry(
+            name, "exit", sides, [], (0,), duration_ns=0, device=device, attributes=marks
         )
-        ends.append(f"{switch}/over")
-    return [prefix + name for name in ends]
+    return [*(prefix + name for name in last_ops), *over]
 
 
 def _begins(records: Records, record: OpEntry) -> bool:

@@ -87,6 +87,7 @@ def trace_of(run: RunState) -> Trace:
         on_failure=run.policy.on_failure if run.failing is not None else None,
         taken=np.array(run.taken, np.int64).reshape(-1, 2),
         in_turn=run.runs is not None,
+        not_before_ns=run.not_before_ns,
         messages=np.array(run.messages, np.int64).reshape(-1, len(Message._fields)),
         conditions=run.conditions,
         detection=detection if incomplete else None,

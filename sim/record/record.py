@@ -299,7 +299,7 @@ class Record:
                 columns["iteration"], columns["op"] = np.divmod(columns["id"], flow.n_nodes)
         _complete_tasks(tasks)
         _complete_transfers(transfers, flow)
-        more |= {"synchronisation": policy.synchronisation, "not_before_ns": policy.not_before_ns(job)}
+        more["synchronisation"] = policy.synchronisation
         return cls(job, flow, type(policy).__name__, tasks, transfers, **more)
 
     def __len__(self) -> int:
