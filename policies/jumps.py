@@ -33,6 +33,7 @@ import numpy as np
 
 from sim import Graph
 from sim.graph.frames import CONTROL_FLOW_KINDS, FrameStructure, frame_structure, has_control_flow
+from sim.graph.rendezvous_keys import program_edges, program_order, rendezvous_keys
 from sim.readiness.eligibility import non_strict_ops
 
 # ----------------------------------------------------------------------------------------------------------
@@ -111,9 +112,10 @@ def find_guards(graph: Graph, structure: FrameStructure) -> tuple[list[Guard], d
         Of `graph`.
     """
     kind = [graph.kinds[int(code)] for code in graph.kind_code]
-    order = graph.topological_order.tolist()
+    order = program_order(graph).tolist()
     at = {op: k for k, op in enumerate(order)}
     non_strict = non_strict_ops(graph).tolist()
+    sends = {recv: send for send, recv in rendezvous_keys(graph).pairs}
     # Of each literal the place of the switch that asks: one that is inside another is known only behind it.
     guards: list[dict[Literal, int]] = [{} for _ in order]
     frames: dict[int, dict[Literal, int]] = {}
@@ -145,7 +147,8 @@ def find_guards(graph: Graph, structure: FrameStructure) -> tuple[list[Guard], d
             loops = any(kind[p] == "enter" for p in producers)
             data = [{p: k for p, k in data[0].items() if not loops and all(p in d for d in data)}]
         if kind[op] != "control_trigger":  # which runs even if what it follows is dead
-            guards[op] = merged([*(behind(follows, -1) for follows in graph.after.row(op).tolist()), *data])
+            first = [*graph.after.row(op).tolist(), *([sends[op]] if op in sends else [])]
+            guards[op] = merged([*(behind(follows, -1) for follows in first), *data])
         if kind[op] == "enter":
             child = structure.child_of[op]
             frames[child] = merged([frames.get(child, {}), guards[op]])
@@ -198,7 +201,9 @@ class _Compiler:
         self.program = JumpProgram(structure=structure)
         self.guards, self.guards_of_frames = find_guards(graph, structure)
         self.frame_of, self.parent, self.child_of = structure.frame_of, structure.parent, structure.child_of
-        self._rank = np.argsort(graph.topological_order).tolist()
+        self._rank = np.argsort(program_order(graph)).tolist()
+        edges = program_edges(graph).within_iteration()
+        self._edges = list(zip(edges.producer.tolist(), edges.consumer.tolist(), strict=True))
         self.place: dict[int, int] = {}
         for k, op in enumerate(order):
             self.place[op] = k
@@ -235,9 +240,7 @@ class _Compiler:
         item_of = [self._item(op, frame) if op in self.place else None for op in ops]
         before: dict[int, set[int]] = {item: set() for item in item_of if item is not None}
         after: dict[int, list[int]] = {item: [] for item in before}
-        edges = self.graph.edges.within_iteration()
-        ends = zip(edges.producer.tolist(), edges.consumer.tolist(), strict=True)
-        pairs = [(item_of[p], item_of[c]) for p, c in ends]
+        pairs = [(item_of[p], item_of[c]) for p, c in self._edges]
         # A loop waits for all that enters it, also for what no op in it reads.
         pairs += [
             (item_of[e], -1 - child) for e, child in self.child_of.items() if self.parent[child] == frame

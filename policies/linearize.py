@@ -13,6 +13,7 @@ from heapq import heapify, heappop, heappush
 from policies.option_checks import one_of
 from sim import Job
 from sim.base.errors import InputError, UnknownNameError
+from sim.graph.rendezvous_keys import program_order
 from sim.graph.walks import Dag, least_first
 
 
@@ -49,8 +50,8 @@ class Topological:
     def order(self, job: Job) -> Sequence[int]:
         """Return every op once, in program order."""
         if self.ties == "least-index":
-            return job.graph.topological_order.tolist()  # type: ignore[no-any-return]
-        return as_freed(job.graph.dag(), depth_first=False)
+            return program_order(job.graph).tolist()  # type: ignore[no-any-return]
+        return as_freed(job.dag(), depth_first=False)
 
 
 def as_freed(dag: Dag, *, depth_first: bool) -> list[int]:
@@ -98,7 +99,7 @@ class DepthFirst:
 
     def order(self, job: Job) -> Sequence[int]:
         """Return every op once, in program order."""
-        return as_freed(job.graph.dag(), depth_first=True)
+        return as_freed(job.dag(), depth_first=True)
 
 
 class ReverseDepthFirst:
@@ -124,7 +125,7 @@ class ReverseDepthFirst:
 
     def order(self, job: Job) -> Sequence[int]:
         """Return every op once, in program order."""
-        dag = job.graph.dag()
+        dag = job.dag()
         visited = bytearray(len(job.graph))
         order = []
         stack = [op for op, row in enumerate(dag.successors) if not row]
@@ -177,7 +178,7 @@ class Priority:
         keys = [(late[code], 0) for code in graph.kind_code.tolist()]
         for op, priority in graph.attribute("priority").items():
             keys[op] = (keys[op][0], priority)
-        return least_first(graph.dag(), keys)
+        return least_first(job.dag(), keys)
 
 
 class CriticalPathFirst:
@@ -201,7 +202,7 @@ class CriticalPathFirst:
 
     def order(self, job: Job) -> Sequence[int]:
         """Return every op once, in program order."""
-        return least_first(job.graph.dag(), (-job.bottom_level_ns).tolist())
+        return least_first(job.dag(), (-job.bottom_level_ns).tolist())
 
 
 class MemoryAware:
@@ -236,7 +237,7 @@ class MemoryAware:
 
     def order(self, job: Job) -> Sequence[int]:
         """Return every op once, in program order."""
-        graph, dag = job.graph, job.graph.dag()
+        graph, dag = job.graph, job.dag()
         nbytes = graph.tensor_nbytes.tolist()
         # Each reader counts once; a tensor read across iterations, or produced by nobody, is never freed.
         reads = [sorted(set(row)) for row in graph.inputs.lists()]

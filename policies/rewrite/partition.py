@@ -34,7 +34,6 @@ Source: tensorflow/core/graph/graph_partition.cc.
 
 from __future__ import annotations
 
-from collections.abc import Set
 from typing import Any, Final
 
 from policies.rewrite.records import Edge, OpEntry, Records, frames_given, read, write
@@ -90,7 +89,7 @@ class Partition:
                 message = f"op {name!r} is pinned to no device; place the graph, then partition it"
                 raise InputError(message).about(name)
         structure = frame_structure(graph) if has_control_flow(graph) else None
-        _colocate_with_merges(records, {_BACK, "enter"} if self.rendezvous else {_BACK})
+        _colocate_with_merges(records)
         frames = [0] * len(graph) if structure is None else frames_given(graph, structure)
         cut = _Cut(records, dict(zip(graph.op_names, frames, strict=True)), bool(self.rendezvous))
         if structure is not None:
@@ -100,15 +99,16 @@ class Partition:
         return write(cut.result())
 
 
-def _colocate_with_merges(records: Records, kinds: Set[str]) -> None:
-    """Put a next_iteration on the device of the merge that it feeds: a loop closes on one device.
+def _colocate_with_merges(records: Records) -> None:
+    """Put enters and next_iterations on the device of the merge that they feed: a loop closes on one device.
 
-    By key an enter, too: it gives its token once, and a Recv of it would ask in each iteration.
+    TensorFlow lowers loops so. What an enter sent would be asked for in each iteration, or told to be dead to
+    nobody.
     """
     for record in records.ops.values():
         if record.kind == "merge":
             for producer in records.makers(record.inputs):
-                if producer.kind in kinds:
+                if producer.kind in ("enter", _BACK):
                     producer.device = record.device
 
 
@@ -201,20 +201,28 @@ class _Cut:
             for device in dict.fromkeys(str(record.device) for record in there):
                 if self.by_key or condition is None or device != condition.device:
                     first = next(record for record in there if record.device == device)
-                    outer = self._outside(structure.parent[frame], first, enter)
+                    outer = self._outside(structure.parent[frame], inside, first, enter)
                     self._control_loop(frame, condition, enter, first, outer)
 
-    def _outside(self, parent: int, first: OpEntry, enter: OpEntry) -> list[Edge]:
+    def _outside(
+        self, parent: int, inside: list[list[OpEntry]], first: OpEntry, enter: OpEntry
+    ) -> list[Edge]:
         """Return what starts a loop's control nodes: outside all loops nothing, else the outer iteration."""
         if parent == 0:
             return []
         start = self.starts.get((parent, str(first.device)))
         if start is not None:
             return [(start, 0)]
-        producer = self.records.producer(enter.inputs[0][0])  # of the outer loop, which is decided here
-        assert producer is not None
-        here = producer.device == first.device
-        return [(producer.name if here else self._follow(producer, first), 0)]
+        # The outer loop is decided here. A merge of it begins an iteration; what enters the inner loop may be
+        # dead in the last one.
+        merges = (record for record in inside[parent] if record.kind == "merge")
+        given = self.records.producer(enter.inputs[0][0])
+        begins = next(
+            (m for m in merges if any(p.kind == _BACK for p in self.records.makers(m.inputs))), given
+        )
+        assert begins is not None
+        here = begins.device == first.device
+        return [(begins.name if here else self._follow(begins, first), 0)]
 
     def _control_loop(
         self, frame: int, condition: OpEntry | None, opened: OpEntry, first: OpEntry, outer: list[Edge]

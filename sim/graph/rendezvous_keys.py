@@ -18,8 +18,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sim.base.arrays import IntArray
 from sim.base.errors import GraphError, nearest
 from sim.graph.graph import Graph
+from sim.graph.walks import Edges, least_index_first
 
 
 class RendezvousKeys(NamedTuple):
@@ -39,6 +41,14 @@ class RendezvousKeys(NamedTuple):
         """The Sends with a key that fewer Recvs have: what some of them send never travels."""
         sent, asked = Counter(self.sends.values()), Counter(self.recvs.values())
         return frozenset(op for op, key in self.sends.items() if sent[key] > asked[key])
+
+    @property
+    def pairs(self) -> list[tuple[int, int]]:
+        """(Send, Recv) that meet where both come in graph order: the n-th of a key."""
+        sends: dict[str, list[int]] = {}
+        for op, key in reversed(self.sends.items()):
+            sends.setdefault(key, []).append(op)
+        return [(sends[key].pop(), op) for op, key in self.recvs.items() if sends[key]]
 
     def send_of(self, recv: int) -> int:
         """Return the first Send with the key of a Recv."""
@@ -88,6 +98,38 @@ def rendezvous_keys(graph: Graph) -> RendezvousKeys:
     if sends:
         _refuse_readers(graph, sends)
     return RendezvousKeys(sends, recvs)
+
+
+def program_edges(graph: Graph) -> Edges:
+    """Return the edges of `graph` and, from each Send to the Recv that it meets by key, one more.
+
+    A program in their order has no Recv before its Send, where it would wait for ever. Without the latter
+    where they would close a circle.
+
+    Examples
+    --------
+    >>> from sim import GraphBuilder
+    >>> b = GraphBuilder("two devices")
+    >>> _ = b.op("recv", kind="recv", attributes={"key": "a"}), b.op("b", inputs=["recv"])
+    >>> _ = b.op("a"), b.op("send", kind="send", inputs=["a"], attributes={"key": "a"})
+    >>> list(zip(*(column.tolist() for column in program_edges(b.build())[:2])))
+    [(0, 1), (2, 3), (3, 0)]
+    """
+    pairs = rendezvous_keys(graph).pairs
+    if not pairs:
+        return graph.edges
+    send, recv = np.array(pairs).T
+    zero = np.zeros_like(send)
+    more = zip(graph.edges, (send, recv, zero, zero - 1), strict=True)
+    edges = Edges(*(np.concatenate(both) for both in more))
+    return graph.edges if least_index_first(edges, len(graph)) is None else edges
+
+
+def program_order(graph: Graph) -> IntArray:
+    """Return the topological order by `program_edges`: of the ops that are free, the least index first."""
+    order = least_index_first(program_edges(graph), len(graph))
+    assert order is not None
+    return order
 
 
 def sent_nbytes(graph: Graph, send: int) -> int:

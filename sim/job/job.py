@@ -19,6 +19,8 @@ from sim.base.arrays import BoolArray, Csr, IntArray, frozen_property
 from sim.base.errors import InputError
 from sim.base.options import whole_numbers
 from sim.graph.graph import Graph, longest_path_ns
+from sim.graph.rendezvous_keys import program_edges, program_order
+from sim.graph.walks import Dag
 from sim.job.collectives import Collectives, collectives_of, is_modelled
 from sim.machine.communicators import CarriedCollectives
 from sim.machine.machine import Machine
@@ -194,6 +196,10 @@ class Job:
         """Number of groups of issuers."""
         return len(self.machine.hosts_in_order)
 
+    def dag(self) -> Dag:
+        """Return what comes before what in a program of all ops: edges, and Sends before their Recvs."""
+        return Dag.of(program_edges(self.graph), len(self.graph))
+
     @frozen_property
     def order(self) -> IntArray:
         """The program order: what the linearizer gives, else topological, least index first.
@@ -204,7 +210,7 @@ class Job:
             When the linearizer does not return every op once.
         """
         if self.linearize is None:
-            return self.graph.topological_order
+            return program_order(self.graph)
         try:
             whose, n = f"{type(self.linearize).__name__}.order", len(self.graph)
             order = whole_numbers(self.linearize.order(_seen(self)), whose, below=n)
@@ -221,7 +227,7 @@ class Job:
         if self.linearize is None:
             return None
         place = np.argsort(self.order)
-        for op, before in enumerate(self.graph.dag().predecessors):
+        for op, before in enumerate(self.dag().predecessors):
             late = next((each for each in before if place[each] > place[op]), None)
             if late is not None:
                 first, other = (self.graph.op_names[each] for each in (op, late))

@@ -193,12 +193,15 @@ class TaggedTokenReadiness:
         self.edges: list[list[tuple[int, int]]] = [[] for _ in range(n)]
         first = graph.first_output.tolist() + flow.tensor.tolist()
         self.n_data, self.n_control = [0] * n, [0] * n
+        self.enters = {op for op in range(n_ops) if self.kind[op] == "enter"}  # and what brings their tokens
         for producer, consumer, tensor in zip(
             flow.producer.tolist(), flow.consumer.tolist(), flow.carries.tolist(), strict=True
         ):
             slot = -1 if tensor < 0 else tensor - first[producer]
             self.edges[producer].append((consumer, slot))
             (self.n_control if slot < 0 else self.n_data)[consumer] += 1
+            if consumer >= n_ops and producer in self.enters:
+                self.enters.add(consumer)
         at_issue = edges_at_issue(synchronisation, job, flow)
         self.asynchronous = at_issue is not None
         self.early = [False] * n
@@ -401,7 +404,7 @@ class TaggedTokenReadiness:
             tag.live.add(op)
         live = op in tag.live or not self.first[op]
         all_dead = tag.dead.get(op, 0) == self.n_data[op]
-        never_entered = dead and not control and merges and self.kind[task.op] == "enter"
+        never_entered = dead and not control and merges and task.op in self.enters
         if op not in tag.run and not controls and (live or all_dead or never_entered):
             self._make(op, tag, not live or op in tag.killed)
 

@@ -57,6 +57,31 @@ def test_every_order_is_a_topological_permutation(linearizer: Linearizer, graph:
 
 
 @by_name
+def test_a_recv_comes_after_the_send_of_its_key(linearizer: Linearizer) -> None:
+    """Of three that are there first, no edge leads to `x` and `y`: they ask for what `a` and `b` send."""
+    b = GraphBuilder("by key")
+    for recv, user in (("x", "u"), ("y", "v")):
+        b.op(recv, kind="recv", attributes={"key": recv}), b.op(user, inputs=[recv], duration_ns=9)
+    for op, send, key in (("a", "s", "y"), ("b", "t", "x")):
+        b.op(op, duration_ns=1), b.op(send, kind="send", inputs=[op], attributes={"key": key})
+    graph = b.build()
+    word = linear(linearizer, graph)
+    assert sorted(word) == sorted("xuyvasbt")
+    assert word.index("s") < word.index("y")
+    assert word.index("t") < word.index("x")
+    machine = Machine((Device("cpu0", "cpu", workers=1),))
+    assert simulate(graph, machine, InOrder(), linearize=linearizer).makespan_ns == 20
+
+
+def test_an_order_that_asks_before_it_sends_is_told() -> None:
+    b = GraphBuilder("by key")
+    b.op("ask", kind="recv", attributes={"key": "k"}), b.op("send", kind="send", attributes={"key": "k"})
+    machine = Machine((Device("cpu0", "cpu", workers=1),))
+    with pytest.raises(StuckError, match=r"UserOrder\.order puts ask before send, for which it waits"):
+        simulate(b.build(), machine, InOrder(), linearize=UserOrder(["ask", "send"]))
+
+
+@by_name
 def test_a_chain_has_one_order(linearizer: Linearizer) -> None:
     assert linear(linearizer, graph_of({"a": [], "b": ["a"], "c": ["b"]})) == "abc"
 

@@ -222,7 +222,7 @@ def test_nested_loops_and_conditions_over_three_devices() -> None:
 
 
 @examples(60)
-@given(g=programs(), where=st.lists(st.integers(0, 2), min_size=1, max_size=7))
+@given(g=programs(logs=True), where=st.lists(st.integers(0, 2), min_size=1, max_size=7))
 def test_any_program_cut_anyhow_runs_the_same_ops(g: Graph, where: list[int]) -> None:
     """Loops and conditions over three devices: the same live runs, and every key met once by each side."""
     there = machine()
@@ -241,7 +241,7 @@ def test_any_program_cut_anyhow_runs_the_same_ops(g: Graph, where: list[int]) ->
 
 
 @examples(30)
-@given(g=programs(), where=st.lists(st.integers(0, 2), min_size=1, max_size=7))
+@given(g=programs(logs=True), where=st.lists(st.integers(0, 2), min_size=1, max_size=7))
 def test_programs_over_a_cpu_and_two_gpus_under_threads_and_a_linear_runtime(
     g: Graph, where: list[int]
 ) -> None:
