@@ -77,6 +77,9 @@ _FILES: Final = ("scenario", "file", "trace", "paths")
 _WRITTEN: Final = ("FILE", "BEFORE AFTER", "GRAPH.json.gz")
 """What stands in help for a file that an option writes."""
 
+_RENAMED: Final = {"--html": "--gantt FILE.html"}
+"""Options of development versions, and what to write instead."""
+
 _OF_CLICK: Final[Any] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 """What typer answers itself: wrong usage."""
 
@@ -102,6 +105,8 @@ class _Verb(_PlainHelp, TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse as typer does, which of an option that is given twice would take the last alone."""
+        for old in _RENAMED.keys() & {arg.partition("=")[0] for arg in args}:
+            raise typer.BadParameter(f"{old} is now {_RENAMED[old]}", ctx=ctx)
         _, _, order = self.make_parser(ctx).parse_args(list(args))
         for param in order:
             plain = param.param_type_name == "option" and not (

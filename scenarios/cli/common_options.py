@@ -177,7 +177,7 @@ def with_force(verb: Callable[..., Any]) -> Callable[..., Any]:
 
 THEMES: Final = ("light", "dark", "print")
 """Those of `sim.plot.theme`, which imports more than help needs."""
-PICTURES: Final = ("gantt", "html", "links", "memory", "roofline", "timeline", "plot", "pareto", "report")
+PICTURES: Final = ("gantt", "links", "memory", "roofline", "timeline", "plot", "pareto", "report")
 """Options that name a file with a picture, a page, or the folder of a report."""
 
 _ThemeOption = Annotated[

@@ -204,16 +204,16 @@ class Charts(NamedTuple):
     def check(self, files: Files) -> None:
         """Refuse options of charts where no chart is drawn."""
         for option, wanted in (("--arrows", self.arrows), ("--critical-path", self.critical_path)):
-            if wanted and not (files["gantt"] or files["html"] or self.open):
-                raise InputError(
-                    f"{option}: is drawn into a Gantt chart; name its file with --gantt or --html"
-                )
+            if wanted and not (files["gantt"] or self.open):
+                raise InputError(f"{option}: is drawn into a Gantt chart; name its file with --gantt")
 
 
 def finish(results: Sequence[Result], files: Files, charts: Charts) -> None:
     """Write the files that are wanted, naming each, and exit with 1 if an expectation is not met."""
-    if charts.open and results:
-        files = {**files, "html": files["html"] or [_temporary_page()]}
+    pages = [path for path in files["gantt"] or () if path.lower().endswith(".html")]
+    if charts.open and results and not pages:
+        pages = [_temporary_page()]
+        files = {**files, "gantt": [*(files["gantt"] or ()), *pages]}
     if any(files.values()):
         from scenarios.report.outputs import write_outputs
 
@@ -225,7 +225,7 @@ def finish(results: Sequence[Result], files: Files, charts: Charts) -> None:
         finally:
             say_written(*written)
     if charts.open and results:
-        for path in files["html"] or ():
+        for path in pages:
             _open_page(path)
     if not all(result.passed for result in results):
         raise typer.Exit(1)

@@ -110,22 +110,14 @@ Gantt = Annotated[
     list[str] | None,
     option(
         "--gantt FILE",
-        "Draw a Gantt chart (.png, .svg, .pdf, or .html to zoom into); with an allocator, also memory"
-        " over time.",
-    ),
-]
-
-Html = Annotated[
-    list[str] | None,
-    option(
-        "--html FILE",
-        "Write a page (.html) with the Gantt chart to zoom into, memory, links, critical path, a "
-        "table of ops, and why it took so long.",
+        "Draw a Gantt chart (.png, .svg, .pdf), with an allocator also memory over time; or write a page "
+        "(.html) with the chart to zoom into, memory, links, critical path, a table of ops, and why it took "
+        "so long.",
     ),
 ]
 
 Open = Annotated[
-    bool, option("--open", "Open that page in a browser; without --html it is a temporary file.")
+    bool, option("--open", "Open that page in a browser; without --gantt FILE.html it is a temporary file.")
 ]
 
 Arrows = Annotated[bool, option("--arrows", "Draw arrows from producers to consumers into the Gantt chart.")]

@@ -2,9 +2,9 @@
 
 ::
 
-    --gantt out.png          all runs, one above the other, on one time axis; as .html one to zoom into. Below
-                             each run that had an allocator: memory over time, a strip for each device
-    --html  out.html         all there is to say of the runs, as a page: chart, memory, links, ops, causes
+    --gantt out.png          all runs, one above the other, on one time axis. Below each run that had an
+                             allocator: memory over time, a strip for each device
+    --gantt out.html         all there is to say of the runs, as a page: chart, memory, links, ops, causes
     --trace out.json.gz      all runs, side by side, for Perfetto; out/, a folder: one run, a
                              file for each GPU
     --ops   out.csv          one row a task or transfer; a first column `policy` when there are several runs
@@ -134,7 +134,7 @@ def write_outputs(
             if (write := _FILES[what][1]) is not None:
                 write(results, path)
             else:
-                _write_chart(results, path, what, arrows=arrows, critical_path=critical_path)
+                _write_chart(results, path, arrows=arrows, critical_path=critical_path)
         except InputError as error:
             refused = refused or error
         else:
@@ -163,15 +163,13 @@ def check_path(option: str, path: str | None, endings: tuple[str, ...]) -> None:
         raise InputError(f"--{option} {path}: cannot be written ({why})") from None
 
 
-def _write_chart(results: Sequence[Result], path: str, what: str, **shown: bool) -> None:
-    from sim.plot import compare_gantt, save, save_html, save_page
+def _write_chart(results: Sequence[Result], path: str, **shown: bool) -> None:
+    from sim.plot import compare_gantt, save, save_page
 
     traces = {result.policy: result.trace for result in results}
-    if what == "html":
+    if path.lower().endswith(".html"):
         sections = {result.policy: result.sections for result in results}
         save_page(traces, path, title=results[0].scenario, sections=sections, **shown)
-    elif path.lower().endswith(".html"):
-        save_html(traces, path, **shown)
     else:
         save(compare_gantt(traces, **shown), path)
 
@@ -303,7 +301,6 @@ _Writer = Callable[[Sequence["Result"], str], None]
 
 _FILES: Final[Mapping[str, tuple[tuple[str, ...], _Writer | None]]] = {
     "gantt": ((*PICTURES, ".html"), None),
-    "html": ((".html",), None),
     "trace": ((".json", ".json.gz"), _write_trace),
     "ops": (TABLE_ENDINGS, _write_ops),
     "memory": (PICTURES, _write_memory),

@@ -6,13 +6,12 @@ was an allocator. `gantt` and `memory` draw one chart, or what one device holds,
 under the roofs of their devices. `with theme("dark")`, or ``"print"``: how all of them look.
 
 matplotlib is imported when something is drawn, and never its global state: figures are made with
-`new_figure`, saved with `save`. `save_html` writes a Gantt chart to zoom into, `save_page` a page with
-all there is to say of a run.
+`new_figure`, saved with `save`. `save_page` writes a page with all there is to say of a run.
 """
 
 from sim.plot.figure import new_figure, save
 from sim.plot.gantt import compare_gantt, gantt
-from sim.plot.html import save_html, save_page
+from sim.plot.html import save_page
 from sim.plot.memory import memory
 from sim.plot.theme import theme
 from sim.plot.utilisation import link_heat_map, roofline, utilisation
@@ -25,7 +24,6 @@ __all__ = [
     "new_figure",
     "roofline",
     "save",
-    "save_html",
     "save_page",
     "theme",
     "utilisation",

@@ -201,68 +201,32 @@ _LINES: Final = {_RESERVED: RESERVED, _NOT_IN_USE: IN_VAIN, _CAPACITY: CAPACITY}
 _Data = dict[str, Any]
 
 
-def save_html(
-    traces: Record | Mapping[str, Record],
-    path: str | os.PathLike[str],
-    *,
-    links: bool = True,
-    issuers: bool = False,
-    arrows: bool = False,
-    memory: bool = True,
-    critical_path: bool = False,
-) -> None:
-    """Write an interactive Gantt chart as one HTML file that needs no network, whole or not at all.
-
-    Where an allocator kept a log, memory over time stands below the lanes of its run, as in the picture of
-    `compare_gantt`. Same traces, same bytes. `save_page` writes all that there is to say of a run.
-
-    Parameters
-    ----------
-    traces : Trace, or mapping of str to Trace
-        Of several, each gets lanes of its own below its title, on one time axis.
-    path : path
-    links, issuers : bool
-        Whether transfers, and host threads with launches that cost time, get lanes.
-    arrows : bool
-        Whether arrows lead from producers to consumers on other lanes.
-    memory : bool
-        Whether memory is shown where there is a log of it. Without one nothing is different.
-    critical_path : bool
-        Whether the executed critical path is shown, and can be switched off.
-
-    Raises
-    ------
-    InputError
-        A directory that does not exist.
-    """
-    named = {"": traces} if isinstance(traces, Record) else traces
-    data = gantt_data(
-        named, links=links, issuers=issuers, arrows=arrows, memory=memory, critical_path=critical_path
-    )
-    _write(path, named, data)
-
-
 def save_page(
     traces: Record | Mapping[str, Record],
     path: str | os.PathLike[str],
     *,
     title: str | None = None,
+    issuers: bool = False,
     arrows: bool = False,
     critical_path: bool = False,
     sections: Mapping[str, Sequence[Section]] | None = None,
 ) -> None:
     """Write all about a run, or several that are compared, as one HTML file that needs no network.
 
-    Besides the chart of `save_html`: memory over time, with an allocator or without, what share of each
-    link is used, the critical path by a switch, where the time of each device went, what `sim explain`
-    says, the longest idle stretches, and all ops as a table that sorts and filters.
+    A Gantt chart to zoom into, with the critical path by a switch; memory over time, with an allocator or
+    without; what share of each link is used; where the time of each device went; what `sim explain` says; the
+    longest idle stretches; and all ops as a table that sorts and filters. The file is whole or not there at
+    all. Same traces, same bytes.
 
     Parameters
     ----------
     traces : Trace, or mapping of str to Trace
+        Of several, each gets lanes of its own below its title, on one time axis.
     path : path
     title : str, optional
         Of the page; by default the names of the graphs.
+    issuers : bool
+        Whether host threads with launches that cost time get lanes.
     arrows : bool
         Whether arrows lead from producers to consumers on other lanes.
     critical_path : bool
@@ -276,15 +240,9 @@ def save_page(
         A directory that does not exist.
     """
     named = {"": traces} if isinstance(traces, Record) else traces
-    data = gantt_data(named, arrows=arrows, critical_path=critical_path, whole=True, sections=sections)
-    _write(path, named, data, title)
-
-
-def _write(
-    path: str | os.PathLike[str], traces: Mapping[str, Record], data: _Data, title: str | None = None
-) -> None:
+    data = gantt_data(named, issuers=issuers, arrows=arrows, critical_path=critical_path, sections=sections)
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-    title = html.escape(title or ", ".join(dict.fromkeys(trace.job.graph.name for trace in traces.values())))
+    title = html.escape(title or ", ".join(dict.fromkeys(trace.job.graph.name for trace in named.values())))
     folder = Path(__file__).with_name("page")
     part = {name: (folder / name).read_text(encoding="utf-8") for name in ("page.html", "page.css")}
     scripts = [(folder / f"{name}.js").read_text(encoding="utf-8") for name in ("columns", "chart", "told")]
@@ -302,12 +260,9 @@ def _write(
 def gantt_data(
     traces: Mapping[str, Record],
     *,
-    links: bool = True,
     issuers: bool = False,
     arrows: bool = False,
-    memory: bool = True,
     critical_path: bool = False,
-    whole: bool = False,
     sections: Mapping[str, Sequence[Section]] | None = None,
 ) -> _Data:
     """Return what the page draws, as plain values.
@@ -316,10 +271,8 @@ def gantt_data(
     ----------
     traces : mapping of str to Trace
         Title → trace, from top to bottom.
-    links, issuers, arrows, memory, critical_path : bool
-        As for `save_html`.
-    whole : bool
-        Whether all is there that `save_page` lists.
+    issuers, arrows, critical_path : bool
+        As for `save_page`.
     sections : mapping of str to sequence of Section, optional
         As for `save_page`.
 
@@ -347,8 +300,8 @@ def gantt_data(
     runs = list(traces.values())
     until = max(max(trace.makespan_ns for trace in runs), 1)
     unit, word = time_unit(until)
-    every = [bars_of(trace, links=links, issuers=issuers) for trace in runs]
-    held, colours, sizes = coloured_strips(runs, colours_of(runs), memory=memory, without_log=whole)
+    every = [bars_of(trace, issuers=issuers) for trace in runs]
+    held, colours, sizes = coloured_strips(runs, colours_of(runs), memory=True, without_log=True)
     strips = [strip for run in held for strip in run.shown]
     colours |= _LINES
     key = _key(legend_of(every, colours), held, colours)
@@ -375,19 +328,17 @@ def gantt_data(
             "repeated": bool(trace.tasks["iteration"].any()),
             "bars": bar_columns(trace, bars, entry, names),
         }
-        if critical_path or whole:
-            facts = DerivedColumns(trace, name or None)
-            steps = path_of(facts, all_bars, bars)
-            row["path"] = {key: column.tolist() for key, column in steps._asdict().items()}
+        facts = DerivedColumns(trace, name or None)
+        steps = path_of(facts, all_bars, bars)
+        row["path"] = {key: column.tolist() for key, column in steps._asdict().items()}
         rows.append(row)
-        note = below.note or "memory" * whole
-        for strip in folded(below.shown) if whole else below.shown:
+        note = below.note or "memory"
+        for strip in folded(below.shown):
             rows.append({"title": note} | _memory(strip, sizes[strip.kind], labels, until, columns))
             note = ""
-        if whole:
-            stories.append(told(facts, title, (sections or {}).get(name, ())))
-            if loads := link_loads(trace):
-                rows.append(_links(loads, until))
+        stories.append(told(facts, title, (sections or {}).get(name, ())))
+        if loads := link_loads(trace):
+            rows.append(_links(loads, until))
     return {
         "until": until,
         "unit": unit,

@@ -303,13 +303,13 @@ def test_a_folded_run_has_as_many_devices_as_others(tmp_path: Path) -> None:
 def test_pictures_and_traces_say_that_ranks_are_folded(tmp_path: Path) -> None:
     from sim.export.chrome import write_chrome
     from sim.plot.gantt import compare_gantt
-    from sim.plot.html import save_html
+    from sim.plot.html import save_page
 
     content = scenario(4, {"name": "ddp"}, noise={"devices": {"gpu2": 1.5}})
     whole, trace = (ran(tmp_path / "a.yaml", content, fold).trace for fold in (False, True))
     titles = [compare_gantt({"": one}).axes[0].get_title(loc="left") for one in (whole, trace)]
     assert titles[1] == f"{titles[0]}; 4 devices folded into 2"
-    save_html(trace, tmp_path / "a.html")
+    save_page(trace, tmp_path / "a.html")
     assert "4 devices folded into 2" in (tmp_path / "a.html").read_text()
     write_chrome(trace, tmp_path / "a.json")
     text = (tmp_path / "a.json").read_text()

@@ -26,7 +26,7 @@ from sim.explain.communication import link_loads
 from sim.explain.derived import DerivedColumns
 from sim.explain.path import executed_path
 from sim.notebook import Section
-from sim.plot import gantt, save_html, save_page, theme
+from sim.plot import gantt, save_page, theme
 from sim.plot.bar_polygons import forms
 from sim.plot.bars import bars_of
 from sim.plot.html import gantt_data
@@ -92,7 +92,7 @@ def in_node(data: Any, expression: str) -> Any:
     return json.loads(done.stdout)
 
 
-STORIES = """data.map(page => page.rows.flatMap(row => {
+STORIES = """data.map(page => page.rows.filter(row => row.bars).flatMap(row => {
     row.bars = unpack(row.bars);
     return Array.from({ length: row.bars.n }, (_, k) => story(page, row, k));
 }))"""
@@ -105,7 +105,7 @@ def names(row: dict[str, Any]) -> list[str]:
 
 def test_bars_in_the_colours_of_the_picture() -> None:
     data = gantt_data({"run": chain()})
-    (row,) = data["rows"]
+    row = data["rows"][0]
     assert data["legend"] == [{"label": "conv", "kinds": [0]}, {"label": "relu", "kinds": [1]}]
     assert [kind["colour"] for kind in data["kinds"][:2]] == [colour_of("conv"), colour_of("relu")]
     assert column(row, "entry") == [0, 1, 0]
@@ -119,7 +119,7 @@ def test_the_page_has_a_title_that_a_tab_can_show(tmp_path: Path) -> None:
     b = GraphBuilder("a <b> & c")
     b.op("x", duration_ns=10)
     trace = simulate(b.build(), Machine((Device("gpu0"),)), ReadyQueue())
-    save_html({"one": trace, "two": trace}, tmp_path / "page.html")
+    save_page({"one": trace, "two": trace}, tmp_path / "page.html")
     assert "<title>a &lt;b&gt; &amp; c</title>" in (tmp_path / "page.html").read_text()[:200]
 
 
@@ -153,7 +153,6 @@ def test_bars_tell_their_stories() -> None:
 
 def test_transfers_and_launches_have_lanes() -> None:
     assert names(gantt_data({"": over_a_link()})["rows"][0]) == ["x/0", "y/0", "x→y"]
-    assert names(gantt_data({"": over_a_link()}, links=False)["rows"][0]) == ["x/0", "y/0"]
     launched = gantt_data({"": chain()}, issuers=True)
     assert names(launched["rows"][0]) == ["gpu0/host", "gpu0/0", "gpu0/1"]
 
@@ -164,7 +163,7 @@ def test_a_lane_on_which_nothing_is_seen_is_folded_away() -> None:
     b.op("work", duration_ns=10, device="gpu0", inputs=["next"])
     trace = simulate(b.build(), Machine((Device("host"), Device("gpu0"))), ReadyQueue())
     data = gantt_data({"": trace})
-    (row,) = data["rows"]
+    row = data["rows"][0]
     assert (names(row), row["lane_names"], op_names(data, row)) == (
         ["gpu0/0"],
         ["gpu0/0", "host/0"],
@@ -184,7 +183,7 @@ def test_runs_share_the_time_axis_and_the_legend() -> None:
 
 def test_arrows_lead_from_bar_to_bar() -> None:
     data = gantt_data({"": over_a_link()}, arrows=True)
-    (row,) = data["rows"]
+    row = data["rows"][0]
     shown = op_names(data, row)
     assert [[shown[k] for k in pair] for pair in row["arrows"]] == [["a", "a"], ["a", "b"]]
     assert gantt_data({"": over_a_link()})["rows"][0]["arrows"] == []
@@ -220,7 +219,7 @@ def _few_bars(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_many_narrow_bars_become_fewer() -> None:
-    (row,) = gantt_data({"": many_narrow()})["rows"]
+    row = gantt_data({"": many_narrow()})["rows"][0]
     assert row["bars"]["n"] <= 8_002
     assert sum(column(row, "lasted")) == 1_600_000, "no time is lost"
 
@@ -238,7 +237,7 @@ def test_scripts_are_javascript() -> None:
 def test_what_scripts_find() -> None:
     """A filter's words must all be there; loads have the mean that numpy says; lanes are in order of time."""
     trace = over_a_link()
-    data = gantt_data({"run": trace}, whole=True)
+    data = gantt_data({"run": trace})
     (load,) = link_loads(trace)
     edges = np.array([0, 50, 150, 1_199, 1_200])
     bars, found, means, lanes = in_node(
@@ -289,7 +288,7 @@ def test_a_bar_has_its_name_in_smaller_letters_before_none() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_the_page_has_the_executed_path_and_shares_that_add_up(seed: int) -> None:
     trace = draw_run(seed)
-    data = gantt_data({"": trace}, whole=True)
+    data = gantt_data({"": trace})
     row, (told,) = data["rows"][0], data["told"]
     path, steps = row["path"], executed_path(trace)
     assert list(zip(path["start"], path["end"], strict=True)) == [(s.start_ns, s.end_ns) for s in steps]
@@ -307,7 +306,7 @@ def test_the_page_has_the_executed_path_and_shares_that_add_up(seed: int) -> Non
 
 def test_the_whole_page_has_memory_links_ops_and_causes(tmp_path: Path) -> None:
     more = [Section(["a line"], [[{"rank": "0"}], []], ["a note"])]
-    data = gantt_data({"one": over_a_link(), "two": over_a_link()}, whole=True, sections={"two": more})
+    data = gantt_data({"one": over_a_link(), "two": over_a_link()}, sections={"two": more})
     assert [told["sections"] for told in data["told"]] == [
         [],
         [{"text": "a line\na note", "tables": [[{"rank": "0"}]]}],
@@ -330,7 +329,7 @@ def test_the_whole_page_has_memory_links_ops_and_causes(tmp_path: Path) -> None:
 def test_the_file_stands_alone_and_is_the_same_every_time(tmp_path: Path) -> None:
     nasty = "</script><b>&amp;"
     for name in ("a.html", "b.html"):
-        save_html({nasty: chain()}, tmp_path / name)
+        save_page({nasty: chain()}, tmp_path / name)
     page = (tmp_path / "a.html").read_bytes()
     assert page == (tmp_path / "b.html").read_bytes()
     text = page.decode()
@@ -338,7 +337,7 @@ def test_the_file_stands_alone_and_is_the_same_every_time(tmp_path: Path) -> Non
     assert nasty not in text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html", "b.html"]
     with pytest.raises(InputError, match="does not exist"):
-        save_html(chain(), tmp_path / "no" / "c.html")
+        save_page(chain(), tmp_path / "no" / "c.html")
 
 
 def test_the_command_line_chooses_by_the_ending(tmp_path: Path) -> None:
@@ -352,7 +351,7 @@ def test_a_page_from_the_command_line_opens(tmp_path: Path, monkeypatch: pytest.
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", lambda url: bool(opened.append(url)))
     page, scenario = tmp_path / "out.html", write(tmp_path, GOOD + COMPARE)
-    result = sim("compare", scenario, "--html", page, "--open", "--critical-path")
+    result = sim("compare", scenario, "--gantt", page, "--open", "--critical-path")
     assert (result.exit_code, opened) == (0, [page.as_uri()])
     assert result.stderr == (
         f"wrote {page}\nno browser found here; open {page} in one, it needs no network\n"
@@ -368,8 +367,9 @@ def test_a_page_from_the_command_line_opens(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["--critical-path"], "--critical-path: is drawn into a Gantt chart; name its file with --gantt or"),
-        (["--html", "page.txt"], "--html page.txt: should end in .html"),
+        (["--critical-path"], "--critical-path: is drawn into a Gantt chart; name its file with --gantt"),
+        (["--html", "page.html"], "--html is now --gantt FILE.html"),
+        (["--html=page.html"], "--html is now --gantt FILE.html"),
         (["--links", "OUT.png"], "there is nothing to draw: no link with a bandwidth carries anything"),
         (["--roofline", "OUT.png"], "there is nothing to draw: no op that took some time has both flop and"),
     ],
@@ -433,7 +433,7 @@ def test_bars_have_their_true_widths(tmp_path: Path) -> None:
     """A lane that is 7 % busy with bars far below a pixel is 7 % full, and the other one 93 %."""
     from matplotlib.image import imread
 
-    save_html(busy_lanes(5_000, 7, 93), tmp_path / "thin.html")
+    save_page(busy_lanes(5_000, 7, 93), tmp_path / "thin.html")
     browse(tmp_path / "thin.html", f"--screenshot={tmp_path / 'thin.png'}")
     picture = imread(tmp_path / "thin.png")[90:, :, :3]  # without the legend
     share = {}
@@ -462,7 +462,7 @@ def test_five_thousand_tasks_load_in_under_three_seconds(tmp_path: Path) -> None
 @in_a_browser
 def test_dragging_at_the_left_edge_keeps_the_range(tmp_path: Path) -> None:
     path = tmp_path / "drag.html"
-    save_html(chain(), path)
+    save_page(chain(), path)
     told = run_in(
         path,
         """
@@ -488,7 +488,7 @@ def test_dragging_at_the_left_edge_keeps_the_range(tmp_path: Path) -> None:
 def test_an_entry_of_the_legend_hides_all_its_kinds_and_a_theme_begins(tmp_path: Path) -> None:
     path = tmp_path / "legend.html"
     with theme("print"):
-        save_html(chain(("all_gather", "relu", "reduce_scatter")), path)
+        save_page(chain(("all_gather", "relu", "reduce_scatter")), path)
     told = run_in(
         path,
         """

@@ -23,7 +23,7 @@ from policies.issue.ready_queue import ReadyQueue
 from sim import Device, GraphBuilder, Machine, Trace, simulate
 from sim.base.arrays import IntArray
 from sim.explain.memory_use import OTHER, RESIDENT
-from sim.plot import compare_gantt, gantt, memory, save, save_html
+from sim.plot import compare_gantt, gantt, memory, save, save_page
 from sim.plot.html import gantt_data
 from sim.plot.memory import Scale, Strip, Strips, alike, scales_of, strip_of, strips_of
 from sim.plot.theme import colour_of
@@ -195,7 +195,6 @@ def test_runs_without_a_log_look_as_if_there_were_no_strips(tmp_path: Path) -> N
         save(compare_gantt(plain, memory=wanted), path)
     assert files[0].read_bytes() == files[1].read_bytes()
     assert len(compare_gantt(plain).axes) == 2
-    assert json.dumps(gantt_data(plain)) == json.dumps(gantt_data(plain, memory=False))
     save(compare_gantt({"run": chain(None)}), tmp_path / "none.svg")
     save(compare_gantt({"run": chain()}, memory=False), tmp_path / "unwanted.svg")
     assert (tmp_path / "none.svg").read_bytes() == (tmp_path / "unwanted.svg").read_bytes()
@@ -376,7 +375,7 @@ def test_areas_of_the_page_add_up_to_what_was_in_use() -> None:
 def test_the_page_is_the_same_every_time(tmp_path: Path) -> None:
     runs = {"one": chain(memory_bytes=200), "two": on_devices(9)}
     for name in ("a.html", "b.html"):
-        save_html(runs, tmp_path / name)
+        save_page(runs, tmp_path / name)
     assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
 
 
@@ -419,13 +418,13 @@ compare:
 
 
 def test_the_command_line_draws_it(tmp_path: Path) -> None:
-    """Of two policies one has an allocator: both have a strip. A run by itself, without one, has none."""
+    """Of two policies one has an allocator: both have a strip. A picture of a run without one has none."""
     path = write(tmp_path, SCENARIO)
     for ending in ("svg", "html"):
         chart = tmp_path / f"chart.{ending}"
         assert sim("compare", path, "--gantt", chart).exit_code == 0
         text = chart.read_text(encoding="utf-8")
         assert text.count("peak 85.83 MiB") == 2, "90 MB"
-        bare = tmp_path / f"bare.{ending}"
-        assert sim("run", path, "--gantt", bare).exit_code == 0
-        assert "peak 85.83 MiB" not in bare.read_text(encoding="utf-8")
+    bare = tmp_path / "bare.svg"
+    assert sim("run", path, "--gantt", bare).exit_code == 0
+    assert "peak 85.83 MiB" not in bare.read_text(encoding="utf-8")

@@ -172,7 +172,7 @@ def test_every_verb_that_draws_takes_a_theme(tmp_path: Path) -> None:
     assert themed == drawing >= {"run", "compare", "diff", "whatif", "tune", "sweep", "collectives"}
     scenario = write(tmp_path, GOOD)
     dark, light, page = (tmp_path / name for name in ("dark.png", "light.png", "page.html"))
-    assert sim("run", scenario, "--theme", "dark", "--gantt", dark, "--html", page).exit_code == 0
+    assert sim("run", scenario, "--theme", "dark", "--gantt", dark, "--gantt", page).exit_code == 0
     assert sim("run", scenario, "--theme", "light", "--gantt", light).exit_code == 0
     corner = [[round(255 * part) for part in imread(path)[-1, -1, :3].tolist()] for path in (dark, light)]
     assert corner == [[0x1C, 0x1E, 0x22], [255, 255, 255]]
@@ -187,7 +187,7 @@ def test_every_verb_that_draws_takes_a_theme(tmp_path: Path) -> None:
             ["--theme", "drak", "--gantt", "a.png"],
             "--theme: unknown theme 'drak'; did you mean 'dark'? Known",
         ),
-        (["--theme", "dark"], "--theme dark: is how a picture looks; name the file of one (--gantt, --html"),
+        (["--theme", "dark"], "--theme dark: is how a picture looks; name the file of one (--gantt, --memory"),
     ],
 )
 def test_a_theme_in_vain(tmp_path: Path, options: list[str], told: str) -> None:

@@ -20,7 +20,6 @@ def compare(
     policy: shared.Policies = None,
     sets: shared.Sets = None,
     gantt: shared.Gantt = None,
-    html: shared.Html = None,
     open_page: shared.Open = False,
     arrows: shared.Arrows = False,
     critical_path: shared.CriticalPath = False,
@@ -43,7 +42,7 @@ def compare(
     from scenarios.report.outputs import check_cases, check_outputs
     from scenarios.report.pipeline_compare import draw_pareto
 
-    files = {"gantt": gantt, "html": html, "trace": trace, "ops": ops, "tuning": tuning}
+    files = {"gantt": gantt, "trace": trace, "ops": ops, "tuning": tuning}
     charts = Charts(arrows, critical_path, open_page)
     charts.check(files)
     check_outputs({**files, "pareto": None if pareto is None else [pareto]})

@@ -13,7 +13,6 @@ def run(
     policy: shared.Policies = None,
     sets: shared.Sets = None,
     gantt: shared.Gantt = None,
-    html: shared.Html = None,
     open_page: shared.Open = False,
     arrows: shared.Arrows = False,
     critical_path: shared.CriticalPath = False,
@@ -42,7 +41,7 @@ def run(
     from scenarios.cli.running import Charts, cases_of, finish, run_all, run_repeatedly, say_written
     from sim.base.errors import InputError
 
-    files = {"gantt": gantt, "html": html, "trace": trace, "ops": ops, "memory": memory}
+    files = {"gantt": gantt, "trace": trace, "ops": ops, "memory": memory}
     files |= {"links": links, "roofline": roofline, "plan": plan, "tuning": tuning, "timeline": timeline}
     charts = Charts(arrows, critical_path, open_page)
     charts.check(files)

@@ -383,7 +383,6 @@ function atLink(row, t, y) {
 
 // ---- switches ----
 const pathBox = document.getElementById("path");
-document.getElementById("path-label").hidden = !rows.some(row => row.path);
 pathBox.checked = pathShown;
 pathBox.onchange = () => { pathShown = pathBox.checked; mark(); };
 const prefersDark = window.matchMedia("(prefers-color-scheme: dark)");

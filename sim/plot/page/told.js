@@ -70,7 +70,7 @@ const opColumns = [
   ["lasted", true, o => o.row.bars.lasted[o.bar], exact],
   ["waited", true, o => o.row.bars.ready[o.bar] - o.row.bars.met[o.bar], exact],
   ["for", true, o => page.reasons[o.row.bars.reason[o.bar]]],
-  ["critical path", runs.some(row => row.path), o => o.row.onPath[o.bar] ? "yes" : ""],
+  ["critical path", true, o => o.row.onPath[o.bar] ? "yes" : ""],
 ].filter(([, wanted]) => wanted);
 const opNumbers = new Set(opColumns.flatMap(([, , , shown], k) => shown ? [k] : []));
 let shownOps = [], sortBy = null, falling = false;
@@ -78,9 +78,9 @@ let shownOps = [], sortBy = null, falling = false;
 function collectOps() {
   shownOps = [];
   for (const row of runs) {
-    const matches = matching(page, row, filter), only = pathShown && row.path;
+    const matches = matching(page, row, filter);
     for (let bar = 0; bar < row.bars.n; bar++)
-      if (row.bars.name[bar] >= 0 && matches[bar] && (!only || row.onPath[bar])) shownOps.push({ row, bar });
+      if (row.bars.name[bar] >= 0 && matches[bar] && (!pathShown || row.onPath[bar])) shownOps.push({ row, bar });
   }
   if (sortBy) {
     const value = sortBy[2], way = falling ? -1 : 1;
@@ -116,23 +116,18 @@ function showOps() {
   }
   if (last < shownOps.length) space(shownOps.length - last);
 }
-let opScroll, opBody, opCount;
-if (page.told.length) {
-  opsPart.hidden = false;
-  add(opsPart, "h3", { textContent: "Ops" });
-  const search = add(opsPart, "input", { type: "search", placeholder: "filter: words of op, kind, lane, reason" });
-  opCount = add(opsPart, "span", { className: "faint" });
-  opScroll = add(opsPart, "div", { className: "scroll" });
-  let heads;
-  [opBody, heads] = makeTable(opScroll, opColumns.map(([title]) => title), opNumbers);
-  heads.forEach((th, k) => th.onclick = () => {
-    falling = sortBy === opColumns[k] ? !falling : opNumbers.has(k);
-    sortBy = opColumns[k];
-    heads.forEach((each, j) => { each.textContent = opColumns[j][0] + (j === k ? (falling ? " ▾" : " ▴") : ""); });
-    collectOps();
-  });
-  opScroll.onscroll = showOps;
-  search.oninput = () => { filter = search.value; mark(); collectOps(); };
-  pathBox.addEventListener("change", collectOps);
+add(opsPart, "h3", { textContent: "Ops" });
+const search = add(opsPart, "input", { type: "search", placeholder: "filter: words of op, kind, lane, reason" });
+const opCount = add(opsPart, "span", { className: "faint" });
+const opScroll = add(opsPart, "div", { className: "scroll" });
+const [opBody, heads] = makeTable(opScroll, opColumns.map(([title]) => title), opNumbers);
+heads.forEach((th, k) => th.onclick = () => {
+  falling = sortBy === opColumns[k] ? !falling : opNumbers.has(k);
+  sortBy = opColumns[k];
+  heads.forEach((each, j) => { each.textContent = opColumns[j][0] + (j === k ? (falling ? " ▾" : " ▴") : ""); });
   collectOps();
-}
+});
+opScroll.onscroll = showOps;
+search.oninput = () => { filter = search.value; mark(); collectOps(); };
+pathBox.addEventListener("change", collectOps);
+collectOps();
