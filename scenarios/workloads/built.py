@@ -8,7 +8,6 @@ Each builder is a class whose fields are its keys and which makes the graph. ``m
     data-loading       load, preprocess, copy, train             scenarios.builders.data_loaders
     data-loader        PyTorch's DataLoader                      scenarios.builders.data_loaders
     tf-data            tf.data's map and prefetch                scenarios.builders.data_loaders
-    data-parallel      replicas that sum their gradients         scenarios.builders.data_parallel
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from devices.describe.field_types import fault
 from devices.describe.quantities import Count, Name, Size, one_of
 from scenarios.builders.builder import Builder
 from scenarios.builders.data_loaders import DataLoaderFields, DataLoadingFields, TfDataFields
-from scenarios.builders.data_parallel import DataParallelFields
 from scenarios.builders.random_dag import Branchy, RandomDag
 from scenarios.file.document import Document
 from scenarios.workloads.workload import Workload
@@ -85,7 +83,6 @@ BUILDERS: Final[Mapping[str, type[Builder]]] = {
     "data-loading": DataLoadingFields,
     "data-loader": DataLoaderFields,
     "tf-data": TfDataFields,
-    "data-parallel": DataParallelFields,
 }
 """Value of ``model``, and the builder."""
 

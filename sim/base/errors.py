@@ -323,6 +323,7 @@ RENAMED: Final[Mapping[str, str]] = {
     "cycles_per_us": "clock",
     "dangling": "unknown",
     "data": "dp",
+    "data-parallel": "gone: write one replica's step as ops, and policy: {compile: [{name: ddp, ranks: N}]}",
     "data_parallel": "dp",
     "default_dtype": "dtype",
     "dependencies": "gone: leave it out of compile",

@@ -206,8 +206,12 @@ machine:
   links: [{from: gpu*, to: switch, bandwidth: 1GB/s, sharing: shared}]
   collectives: {model: flows, algorithm: ring}
 workload:
-  build: {model: data-parallel, replicas: 4, layers: [{forward: 1ms, backward: 2ms, gradients: 4MB}]}
-policy: {name: ready-queue, streams: recorded}
+  parameters: {w: 4MB}
+  ops:
+    forward: {duration: 1ms, inputs: [w]}
+    backward: {duration: 2ms, inputs: [forward, w], output: 4MB}
+    update: {kind: sgd, duration: 0, inputs: [backward, w]}
+policy: {name: ready-queue, streams: recorded, compile: [{name: ddp, ranks: 4}]}
 """
     assert run_text(text, tmp_path).trace.makespan_ns == 9_000_000
 

@@ -17,7 +17,6 @@ from scenario_texts import write
 from devices.collectives.groups import Fabric
 from scenarios.builders.builder import Builder
 from scenarios.builders.data_loaders import DataLoadingFields
-from scenarios.builders.data_parallel import DataParallelFields, LayerFields, buckets
 from scenarios.builders.gpt import Transformer, gpt_graph
 from scenarios.builders.random_dag import Branchy, RandomDag
 from scenarios.run.load import load_scenario
@@ -122,66 +121,6 @@ def unrolled_ns(graph: Graph, iterations: int) -> int:
             before = (end.get((i - d, p), 0) for p, c, d in edges if c == op)
             end[i, op] = max(before, default=0) + int(graph.duration_ns[op])
     return max(end.values())
-
-
-# -- data parallelism -----------------------------------------------------------------------------
-
-THREE = "{forward: 1ms, backward: 2ms, gradients: 30MB}"
-STEP = f"model: data-parallel, replicas: 2, layers: [{THREE}], blocks: 3, bandwidth: 10GB/s, optimizer: 1ms"
-
-
-@pytest.mark.parametrize(
-    ("options", "makespan_ms"),
-    [
-        ("overlap: true", 15),  # F 0-3; B 3-9; sums 5-8, 8-11, 11-14; optimizer
-        ("overlap: false", 19),  # sums from 9
-        ("bucket_size: 60MB", 17),  # two layers full at 7: 6 ms to 13, the third to 16
-        ("bucket_size: 61MB", 19),  # all three, at 9
-    ],
-)
-def test_gradients_of_three_layers(tmp_path: Path, options: str, makespan_ms: int) -> None:
-    assert run(tmp_path, f"{STEP}, {options}").makespan_ns == makespan_ms * 1_000_000
-    twice = run(tmp_path, f"{STEP}, {options}", "iterations: 2\n")
-    assert twice.makespan_ns == 2 * makespan_ms * 1_000_000  # the next step begins with new weights
-
-
-def test_one_replica_has_nothing_to_sum(tmp_path: Path) -> None:
-    assert run(tmp_path, STEP.replace("replicas: 2", "replicas: 1")).makespan_ns == 10_000_000
-
-
-def test_the_slowest_replica_decides(tmp_path: Path) -> None:
-    """Three times as slow, gpu1 ends its backward at 9 ms, and its sum, of 3 ms elsewhere, takes 9 ms."""
-    build = f"model: data-parallel, replicas: 3, layers: [{THREE}], bandwidth: 20GB/s, latency: 250us"
-    trace = run(tmp_path, build, "noise: {devices: {gpu1: 3}}\n")
-    sums = trace.job.meets[trace.tasks["op"]]
-    assert trace.tasks["start_ns"][sums].tolist() == [3_000_000, 3_000_000, 9_000_000]
-    assert trace.tasks["end_ns"][sums].tolist() == [18_000_000] * 3
-
-
-def test_edges_are_as_many_as_ops() -> None:
-    """Each replica has its own, so that a thousand of them are a thousand times as many as one has."""
-    layer: Any = {"forward": "1ns", "backward": "2ns", "gradients": "8B"}
-    of = {"model": "data-parallel", "layers": [layer] * 4, "bucket_size": "0B", "optimizer": "1ns"}
-    one, many = (DataParallelFields(**of, replicas=n).graph() for n in (1, 50))
-    assert many.n_edges == 50 * one.n_edges
-
-
-def test_the_machine_says_how_long_the_sum_takes(tmp_path: Path) -> None:
-    """A ring of two over links of 10 GB/s; without any bandwidth there would be no limit."""
-    build = f"model: data-parallel, replicas: 2, layers: [{THREE}]"
-    links = "links: [{from: gpu0, to: gpu1, bandwidth: 10GB/s}]"
-    machine = f"machine: {{devices: {{gpu: {{kind: gpu, count: 2, streams: 2}}}}, {links}}}\n"
-    assert run(tmp_path, build, machine).makespan_ns == (3 + 3) * 1_000_000
-    assert run(tmp_path, build).makespan_ns == 3_000_000
-
-
-@given(st.lists(st.integers(0, 50), min_size=1, max_size=20), st.integers(0, 100))
-def test_buckets_hold_every_layer_once_and_are_full(sizes: list[int], least: int) -> None:
-    found = buckets(sizes, least)
-    assert [layer for bucket in found for layer in bucket] == list(reversed(range(len(sizes))))
-    for bucket in found[:-1]:
-        assert sum(sizes[layer] for layer in bucket) >= least
-        assert sum(sizes[layer] for layer in bucket[:-1]) < least or len(bucket) == 1
 
 
 def test_ring() -> None:
@@ -403,13 +342,12 @@ def test_a_random_graph_is_the_same_under_any_seed_of_the_scenario(tmp_path: Pat
     assert columns(once.job.graph) == columns(again.job.graph) != columns(other.job.graph)
 
 
-LAYER = {"forward": "1ns", "backward": "2ns"}
 WRONG_KEYS = [
     (Branchy, {"model": "branchy", "width": 0}),
     (Branchy, {"model": "branchy", "broad": 2}),
     (RandomDag, {"model": "random-dag", "layers": "3"}),
-    (DataParallelFields, {"model": "data-parallel", "replicas": 2, "layers": [LAYER, {"forward": "1ns"}]}),
-    (DataParallelFields, {"model": "data-parallel", "replicas": 2, "layers": [{**LAYER, "forward": "1"}]}),
+    (DataLoadingFields, {"model": "data-loading", "load": "1ns"}),
+    (DataLoadingFields, {"model": "data-loading", "load": "1ns", "train": "1"}),
 ]
 
 
@@ -427,14 +365,13 @@ def test_python_code_gets_the_errors_of_a_file(
 
 
 def test_python_code_gets_all_its_errors_at_once() -> None:
-    keys: dict[str, Any] = {"model": "data-parallel", "replicas": 0, "layers": [{"forward": "1ns"}]}
+    keys: dict[str, Any] = {"model": "data-loading", "load": "1ns", "replicas": 0}
     with pytest.raises(InputError) as caught:
-        DataParallelFields(**keys)
-    zero, missing = str(caught.value).splitlines()
-    assert zero == "replicas: should be greater than or equal to 1, not 0"
-    assert missing == "layers[0].backward: is missing"
-    with pytest.raises(InputError, match=r"^backward: is missing"):
-        LayerFields(**keys["layers"][0])
+        DataLoadingFields(**keys)
+    assert sorted(str(caught.value).splitlines()) == [
+        "replicas: should be greater than or equal to 1, not 0",
+        "train: is missing",
+    ]
 
 
 def test_a_drawn_graph_of_many_edges_that_nobody_asked_for_says_so() -> None:
