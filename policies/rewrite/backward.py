@@ -105,9 +105,11 @@ OPTIMIZERS: Final[dict[str, tuple[tuple[str, ...], int]]] = {
     "momentum": (("velocity",), 4),
     "adam": (("first_moment", "second_moment"), 14),
 }
-"""What updating a parameter takes: states, each of the parameter's size, and flop for each of its elements.
+"""What updating a parameter takes: states, and flop for each of its elements.
 
-Scale and subtract; velocity on top (Polyak 1964); Kingma and Ba, arXiv 1412.6980, algorithm 1.
+Scale and subtract; velocity on top (Polyak 1964); Kingma and Ba, arXiv 1412.6980, algorithm 1. States are as
+large as the parameter; those of one of 16 bits are in fp32, beside a copy of it in fp32 (mixed precision:
+arXiv 1910.02054, 3.1).
 """
 
 
@@ -501,17 +503,21 @@ class TrainingRewrite:
             gradient, given = backward.gradient(name), records.externals[name]
             if gradient is None:
                 continue
-            kept = [records.free(f"{name}/{state}") for state in states]
+            n = elements(given.nbytes, readers[name].dtype)
+            mixed = ("fp32_copy",) if states and 4 * n > given.nbytes else ()
+            kept = [records.free(f"{name}/{state}") for state in (*states, *mixed)]
             for state in kept:
-                records.externals[state] = ExternalTensor(given.nbytes, Role.PARAMETER, given.device)
+                nbytes = max(given.nbytes, 4 * n)
+                records.externals[state] = ExternalTensor(nbytes, Role.PARAMETER, given.device)
+            kept_nbytes = sum(records.externals[state].nbytes for state in kept)
             updates[name] = readers[name].like(
                 records.free(f"{name}/update"),
                 self.optimizer,
                 (gradient, *kept, name),
                 (0,),
-                flops=per_element * elements(given.nbytes, readers[name].dtype),
-                bytes_read=given.nbytes * (2 + len(kept)),
-                bytes_written=given.nbytes * (1 + len(kept)),
+                flops=per_element * n,
+                bytes_read=2 * given.nbytes + kept_nbytes,
+                bytes_written=given.nbytes + kept_nbytes,
                 micro_batch=None,
                 phase=None,
                 attributes={"stateful": True},

@@ -7,9 +7,7 @@
     layer   ┌─────────────────────────────────┐  ┌──────────────────────────────┐
          x ─┴─ norm1 ─ qkv ─ attention ─ proj ─ add1 ─ norm2 ─ up ─ gelu ─ down ─ add2
 
-    backward, last op first: a product has an input gradient (phase I) and a weight gradient (phase W),
-    which only the optimizer waits for; a residual's two gradients are added. Then Adam, layer by layer,
-    and the next iteration's layer waits for its own.
+    backward and Adam      as the rewrite `training` makes them of any graph (`policies.rewrite.backward`)
 
 Attention is one kernel that keeps no scores (FlashAttention); the output layer's weights are the
 embedding's. Costs come from the table of the importers (`scenarios.ops.op_costs`), products have
@@ -23,12 +21,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from policies.option_checks import whole
+from policies.rewrite.backward import TrainingRewrite
 from scenarios.ops.attributes import check_dtype, nbytes
 from scenarios.ops.op_costs import op_arguments
 from scenarios.ops.op_formulas import OpFacts, TensorFacts
 from sim.base.arrays import MOST_BUILT, at_most
 from sim.base.errors import InputError
-from sim.graph.builder import GraphBuilder, Ref
+from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph, output_name
 
 # ----------------------------------------------------------------------------------------------------------
@@ -111,30 +110,29 @@ def gpt_graph(model: Transformer, *, training: bool = False, name: str = "gpt") 
     --------
     >>> small = Transformer(layers=2, hidden=64, heads=4, sequence=16, vocabulary=100, micro_batch=2)
     >>> len(gpt_graph(small)), len(gpt_graph(small, training=True))
-    (23, 70)
+    (23, 91)
     """
     if not model.vocabulary:
         raise InputError(
             "a transformer of its own needs a vocabulary, for its embedding and its output layer"
         )
     check_dtype(model.dtype)
-    writer = _Writer(model, name, training)
+    writer = _Writer(model, name)
     logits = writer.forward()
-    if training:
-        writer.backward(logits)
-    return writer.builder.build()
+    if not training:
+        return writer.builder.build()
+    writer.op("loss", "sparse_softmax_cross_entropy", [logits, "tokens"], (1,), writer.facts[logits].shape)
+    return TrainingRewrite(loss="loss", optimizer="adam").apply(writer.builder.build())
 
 
 class _Writer:
     """Adds ops with their costs, and keeps the facts of every tensor."""
 
-    def __init__(self, model: Transformer, name: str, training: bool) -> None:
+    def __init__(self, model: Transformer, name: str) -> None:
         at_most(MOST_BUILT, 40 * model.layers, "ops")  # a layer has some forty, with its backward
-        self.model, self.training = model, training
+        self.model = model
         self.builder = GraphBuilder(name)
         self.facts: dict[str, TensorFacts] = {}
-        self.weights: dict[str, list[str]] = {}  # by part: embed, layer0, ..., norm
-        self.gradient: dict[str, str] = {}  # of each weight
         self.wide: Shape = (model.micro_batch, model.sequence, model.hidden)
         self.words: Shape = (model.vocabulary, model.hidden)
         self.heads: Shape = (model.micro_batch, model.heads, model.sequence, model.hidden // model.heads)
@@ -148,7 +146,6 @@ class _Writer:
         full = f"{part}.{name}"
         self.facts[full] = self.tensor(shape)
         self.builder.parameter(full, self.facts[full].nbytes)
-        self.weights.setdefault(part, []).append(full)
         return full
 
     def op(
@@ -157,8 +154,6 @@ class _Writer:
         kind: str,
         inputs: Sequence[str],
         *shapes: Shape,
-        phase: str | None = "F",
-        after: Sequence[Ref] = (),
         seen: Sequence[TensorFacts] = (),
         made: TensorFacts | None = None,
         attributes: Mapping[str, Any] | None = None,
@@ -173,15 +168,10 @@ class _Writer:
         return self.builder.op(
             name,
             inputs=inputs,
-            after=after,
             **{**op_arguments(facts, name, facts.attributes), "outputs": [o.nbytes for o in outputs]},
             dtype=self.model.dtype,
-            phase=phase,
+            phase="F",
         )
-
-    def updated(self, part: str) -> list[Ref]:
-        """Return what the first op of a part waits for: the step of the iteration before."""
-        return [(f"{part}.optimizer", 1)] if self.training else []
 
     # -- forward --------------------------------------------------------------------------------
 
@@ -192,17 +182,17 @@ class _Writer:
         self.builder.input("tokens", self.facts["tokens"].nbytes)
         words = self.weight("embed", "words", self.words)
         positions = self.weight("embed", "positions", self.wide[1:])
-        x = self.op("embed", "gather", [words, "tokens", positions], self.wide, after=self.updated("embed"))
+        x = self.op("embed", "gather", [words, "tokens", positions], self.wide)
         for i in range(m.layers):
             x = self.layer(f"layer{i}", x)
         scale = self.weight("norm", "scale", (2, m.hidden))
-        x = self.op("norm", "layer_norm", [x, scale], self.wide, after=self.updated("norm"))
+        x = self.op("norm", "layer_norm", [x, scale], self.wide)
         return self.op("head", "matmul", [x, words], (*self.wide[:2], m.vocabulary))
 
     def layer(self, part: str, x: str) -> str:
         h = self.model.hidden
         four: Shape = (*self.wide[:2], 4 * h)
-        y = self.norm(part, "norm1", x, self.updated(part))
+        y = self.norm(part, "norm1", x)
         y = self.product(part, "qkv", y, h, 3 * h)
         q = self.tensor(self.heads)
         causal = {"is_causal": True}
@@ -217,90 +207,11 @@ class _Writer:
         y = self.product(part, "down", y, 4 * h, h)
         return self.op(f"{part}.add2", "add", [x, y], self.wide)
 
-    def norm(self, part: str, name: str, x: str, after: Sequence[Ref] = ()) -> str:
+    def norm(self, part: str, name: str, x: str) -> str:
         scale = self.weight(part, f"{name}.scale", (2, self.model.hidden))
-        return self.op(f"{part}.{name}", "layer_norm", [x, scale], self.wide, after=after)
+        return self.op(f"{part}.{name}", "layer_norm", [x, scale], self.wide)
 
     def product(self, part: str, name: str, x: str, k: int, n: int) -> str:
         weight = self.weight(part, f"{name}.weight", (k, n))
         bias = self.weight(part, f"{name}.bias", (n,))
         return self.op(f"{part}.{name}", "gemm", [x, weight, bias], (*self.wide[:2], n))
-
-    # -- backward -------------------------------------------------------------------------------
-
-    def backward(self, logits: str) -> None:
-        """Add loss, backward and optimizer."""
-        m = self.model
-        self.op("loss", "sparse_softmax_cross_entropy", [logits, "tokens"], (1,), self.facts[logits].shape)
-        last = f"layer{m.layers - 1}.add2"
-        d = self.op("head.input_grad", "matmul", ["loss:1", "embed.words"], self.wide, phase="I")
-        head = self.weight_grad("head", "loss:1", "norm", self.words)
-        d = self.norm_grad("norm", last, "norm.scale", d)
-        for i in reversed(range(m.layers)):
-            d = self.layer_grad(f"layer{i}", f"layer{i - 1}.add2" if i else "embed", d)
-        rows = self.op("embed.rows_grad", "embedding_grad", ["tokens", d], self.words, phase="W")
-        self.gradient["embed.words"] = self.op("embed.words_grad", "add", [head, rows], self.words, phase="W")
-        positions = self.op("embed.positions_grad", "reduce_sum", [d], self.wide[1:], phase="W")
-        self.gradient["embed.positions"] = positions
-        for part in self.weights:
-            self.optimizer(part, after=positions)
-
-    def layer_grad(self, part: str, x: str, d: str) -> str:
-        """Add the backward of a layer that read `x`, from the gradient of what it made."""
-        h = self.model.hidden
-        four: Shape = (*self.wide[:2], 4 * h)
-        y = self.product_grad(part, "down", f"{part}.gelu", d, 4 * h)
-        y = self.op(f"{part}.gelu.grad", "gelu_grad", [y, f"{part}.up"], four, phase="I")
-        y = self.product_grad(part, "up", f"{part}.norm2", y, h)
-        y = self.norm_grad(f"{part}.norm2", f"{part}.add1", f"{part}.norm2.scale", y)
-        d = self.op(f"{part}.add1.grad", "add", [d, y], self.wide, phase="I")
-        y = self.product_grad(part, "proj", f"{part}.attention", d, h)
-        q = self.tensor(self.heads)
-        y = self.op(
-            f"{part}.attention.grad",
-            "attention_grad",
-            [f"{part}.qkv", y, f"{part}.attention"],
-            (*self.wide[:2], 3 * h),
-            phase="I",
-            seen=[q, q, q, q, q],  # queries, keys, values, gradient of the output, the output
-            attributes={"is_causal": True},
-        )
-        y = self.product_grad(part, "qkv", f"{part}.norm1", y, h)
-        y = self.norm_grad(f"{part}.norm1", x, f"{part}.norm1.scale", y)
-        return self.op(f"{part}.grad", "add", [d, y], self.wide, phase="I")
-
-    def norm_grad(self, name: str, x: str, scale: str, d: str) -> str:
-        shape = self.facts[scale].shape
-        made = self.op(f"{name}.grad", "layer_norm_grad", [d, x, scale], self.wide, shape, phase="I")
-        self.gradient[scale] = f"{made}:1"
-        return made
-
-    def product_grad(self, part: str, name: str, x: str, d: str, k: int) -> str:
-        """Add the three gradients of a product with a weight (k, n); return that of its input."""
-        op, weight, bias = (f"{part}.{name}{what}" for what in ("", ".weight", ".bias"))
-        made = self.op(f"{op}.input_grad", "matmul", [d, weight], (*self.wide[:2], k), phase="I")
-        self.gradient[weight] = self.weight_grad(op, x, d, self.facts[weight].shape)
-        self.gradient[bias] = self.op(
-            f"{op}.bias_grad", "bias_add_grad", [d], self.facts[bias].shape, phase="W"
-        )
-        return made
-
-    def weight_grad(self, op: str, left: str, right: str, shape: Shape) -> str:
-        """Add left transposed times right, each a row a token."""
-        tokens = self.model.micro_batch * self.model.sequence
-        seen = [self.tensor((shape[0], tokens)), self.tensor((tokens, shape[1]))]
-        return self.op(f"{op}.weight_grad", "matmul", [left, right], shape, phase="W", seen=seen)
-
-    def optimizer(self, part: str, after: str) -> None:
-        """Add the step of a part, which begins when the whole backward is over."""
-        weights = self.weights[part]
-        n = sum(self.facts[weight].elements for weight in weights)
-        state = self.builder.parameter(f"{part}.state", _STATE_NBYTES * n)
-        self.op(
-            f"{part}.optimizer",
-            "adam",
-            [*(self.gradient[weight] for weight in weights), state, *weights],
-            phase=None,
-            after=[after],
-            seen=[self.tensor((n,)), TensorFacts((n,), _STATE_NBYTES * n), self.tensor((n,))],
-        )

@@ -234,12 +234,12 @@ def test_of_a_builder_and_of_the_backward_that_a_rewrite_makes() -> None:
     graph = gpt_graph(model, training=True)
     attention = {"batch": 2, "seq_len": 16, "kv_len": 16, "heads": 4, "kv_heads": 4, "head_dim": 16}
     assert (
-        of(graph, "layer0.attention") == of(graph, "layer0.attention.grad") == {**attention, "causal": True}
+        of(graph, "layer0.attention") == of(graph, "layer0.attention/grad") == {**attention, "causal": True}
     )
-    assert of(graph, "layer0.norm1") == of(graph, "layer0.norm1.grad") == {"rows": 32, "columns": 64}
+    assert of(graph, "layer0.norm1") == of(graph, "layer0.norm1/grad") == {"rows": 32, "columns": 64}
     assert of(graph, "layer0.up") == {"m": 32, "n": 256, "k": 64}
-    assert of(graph, "layer0.up.weight_grad") == {"m": 64, "n": 256, "k": 32}
-    assert of(graph, "layer0.up.bias_grad") == {"rows": 32, "columns": 256}
+    assert of(graph, "layer0.up/weight_grad") == {"m": 64, "n": 256, "k": 32}
+    assert of(graph, "layer0.up/bias_grad") == {"rows": 32, "columns": 256}
     assert of(graph, "embed") == {"rows": 32, "columns": 64}
     assert of(graph, "loss") == {"rows": 32, "columns": 100}
     assert of(graph, "layer0.gelu") == {}

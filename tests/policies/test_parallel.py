@@ -18,11 +18,9 @@ from policies.parallel.zero_1_2 import ZeroTwo
 from policies.parallel.zero_3 import ZeroThree
 from policies.rewrite.backward import TrainingRewrite
 from policies.rewrite.records import Records, read, write
-from scenarios.builders.gpt import Transformer, gpt_graph
 from scenarios.importers import load_graph
 from sim import Graph, GraphBuilder
 from sim.base.errors import GraphError, InputError
-from sim.graph.graph import Role
 
 MIB = 2**20
 RESNET = "scenarios/examples/graphs/resnet50.json.gz"
@@ -162,19 +160,23 @@ def test_without_overlap_sums_follow_the_backward() -> None:
     assert found["all_reduce"] == [(900, 1060, "all_reduce0"), (1060, 1140, "all_reduce1")]
 
 
-def test_a_decoder_of_one_update_a_layer() -> None:
-    """The builder's optimizer updates several weights at once; each is in a bucket once."""
-    sizes = Transformer(layers=2, hidden=64, heads=4, sequence=32, vocabulary=100, micro_batch=1)
-    step = TrainingStep(gpt_graph(sizes, training=True, name="gpt"))
-    names = [
-        name
-        for name, given in step.records.externals.items()
-        if given.role == Role.PARAMETER and "state" not in name
+def test_an_update_of_several_weights() -> None:
+    """An optimizer may update several weights at once; each is in a bucket once, and its state in none."""
+    b = GraphBuilder("fused")
+    b.input("x", 40), b.parameter("v", 80), b.parameter("w", 80), b.parameter("state", 160)
+    b.op("a", kind="matmul", inputs=["x", "v"], outputs=40, phase="F")
+    b.op("b", kind="matmul", inputs=["a", "w"], outputs=40, phase="F")
+    b.op("dw", inputs=["b", "w"], outputs=[40, 80], phase="B")
+    b.op("dv", inputs=["dw", "v"], outputs=[80], phase="B")
+    b.op("step", kind="adam", inputs=["dv", "dw:1", "state", "v", "w"])
+    step = TrainingStep(b.build())
+    assert [(each.name, each.gradient, each.nbytes) for each in step.parameters] == [
+        ("v", "dv", 80),
+        ("w", "dw:1", 80),
     ]
-    assert [each.name for each in step.parameters] == names
-    assert len(step.updates) == 4
-    assert all(each.nbytes == step.records.externals[each.name].nbytes for each in step.parameters)
-    DistributedDataParallel(2).apply(gpt_graph(sizes, training=True, name="gpt"))
+    assert [update.name for update in step.updates] == ["step"]
+    summed = DistributedDataParallel(2).apply(b.build())
+    assert summed.is_kind("all_reduce").sum() == 2, "one bucket, on two ranks"
 
 
 # -- ranks ----------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from scenarios.builders.gpt import Transformer, gpt_graph
 from scenarios.importers import load_graph
 from sim import Graph, GraphBuilder
 from sim.base.errors import GraphError, InputError, UnknownNameError
+from sim.graph.graph import Role
 from studies.placements import CPU_AND_TWO_GPUS, compare_placements, training_step
 
 
@@ -281,15 +282,35 @@ def test_the_recorded_step_of_resnet_50(data_dir: Path) -> None:
 
 
 def test_a_decoder_that_was_built_for_training() -> None:
-    """Our GPT builder's step, made from its forward; the builder fuses Adam by layer, and sums with add."""
+    """Our GPT, beside a step that was written by hand before the rewrite made it: kind → ops, flop."""
     small = Transformer(layers=2, hidden=64, heads=4, sequence=16, vocabulary=100, micro_batch=2)
-    built, forward = gpt_graph(small, training=True), gpt_graph(small)
-    step = TrainingRewrite(optimizer="adam").apply(forward)
-    ours, theirs = by_kind(step), by_kind(built)
-    same = ["matmul", "gelu_grad", "layer_norm_grad", "bias_add_grad", "embedding_grad", "reduce_sum"]
-    assert {kind: ours[kind] for kind in same} == {kind: theirs[kind] for kind in same}
-    assert ours["adam"][1] == theirs["adam"][1]
-    assert ours["attention_grad"][1] == pytest.approx(theirs["attention_grad"][1], rel=0.03)
+    found = by_kind(gpt_graph(small, training=True))
+    by_hand = {
+        "matmul": (19, 13_811_712),
+        "gelu_grad": (2, 180_224),
+        "layer_norm_grad": (5, 133_120),
+        "bias_add_grad": (8, 36_864),
+        "embedding_grad": (1, 2_048),
+        "reduce_sum": (1, 2_048),
+    }
+    assert {kind: found[kind] for kind in by_hand} == by_hand
+    assert found["adam"][1] == 1_505_280
+    assert found["attention_grad"][1] == pytest.approx(700_416, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "optimizer", "state"),
+    [("fp32", "adam", 2 * 400), ("bf16", "adam", 3 * 800), ("bf16", "momentum", 2 * 800), ("bf16", "sgd", 0)],
+)
+def test_states_of_16_bit_weights_are_in_fp32_beside_a_copy(dtype: str, optimizer: str, state: int) -> None:
+    """400 bytes of weights; 4 + 4 + 4 bytes for 2 of bf16 (arXiv 1910.02054, 3.1)."""
+    b = GraphBuilder("product")
+    b.input("x", 400), b.parameter("w", 400)
+    b.op("a", kind="matmul", inputs=["x", "w"], outputs=400, flops=1_000, dtype=dtype)
+    step = TrainingRewrite(optimizer=optimizer).apply(b.build())
+    update = step.index("w/update")
+    assert int(step.tensor_nbytes[step.tensor_role == Role.PARAMETER].sum()) == 400 + state
+    assert (step.bytes_read[update], step.bytes_written[update]) == (800 + state, 400 + state)
 
 
 @pytest.mark.parametrize("times", [2, 32])

@@ -187,7 +187,10 @@ def test_every_verb_that_draws_takes_a_theme(tmp_path: Path) -> None:
             ["--theme", "drak", "--gantt", "a.png"],
             "--theme: unknown theme 'drak'; did you mean 'dark'? Known",
         ),
-        (["--theme", "dark"], "--theme dark: is how a picture looks; name the file of one (--gantt, --memory"),
+        (
+            ["--theme", "dark"],
+            "--theme dark: is how a picture looks; name the file of one (--gantt, --memory",
+        ),
     ],
 )
 def test_a_theme_in_vain(tmp_path: Path, options: list[str], told: str) -> None:
