@@ -7,6 +7,7 @@ The families are those of `devices.cost.kernel_model`; `by_bytes` prices the kin
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -517,6 +518,10 @@ IN_16_BITS: Final = frozenset(["embedding", "rope", "gated_activation"])
 STRETCHING: Final = frozenset(["add", "sub", "mul", "div", "pow", "maximum", "minimum", "where"])
 REORDERING: Final = frozenset(["transpose", "permute"])
 """Kinds that index each element: if an operand is smaller than the result; always."""
+_STRIDED: Final = re.compile(r"\b(unrolled_)?elementwise_kernel<")
+"""Kernels of PyTorch that index each element: of operands with strides, or of several data types."""
+_OPERATOR: Final = re.compile("aten::((?!pow).*?)(?:_|_backward)?")
+"""What PyTorch calls an elementwise kernel; a power is mostly a square, which it multiplies."""
 BACKWARD: Final = {
     "dropout": (5.0,),
     "embedding": (10.0,),
@@ -532,9 +537,15 @@ indices first."""
 
 
 def by_bytes(
-    kind: str, nbytes_read: FloatArray, nbytes_written: FloatArray, dtype: str
+    kind: str,
+    nbytes_read: FloatArray,
+    nbytes_written: FloatArray,
+    dtype: str,
+    attributes: Sequence[Mapping[str, Any]] = (),
 ) -> list[dict[str, Any]]:
     """Return the sizes of the elementwise kernels that an op of this kind launches, by its own bytes.
+
+    Of recorded kernels ``kernel`` and ``operator`` among `attributes` tell what their kind does not.
 
     Examples
     --------
@@ -551,7 +562,10 @@ def by_bytes(
         operands = [np.maximum((nbytes_read + nbytes_written) / most - 1, 0) + SLOWER.get(kind, 0.0)]
     beside = nbytes_read - most  # of the smaller operand, where one is stretched to the other's shape
     stretched = (beside > 8) & (beside < 0.9 * most) & (forward in STRETCHING)
-    indexed = np.where(stretched | (forward in REORDERING), 1.0, 0.0)
-    flops = ELEMENT_FLOPS.get(forward, 2.0)
-    sizes = {"elements": most / width, "element_flops": flops, "indexed": indexed}
+    strided = [_STRIDED.search(each.get("kernel", "")) is not None for each in attributes]
+    indexed = np.where(stretched | np.array(strided or False) | (forward in REORDERING), 1.0, 0.0)
+    usual = ELEMENT_FLOPS.get(forward, 2.0)
+    named = (_OPERATOR.fullmatch(each.get("operator", "")) for each in attributes)
+    flops: Any = [ELEMENT_FLOPS.get(name[1], usual) if name else usual for name in named] or usual
+    sizes = {"elements": most / width, "element_flops": np.asarray(flops), "indexed": indexed}
     return [{**sizes, "operands": each} for each in operands]

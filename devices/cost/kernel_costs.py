@@ -94,14 +94,7 @@ class KernelAsk(NamedTuple):
 
 @dataclass(frozen=True)
 class Ops:
-    """Ops of one kind and data type: columns of what they say and move.
-
-    Attributes
-    ----------
-    kind, dtype : str
-    attributes : sequence of mapping
-    flops, nbytes_read, nbytes_written : array of float
-    """
+    """Ops of one kind and data type: columns of what they say and move."""
 
     kind: str
     dtype: str
@@ -314,7 +307,7 @@ def _any(ops: Ops, sheet: Sheet, rows: BoolArray | None = None) -> list[KernelAs
     """Return kernels that memory bounds, by the bytes of their ops."""
     does = (ops.nbytes_read + ops.nbytes_written > 0) | (ops.flops > 0)
     rows = does if rows is None else rows & does
-    asks = by_bytes(ops.kind, ops.nbytes_read, ops.nbytes_written, ops.dtype)
+    asks = by_bytes(ops.kind, ops.nbytes_read, ops.nbytes_written, ops.dtype, ops.attributes)
     return [KernelAsk(rows, "elementwise", sizes) for sizes in asks]
 
 

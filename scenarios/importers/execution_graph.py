@@ -8,17 +8,22 @@ kernels. Operators of a trace alone have their sizes from here, too (`sizes_of`)
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
+import numpy as np
+
+from devices.describe.field_types import dtype_bits
 from scenarios.importers.files import parts, read_json
 from scenarios.importers.tensor_flow import Tensor, written_arguments
 from scenarios.importers.torch_export import CAUSAL, WINDOWS, attributes_of, kind_of, ordered, plain_name
 from scenarios.ops.attributes import FLOATING, computed
-from scenarios.ops.op_costs import cost_of
+from scenarios.ops.op_costs import ELEMENTWISE, cost_of
 from scenarios.ops.op_formulas import Cost, OpFacts, TensorFacts, convolved, measured_shape
 from sim.base.errors import InputError
 from sim.base.files import StrPath
@@ -261,21 +266,44 @@ _IN_ONE: Final = {
     "_efficient_attention_backward": (1, 14),
 }
 """Attention in one kernel, of (batch, length, heads, width): where queries stand, and what mask there is."""
-SIZED: Final = frozenset(
+_SIZED: Final = frozenset(
     f"aten::{name}"
     for name in (*_PRODUCTS, *_CONVOLUTIONS, *_AS_FIRST, *_IN_ONE, "index_select", "convolution_backward")
 )
-"""Operators whose sizes their inputs tell, all that a profiler notes of them."""
+_IN_PLACE: Final = "copy", "fill", "zero"
+"""Operators that write their first input and do not read it."""
+_BOOLEAN: Final = re.compile("(not_)?equal|(greater|less)(_or_equal)?|and|or|not|xor")
+"""Kinds whose output has a byte an element."""
+
+
+@cache
+def is_sized(name: str) -> bool:
+    """Whether the inputs of an operator, all that a profiler notes of it, tell its sizes, or its bytes.
+
+    Examples
+    --------
+    >>> is_sized("aten::addmm"), is_sized("aten::mul_"), is_sized("aten::view")
+    (True, True, False)
+    """
+    return name in _SIZED or plain_name(name) in _IN_PLACE or _streamed(name) is not None
+
+
+@cache
+def _streamed(name: str) -> str | None:
+    """Return the kind of an operator that goes through its inputs once, and whose output they tell."""
+    kind = _kind(Operator(0, 0, name, "", 0, 0, [], []))
+    alike = kind in ELEMENTWISE or kind in ("where", "trilu") or str(kind)[:7] == "reduce_"
+    return kind if alike else None
 
 
 def sizes_of(name: str, shapes: bytes, values: bytes, types: bytes = b"") -> dict[str, Any]:
-    """Return the sizes of an operator of a profiler's trace, and its data type as ``dtype``; nothing where
-    what is noted does not tell them.
+    """Return the sizes of an operator of a profiler's trace, or ``bytes_read`` and ``bytes_written``, and its
+    data type as ``dtype``; nothing where what is noted does not tell them.
 
     Parameters
     ----------
     name : str
-        One of `SIZED`.
+        Such as `is_sized`.
     shapes, values, types : bytes
         Its ``Input Dims``, ``Concrete Inputs`` and ``Input type`` as JSON; older profilers note only the
         first.
@@ -284,11 +312,33 @@ def sizes_of(name: str, shapes: bytes, values: bytes, types: bytes = b"") -> dic
     --------
     >>> sizes_of("aten::addmm", b"[[7], [3, 5], [5, 7]]", b"", b'["float", "float", "float"]')
     {'m': 3, 'n': 7, 'k': 5, 'dtype': 'fp32'}
+    >>> sizes_of("aten::mul", b"[[3, 5], [5]]", b"", b'["c10::Half", "c10::Half"]')
+    {'bytes_read': 40, 'bytes_written': 30, 'dtype': 'fp16'}
     """
-    found = _sizes_of(name, shapes, values)
     dtypes = [_DTYPES.get(str(word)) for word in (json.loads(types) if types else [])]
+    sized = name in _SIZED
+    found = _sizes_of(name, shapes, values) if sized else _bytes_of(name, json.loads(shapes), dtypes)
     dtype = next((dtype for dtype in dtypes if dtype in FLOATING), None)
     return {**found, "dtype": dtype} if found and dtype else found
+
+
+def _bytes_of(name: str, shapes: Sequence[Any], dtypes: Sequence[str | None]) -> dict[str, int]:
+    """Return what an operator reads and writes; nothing where a type is not noted."""
+    try:
+        given = [
+            (tuple(_whole(n, _MOST) for n in shape), dtype_bits(dtype or "") // 8)
+            for shape, dtype in zip(shapes, dtypes, strict=True)
+            if shape
+        ]
+        nbytes = [math.prod(shape) * size for shape, size in given]
+        if plain_name(name) in _IN_PLACE:
+            return {"bytes_read": sum(nbytes[1:]), "bytes_written": nbytes[0]}
+        kind = _streamed(name) or ""
+        size = 1 if _BOOLEAN.fullmatch(kind) else max(size for _, size in given)
+        made = math.prod(np.broadcast_shapes(*(shape for shape, _ in given))) * size
+        return {"bytes_read": sum(nbytes), "bytes_written": 0 if kind[:7] == "reduce_" else made}
+    except (InputError, LookupError, TypeError, ValueError):
+        return {}
 
 
 def _sizes_of(name: str, shapes: bytes, values: bytes) -> dict[str, Any]:

@@ -145,6 +145,9 @@ _FLOPS_PER_OUTPUT = {
 }
 """Flop an element of the first output, counted from the operators' definitions."""
 
+ELEMENTWISE: Final = frozenset(kind for kinds in _FLOPS_PER_OUTPUT.values() for kind in kinds.split())
+"""Kinds whose output is as large as their inputs, broadcast."""
+
 _FLOPS_PER_INPUT = {
     1: """reduce_sum reduce_mean reduce_max reduce_min reduce_prod reduce_all reduce_any argmax argmin
         global_average_pool global_max_pool bias_add_grad max_pool_grad non_zero""",

@@ -124,7 +124,7 @@ class WhatIf(Strict):
 
     def steps(self) -> Iterator[tuple[tuple[str | int, ...], Callable[[Graph], Graph]]]:
         """Yield what is done, with the path of its key."""
-        from scenarios.recorded import durations, launches
+        from scenarios.recorded import durations, launches, other_gpu
 
         if (gone := self.remove) is not None:
             stays = gone.host == "stays"
@@ -132,7 +132,7 @@ class WhatIf(Strict):
         for n, one in enumerate(self.fuse):
             yield ("fuse", n), _fused_by(launches.fused, one)
         if (to := self.device) is not None:
-            yield ("device",), lambda g: durations.on_device(g, to.source, to.target, to.bound)
+            yield ("device",), lambda g: other_gpu.on_device(g, to.source, to.target, to.bound)
         if self.scale:
             yield ("scale",), lambda g: durations.scaled(g, self.scale)
         if (more := self.bandwidth) is not None:

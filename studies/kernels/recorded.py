@@ -4,8 +4,9 @@
 
     python -m studies.kernels.recorded --gpu h100-sxm TRACE.json.gz ...
 
-Of each kernel whose sizes the profiler noted (products, attention, norms, ...), by operator and sizes, where
-it ran alone: beside a kernel of another stream it waits for SMs and memory, which is no part of its cost.
+Of each kernel of which the profiler noted sizes (products, attention, norms, ...) or bytes, by operator and
+sizes, where it ran alone: beside a kernel of another stream it waits for SMs and memory, which is no part of
+its cost.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import numpy as np
 from devices.cost.kernel_costs import FittedCost, load_fits
 from devices.presets import device_preset
 from scenarios.importers import load_graph
-from sim import Device, Graph, GraphBuilder
+from sim import Device, Graph
 from sim.base.units import parse_duration
 
 SIZES: Final = (
@@ -29,7 +30,6 @@ SIZES: Final = (
     *("seq_len", "kv_len", "heads", "kv_heads", "head_dim", "window", "causal"),
     *("in_channels", "out_channels", "group", "input_shape", "kernel_shape", "strides", "pads", "dilations"),
 )
-SIZED: Final = frozenset(("matmul", "gemm", "attention", "layer_norm", "rms_norm", "softmax", "conv"))
 
 
 class Recorded(NamedTuple):
@@ -64,26 +64,21 @@ def accompanied(graph: Graph) -> frozenset[int]:
 
 
 def compare(path: str, gpu: str) -> list[Recorded]:
-    """Return the kernels of a recording that have sizes and ran alone."""
+    """Return the kernels of a recording whose sizes or bytes are known, and that ran alone."""
     graph, took = load_graph(path), defaultdict(list)
     names = [graph.kinds[code] for code in graph.kind_code]
     beside = accompanied(graph)
-    for op, given in graph.attributes.items():
-        if "kernel" in given and names[op] in SIZED and op not in beside:
-            sizes = {name: given[name] for name in SIZES if name in given}
-            if sizes:
-                took[names[op], given.get("operator", ""), repr(sizes)].append(op)
-    builder = GraphBuilder("sizes")
-    for at, ((kind, operator, _), ops) in enumerate(took.items()):
-        sizes = {name: graph.attributes[ops[0]][name] for name in SIZES if name in graph.attributes[ops[0]]}
-        dtype = graph.dtypes[code] if (code := graph.dtype_code[ops[0]]) >= 0 else None
-        builder.op(f"{at}", kind=kind, dtype=dtype, attributes={**sizes, "operator": operator, "kernel": ""})
     floor, gap = (parse_duration(device_preset(gpu)[key]) for key in ("kernel_floor", "gap"))
     cost = FittedCost(load_fits(gpu), least_ns=floor)
-    costs = cost.durations_ns(builder.build(), Device("gpu0", gap_ns=gap))
+    ns = cost.durations_ns(graph, Device("gpu0", gap_ns=gap))
+    moved = graph.bytes_read + graph.bytes_written
+    for op, given in graph.attributes.items():
+        if ns[op] > 0 and op not in beside and not given.get("kernel", "nccl").startswith(("Mem", "nccl")):
+            sizes = {name: given[name] for name in SIZES if name in given} or {"bytes": int(moved[op])}
+            took[names[op], given.get("operator", ""), repr(sizes)].append(op)
     return [
-        Recorded(*key, len(ops), float(graph.duration_ns[ops].mean()), float(ns))
-        for (key, ops), ns in zip(took.items(), costs, strict=True)
+        Recorded(*key, len(ops), float(graph.duration_ns[ops].mean()), float(ns[ops].mean()))
+        for key, ops in took.items()
     ]
 
 

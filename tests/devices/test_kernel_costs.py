@@ -183,6 +183,18 @@ def test_operands_of_unlike_shape_are_bound_by_their_indices() -> None:
     assert ns_of("transpose", bytes_read=whole, **moved) > 1.5 * scalar
 
 
+def test_recorded_kernels_whose_operands_have_strides_index_each_element() -> None:
+    def ns(kernel: str) -> float:
+        return ns_of(
+            "copy", sizes={"kernel": f"void at::native::{kernel}"}, bytes_read=2**28, bytes_written=2**28
+        )
+
+    plain = ns("vectorized_elementwise_kernel<4, float>()")
+    assert plain == ns_of("copy", bytes_read=2**28, bytes_written=2**28)
+    assert ns("elementwise_kernel<128, 2>()") > 1.4 * plain
+    assert ns("unrolled_elementwise_kernel<float>()") > 1.4 * plain
+
+
 def test_the_gap_of_the_device_is_taken_off_where_it_was_measured() -> None:
     """Kernels of language models were timed back to back; what memory bounds alone, and it has a floor."""
     b = GraphBuilder("g")

@@ -14,7 +14,7 @@ import pytest
 from policies.rewrite.records import read
 from scenarios.builders.gpt import Transformer, gpt_graph
 from scenarios.importers import load_graph
-from scenarios.importers.execution_graph import sizes_of
+from scenarios.importers.execution_graph import is_sized, sizes_of
 from scenarios.importers.graph_json import is_straight, slope_between
 from scenarios.importers.tensorflow_json import import_tensorflow_json
 from scenarios.ops.attributes import computed_in, stored_in
@@ -316,8 +316,32 @@ def test_of_the_operators_of_a_trace(name: str, shapes: Any, values: Any, expect
     assert sizes_of(f"aten::{name}", json.dumps(shapes).encode(), noted) == expected
 
 
+@pytest.mark.parametrize(
+    ("name", "shapes", "types", "read", "written"),
+    [
+        ("mul", [[4, 6], [6]], ["c10::Half", "c10::Half"], 60, 48),
+        ("add_", [[4, 6], [4, 6], []], ["float", "c10::Half", "Scalar"], 144, 96),
+        ("gt", [[4, 6], []], ["float", "double"], 96, 24),
+        ("where", [[4, 1], [6], [4, 6]], ["bool", "float", "float"], 124, 96),
+        ("copy_", [[4, 6], [6, 4], []], ["c10::BFloat16", "float", "Scalar"], 96, 48),
+        ("fill_", [[4, 6], []], ["long int", "Scalar"], 0, 192),
+        ("sum", [[4, 6], []], ["float", "ScalarList"], 96, 0),
+        ("mul", [[4, 6], [6]], ["c10::Half", "a type that nobody knows"], None, None),
+        ("mul", [[4, 6], [5]], ["float", "float"], None, None),  # damage
+        ("mul", [[4, 6], [6]], ["float"], None, None),
+    ],
+)
+def test_bytes_of_the_operators_of_a_trace(
+    name: str, shapes: Any, types: Any, read: int | None, written: int | None
+) -> None:
+    assert is_sized(f"aten::{name}")
+    assert not is_sized("aten::view")
+    found = sizes_of(f"aten::{name}", json.dumps(shapes).encode(), b"", json.dumps(types).encode())
+    assert (found.get("bytes_read"), found.get("bytes_written")) == (read, written)
+
+
 def test_of_the_kernels_of_a_trace(tmp_path: Path) -> None:
-    """The longest kernel that the operator itself launched has its sizes."""
+    """The longest kernel that the operator itself launched has its sizes, or what it reads and writes."""
     args = {"Input Dims": [[3, 5], [7, 5], []], "Concrete Inputs": ["", "", ""]}
     inner = {"Input Dims": [[3, 5], [5, 7]]}
 
@@ -335,7 +359,9 @@ def test_of_the_kernels_of_a_trace(tmp_path: Path) -> None:
 
     events = [
         event("cpu_op", "aten::linear", 0, 100, **args),
-        event("cpu_op", "aten::copy_", 1, 10),
+        event(
+            "cpu_op", "aten::copy_", 1, 10, **{"Input Dims": [[9], [9]], "Input type": ["float", "double"]}
+        ),
         event("cpu_op", "aten::mm", 20, 40, **inner),
     ]
     kernels = [("copy", 2, 90), ("gemm", 25, 30), ("splitKreduce", 30, 5)]
@@ -350,6 +376,9 @@ def test_of_the_kernels_of_a_trace(tmp_path: Path) -> None:
         graph.attributes[op]["kernel"]: of(graph, graph.op_names[op]) for op in graph.attribute("kernel")
     }
     assert found == {"copy": {}, "gemm": {"m": 3, "n": 7, "k": 5}, "splitKreduce": {}}
+    tasks = [*graph.attribute("kernel")]
+    assert graph.bytes_read[tasks].tolist() == [72, 0, 0]
+    assert graph.bytes_written[tasks].tolist() == [36, 0, 0]
 
 
 # -- in a scenario --------------------------------------------------------------------------------

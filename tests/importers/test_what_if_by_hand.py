@@ -13,6 +13,7 @@ from import_helpers import columns
 from test_import_kineto_what_if import edges, starts_and_ends
 from what_if_helpers import US, times, trace_of, what_if
 
+from devices.machine import make_device
 from policies.rewrite.records import read
 from scenarios.recorded.setup import run_recorded
 from sim import Graph, GraphBuilder
@@ -226,32 +227,61 @@ def test_a_stream_with_collectives_stays_as_it_is(tmp_path: Path) -> None:
         assert what_if(graph, {"streams": 2}) is graph
 
 
-@pytest.mark.parametrize(
-    ("bound", "gemm_ns", "relu_ns", "small_ns"),
-    [("low", 2_500, 5_000, 5_000), ("middle", 3_536, 5_000, 7_071), ("high", 5_000, 5_000, 10_000)],
-)
-def test_another_device(bound: str, gemm_ns: int, relu_ns: int, small_ns: int, monkeypatch: Any) -> None:
-    """Four times the flop, twice the bytes: products between both, the rest by bytes, few blocks up to 1."""
-    presets = {
-        name: {"peak": {"fp32": f"{n * n}TFLOP/s"}, "bandwidth": f"{n}TB/s", "sms": 10}
-        for name, n in (("one", 1), ("two", 2))
-    }
-    module = "scenarios.recorded.durations"
-    monkeypatch.setattr(f"{module}.device_preset", presets.__getitem__)
-    monkeypatch.setattr(f"{module}.presets", lambda: [type("P", (), {"name": name}) for name in presets])
+def test_another_device_by_its_rates() -> None:
+    """As much flop, 4,800 in place of 3,350 GB/s: products between, the rest by bytes, few blocks to 1."""
     b = GraphBuilder("kernels")
-    for name, kind, blocks, flops in (
-        *(("mm", "matmul", 10, 0), ("relu", "elementwise", 10, 0), ("small", "elementwise", 9, 0)),
-        ("known", "matmul", 1, 10**9),
+    for name, kind, blocks in (
+        ("mm", "matmul", 200),
+        ("relu", "elementwise", 200),
+        ("small", "elementwise", 9),
     ):
         own = {"stream": 7, "grid": [blocks, 1, 1], "kernel": "sgemm"}
-        b.op(name, kind=kind, duration_ns=10_000, flops=flops, device="gpu", attributes=own)
-    change = {"device": {"from": "one", "to": "tw", "bound": bound}}
-    with pytest.warns(
-        UserWarning, match=r"x0\.38 to x0\.56 .* on tw, taken as .* shapes of 1 of 4 .* 1 others"
+        b.op(name, kind=kind, duration_ns=10_000, dtype="fp32", device="gpu", attributes=own)
+    for bound, ns in (
+        ("low", [6_979, 6_979, 6_979]),
+        ("middle", [8_354, 6_979, 8_354]),
+        ("high", [10_000, 6_979, 10_000]),
     ):
-        graph = what_if(b.build(), change)
-    assert graph.duration_ns.tolist() == [gemm_ns, relu_ns, small_ns, 2_500]
+        change = {"device": {"from": "h100-sxm", "to": "h200", "bound": bound}}
+        with pytest.warns(UserWarning, match=r"x0\.70 to x0\.90 .* on h200, .* sizes of 0 of 3 .* 1 others"):
+            assert what_if(b.build(), change).duration_ns.tolist() == ns
+
+
+@pytest.mark.parametrize(("target", "share"), [("h200-sxm", 1), ("a100-sxm-80", 0.5)])
+def test_another_device_by_its_kernels(target: str, share: float) -> None:
+    """What a kernel took beyond its GPU's model another GPU takes, too, or in part."""
+    product = {"m": 4096, "n": 4096, "k": 1024}
+
+    def graph(product_ns: int, add_ns: int) -> Graph:
+        b = GraphBuilder("kernels")
+        own = {"stream": 7, "kernel": "a"}
+        b.op(
+            "mm", kind="matmul", dtype="bf16", duration_ns=product_ns, device="gpu", attributes=own | product
+        )
+        b.op("add", kind="elementwise", dtype="bf16", duration_ns=add_ns, device="gpu", attributes=own,
+             bytes_read=2**29, bytes_written=2**28)  # fmt: skip
+        return b.build()
+
+    def modelled(preset: str) -> np.ndarray:
+        device = make_device("gpu0", {"preset": preset})
+        assert device.cost is not None
+        return device.cost.durations_ns(graph(1, 1), device)
+
+    here, there = modelled("h100-sxm"), modelled(target)
+    for beyond in (1, 1.5):
+        recorded = graph(*(beyond * here).astype(int).tolist())
+        change = {"device": {"from": "h100-sxm", "to": target}}
+        with pytest.warns(UserWarning, match="sizes of 2 of 2 are known, 0 others"):
+            moved = what_if(recorded, change).duration_ns
+        assert moved == pytest.approx(there * beyond**share, rel=1e-4)
+        with pytest.warns(UserWarning, match="device: "):
+            low, high = (
+                what_if(recorded, {"device": {**change["device"], "bound": bound}}).duration_ns
+                for bound in ("low", "high")
+            )
+        assert (low < moved).all()
+        assert (moved < high).all()
+        assert moved == pytest.approx((low * high) ** 0.5, rel=1e-4)
 
 
 def test_presets_of_devices(three: Graph) -> None:

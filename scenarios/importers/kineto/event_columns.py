@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
 import msgspec
 import numpy as np
 
-from scenarios.importers.execution_graph import SIZED
+from scenarios.importers.execution_graph import is_sized
 from scenarios.importers.kineto.event_fields import (
     ABSENT,
     all_arguments,
@@ -308,7 +308,7 @@ class EventColumns:
     modules : Operators
         Calls of modules, and ranges that the program named.
     sized : Operators
-        Those whose inputs tell sizes (`execution_graph.SIZED`), with their places in `inputs`.
+        Those whose inputs tell sizes (`execution_graph.is_sized`), with their places in `inputs`.
     inputs : list of (str, bytes, bytes, bytes)
         Of each its name, and as JSON its ``Input Dims``, ``Concrete Inputs`` and ``Input type``, if noted.
     inside : Spans
@@ -402,7 +402,7 @@ class EventColumns:
         names, args = _names(events), _noted(events, {})
         numbers = wholes([own.get("External id", UNNUMBERED) for own in args], "External id")
         self.operators.add(thread, start_ns, end_ns, names, numbers)
-        sized = [n for n, name in enumerate(names) if name in SIZED and "Input Dims" in args[n]]
+        sized = [n for n, name in enumerate(names) if "Input Dims" in args[n] and is_sized(name)]
         if sized:
             at = np.arange(len(self.inputs), len(self.inputs) + len(sized))
             of = [names[n] for n in sized]

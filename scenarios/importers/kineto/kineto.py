@@ -312,14 +312,17 @@ class _Process:
             attributes["recorded_ns"] = task.duration_ns
         kind = kind_of(task.name, task.collective)
         message = task.message if meeting is None else meeting.message
-        dtype = dtype_of(task.name) or task.facts.get("dtype")
+        own = dict(task.facts)
+        dtype = own.pop("dtype", None)
+        if not (task.communicates or kind in ("copy", "fill")):
+            dtype = dtype_of(task.name) or dtype
         return {
             "kind": kind,
-            "dtype": None if task.communicates or kind in ("copy", "fill") else dtype,
+            "dtype": dtype,
             "duration_ns": duration_ns,
-            "bytes_read": task.nbytes if kind == "copy" else message[0],
-            "bytes_written": task.nbytes or message[1],
-            "attributes": {**attributes, **{key: x for key, x in task.facts.items() if key != "dtype"}},
+            "bytes_read": own.pop("bytes_read", 0) or (task.nbytes if kind == "copy" else message[0]),
+            "bytes_written": own.pop("bytes_written", 0) or task.nbytes or message[1],
+            "attributes": {**attributes, **own},
         }
 
     @cached_property

@@ -1,0 +1,198 @@
+"""What if the program had run on another GPU: recorded durations, by what both take for such kernels.
+
+::
+
+    sizes or bytes known   what the other GPU's cost model says (`devices.cost`), times what the recorded
+                           kernel took beyond its own GPU's: all of it in one generation, else its square root
+    its kind moves data    the ratio of the bandwidths                      (elementwise, copy, reduce, ...)
+    any other kind         between the ratio of bandwidths and that of peak rates in its data type (else
+                           in those that both devices have)
+    ... with fewer blocks than SMs   between that and 1: it waits for latencies, not for rates
+
+The middle of a range is its geometric mean. Collectives, copies between host and device, and the host stay
+as they are; launch latency and gaps are the device's.
+
+What a kernel takes beyond the model another GPU shares in part: of its logarithm 0.70 in one generation, 0.46
+from one to another, by the same kernels on pairs of GPUs (`studies.kernels.moved`). In a recording it is
+more, whose library, strides and caches are not those of the tables.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from dataclasses import replace
+from typing import Any, Final, Literal, NamedTuple
+
+import numpy as np
+
+from devices.describe.field_types import DEFAULT
+from devices.machine import make_device
+from devices.presets import device_preset, presets
+from scenarios.recorded import select as roles
+from sim.base.arrays import BoolArray, FloatArray
+from sim.base.errors import InputError, UnknownNameError, located
+from sim.base.units import parse_bandwidth, parse_flop_rate
+from sim.graph.graph import Graph
+from sim.machine.device import Device
+
+Bound = Literal["low", "middle", "high"]
+"""Which end of what is possible: of durations."""
+
+SHARED: Final = 0.5
+"""Of the logarithm of what a kernel takes beyond the model: shared with a GPU of another generation."""
+_MOVES: Final = frozenset(
+    {"elementwise", "copy", "fill", "reduce", "gather", "layer_norm", "batch_norm", "softmax", "cat"}
+)
+
+
+class _Gpu(NamedTuple):
+    name: str
+    generation: str
+    peak: dict[str, int]
+    bandwidth: int
+    sms: int
+    device: Device
+
+    @classmethod
+    def of(cls, name: str) -> _Gpu:
+        """Return the GPU of a preset, or of the one whose name begins so."""
+        known = _gpu_presets()
+        fitting = [each for each in known if each == name] or [x for x in known if x.startswith(name)]
+        if len(fitting) > 1:  # the board of a server, where there are several
+            fitting = [each for each in fitting if "-sxm" in each] or fitting
+        if len(fitting) > 1:
+            raise InputError(f"{name!r} may be {' or '.join(fitting)}")
+        if not fitting:
+            raise UnknownNameError("GPU preset", name, known)
+        spec: dict[str, Any] = device_preset(fitting[0])
+        peak = spec["peak"] if isinstance(spec["peak"], dict) else {DEFAULT: spec["peak"]}
+        return cls(
+            fitting[0],
+            spec.get("generation", fitting[0]),
+            {dtype: parse_flop_rate(rate) for dtype, rate in peak.items()},
+            parse_bandwidth(spec["bandwidth"]),
+            int(spec["sms"]),
+            make_device("gpu0", {"preset": fitting[0]}),
+        )
+
+    def asked(self, graph: Graph) -> tuple[FloatArray, FloatArray]:
+        """Return the ns that each op takes, NaN where that is not known, and the log half widths."""
+        cost = self.device.cost
+        assert cost is not None  # presets of GPUs have one
+        ns, width = cost.durations_ns(graph, self.device).astype(float), cost.spread(graph, self.device)
+        return np.where(ns > 0, ns, np.nan), np.nan_to_num(width)
+
+
+def on_device(graph: Graph, source: str, target: str, bound: Bound = "middle") -> Graph:
+    """Return a graph whose kernels take as long as they would on another GPU.
+
+    Parameters
+    ----------
+    graph : Graph
+    source, target : str
+        Presets of the GPU of the recording and of the other one, or how the name of one begins.
+    bound : str
+        The least, the middle or the most that the durations may be: of those that a cost model says the ends
+        of its 80 % interval.
+
+    Raises
+    ------
+    InputError
+        No such preset, no rates in it, or no kernels.
+
+    Warns
+    -----
+    UserWarning
+        How far apart the ends are, and what is not known; a `source` that is not the GPU of the recording.
+    """
+    with located("from"):
+        before = _Gpu.of(source)
+    with located("to"):
+        after = _Gpu.of(target)
+    if (contradiction := _recorded_elsewhere(graph, source)) is not None:
+        warnings.warn(contradiction, stacklevel=2)
+    which = roles.tasks(graph) & ~roles.collectives(graph) & ~roles.transfers(graph)
+    if not which.any():
+        raise InputError("there is no kernel of a GPU")
+    if before.name == after.name:
+        return graph
+    low, high, known, few = _ratios(graph, which, before, after)
+    ends = {"low": low, "middle": np.sqrt(low * high), "high": high}
+    was = graph.duration_ns[which]
+    ns = graph.duration_ns.copy()
+    ns[which] = np.floor(was * ends[bound] + 0.5).astype(np.int64)
+    if (ns == graph.duration_ns).all():
+        return graph
+    of = {end: f"x{(was * each).sum() / max(was.sum(), 1):.2f}" for end, each in ends.items()}
+    warnings.warn(
+        f"device: kernels take {of['low']} to {of['high']} of their time on {target}, taken as {of[bound]}; "
+        f"the sizes of {known} of {len(was)} are known, {few} others are too small to fill the GPU",
+        stacklevel=2,
+    )
+    facts = {pin: {**own, "description": target} for pin, own in graph.device_facts.items()}
+    return replace(graph, duration_ns=ns, device_facts=facts)
+
+
+def _ratios(
+    graph: Graph, which: BoolArray, before: _Gpu, after: _Gpu
+) -> tuple[FloatArray, FloatArray, int, int]:
+    """Return between which factors of its time each kernel is; of how many the sizes are known, and how many
+    others have fewer blocks than the GPU has SMs.
+    """
+    (own, _), (other, width) = (gpu.asked(graph) for gpu in (before, after))
+    share = 1.0 if before.generation == after.generation else SHARED
+    with np.errstate(divide="ignore", invalid="ignore"):
+        middle = (other / graph.duration_ns * (graph.duration_ns / own) ** share)[which]
+    low, high = middle * np.exp(-width[which]), middle * np.exp(width[which])
+    few, unknown = 0, np.flatnonzero(~np.isfinite(middle) | (middle <= 0))
+    for i, op in zip(unknown.tolist(), np.flatnonzero(which)[unknown].tolist(), strict=True):
+        low[i], high[i] = _by_kind(graph, op, before, after)
+        grid = graph.attributes.get(op, {}).get("grid")
+        if grid is not None and math.prod(grid) < before.sms:
+            low[i], high[i], few = min(low[i], 1.0), max(high[i], 1.0), few + 1
+    return low, high, len(middle) - len(unknown), few
+
+
+def _by_kind(graph: Graph, op: int, before: _Gpu, after: _Gpu) -> tuple[float, float]:
+    memory = before.bandwidth / after.bandwidth
+    if graph.kind(op) in _MOVES:
+        return memory, memory
+    both = [dtype for dtype in before.peak if dtype in after.peak]
+    code = int(graph.dtype_code[op])
+    given = graph.dtypes[code] if code >= 0 else None
+    asked = [given] if given in both else [d for d in both if d in ("fp32", "tf32", "fp16", "bf16")]
+    ratios = [memory, *(before.peak[d] / after.peak[d] for d in asked)]
+    return min(ratios), max(ratios)
+
+
+def is_of_model(description: str, preset: str) -> bool:
+    """Whether a GPU, by what its driver calls it or by a preset, is of the model of a preset.
+
+    The model counts: it is how names of presets begin, and a word in what drivers say. Sizes and boards are
+    written in too many ways.
+
+    Examples
+    --------
+    >>> is_of_model("NVIDIA H100 80GB HBM3", "h100-sxm"), is_of_model("Tesla T4", "a100-pcie-40")
+    (True, False)
+    """
+    return preset.partition("-")[0] in re.findall("[a-z0-9]+", description.lower())
+
+
+def _recorded_elsewhere(graph: Graph, source: str) -> str | None:
+    """Return what is wrong where the recording names another GPU than `source`; None: nothing is."""
+    known = _gpu_presets()
+    for facts in graph.device_facts.values():
+        own = [name for name in known if is_of_model(facts.get("description", ""), name)]
+        if own and not any(name.startswith(source) for name in own):
+            return (
+                f"device: from: {source} is not the GPU of the recording, {facts['description']} "
+                f"({' or '.join(own)}): the durations are scaled by the wrong rates"
+            )
+    return None
+
+
+def _gpu_presets() -> list[str]:
+    return [each.name for each in presets() if {"peak", "sms"} <= device_preset(each.name).keys()]

@@ -1,0 +1,114 @@
+"""Kernels of one size on pairs of GPUs: what is known of one, and where its recording moves to another.
+
+::
+
+    python -m studies.kernels.moved --data DIR [--left-out] [TABLE ...]
+
+A kernel that took so long on one GPU is taken to the other as `scenarios.recorded.other_gpu` takes it, and
+held against what was measured there; beside it stands the ratio of the rooflines, for kernels that compute
+the geometric mean of those of memory and arithmetic. With --left-out the other GPU was not measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from itertools import permutations
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from devices.cost.kernel_costs import load_fits
+from scenarios.recorded.other_gpu import SHARED
+from sim.base.arrays import FloatArray
+from studies.kernels.fitting import alone, kernel_ns
+from studies.kernels.judge import MOST, without
+from studies.kernels.tables import Rows, Table, tables
+
+MOVES: Final = frozenset(
+    ("elementwise", "softmax", "layer_norm", "rms_norm", "rope", "gated_activation", "embedding")
+)
+LEAST_NS: Final = 1500.0  # shorter ones, or near what the host needs, say how they were timed
+FEWEST: Final = 30
+
+
+class Moved(NamedTuple):
+    """A table on two GPUs: mean errors as it is moved, and by rates; and how much of what the one took beyond
+    its model the other did, too (the slope of their logarithms).
+    """
+
+    same_generation: bool
+    error: float
+    by_rates: float
+    shared: float
+
+
+def _pairs(one: Rows, other: Rows) -> tuple[Rows, Rows]:
+    """Return the rows of both that have the same sizes."""
+
+    def sizes(rows: Rows) -> list[tuple[float, ...]]:
+        columns = [np.broadcast_to(x, len(rows.ns)) for x in rows.sizes.values() if not isinstance(x, str)]
+        return [*zip(*columns, strict=True)]
+
+    first = {each: i for i, each in enumerate(sizes(one))}
+    found = [(first[each], j) for j, each in enumerate(sizes(other)) if each in first]
+    mine, theirs = np.array(found, int).reshape(-1, 2)[:: len(found) // MOST + 1].T
+    here, there = one.take(mine), other.take(theirs)
+    told = [rows.ns > np.maximum(LEAST_NS, 2 * np.asarray(rows.floor_ns)) for rows in (here, there)]
+    return here.take(told[0] & told[1]), there.take(told[0] & told[1])
+
+
+def moved(table: Table, *, left_out: bool = False) -> Iterator[Moved]:
+    """Return each pair of GPUs of a table."""
+    lent = without(table) if left_out else {}
+    for one, other in permutations(table.rows, 2):
+        here, there = _pairs(table.rows[one], table.rows[other])
+        if len(here.ns) >= FEWEST:
+            before, after = table.sheet(one), table.sheet(other)
+            own, theirs = (load_fits(gpu).model(table.name, table.dtype) for gpu in (one, other))
+            if other in lent:
+                theirs = alone(lent[other].sure)
+            ns, took = kernel_ns(here), kernel_ns(there)
+            says, would = own.predict(here.sizes, before)[0], theirs.predict(there.sizes, after)[0]
+            same = before.generation == after.generation
+            memory = before.dram_bytes_per_s / after.dram_bytes_per_s
+            compute = before.peak_of(table.dtype) / after.peak_of(table.dtype)
+            rates = memory if table.name in MOVES else (memory * compute) ** 0.5
+            x, y = (np.clip(np.log(each), -1, 1) for each in (ns / says, took / would))
+            yield Moved(
+                same,
+                _off(would * (ns / says) ** (1 if same else SHARED), took),
+                _off(rates * ns, took),
+                float((x * y).sum() / (x * x).sum()),
+            )
+
+
+def _off(ns: FloatArray, took: FloatArray) -> float:
+    return float(np.abs(ns / took - 1).mean())
+
+
+def main() -> None:
+    """Print a line for each table, and how much GPUs share."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="TABLE", help="only these; default: all")
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--left-out", action="store_true")
+    given = parser.parse_intermixed_args()
+    every: list[Moved] = []
+    for table in tables(given.data):
+        if not given.names or table.name in given.names:
+            found = [*moved(table, left_out=given.left_out)]
+            if found:
+                error, rates = (np.mean([getattr(m, key) for m in found]) for key in ("error", "by_rates"))
+                name = f"{table.name} {table.dtype}"
+                print(f"{name:30} {len(found):3} pairs {error:6.1%}, by rates {rates:6.1%}", flush=True)
+            every += found
+    for same, name in ((True, "one generation"), (False, "another")):
+        shared = [m.shared for m in every if m.same_generation == same]
+        if shared:
+            print(f"shared with a GPU of {name}: {np.mean(shared):.2f}")
+
+
+if __name__ == "__main__":
+    main()
