@@ -86,9 +86,6 @@ class Transformer:
 
 Shape = tuple[int, ...]
 
-_STATE_NBYTES = 12
-"""Optimizer state of a parameter: two moments and a copy of the weight in fp32 (arXiv 1910.02054, 3.1)."""
-
 
 def gpt_graph(model: Transformer, *, training: bool = False, name: str = "gpt") -> Graph:
     """Return the graph of a batch.

@@ -28,7 +28,9 @@ import difflib
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, Self
+from functools import cache
+from pathlib import Path
+from typing import Any, Self
 
 
 class SimError(Exception):
@@ -292,169 +294,22 @@ class InvariantError(SimError):
     """A trace breaks an invariant of the simulator."""
 
 
-RENAMED: Final[Mapping[str, str]] = {
-    "abs": "imbalance",
-    "allgather_bucket_size": "bucket_size",
-    "allocator": "memory.allocator",
-    "attention_backward": "attention",
-    "attention_forward": "attention",
-    "backward_prefetch": "prefetch: {backward: ...}",
-    "backward_ratio": "backward",
-    "batches": "steps",
-    "between": "network",
-    "branches": "width",
-    "bucket": "bucket_size",
-    "bucket_cap": "bucket_size",
-    "bytes_per_ns": "bandwidth",
-    "causes": "file",
-    "chunk": "sharing: {name: fifo, chunk: ...}",
-    "chunk_size": "max_num_batched_tokens",
-    "closed": "in_flight",
-    "collective": "collectives",
-    "collective_timeout": "timeout",
-    "column": "split",
-    "connection_bandwidth": "transport",
-    "connection_timeout": "timeout",
-    "context_parallel": "cp",
-    "contiguous_regions": "expandable_segments",
-    "copy": "transfer",
-    "copy_streams": "overlap",
-    "cut": "partition",
-    "cycles_per_us": "clock",
-    "dangling": "unknown",
-    "data": "dp",
-    "data-parallel": "gone: write one replica's step as ops, and policy: {compile: [{name: ddp, ranks: N}]}",
-    "data_parallel": "dp",
-    "default_dtype": "dtype",
-    "dependencies": "gone: leave it out of compile",
-    "depth": "layers",
-    "dispatch": "issue_cost",
-    "distributed-session": "gone: compile has partition; requests of a master are ops of yours",
-    "dma_bandwidth": "core_bandwidth",
-    "dma_engines": "copy_engines",
-    "dma_latency": "latency",
-    "ecmp": "name",
-    "edge_probability": "probability",
-    "estimate_error": "knowledge",
-    "every_steps": "every",
-    "execution-graph": "gone: give it beside its trace, as execution_graph of workload: {kineto: TRACE}",
-    "expert": "ep",
-    "expert_latent": "latent",
-    "expert_middle": "middle",
-    "expert_parallel": "ep",
-    "experts_per_token": "top_k",
-    "fifo": "name",
-    "first_kinds": "kinds",
-    "flash": "attention: flash",
-    "flop_per_ns": "peak",
-    "for": "duration",
-    "for_weight_grad": "kept",
-    "forward_prefetch": "prefetch: {forward: ...}",
-    "free_synchronises": "asynchronous: true",
-    "fused_loss": "loss",
-    "global_batch": "batch",
-    "graph_gap": "cuda_graph",
-    "graph_launch": "cuda_graph",
-    "hiding": "overlap",
-    "host_memory": "pin_memory",
-    "host_work": "host",
-    "inter_op": "workers",
-    "interval": "every",
-    "intra_op": "cores_per_op",
-    "intra_op_pool": "intra_op_parallelism_threads",
-    "items": "batch",
-    "kept_for_weight_grad": "kept",
-    "kv_rank": "latent",
-    "launch": "cuda_graph",
-    "launch_cost": "issue_cost",
-    "layout": "parallel",
-    "levels": "bandwidth",
-    "lifetime": "memory.lifetime",
-    "matrix_block": "matrix",
-    "matrix_kinds": "matrix",
-    "matrix_peak": "matrix",
-    "memory_fraction": "memory",
-    "memory_limit": "limit",
-    "message": "size",
-    "message_overhead": "transport",
-    "method": "context",
-    "minimum": "at_least",
-    "network": "sharing",
-    "num_workers": "workers",
-    "of": "kind",
-    "offload_layers": "offload",
-    "on_request": "rendezvous",
-    "optimiser": "optimizer",
-    "optimizer_bytes": "optimizer_state",
-    "overlap_comm": "overlap",
-    "overlap_grad_reduce": "overlap: [grad_reduce]",
-    "overlap_param_gather": "overlap: [grad_reduce, param_gather]",
-    "parallel_calls": "workers",
-    "part": "phase",
-    "passes": "memory_efficiency",
-    "pause": "asynchronous",
-    "pieces": "gone: with the algorithm double-tree",
-    "pinned": "pin_memory",
-    "pipeline": "pp",
-    "pipeline_parallel": "pp",
-    "precision": "dtype",
-    "prefer": "format",
-    "prefetch_bucket_size": "prefetch",
-    "profile": "layers",
-    "q_rank": "latent",
-    "reduce_bucket_size": "bucket_size",
-    "rel": "imbalance",
-    "repeat": "blocks",
-    "replica": "replicas",
-    "restart_worker": "restart",
-    "restore_bandwidth": "bandwidth",
-    "results": "outputs",
-    "rotary": "positions",
-    "rotary_head": "head",
-    "rounding": "alignment",
-    "row": "split",
-    "run_ahead": "in_flight",
-    "schedule": "policy",
-    "serves": "devices",
-    "sharded": "sharding",
-    "shared_middle": "middle",
-    "sigma": "jitter",
-    "silent": "detect",
-    "size": "shard",
-    "size_jitter": "jitter",
-    "sm_fraction": "use_sms",
-    "source": "sources",
-    "stage_input": "kept",
-    "stage_layers": "partition",
-    "storage": "bandwidth",
-    "straggler_factor": "stragglers",
-    "straggler_probability": "stragglers",
-    "stream_partitions": "streams: [{partition: ...}]",
-    "stream_priorities": "streams: [{priority: ...}]",
-    "supports": "kinds",
-    "synchronise": "synchronisation",
-    "tensor": "tp",
-    "tensor_bandwidth": "bandwidth",
-    "tensor_parallel": "tp",
-    "text": "order",
-    "threads": "inter_op_parallelism_threads",
-    "time": "duration",
-    "times": "factor",
-    "training": "optimizer: adam",
-    "use_distributed_optimizer": "sharding",
-    "value_head": "head",
-    "vector_peak": "vector",
-    "vector_scratchpad": "vector",
-    "vpp": "chunks",
-    "when_full": "memory.when_full",
-}
-"""Names of older versions → what they are now: a key where that is known, with a value or not, a path, or
-``gone: ...`` and what to do instead."""
+@cache
+def renamed() -> Mapping[str, str]:
+    """Return names of older versions → what they are now, as ``renamed.json`` lists them.
+
+    What they are now is a key where that is known, with a value or not, a path, or ``gone: ...`` and what to
+    do instead.
+    """
+    import json
+
+    found: dict[str, str] = json.loads(Path(__file__).with_name("renamed.json").read_text(encoding="utf-8"))
+    return found
 
 
 def _now(name: str, known: Collection[str]) -> str:
     """Return what an old name is now, as the end of a message; nothing where it is not one of this place."""
-    now = RENAMED.get(name, "")
+    now = renamed().get(name, "")
     if now.startswith("gone: "):
         return f"; {name} is {now}"
     return f"; {name} is now {now}" if now and ("." in now or now.partition(":")[0] in known) else ""
@@ -469,7 +324,7 @@ def nearest(name: str, known: Iterable[str], *, likeness: float = 0.6) -> str | 
     ('ready-queue', 'optimizer')
     """
     names = list(known)
-    if (new := RENAMED.get(name, "").partition(":")[0]) in names and new:
+    if (new := renamed().get(name, "").partition(":")[0]) in names and new:
         return new
     begun = [each for each in names if name and each.startswith(f"{name}-")]  # h100-sxm, not mi100, for h100
     found = difflib.get_close_matches(name, begun or names, n=1, cutoff=0.0 if begun else likeness)
