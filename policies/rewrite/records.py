@@ -6,11 +6,12 @@ turns the graph into `OpEntry` values by name, changes those, and builds a new g
 
 from __future__ import annotations
 
-import re
+import json
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from itertools import chain, count, pairwise, product
+from itertools import chain, count, pairwise
+from pathlib import Path
 from typing import Any, Final
 
 from sim import Graph, GraphBuilder
@@ -20,7 +21,8 @@ from sim.graph.frames import CONTROL_FLOW_KINDS, FrameStructure
 from sim.graph.graph import Role, output_name, split_output
 
 # ----------------------------------------------------------------------------------------------------------
-# Kinds of op with effects of their own: a closed list, by the names that importers give.
+# Kinds of op with effects of their own: a closed list, by the names that importers give
+# (``stateful_kinds.json``).
 #
 # No step merges, folds or repeats them, however alike their inputs look: two random numbers are two, and a
 # variable may have changed between two reads.
@@ -28,101 +30,14 @@ from sim.graph.graph import Role, output_name, split_output
 # The kinds of TensorFlow are what Grappler does not take for free of side effects (``IsFreeOfSideEffect`` in
 # tensorflow/core/grappler/op_types.cc): an op that the registry of TensorFlow 2.21 marks as stateful
 # (whatever touches a resource is), that takes a reference, updates its input in place, sends, or is a
-# placeholder; and whatever has ``Queue`` in its name. As in a shell, ``{save,load}_table`` stands for both.
+# placeholder; and whatever has ``Queue`` in its name.
 
 IN_PLACE: Final = frozenset({"inplace_add", "inplace_sub", "inplace_update"})
 """Kinds that write into what they read."""
 
-_TENSORFLOW = """
-    {,resource_,sparse_,resource_sparse_}apply_{adadelta,adagrad,adagrad_da,centered_rms_prop,ftrl,momentum}
-    {,resource_,sparse_,resource_sparse_}apply_{proximal_adagrad,proximal_gradient_descent,rms_prop}
-    {,resource_}apply_{ada_max,adam,add_sign,gradient_descent,power_sign} resource_apply_adam_with_amsgrad
-    resource_{,sparse_}apply_keras_momentum xla_sparse_core_{adagrad,adagrad_momentum,adam,ftrl,sgd}
-    {,resource_}scatter_{add,div,max,min,mul,nd_add,nd_max,nd_min,nd_sub,nd_update,sub,update}
-    resource_{gather,gather_nd} inplace_{add,sub,update} assign{,_add,_sub,_variable_xla_concat_nd}
-    {,resource_}count_up_to {,resource_}strided_slice_assign {temporary_,}variable variable_shape
-    var_{handle_op,is_initialized_op} is_variable_initialized read_variable{,_xla_split_nd}
-    destroy_{resource_op,temporary_variable} disable_copy_on_read ref_{identity,select} guarantee_const
-
-    {,resource_}accumulator_{apply_gradient,num_accumulated,set_global_step,take_gradient}
-    sparse_accumulator_{apply,take}_gradient {,resource_,sparse_}conditional_accumulator
-    {load,retrieve}_tpu_embedding_{adadelta,adagrad_momentum,adagrad,adam,centered_rms_prop}_parameters
-    {load,retrieve}_tpu_embedding_{frequency_estimator,ftrl,mdl_adagrad_light,momentum}_parameters
-    {load,retrieve}_tpu_embedding_{proximal_adagrad,proximal_yogi,rms_prop}_parameters
-    {load,retrieve}_tpu_embedding_stochastic_gradient_descent_parameters
-    enqueue_tpu_embedding_{arbitrary_tensor,integer,ragged_tensor,sparse,sparse_tensor}_batch
-    dynamic_enqueue_tpu_embedding_{arbitrary,ragged}_tensor_batch is_tpu_embedding_initialized
-    recv_tpu_embedding_activations send_tpu_embedding_gradients configure_{distributed_tpu,tpu_embedding}
-    tpu_{annotate_tensors_with,copy_with}_dynamic_shape tpu_{dummy_input,ordinal_selector}
-    shutdown_distributed_tpu get_{minibatch_splits,minibatches_in_csr}_with_physical_replica
-    convert_to_coo_tensor global_iter_id store_minibatch_statistics_in_fdo {in,out}feed_{de,en}queue{,_tuple}
-
-    boosted_trees_{center_bias,create_ensemble,deserialize_ensemble,ensemble_resource_handle_op}
-    boosted_trees_{example_debug_outputs,flush_quantile_summaries,get_ensemble_states,predict}
-    boosted_trees_{serialize_ensemble,training_predict,update_ensemble,create_quantile_stream_resource}
-    boosted_trees_quantile_stream_resource_{add_summaries,deserialize,flush,get_bucket_boundaries,handle_op}
-    is_boosted_trees_{ensemble,quantile_stream_resource}_initialized sdca_shrink_l1
-
-    {,experimental_}{csv,group_by_reducer,lmdb,matching_files,random,sql,set_stats_aggregator}_dataset
-    {,experimental_}{thread_pool_dataset,thread_pool_handle,stats_aggregator_handle,iterator_get_device}
-    {,experimental_}{stats_aggregator_summary,dataset_to_tf_record} stats_aggregator_set_summary_writer
-    {cache,data_service,fixed_length_record,generator,global_shuffle,list,list_snapshot_chunks,load}_dataset
-    {range,reduce,save,shuffle,shuffle_and_repeat,sparse_tensor_slice,tensor,tensor_slice,text_line}_dataset
-    tf_record_dataset dataset_to_single_element
-    anonymous_{iterator,memory_cache,multi_device_iterator,random_seed_generator,seed_generator,hash_table}
-    anonymous_mutable_{dense_hash_table,hash_table,hash_table_of_tensors}
-    {delete,dummy}_{memory_cache,seed_generator} delete_{iterator,multi_device_iterator,random_seed_generator}
-    dummy_iteration_counter {serialize,deserialize,make,one_shot}_iterator delete_session_tensor
-    iterator{,_from_string_handle,_get_model_proto,_get_next,_get_next_as_optional,_get_next_sync}
-    iterator_to_string_handle multi_device_iterator{,_from_string_handle,_get_next_from_shard,_init}
-    multi_device_iterator_to_string_handle get_session_{handle,tensor}
-
-    {,mutable_}hash_table mutable_{dense_hash_table,hash_table_of_tensors}
-    initialize_table{,_from_dataset,_from_text_file} lookup_table_{export,find,import,insert,remove,size}
-    queue_{close,dequeue,dequeue_many,dequeue_up_to,enqueue,enqueue_many,is_closed,size}
-    {fake,fifo,padding_fifo,priority,random_shuffle}_queue stack{,_close,_pop,_push} mutex{,_lock}
-    barrier{,_close,_incomplete_size,_insert_many,_ready_size,_take_many} consume_mutex_lock
-    {,ordered_}map_{clear,incomplete_size,peek,size,stage,unstage,unstage_no_key} stage{,_clear,_peek,_size}
-    unstage tensor_array{,_close,_concat,_gather,_grad,_grad_with_shape,_pack,_read,_scatter,_size,_split}
-    tensor_array_{unpack,write} {add,add_many}_sparse_to_tensors_map take_many_sparse_from_tensors_map
-
-    reader_{num_records_produced,num_work_units_completed,read,read_up_to,reset,restore_state,serialize_state}
-    {fixed_length_record,identity,lmdb,text_line,tf_record,whole_file}_reader file_system_set_configuration
-    restore{,_slice} save{,_slices} distributed_save load_and_remap_matrix merge_v2_checkpoints write_file
-    write_{audio_,graph_,histogram_,image_,raw_proto_,scalar_,}summary {close_,flush_,}summary_writer
-    create_summary_{db,file}_writer import_event print timestamp worker_heartbeat
-
-    random_{crop,gamma,poisson,shuffle,standard_normal,uniform,uniform_int} {,parameterized_}truncated_normal
-    stateful_{random_binomial,standard_normal,truncated_normal,uniform,uniform_full_int,uniform_int}
-    {all,fixed_unigram,learned_unigram,log_uniform,thread_unsafe_unigram,uniform}_candidate_sampler
-    multinomial non_deterministic_ints sample_distorted_bounding_box rng_{read_and_,}skip
-    stateless_random_get_alg cudnn_rnn{,_backprop}
-
-    collective_{all_to_all,assign_group,bcast_recv,bcast_send,gather,initialize_communicator,permute,reduce}
-    collective_reduce_scatter nccl_{all_reduce,broadcast,reduce} all_to_all cross_replica_sum send recv
-    arg retval placeholder{,_with_default} case if while stateful_partitioned_call remote_call
-    {,eager_}py_func record_input assert check_numerics debug_{,gradient_ref_}identity deep_copy empty
-    device_index sync_device
-"""
-
-_ONNX = "random_normal random_normal_like random_uniform random_uniform_like bernoulli multinomial dropout"
-
-_PYTORCH = """
-    rand rand_like randn randn_like randint randint_like randperm normal uniform exponential native_dropout
-"""
-
-_COMMUNICATION = """
-    all_reduce reduce all_gather broadcast all_to_all reduce_scatter barrier collective
-"""
-
-_OURS = "variable assign read queue random print"
-
-STATEFUL: Final = CONTROL_FLOW_KINDS | {
-    "".join(parts)
-    for kinds in (_TENSORFLOW, _ONNX, _PYTORCH, _COMMUNICATION, _OURS)
-    for word in kinds.split()
-    for parts in product(*(part.split(",") for part in re.split("[{}]", word)))
-}
+STATEFUL: Final = CONTROL_FLOW_KINDS.union(
+    *json.loads(Path(__file__).with_name("stateful_kinds.json").read_text(encoding="utf-8")).values()
+)
 """Kinds that no step removes, merges or repeats."""
 
 
