@@ -26,7 +26,14 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
-from scenarios.cli.common_options import SIMULATING, with_force, with_limit, with_permissions, with_theme
+from scenarios.cli.common_options import (
+    SIMULATING,
+    with_force,
+    with_limit,
+    with_outputs,
+    with_permissions,
+    with_theme,
+)
 from scenarios.cli.terminal import place_of_other_code, show_warnings, terminal
 from sim.base import plugins
 from sim.base.errors import InputError, SimError, UnknownNameError
@@ -192,7 +199,7 @@ class _Sim(_PlainHelp, TyperGroup):
             if info.cls in (None, TyperCommand):
                 info.cls = _Verb
             if info.callback is not None and info.name not in _AT_ONCE:
-                info.callback = with_limit(with_theme(with_permissions(info.callback)))
+                info.callback = with_limit(with_theme(with_permissions(with_outputs(info.callback))))
                 if plugin == "sim" and info.name in SIMULATING:
                     info.callback = with_force(info.callback)
         for name, verb in get_group(part).commands.items():

@@ -15,13 +15,13 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from scenarios.cli.shared_options import AllowCode, AllowOutside, option
+from scenarios.cli.shared_options import AllowCode, AllowOutside, Outputs, option
 from sim.base.errors import InputError, SimError, UnknownNameError
 from sim.base.plugins import Allowed
 
 
 def takes_also(
-    run: Callable[..., Any], verb: Callable[..., Any], default: Any = None, **options: Any
+    run: Callable[..., Any], verb: Callable[..., Any], default: Any = None, instead: str = "", **options: Any
 ) -> Callable[..., Any]:
     """Return `run` with the signature of `verb` and more parameters, as typer reads them.
 
@@ -32,6 +32,8 @@ def takes_also(
     verb : callable
     default : object
         Of each option.
+    instead : str
+        The parameter of the verb that they take the place of.
     **options : type
         Annotated with a `typer.Option`.
     """
@@ -40,7 +42,7 @@ def takes_also(
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=option)
         for name, option in options.items()
     ]
-    parameters = [*(each for each in plain.parameters.values() if each.name != _ALLOWED), *own]
+    parameters = [*(each for each in plain.parameters.values() if each.name != instead), *own]
     run.__signature__ = plain.replace(parameters=parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in parameters}
     return run
@@ -61,7 +63,42 @@ def with_permissions(verb: Callable[..., Any]) -> Callable[..., Any]:
     def run(*, allow_code: bool, allow_outside: bool, **given: Any) -> Any:
         return verb(**given, allowed=Allowed(allow_code, allow_outside))
 
-    return takes_also(run, verb, False, allow_code=AllowCode, allow_outside=AllowOutside)
+    return takes_also(run, verb, False, _ALLOWED, allow_code=AllowCode, allow_outside=AllowOutside)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# ``--gantt FILE``, ``--ops FILE``, ...: files that runs leave behind, which a verb hears of as one, `files`.
+
+_FILES: Final = "files"
+_OUTPUTS: Final = {
+    "gantt": "Draw a Gantt chart (.png, .svg, .pdf), with an allocator also memory over time; or write a "
+    "page (.html) with the chart to zoom into, memory, links, critical path, a table of ops, and why it took "
+    "so long.",
+    "trace": "Write a trace for Perfetto (.json, .json.gz); FOLDER/ takes a file for each GPU.",
+    "ops": "Write one row per task and transfer (.csv, .parquet, .json).",
+    "memory": "Draw memory over time for each device (.png, .svg, .pdf).",
+    "links": "Draw how much of each link is used over time (.png, .svg, .pdf).",
+    "roofline": "Draw the ops under the roofs of their devices (.png, .svg, .pdf).",
+    "plan": "Write what the run decided (.json); `policy: {name: replay, file: FILE}` replays it.",
+    "tuning": "Write the placements that `placement: auto-tune` tried, one row each (.csv, .parquet, .json).",
+    "timeline": "Draw what a `training_run` and its workers do over time (.png, .svg, .pdf).",
+}
+"""Option → its help; `scenarios.report.outputs` writes the files."""
+
+
+def with_outputs(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a verb that takes the options that its `files` lists by default; another one as it is."""
+    given = inspect.signature(verb).parameters.get(_FILES)
+    if given is None or not isinstance(names := given.default, Outputs):
+        return verb
+
+    @wraps(verb)
+    def run(**given: Any) -> Any:
+        named = {name: given.pop(name) for name in names}
+        return verb(**given, files=named)
+
+    options = {name: Annotated[list[str] | None, option(f"--{name} FILE", _OUTPUTS[name])] for name in names}
+    return takes_also(run, verb, None, _FILES, **options)
 
 
 # ----------------------------------------------------------------------------------------------------------

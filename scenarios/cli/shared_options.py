@@ -106,15 +106,10 @@ AllowOutside = Annotated[
 
 Json = Annotated[bool, option("--json", "Print JSON.")]
 
-Gantt = Annotated[
-    list[str] | None,
-    option(
-        "--gantt FILE",
-        "Draw a Gantt chart (.png, .svg, .pdf), with an allocator also memory over time; or write a page "
-        "(.html) with the chart to zoom into, memory, links, critical path, a table of ops, and why it took "
-        "so long.",
-    ),
-]
+
+class Outputs(tuple[str, ...]):
+    """Default of a verb's parameter `files`: the options that name them (`common_options.with_outputs`)."""
+
 
 Open = Annotated[
     bool, option("--open", "Open that page in a browser; without --gantt FILE.html it is a temporary file.")
@@ -124,54 +119,6 @@ Arrows = Annotated[bool, option("--arrows", "Draw arrows from producers to consu
 
 CriticalPath = Annotated[
     bool, option("--critical-path", "Show the executed critical path in the Gantt chart.")
-]
-
-TraceFile = Annotated[
-    list[str] | None,
-    option(
-        "--trace FILE",
-        "Write a trace for Perfetto (.json, .json.gz); FOLDER/ takes a file for each GPU.",
-    ),
-]
-
-Ops = Annotated[
-    list[str] | None,
-    option("--ops FILE", "Write one row per task and transfer (.csv, .parquet, .json)."),
-]
-
-MemoryFile = Annotated[
-    list[str] | None,
-    option("--memory FILE", "Draw memory over time for each device (.png, .svg, .pdf)."),
-]
-
-Links = Annotated[
-    list[str] | None,
-    option("--links FILE", "Draw how much of each link is used over time (.png, .svg, .pdf)."),
-]
-
-Roofline = Annotated[
-    list[str] | None,
-    option("--roofline FILE", "Draw the ops under the roofs of their devices (.png, .svg, .pdf)."),
-]
-
-Plan = Annotated[
-    list[str] | None,
-    option(
-        "--plan FILE", "Write what the run decided (.json); `policy: {name: replay, file: FILE}` replays it."
-    ),
-]
-
-Tuning = Annotated[
-    list[str] | None,
-    option(
-        "--tuning FILE",
-        "Write the placements that `placement: auto-tune` tried, one row each (.csv, .parquet, .json).",
-    ),
-]
-
-Timeline = Annotated[
-    list[str] | None,
-    option("--timeline FILE", "Draw what a `training_run` and its workers do over time (.png, .svg, .pdf)."),
 ]
 
 MemoryTrace = Annotated[

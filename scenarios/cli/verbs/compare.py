@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -14,18 +14,17 @@ Pareto = Annotated[
     str | None, option("--pareto FILE", "For pipelines, plot time against memory (.png, .svg, .pdf).")
 ]
 
+_FILES: Final = shared.Outputs(("gantt", "trace", "ops", "tuning"))
+
 
 def compare(
     scenario: shared.ScenarioPath,
     policy: shared.Policies = None,
     sets: shared.Sets = None,
-    gantt: shared.Gantt = None,
+    files: Any = _FILES,
     open_page: shared.Open = False,
     arrows: shared.Arrows = False,
     critical_path: shared.CriticalPath = False,
-    trace: shared.TraceFile = None,
-    ops: shared.Ops = None,
-    tuning: shared.Tuning = None,
     pareto: Pareto = None,
     json: shared.Json = False,
     allowed: Allowed = NOTHING,
@@ -42,7 +41,6 @@ def compare(
     from scenarios.report.outputs import check_cases, check_outputs
     from scenarios.report.pipeline_compare import draw_pareto
 
-    files = {"gantt": gantt, "trace": trace, "ops": ops, "tuning": tuning}
     charts = Charts(arrows, critical_path, open_page)
     charts.check(files)
     check_outputs({**files, "pareto": None if pareto is None else [pareto]})

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any, Final
+
 import typer
 
 from scenarios.cli import shared_options as shared
 from sim.base.plugins import NOTHING, Allowed
+
+_FILES: Final = shared.Outputs(
+    ("gantt", "trace", "ops", "memory", "links", "roofline", "plan", "tuning", "timeline")
+)
 
 
 def run(
     scenario: shared.ScenarioPath,
     policy: shared.Policies = None,
     sets: shared.Sets = None,
-    gantt: shared.Gantt = None,
+    files: Any = _FILES,
     open_page: shared.Open = False,
     arrows: shared.Arrows = False,
     critical_path: shared.CriticalPath = False,
-    trace: shared.TraceFile = None,
-    ops: shared.Ops = None,
-    memory: shared.MemoryFile = None,
-    links: shared.Links = None,
-    roofline: shared.Roofline = None,
-    plan: shared.Plan = None,
-    tuning: shared.Tuning = None,
-    timeline: shared.Timeline = None,
     memory_trace: shared.MemoryTrace = None,
     repeat: shared.Repeat = None,
     json: shared.Json = False,
@@ -41,8 +39,6 @@ def run(
     from scenarios.cli.running import Charts, cases_of, finish, run_all, run_repeatedly, say_written
     from sim.base.errors import InputError
 
-    files = {"gantt": gantt, "trace": trace, "ops": ops, "memory": memory}
-    files |= {"links": links, "roofline": roofline, "plan": plan, "tuning": tuning, "timeline": timeline}
     charts = Charts(arrows, critical_path, open_page)
     charts.check(files)
     all_files = {
