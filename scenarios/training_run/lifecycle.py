@@ -241,16 +241,16 @@ class _Run:
                 raise _FailedError from None
         finally:
             self.exposed = exposed and self.failed is None
-            self._tell(state, start)
+            self._tell(state, start, self.now)
         if end < start + ns:
             raise _OverError
 
-    def _tell(self, state: str, start: int) -> None:
-        if self.now == start:
+    def _tell(self, state: str, start: int, end: int) -> None:
+        if end == start:
             return
         if self.timeline and self.timeline[-1][0] == state and self.timeline[-1][2] == start:
             start = self.timeline.pop()[1]
-        self.timeline.append((state, start, self.now))
+        self.timeline.append((state, start, end))
         at_most(MOST_BUILT, len(self.timeline), "changes of state of a training run")
 
     def _life(self) -> Events:
@@ -273,6 +273,7 @@ class _Run:
             if self._is_due():
                 yield from self._save()
                 yield from self._resize()
+                yield from self._rounds()
             else:
                 self._heed()
                 yield from self._compute()
@@ -288,10 +289,65 @@ class _Run:
         """Go on with other workers, if the policy wants it, once the checkpoint is written."""
         self._heed()
         if self.recovery.at_checkpoint(self._fleet()) is not None:
-            yield from self._written()
-            self._heed()
-            if (restart := self.recovery.at_checkpoint(self._fleet())) is not None:
-                yield from self._restart(restart, None)
+            yield from self._regrow()
+
+    def _regrow(self) -> Events:
+        yield from self._written()
+        self._heed()
+        if (restart := self.recovery.at_checkpoint(self._fleet())) is not None:
+            yield from self._restart(restart, None)
+
+    def _rounds(self) -> Events:
+        """Compute and save as long as nothing else happens: rounds that are all alike, in one timeout."""
+        how, start = self.plan.checkpoints, self.now
+        over = self.failed is not None or start >= self.limit_ns
+        if over or self.since_ns != start or (how.asynchronous and self.writing is None):
+            return
+        steps, pace_ns = self._next_steps()
+        computes_ns = steps * pace_ns
+        stops_ns = how.save_ns
+        if how.asynchronous:
+            stops_ns = max(0, how.save_ns - computes_ns) + how.pause_ns
+        each_ns = computes_ns + stops_ns
+        again = self.step < self.reached
+        n = min(
+            (min(self.env.peek(), self.limit_ns) - 1 - start) // each_ns,
+            (self.pace.changes_ns - start) // each_ns,
+            (self.reached - self.step if again else self.goal - self.step - 1) // steps,
+            (MOST_BUILT - len(self.timeline)) // 2,
+        )
+        if n < 2 or not self._saves_after(steps, pace_ns):
+            return
+        fleet, wanted = self._fleet(), False
+        if type(self.recovery).at_checkpoint is not Recovery.at_checkpoint:
+            asked = (k for k in range(1, n + 1) if self.recovery.at_checkpoint(fleet) is not None)
+            wanted = (k := next(asked, 0)) > 0
+            n = k or n
+        yield self.env.timeout(n * each_ns)
+        self.step += n * steps
+        self.work_ns += n * computes_ns
+        self.reached = max(self.reached, self.step)
+        self.checkpoints += n
+        self.saved = (self.step, self.work_ns)
+        if how.asynchronous:  # the last one is being written
+            self.saved = (self.step - steps, self.work_ns - computes_ns)
+            self.writing = (self.step, self.work_ns, self.now + how.save_ns)
+        self._begin()
+        state = "redoing" if again else "computing"
+        self._tell(state, start, start + computes_ns if stops_ns else self.now)
+        if stops_ns:
+            for end in range(start + each_ns, self.now, each_ns):
+                self.timeline += (("saving", end - stops_ns, end), (state, end, end + computes_ns))
+            self._tell("saving", self.now - stops_ns, self.now)
+        if wanted:
+            yield from self._regrow()
+
+    def _saves_after(self, steps: int, pace_ns: int) -> bool:
+        """Whether the run is saved after so many steps from the last checkpoint on, and not before."""
+        how = self.plan.checkpoints
+        if how.every_ns is None:
+            return steps == how.every_steps
+        return steps == _ceil(how.every_ns, pace_ns)
 
     def _heed(self) -> None:
         """Stop for a failure, or the end of the run, at the instant at which something else ended."""
@@ -388,7 +444,7 @@ class _Run:
             )
         start = self.now
         yield self.returned | self.env.timeout(self.limit_ns - start)
-        self._tell("waiting", start)
+        self._tell("waiting", start, self.now)
         if self.now >= self.limit_ns:
             raise _OverError
 
