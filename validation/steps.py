@@ -213,7 +213,7 @@ def validate(
     Raises
     ------
     InputError
-        Neither a backend nor a folder to report on.
+        Neither a backend nor a folder to report on; a file of that folder is damaged.
     RunError
         See `run`; or a report is asked for where the simulator cannot be imported.
     """
@@ -221,7 +221,11 @@ def validate(
     if report is not None:
         check_writable(report / "report.md")
         found = load_calibration(calibration or report / "calibration.json")
+        if found.backend not in BUDGET_S:
+            raise UnknownNameError("backend", found.backend, BUDGET_S)
         measured = [name for name in chosen if _count(name, found.backend)]
+        for name in measured:
+            step_files.read_all(report, name)
         result = write_report(report, found.backend, found, measured, recompute=True)
         return result, _head(report)
     if backend is None:

@@ -311,7 +311,7 @@ class _Run:
         each_ns = computes_ns + stops_ns
         again = self.step < self.reached
         n = min(
-            (min(self.env.peek(), self.limit_ns) - 1 - start) // each_ns,
+            (int(min(self.env.peek(), self.limit_ns)) - 1 - start) // each_ns,
             (self.pace.changes_ns - start) // each_ns,
             (self.reached - self.step if again else self.goal - self.step - 1) // steps,
             (MOST_BUILT - len(self.timeline)) // 2,

@@ -182,6 +182,17 @@ def test_what_is_no_calibration_is_refused(tmp_path: Path) -> None:
     path.write_text('{"schema": "sim.calibration/1", "extra": 1}')
     with pytest.raises(InputError, match="has the keys"):
         load_calibration(path)
+    made = dataclasses.asdict(calibration())
+    for key, value, said in (
+        ("quantities", {"issue_ns": {"median": -5}}, "the median of 'issue_ns' is -5"),
+        ("quantities", {"issue_ns": {}}, "the key 'median' is missing"),
+        ("quantities", None, "'quantities' is None"),
+        ("sentinels", [{"block": 1, "accepted": True}], "a block of 'sentinels' is"),
+        ("tables", [{"kind": "sleep", "axes": [3], "context": "warm", "rows": [[1, 2]]}], "axes of a table"),
+    ):
+        path.write_text(json.dumps({"schema": "sim.calibration/1", **made, key: value}))
+        with pytest.raises(InputError, match=said):
+            load_calibration(path)
     with pytest.raises(InputError, match="knows no 'conv'"):
         calibration().lookup("conv", size=3)
     with pytest.raises(InputError, match="has no malloc_ns"):
@@ -331,6 +342,58 @@ def test_a_lost_case_does_not_lose_the_others(tmp_path: Path) -> None:
     [experiment] = result["experiments"]
     assert experiment["inconclusive"] == [{"case": "live", "why": "cannot drive today"}]
     assert experiment["metrics"]["prediction.n"] == 3
+
+
+_EDITS: dict[str, tuple[str, Any, str]] = {
+    "a negative makespan": ("runs.0.makespan_ns", -5, "'makespan_ns' has -5; it should be a whole number"),
+    "no makespan": ("runs.0.makespan_ns", 0, "case '.*', run 0: 'makespan_ns' is 0"),
+    "a run that is text": ("runs.1", "fast", "run 1: malformed"),
+    "an end before its start": ("runs.0.end_ns.0", 0, "op 0 starts at .* and ends at 0 ns"),
+    "a start that is a word": ("runs.0.start_ns.1", "soon", "'start_ns' has 'soon'"),
+    "a column too short": ("runs.0.stream", [0], "need one number an op"),
+    "clean or not": ("runs.0.clean", "yes", "run 0: 'clean' is 'yes'"),
+    "no runs": ("runs", None, "'runs' is None"),
+}
+
+
+@pytest.mark.parametrize("edit", _EDITS)
+def test_an_edited_measurement_is_refused(edit: str, tmp_path: Path) -> None:
+    where, value, said = _EDITS[edit]
+    there = tmp_path / "there"
+    shutil.copytree(TIMER[0], there)
+    path = there / "measurements" / "b-fork-join.json"
+    content = json.loads(path.read_text())
+    at: Any = content["cases"][0]
+    *steps_to, last = (int(part) if part.isdigit() else part for part in where.split("."))
+    for part in steps_to:
+        at = at[part]
+    at[last] = value
+    path.write_text(json.dumps(content))
+    told = CliRunner().invoke(app, ["validate", "--report", str(there), "--experiments", "b"])
+    assert told.exit_code == 2
+    assert re.search(f"b-fork-join.json: .*{said}", told.output.replace("\n", " "))
+
+
+def test_a_measurement_of_another_machine_is_told(tmp_path: Path) -> None:
+    """Streams that there are not, and other numbers of ops, lose an experiment and not the report."""
+    for column, value, said in (
+        ("stream", 99, "2 streams, and a measured run used 99"),
+        (None, None, "and a measured run has not"),
+    ):
+        there = tmp_path / str(column)
+        shutil.copytree(TIMER[0], there)
+        path = there / "measurements" / "b-fork-join.json"
+        content = json.loads(path.read_text())
+        for run in content["cases"][0]["runs"]:
+            for name in ("issue_ns", "start_ns", "end_ns", "stream"):
+                if column is None:
+                    run[name].pop()
+                elif name == column:
+                    run[name][0] = value
+        path.write_text(json.dumps(content))
+        result, _ = steps.validate(None, None, "b", None, dry_run=False, report=there)
+        assert result is not None
+        assert said in result["experiments"][0]["why"]
 
 
 @pytest.mark.usefixtures("small")

@@ -12,16 +12,18 @@ from validation.experiments import days
 
 
 def write(out: Path, date: str, ns: list[int], plans: str = "p") -> None:
-    runs = [{"makespan_ns": n, "clean": True} for n in ns] + [{"makespan_ns": 1, "clean": False}]
+    measured = [(n, True) for n in ns] + [(1, False)]
+    ops: dict[str, list[int]] = {name: [] for name in ("issue_ns", "start_ns", "end_ns", "stream")}
+    runs = [{"makespan_ns": n, "clean": clean, "why": "", "wrong": [], **ops} for n, clean in measured]
     cases = [{"name": "one", "runs": runs}, {"name": "few", "runs": runs[:2]}]
-    content = {"plans": plans, "provenance": {"date": date}, "cases": cases}
+    content = {"plans": plans, "predictions": None, "provenance": {"date": date}, "cases": cases}
     step_files.write(out, "measurements", "e-random", content)
 
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
     cases = [{"name": name, "makespan_ns": 990} for name in ("one", "few")]
-    step_files.write(tmp_path, "predictions", "e-random", {"plans": "p", "cases": cases})
+    step_files.write(tmp_path, "predictions", "e-random", {"plans": "p", "calibration": "", "cases": cases})
     write(tmp_path, "2026-01-01", [1000, 1001, 999])
     return tmp_path
 

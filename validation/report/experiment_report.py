@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from devices.cost.calibration import Calibration
-from sim.base.errors import InputError
+from sim.base.errors import InputError, RunError
 from validation.calibrate import not_calibrated
 from validation.cases import step_files
 from validation.cases.tables import GOALS
@@ -121,6 +121,11 @@ def experiment_report(
         else:
             predicted = found.predictions["cases"][k]
         runs = measured["runs"]
+        if any(len(run["stream"]) != len(case.ops) for run in runs):
+            raise InputError(f"case {case.name!r} has {len(case.ops)} ops, and a measured run has not")
+        streams = sum(device.lanes for device in case.machine(None).devices)
+        if (last := max((max(run["stream"]) for run in runs), default=0)) >= streams:
+            raise InputError(f"case {case.name!r} has {streams} streams, and a measured run used {last}")
         wrong += [f"{case.name}: {', '.join(run['wrong'][:3])}" for run in runs if run["wrong"]]
         if "not_predicted" in predicted:
             left_out.append({"case": case.name, "why": predicted["not_predicted"]})
@@ -167,7 +172,7 @@ def report(
     for experiment in experiments:
         try:
             results.append(experiment_report(experiment, out, backend, calibration, recompute=recompute))
-        except InputError as error:
+        except (InputError, RunError) as error:  # a run whose order of issue cannot be
             results.append({"experiment": experiment, "status": "missed", "why": str(error)})
     return {
         "schema": SCHEMA,
