@@ -42,6 +42,8 @@ Bound = Literal["low", "middle", "high"]
 
 SHARED: Final = 0.5
 """Of the logarithm of what a kernel takes beyond the model: shared with a GPU of another generation."""
+_DOUBTFUL: Final = 2.5
+"""Times as long as modelled: recordings of six GPUs took 0.9 to 1.9 times."""
 _MOVES: Final = frozenset(
     {"elementwise", "copy", "fill", "reduce", "gather", "layer_norm", "batch_norm", "softmax", "cat"}
 )
@@ -143,6 +145,14 @@ def _ratios(
     """
     (own, _), (other, width) = (gpu.asked(graph) for gpu in (before, after))
     share = 1.0 if before.generation == after.generation else SHARED
+    sure = which & np.isfinite(own)
+    beyond = graph.duration_ns[sure].sum() / max(own[sure].sum(), 1.0)
+    if sure.any() and not 1 / _DOUBTFUL < beyond < _DOUBTFUL:
+        warnings.warn(
+            f"device: from: recorded kernels take x{beyond:.2f} of what the cost model of {before.name} "
+            "says: is it the GPU of the recording?",
+            stacklevel=3,
+        )
     with np.errstate(divide="ignore", invalid="ignore"):
         middle = (other / graph.duration_ns * (graph.duration_ns / own) ** share)[which]
     low, high = middle * np.exp(-width[which]), middle * np.exp(width[which])

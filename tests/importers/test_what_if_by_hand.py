@@ -13,6 +13,7 @@ from import_helpers import columns
 from test_import_kineto_what_if import edges, starts_and_ends
 from what_if_helpers import US, times, trace_of, what_if
 
+from devices.cost.kernel_costs import load_fits
 from devices.machine import make_device
 from policies.rewrite.records import read
 from scenarios.recorded.setup import run_recorded
@@ -282,6 +283,17 @@ def test_another_device_by_its_kernels(target: str, share: float) -> None:
         assert (low < moved).all()
         assert (moved < high).all()
         assert moved == pytest.approx((low * high) ** 0.5, rel=1e-4)
+
+
+@pytest.mark.parametrize(("beyond", "told"), [(2, 0), (3, 1), (0.6, 0), (0.3, 1)])
+def test_a_gpu_that_took_another_time_than_its_kernels_take_is_told(beyond: float, told: int) -> None:
+    b = GraphBuilder("one")
+    own = {"stream": 7, "kernel": "a", "m": 4096, "n": 4096, "k": 4096}
+    taken_ns = round(beyond * load_fits("t4").predict("products", "fp16", m=4096, n=4096, k=4096)[0][0])
+    b.op("mm", kind="matmul", dtype="fp16", duration_ns=taken_ns, device="gpu", attributes=own)
+    with pytest.warns(UserWarning, match="device: ") as caught:
+        what_if(b.build(), {"device": {"from": "t4", "to": "h100"}})
+    assert sum("is it the GPU of the recording?" in str(one.message) for one in caught) == told
 
 
 def test_presets_of_devices(three: Graph) -> None:
