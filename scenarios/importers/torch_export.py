@@ -32,7 +32,8 @@ from sim.graph.graph import Graph, output_name
 # Operators of PyTorch's ATen, in the words of the cost table: kind, inputs in its order, attributes.
 #
 # Most are called there what they are called here (``aten.relu`` is ``relu``); the tables hold the others.
-# What only changes strides, such as ``permute`` or ``expand``, is a view in PyTorch and moves nothing.
+# What only changes strides, such as ``permute`` or ``expand``, is a view in PyTorch and moves nothing. What
+# then needs the elements in order, ``contiguous`` or a ``reshape`` that is no view, copies them: a transpose.
 
 LISTS = frozenset({"split", "split_with_sizes", "chunk", "unbind", "tensor_split"})
 """Operators whose outputs are views of their input, one after another."""
@@ -103,11 +104,16 @@ def kind_of(name: str, node: Any) -> str | None:
     node : torch.fx.Node
         Arguments, and tensors in its ``meta``, decide what a name leaves open.
     """
+    source = node.args[0].meta.get("val") if node.args and hasattr(node.args[0], "meta") else None
+    strided = source is not None and not source.is_contiguous()
+    if name in ("reshape", "flatten") and strided and not _is_view(source, node.meta["val"]):
+        return "transpose"
     if name in _VIEWS.split():
         return "identity"
-    source = node.args[0].meta.get("val") if node.args and hasattr(node.args[0], "meta") else None
     if name == "contiguous":
-        return "identity" if source is not None and source.is_contiguous() else "copy"
+        return "copy" if source is None else "transpose" if strided else "identity"
+    if name == "clone" and strided and node.meta["val"].is_contiguous():
+        return "transpose"
     if name == "dropout":  # in training a mask is drawn and multiplied with
         return "mul" if node.args[2] else "identity"
     if name == "linear":
@@ -116,6 +122,15 @@ def kind_of(name: str, node: Any) -> str | None:
     if kind == "cast" and source is not None and source.dtype == node.meta["val"].dtype:
         return "identity"
     return kind if kind in COSTS else None
+
+
+def _is_view(source: Any, made: Any) -> bool:
+    """Whether a tensor in another shape needs no copy, as its strides are."""
+    try:
+        source.view(made.shape)
+    except (RuntimeError, ValueError):
+        return False
+    return True
 
 
 def ordered(name: str, tensors: list[Any]) -> list[Any]:

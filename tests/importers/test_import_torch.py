@@ -154,10 +154,28 @@ def test_views_move_nothing_and_copies_do() -> None:
         return left.contiguous() + right
 
     graph = graph_of(forward, torch.empty(24))
-    assert [row for row in rows(graph) if row[0] != "identity"] == [("copy", 0, 48, 48), ("add", 12, 96, 48)]
+    moving = [row for row in rows(graph) if row[0] != "identity"]
+    assert moving == [("transpose", 0, 48, 48), ("add", 12, 96, 48)]
     views = [op for op in range(len(graph)) if graph.kind(op) == "identity"]
     assert len(views) == 4  # view, t, two parts
     assert all(graph.attributes[op]["view_of"] == 0 for op in views)
+
+
+def test_a_shape_that_its_strides_do_not_have_is_copied() -> None:
+    def forward(m, x):
+        heads = x.transpose(1, 2)
+        return (
+            heads.reshape(2, 3, 20),
+            heads.flatten(2),
+            heads.clone(),
+            x.reshape(40, 3),
+            heads[0].reshape(3, 4, 5),
+        )
+
+    graph = graph_of(forward, torch.empty(2, 4, 3, 5))
+    kinds = [row[0] for row in rows(graph)]
+    assert (kinds.count("transpose"), kinds.count("copy")) == (2, 1)  # a clone keeps its strides
+    assert {row[1:] for row in rows(graph) if row[0] == "transpose"} == {(0, 480, 480)}
 
 
 def test_several_outputs_are_told_apart() -> None:
