@@ -28,8 +28,8 @@ from policies.schedule_problem import (
     After,
     Covered,
     CoveringSpan,
-    Held,
     Last,
+    LevelChange,
     Literal,
     ScheduleProblem,
     Taken,
@@ -104,8 +104,8 @@ def unit_of(problem: ScheduleProblem) -> int:
     for taken in problem.taken.values():
         for begin, ns, _, _, gap_ns in taken:
             said |= {_offset(begin), ns, gap_ns}
-    for held in problem.held.values():
-        said |= {_offset(time) for begin, end, _ in held for time in (begin, end)}
+    for changes in problem.changes.values():
+        said |= {_offset(at) for at, _ in changes}
     return gcd(*said) or 1
 
 
@@ -186,10 +186,9 @@ def _limit(
             work.append(ns * amount * chosen)
         intervals.append(interval)
         amounts.append(amount)
-    for begin, end, amount in problem.held.get(resource, ()):
-        ns = model.new_int_var(0, problem.horizon_ns // unit, f"{resource} held")
-        intervals.append(model.new_interval_var(at(begin), ns, at(end), f"{resource} hold"))
-        amounts.append(amount)
+    if changes := problem.changes.get(resource):
+        sizes, least = [each.amount for each in changes], -sum(abs(each.amount) for each in changes)
+        model.add_reservoir_constraint([at(each.at) for each in changes], sizes, least, capacity)
     at_most(model, intervals, amounts, capacity)
     model.add(capacity * written.times[LONGEST.index] >= sum(work))
     taken = problem.taken.get(resource, ())
@@ -449,9 +448,9 @@ class Activities:
         """Take a part of a resource from `begin` on for so long, and for a gap before what follows."""
         self.problem.taken.setdefault(resource, []).append(Taken(begin, ns, given, amount, gap_ns))
 
-    def hold(self, resource: Hashable, begin: Time, end: Time, amount: int) -> None:
-        """Take a part of a resource from one time to another."""
-        self.problem.held.setdefault(resource, []).append(Held(begin, end, amount))
+    def change(self, resource: Hashable, at: Time, amount: int) -> None:
+        """Take so much more of a resource from a time on, or less."""
+        self.problem.changes.setdefault(resource, []).append(LevelChange(at, amount))
 
     def limit(self, resource: Hashable, capacity: int) -> None:
         """Let no more of a resource be taken at once than there is."""

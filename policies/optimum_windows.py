@@ -123,7 +123,7 @@ class Incumbent:
         lines: list[tuple[int, int, int]] = []
         for resource, capacity in self.problem.capacity.items():
             taken = [each for each in self.problem.taken.get(resource, ()) if self.given(each.given)]
-            if resource in self.problem.held or sum(each.amount for each in taken) <= capacity:
+            if sum(each.amount for each in taken) <= capacity:
                 continue
             taken.sort(key=lambda each: (self.at(each.begin), each.ns))
             lanes: list[tuple[int, int, int, int]] = [(0, lane, -1, 0) for lane in range(capacity)]

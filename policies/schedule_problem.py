@@ -71,11 +71,10 @@ class Taken(NamedTuple):
     gap_ns: int
 
 
-class Held(NamedTuple):
-    """A part of a resource is taken from one time to another."""
+class LevelChange(NamedTuple):
+    """From a time on more of a resource is taken, or less."""
 
-    begin: Time
-    end: Time
+    at: Time
     amount: int
 
 
@@ -116,7 +115,7 @@ class ScheduleProblem:
     unknowns : list of Time or Literal
         Both, in the order in which they were made.
     after, last : list of After, of Last
-    taken, held : dict of resource to list of Taken, of Held
+    taken, changes : dict of resource to list of Taken, of LevelChange
     capacity : dict of resource to int
         What is limited.
     covered : list of Covered
@@ -139,7 +138,7 @@ class ScheduleProblem:
     after: list[After] = field(default_factory=list)
     last: list[Last] = field(default_factory=list)
     taken: dict[Hashable, list[Taken]] = field(default_factory=dict)
-    held: dict[Hashable, list[Held]] = field(default_factory=dict)
+    changes: dict[Hashable, list[LevelChange]] = field(default_factory=dict)
     capacity: dict[Hashable, int] = field(default_factory=dict)
     covered: list[Covered] = field(default_factory=list)
     one_of: list[list[Literal]] = field(default_factory=list)

@@ -13,7 +13,8 @@ search finds better orders: ZB-1p (memory limit p, that of 1F1B), ZB-2p (limit 2
 ``solver="greedy"`` searches as the authors do (`policies.pipeline.zb_greedy`);
 from the published times it gets their published bubble rates.
 ``solver="best"`` takes the published fixed orders of the same shape (ZB-H1, ZB-H2; ZB-V, V-Half, V-Min) into
-the choice, where they fit the limit: for some times, uneven ones above all, one of them is shorter.
+the choice, where they fit the limit: for some times, uneven ones above all, one of them is shorter. Of small
+sizes the best is changed as long as that helps (`policies.pipeline.zb_anneal`).
 ``solver="cp-sat"`` proves the optimum of small sizes.
 
 Source: Qi et al., "Zero Bubble Pipeline Parallelism", arXiv 2401.10241, section 3.
@@ -23,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from policies.option_checks import one_of
 from policies.pipeline.evaluate import StageActivations, StageTimes, peak_activations
@@ -31,8 +32,9 @@ from policies.pipeline.folded_schedules import v_half, v_min, zb_v
 from policies.pipeline.pipeline_schedule import Programs, Schedule, one_pipeline
 from policies.pipeline.registry import per_stage, require_positive
 from policies.pipeline.straight_schedules import zb_h1, zb_h2
+from policies.pipeline.zb_anneal import MOST_ACTIONS, annealed
 from policies.pipeline.zb_greedy import greedy_programs, greedy_v_programs
-from policies.pipeline.zb_optimal import Objective, ZeroBubbleProblem, cost, optimal_programs
+from policies.pipeline.zb_optimal import Objective, ZeroBubbleProblem, cost, least_cost, optimal_programs
 from sim.base.errors import InfeasibleError, InputError, UnknownNameError
 from sim.base.units import NS_PER_S
 
@@ -81,15 +83,16 @@ def zb_auto(
     objective : {"span", "makespan"}
         What to make small: the longest span of a rank, or the time from first start to last end.
     solver : {"best", "greedy", "cp-sat"}
-        The best of the authors' search and the fixed orders, the authors' search alone (a fixed order only
-        if it finds none), or search and prove (small sizes; needs the extra ``opt``).
+        The best of the authors' search and the fixed orders, and of small sizes changes of it; the authors'
+        search alone (a fixed order only if it finds none); or search and prove (small sizes; needs the extra
+        ``opt``).
     time_limit_ns : int
         When CP-SAT stops, by the clock on the wall.
 
     Returns
     -------
     Schedule
-        With ``meta``: ``objective`` (its value) and, for CP-SAT, ``bound`` and ``proven``.
+        With ``meta``: ``objective`` ``bound`` (none is below it) and ``proven`` (they are equal).
 
     Raises
     ------
@@ -104,7 +107,7 @@ def zb_auto(
     --------
     >>> schedule = zb_auto(4, 12, 1, forward=5, input_grad=6, weight_grad=4, in_flight=8)
     >>> schedule.meta["objective"] - 12 * (5 + 6 + 4)
-    6
+    5
     """
     if chunks > 2:
         message = "zb-auto knows straight pipelines (chunks 1) and the V (chunks 2)"
@@ -147,8 +150,7 @@ def zb_auto(
     except InfeasibleError:
         hint = None
     programs, value, bound = optimal_programs(problem, hint, time_limit_ns=time_limit_ns)
-    told = {"objective": value, "bound": bound, "proven": value == bound}
-    return replace(_schedule(problem, programs), meta=told)
+    return replace(_schedule(problem, programs), meta=_told(value, bound))
 
 
 def _searched(problem: ZeroBubbleProblem, *, with_fixed: bool) -> Schedule:
@@ -171,7 +173,15 @@ def _searched(problem: ZeroBubbleProblem, *, with_fixed: bool) -> Schedule:
     if failure is not None and not found:
         raise failure
     value, _, best = min((cost(problem, schedule), i, schedule) for i, schedule in enumerate(found))
-    return replace(best, meta={"objective": value})
+    least = least_cost(problem)
+    if with_fixed and sum(map(len, best.programs)) <= MOST_ACTIONS:
+        best = _schedule(problem, annealed(problem, best.programs, least))
+        value = cost(problem, best)
+    return replace(best, meta=_told(value, least))
+
+
+def _told(value: int, bound: int) -> dict[str, Any]:
+    return {"objective": value, "bound": bound, "proven": value == bound}
 
 
 def _fixed_that_fit(problem: ZeroBubbleProblem) -> Iterator[Schedule]:

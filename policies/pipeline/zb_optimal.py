@@ -5,8 +5,8 @@ Every action is an interval of fixed length with a free start; then
 * the actions of a rank do not overlap;
 * F, I and W wait for their inputs, with the transfer time between ranks;
 * each rank starts with F of micro-batch 0, as early as it can: no order is better for waiting;
-* what a rank holds never exceeds its limit: a micro-batch holds ``full`` from the start of F to the
-  end of I, and ``kept_for_weight_grad`` from there to the end of W;
+* what a rank holds never exceeds its limit (a reservoir: F takes ``full`` as it starts, and as they end I
+  gives back all but ``kept_for_weight_grad``, and W that);
 * micro-batches are alike, so each phase of a stage takes them in order (no solution is lost).
 
 The greedy order is the first hint, and the sum of a rank's actions a lower bound of its span, without
@@ -18,7 +18,7 @@ Source: Qi et al., arXiv 2401.10241, section 3.2 and appendix (as an integer pro
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, product, starmap
 from typing import Any, Literal
@@ -73,7 +73,7 @@ class ZeroBubbleProblem:
     limit: int
     objective: Objective = "span"
 
-    @property
+    @cached_property
     def placement(self) -> Placement:
         """Stage → rank."""
         return vee(self.ranks) if self.chunks == 2 else loop(self.ranks)
@@ -105,6 +105,52 @@ def cost(problem: ZeroBubbleProblem, schedule: Schedule) -> int:
     return max(run.spans) if problem.objective == "span" else run.makespan
 
 
+_PHASES: tuple[Phase, ...] = ("F", "I", "W")
+
+
+def all_actions(problem: ZeroBubbleProblem) -> Iterator[Action]:
+    """Yield every action: by stage, then phase, then micro-batch."""
+    stages, ks = range(problem.ranks * problem.chunks), range(problem.micro_batches)
+    return starmap(Action, product(stages, _PHASES, ks))
+
+
+def first_starts(problem: ZeroBubbleProblem) -> list[int]:
+    """Return when each rank runs its first action, which is F of micro-batch 0 in any order."""
+    forwards = (problem.duration(rank, "F") + problem.transfer for rank in range(problem.ranks - 1))
+    return list(accumulate(forwards, initial=0))
+
+
+def input_of(problem: ZeroBubbleProblem, action: Action) -> Action | None:
+    """Return what an action waits for beside its rank; None: F of the first stage waits for nothing."""
+    stage, phase, k = action
+    if phase == "F":
+        return Action(stage - 1, "F", k) if stage else None
+    if phase == "W":
+        return Action(stage, "I", k)
+    return Action(stage + 1, "I", k) if stage + 1 < len(problem.times) else Action(stage, "F", k)
+
+
+def lag_of(problem: ZeroBubbleProblem, action: Action) -> int:
+    """Return how long the input of an action is on its way."""
+    need, place = input_of(problem, action), problem.placement
+    return problem.transfer if need is not None and place[need.stage] != place[action.stage] else 0
+
+
+def least_cost(problem: ZeroBubbleProblem) -> int:
+    """Return what no order is below: the work of a rank, and the way of a micro-batch there and back."""
+    first, ends, stages = first_starts(problem), dict[Action, int](), range(len(problem.times))
+    work = list(first)
+    phases: tuple[tuple[Phase, Sequence[int]], ...] = (("F", stages), ("I", stages[::-1]), ("W", stages))
+    for action in (Action(stage, phase, 0) for phase, each in phases for stage in each):
+        need, ns = input_of(problem, action), problem.duration(action.stage, action.phase)
+        ends[action] = ns + (0 if need is None else ends[need] + lag_of(problem, action))
+        work[problem.placement[action.stage]] += problem.micro_batches * ns
+    until = [(problem.placement[action.stage], end) for action, end in ends.items()]
+    return max(
+        end - (first[r] if problem.objective == "span" else 0) for r, end in (*until, *enumerate(work))
+    )
+
+
 def those_found(searches: Iterable[Callable[[], Programs]]) -> Iterator[Programs]:
     """Yield what each search finds; those that find no order within the memory limit are passed over.
 
@@ -129,8 +175,6 @@ def those_found(searches: Iterable[Callable[[], Programs]]) -> Iterator[Programs
 
 # ----------------------------------------------------------------------------------------------------------
 
-_PHASES: tuple[Phase, ...] = ("F", "I", "W")
-
 
 def optimal_programs(
     problem: ZeroBubbleProblem, hint: Schedule | None, *, time_limit_ns: int = 60 * NS_PER_S
@@ -153,12 +197,18 @@ def optimal_programs(
     InfeasibleError
         No order fits the memory limit, or none was found in time.
     """
+    if min(map(min, problem.durations.values())) == 0:  # of what takes no time, some goes first, too
+        n = 1 + len(list(all_actions(problem)))
+        longer = (StageTimes(*(n * t.of(p) or 1 for p in "FBIW")) for t in problem.times)
+        scaled = replace(problem, times=tuple(longer), transfer=n * problem.transfer)
+        programs, value, bound = optimal_programs(scaled, hint, time_limit_ns=time_limit_ns)
+        return programs, value // n, bound // n
     run = evaluate(hint, problem.times, transfer=problem.transfer) if hint is not None else None
-    first = _first_starts(problem)
+    first = first_starts(problem)
     times = Activities(
         "the optimal order of zb-auto", first[-1] + max(run.spans) if run is not None else _serial(problem)
     )
-    start = {a: times.time(str(a)) for a in _actions(problem)}
+    start = {a: times.time(str(a)) for a in all_actions(problem)}
     _wait_for_inputs(times, problem, start)
     for action, begin in start.items():
         ns = problem.duration(action.stage, action.phase)
@@ -169,10 +219,13 @@ def optimal_programs(
     _within_memory(times, problem, start)
     _ends(times, problem, start, first)
     if hint is not None and run is not None:
+        times.suppose(times.longest, cost(problem, hint))
         for rank, program in enumerate(hint.programs):
             for slot, begins in zip(program, run.starts[rank], strict=True):
                 times.suppose(start[slot.parts[0]], begins)
     found = times.solve(time_limit_ns)
+    if found.values is None and hint is not None:
+        return hint.programs, cost(problem, hint), found.bound_ns
     if found.values is None and found.finished:
         raise InfeasibleError(
             f"no order fits: the memory limit {problem.limit} is too small; raise in_flight or limit"
@@ -188,48 +241,28 @@ def optimal_programs(
     return programs, found.values(times.longest), found.bound_ns
 
 
-def _actions(problem: ZeroBubbleProblem) -> Iterator[Action]:
-    stages, ks = range(problem.ranks * problem.chunks), range(problem.micro_batches)
-    return starmap(Action, product(stages, _PHASES, ks))
-
-
-def _first_starts(problem: ZeroBubbleProblem) -> list[int]:
-    """Return when each rank runs its first action, which is F of micro-batch 0 in any order."""
-    forwards = (problem.duration(rank, "F") + problem.transfer for rank in range(problem.ranks - 1))
-    return list(accumulate(forwards, initial=0))
-
-
 def _serial(problem: ZeroBubbleProblem) -> int:
     """Return a time within which everything can run one after the other."""
-    work = sum(problem.duration(a.stage, a.phase) for a in _actions(problem))
+    work = sum(problem.duration(a.stage, a.phase) for a in all_actions(problem))
     return work + 2 * problem.transfer * problem.micro_batches * problem.ranks * problem.chunks
 
 
 def _wait_for_inputs(times: Activities, problem: ZeroBubbleProblem, start: dict[Action, Any]) -> None:
-    last = problem.ranks * problem.chunks - 1
     for action, begin in start.items():
-        stage, phase, k = action
-        inputs: list[Action] = [Action(stage, phase, k - 1)] if k else []
-        if phase == "F" and stage:
-            inputs.append(Action(stage - 1, "F", k))
-        elif phase == "I":
-            inputs.append(Action(stage + 1, "I", k) if stage < last else Action(stage, "F", k))
-        elif phase == "W":
-            inputs.append(Action(stage, "I", k))
-        for need in inputs:
-            moved = problem.placement[need.stage] != problem.placement[stage]
-            lag = problem.duration(need.stage, need.phase) + (problem.transfer if moved else 0)
-            times.after(begin, start[need] + lag)
+        need, before = input_of(problem, action), action._replace(micro_batch=action.micro_batch - 1)
+        if need is not None:
+            times.after(
+                begin, start[need] + problem.duration(need.stage, need.phase) + lag_of(problem, action)
+            )
+        if before in start:
+            times.after(begin, start[before] + problem.duration(before.stage, before.phase))
 
 
 def _within_memory(times: Activities, problem: ZeroBubbleProblem, start: dict[Action, Any]) -> None:
-    for (stage, phase, k), begin in start.items():
-        if phase == "F":
-            grad = start[Action(stage, "I", k)] + problem.duration(stage, "I")
-            end = start[Action(stage, "W", k)] + problem.duration(stage, "W")
-            memory, held = ("memory", problem.placement[stage]), problem.held[stage]
-            times.hold(memory, begin, grad, held.full)
-            times.hold(memory, grad, end, held.kept)
+    for action, begin in start.items():
+        stage, phase, _ = action
+        at = begin if phase == "F" else begin + problem.duration(stage, phase)
+        times.change(("memory", problem.placement[stage]), at, problem.memory_change(stage, phase))
     for rank in range(problem.ranks):
         times.limit(("memory", rank), problem.limit)
 

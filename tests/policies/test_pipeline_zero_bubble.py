@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.pipeline.evaluate import StageActivations, StageTimes, evaluate, peak_activations
-from policies.pipeline.pipeline_schedule import Action, one_pipeline
+from policies.pipeline.pipeline_schedule import Action, loop, one_pipeline, vee
 from policies.pipeline.registry import generate
 from policies.pipeline.validate import validate
 from sim.base.errors import InfeasibleError, InputError, StuckError
@@ -236,57 +236,115 @@ def test_wrong_options_are_refused(wrong: dict[str, Any], said: str) -> None:
         generate("zb-auto", ranks=2, micro_batches=2, **wrong)
 
 
-def every_order(micro_batches: int) -> list[list[tuple[str, int]]]:
-    """Return all orders of F, I, W of one rank that take each phase's micro-batches in order."""
+def every_order(stages: tuple[int, ...], micro_batches: int) -> list[list[Action]]:
+    """Return all orders of one rank: F before I before W, each phase's micro-batches in order."""
     found = []
-    for word in set(itertools.permutations("FIW" * micro_batches)):
-        seen = {"F": 0, "I": 0, "W": 0}
+    letters = [(s, phase) for s in stages for phase in "FIW"] * micro_batches
+    for word in set(itertools.permutations(letters)):
+        seen = dict.fromkeys(word, 0)
         order = []
-        for phase in word:
-            order.append((phase, seen[phase]))
-            seen[phase] += 1
-            if not seen["F"] >= seen["I"] >= seen["W"]:
+        for s, phase in word:
+            order.append(Action(s, phase, seen[s, phase]))  # type: ignore[arg-type]
+            seen[s, phase] += 1
+            if not seen[s, "F"] >= seen[s, "I"] >= seen[s, "W"]:
                 break
         else:
             found.append(order)
     return found
 
 
+ORDERS = {1: [every_order((r,), 2) for r in (0, 1)], 2: [every_order(own, 1) for own in ((0, 3), (1, 2))]}
+"""Of two ranks with one stage and two micro-batches each, or two stages and one."""
+
+PLACES = {1: loop(2), 2: vee(2)}
+
+
 @NEEDS_ORTOOLS
-@examples(6)
+@examples(12)
 @given(
-    times=st.lists(st.tuples(TIMES, TIMES, TIMES), min_size=2, max_size=2),
+    times=st.lists(st.tuples(*[st.integers(0, 12)] * 3), min_size=4, max_size=4),
     c=st.integers(0, 4),
-    limit=st.integers(1, 3),
+    chunks=st.integers(1, 2),
+    limit=st.integers(2, 6),
+    left=st.integers(0, 2),
+    objective=st.sampled_from(["span", "makespan"]),
 )
 def test_the_optimum_is_that_of_trying_all_orders(
-    times: list[tuple[int, int, int]], c: int, limit: int
+    times: list[tuple[int, int, int]], c: int, chunks: int, limit: int, left: int, objective: str
 ) -> None:
-    stages = [StageTimes(f, None, i, w) for f, i, w in times]
+    """And the bound that the search tells holds, and the search keeps to it."""
+    stages = [StageTimes(f, None, i, w) for f, i, w in times[: 2 * chunks]]
     best = None
-    for pair in itertools.product(every_order(2), repeat=2):
-        programs = [[Action(r, phase, k) for phase, k in order] for r, order in enumerate(pair)]  # type: ignore[arg-type]
-        schedule = one_pipeline("tried", programs, ranks=2, micro_batches=2)
-        if max(peak_activations(schedule)) <= limit:
+    for pair in itertools.product(*ORDERS[chunks]):
+        schedule = one_pipeline(
+            "tried", pair, ranks=2, micro_batches=3 - chunks, chunks=chunks, placement=PLACES[chunks]
+        )
+        if max(peak_activations(schedule, StageActivations(2, left))) <= limit:
             try:
-                span = max(evaluate(schedule, stages, transfer=c).spans)
+                run = evaluate(schedule, stages, transfer=c)
             except StuckError:
                 continue
-            best = span if best is None else min(best, span)
-    forward, input_grad, weight_grad = (list(each) for each in zip(*times, strict=True))
-    found = generate(
-        "zb-auto",
-        ranks=2,
-        micro_batches=2,
-        forward=forward,
-        input_grad=input_grad,
-        weight_grad=weight_grad,
-        transfer=c,
-        limit=limit,
-        solver="cp-sat",
-    )
+            cost = max(run.spans) if objective == "span" else run.makespan
+            best = cost if best is None else min(best, cost)
+    forward, input_grad, weight_grad = (list(each) for each in zip(*times[: 2 * chunks], strict=True))
+    given_: dict[str, Any] = {
+        "ranks": 2,
+        "micro_batches": 3 - chunks,
+        "chunks": chunks,
+        "forward": forward,
+        "input_grad": input_grad,
+        "weight_grad": weight_grad,
+        "transfer": c,
+        "kept": {"backward": 2, "weight_grad": left},
+        "limit": limit,
+        "objective": objective,
+    }
+    if best is None:
+        with pytest.raises(InfeasibleError):
+            generate("zb-auto", **given_, solver="cp-sat")
+        return
+    found = generate("zb-auto", **given_, solver="cp-sat")
+    run = evaluate(found, stages, transfer=c)
     assert found.meta["proven"]
-    assert found.meta["objective"] == max(evaluate(found, stages, transfer=c).spans) == best
+    assert found.meta["objective"] == (max(run.spans) if objective == "span" else run.makespan) == best
+    assert max(peak_activations(found, StageActivations(2, left))) <= limit
+    searched = generate("zb-auto", **given_).meta
+    assert searched["bound"] <= best <= searched["objective"]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "micro_batches", "times", "transfer", "mult", "optimum"),
+    [  # proven by CP-SAT
+        (3, 5, (13, 18, 16), 4, 2, 486),
+        (2, 6, (16, 10, 6), 2, 2, 384),
+        (3, 5, (19, 18, 13), 1, 1, 521),
+        (3, 6, (18, 11, 15), 2, 2, 532),
+    ],
+)
+def test_the_search_finds_the_optimum_of_small_vs(
+    ranks: int, micro_batches: int, times: tuple[int, int, int], transfer: int, mult: int, optimum: int
+) -> None:
+    schedule = generate(
+        "zb-auto",
+        ranks=ranks,
+        micro_batches=micro_batches,
+        chunks=2,
+        **dict(zip(("forward", "input_grad", "weight_grad"), times, strict=True)),
+        transfer=transfer,
+        kept={"backward": 2, "weight_grad": 1},
+        limit=4 * ranks * mult,
+    )
+    validate(schedule)
+    assert max(peak_activations(schedule, StageActivations(2, 1))) <= 4 * ranks * mult
+    assert schedule.meta["objective"] == optimum
+
+
+def test_a_bound_that_is_met_proves() -> None:
+    assert generate("zb-auto", ranks=4, micro_batches=16, in_flight=7).meta == {
+        "objective": 48,
+        "bound": 48,
+        "proven": True,
+    }
 
 
 @NEEDS_ORTOOLS
