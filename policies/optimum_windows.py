@@ -9,6 +9,10 @@ The solver looks for an earlier end, in little time, since little is unknown. Wi
 width; where none of a width helps, the next ones are twice as wide (Shaw 1998, "Using constraint programming
 and local search methods to solve vehicle routing problems", CP; windows in time for schedules: Laborie and
 Godard 2007, "Self-adapting large neighborhood search", MISTA).
+
+CP-SAT has neighbourhoods of its own. With eight of its strategies taking turns in one thread in the place of
+windows, runs of 33 drawn job shops, flexible ones and projects were 0.7 % longer on average after 10 or 20 s,
+and 5.9 % at most; those of 30 jobs by 2.6 to 5.9 %.
 """
 
 from __future__ import annotations
