@@ -163,11 +163,11 @@ def _as_product(
     """Return a product on tensor cores, or on vector units where there are none for its data type.
 
     On these a right matrix that is stored as (n, k), as torch's linear layers have it, takes other kernels,
-    and one by a vector those that memory bounds, as an outer product does everywhere.
+    and a vector times it those that memory bounds, as an outer product and one by a vector do everywhere.
     """
     m, n, k, batch = (sizes[name] for name in ("m", "n", "k", "batch"))
     tensor = ops.dtype not in _ON_VECTOR_UNITS and sheet.generation != "pascal"
-    by_memory = (k == 1) | (~np.bool_(tensor) & ((m == 1) | (n == 1)))
+    by_memory = (k == 1) | (n == 1) | (~np.bool_(tensor) & (m == 1))
     element = ELEMENT_BYTES[ops.dtype]
     [moved] = by_bytes("gemv", batch * (m + n) * k * element, batch * m * n * element, ops.dtype)
     moved["indexed"] = (k == 1) * 1.0  # each element of an outer product has another pair of operands
