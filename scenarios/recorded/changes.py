@@ -66,7 +66,7 @@ class Fuse(Strict):
 
 
 class OtherDevice(Strict):
-    """Another GPU: recorded durations, scaled by the rates of both."""
+    """Another GPU: recorded durations, by what both take for such kernels."""
 
     source: Name = Field(alias="from", description="preset of the GPU that was recorded")
     target: Name = Field(alias="to", description="preset of the other one")
