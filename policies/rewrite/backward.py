@@ -503,7 +503,9 @@ class TrainingRewrite:
             gradient, given = backward.gradient(name), records.externals[name]
             if gradient is None:
                 continue
-            n = elements(given.nbytes, readers[name].dtype)
+            n, dtype = elements(given.nbytes, readers[name].dtype), readers[name].dtype
+            if readers[name].kind == "cast":  # whose data type may be that of either side
+                n, dtype = _cast(readers[name], readers, given.nbytes)
             mixed = ("fp32_copy",) if states and 4 * n > given.nbytes else ()
             kept = [records.free(f"{name}/{state}") for state in (*states, *mixed)]
             for state in kept:
@@ -518,11 +520,24 @@ class TrainingRewrite:
                 flops=per_element * n,
                 bytes_read=2 * given.nbytes + kept_nbytes,
                 bytes_written=given.nbytes + kept_nbytes,
+                dtype=dtype,
                 micro_batch=None,
                 phase=None,
                 attributes={"stateful": True},
             )
         return updates
+
+
+def _cast(cast: OpEntry, readers: Mapping[str, OpEntry], nbytes: int) -> tuple[int, str | None]:
+    """Return how many elements a parameter has that is cast first, and of which data type they are."""
+    given = cast
+    while cast.kind == "cast" and (reader := readers.get(cast.tensor())) is not None:
+        size, cast = cast.outputs[0], reader
+    if cast.kind == "cast" or cast.dtype is None:
+        return elements(nbytes, given.dtype), given.dtype
+    n = elements(size, cast.dtype)
+    same = cast.dtype if nbytes == size else None
+    return n, same or next((dtype for dtype in ("fp64", "fp32", "bf16") if n * _ITEM[dtype] == nbytes), None)
 
 
 def _active(records: Records, order: Sequence[str], trained: set[str]) -> set[str]:

@@ -313,6 +313,20 @@ def test_states_of_16_bit_weights_are_in_fp32_beside_a_copy(dtype: str, optimize
     assert (step.bytes_read[update], step.bytes_written[update]) == (800 + state, 400 + state)
 
 
+@pytest.mark.parametrize("of_cast", ["fp32", "bf16"])
+def test_weights_in_fp32_that_are_cast_to_16_bits_need_no_copy(of_cast: str) -> None:
+    """100 elements of 4 bytes: two moments, whether a cast says what it reads or what it makes."""
+    b = GraphBuilder("autocast")
+    b.input("x", 200), b.parameter("w", 400)
+    b.op("c", kind="cast", inputs=["w"], outputs=200, dtype=of_cast)
+    b.op("a", kind="matmul", inputs=["x", "c"], outputs=200, flops=1_000, dtype="bf16")
+    step = TrainingRewrite(optimizer="adam").apply(b.build())
+    update = step.index("w/update")
+    assert int(step.tensor_nbytes[step.tensor_role == Role.PARAMETER].sum()) == 3 * 400
+    assert (step.flops[update], step.bytes_read[update]) == (14 * 100, 4 * 400)
+    assert step.dtypes[int(step.dtype_code[update])] == "fp32"
+
+
 @pytest.mark.parametrize("times", [2, 32])
 def test_a_larger_batch_is_what_the_importer_says(root: Path, times: int) -> None:
     path = root / "scenarios" / "examples" / "graphs" / "inception_v1.json.gz"
