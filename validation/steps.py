@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
+from math import inf
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -32,7 +33,7 @@ from validation.cases.backends import Executor, make_backend, provenance
 from validation.cases.draws import EXPERIMENTS, NOT_MEASURED
 from validation.cases.tables import BUDGET_S
 from validation.experiments import days, memory_experiment
-from validation.experiments.measure import ATTEMPTS, RUNS, measure
+from validation.experiments.measure import ATTEMPTS, ENOUGH, RUNS, measure
 from validation.gpu.partitions import library
 
 ALL: Final = sorted([*EXPERIMENTS, memory_experiment.NAME])
@@ -80,6 +81,8 @@ def choose(experiments: str | None) -> list[str]:
     ------
     UnknownNameError
         There is none of that letter or name.
+    InputError
+        Nothing is named.
 
     Examples
     --------
@@ -95,7 +98,23 @@ def choose(experiments: str | None) -> list[str]:
         if name not in ALL:
             raise UnknownNameError("experiment", word, [*letters, *ALL])
         chosen.add(name)
+    if not chosen:
+        raise InputError(f"experiments {experiments!r} names none")
     return [name for name in ALL if name in chosen]
+
+
+def _measured_on(backend: str, chosen: Sequence[str]) -> list[str]:
+    """Return those experiments that have cases on a backend.
+
+    Raises
+    ------
+    InputError
+        None of them has.
+    """
+    found = [name for name in chosen if _count(name, backend)]
+    if not found:
+        raise InputError(f"{', '.join(chosen)}: no case of it is measured on {backend}")
+    return found
 
 
 def steps(backend: str, experiments: Sequence[str], *, calibrated: bool) -> list[Step]:
@@ -213,17 +232,28 @@ def validate(
     Raises
     ------
     InputError
-        Neither a backend nor a folder to report on; a file of that folder is damaged.
+        Neither a backend nor a folder to report on; a file of that folder is damaged; an option means
+        nothing there.
     RunError
         See `run`; or a report is asked for where the simulator cannot be imported.
     """
     chosen = choose(experiments)
+    runs, limit_s = options.get("runs", RUNS), options.get("limit_s")
+    if runs < ENOUGH:
+        raise InputError(f"--runs {runs}: give {ENOUGH} or more")
+    if limit_s is not None and not 0 < limit_s < inf:
+        raise InputError(f"--limit {limit_s:g}: give the seconds, more than 0")
     if report is not None:
+        given = {"--out": out, "--dry-run": dry_run, "--again": options.get("again"), "--limit": limit_s}
+        if vain := [name for name, value in given.items() if value]:
+            raise InputError(f"--report measures nothing; leave out {' and '.join(vain)}")
         check_writable(report / "report.md")
         found = load_calibration(calibration or report / "calibration.json")
         if found.backend not in BUDGET_S:
             raise UnknownNameError("backend", found.backend, BUDGET_S)
-        measured = [name for name in chosen if _count(name, found.backend)]
+        if backend not in (None, found.backend):
+            raise InputError(f"{report} was measured on {found.backend}, not on {backend}")
+        measured = _measured_on(found.backend, chosen)
         for name in measured:
             step_files.read_all(report, name)
         result = write_report(report, found.backend, found, measured, recompute=True)
@@ -293,7 +323,11 @@ def run(
     """
     deadline = None if limit_s is None else time.monotonic() + limit_s
     executor = executor or make_backend(backend)
-    out.mkdir(parents=True, exist_ok=True)
+    experiments = _measured_on(backend, experiments)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{out}: {error.strerror}") from error
     check_writable(out / "report.md")  # before anything is measured
     file = calibration_file or out / "calibration.json"
     if calibration_file is None and not file.exists():
@@ -304,7 +338,6 @@ def run(
     calibration = load_calibration(file)
     if calibration.backend != backend:
         raise InputError(f"{file} is a calibration of {calibration.backend}, not of {backend}")
-    experiments = [name for name in experiments if _count(name, backend)]
     for name in experiments:
         if not again and not _unfinished(out, name):
             say(f"{name}: measured before")

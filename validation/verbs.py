@@ -79,7 +79,7 @@ def validate(
     from scenarios.cli.output import print_json
     from validation import steps
 
-    if out is None and report is None:
+    if out is None and report is None and not dry_run:
         raise InputError("where to write plans, runs and the report? --out DIR")
     result, text = steps.validate(
         backend, out, experiments, calibration, dry_run=dry_run, report=report,

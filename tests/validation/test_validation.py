@@ -32,6 +32,7 @@ from validation.calibrate import grid, session
 from validation.cases import step_files
 from validation.cases.case import Case, CaseOp
 from validation.cases.draws import EXPERIMENTS, draw
+from validation.command import main
 from validation.experiments.measure import measure
 from validation.experiments.predict import draw_plans, predict, predict_case
 from validation.experiments.prediction_errors import inversions, rebuild, spread
@@ -484,6 +485,40 @@ def test_an_interpreter_that_will_not_do_is_told_in_a_line(lies: str, said: str)
     )  # fmt: skip
     assert done.returncode == 2
     assert re.fullmatch(f"validation needs .*{said}", done.stderr.strip()), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--backend timer --runs 0", "--runs 0: give 3 or more"),
+        ("--backend timer --limit -5", "--limit -5: give the seconds, more than 0"),
+        ("--backend timer --limit nan", "--limit nan: give the seconds"),
+        ("--backend timer --experiments ,", "experiments ',' names none"),
+        ("--backend timer --experiments c", "c-overlap: no case of it is measured on timer"),
+        ("--backend nobody", "unknown backend 'nobody'"),
+        ("--report THERE --experiments g", "g-memory: no case of it is measured on timer"),
+        ("--report THERE --backend threads", "was measured on timer, not on threads"),
+        ("--report THERE --dry-run --again", "leave out --dry-run and --again"),
+    ],
+)
+def test_options_that_mean_nothing(options: str, said: str, tmp_path: Path) -> None:
+    given = options.replace("THERE", str(TIMER[0])).split()
+    out = [] if "--report" in given else ["--out", str(tmp_path / "out")]
+    told = CliRunner().invoke(app, ["validate", *given, *out])
+    assert told.exit_code == 2
+    if "--runs" not in given:  # which the command line refuses itself
+        assert said in told.output
+    assert not (tmp_path / "out").exists() or "--experiments" in given
+    if "nobody" not in given:
+        assert main([*given, *out]) == 2
+
+
+def test_a_folder_that_cannot_be_made_is_told_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["--backend", "timer", "--out", str(tmp_path / "file")]) == 2
+    assert capsys.readouterr().err == f"{tmp_path / 'file'}: File exists\n"
 
 
 def test_dry_run_lists_every_step() -> None:
