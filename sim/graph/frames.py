@@ -155,8 +155,11 @@ def _check_merges(graph: Graph, kind: list[str]) -> None:
     queue = deque(op for op, k in enumerate(kind) if k in ("switch", "enter", "next_iteration"))
     succ = graph.successors.lists()
     keys = rendezvous_keys(graph)
+    recvs: dict[str, list[int]] = {}
+    for recv, key in keys.recvs.items():
+        recvs.setdefault(key, []).append(recv)
     for send, key in keys.sends.items():
-        succ[send] = [*succ[send], *(recv for recv, of in keys.recvs.items() if of == key)]
+        succ[send] = [*succ[send], *recvs[key]]
     while queue:
         for s in succ[queue.popleft()]:
             if not reached[s]:
