@@ -82,13 +82,16 @@ def from_rows(rows: Rows, *, replicas: bool = False) -> Schedule:
     Raises
     ------
     InputError
-        No row has an action, or a stage is on several ranks and `replicas` is not set.
+        No row has an action; without `replicas`, one row has none, or a stage is on several ranks.
     """
     actions = [
         (rank, a) for rank, program in enumerate(rows.programs) for slot in program for a in slot.parts
     ]
     if not actions:
         raise InputError("the custom order has no actions; a row is one rank's program, such as 0F0,0B0")
+    idle = next((rank for rank, program in enumerate(rows.programs) if not program), None)
+    if idle is not None and not replicas:
+        raise InputError(f"row {idle + 1} of the custom order (rank {idle}) has no action; leave the row out")
     stages = 1 + max(a.stage for _, a in actions)
     micro_batches = 1 + max(a.micro_batch for _, a in actions)
     ranks = len(rows.programs)

@@ -93,6 +93,8 @@ def test_a_table_is_needed() -> None:
         generate("custom", order=" \n")
     with pytest.raises(InputError, match="no actions"):
         generate("custom", order=",,,\n,,")
+    with pytest.raises(InputError, match=r"row 1 of the custom order \(rank 0\) has no action"):
+        generate("custom", order="\n0F0,0B0\n1F0,1B0\n")
     with pytest.raises(InputError, match=r"nowhere\.csv: no such file"):
         generate("custom", file="nowhere.csv")
 
