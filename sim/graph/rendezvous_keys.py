@@ -127,9 +127,9 @@ def program_edges(graph: Graph) -> Edges:
 
 def program_order(graph: Graph) -> IntArray:
     """Return the topological order by `program_edges`: of the ops that are free, the least index first."""
-    order = least_index_first(program_edges(graph), len(graph))
-    assert order is not None
-    return order
+    edges = program_edges(graph)
+    order = None if edges is graph.edges else least_index_first(edges, len(graph))
+    return graph.topological_order if order is None else order
 
 
 def sent_nbytes(graph: Graph, send: int) -> int:
