@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
@@ -55,7 +56,7 @@ def lanes_of(life: Life, most: int = MOST_WORKERS) -> dict[str, list[Interval]]:
         if start < life.end_ns:
             begins[machine] = min(start, begins.get(machine, start))
     shown = sorted(begins, key=lambda machine: (begins[machine], machine))[:most]
-    slow = {machine: [each[:2] for each in life.slow if each[2] == machine] for machine in shown}
+    slow = {machine: sorted(each[:2] for each in life.slow if each[2] == machine) for machine in shown}
     lanes = {"run": list(life.timeline)}
     for machine in sorted(shown):
         lanes[f"worker {machine}"] = list(_of_worker(life, changes.get(machine, [(0, "job")]), slow[machine]))
@@ -64,20 +65,27 @@ def lanes_of(life: Life, most: int = MOST_WORKERS) -> dict[str, list[Interval]]:
 
 def _of_worker(life: Life, changes: list[tuple[int, str]], slow: list[tuple[int, int]]) -> Iterator[Interval]:
     ends = [start for start, _ in changes[1:]] + [life.end_ns]
+    starts = [start for _, start, _ in life.timeline]
+    over = 0  # of those that are slow, how many of the first ones
     for (start, state), end in zip(changes, ends, strict=True):
         if start < end and state != "job":
             yield state, start, end
         elif start < end:
-            for each, a, b in life.timeline:
+            for i in range(max(0, bisect_right(starts, start) - 1), bisect_left(starts, end)):
+                each, a, b = life.timeline[i]
                 a, b = max(a, start), min(b, end)
+                while over < len(slow) and slow[over][1] <= a:
+                    over += 1
                 if a < b:
-                    yield from _cut(each, a, b, slow if each in ("computing", "redoing") else [])
+                    yield from _cut(each, a, b, slow[over:] if each in ("computing", "redoing") else [])
 
 
 def _cut(state: str, start: int, end: int, slow: list[tuple[int, int]]) -> Iterator[Interval]:
     """Yield an interval, cut where it is slow."""
     at = start
-    for a, b in sorted(slow):
+    for a, b in slow:
+        if a >= end:
+            break
         a, b = max(a, at), min(b, end)
         if a < b:
             if at < a:
@@ -96,22 +104,22 @@ def timeline(lives: Mapping[str, Life]) -> Figure:
     lives : mapping of str to Life
         Title -> run.
     """
-    lanes = {name: lanes_of(life) for name, life in lives.items()}
     until = max(1, *(life.end_ns for life in lives.values()))
-    heights = [0.4 + 0.2 * len(found) for found in lanes.values()]
+    bars = {name: _bars(lanes_of(life)).packed(until) for name, life in lives.items()}  # one at a time
+    heights = [0.4 + 0.2 * len(found.lanes) for found in bars.values()]
     figure, axes = new_figure(len(lives), height=min(40.0, 0.6 + sum(heights)))
     if (grid := axes[0].get_gridspec()) is not None:
         grid.set_height_ratios(heights)
     seen = set()
-    for (name, found), ax in zip(lanes.items(), axes, strict=True):
+    for (name, found), ax in zip(bars.items(), axes, strict=True):
         scale = scale_time(ax, until)
-        draw_bars(ax, _bars(found).packed(until), _COLOURS, scale, until)
-        ax.set_yticks(range(len(found)), list(found), fontsize=7)
-        ax.set_ylim(len(found) - 0.5, -0.5)
+        draw_bars(ax, found, _COLOURS, scale, until)
+        ax.set_yticks(range(len(found.lanes)), found.lanes, fontsize=7)
+        ax.set_ylim(len(found.lanes) - 0.5, -0.5)
         ax.set_xlim(0, until / scale)
         plain(ax, f"{name}: goodput {100 * lives[name].goodput:.1f}%")
         ax.label_outer()
-        seen |= {state for intervals in found.values() for state, _, _ in intervals}
+        seen |= {found.kinds[kind] for kind in np.unique(found.kind)}
     entries = [Entry(kind, (kind,), (colour,)) for kind, colour in _COLOURS.items() if kind in seen]
     add_legend(figure, handles_of(entries, _COLOURS), alone=True)
     return figure
