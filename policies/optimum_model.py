@@ -15,13 +15,15 @@ least time that the model allows. What is left out is told (`JobModel.left_out`)
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from policies.cp_sat import Activities, Solved
+from policies.cp_sat import Activities, Solved, unit_of
 from policies.issue.program_order import ProgramOrder
+from policies.optimum_lists import Lists
 from policies.optimum_objective import OBJECTIVES, Objective
 from policies.optimum_tasks import Moved, Tasks, share
 from policies.optimum_windows import windows
@@ -173,7 +175,7 @@ class JobModel:
     memory : bool
         Whether tasks may have to wait for memory.
     least_ns : int
-        A lower bound of the makespan that is known otherwise.
+        A lower bound of the makespan that is known otherwise; as an attribute, in whole units of all times.
     objective : Objective, optional
         What is to be small; by default the makespan.
     """
@@ -198,7 +200,11 @@ class JobModel:
         self.tasks = Tasks(self.times, job, flow, problem, at_issue=at_issue, alone=alone)
         wait_for_inputs(self.tasks)
         self.orders = share(self.tasks, memory)
-        self.times.after(self.times.longest, least_ns)
+        unit = unit_of(self.times.problem)
+        # Where something is left out a run need be no multiple of it.
+        self.least_ns = least_ns // unit * unit if self.left_out else -(-least_ns // unit) * unit
+        self.times.after(self.times.longest, self.least_ns)
+        self.lists = Lists(self.times.problem)
         self.objective, self.is_makespan = objective, objective is OBJECTIVES["makespan"]
         self.always, self.later = objective.write(self.tasks)
         self.begin_with(known)
@@ -214,6 +220,11 @@ class JobModel:
         found = self.times.solve(limit_ns, workers, seed)
         found = found._replace(bound_ns=found.bound_ns + self.always)
         return found, None if found.values is None else self._timetable(found.values)
+
+    def by_lists(self, until: float, seed: int = 0) -> Iterator[Timetable]:
+        """Yield what is better with other orders of the tasks, where that is all that is open (`lists`)."""
+        for starts in self.lists.better(until, seed):
+            yield self._timetable(partial(_at, starts))
 
     def improve(self, until: float, seed: int = 0) -> Generator[Timetable, Trace | None, None]:
         """Yield what is better in a part, and go on from what is sent back: the best run so far, or none."""
@@ -307,6 +318,10 @@ class JobModel:
             if (i, tensor, a, b) in tasks.moves:
                 self.times.suppose(tasks.departures[i, tensor, b], start)
                 self.times.suppose(tasks.moves[i, tensor, a, b], True)
+
+
+def _at(starts: Sequence[int], time: Time) -> int:
+    return starts[time.index] + time.offset
 
 
 def _unplaced(job: Job) -> Flow:

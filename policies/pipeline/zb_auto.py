@@ -92,7 +92,7 @@ def zb_auto(
     Returns
     -------
     Schedule
-        With ``meta``: ``objective`` ``bound`` (none is below it) and ``proven`` (they are equal).
+        With ``meta``: ``objective``, ``bound`` (none is below it) and ``proven`` (they are equal).
 
     Raises
     ------

@@ -4,7 +4,7 @@
 
     policies ───────┐
     list schedules ─┼─► the best ──► CP-SAT makes windows of it shorter ──► run that ──┐
-    CP-SAT, whole ──┘      ▲  └──► changed a little, as long as that helps ────────────┤
+    CP-SAT, orders ─┘      ▲  └──► changed a little, as long as that helps ────────────┤
          │                 └───────────────────────────────────────────────────────────┘
          └─► no run takes less than ... ──► gap
 
@@ -281,15 +281,20 @@ def find_optimum(
         least_ns = limits._replace(stream_ns={}).lower_bound_ns
     memory = base.trace.memory is not None
     model = JobModel(job, policy, known, placed=placed, memory=memory, least_ns=least_ns, objective=objective)
-    least = least_ns if model.is_makespan else 0
+    least = max(least_ns, model.least_ns) if model.is_makespan else 0
     searched = search.known_cost == least
+    lists = model.is_makespan and model.lists.suits
     if not searched:
         tasks = len(job.graph) * job.iterations
         part_ns = limit_ns * _EVEN / (tasks + _EVEN) if model.is_makespan else limit_ns
-        solved, timetable = model.solve(max(1, round(part_ns)), jobs, seed)
+        solved, timetable = model.solve(max(1, round(part_ns / (1 + lists))), jobs, seed)
         least, searched = max(least, solved.bound_ns), solved.finished
         if timetable is not None:
             search.follow(timetable)
+    if lists and not searched and search.known_cost > least:
+        model.begin_with(search.known.trace)
+        for listed in model.by_lists((time.monotonic() + 3 * until) / 4, seed):
+            search.follow(listed)
     if model.is_makespan and not searched and search.known_cost > least:
         model.begin_with(search.known.trace)
         _improve(search, model.improve(until, seed), least)

@@ -6,6 +6,7 @@ import json
 import random as dice
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import permutations, product
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from policies import cp_sat
 from policies.cp_sat import translate, unit_of
 from policies.issue.program_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
+from policies.optimum_lists import Lists
 from policies.optimum_model import Follow, JobModel
 from policies.schedule_problem import Time
 from scenarios.run.execute import run_case
@@ -62,6 +64,57 @@ def test_every_run_keeps_to_the_model(seed: int) -> None:
     solver.parameters.num_workers = 1
     solver.parameters.fix_variables_to_their_hinted_value = True
     assert solver.solve(translate(model.times.problem).model) in (cp_model.OPTIMAL, cp_model.FEASIBLE)
+
+
+@pytest.mark.parametrize("seed", seeds(30))
+def test_lists_of_tasks_keep_to_the_model(seed: int) -> None:
+    """Whatever the order, and its end is that of the last task."""
+    from ortools.sat.python import cp_model
+
+    rng = np.random.default_rng(seed)
+    b = GraphBuilder("drawn")
+    n, workers = int(rng.integers(4, 25)), int(rng.integers(2, 5))
+    for k in range(n):
+        inputs = [f"o{j}" for j in range(k) if rng.random() < 0.1]
+        b.op(f"o{k}", duration_ns=int(rng.integers(1, 50)), inputs=inputs)
+    trace = simulate(b.build(), Machine((Device("cpu", "cpu", workers=workers),)), InOrder())
+    model = JobModel(trace.job, InOrder(), trace)
+    lists = Lists(model.times.problem)
+    assert lists.suits
+    starts = lists.starts(rng.permutation(len(lists.ns)).tolist())
+    model.times.problem.time_hints = dict(enumerate(starts))
+    model.times.problem.horizon_ns = starts[0]
+    solver: Any = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.fix_variables_to_their_hinted_value = True
+    assert solver.solve(translate(model.times.problem).model) in (cp_model.OPTIMAL, cp_model.FEASIBLE)
+    ends = [at + ns for at, ns in zip(starts[1:], trace.job.duration_ns.tolist(), strict=True)]
+    assert starts[0] == max(ends)
+
+
+def test_sums_of_many_tasks_are_met_to_the_microsecond(tmp_path: Path) -> None:
+    """A split, forty tasks of about ten seconds on four cores, and what needs all of them."""
+    rng = dice.Random(1)
+    ops: dict[str, Any] = {"split": {"duration": "54ms"}}
+    us = [rng.randrange(9_000_000, 10_400_000) for _ in range(40)]
+    ops |= {f"b{k}": {"duration": f"{each}us", "inputs": ["split"]} for k, each in enumerate(us)}
+    ops["cat"] = {"duration": "35ms", "inputs": [f"b{k}" for k in range(40)]}
+    document = {"machine": {"devices": {"cpu0": {"kind": "cpu", "cores": 4}}}, "workload": {"ops": ops}}
+    path = tmp_path / "blast.yaml"
+    path.write_text(json.dumps(document))
+    base = run_case(load_scenario(path).case())
+    limits = bounds(base.trace, exact=True)
+    model = JobModel(base.trace.job, InOrder(), base.trace, least_ns=limits.lower_bound_ns)
+    *_, best = model.by_lists(time.monotonic() + 200)
+    found = Follow(best, base.case.decisions.policy.synchronisation)
+    again = run_case(
+        replace(base.case.deciding(policy=found, linearize=found, streams=found), expectations=())
+    )
+    assert (
+        again.trace.makespan_ns
+        == -(-limits.lower_bound_ns // 1000) * 1000
+        == 1000 * (-(-sum(us) // 4) + 89_000)
+    )
 
 
 def test_the_solver_counts_in_the_unit_of_all_times() -> None:
