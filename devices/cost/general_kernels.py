@@ -562,10 +562,10 @@ def by_bytes(
         operands = [np.maximum((nbytes_read + nbytes_written) / most - 1, 0) + SLOWER.get(kind, 0.0)]
     beside = nbytes_read - most  # of the smaller operand, where one is stretched to the other's shape
     stretched = (beside > 8) & (beside < 0.9 * most) & (forward in STRETCHING)
-    strided = [_STRIDED.search(each.get("kernel", "")) is not None for each in attributes]
+    strided = [_STRIDED.search(str(each.get("kernel", ""))) is not None for each in attributes]
     indexed = np.where(stretched | np.array(strided or False) | (forward in REORDERING), 1.0, 0.0)
     usual = ELEMENT_FLOPS.get(forward, 2.0)
-    named = (_OPERATOR.fullmatch(each.get("operator", "")) for each in attributes)
+    named = (_OPERATOR.fullmatch(str(each.get("operator", ""))) for each in attributes)
     flops: Any = [ELEMENT_FLOPS.get(name[1], usual) if name else usual for name in named] or usual
     sizes = {"elements": most / width, "element_flops": np.asarray(flops), "indexed": indexed}
     return [{**sizes, "operands": each} for each in operands]

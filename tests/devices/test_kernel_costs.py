@@ -193,6 +193,8 @@ def test_recorded_kernels_whose_operands_have_strides_index_each_element() -> No
     assert plain == ns_of("copy", bytes_read=2**28, bytes_written=2**28)
     assert ns("elementwise_kernel<128, 2>()") > 1.4 * plain
     assert ns("unrolled_elementwise_kernel<float>()") > 1.4 * plain
+    other = {"kernel": 5, "operator": ["add"]}  # attributes of a graph of one's own
+    assert ns_of("copy", sizes=other, bytes_read=2**28, bytes_written=2**28) == plain
 
 
 def test_the_gap_of_the_device_is_taken_off_where_it_was_measured() -> None:
