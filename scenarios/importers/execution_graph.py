@@ -44,6 +44,9 @@ from sim.graph.views import VIEWS, WITHOUT_DATA
 _MOST: Final = 2**48
 """Most elements of a dimension, or bytes of a tensor: more are damage."""
 
+_OTHER: Final = InputError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError
+"""What formulas raise of arguments that no operator of such a name has."""
+
 _DTYPES: Final = {
     "float": "fp32", "double": "fp64", "c10::Half": "fp16", "c10::BFloat16": "bf16", "int": "int32",
     "long int": "int64", "long": "int64", "short int": "int16", "short": "int16", "signed char": "int8",
@@ -233,18 +236,18 @@ def is_view(operator: Operator) -> bool:
 def known_cost(operator: Operator) -> CostedOperator | None:
     """Return what an operator costs; None: it has no formula, or moves nothing."""
     name = plain_name(operator.name)
-    if name == "convolution_backward":
-        return _convolution_backward(operator)
-    kind = _kind(operator)
-    if kind is None or is_view(operator):
-        return None
-    given, made = list(tensors(operator.inputs)), list(tensors(operator.outputs))
     try:
+        if name == "convolution_backward":
+            return _convolution_backward(operator)
+        kind = _kind(operator)
+        if kind is None or is_view(operator):
+            return None
+        given, made = list(tensors(operator.inputs)), list(tensors(operator.outputs))
         attributes = _attributes_of(name, _node(operator))
         facts = OpFacts(kind, tuple(map(_facts, ordered(name, given))), tuple(map(_facts, made)), attributes)
         dtype = computed([value.dtype for value in given if value.dtype is not None])
         return CostedOperator(kind, cost_of(facts), dtype, {**attributes, **measured_shape(facts)})
-    except (InputError, AttributeError, LookupError, TypeError, ValueError):  # other arguments than expected
+    except _OTHER:
         return None
 
 
@@ -315,58 +318,55 @@ def sizes_of(name: str, shapes: bytes, values: bytes, types: bytes = b"") -> dic
     >>> sizes_of("aten::mul", b"[[3, 5], [5]]", b"", b'["c10::Half", "c10::Half"]')
     {'bytes_read': 40, 'bytes_written': 30, 'dtype': 'fp16'}
     """
-    dtypes = [_DTYPES.get(str(word)) for word in (json.loads(types) if types else [])]
-    sized = name in _SIZED
-    found = _sizes_of(name, shapes, values) if sized else _bytes_of(name, json.loads(shapes), dtypes)
+    listed, words = (json.loads(noted) if noted else [] for noted in (shapes, types))
+    dtypes = [_DTYPES.get(str(word)) for word in (words if isinstance(words, list) else [])]
+    try:
+        found = _sizes_of(name, listed, values) if name in _SIZED else _bytes_of(name, listed, dtypes)
+    except _OTHER:
+        return {}
     dtype = next((dtype for dtype in dtypes if dtype in FLOATING), None)
     return {**found, "dtype": dtype} if found and dtype else found
 
 
 def _bytes_of(name: str, shapes: Sequence[Any], dtypes: Sequence[str | None]) -> dict[str, int]:
-    """Return what an operator reads and writes; nothing where a type is not noted."""
-    try:
-        given = [
-            (tuple(_whole(n, _MOST) for n in shape), dtype_bits(dtype or "") // 8)
-            for shape, dtype in zip(shapes, dtypes, strict=True)
-            if shape
-        ]
-        nbytes = [math.prod(shape) * size for shape, size in given]
-        if plain_name(name) in _IN_PLACE:
-            return {"bytes_read": sum(nbytes[1:]), "bytes_written": nbytes[0]}
-        kind = _streamed(name) or ""
-        size = 1 if _BOOLEAN.fullmatch(kind) else max(size for _, size in given)
-        made = math.prod(np.broadcast_shapes(*(shape for shape, _ in given))) * size
-        return {"bytes_read": sum(nbytes), "bytes_written": 0 if kind[:7] == "reduce_" else made}
-    except (InputError, LookupError, TypeError, ValueError):
-        return {}
+    """Return what an operator reads and writes; an `InputError` where a type is not noted."""
+    given = [
+        (tuple(_whole(n, _MOST) for n in shape), dtype_bits(dtype or "") // 8)
+        for shape, dtype in zip(shapes, dtypes, strict=True)
+        if shape
+    ]
+    nbytes = [math.prod(shape) * size for shape, size in given]
+    if plain_name(name) in _IN_PLACE:
+        return {"bytes_read": sum(nbytes[1:]), "bytes_written": nbytes[0]}
+    kind = _streamed(name) or ""
+    size = 1 if _BOOLEAN.fullmatch(kind) else max(size for _, size in given)
+    made = math.prod(np.broadcast_shapes(*(shape for shape, _ in given))) * size
+    return {"bytes_read": sum(nbytes), "bytes_written": 0 if kind[:7] == "reduce_" else made}
 
 
-def _sizes_of(name: str, shapes: bytes, values: bytes) -> dict[str, Any]:
-    try:
-        listed, said = json.loads(shapes), json.loads(values) if values else []
-        inputs = [_noted(shape, *said[i : i + 1]) for i, shape in enumerate(listed)]
-        operator = Operator(0, 0, name, "", 0, 0, inputs, [])
-        plain = plain_name(name)
-        given = [one.shape for one in tensors(inputs)]
-        if plain == "convolution_backward":
-            return _gradients_sizes(inputs)
-        if plain in _IN_ONE:
-            return _attention_sizes(inputs, *_IN_ONE[plain])
-        node, kind = _node(operator), _kind(replace(operator, outputs=inputs[:1]))
-        node.meta = _meta(inputs[0])
-        attributes = _attributes_of(plain, node)
-        facts = tuple(map(_facts, ordered(plain, list(tensors(inputs)))))
-        shape = facts[0].shape
-        if plain in _PRODUCTS:
-            shape = (*shape[:-1], given[1][0] if plain == "linear" else facts[1].shape[-1])
-        elif plain == "index_select":
-            axis = attributes["axis"]
-            shape = (*shape[:axis], *given[1], *shape[axis:][1:])
-        elif plain in _CONVOLUTIONS:
-            shape = _convolved(given[0], given[1], attributes)
-        return measured_shape(OpFacts(kind or "", facts, (TensorFacts(shape, 0),), attributes))
-    except (InputError, AttributeError, LookupError, TypeError, ValueError):
-        return {}
+def _sizes_of(name: str, shapes: Sequence[Any], values: bytes) -> dict[str, Any]:
+    said = json.loads(values) if values else []
+    inputs = [_noted(shape, *said[i : i + 1]) for i, shape in enumerate(shapes)]
+    operator = Operator(0, 0, name, "", 0, 0, inputs, [])
+    plain = plain_name(name)
+    given = [one.shape for one in tensors(inputs)]
+    if plain == "convolution_backward":
+        return _gradients_sizes(inputs)
+    if plain in _IN_ONE:
+        return _attention_sizes(inputs, *_IN_ONE[plain])
+    node, kind = _node(operator), _kind(replace(operator, outputs=inputs[:1]))
+    node.meta = _meta(inputs[0])
+    attributes = _attributes_of(plain, node)
+    facts = tuple(map(_facts, ordered(plain, list(tensors(inputs)))))
+    shape = facts[0].shape
+    if plain in _PRODUCTS:
+        shape = (*shape[:-1], given[1][0] if plain == "linear" else facts[1].shape[-1])
+    elif plain == "index_select":
+        axis = attributes["axis"]
+        shape = (*shape[:axis], *given[1], *shape[axis:][1:])
+    elif plain in _CONVOLUTIONS:
+        shape = _convolved(given[0], given[1], attributes)
+    return measured_shape(OpFacts(kind or "", facts, (TensorFacts(shape, 0),), attributes))
 
 
 def _noted(shape: Any, value: str = "") -> Argument:

@@ -308,6 +308,12 @@ def test_a_training_rewrite_gives_gradients_the_sizes_of_their_forward() -> None
         ),
         ("mm", [[3, 5], [6, 7]], None, {}),  # damage
         ("mm", "words", None, {}),
+        (
+            "conv2d",
+            [[2, 3, 8, 8], [4, 3, 3, 3], [], [], [], [], []],
+            ["", "", "[]", "[0, 0]", "[0, 0]", "[0, 0]", "0"],
+            {},
+        ),
         ("_flash_attention_forward", [[7, 8, 4], [7, 8, 4]], None, {}),  # packed sequences
     ],
 )
@@ -329,6 +335,9 @@ def test_of_the_operators_of_a_trace(name: str, shapes: Any, values: Any, expect
         ("mul", [[4, 6], [6]], ["c10::Half", "a type that nobody knows"], None, None),
         ("mul", [[4, 6], [5]], ["float", "float"], None, None),  # damage
         ("mul", [[4, 6], [6]], ["float"], None, None),
+        ("mul", [[4, 6], [6]], 7, None, None),  # damage
+        ("mul", [[4, 6], [6]], None, None, None),
+        ("mul", 7, ["float"], None, None),
     ],
 )
 def test_bytes_of_the_operators_of_a_trace(
