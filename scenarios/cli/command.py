@@ -112,8 +112,10 @@ class _Verb(_PlainHelp, TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse as typer does, which of an option that is given twice would take the last alone."""
+        known = {option for param in self.params for option in param.opts}
         for old in _RENAMED.keys() & {arg.partition("=")[0] for arg in args}:
-            raise typer.BadParameter(f"{old} is now {_RENAMED[old]}", ctx=ctx)
+            if _RENAMED[old].split()[0] in known:
+                raise typer.BadParameter(f"{old} is now {_RENAMED[old]}", ctx=ctx)
         _, _, order = self.make_parser(ctx).parse_args(list(args))
         for param in order:
             plain = param.param_type_name == "option" and not (

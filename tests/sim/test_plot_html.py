@@ -382,6 +382,14 @@ def test_what_cannot_be_drawn(tmp_path: Path, options: list[str], told: str) -> 
     assert not list(tmp_path.glob("out*"))
 
 
+def test_a_verb_without_charts_names_none(tmp_path: Path) -> None:
+    """An option of old is answered by its new name only where that is one."""
+    result = sim("explain", write(tmp_path, GOOD), "--html", "page.html")
+    assert result.exit_code == 2
+    assert "No such option: --html" in result.stderr
+    assert "--gantt" not in result.stderr
+
+
 def test_what_cannot_be_drawn_costs_nobody_the_other_files(tmp_path: Path) -> None:
     names = {"ops": tmp_path / "ops.csv"} | {
         option: tmp_path / f"{option}.png" for option in ("links", "roofline", "gantt")
