@@ -137,6 +137,16 @@ class Document:
             node = node and node.child(part)
         return node
 
+    def said(self, loc: Loc, *key: str | int) -> Loc:
+        """Return where a key is said: what an entry of ``compare`` at `loc` leaves out, ``policy`` says."""
+        entry, policy = self.at(loc), self.at(("policy",))
+        if loc[:1] != ("compare",) or not key or entry is None or policy is None:
+            return loc
+        own, base = (
+            node.value if isinstance(node.value, dict) else {"name": node} for node in (entry, policy)
+        )
+        return ("policy",) if key[0] in base and not {key[0], "runtime"} & own.keys() else loc
+
     def matching(self, pattern: str) -> list[Loc]:
         """Return the paths that fit a dotted one in which ``*`` is any key of a mapping or item of a list."""
         found: list[tuple[Loc, Node]] = [((), self.root)]
@@ -166,6 +176,7 @@ class Document:
 
     def wrong(self, error: InputError, loc: Loc = ()) -> ScenarioError:
         """Return `error` with its place: its path begins at `loc`."""
+        loc = self.said(loc, *error.path[:1])
         if isinstance(error, UnknownNameError):
             near = hint(error.name, error.known)
             if error.what == "policy" and error.name in names("sim.runtimes"):

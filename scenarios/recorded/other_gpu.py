@@ -149,7 +149,7 @@ def _ratios(
     beyond = graph.duration_ns[sure].sum() / max(own[sure].sum(), 1.0)
     if sure.any() and not 1 / _DOUBTFUL < beyond < _DOUBTFUL:
         warnings.warn(
-            f"device: from: recorded kernels take x{beyond:.2f} of what the cost model of {before.name} "
+            f"device: from: recorded kernels take x{beyond:.3g} of what the cost model of {before.name} "
             "says: is it the GPU of the recording?",
             stacklevel=3,
         )

@@ -142,6 +142,7 @@ def resolve(
                 return choice and _chosen(key, choice, document.origin)
 
         policy = _policy(spec, loc, document.origin, inherited=inherited)
+        steps = (*document.said(loc, "compile"), "compile")
         known = spec.knowledge or knowledge
         of_estimates = {} if isinstance(known, str) else {"estimate_error": known["estimate"]}
         return Decisions(
@@ -154,7 +155,7 @@ def resolve(
             **of_estimates,
             loc=loc,
             compile=tuple(
-                RewriteStep(choice.name, _under(policy, choose(choice, "compile", i)), (*loc, "compile", i))
+                RewriteStep(choice.name, _under(policy, choose(choice, "compile", i)), (*steps, i))
                 for i, choice in enumerate(spec.compile or ())
             ),
             cuda_graph=bool(spec.cuda_graph),

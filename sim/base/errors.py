@@ -322,13 +322,21 @@ def nearest(name: str, known: Iterable[str], *, likeness: float = 0.6) -> str | 
     --------
     >>> nearest("redy-queue", ["in-order", "ready-queue"]), nearest("optimiser", ["order", "optimizer"])
     ('ready-queue', 'optimizer')
+    >>> nearest("H100", ["mi100", "h100-sxm"])
+    'h100-sxm'
     """
     names = list(known)
     if (new := renamed().get(name, "").partition(":")[0]) in names and new:
         return new
-    begun = [each for each in names if name and each.startswith(f"{name}-")]  # h100-sxm, not mi100, for h100
+    begun = _begun(name, names)  # h100-sxm, not mi100, for H100
     found = difflib.get_close_matches(name, begun or names, n=1, cutoff=0.0 if begun else likeness)
     return found[0] if found else None
+
+
+def _begun(name: str, names: Iterable[str]) -> list[str]:
+    """Return the names that begin with a word, or are it, whatever its case."""
+    low = name.lower()
+    return [each for each in names if low and (each.lower() + "-").startswith(f"{low}-")]
 
 
 def hint(name: str, known: Iterable[str], *, shown: int = 20) -> str:
@@ -352,7 +360,7 @@ def hint(name: str, known: Iterable[str], *, shown: int = 20) -> str:
         return now
     if counted := _counted(name, names):
         return f"; known: {counted}"
-    begun = [each for each in names if name and each.startswith(f"{name}-")]
+    begun = _begun(name, names)
     close = begun if 1 < len(begun) < 5 else list(filter(None, [nearest(name, names)]))
     if close:
         return f"; did you mean {' or '.join(repr(shortened(each)) for each in close)}?"

@@ -303,6 +303,7 @@ def test_presets_of_devices(three: Graph) -> None:
             {"from": "h100", "to": "h20O-sxm"},
             r"device.to: unknown GPU preset 'h20O-sxm'; did you mean 'h200-sxm'",
         ),
+        ({"from": "H100", "to": "l4"}, r"device.from: unknown GPU preset 'H100'; did you mean 'h100-sxm'"),
     ):
         with pytest.raises(InputError, match=says):
             what_if(three, {"device": pair})

@@ -111,6 +111,45 @@ def test_every_verb_refuses_an_entry_that_it_does_not_run(
     assert "did you mean 'expect'?" in told
 
 
+@pytest.mark.parametrize("verb", ["run", "compare", "check"])
+@pytest.mark.parametrize(
+    ("policy", "entry", "told"),
+    [
+        ("redy-queue", "{label: z}", "3:9: policy.name: unknown policy 'redy-queue'"),
+        ("in-order", "redy-queue", "4:11: compare.0.name: unknown policy 'redy-queue'"),
+        (
+            "{name: in-order, streams: recoded}",
+            "{label: z}",
+            "3:35: policy.streams: unknown stream assignment",
+        ),
+        (
+            "{name: in-order, streams: recoded}",
+            "ready-queue",
+            "3:35: policy.streams: unknown stream assignment",
+        ),
+        ("{name: in-order, windw: 1}", "{label: z}", "3:26: policy.windw: in-order has no option 'windw'"),
+        ("in-order", "{streams: recoded}", "4:21: compare.0.streams: unknown stream assignment"),
+        (
+            "{name: in-order, compile: [{name: ddp, ranks: 0}]}",
+            "{label: z, set: {machine.devices.g.streams: 2}}",
+            "3:55: policy.compile.0.ranks: ddp: ranks must be a whole number of at least 1",
+        ),
+        (
+            "{name: in-order, compile: [{name: ddp, ranks: 1}]}",
+            "{label: z, set: {policy.compile.0.overlap: maybe}}",
+            "4:54: policy.compile.0.overlap: should be true or false",
+        ),
+    ],
+)
+def test_what_an_entry_takes_from_the_policy_is_wrong_there(
+    tmp_path: Path, policy: str, entry: str, told: str, verb: str
+) -> None:
+    text = "machine: {devices: {g: {kind: gpu}}}\nworkload: {ops: {a: {duration: 1us}}}\n"
+    path = tmp_path / "s.yaml"
+    path.write_text(f"{text}policy: {policy}\ncompare: [{entry}]\n", encoding="utf-8")
+    assert f"s.yaml:{told}" in sim(verb, path).output
+
+
 @pytest.mark.parametrize(
     ("policy", "told"),
     [
