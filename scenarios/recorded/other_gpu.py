@@ -44,6 +44,8 @@ SHARED: Final = 0.5
 """Of the logarithm of what a kernel takes beyond the model: shared with a GPU of another generation."""
 _DOUBTFUL: Final = 2.5
 """Times as long as modelled: recordings of six GPUs took 0.9 to 1.9 times."""
+_ANOTHER: Final = 20.0
+"""... and a kernel that took so many times as long as its sizes say, or is so much shorter, has others."""
 _MOVES: Final = frozenset(
     {"elementwise", "copy", "fill", "reduce", "gather", "layer_norm", "batch_norm", "softmax", "cat"}
 )
@@ -154,9 +156,13 @@ def _ratios(
             stacklevel=3,
         )
     with np.errstate(divide="ignore", invalid="ignore"):
-        middle = (other / graph.duration_ns * (graph.duration_ns / own) ** share)[which]
+        times = graph.duration_ns / own
+        middle = np.where(
+            np.abs(np.log(times)) < np.log(_ANOTHER), other / own * times ** (share - 1), np.nan
+        )
+    middle = middle[which]
     low, high = middle * np.exp(-width[which]), middle * np.exp(width[which])
-    few, unknown = 0, np.flatnonzero(~np.isfinite(middle) | (middle <= 0))
+    few, unknown = 0, np.flatnonzero(np.isnan(middle))
     for i, op in zip(unknown.tolist(), np.flatnonzero(which)[unknown].tolist(), strict=True):
         low[i], high[i] = _by_kind(graph, op, before, after)
         grid = graph.attributes.get(op, {}).get("grid")

@@ -296,6 +296,24 @@ def test_a_gpu_that_took_another_time_than_its_kernels_take_is_told(beyond: floa
     assert sum("is it the GPU of the recording?" in str(one.message) for one in caught) == told
 
 
+@pytest.mark.parametrize(("beyond", "known"), [(19, 1), (21, 0), (0.06, 1), (0.04, 0)])
+def test_a_kernel_whose_sizes_cannot_be_its_own_goes_by_rates(beyond: float, known: int) -> None:
+    b = GraphBuilder("one")
+    own = {"stream": 7, "kernel": "a"}
+    moved = {"bytes_read": 2**31, "bytes_written": 2**30}
+    device = make_device("gpu0", {"preset": "h100-sxm"})
+    b.op("a", kind="elementwise", dtype="fp32", device="gpu", attributes=own, duration_ns=1, **moved)
+    assert device.cost is not None
+    taken = round(beyond * device.cost.durations_ns(b.build(), device)[0])
+    b = GraphBuilder("one")
+    b.op("a", kind="elementwise", dtype="fp32", device="gpu", attributes=own, duration_ns=taken, **moved)
+    with pytest.warns(UserWarning, match="device: ") as caught:
+        graph = what_if(b.build(), {"device": {"from": "h100-sxm", "to": "a100-sxm-80"}})
+    assert any(f"the sizes of {known} of 1 are known" in str(one.message) for one in caught)
+    by_rates = round(taken * 3350 / 2039)
+    assert (int(graph.duration_ns[0]) == pytest.approx(by_rates, rel=1e-3)) == (known == 0)
+
+
 def test_presets_of_devices(three: Graph) -> None:
     for pair, says in (
         ({"from": "a100", "to": "h200"}, r"device.from: 'a100' may be a100-sxm-40 or a100-sxm-80"),
