@@ -48,7 +48,7 @@ ATTRIBUTES: Final[Mapping[str, Any]] = {
 """Name -> what reads it, or raises `InputError`."""
 
 _ALIKE: Final = (
-    *("ends", "kv_num_heads", "repeats", "scores", "sizes", "is_causal", "weights"),
+    *("ends", "kv_num_heads", "repeats", "scores", "sizes", "is_causal", "weights", "K", "M"),
     *("dilation", "groups", "ksize", "stride", "input_shapes", "output_shapes"),
 )
 """Attributes and operands of operators that are nearly called as ours: of ONNX (of 371 names, all that it
