@@ -47,7 +47,7 @@ _MOST: Final = 2**48
 _OTHER: Final = InputError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError
 """What formulas raise of arguments that no operator of such a name has."""
 
-_DTYPES: Final = {
+DTYPES: Final = {
     "float": "fp32", "double": "fp64", "c10::Half": "fp16", "c10::BFloat16": "bf16", "int": "int32",
     "long int": "int64", "long": "int64", "short int": "int16", "short": "int16", "signed char": "int8",
     "unsigned char": "uint8", "bool": "bool", "c10::complex<float>": "complex64",
@@ -187,7 +187,7 @@ def _argument(value: Any, shape: Any, kind: Any) -> Argument:
         nbytes = _whole(elements, _MOST) * _whole(size, 1025)
         dimensions = tuple(_whole(n, _MOST) for n in _listed(shape))
         inside = kind.removeprefix("Tensor(").removesuffix(")")
-        return TensorValue(Tensor((str(device), _whole(storage)), nbytes), dimensions, _DTYPES.get(inside))
+        return TensorValue(Tensor((str(device), _whole(storage)), nbytes), dimensions, DTYPES.get(inside))
     if isinstance(kind, str) and kind.startswith("GenericList[") and "Tensor(" in kind:
         kinds = parts(kind.removeprefix("GenericList[").removesuffix("]"))
         return [_argument(*each) for each in zip(_listed(value), _listed(shape), kinds, strict=True)]
@@ -319,7 +319,7 @@ def sizes_of(name: str, shapes: bytes, values: bytes, types: bytes = b"") -> dic
     {'bytes_read': 40, 'bytes_written': 30, 'dtype': 'fp16'}
     """
     listed, words = (json.loads(noted) if noted else [] for noted in (shapes, types))
-    dtypes = [_DTYPES.get(str(word)) for word in (words if isinstance(words, list) else [])]
+    dtypes = [DTYPES.get(str(word)) for word in (words if isinstance(words, list) else [])]
     try:
         found = _sizes_of(name, listed, values) if name in _SIZED else _bytes_of(name, listed, dtypes)
     except _OTHER:

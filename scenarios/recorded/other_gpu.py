@@ -26,6 +26,7 @@ from dataclasses import replace
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from devices.describe.field_types import DEFAULT
 from devices.machine import make_device
@@ -40,7 +41,7 @@ from sim.machine.device import Device
 Bound = Literal["low", "middle", "high"]
 """Which end of what is possible: of durations."""
 
-SHARED: Final = 0.5
+_SHARED: Final = 0.5
 """Of the logarithm of what a kernel takes beyond the model: shared with a GPU of another generation."""
 _DOUBTFUL: Final = 2.5
 """Times as long as modelled: recordings of six GPUs took 0.9 to 1.9 times."""
@@ -139,6 +140,20 @@ def on_device(graph: Graph, source: str, target: str, bound: Bound = "middle") -
     return replace(graph, duration_ns=ns, device_facts=facts)
 
 
+def moved_ns(
+    ns: npt.ArrayLike, own_ns: FloatArray, other_ns: FloatArray, *, same_generation: bool
+) -> FloatArray:
+    """Return what kernels take on another GPU that took `ns`, where both models say `own_ns` and `other_ns`.
+
+    Examples
+    --------
+    >>> moved_ns(90.0, np.array([10.0]), np.array([20.0]), same_generation=False)
+    array([60.])
+    """
+    beyond: FloatArray = np.asarray(ns) / own_ns
+    return other_ns * beyond ** (1.0 if same_generation else _SHARED)
+
+
 def _ratios(
     graph: Graph, which: BoolArray, before: _Gpu, after: _Gpu
 ) -> tuple[FloatArray, FloatArray, int, int]:
@@ -146,7 +161,7 @@ def _ratios(
     others have fewer blocks than the GPU has SMs.
     """
     (own, _), (other, width) = (gpu.asked(graph) for gpu in (before, after))
-    share = 1.0 if before.generation == after.generation else SHARED
+    same = before.generation == after.generation
     sure = which & np.isfinite(own)
     beyond = graph.duration_ns[sure].sum() / max(own[sure].sum(), 1.0)
     if sure.any() and not 1 / _DOUBTFUL < beyond < _DOUBTFUL:
@@ -156,11 +171,9 @@ def _ratios(
             stacklevel=3,
         )
     with np.errstate(divide="ignore", invalid="ignore"):
-        times = graph.duration_ns / own
-        middle = np.where(
-            np.abs(np.log(times)) < np.log(_ANOTHER), other / own * times ** (share - 1), np.nan
-        )
-    middle = middle[which]
+        its_own = np.abs(np.log(graph.duration_ns / own)) < np.log(_ANOTHER)
+        moved = moved_ns(graph.duration_ns, own, other, same_generation=same) / graph.duration_ns
+    middle = np.where(its_own, moved, np.nan)[which]
     low, high = middle * np.exp(-width[which]), middle * np.exp(width[which])
     few, unknown = 0, np.flatnonzero(np.isnan(middle))
     for i, op in zip(unknown.tolist(), np.flatnonzero(which)[unknown].tolist(), strict=True):

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from devices.cost.kernel_costs import load_fits
-from scenarios.recorded.other_gpu import SHARED
+from scenarios.recorded.other_gpu import moved_ns
 from sim.base.arrays import FloatArray
 from studies.kernels.fitting import alone, kernel_ns
 from studies.kernels.judge import MOST, without
@@ -78,7 +78,7 @@ def moved(table: Table, *, left_out: bool = False) -> Iterator[Moved]:
             x, y = (np.clip(np.log(each), -1, 1) for each in (ns / says, took / would))
             yield Moved(
                 same,
-                _off(would * (ns / says) ** (1 if same else SHARED), took),
+                _off(moved_ns(ns, says, would, same_generation=same), took),
                 _off(rates * ns, took),
                 float((x * y).sum() / (x * x).sum()),
             )

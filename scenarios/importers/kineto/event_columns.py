@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
 import msgspec
 import numpy as np
 
-from scenarios.importers.execution_graph import is_sized
+from devices.describe.field_types import dtype_bits
+from scenarios.importers.execution_graph import DTYPES, is_sized
 from scenarios.importers.kineto.event_fields import (
     ABSENT,
     all_arguments,
@@ -123,12 +124,10 @@ def parsed(value: Any) -> Any:
 # Sources: PyTorch, torch/csrc/distributed/c10d/ParamCommsUtils.hpp and ProcessGroupNCCL.cpp (``initWork``);
 # names of types: c10/core/ScalarType.h, and as C++ spells them.
 
-_ELEMENT = {
+_ELEMENT: Final = {
     "Byte": 1, "Char": 1, "Bool": 1, "Float8_e4m3fn": 1, "Float8_e5m2": 1, "Half": 2, "BFloat16": 2,
     "Short": 2, "Int": 4, "Float": 4, "Long": 8, "Double": 8, "ComplexFloat": 8, "ComplexDouble": 16,
-    "unsigned char": 1, "signed char": 1, "char": 1, "bool": 1, "c10::Half": 2, "c10::BFloat16": 2,
-    "short": 2, "short int": 2, "int": 4, "float": 4, "long": 8, "long int": 8, "double": 8,
-    "c10::Float8_e4m3fn": 1, "c10::Float8_e5m2": 1, "c10::complex<float>": 8, "c10::complex<double>": 16,
+    "char": 1, **{name: dtype_bits(dtype) // 8 for name, dtype in DTYPES.items()},
 }  # fmt: skip
 """Bytes of an element, by its type."""
 
