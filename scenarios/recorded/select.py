@@ -142,12 +142,12 @@ class Names:
         for op, name in enumerate(graph.op_names):
             self._of.setdefault(_short(name), []).append(op)
         for key in ("operator", "kernel", "full_name", "module"):
-            known = self._of if key == "operator" else self._full
             for op, value in graph.attribute(key).items():
-                known.setdefault(str(value), []).append(op)
-        for op, path in graph.attribute("module").items():
-            for name in {*names_around(str(path)), *str(path).split("/")}:
-                self._of.setdefault(name, []).append(op)
+                self._full.setdefault(str(value), []).append(op)
+        for key in ("operator", "module"):
+            for op, path in graph.attribute(key).items():
+                for name in {*names_around(str(path)), *str(path).split("/")}:
+                    self._of.setdefault(name, []).append(op)
 
     def find(self, word: str) -> BoolArray:
         """Return which ops a word is about.

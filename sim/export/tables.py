@@ -215,12 +215,12 @@ def shown(key: str, value: Any) -> str:
 
     Examples
     --------
-    >>> shown("busy_ns", 1500), shown("peak_bytes", 2048), shown("gap", 0.1), shown("frees", 9000)
-    ('1.5 us', '2 KiB', '10.0%', '9,000')
+    >>> shown("busy_ns", 1500), shown("ns", 7), shown("bytes", 2048), shown("gap", 0.1), shown("frees", 9000)
+    ('1.5 us', '7 ns', '2 KiB', '10.0%', '9,000')
     """
     if value is None or isinstance(value, str):
         return value or ""
-    if key.endswith("_ns"):
+    if key.rpartition("_")[2] == "ns":
         return format_duration(value)
     if key.endswith("_pj"):
         return format_energy(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import shlex
 import textwrap
 from collections.abc import Sequence
@@ -351,11 +352,9 @@ def test_mistakes(
 
 def test_other_work_has_nothing_in_common(tmp_path: Path) -> None:
     a, b = write(tmp_path, HEAD), write(tmp_path, HEAD.replace("a:", "x:").replace("[a]", "[x]"), "b.yaml")
-    assert (
-        sim("diff", a, b)
-        .stdout.splitlines()[3]
-        .startswith("3 ops are in both (by name); 1 in A only; 1 in B only")
-    )
+    told = sim("diff", a, b).stdout
+    assert told.splitlines()[3].startswith("3 ops are in both (by name); 1 in A only; 1 in B only")
+    assert re.search(r"\nin A only .* time .*\na .* 40 us ", told)
     (tmp_path / "c.csv").write_text("op,start_ns,end_ns\nq,0,1\n")
     told = sim("diff", a, tmp_path / "c.csv").stdout.splitlines()[3]
     assert told == "no op of the 4 in A and the 1 in B has the same name: is it the same work?"

@@ -147,8 +147,11 @@ def test_an_interrupted_import_leaves_nothing(tmp_path: Path, monkeypatch: pytes
         lambda events: json.dumps(events).encode(),
         lambda events: json.dumps({"traceEvents": events[::-1]}, indent=1).encode("utf-16"),
         lambda events: gzip.compress(json.dumps({"traceEvents": [*events, {}]}).encode()),
+        lambda events: json.dumps(
+            {"deviceProperties": [{"id": 0, "name": ""}], "traceEvents": events}
+        ).encode(),
     ],
-    ids=["byte order mark", "a list", "other order", "an empty event"],
+    ids=["byte order mark", "a list", "other order", "an empty event", "a GPU without a name"],
 )
 def test_what_is_right_though_unusual(change: Callable[[Any], bytes], tmp_path: Path) -> None:
     plain, other = tmp_path / "plain" / "trace.json", tmp_path / "trace.json"
@@ -157,6 +160,7 @@ def test_what_is_right_though_unusual(change: Callable[[Any], bytes], tmp_path: 
     other.write_bytes(change(RUN.events))
     assert repr(load(other).attributes) == repr(load(plain).attributes)
     assert load(other).op_names == load(plain).op_names
+    assert load(other).device_facts == load(plain).device_facts
 
 
 @pytest.mark.parametrize(("ahead_us", "told"), [(5, False), (500, True)])

@@ -237,7 +237,7 @@ class _Process:
         if self._on_threads:
             return {}
         name = self.rank.trace.gpus.get(number)
-        return self.overheads.described() | ({} if name is None else {"description": name})
+        return self.overheads.described() | ({"description": name} if name else {})
 
     @property
     def _on_threads(self) -> bool:

@@ -92,7 +92,7 @@ def read_xplane(path: StrPath) -> list[Report]:
         if not events.tasks:
             found_planes = ", ".join(plane.name for plane in planes[:5]) or "none"
             raise InputError(f"no op of a GPU, TPU or CPU in the recording; its planes are {found_planes}")
-        return [Report(events, None, {n: name for n, name in gpus.items() if name}, kind)]
+        return [Report(events, None, gpus, kind)]
 
 
 # -- messages -------------------------------------------------------------------------------------
