@@ -286,6 +286,9 @@ class Allocator(ABC):
         self._check_counters()
         return streams
 
+    def unused(self, owner: Owner) -> None:
+        """Note that what `owner` took last was freed at once, and not used."""
+
     def _check_block(self, block: Any, nbytes: int, owner: Owner) -> None:
         if isinstance(block, Block):
             if (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Final, NamedTuple
 
@@ -199,7 +199,8 @@ def events_in_order(
     """Return what a device's memory sees when its ops run strictly in program order.
 
     This is what a static planner plans: an op's outputs are taken before its inputs are released. What an op
-    of kind ``retval`` reads is what the program returns.
+    of kind ``retval`` reads is what the program returns. What is read d iterations later has d + 1 places for
+    good, which iterations take in turn.
 
     Parameters
     ----------
@@ -212,6 +213,12 @@ def events_in_order(
         Whether outputs that nobody reads are released before the inputs, or after them.
     """
     left = buffers.uses(1)[0].tolist()
+    n = len(left)
+    later: dict[int, int] = {}
+    for offset in buffers.reads.indices[buffers.reads.indices < 0].tolist():
+        b = offset % n
+        later[b] = max(later.get(b, 0), -(offset // n))
+        left[b] = -1  # never dropped
     name = buffers.names(job, flow)
     program = job.order[job.device_of[job.order] == device].tolist()
     arriving, leaving = _planned_copies(job, flow, program)
@@ -222,10 +229,13 @@ def events_in_order(
 
     def make(node: int) -> list[int]:
         made = [b for b in buffers.writes.row(node).tolist() if buffers.device[b] == device]
+        take(b for b in made if b not in later)
+        return made
+
+    def take(made: Iterable[int]) -> None:
         events.extend(
             MemoryEvent("alloc", name[b], int(buffers.nbytes[b]), 0, dtypes[b], b in returned) for b in made
         )
-        return made
 
     def read(node: int) -> list[int]:
         """Return what nobody reads after it."""
@@ -238,6 +248,9 @@ def events_in_order(
     def drop(unread: Sequence[int]) -> None:
         events.extend(MemoryEvent("free", name[b]) for b in unread)
 
+    for b, distance in later.items():
+        if buffers.device[b] == device:
+            take([b] * (distance + 1))
     for copy in arriving[-1]:
         make(copy)
     for place, op in enumerate(program):
@@ -389,6 +402,13 @@ class DeviceMemories:
     def names(self) -> list[str]:
         """What each buffer is called."""
         return self.buffers.names(self.job, self.flow)
+
+    def planned_nodes(self) -> list[int]:
+        """Return of each device how many nodes take memory in an iteration by a plan; 0: it has none."""
+        writers = np.unique(self.buffers.writes.rows())
+        homes = np.concatenate((self.job.device_of, self.flow.destination))[writers]
+        count = np.bincount(homes, minlength=len(self.specs)).tolist()
+        return [n * (spec.allocator == "planned") for n, spec in zip(count, self.specs, strict=True)]
 
     def reserve(self, device: int, row: int) -> None:
         """Put down that from a row of the log on the allocator of `device` holds more or less than before."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 from devices.describe.field_types import Bytes
 from devices.memory.allocator import Allocator, plan_too_large
@@ -144,6 +145,10 @@ class PlannedAllocator(Allocator):
             del self._addresses[bisect_left(self._addresses, block.address)]
         return ()
 
+    def unused(self, owner: Owner) -> None:
+        """Let `owner` have the same place again."""
+        self._turn[owner] -= 1
+
     def fits_empty(self, nbytes: int, stream: int = 0, owner: Owner = None) -> bool:
         """Return whether the plan has a place for the owner that is large enough."""
         return nbytes == 0 or any(nbytes <= planned for _, planned in self._places.get(owner, ()))
@@ -165,7 +170,7 @@ class PlannedAllocator(Allocator):
         assert occupant is not None
         return [
             f"the order that the plan was made for: it puts {owner!r} where {occupant.owner!r} still lives; "
-            "run in that order, let the issuer wait, or plan for this order"
+            "run in that order, let the task wait (memory.when_full: wait), or plan for this order"
         ]
 
     def _place(self, owner: Owner) -> tuple[int, int]:
@@ -195,16 +200,16 @@ def lifetimes_of_events(events: Iterable[MemoryEvent]) -> tuple[list[Owner], lis
     """
     owners: list[Owner] = []
     rows: list[Lifetime] = []
-    alive: dict[Owner, int] = {}
+    alive: dict[Owner, list[int]] = {}
     end = -1
     for end, event in enumerate(events):
         if event.op == "alloc":
-            alive[event.id] = len(rows)
+            alive.setdefault(event.id, []).append(len(rows))
             owners.append(event.id)
             rows.append(Lifetime(event.nbytes, end, end, event.dtype, event.returned))
         elif event.op == "free":
-            i = alive.pop(event.id)
+            i = alive[event.id].pop()
             rows[i] = rows[i]._replace(last=end - 1)
-    for i in alive.values():  # what is never freed lives to the last event
+    for i in chain.from_iterable(alive.values()):  # what is never freed lives to the last event
         rows[i] = rows[i]._replace(last=end)
     return owners, rows

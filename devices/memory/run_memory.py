@@ -133,6 +133,7 @@ def _taken(memories: DeviceMemories, key: IntArray) -> tuple[IntArray, str | Non
     device = memories.buffers.device[buffer]
     taken = np.zeros(len(key), np.int64)
     blocks: dict[int, Block] = {}
+    latest = [0] * len(memories.allocators)  # iteration that took
     asked = np.ones(len(key), bool)
     for d, allocator in enumerate(memories.allocators):
         if _is_counter(allocator):
@@ -150,6 +151,10 @@ def _taken(memories: DeviceMemories, key: IntArray) -> tuple[IntArray, str | Non
         if this < 0:
             allocator.let_go(blocks.pop(~this))
         else:
+            iteration, before = this // n, latest[d]
+            latest[d] = iteration
+            if iteration < before and memories.specs[d].allocator == "planned":
+                return taken, allocator.name  # an iteration takes its places after the one before
             block = allocator.take(size[b], stream[owner[b]], names[b])
             if block is None:
                 return taken, allocator.name

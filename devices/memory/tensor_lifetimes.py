@@ -42,8 +42,8 @@ class TensorMemory:
         "_freed", "allocators", "at_issue", "awaited", "blocks", "by_stream", "calm", "charged",
         "context", "device_of", "ended", "follows_ends", "granted", "home", "keyed", "last_on_stream",
         "late", "launched", "log", "looks", "memories", "n_buffers", "names", "nbytes", "offered",
-        "outstanding", "paid_calls", "reads", "reserved", "specs", "stream_of", "synchronising",
-        "unread", "uses", "waits", "writes",
+        "outstanding", "paid_calls", "planned", "reads", "reserved", "specs", "stream_of", "synchronising",
+        "took", "unread", "uses", "waits", "writes",
     )  # fmt: skip
 
     def __init__(self, memories: DeviceMemories, context: Context, waits: bool) -> None:
@@ -61,6 +61,8 @@ class TensorMemory:
         self.uses: list[int] = uses.ravel().tolist()
         self.writes, self.reads = buffers.writes.lists(), buffers.reads.lists()
         self.offered = buffers.offered
+        # Of each device: how many nodes take memory by a plan in an iteration, and how often one did.
+        self.planned, self.took = memories.planned_nodes(), [0] * len(self.allocators)
         self.keyed = bool(rendezvous_keys(job.graph).sends)
         # Node → what it writes, and nobody reads (in some iterations).
         self.unread = buffers.writers((uses == 0).any(axis=0))
@@ -109,9 +111,10 @@ class TensorMemory:
         node, now_ns, log = task.op, self.context.now_ns, self.log
         device, stream, charged = self.device_of[node], self.stream_of[node], self.charged[node]
         allocator = self.allocators[device]
-        first = self._first_key(task)
+        first, planned = self._first_key(task), self.planned[device]
+        early = self.took[device] < planned * task.iteration
         for buffer in self.writes[node]:
-            block = allocator.take(self.nbytes[buffer], stream, self.names[buffer])
+            block = None if early else allocator.take(self.nbytes[buffer], stream, self.names[buffer])
             if block is None:
                 return self._full(task, allocator, stream, buffer, now_ns)
             key = first + buffer
@@ -121,6 +124,9 @@ class TensorMemory:
             log.taken.append(block.nbytes)
             if allocator.reserved != self.reserved[device]:
                 self.memories.reserve(device, len(log.key) - 1)
+        if planned and self.writes[node]:
+            self.took[device] += 1
+            self._freed |= self.took[device] % planned == 0  # the next iteration may take its places
         taken = _calls(allocator) if charged else None
         if self.launched[node]:
             self._freed |= self._read(task, stream, now_ns)
@@ -165,7 +171,8 @@ class TensorMemory:
 
     def _full(self, task: Task, allocator: Allocator, stream: int, buffer: int, now_ns: int) -> int:
         """Give back what `task` has got so far, and let it wait; or raise."""
-        if not self.waits or not allocator.fits_empty(self.nbytes[buffer], stream, self.names[buffer]):
+        waits = self.waits or self._follows(task)
+        if not waits or not allocator.fits_empty(self.nbytes[buffer], stream, self.names[buffer]):
             where = f"at {format_duration(now_ns)}"
             raise allocator.out_of_memory(
                 self.nbytes[buffer], stream=stream, owner=self.names[buffer], where=where
@@ -175,9 +182,22 @@ class TensorMemory:
                 break
             key = self._first_key(task) + other
             allocator.let_go(self.blocks[key])
+            allocator.serving(self.names[other]).unused(self.names[other])
             self.blocks[key] = NOWHERE
             self.log.undo()  # it was taken at this instant, and never used
         return WAIT
+
+    def _follows(self, task: Task) -> bool:
+        """Whether what is in the way of `task` may be of an iteration before its own: a plan is of one.
+
+        An iteration takes its places once all of the one before were taken, and waits until they are free.
+        """
+        device = self.device_of[task.op]
+        planned, before = self.planned[device], range(task.iteration * self.n_buffers)
+        return self.took[device] < planned * task.iteration or any(
+            planned and self.home[key] == device and self.blocks[key] is not NOWHERE
+            for key in reversed(before)
+        )
 
     def freed(self) -> bool:
         """Whether anything was freed other than by `release`; see `sim.engine.Memory`."""
@@ -226,6 +246,8 @@ class TensorMemory:
         writes = self.writes[task.op]
         allocator = self.allocators[self.device_of[task.op]].serving(self.names[writes[0]])
         need = sum(self.nbytes[buffer] for buffer in writes)
+        if self.planned[self.device_of[task.op]]:
+            return f"memory: its place in the plan of {allocator.name}, made for its program order"
         asked, held = (format_bytes(n, iec=True) for n in (need, allocator.in_use))
         limit = format_bytes(allocator.limit, iec=True)
         holders = "; ".join(largest_holders(list(allocator.spans())))

@@ -339,10 +339,13 @@ def _limit_counts(case: Case, loc: Loc) -> bool:
 
 def _may_be_full(case: Case, loc: Loc) -> bool:
     chosen = [_memory(case).allocator, *_memory(case).devices.values()]
+    of_runtime = [choice["name"] for choice in case.decisions.allocators.values()]
+    plans = ("planned", "runtime") if "planned" in of_runtime else ("planned",)
     return (
         any(device.memory_bytes is not None for device in case.work.machine.devices)
         or any("virtual_devices" in values for values in case.scenario.described_devices.values())
-        or any(choice.options for choice in chosen if choice is not None)  # which may be limits
+        # Options may be limits, and a place of a plan may be taken.
+        or any(choice.options or choice.name in plans for choice in chosen if choice)
     )
 
 

@@ -64,6 +64,7 @@ programs = st.lists(
         st.integers(1, 9),  # duration
         st.integers(0, 50),  # bytes
         st.lists(st.integers(1, 4), max_size=3),  # how far back its inputs are
+        st.integers(0, 2),  # how many iterations ago it is whose output it reads, too; 0: it does not
     ),
     min_size=1,
     max_size=25,
@@ -71,17 +72,27 @@ programs = st.lists(
 
 
 @examples(150)
-@given(programs, st.sampled_from([None, 10**9, 10**10]), st.sampled_from(["greedy", "relay", "relax"]))
+@given(
+    programs,
+    st.sampled_from([None, 10**9, 10**10]),
+    st.sampled_from(["greedy", "relay", "relax"]),
+    st.sampled_from(["execution", "issue"]),
+    st.integers(1, 3),
+)
 def test_no_run_in_program_order_finds_a_place_taken(
-    rows: list[tuple[int, int, int, list[int]]], bandwidth: int | None, planner: str
+    rows: list[tuple[int, int, int, list[int], int]],
+    bandwidth: int | None,
+    planner: str,
+    lifetime: str,
+    iterations: int,
 ) -> None:
-    """However long ops and transfers take, what lies where something is to lie has gone by then."""
+    """However long ops and transfers take, what lies where something is to lie has gone by then, or goes."""
     builder = GraphBuilder("random")
-    for i, (device, duration_ns, nbytes, back) in enumerate(rows):
-        inputs = [f"op{i - k}" for k in sorted(set(back)) if k <= i]
+    for i, (device, duration_ns, nbytes, back, ago) in enumerate(rows):
+        inputs = [f"op{i - k}" for k in sorted(set(back)) if k <= i] + [(f"op{i}", ago)] * (ago > 0)
         builder.op(f"op{i}", inputs=inputs, outputs=nbytes, duration_ns=duration_ns, device=f"gpu{device}")
     memory = tensor_memory(
         {name: MemorySpec("planned", options={"planner": planner}) for name in ("gpu0", "gpu1")},
-        lifetime="execution",
+        lifetime=lifetime,
     )
-    checked(builder.build(), two_gpus(bandwidth), InOrder(), memory=memory)
+    checked(builder.build(), two_gpus(bandwidth), InOrder(), memory=memory, iterations=iterations)
