@@ -286,9 +286,6 @@ class Allocator(ABC):
         self._check_counters()
         return streams
 
-    def unused(self, owner: Owner) -> None:
-        """Note that what `owner` took last was freed at once, and not used."""
-
     def _check_block(self, block: Any, nbytes: int, owner: Owner) -> None:
         if isinstance(block, Block):
             if (
@@ -441,6 +438,9 @@ class Allocator(ABC):
 
     def event_done(self, block: Block) -> None:  # noqa: B027 (and ask for no events)
         """Note that one event of those that the free of `block` asked for was reached."""
+
+    def unused(self, owner: Owner) -> None:  # noqa: B027 (most keep no turns)
+        """Note that what `owner` took last was freed at once, and not used."""
 
     def empty_cache(self) -> None:  # noqa: B027 (most have no call for it)
         """Give back to the device what is held and not in use, where a program may ask for that."""

@@ -553,19 +553,21 @@ class Engine(RunState):
 
     def _feed(self) -> None:
         """Memory was freed: let those who wait for it try again, first come first served."""
-        starved = _drained(self.starved)
         assert self.memory is not None
-        while starved:
-            task = starved.pop(0)
-            if task.group < 0:
+        full = set()  # devices of tasks that were refused again: nobody overtakes them there
+        for task in _drained(self.starved):
+            own = task.group >= 0
+            device = self.device_of[task.op] if own else int(self.flow.destination[task.op - self.flow.n_ops])
+            if device in full:
+                self.starved.append(task)
+            elif not own:
                 self._carry(task)
             elif not self.memory.at_issue:
                 self._try_again(task)
             else:
                 self._claim(task)
-                if self.starved and self.starved[-1] is task:  # nobody overtakes it
-                    self.starved += starved
-                    return
+                if self.starved and self.starved[-1] is task:
+                    full.add(device)
 
     # -- 5. settle -----------------------------------------------------------------------------
 

@@ -348,7 +348,7 @@ def test_a_copy_does_not_wait_for_the_one_that_waits_for_it(tmp_path: Path) -> N
 
 
 def test_where_only_the_plan_is_in_the_way_more_memory_is_no_advice(tmp_path: Path) -> None:
-    # The plan is for one iteration after another; a second worker loads for the next while this one reads.
+    # The second worker loads what the plan puts where the first one still reads.
     path = write(
         tmp_path,
         """
@@ -358,13 +358,64 @@ def test_where_only_the_plan_is_in_the_way_more_memory_is_no_advice(tmp_path: Pa
           ops:
             load: {duration: 10us, output: 1MB}
             use: {duration: 30us, inputs: [load]}
-        policy: in-order
-        iterations: 2
+            load2: {duration: 20us, output: 1MB}
+            use2: {duration: 30us, inputs: [load2]}
+        policy: ready-queue
         """,
     )
     with pytest.raises(OutOfMemoryError, match="the order that the plan was made for") as refused:
         run_scenario(load_scenario(path))
     assert "more memory" not in str(refused.value)
+    # load2 waits until use has ended, at 40 us.
+    path.write_text(path.read_text().replace("planned}", "planned, when_full: wait}"))
+    assert run_scenario(load_scenario(path)).trace.makespan_ns == 90_000
+
+
+def test_who_waits_for_memory_holds_up_nobody_on_another_device(tmp_path: Path) -> None:
+    """b waits for a to leave, a's copy for y, given back when z is issued at 10 us: x runs 20..30."""
+    path = write(
+        tmp_path,
+        """
+        machine:
+          devices: {gpu0: {kind: gpu, memory: 8MB}, gpu1: {kind: gpu, memory: 8MB}}
+          links: [{from: gpu0, to: gpu1}]
+        memory: {lifetime: issue, when_full: wait}
+        workload:
+          ops:
+            a: {duration: 10us, output: 8MB, device: gpu0}
+            b: {duration: 10us, output: 8MB, device: gpu0}
+            y: {duration: 10us, output: 8MB, device: gpu1}
+            z: {duration: 10us, device: gpu1, inputs: [y]}
+            x: {duration: 10us, device: gpu1, inputs: [a]}
+        policy: ready-queue
+        """,
+    )
+    assert run_scenario(load_scenario(path)).trace.makespan_ns == 30_000
+
+
+@pytest.mark.parametrize("load", ["", "inputs: [{from: load, distance: 1}], "])
+def test_an_iteration_takes_its_places_of_a_plan_when_those_of_the_one_before_are_free(
+    tmp_path: Path, load: str
+) -> None:
+    """The next load waits until its place is free, at 40 us; what is read later has two places."""
+    path = write(
+        tmp_path,
+        f"""
+        machine: {{devices: {{cpu0: {{kind: cpu, cores: 2}}}}}}
+        memory: {{allocator: planned}}
+        workload:
+          ops:
+            load: {{{load}duration: 10us, output: 1MB}}
+            use: {{duration: 30us, inputs: [load]}}
+        policy: in-order
+        iterations: 2
+        """,
+    )
+    trace = run_scenario(load_scenario(path)).trace
+    assert trace.memory is not None
+    assert (trace.makespan_ns, trace.memory["reserved"].max()) == (
+        (50_000, 2_000_000) if load else (80_000, 1_000_000)
+    )
 
 
 @pytest.mark.parametrize(
