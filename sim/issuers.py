@@ -123,7 +123,7 @@ class Issuers:
             self.free(issuer)
 
 
-def refuse_wrong(policy: Policy, graph: Graph, n_nodes: int, issuer: Issuer, task: Task) -> None:
+def refuse_wrong(policy: Policy, job: Job, n_nodes: int, issuer: Issuer, task: Task) -> None:
     """Refuse what a policy gave an issuer and should not have.
 
     Raises
@@ -137,14 +137,14 @@ def refuse_wrong(policy: Policy, graph: Graph, n_nodes: int, issuer: Issuer, tas
         raise InputError(f"{gave} {task!r}, which is no task: next() returns a task or None")
     try:
         changed = task.frame is None and task.id != task.iteration * n_nodes + task.op
-        changed = changed or not 0 <= task.op < len(graph)
+        changed = changed or not 0 <= task.op < len(job.graph) or task.group != job.group_of[task.op]
     except TypeError:
         changed = True
     if changed:
         raise InputError(f"{gave} {task!r} with id {task.id}, which it has changed: tasks are to be read")
     if task.issuer is not None or task.ready_ns < 0 or task.group != issuer.group:
         raise InputError(
-            f"{gave} op {graph.op_names[task.op]!r}, "
+            f"{gave} op {job.graph.op_names[task.op]!r}, "
             + ("which was taken before" if task.issuer is not None else "which it may not take (now)")
         )
 

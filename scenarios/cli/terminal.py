@@ -99,8 +99,9 @@ def unescaped(stream: TextIO) -> TextIO:
 # ----------------------------------------------------------------------------------------------------------
 # Whose mistake an unexpected error is: this program's, or that of a class that the user named.
 #
-#     scenarios/cli/... ─► sim/engine/engine.py ─► shortest.py:19 ─► heapq.py      theirs
-#     scenarios/cli/... ─► sim/engine/engine.py ─► numpy/...                       ours
+#     scenarios/cli/... ─► sim/engine/engine.py ─► shortest.py:19 ─► heapq.py                theirs
+#     scenarios/cli/... ─► sim/engine/engine.py ─► shortest.py:19 ─► sim/graph/graph.py      theirs
+#     scenarios/cli/... ─► sim/engine/engine.py ─► numpy/...                                 ours
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
 _OURS: Final = ("sim", "devices", "policies", "scenarios", "validation", "studies")
@@ -112,8 +113,8 @@ _CALL: Final = re.compile(r'^ +File "(.+)", line (\d+)', re.MULTILINE)
 def place_of_other_code(error: BaseException) -> str | None:
     """Return the file and line at which code of others went wrong; None where the mistake is ours.
 
-    It is theirs if, of the calls that led there, the last of ours was before the last of theirs. Libraries
-    are neither, but for packages that register plugins. Of calls in another process there is a text.
+    It is theirs if any of the calls that led there was; the last one is told. Libraries are neither, but for
+    packages that register plugins. Of calls in another process there is a text.
     """
     libraries = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")]
     plugins = {each.module.split(".")[0] for group in GROUPS for each in entry_points(group=group)}
@@ -127,10 +128,9 @@ def place_of_other_code(error: BaseException) -> str | None:
             package = (file.relative_to(_ROOT) if file.is_relative_to(_ROOT) else file).parts[0]
             calls.append((file, int(line), package))
     for file, line, package in reversed(calls):
-        if package in _OURS and (not file.is_absolute() or file.is_relative_to(_ROOT)):
-            return None
+        ours = package in _OURS and (not file.is_absolute() or file.is_relative_to(_ROOT))
         library = any(file.is_relative_to(folder) for folder in libraries) and package not in plugins
-        if file.is_file() and not library:
+        if file.is_file() and not library and not ours:
             return f"{file}:{line}"
     return None
 

@@ -7,6 +7,8 @@ from math import inf
 from operator import attrgetter
 from typing import Any, TypeVar
 
+from sim.base.arrays import LATEST_NS
+from sim.base.options import whole_numbers
 from sim.base.startup import collector_paused
 from sim.engine.hooks import tell
 from sim.engine.outcome import trace_of
@@ -56,7 +58,10 @@ class Engine(RunState):
         if self.breakdowns is not None:
             self.end = self._end_unless_cut
         self.policy.prepare(self.job)
-        self.not_before_ns = self.policy.not_before_ns(self.job)
+        if (least_ns := self.policy.not_before_ns(self.job)) is not None:
+            whose = f"{type(self.policy).__name__}.not_before_ns"
+            n = self.job.iterations * len(self.job.graph)
+            self.not_before_ns = whole_numbers(least_ns, whose, n, below=LATEST_NS)
         with collector_paused():
             self._eligible(self.readiness.roots())
             while True:
@@ -429,7 +434,7 @@ class Engine(RunState):
 
     def _take(self, issuer: Issuer, task: Task) -> None:
         """Let `issuer` take `task` from the policy."""
-        refuse_wrong(self.policy, self.job.graph, self.flow.n_nodes, issuer, task)
+        refuse_wrong(self.policy, self.job, self.flow.n_nodes, issuer, task)
         task.issuer = issuer
         if self._passed_by(task):
             self._pass_by(task)

@@ -210,6 +210,10 @@ class Popped(Policy):
     def next(self, issuer): return heappop([])
 class Misspelt(Popped):
     def next(self, issuer): return issuer.nosuch
+class Asks(Popped):
+    def prepare(self, job): job.graph.kind("conv")
+class Writes(Popped):
+    def prepare(self, job): job.graph.name = "mine"
 class Half(Policy):
     def ready(self, task): ...
 """
@@ -221,6 +225,8 @@ def test_a_mistake_in_a_policy_of_the_user_is_theirs(tmp_path: Path) -> None:
     for name, told in (
         ("Popped", f"{mine}:5: IndexError: index out of range; SIM_TRACEBACK=1 shows how it came there"),
         ("Misspelt", f"{mine}:7: AttributeError: 'Issuer' object has no attribute 'nosuch'; SIM_TRACEBACK=1"),
+        ("Asks", f"{mine}:9: IndexError: only integers, slices"),
+        ("Writes", f"{mine}:11: FrozenInstanceError: cannot assign to field 'name'"),
         ("Half", "Half must define next()"),
     ):
         done = sim("run", write(tmp_path), "--policy", f"of_a_user:{name}", "--allow-code")

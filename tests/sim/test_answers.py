@@ -24,11 +24,11 @@ from sim.policy import Order, order_of
 WRONG = [[-1, -1], [2, 0], [0.9, 0], [True, 0], [0], [0, 0, 0], None, "00", [1 << 70, 0], np.zeros((2, 1))]
 
 
-def _run(**options: Any) -> None:
+def _run(policy: Policy | None = None, **options: Any) -> None:
     b = GraphBuilder("two")
     for name in "ab":
         b.op(name, duration_ns=10)
-    simulate(b.build(), Machine((Device("gpu0"), Device("gpu1"))), ReadyQueue(), **options)
+    simulate(b.build(), Machine((Device("gpu0"), Device("gpu1"))), policy or ReadyQueue(), **options)
 
 
 @pytest.mark.parametrize("answer", WRONG, ids=repr)
@@ -119,17 +119,19 @@ class _Queue(Policy):
         return self.tasks.pop(0) if self.tasks else None
 
 
-@pytest.mark.parametrize("op", [9, -1, 1, None, "a"])
-def test_a_task_that_a_policy_changes_is_named(op: Any) -> None:
+@pytest.mark.parametrize(
+    ("key", "value"), [*(("op", op) for op in (9, -1, 1, None, "a")), ("group", -1), ("group", None)]
+)
+def test_a_task_that_a_policy_changes_is_named(key: str, value: Any) -> None:
     class Mine(_Queue):
         def ready(self, task: Any) -> None:
-            task.op = op
+            setattr(task, key, value)
             super().ready(task)
 
     b = GraphBuilder("two")
     for name in "ab":
         b.op(name, duration_ns=10)
-    with pytest.raises(InputError, match=rf"Mine gave gpu0/host <Task op={op} iteration=0> with id 0, which"):
+    with pytest.raises(InputError, match=r"Mine gave gpu0/host <Task op=.* iteration=0> with id 0, which"):
         simulate(b.build(), Machine((Device("gpu0"),)), Mine())
 
 
@@ -162,6 +164,13 @@ def test_wrong_asynchronous_ops_are_named(answer: Any) -> None:
     b.op("a", duration_ns=10)
     with pytest.raises(InputError, match=r"Mine\.asynchronous_ops returned .*should be"):
         simulate(b.build(), Machine((Device("cpu0", "cpu", workers=1),)), Mine())
+
+
+@pytest.mark.parametrize("answer", ["5us", 5, [0], [0, -1], [0, 1.5]], ids=repr)
+def test_wrong_times_before_which_nobody_takes_a_task_are_named(answer: Any) -> None:
+    mine = type("Mine", (_Queue,), {"not_before_ns": lambda self, job: answer})
+    with pytest.raises(InputError, match=r"Mine\.not_before_ns returned .*should be"):
+        _run(mine())
 
 
 def test_an_issuer_of_no_pool_takes_nothing() -> None:

@@ -135,7 +135,7 @@ class Driver:
         taken: Assignments = []
 
         def take(issuer: Issuer, task: Task) -> None:
-            refuse_wrong(self.policy, self.job.graph, len(self.job.graph), issuer, task)
+            refuse_wrong(self.policy, self.job, len(self.job.graph), issuer, task)
             task.issuer = issuer
             task.stream = issuer.stream if self.executed[task.op] else self.stream_of[task.op]
             taken.append((issuer, task))
