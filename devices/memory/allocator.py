@@ -215,8 +215,10 @@ class Allocator(ABC):
     """A request takes a multiple of so many bytes."""
 
     def __init_subclass__(cls) -> None:
-        """Call an allocator that does not say its kind by its class."""
+        """Call an allocator that does not say its kind by its class; refuse one that nobody would ask."""
         super().__init_subclass__()
+        if cls.alloc is not Allocator.alloc:
+            raise InputError(f"{cls.__name__} defines alloc(), which a run does not ask; define try_alloc()")
         if not hasattr(cls, "kind"):
             cls.kind = cls.__name__
 

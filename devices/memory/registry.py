@@ -78,8 +78,8 @@ def _parameters(kind: str | Maker, make: Maker) -> Mapping[str, inspect.Paramete
     first = [p.name for p in known.values() if p.kind is not p.KEYWORD_ONLY]
     if first not in (["capacity"], ["events", "capacity"]) or "name" not in known:
         raise InputError(
-            f"the allocator {kind!r} is none: it should be a class or function make(capacity, *, name) "
-            "or make(events, capacity, *, name), its options after the name"
+            f"the allocator {getattr(kind, '__name__', kind)!r} is none: it should be a class or function "
+            "make(capacity, *, name) or make(events, capacity, *, name), its options after the name"
         )
     return known
 

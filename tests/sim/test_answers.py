@@ -247,6 +247,13 @@ class Freed(Bump):
         super().free(block)
 
 
+def test_an_allocator_says_where_in_a_method_that_runs_ask() -> None:
+    with pytest.raises(
+        InputError, match=r"^Mine defines alloc\(\), which a run does not ask; define try_all"
+    ):
+        type("Mine", (Bump,), {"alloc": lambda self, nbytes, stream=0, owner=None: None})
+
+
 def no_allocator(capacity: int | None = None, *, name: str) -> Any:
     return 3
 
