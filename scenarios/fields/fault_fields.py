@@ -31,7 +31,7 @@ from pydantic import Field, model_validator
 
 from devices.describe.field_types import Duration, fault
 from devices.describe.quantities import Count, File, Name, Shorthand, Strict
-from scenarios.fields.policy_fields import Factor
+from scenarios.fields.policy_fields import Slowness
 from scenarios.file.document import Document
 from sim.base.errors import InputError, UnknownNameError, located
 from sim.base.files import read_text
@@ -207,8 +207,8 @@ class SlowDownFields(CauseFields):
     """A cause of slowness."""
 
     duration: _Positive | None = Field(None, description="how long it lasts; default: for ever")
-    factor: Factor = Field(
-        ge=1, description="how many times longer all takes; of a link: 2 is half its bandwidth"
+    factor: Slowness = Field(
+        description="how many times longer all takes; of a link: 2 is half its bandwidth"
     )
 
 

@@ -157,6 +157,8 @@ AnyVariant = Annotated[VariantFields, Shorthand("name")]
 
 Factor = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 """A factor of durations: 1.2 is 20 % slower."""
+Slowness = Annotated[float, Field(gt=1, allow_inf_nan=False)]
+"""A factor that slows down."""
 Probability = Annotated[
     float,
     BeforeValidator(reader(lambda value: float(parse_fraction(value, what="")))),

@@ -25,7 +25,7 @@ from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 from devices.describe.field_types import Bandwidth, Bytes, Duration, fault, quantity_schema, reader
 from devices.describe.quantities import Count, Name, Shorthand, Size, Strict, Whole
 from scenarios.fields.fault_fields import CountedFields, EventFields
-from scenarios.fields.policy_fields import AnyChoice, Factor
+from scenarios.fields.policy_fields import AnyChoice, Slowness
 from scenarios.file.document import Document, Loc
 from scenarios.training_run.plan import Checkpoints, Detection, Failure, SlowDown, TrainingPlan
 from sim.base.arrays import MOST_BUILT
@@ -72,8 +72,8 @@ class TrainingFailureFields(SourceFields, CountedFields):
 class TrainingSlowDownFields(SourceFields):
     """A cause of slowness. All workers wait for the slowest."""
 
-    duration: Duration = Field(description="how long it lasts")
-    factor: Factor = Field(ge=1, description="how many times longer a step takes")
+    duration: Duration = Field(gt=0, description="how long it lasts")
+    factor: Slowness = Field(description="how many times longer a step takes")
 
 
 def _interval(value: object) -> tuple[int | None, int | None]:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -77,13 +79,14 @@ def _of_worker(life: Life, changes: list[tuple[int, str]], slow: list[tuple[int,
                 while over < len(slow) and slow[over][1] <= a:
                     over += 1
                 if a < b:
-                    yield from _cut(each, a, b, slow[over:] if each in ("computing", "redoing") else [])
+                    yield from _cut(each, a, b, slow, over if each in ("computing", "redoing") else len(slow))
 
 
-def _cut(state: str, start: int, end: int, slow: list[tuple[int, int]]) -> Iterator[Interval]:
-    """Yield an interval, cut where it is slow."""
+def _cut(state: str, start: int, end: int, slow: list[tuple[int, int]], first: int) -> Iterator[Interval]:
+    """Yield an interval, cut where it is slow, of which the `first` that may count is known."""
     at = start
-    for a, b in slow:
+    for k in range(first, len(slow)):
+        a, b = slow[k]
         if a >= end:
             break
         a, b = max(a, at), min(b, end)
@@ -105,12 +108,17 @@ def timeline(lives: Mapping[str, Life]) -> Figure:
         Title -> run.
     """
     until = max(1, *(life.end_ns for life in lives.values()))
-    bars = {name: _bars(lanes_of(life)).packed(until) for name, life in lives.items()}  # one at a time
+    bars = {}
+    for name, life in lives.items():  # what is too narrow to be seen is packed before each worker repeats it
+        run = _bars({"run": life.timeline}).packed(until)
+        seen = sorted(zip(run.start.tolist(), run.end.tolist(), run.kind.tolist(), strict=True))
+        visible = [(_KINDS[kind], start, end) for start, end, kind in seen]
+        bars[name] = _bars(lanes_of(replace(life, timeline=visible))).packed(until)
     heights = [0.4 + 0.2 * len(found.lanes) for found in bars.values()]
     figure, axes = new_figure(len(lives), height=min(40.0, 0.6 + sum(heights)))
     if (grid := axes[0].get_gridspec()) is not None:
         grid.set_height_ratios(heights)
-    seen = set()
+    shown = set()
     for (name, found), ax in zip(bars.items(), axes, strict=True):
         scale = scale_time(ax, until)
         draw_bars(ax, found, _COLOURS, scale, until)
@@ -119,18 +127,17 @@ def timeline(lives: Mapping[str, Life]) -> Figure:
         ax.set_xlim(0, until / scale)
         plain(ax, f"{name}: goodput {100 * lives[name].goodput:.1f}%")
         ax.label_outer()
-        seen |= {found.kinds[kind] for kind in np.unique(found.kind)}
-    entries = [Entry(kind, (kind,), (colour,)) for kind, colour in _COLOURS.items() if kind in seen]
+        shown |= {found.kinds[kind] for kind in np.unique(found.kind)}
+    entries = [Entry(kind, (kind,), (colour,)) for kind, colour in _COLOURS.items() if kind in shown]
     add_legend(figure, handles_of(entries, _COLOURS), alone=True)
     return figure
 
 
 def _bars(lanes: Mapping[str, list[Interval]]) -> Bars:
-    rows = [
-        (lane, _KINDS.index(state), start, end)
-        for lane, intervals in enumerate(lanes.values())
-        for state, start, end in intervals
-    ]
-    lane, kind, start, end = np.array(rows, np.int64).reshape(-1, 4).T
-    nothing = np.zeros(len(rows), np.int64)
-    return Bars(list(lanes), _KINDS, lane, kind, start, end, nothing, nothing + 1, nothing - 1)
+    state, start, end = zip(*chain.from_iterable(lanes.values()), strict=True)
+    lane = np.repeat(np.arange(len(lanes)), [len(intervals) for intervals in lanes.values()])
+    kind = np.array([*map(dict(zip(_KINDS, range(len(_KINDS)), strict=True)).__getitem__, state)])
+    nothing = np.zeros(len(lane), np.int64)
+    return Bars(
+        list(lanes), _KINDS, lane, kind, np.array(start), np.array(end), nothing, nothing + 1, nothing - 1
+    )

@@ -106,8 +106,9 @@ def _cut_short(run: RunState) -> None:
 
 
 _NO_ROOM: Final = (
-    "memory is full of what cannot go on without more of it: give the device more, or begin less at once "
-    "(in a pipeline fewer micro-batches, as policy.in_flight of forward-only says)"
+    "memory is full of what cannot go on without more of it: give the device more, begin less at once (in a "
+    "pipeline fewer micro-batches, as policy.in_flight of forward-only says), or, under a memory plan, issue "
+    "in program order (policy: in-order)"
 )
 
 

@@ -180,6 +180,19 @@ def test_the_timeline_is_drawn(tmp_path: Path) -> None:
     assert "the scenario has no training_run" in none.stderr
 
 
+def test_what_is_too_narrow_to_be_seen_is_not_drawn_for_each_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = TrainingPlan(10, 20_000, None, 2, checkpoints=Checkpoints(every_steps=1, save_ns=3))
+    life, cut = live(plan, RestartJob()), []
+    monkeypatch.setattr(
+        "scenarios.training_run.timeline.lanes_of", lambda found: cut.append(found) or lanes_of(found)
+    )
+    timeline({"one": life})
+    (seen,) = cut
+    assert len(life.timeline) > 39_000
+    assert len(seen.timeline) < 10_000
+    assert seen.time_ns == life.time_ns
+
+
 def test_lanes_of_the_picture() -> None:
     failed = (Failure("psu", at=((38, 0),), repair_ns=20),)
     slow = (SlowDown("heat", at=((0, 1),), lasts_ns=5),)
@@ -253,8 +266,12 @@ def test_lanes_of_the_picture() -> None:
         ),
         (["training_run.at_least=3"], "at_least: 3 are more than the 2 workers there are"),
         (
-            ["training_run.slow_downs={h: {at: [3s], worker: 0, duration: 1s, factor: 0.5}}"],
-            "factor: should be",
+            ["training_run.slow_downs={h: {at: [3s], worker: 0, duration: 1s, factor: 1}}"],
+            "factor: should be greater than 1",
+        ),
+        (
+            ["training_run.slow_downs={h: {at: [3s], worker: 0, duration: 0s, factor: 2}}"],
+            "duration: should be greater than 0",
         ),
         (["workload.ops.step.fails=true"], "an op of the step may fail"),
         (["workload.ops.step.duration=0s"], "a step takes no time"),
