@@ -49,6 +49,7 @@ def read_head(path: StrPath, size: int = 1 << 16) -> bytes:
     return as_utf8(read_bytes(path, head=size))
 
 
+_SCENARIO: Final = re.compile(rb'^(workload|extends)\s*:|"(workload|extends)"\s*:', re.MULTILINE)
 _EXECUTION_GRAPH: Final = re.compile(rb'"schema"\s*:\s*"[0-9.]+(-chakra[0-9.]*)?"')
 
 
@@ -58,8 +59,13 @@ def refuse_no_graph(path: StrPath, head: bytes) -> None:
     Raises
     ------
     InputError
-        It begins as a ``config.json`` of Hugging Face, or as an execution graph of PyTorch.
+        It begins as a ``config.json`` of Hugging Face, as an execution graph of PyTorch, or as a scenario.
     """
+    if _SCENARIO.search(head):
+        raise InputError(
+            f"{path}: is a scenario; `sim run {path} --show-graph BEFORE.json AFTER.json` writes its graph, "
+            "before and after the compile steps"
+        )
     if head.lstrip().startswith(b"{") and b'"model_type"' in head:
         raise InputError(
             f"{path}: has a model's sizes, and no graph; name it in a scenario: "

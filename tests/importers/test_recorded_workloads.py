@@ -228,6 +228,15 @@ def test_the_sizes_of_a_model_are_no_graph(tmp_path: Path) -> None:
         assert "train: {model: ./config.json, ...}" in done.stderr
 
 
+@pytest.mark.parametrize("text", ["name: x\nworkload: {ops: {}}\n", '{"name": "x", "workload": {"ops": {}}}'])
+def test_a_scenario_in_place_of_a_graph_is_told(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "scenario.yaml"
+    path.write_text(text)
+    done = sim("import", path, "--out", tmp_path / "g.json")
+    assert done.exit_code == 2
+    assert f"scenario.yaml: is a scenario; `sim run {path} --show-graph BEFORE.json" in done.stderr
+
+
 def test_a_model_in_place_of_a_scenario_is_told(tmp_path: Path) -> None:
     path = tmp_path / "net.onnx"
     path.write_bytes(b"\x08\x07")
