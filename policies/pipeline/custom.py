@@ -82,7 +82,8 @@ def from_rows(rows: Rows, *, replicas: bool = False) -> Schedule:
     Raises
     ------
     InputError
-        No row has an action; without `replicas`, one row has none, or a stage is on several ranks.
+        No row has an action, or numbers are far beyond all actions; without `replicas`, one row has none, or
+        a stage is on several ranks.
     """
     actions = [
         (rank, a) for rank, program in enumerate(rows.programs) for slot in program for a in slot.parts
@@ -94,6 +95,9 @@ def from_rows(rows: Rows, *, replicas: bool = False) -> Schedule:
         raise InputError(f"row {idle + 1} of the custom order (rank {idle}) has no action; leave the row out")
     stages = 1 + max(a.stage for _, a in actions)
     micro_batches = 1 + max(a.micro_batch for _, a in actions)
+    if stages * micro_batches > 1000 * len(actions):  # of fewer the check of the whole tells what is missing
+        numbers = f"{stages:,} stages and {micro_batches:,} micro-batches by its largest numbers"
+        raise InputError(f"the custom order has {numbers}, and {len(actions):,} actions")
     ranks = len(rows.programs)
     home: dict[tuple[int, int], int] = {}
     first: dict[int, tuple[int, Action]] = {}

@@ -152,8 +152,10 @@ def _work(
     sizes = _split(fields)
     schedule = _schedule(name, given, chunks, stages, len(sizes), fields, document)
     if schedule.stages != len(stages.each):
+        more = f"; say chunks: {schedule.chunks}" if fields.ranks == schedule.ranks else ""
         raise InputError(
             f"{len(stages.each)} stages are given, and {name} has {schedule.stages} on {schedule.ranks} ranks"
+            f"{more}"
         )
     if not fields.backward_dependency:
         schedule = without_backward_dependency(schedule)

@@ -109,6 +109,8 @@ def test_other_sizes_than_asked_for_are_refused() -> None:
 def test_a_custom_order_is_checked() -> None:
     with pytest.raises(InputError, match="1B0 is missing"):
         generate("custom", order="0F0,0B0\n1F0")
+    with pytest.raises(InputError, match=r"1 stages and 100,000,000,000 micro-batches by .*, and 2 actions"):
+        generate("custom", order="0F99999999999,0B99999999999")
     with pytest.raises(StuckError, match="deadlocks"):
         generate("custom", order="0F0,0B0,0F1,0B1\n1F1,1F0,1B0,1B1")
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pipeline_runs import FOLDER, GOOD, SIZED, block, in_pipeline, run
 from scenario_texts import write
 
+from policies.pipeline.custom import to_csv
 from policies.pipeline.evaluate import StageTimes, evaluate
 from policies.pipeline.registry import generate
 from scenarios.importers.graph_json import write_graph
@@ -375,6 +376,14 @@ CUSTOM = (
     .replace("micro_batches: 8", "micro_batches: 2")
     .replace("{name: 1f1b}", "{name: custom, file: order.csv}")
 )
+
+
+def test_ranks_of_an_order_with_chunks_have_to_say_so(tmp_path: Path) -> None:
+    (tmp_path / "order.csv").write_text(to_csv(generate("zb-v", ranks=2, micro_batches=2)), encoding="utf-8")
+    path = write(tmp_path, CUSTOM.replace("stages: 2", "ranks: 2"))
+    said = "2 stages are given, and custom has 4 on 2 ranks; say chunks: 2"
+    assert said in sim("run", path).stderr
+    assert sim("run", path, "--set", "workload.pipeline.chunks=2").exit_code == 0
 
 
 @pytest.mark.parametrize(
