@@ -227,7 +227,8 @@ class WaitWalk:
         self.label = np.concatenate((label, len(names) + which)).tolist()
         ends = (tuple(f.devices[end].name for end in divmod(each, len(f.devices))) for each in pairs.tolist())
         self.names = names + [f"transfer {a}<->{b}" for a, b in ends]
-        self.held_back = (final_waits(f.trace, f) == Wait.POLICY).tolist() + [False] * len(which)
+        held = np.where(final_waits(f.trace, f) == Wait.POLICY, "policy", "launch").tolist()
+        self.held = held + [self.names[each] for each in self.label[len(label) :]]  # a transfer: by its link
 
     def back(self, row: int, from_ns: int, to_ns: int, found: Counter[str]) -> None:
         """Put a stretch of time before the start of `row`, or up to its end, down to what it waited for."""
@@ -241,7 +242,7 @@ class WaitWalk:
             cause = lane if input_ < 0 or (lane >= 0 and self.end[lane] > self.end[input_]) else input_
             over = min(self.end[cause], to_ns) if cause >= 0 else from_ns
             if over < at:
-                found["policy" if self.held_back[row] else "launch"] += at - max(over, from_ns)
+                found[self.held[row]] += at - max(over, from_ns)
                 at = over
             if cause < 0 or at <= from_ns:
                 return

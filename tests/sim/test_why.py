@@ -182,6 +182,19 @@ def test_idle_time_is_put_down_to_what_ran_elsewhere() -> None:
     assert breakdown_line(f) == "gpu0: 70 ns computing, 14 ns waiting for transfers, 10 ns waiting for gpu1"
 
 
+def test_a_transfer_that_waits_for_its_link_is_the_link_s() -> None:
+    """gpu0 stands still from 20: its second message waits for the first until 40, and is there at 70."""
+    b = GraphBuilder("two messages")
+    for name in ("a", "b"):
+        b.op(name, duration_ns=10, device="gpu0", outputs=30)
+        b.op(f"read {name}", duration_ns=10, device="gpu1", inputs=[name])
+    b.op("c", duration_ns=5, device="gpu0", after=["read b"])
+    link = Link("there", "gpu0", "gpu1", 0, 10**9)
+    machine = Machine((Device("gpu0"), Device("gpu1")), (link,), network=make_network)
+    f = DerivedColumns(simulate(b.build(), machine, ReadyQueue()))
+    assert breakdown(f, "gpu0").waits_for == {"transfer gpu0<->gpu1": 50, "gpu1": 10}
+
+
 def test_a_pipeline_has_a_bubble_of_three_phases() -> None:
     """The textbook: all idle for 3 of 11 parts of 33 ms; with two chunks a rank, for 4.5 ms.
 
