@@ -199,7 +199,7 @@ def _by_kind(graph: Graph, op: int, before: _Gpu, after: _Gpu) -> tuple[float, f
 def is_of_model(description: str, preset: str) -> bool:
     """Whether a GPU, by what its driver calls it or by a preset, is of the model of a preset.
 
-    The model counts: it is how names of presets begin, and a word in what drivers say. Sizes and boards are
+    The model counts: it is how names of presets begin, and words in what drivers say. Sizes and boards are
     written in too many ways.
 
     Examples
@@ -207,7 +207,8 @@ def is_of_model(description: str, preset: str) -> bool:
     >>> is_of_model("NVIDIA H100 80GB HBM3", "h100-sxm"), is_of_model("Tesla T4", "a100-pcie-40")
     (True, False)
     """
-    return preset.partition("-")[0] in re.findall("[a-z0-9]+", description.lower())
+    model = re.findall("^rtx-pro|[a-z0-9]+", preset)[0].split("-")
+    return {*model} <= {*re.findall("[a-z0-9]+", description.lower())}
 
 
 def _recorded_elsewhere(graph: Graph, source: str) -> str | None:
