@@ -518,8 +518,8 @@ IN_16_BITS: Final = frozenset(["embedding", "rope", "gated_activation"])
 STRETCHING: Final = frozenset(["add", "sub", "mul", "div", "pow", "maximum", "minimum", "where"])
 REORDERING: Final = frozenset(["transpose", "permute"])
 """Kinds that index each element: if an operand is smaller than the result; always."""
-_STRIDED: Final = re.compile(r"\b(unrolled_)?elementwise_kernel<")
-"""Kernels of PyTorch that index each element: of operands with strides, or of several data types."""
+_STRIDED: Final = re.compile(r"\b(unrolled_)?elementwise_kernel(_manual_unroll)?<")
+"""Kernels of PyTorch that index each element: of operands with strides, or of several data types; AMD's."""
 _OPERATOR: Final = re.compile("aten::((?!pow).*?)(?:_|_backward)?")
 """What PyTorch calls an elementwise kernel; a power is mostly a square, which it multiplies."""
 BACKWARD: Final = {

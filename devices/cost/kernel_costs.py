@@ -62,11 +62,11 @@ _BACKWARD_QUERIES, _BACKWARD_LEAST, _BACKWARD_WIDTH = 150.0, 256.0, 0.1
 place of two, smaller tiles, passes before and after. From FlashAttention-2, -3 and cuDNN
 on an H100 (arXiv:2407.08608, figures 5 and 6), 512 queries and more; 24 rows of an A5000, a B200, and others
 (flash-attention's issues 416, 1589, 2270, 2280, 2688) are 6 % off, 16 with the 2.5 that the products say."""
-_EAGER_START_NS: Final = 2700.0
+EAGER_START_NS: Final = 2700.0
 """What a product takes more in an eager program than among copies of itself: its code and weights are cold.
 Median of eleven products of three programs on an H100 (2.4 us in three others; 1.3 to 2 us on a B200). In
 fp32 it halves the error of a V100's small products, which nothing was chosen on."""
-_START_COLD: Final = frozenset(("products", "bmm", "linear"))
+START_COLD: Final = frozenset(("products", "bmm", "linear"))
 _AMPERE_SHARE: Final = 0.62
 """Of Hopper's peak that instructions of Ampere reach (arXiv:2402.13499), as FlashAttention-2 has them:
 PyTorch's attention."""
@@ -403,8 +403,7 @@ class FittedCost(CostModel):
     def _asked(self, graph: Graph, device: Device) -> tuple[FloatArray, FloatArray]:
         """Return what was priced of a graph before, as who asks for durations asks for spreads, too."""
         known: dict[Any, tuple[FloatArray, FloatArray]] = answered(graph, device, "kernels", dict)
-        key = self, device.gap_ns
-        if key not in known:
+        if (key := (self, device.gap_ns)) not in known:
             known[key] = self._priced(graph, device.gap_ns)
         return known[key]
 
@@ -431,9 +430,9 @@ class FittedCost(CostModel):
                         found, width = fitted.predict(ask.table, ops.dtype, **sizes)
                         if ask.table == "products" and (alone := quantized[rows[here]]).any():
                             found = found - alone * fitted.quantizing_ns(ops.dtype, **sizes)
-                        whole = self.fits.model(ask.table, ops.dtype).family.name in _BACK_TO_BACK
-                        if one_by_one and ask.table in _START_COLD:
-                            found = found + _EAGER_START_NS
+                        whole = self.back_to_back(ask.table, ops.dtype)
+                        if one_by_one and ask.table in START_COLD:
+                            found = found + EAGER_START_NS
                         else:
                             found = np.maximum(found - gap_ns * whole, 1 if whole else self.least_ns)
                         saved = np.broadcast_to(ask.saved_ns, len(rows))[here]
@@ -456,6 +455,23 @@ class FittedCost(CostModel):
         peak = {dtype: _AMPERE_SHARE * rate for dtype, rate in sheet.peak.items()}
         return KernelFits(replace(sheet, peak=peak), "a100-sxm-80", self.fits.measured)
 
+    def kernels(self, graph: Graph) -> Iterator[tuple[int, MeasuredKernel | str]]:
+        """Yield each op with the kernel of a table that it is, of no time yet, or else with what it is."""
+        for rows, ops, _ in self._groups(graph):
+            asks = [ask for ask in _way(ops.kind)(ops, self.fits.sheet) if ask.ops.any()]
+            for i, row in enumerate(rows.tolist()):
+                mine = [ask for ask in asks if ask.ops[i]]
+                if len(mine) != 1 or mine[0].width or np.any(mine[0].times != 1):
+                    yield row, "several kernels" if len(mine) > 1 else "not one kernel whose sizes are given"
+                else:
+                    columns = take(mine[0].sizes, i).items()
+                    sizes = tuple((n, x if isinstance(x, str) else float(x)) for n, x in columns)
+                    yield row, MeasuredKernel(mine[0].table, ops.dtype, sizes, np.nan)
+
+    def back_to_back(self, table: str, dtype: str) -> bool:
+        """Return whether a table has the time of one run of many, the gap between two included."""
+        return self.fits.model(table, dtype).family.name in _BACK_TO_BACK
+
     def measured(self, graph: Graph, ns: Sequence[float], gap_ns: int) -> Iterator[MeasuredKernel]:
         """Return ops that took `ns`, the gap included, as kernels of their tables, each of which must be one.
 
@@ -470,24 +486,15 @@ class FittedCost(CostModel):
             Some took ten times what the fits say, or less than a quarter: another unit, GPU, or a slip.
         """
         doubts = []
-        for rows, ops, _ in self._groups(graph):
-            asks = [ask for ask in _way(ops.kind)(ops, self.fits.sheet) if ask.ops.any()]
-            for i, row in enumerate(rows.tolist()):
-                mine = [ask for ask in asks if ask.ops[i]]
-                if len(mine) != 1 or mine[0].width or np.any(mine[0].times != 1):
-                    what = "several kernels" if len(mine) > 1 else "not one kernel whose sizes are given"
-                    given = ", ".join(f"{k}={x}" for k, x in graph.attributes.get(row, {}).items())
-                    raise InputError(f"{graph.op_names[row]}: a {ops.kind} of {given or 'no size'} is {what}")
-                [ask] = mine
-                alone = self.fits.model(ask.table, ops.dtype).family.name not in _BACK_TO_BACK
-                sizes = tuple(
-                    (name, x if isinstance(x, str) else float(np.broadcast_to(x, len(rows))[i]))
-                    for name, x in ask.sizes.items()
-                )
-                yield MeasuredKernel(ask.table, ops.dtype, sizes, max(ns[row] - gap_ns * alone, 1.0))
-                expected = float(self.fits.predict(ask.table, ops.dtype, **dict(sizes))[0][0])
-                if not expected / 4 < ns[row] < 10 * expected:  # fits of GPUs reach most of their peaks
-                    doubts.append((row, expected))
+        for row, kernel in self.kernels(graph):
+            if isinstance(kernel, str):
+                given = ", ".join(f"{k}={x}" for k, x in graph.attributes.get(row, {}).items()) or "no size"
+                raise InputError(f"{graph.op_names[row]}: a {graph.kind(row)} of {given} is {kernel}")
+            alone = not self.back_to_back(kernel.table, kernel.dtype)
+            yield kernel._replace(ns=max(ns[row] - gap_ns * alone, 1.0))
+            expected = float(self.fits.predict(kernel.table, kernel.dtype, **dict(kernel.sizes))[0][0])
+            if not expected / 4 < ns[row] < 10 * expected:  # fits of GPUs reach most of their peaks
+                doubts.append((row, expected))
         if doubts:
             row, expected = min(doubts)
             took, says = (format_duration(round_half_up(x)) for x in (ns[row], expected))

@@ -46,6 +46,7 @@ SAME_CHIP: Final = {
 SAME_HOST: Final = {"gb300": "gb200", "b300-sxm": "b200-sxm"}
 """Whose host is alike: what waits for the host (fp8 by blocks, on Blackwell) is the processor's."""
 GENERATIONS: Final = {
+    "cdna3": "mi300x",
     "ampere": "a100-sxm-80",
     "ada": "l40s",
     "hopper": "hopper",
@@ -54,6 +55,7 @@ GENERATIONS: Final = {
 }
 """Generation -> the fit of its only measured GPU, or of several together."""
 NEAREST: Final = {
+    **dict.fromkeys(("cdna", "cdna2"), ("cdna3", "hopper", "ampere")),
     **dict.fromkeys(("blackwell", "blackwell_ultra"), ("hopper", "ampere")),
     "hopper": ("blackwell", "ampere"),
     "ampere": ("hopper", "blackwell"),

@@ -291,6 +291,34 @@ def fit_measured(family: Family, rows: Rows, sheet: Sheet, dtype: str, folds: in
     return spread_by(model, misses, log2_ns, 4 if len(rows.ns) > 200 else 1)
 
 
+FEW: Final = 3.0
+"""How much stiffer grids are that few kernels move: recordings of an MI300X, each program left out."""
+
+
+def fit_moved(model: Model, rows: Rows, sheet: Sheet) -> Model:
+    """Return another GPU's model moved to a few kernels, in parameters and then in grids; its spread is of
+    layers left out.
+    """
+    left_out = np.zeros(len(rows.ns))
+    for layer in np.unique(rows.layer):
+        out = rows.layer == layer
+        left = rows.take(out)
+        left_out[out] = np.log(left.ns) - _moved(model, rows.take(~out), sheet).log_ns(left.sizes, sheet)[0]
+    return spread_by(_moved(model, rows, sheet), left_out, np.log2(rows.ns), 1)
+
+
+def _moved(model: Model, rows: Rows, sheet: Sheet) -> Model:
+    smooth, ridge = FEW * model.family.smooth, FEW * model.family.ridge
+    family = replace(model.family, start=model.parameters, smooth=smooth, ridge=ridge)
+    bends = corrected(model.grids, model.base(rows.sizes, sheet)[1])
+    bare = replace(rows, ns=rows.ns / np.exp(bends))
+    found = fit_parameters(family, [(bare, sheet)], model.dtype, 30)
+    features, target, _ = physics_misses(family, [(rows, sheet)], model.dtype, found)
+    more = fit_grids(family, features, target - corrected(model.grids, features))
+    both = (replace(g, values=g.values + m.values) for g, m in zip(model.grids, more, strict=True))
+    return replace(model, parameters=found[0], grids=tuple(both))
+
+
 def predicted(model: Model, rows: Rows, sheet: Sheet) -> tuple[FloatArray, FloatArray]:
     """Return what a table would show, and log half widths."""
     ns, width = model.predict(rows.sizes, sheet)

@@ -3,10 +3,12 @@
 ::
 
     python -m studies.kernels.recorded --gpu h100-sxm TRACE.json.gz ...
+    python -m studies.kernels.recorded --gpu mi300x --fit TRACE.json.gz ...      devices/cost/fits/mi300x.json
 
-Of each kernel of which the profiler noted sizes (products, attention, norms, ...) or bytes, by operator and
-sizes, where it ran alone: beside a kernel of another stream it waits for SMs and memory, which is no part of
-its cost.
+With --fit the models that the GPU borrows are moved to what its kernels took, and each recording is judged by
+models that the others moved. Of each kernel of which the profiler noted sizes (products, attention, ...)
+or bytes, by operator and sizes, where it ran alone: beside a kernel of another stream it waits for SMs and
+memory, which is no part of its cost.
 """
 
 from __future__ import annotations
@@ -14,17 +16,23 @@ from __future__ import annotations
 import argparse
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import permutations
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from devices.cost.kernel_costs import FittedCost, load_fits
+from devices.cost.kernel_costs import EAGER_START_NS, START_COLD, FittedCost, load_fits
+from devices.cost.kernel_fits import FOLDER, KernelFits
 from devices.presets import device_preset
 from scenarios.importers import load_graph
 from sim import Device, Graph
 from sim.base.units import parse_duration
+from studies.kernels.__main__ import write
+from studies.kernels.fitting import fit_moved
+from studies.kernels.tables import Rows
 
+FEWEST: Final = 3  # recordings of a table that moves
 SIZES: Final = (
     *("m", "n", "k", "batch", "transposed", "rows", "columns"),
     *("seq_len", "kv_len", "heads", "kv_heads", "head_dim", "window", "causal"),
@@ -63,13 +71,13 @@ def accompanied(graph: Graph) -> frozenset[int]:
     return frozenset(found)
 
 
-def compare(path: str, gpu: str) -> list[Recorded]:
+def compare(path: str, gpu: str, fits: KernelFits) -> list[Recorded]:
     """Return the kernels of a recording whose sizes or bytes are known, and that ran alone."""
     graph, took = load_graph(path), defaultdict(list)
     names = [graph.kinds[code] for code in graph.kind_code]
     beside = accompanied(graph)
     floor, gap = (parse_duration(device_preset(gpu)[key]) for key in ("kernel_floor", "gap"))
-    cost = FittedCost(load_fits(gpu), least_ns=floor)
+    cost = FittedCost(fits, least_ns=floor)
     ns = cost.durations_ns(graph, Device("gpu0", gap_ns=gap))
     moved = graph.bytes_read + graph.bytes_written
     for op, given in graph.attributes.items():
@@ -80,6 +88,32 @@ def compare(path: str, gpu: str) -> list[Recorded]:
         Recorded(*key, len(ops), float(graph.duration_ns[ops].mean()), float(ns[ops].mean()))
         for key, ops in took.items()
     ]
+
+
+def fit(paths: Sequence[str], gpu: str) -> KernelFits:
+    """Return models that other GPUs lend, as kernels of three recordings or more move them."""
+    gap = parse_duration(device_preset(gpu)["gap"])
+    sheet = replace(load_fits(gpu).sheet, generation="")  # no fits of the GPU itself
+    cost, models = FittedCost(KernelFits(sheet)), {}
+    took: dict[tuple[str, str], dict[tuple[str, Any], list[float]]] = defaultdict(lambda: defaultdict(list))
+    for path in paths:
+        graph = load_graph(path)
+        beside = accompanied(graph)
+        for op, kernel in cost.kernels(graph):
+            name = graph.attributes.get(op, {}).get("kernel", "nccl")
+            if not isinstance(kernel, str) and op not in beside and not name.startswith(("Mem", "nccl")):
+                table, dtype, sizes, _ = kernel
+                more = EAGER_START_NS if table in START_COLD else -gap * cost.back_to_back(table, dtype)
+                ns = float(graph.duration_ns[op])
+                took[table, dtype][path, sizes].append(max(ns - more, ns / 4))
+    for (table, dtype), found in took.items():
+        layer = np.array([path for path, _ in found])
+        if len(np.unique(layer)) >= FEWEST:
+            each = [dict(sizes) for _, sizes in found]
+            columns = {name: np.array([row[name] for row in each]) for name in each[0]}
+            rows = Rows(columns, np.array([np.mean(ns) for ns in found.values()]), layer)
+            models[table, dtype] = fit_moved(cost.fits.model(table, dtype), rows, sheet)
+    return KernelFits(sheet, models=models)
 
 
 def errors(found: Sequence[Recorded]) -> tuple[float, float, float]:
@@ -98,13 +132,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("traces", nargs="+", metavar="TRACE")
     parser.add_argument("--gpu", required=True, metavar="PRESET")
+    parser.add_argument("--fit", action="store_true", help="write the fits of the GPU")
     given = parser.parse_args()
-    found = [row for path in given.traces for row in compare(path, given.gpu)]
+    fits = dict.fromkeys(given.traces, load_fits(given.gpu))
+    if given.fit:
+        for key, model in fit(given.traces, given.gpu).models.items():
+            write(FOLDER, given.gpu, " ".join(key), model.to_json())
+        fits = {path: fit([p for p in given.traces if p != path], given.gpu) for path in given.traces}
+    by_path = {path: compare(path, given.gpu, fits[path]) for path in given.traces}
+    found = [row for rows in by_path.values() for row in rows]
     for row in sorted(found, key=lambda r: -r.times * r.recorded_ns):
         off = row.predicted_ns / row.recorded_ns - 1
         print(f"{row.times:5} x {row.recorded_ns / 1e3:10.1f} us, {off:+5.0%}  {row.operator} {row.sizes}")
-    total, shape, kernel = errors(found)
-    print(f"{len(found)} shapes: total {total:+.1%}, mean error {shape:.1%} a shape, {kernel:.1%} a kernel")
+    for name, rows in {**by_path, "all": found}.items():
+        total, shape, kernel = errors(rows)
+        says = f"total {total:+.1%}, mean error {shape:.1%} a shape, {kernel:.1%} a kernel"
+        print(f"{len(rows)} shapes: {says}  {name}")
 
 
 if __name__ == "__main__":

@@ -7,9 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from devices.cost.kernel_costs import load_fits
+from studies.kernels.fitting import fit_moved
 from studies.kernels.moved import moved
 from studies.kernels.recorded import compare, errors
-from studies.kernels.tables import tables
+from studies.kernels.tables import Rows, tables
 
 PROGRAMS = "h100_bert_small", "h100_vit", "h100_qwen_0_5b"
 
@@ -18,14 +20,27 @@ PROGRAMS = "h100_bert_small", "h100_vit", "h100_qwen_0_5b"
 @pytest.mark.filterwarnings("ignore:.* GPU tasks were launched before the trace begins")
 def test_kernels_of_recorded_programs_cost_what_they_took(data_dir: Path) -> None:
     """Three eager programs on an H100: the total within 5 %, a shape within 20 % on average."""
-    rows = [
-        row for name in PROGRAMS for row in compare(str(data_dir / "kineto" / f"{name}.json.gz"), "h100-sxm")
-    ]
+    fits = load_fits("h100-sxm")
+    paths = [str(data_dir / "kineto" / f"{name}.json.gz") for name in PROGRAMS]
+    rows = [row for path in paths for row in compare(path, "h100-sxm", fits)]
     assert len(rows) > 15
     total, shape, kernel = errors(rows)
     assert abs(total) < 0.05
     assert shape < 0.20
     assert kernel < 0.10
+
+
+def test_a_few_kernels_move_the_model_of_another_gpu() -> None:
+    """A GPU takes half as long again as another's model says: kernels of a program left out are met, too."""
+    lender, sheet = load_fits("h200-sxm").model("products", "bf16"), load_fits("mi300x").sheet
+    sizes = {n: np.array([128.0, 512, 2048] * 8) for n in "nk"} | {"m": np.repeat(2.0 ** np.arange(6, 14), 3)}
+    sizes["batch"] = np.ones(24)
+    ns = 1.5 * lender.predict(sizes, sheet)[0]
+    moved = fit_moved(lender, Rows(sizes, ns, np.arange(24) % 4), sheet)
+    assert moved.spread[0] < 0.1
+    asked = {"m": np.array([1000.0]), "n": np.array([1000.0]), "k": np.array([1500.0]), "batch": np.ones(1)}
+    ratio = moved.predict(asked, sheet)[0] / lender.predict(asked, sheet)[0]
+    assert ratio == pytest.approx(1.5, rel=0.05)
 
 
 def test_kernels_move_to_another_gpu_as_they_were_measured_there(data_dir: Path) -> None:
