@@ -126,7 +126,7 @@ class TensorMemory:
                 self.memories.reserve(device, len(log.key) - 1)
         if planned and self.writes[node]:
             self.took[device] += 1
-            self._freed |= self.took[device] % planned == 0  # the next iteration may take its places
+            self._freed |= self.at_issue and self._complete(device)
         taken = _calls(allocator) if charged else None
         if self.launched[node]:
             self._freed |= self._read(task, stream, now_ns)
@@ -187,6 +187,11 @@ class TensorMemory:
             self.log.undo()  # it was taken at this instant, and never used
         return WAIT
 
+    def _complete(self, device: int) -> bool:
+        """Whether all places of a plan were taken in an iteration, so that the next may take them."""
+        planned = self.planned[device]
+        return planned > 0 and self.took[device] % planned == 0
+
     def _follows(self, task: Task) -> bool:
         """Whether what is in the way of `task` may be of an iteration before its own: a plan is of one.
 
@@ -209,7 +214,7 @@ class TensorMemory:
         if self.calm and self.launched[task.op]:
             return False
         now_ns = self.context.now_ns
-        freed = bool(self.synchronising)
+        freed = bool(self.synchronising) or self._complete(self.device_of[task.op])
         if self.by_stream:
             self.ended[task.id] = True
         if self.awaited and task.id in self.awaited:

@@ -371,6 +371,28 @@ def test_where_only_the_plan_is_in_the_way_more_memory_is_no_advice(tmp_path: Pa
     assert run_scenario(load_scenario(path)).trace.makespan_ns == 90_000
 
 
+def test_two_workers_that_wait_for_places_of_the_iteration_before_are_named(tmp_path: Path) -> None:
+    # Both took ops of the second iteration; c, which would free the places, has no worker.
+    path = write(
+        tmp_path,
+        """
+        machine: {devices: {cpu0: {kind: cpu, cores: 2}}}
+        memory: {allocator: planned}
+        workload:
+          ops:
+            a: {duration: 10us, output: 1MB}
+            b: {duration: 10us, output: 1MB}
+            c: {duration: 5us, inputs: [a, b]}
+        policy: ready-queue
+        iterations: 2
+        """,
+    )
+    with pytest.raises(StuckError, match="a\\[1\\] waits for memory: its place in the plan of cpu0"):
+        run_scenario(load_scenario(path))
+    path.write_text(path.read_text().replace("ready-queue", "in-order"))
+    assert run_scenario(load_scenario(path)).trace.makespan_ns == 30_000
+
+
 def test_who_waits_for_memory_holds_up_nobody_on_another_device(tmp_path: Path) -> None:
     """b waits for a to leave, a's copy for y, given back when z is issued at 10 us: x runs 20..30."""
     path = write(
