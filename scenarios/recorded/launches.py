@@ -427,11 +427,15 @@ def _without_cycle(graph: Graph, groups: Sequence[Sequence[int]]) -> tuple[list[
         b1 ──► a2
     """
     kept, told = list(groups), None
-    edges = graph.edges.within_iteration()
+    edges, successors = graph.edges.within_iteration(), graph.successors.lists()
+    idle = np.flatnonzero(graph.is_kind("delay")).tolist()
     while kept:
         as_one = np.arange(len(graph))
         for members in kept:
             as_one[members] = members[-1]
+        for op in idle:  # goes with what it delays
+            if len(behind := {*as_one[successors[op]].tolist()}) == 1:
+                (as_one[op],) = behind
         producer, consumer = as_one[edges.producer], as_one[edges.consumer]
         apart = producer != consumer
         pairs = zip(producer[apart].tolist(), consumer[apart].tolist(), strict=True)

@@ -119,6 +119,14 @@ def test_kernels_with_something_between_them_are_not_fused(tmp_path: Path) -> No
         what_if(graph, {"fuse": ["kernel"]})
 
 
+def test_unexplained_idle_time_between_fused_kernels_goes() -> None:
+    b = GraphBuilder("late")
+    for name, kind, after in (("a", "relu", []), ("idle", "delay", ["a"]), ("b", "relu", ["a", "idle"])):
+        b.op(name, kind=kind, duration_ns=5, device="gpu", after=after, attributes={"stream": 7})
+    graph = what_if(b.build(), {"fuse": ["relu"]})
+    assert (graph.op_names, graph.duration_ns.tolist()) == (["b"], [10])
+
+
 def test_two_pairs_that_wait_for_each_other_are_not_both_fused() -> None:
     """a1 before b2 and b1 before a2: of the two pairs only one can be one kernel."""
     b = GraphBuilder("crossed")
