@@ -157,7 +157,7 @@ _OF_TRAINING: Final = {
 }
 _OF_DEVICES: Final = {
     "makespan": "makespan_ns",
-    "80 % between": "80 % between",
+    "80 % interval": "80 % interval",
     "above bound": "gap",
     "micro-batches/s": "micro_batches_per_s",
     "samples/s": "samples_per_s",
@@ -222,7 +222,7 @@ def _over_devices(row: Row) -> dict[str, Any]:
     if "train.step_ns" in row:
         told["exposed"] = row["train.exposed_ns"] / row["train.step_ns"]
     if "low_ns" in row:
-        told["80 % between"] = " and ".join(format_duration(row[key]) for key in ("low_ns", "high_ns"))
+        told["80 % interval"] = " to ".join(format_duration(row[key]) for key in ("low_ns", "high_ns"))
     unused = (row.get("unused_devices") or "").split(", ")
     names = [key.removesuffix(_PEAK) for key in row if key.endswith(_PEAK)]
     used = [name for name in names if name not in unused]
@@ -302,7 +302,7 @@ def _print_limits(row: Row, goal: Goal) -> None:
     if "train.step_ns" in row:
         step, peak, limit = row["train.step_ns"], row["train.peak_bytes"], row["train.capacity_bytes"]
         if (low := row.get("train.low_ns")) is not None:
-            told.append(f"80 % between {format_duration(low)} and {format_duration(row['train.high_ns'])}")
+            told.append(f"80 % interval {format_duration(low)} to {format_duration(row['train.high_ns'])}")
         if limit is not None:
             free = f"{size(limit - peak)} free ({percent(1 - peak / limit)})"
             told.append(f"memory {size(peak)} of {size(limit)}, {free}{little_room(peak, limit)}")

@@ -335,8 +335,8 @@ def precision_notes(training: Training) -> list[str]:
 
 
 _ALONE: Final = (
-    "kernels take what they take alone, as NVIDIA's tuned programs come near to; others took longer "
-    "(calibrations of published steps, and how far both are off: docs/training.md#calibrations)"
+    "kernels take as long as they do alone, which NVIDIA's tuned programs come close to; other programs take "
+    "longer (calibrations and their errors: docs/training.md#calibrations)"
 )
 
 

@@ -285,11 +285,11 @@ def summary_lines(trace: Record, summary: Mapping[str, Any]) -> list[str]:
 
 
 def _interval(summary: Mapping[str, Any]) -> str:
-    """Return between which limits the makespan is in 8 of 10 cases, and the kinds of op that it is due to."""
+    """Return the 80 % interval of the makespan, and the kinds of op that make most of it."""
     if (sure := summary.get("makespan_interval")) is None:
         return ""
     low, high = format_duration(sure["low_ns"]), format_duration(sure["high_ns"])
-    return f" (80 % between {low} and {high}, for {', '.join(list(sure['by_kind'])[:2])})"
+    return f" (80 % interval {low} to {high}, mostly from {', '.join(list(sure['by_kind'])[:2])})"
 
 
 def _above_bound(summary: Mapping[str, Any]) -> str:

@@ -240,7 +240,7 @@ def test_what_a_precision_is_worth_can_be_asked(tmp_path: Path) -> None:
             "train"
         ]
         step[dtype] = told["step_ns"]
-        assert told["notes"][0].startswith("kernels take what they take alone")
+        assert told["notes"][0].startswith("kernels take as long as they do alone")
     assert step["nvfp4"] < step["fp8"] < step["bf16"]
     path.write_text(path.read_text().replace("gb200", "h100-sxm"))
     refused = sim("run", path, "--set", "workload.train.dtype=nvfp4")
@@ -265,7 +265,7 @@ def test_a_step_says_how_sure_it_is(tmp_path: Path) -> None:
     assert (told["train"]["low_ns"], told["train"]["high_ns"]) == (sure["low_ns"], sure["high_ns"])
     assert sure["low_ns"] < step < sure["high_ns"] < 1.5 * step
     found = sim("sweep", path, "--vary", "workload.train.dtype=bf16,fp8", "--minimise", "step_time").stdout
-    assert "  80 % between " in found
+    assert "  80 % interval " in found
     fitted = json.loads(
         sim("run", path, "--set", "workload.train.calibration=h100-sxm-mosaicml", "--json").stdout
     )

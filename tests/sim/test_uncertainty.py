@@ -91,7 +91,7 @@ def test_the_first_line_says_it() -> None:
     trace = run(Fitted({"matmul": 1_000_000}, {"matmul": 0.1}), ("a", "matmul", []))
     line = summary_lines(trace, summary(trace))[0]
     assert line.startswith(
-        "makespan 1 ms (80 % between 904.8 us and 1.105 ms, for matmul), at the lower bound"
+        "makespan 1 ms (80 % interval 904.8 us to 1.105 ms, mostly from matmul), at the lower bound"
     )
 
 
