@@ -254,8 +254,10 @@ class Tasks:
             processor: object = device.processor
             self._need[d] = {}
             if isinstance(processor, ProcessorInColumns):
-                fits = np.array([d in on and self._fits(k, d) for k, on in enumerate(self.devices)])
-                there = replace(self.job, device_of=np.where(fits, d, UNSET))
+                there = self.job
+                if self.problem is not None:
+                    fits = np.array([d in on and self._fits(k, d) for k, on in enumerate(self.devices)])
+                    there = replace(there, device_of=np.where(fits, d, UNSET))
                 shared = processor.columns(device, there)
                 if isinstance(shared, SharedCores):
                     self._need[d] = dict(zip(shared.op.tolist(), shared.need.tolist(), strict=True))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from sim.base.arrays import BoolArray, Csr, IntArray, frozen_property
+from sim.base.arrays import UNSET, BoolArray, Csr, IntArray, frozen_property
 from sim.base.errors import InputError
 from sim.base.options import whole_numbers
 from sim.graph.graph import Graph, longest_path_ns
@@ -161,7 +161,8 @@ class Job:
     @cached_property
     def ops_on(self) -> Csr:
         """Device → its ops, in graph order."""
-        return Csr.group(self.device_of, np.arange(len(self.graph)), len(self.machine.devices))
+        placed = np.flatnonzero(self.device_of != UNSET)
+        return Csr.group(self.device_of[placed], placed, len(self.machine.devices))
 
     @frozen_property
     def launched(self) -> BoolArray:
