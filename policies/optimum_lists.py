@@ -1,4 +1,4 @@
-"""A search over orders of tasks on several equal workers: annealing, and then sums that are met exactly.
+"""Orders of tasks on several equal workers: what none is below, annealing, and sums that are met exactly.
 
 ::
 
@@ -9,14 +9,16 @@
 A solver is weak where much is alike: of forty tasks on four cores almost any order is within a percent, and
 the best one is a matter of sums. Only problems are searched in which no choice is open but the order.
 
-Sources: lists of tasks: Graham 1966; two sets of sums that are searched for a pair: Horowitz and Sahni 1974.
+Sources: lists of tasks: Graham 1966; two sets of sums that are searched for a pair: Horowitz and Sahni 1974;
+the first and last tasks of several machines: Carlier 1987, "Scheduling jobs with release dates and tails on
+identical machines to minimize the makespan", EJOR 29(3).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from heapq import heapify, heappop, heappush
-from math import exp
+from functools import cached_property
+from math import exp, log2
 from random import Random
 from time import monotonic
 from typing import Final
@@ -24,16 +26,19 @@ from typing import Final
 import numpy as np
 
 from policies.cp_sat import unit_of
-from policies.schedule_problem import LONGEST, ScheduleProblem, Time
+from policies.schedule_problem import ScheduleProblem, Time
+from sim.base.arrays import FloatArray, IntArray
+from sim.base.compiled import load
+from sim.graph.walks import Dag, Edges, least_first
 
 _TRIES: Final = 100
 """So many orders are tried for each task."""
 
 _ROUNDS: Final = 5
-"""So many times orders are tried from the first one on, and then the lanes of the best of them."""
+"""So many times lanes are tried from the first ones on, and then orders of the best of them."""
 
-_EXCHANGED: Final = 12
-"""Of so many tasks of a lane some go to another lane: all sets of them are compared."""
+_EXCHANGED: Final = 16
+"""Of at most so many tasks of a lane some go to another lane: all sets of them are compared."""
 
 _RUN: Final = 3
 """So many tasks make a run long enough to exchange some."""
@@ -43,6 +48,15 @@ _NEAR: Final = 8
 
 _LITTLE: Final = 50
 """By so many units lanes may be too long in between; what is as near to the least is tried for long."""
+
+_AGAIN: Final = 0.25
+"""So often what is exact already may be changed."""
+
+_SETS: Final = 16
+"""Sets of tasks that a bound is of begin at so many different times, and end at as many."""
+
+_JOINS: Final = 500
+"""Of so many tasks what is before each one is looked at, of more only what is before the end."""
 
 
 class Lists:
@@ -60,9 +74,8 @@ class Lists:
 
     def __init__(self, problem: ScheduleProblem) -> None:
         self.problem, n = problem, len(problem.times)
-        self.ns = [0] * n
+        self.ns, self.release, waits = (np.zeros(n, np.int64) for _ in range(3))
         self.follow: list[list[tuple[int, int]]] = [[] for _ in range(n)]
-        self.waits, self.release = [0] * n, [0] * n
         self.lanes = max(problem.capacity.values(), default=0)
         limited = [each for resource in problem.capacity for each in problem.taken.get(resource, ())]
         for begin, ns, _, _, gap_ns in limited:
@@ -74,50 +87,55 @@ class Lists:
                 self.release[later.index] = max(self.release[later.index], earlier - later.offset)
             else:
                 self.follow[earlier.index].append((later.index, earlier.offset - later.offset))
-                self.waits[later.index] += 1
-        self.least = self.release[LONGEST.index]
-        self.first = [k for k, count in enumerate(self.waits) if k and not count]
+                waits[later.index] += 1
+        first = np.cumsum([0, *map(len, self.follow)])
+        follow = np.array([each for row in self.follow for each in row], np.int64).reshape(-1, 2)
+        self.columns = self.release, waits, self.ns, first, *follow.T.copy()
         told = problem.literals or problem.last or problem.changes or problem.covered
         alike = all(begin.offset == 0 and amount == 1 for begin, _, _, amount, _ in limited)
         each_one = sorted(begin.index for begin, *_ in limited) == list(range(1, n))
         self.suits = len(problem.capacity) == 1 and self.lanes > 1 and alike and each_one and not told
 
-    def starts(self, key: Sequence[float]) -> list[int]:
-        """Return when each task starts if of what is ready the one with the least key is first."""
-        room, waits, start = self.lanes, list(self.waits), list(self.release)
-        later = [(start[k], k) for k in self.first]  # what becomes ready; 0: a lane is free again
-        heapify(later)
-        ready: list[tuple[float, int]] = []
-        while later:
-            now = later[0][0]
-            while later and later[0][0] == now:
-                _, k = heappop(later)
-                if k:
-                    heappush(ready, (key[k], k))
-                else:
-                    room += 1
-            while ready and room:
-                _, k = heappop(ready)
-                start[k] = now
-                room -= 1
-                heappush(later, (now + self.ns[k], 0))
-                for other, ns in self.follow[k]:
-                    start[other] = max(start[other], now + ns)
-                    waits[other] -= 1
-                    if other and not waits[other]:
-                        heappush(later, (start[other], other))
-        return start
+    @cached_property
+    def order(self) -> list[int]:
+        """The tasks, each after all that it follows, and the end of all."""
+        _, _, _, first, later, _ = self.columns
+        earlier, now = np.repeat(np.arange(len(self.ns)), np.diff(first)), np.zeros_like(later)
+        return least_first(Dag.of(Edges(earlier, later, now, now), len(self.ns)), range(len(self.ns)))
 
-    def better(self, until: float, seed: int) -> Iterator[list[int]]:
-        """Yield schedules, each better than the one before, from the one that the hints give."""
+    def starts(self, key: FloatArray) -> tuple[IntArray, IntArray]:
+        """Return start and lane of each task if of what is ready the one with the least key is first."""
+        starts: tuple[IntArray, IntArray] = load("edge_passes", "base").list_schedule(
+            key, self.lanes, *self.columns
+        )
+        return starts
+
+    def least_ns(self) -> int:
+        """Return what nothing takes less than: what is before a task takes a while on all lanes, too."""
+        n, head = len(self.ns), self.release.tolist()
+        before, joins = [0] * n, self.columns[1] > 1
+        for k in self.order:
+            if not k or (n <= _JOINS and joins[k]):
+                tail, earlier = self._tails(k), [p for p in self.order if before[k] >> p & 1]
+                body = self.ns[earlier]
+                left = np.array([tail[p] for p in earlier], np.int64) - body
+                since = np.array([head[p] for p in earlier], np.int64)
+                head[k] = max(head[k], _least_ns(since, body, left, self.lanes))
+            for later, lag in self.follow[k]:
+                head[later] = max(head[later], head[k] + lag)
+                before[later] |= before[k] | 1 << k
+        return int(head[0])
+
+    def better(self, least: int, until: float, seed: int) -> Iterator[IntArray]:
+        """Yield schedules, each better than the one before, from that of the hints on, to the least."""
         rng, hints, n = Random(seed), self.problem.time_hints, len(self.ns)
         unit = unit_of(self.problem)
-        least = -(-self.least // unit) * unit
-        first: list[int] = [hints.get(k, 0) for k in range(n)]
+        least = -(-least // unit) * unit
+        first = np.array([hints.get(k, 0) for k in range(n)])
         end = first[0]
         for _ in range(_ROUNDS):
             found = first
-            for way in (self._annealed, self._balanced):
+            for way in (self._balanced, self._annealed):
                 if end <= least or monotonic() >= until:
                     return
                 found = way(found, least, unit, until, rng)
@@ -125,94 +143,91 @@ class Lists:
                     end = found[0]
                     yield found
 
-    def _annealed(self, first: list[int], least: int, unit: int, until: float, rng: Random) -> list[int]:
+    def _annealed(self, first: IntArray, least: int, unit: int, until: float, rng: Random) -> IntArray:
         """Return the best schedule of many orders, each a little different from one before."""
         n = len(first)
-        key: list[float] = [0.0] * n
-        for place, k in enumerate(sorted(range(n), key=first.__getitem__)):
-            key[k] = place
-        start = best = self.starts(key)
-        tries, worse = _TRIES * n, 0.01 * best[0]
+        key = np.empty(n)
+        key[np.argsort(first, kind="stable")] = np.arange(n)
+        best, _ = self.starts(key)
+        end, tries, worse = int(best[0]), _TRIES * n, 0.01 * best[0]
         for tried in range(tries):
             if best[0] <= least or monotonic() >= until:
                 break
-            a, b, before = rng.randrange(1, n), rng.randrange(1, n), list(key)
-            if rng.random() < 0.5:
-                key[a], key[b] = key[b], key[a]
-            else:
-                key[a] = rng.random() * n
-            new = self.starts(key)
-            lost = new[0] - start[0]
+            a, b = rng.randrange(1, n), rng.randrange(1, n)
+            before = key[a], key[b]
+            key[a], key[b] = (key[b], key[a]) if rng.random() < 0.5 else (rng.random() * n, key[b])
+            new, _ = self.starts(key)
+            lost = int(new[0]) - end
             if lost > 0 and rng.random() >= exp(-lost / (worse * (1 - tried / tries) ** 2 + unit)):
-                key = before
+                key[a], key[b] = before
                 continue
-            start = new
-            if start[0] < best[0]:
-                best = start
+            end += lost
+            if end < best[0]:
+                best = new
         return best
 
-    def _balanced(self, start: list[int], least: int, unit: int, until: float, rng: Random) -> list[int]:
+    def _balanced(self, first: IntArray, least: int, unit: int, until: float, rng: Random) -> IntArray:
         """Return a schedule of which lanes end nearer to the least there can be."""
-        tail = self._tails()
-        lanes, over = self._lanes(start, tail, least)
+        tail, (start, lane) = self._tails(), self.starts(first.astype(float))
+        lanes, over = self._lanes(start, lane, tail, least)
         best, in_vain = start, 0
         while best[0] > least and len(lanes) > 1 and monotonic() < until:
             in_vain += 1
             if in_vain > _TRIES * len(tail) * (3 if best[0] - least <= _LITTLE * unit else 0.25):
                 break
             a = rng.choice([lane for lane, much in enumerate(over) if much > 0] or [0])
-            b = rng.choice([lane for lane in range(len(lanes)) if lane != a])
-            moved = self._exchanged(lanes[a], lanes[b], start, over[a], rng)
-            new = self.starts(moved)
-            there, above = self._lanes(new, tail, least)
+            others = [lane for lane in range(len(lanes)) if lane != a]
+            b = rng.choice([lane for lane in others if over[lane] or rng.random() < _AGAIN] or others)
+            new, lane = self.starts(self._exchanged(lanes[a], lanes[b], start, over[a], unit, rng))
+            there, above = self._lanes(new, lane, tail, least)
             if sum(max(0, x) for x in above) <= max(_LITTLE * unit, sum(max(0, x) for x in over)):
                 start, lanes, over = new, there, above
                 if start[0] < best[0]:
                     best, in_vain = start, 0
         return best
 
-    def _tails(self) -> list[int]:
-        """Return how long after the start of each task all is over at least."""
-        tail = [0] * len(self.ns)
-        order = sorted(range(1, len(tail)), key=self.starts([0.0] * len(tail)).__getitem__, reverse=True)
-        for k in order:
-            tail[k] = max((tail[other] + ns for other, ns in self.follow[k]), default=0)
+    def _tails(self, until: int = 0) -> list[int]:
+        """Return how long after each task's start another starts at least; -1: that does not wait."""
+        tail = [-1] * len(self.ns)
+        tail[until] = 0
+        for k in reversed(self.order):
+            for later, lag in self.follow[k]:
+                if tail[later] >= 0:
+                    tail[k] = max(tail[k], tail[later] + lag)
         return tail
 
     def _lanes(
-        self, start: Sequence[int], tail: Sequence[int], least: int
+        self, start: IntArray, lane: IntArray, tail: Sequence[int], least: int
     ) -> tuple[list[list[int]], list[int]]:
         """Return the last run of each lane without a gap, if it is of some length, and its excess."""
         runs: list[list[list[int]]] = [[[]] for _ in range(self.lanes)]
-        free = [(0, lane) for lane in range(len(runs))]
-        for k in sorted(range(1, len(start)), key=lambda k: (start[k], k)):
-            since, lane = max((each for each in free if each[0] <= start[k]), default=min(free))
-            free[lane] = start[k] + self.ns[k], lane
-            if start[k] > since:
-                runs[lane].append([])
-            runs[lane][-1].append(k)
+        free, starts, of, ns = [0] * len(runs), start.tolist(), lane.tolist(), self.ns.tolist()
+        for k in (np.argsort(start[1:], kind="stable") + 1).tolist():
+            if starts[k] > free[of[k]]:
+                runs[of[k]].append([])
+            runs[of[k]][-1].append(k)
+            free[of[k]] = starts[k] + ns[k]
         lanes = [max(own[::-1], key=lambda run: min(len(run), _RUN)) for own in runs]
-        return lanes, [max((start[k] + tail[k] for k in lane), default=0) - least for lane in lanes]
+        return lanes, [max((starts[k] + tail[k] for k in lane), default=0) - least for lane in lanes]
 
     def _exchanged(
-        self, a: list[int], b: list[int], start: Sequence[int], much: int, rng: Random
-    ) -> list[float]:
+        self, a: list[int], b: list[int], start: IntArray, much: int, unit: int, rng: Random
+    ) -> FloatArray:
         """Return keys with some tasks of two lanes exchanged, so that the first gets shorter by so much."""
-        mine, other = (_some(lane, rng) for lane in (a, b))
-        sums = [_subset_sums([self.ns[k] for k in each]) for each in (mine, other)]
-        order = np.argsort(sums[0], kind="stable")
-        at = np.searchsorted(sums[0][order], sums[1] + much)
-        fits = np.flatnonzero(at < len(order))
-        key: list[float] = list(start)
-        if not len(fits):
+        enough = log2(4 * int(self.ns[a + b].sum()) / unit + 1)  # so many pairs of sets, and some are exact
+        mine, other = (_some(lane, rng, min(_EXCHANGED, round(enough / 2))) for lane in (a, b))
+        (sums, out), (others, into) = (_subset_sums(self.ns[each].tolist()) for each in (mine, other))
+        at = np.searchsorted(sums, others + much)
+        fits = int(np.searchsorted(at, len(sums)))
+        key = start.astype(float)
+        if not fits:
             return key
-        excess = sums[0][order][at[fits]] - sums[1][fits]
-        few = min(len(fits), 1 if rng.random() < 0.5 else _NEAR)
-        pick = fits[rng.choice(np.argpartition(excess, few - 1)[:few].tolist())]
-        out, into = int(order[at[pick]]), int(pick)
+        excess = sums[at[:fits]] - others[:fits]
+        few = min(fits, 1 if rng.random() < 0.5 else _NEAR)
+        pick = rng.choice(np.argpartition(excess, few - 1)[:few].tolist())
         gone = (
-            {k for i, k in enumerate(mine) if out >> i & 1},
-            {k for i, k in enumerate(other) if into >> i & 1},
+            {k for i, k in enumerate(mine) if out[at[pick]] >> i & 1},
+            {k for i, k in enumerate(other) if into[pick] >> i & 1},
         )
         for lane, leave, enter in ((a, gone[0], gone[1]), (b, gone[1], gone[0])):
             now = min((start[k] for k in lane), default=0)
@@ -222,21 +237,52 @@ class Lists:
         return key
 
 
-def _some(lane: Sequence[int], rng: Random) -> list[int]:
-    """Return some tasks of a lane, often all."""
-    most = min(len(lane), _EXCHANGED)
+def _some(lane: Sequence[int], rng: Random, most: int) -> list[int]:
+    """Return some tasks of a lane, often as many as there may be."""
+    most = min(len(lane), most)
     return rng.sample(lane, most if rng.random() < 0.5 else rng.randint(most // 2, most))
 
 
-def _subset_sums(values: Sequence[int]) -> np.ndarray:
-    """Return the sum of each set of some values: bit i of its number tells whether value i is in it.
+def _subset_sums(values: Sequence[int]) -> tuple[IntArray, IntArray]:
+    """Return the sum of each set of some values, the least first, and the sets: bit i tells of value i.
 
     Examples
     --------
-    >>> _subset_sums([3, 5]).tolist()
-    [0, 3, 5, 8]
+    >>> _subset_sums([5, 3])
+    (array([0, 3, 5, 8]), array([0, 2, 1, 3]))
     """
     sums = np.zeros(1, np.int64)
     for value in values:
         sums = np.concatenate([sums, sums + value])
-    return sums
+    order = np.argsort(sums, kind="stable")
+    return sums[order], order
+
+
+def _least_ns(head: IntArray, body: IntArray, tail: IntArray, lanes: int) -> int:
+    """Return what some tasks take at least on equal lanes, from 0 to the end of the longest tail.
+
+    Of any set of them each lane has a first and a last one, and some lane has as many as any, or more.
+
+    Examples
+    --------
+    >>> _least_ns(np.zeros(5, int), np.array([10, 11, 12, 13, 14]), np.zeros(5, int), 2)
+    33
+    """
+    longest, order = int((head + body + tail).max(initial=0)), np.argsort(-tail, kind="stable")
+    head, body, tail = head[order], body[order], tail[order]
+    for own in [*(head >= since for since in _some_of(head)), *(tail >= until for until in _some_of(tail))]:
+        first, ns, last = head[own], body[own], np.cumsum(np.append(0, tail[own]))
+        if len(ns) > lanes:
+            work = np.cumsum(ns)[lanes - 1 :] + last[lanes:] - last[:-lanes]
+            shared = int((np.partition(first, lanes - 1)[:lanes].sum() + work).max())
+            most = np.cumsum(np.append(0, np.sort(ns)[::-1]))
+            count = np.arange(lanes + 1, len(most), lanes)
+            one = int((most[count] - most[count - count // lanes - 1]).max())
+            longest = max(longest, -(-shared // lanes), int(first.min() + tail[own].min()) + one)
+    return longest
+
+
+def _some_of(values: IntArray) -> IntArray:
+    """Return some of the values that there are, the least among them."""
+    each = np.unique(values)
+    return each[:: -(-len(each) // _SETS) or 1]

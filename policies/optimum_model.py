@@ -200,11 +200,13 @@ class JobModel:
         self.tasks = Tasks(self.times, job, flow, problem, at_issue=at_issue, alone=alone)
         wait_for_inputs(self.tasks)
         self.orders = share(self.tasks, memory)
+        self.lists = Lists(self.times.problem)
+        if self.lists.suits:
+            least_ns = max(least_ns, self.lists.least_ns())
         unit = unit_of(self.times.problem)
         # Where something is left out a run need be no multiple of it.
         self.least_ns = least_ns // unit * unit if self.left_out else -(-least_ns // unit) * unit
         self.times.after(self.times.longest, self.least_ns)
-        self.lists = Lists(self.times.problem)
         self.objective, self.is_makespan = objective, objective is OBJECTIVES["makespan"]
         self.always, self.later = objective.write(self.tasks)
         self.begin_with(known)
@@ -223,8 +225,8 @@ class JobModel:
 
     def by_lists(self, until: float, seed: int = 0) -> Iterator[Timetable]:
         """Yield what is better with other orders of the tasks, where that is all that is open (`lists`)."""
-        for starts in self.lists.better(until, seed):
-            yield self._timetable(partial(_at, starts))
+        for starts in self.lists.better(self.least_ns, until, seed):
+            yield self._timetable(partial(_at, starts.tolist()))
 
     def improve(self, until: float, seed: int = 0) -> Generator[Timetable, Trace | None, None]:
         """Yield what is better in a part, and go on from what is sent back: the best run so far, or none."""

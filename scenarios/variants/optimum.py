@@ -282,19 +282,20 @@ def find_optimum(
     memory = base.trace.memory is not None
     model = JobModel(job, policy, known, placed=placed, memory=memory, least_ns=least_ns, objective=objective)
     least = max(least_ns, model.least_ns) if model.is_makespan else 0
+    if model.is_makespan and model.lists.suits and search.known_cost > least:
+        model.begin_with(search.known.trace)
+        for listed in model.by_lists((time.monotonic() + 2 * until) / 3, seed):
+            search.follow(listed)
+        model.begin_with(search.known.trace)
     searched = search.known_cost == least
-    lists = model.is_makespan and model.lists.suits
     if not searched:
         tasks = len(job.graph) * job.iterations
-        part_ns = limit_ns * _EVEN / (tasks + _EVEN) if model.is_makespan else limit_ns
-        solved, timetable = model.solve(max(1, round(part_ns / (1 + lists))), jobs, seed)
+        left_ns = (until - time.monotonic()) * NS_PER_S
+        part_ns = left_ns * _EVEN / (tasks + _EVEN) if model.is_makespan else left_ns
+        solved, timetable = model.solve(max(1, round(part_ns)), jobs, seed)
         least, searched = max(least, solved.bound_ns), solved.finished
         if timetable is not None:
             search.follow(timetable)
-    if lists and not searched and search.known_cost > least:
-        model.begin_with(search.known.trace)
-        for listed in model.by_lists((time.monotonic() + 3 * until) / 4, seed):
-            search.follow(listed)
     if model.is_makespan and not searched and search.known_cost > least:
         model.begin_with(search.known.trace)
         _improve(search, model.improve(until, seed), least)

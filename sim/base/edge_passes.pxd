@@ -51,3 +51,17 @@ cpdef i64 walk(
     i64[::1] behind,
     i64[::1] awake,
 ) noexcept
+
+@cython.locals(n_ready=i64, k=i64, where=i64, i=i64, place=i64, when=i64, at=i64, other=i64)
+cpdef void fill_lanes(
+    i64[::1] start,
+    i64[::1] waits,
+    i64[::1] lane,
+    i64[::1] ready,
+    i64[::1] free,
+    const double[::1] key,
+    const i64[::1] ns,
+    const i64[::1] first,
+    const i64[::1] follow,
+    const i64[::1] lag,
+) noexcept

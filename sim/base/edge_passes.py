@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from sim.base.arrays import IntArray
+from sim.base.arrays import FloatArray, IntArray
 
 COMPILED = not __file__.endswith(".py")
 
 
-def _as_read(*columns: IntArray) -> list[Any]:
+def _as_read(*columns: IntArray | FloatArray) -> list[Any]:
     """Return columns as a pass reads them: Python reads lists faster, and their numbers have no limit."""
     return [np.ascontiguousarray(column) if COMPILED else column.tolist() for column in columns]
 
@@ -222,3 +222,67 @@ def walk(
                 behind[last[lacks]] = rank
             last[lacks] = rank
     return n
+
+
+# ----------------------------------------------------------------------------------------------------------
+# A list schedule: whenever one of some equal lanes is free, what is ready and first of a list starts there.
+
+
+def list_schedule(key: FloatArray, lanes: int, *columns: IntArray) -> tuple[IntArray, IntArray]:
+    """Return when each task starts, and its lane, if of what is ready the one with the least key is first.
+
+    Parameters
+    ----------
+    key : array of float64
+        Of each task; number 0 is none, but the end of all.
+    lanes : int
+    *columns : array of int64
+        For each task the earliest start, how many tasks it follows, how long it keeps its lane, and the
+        bounds of what follows it; for each of these its number, and how long after the task's start it may.
+    """
+    none = np.zeros(len(key), np.int64)
+    read = _as_read(columns[0].copy(), columns[1].copy(), none, none.copy(), np.zeros(lanes, np.int64))
+    fill_lanes(*read, *_as_read(key, *columns[2:]))
+    return np.asarray(read[0], np.int64), np.asarray(read[2], np.int64)
+
+
+def fill_lanes(
+    start: MutableSequence[int],
+    waits: MutableSequence[int],
+    lane: MutableSequence[int],
+    ready: MutableSequence[int],
+    free: MutableSequence[int],
+    key: Sequence[float],
+    ns: Sequence[int],
+    first: Sequence[int],
+    follow: Sequence[int],
+    lag: Sequence[int],
+) -> None:
+    """Fill in `start` and `lane`; `ready` is what waits for a lane alone, `free` tells when each lane is."""
+    n_ready = 0
+    for k in range(1, len(ns)):
+        if not waits[k]:
+            ready[n_ready] = k
+            n_ready += 1
+    while n_ready:
+        where = 0
+        for i in range(1, len(free)):
+            if free[i] < free[where]:
+                where = i
+        place, when = -1, 0
+        for i in range(n_ready):
+            k = ready[i]
+            at = max(start[k], free[where])
+            if place < 0 or at < when or (at == when and key[k] < key[ready[place]]):
+                place, when = i, at
+        k = ready[place]
+        n_ready -= 1
+        ready[place] = ready[n_ready]
+        start[k], lane[k], free[where] = when, where, when + ns[k]
+        for i in range(first[k], first[k + 1]):
+            other = follow[i]
+            start[other] = max(start[other], when + lag[i])
+            waits[other] -= 1
+            if other and not waits[other]:
+                ready[n_ready] = other
+                n_ready += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random as dice
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import permutations, product
 from pathlib import Path
@@ -31,6 +31,7 @@ from scenarios.run.load import load_scenario
 from scenarios.variants.optimum import find_optimum
 from scenarios.variants.schedules import Given, ListedOrder
 from sim import Device, Graph, GraphBuilder, Link, Machine, Policy, Trace, simulate
+from sim.base import edge_passes
 from sim.base.errors import InputError, MissingExtraError
 from sim.explain.bounds import bounds
 
@@ -81,7 +82,11 @@ def test_lists_of_tasks_keep_to_the_model(seed: int) -> None:
     model = JobModel(trace.job, InOrder(), trace)
     lists = Lists(model.times.problem)
     assert lists.suits
-    starts = lists.starts(rng.permutation(len(lists.ns)).tolist())
+    key = rng.permutation(len(lists.ns)).astype(float)
+    starts, lane = (column.tolist() for column in lists.starts(key))
+    source = edge_passes.list_schedule(key, workers, *lists.columns)
+    assert [column.tolist() for column in source] == [starts, lane]
+    assert {*lane} <= {*range(workers)}
     model.times.problem.time_hints = dict(enumerate(starts))
     model.times.problem.horizon_ns = starts[0]
     solver: Any = cp_model.CpSolver()
@@ -89,7 +94,52 @@ def test_lists_of_tasks_keep_to_the_model(seed: int) -> None:
     solver.parameters.fix_variables_to_their_hinted_value = True
     assert solver.solve(translate(model.times.problem).model) in (cp_model.OPTIMAL, cp_model.FEASIBLE)
     ends = [at + ns for at, ns in zip(starts[1:], trace.job.duration_ns.tolist(), strict=True)]
-    assert starts[0] == max(ends)
+    assert starts[0] == max(ends) >= lists.least_ns()
+
+
+@pytest.mark.parametrize("seed", seeds(40))
+def test_no_schedule_is_below_what_is_said_of_equal_workers(seed: int) -> None:
+    """By all of them: each op, in any order, on any worker as soon as it can be there."""
+    rng = np.random.default_rng(seed)
+    n, workers = int(rng.integers(3, 6)), int(rng.integers(2, 4))
+    ns, density = rng.integers(1, 20, n).tolist(), rng.choice([0, 0.2, 0.5])
+    before = [[j for j in range(k) if rng.random() < density] for k in range(n)]
+    b = GraphBuilder("drawn")
+    for k in range(n):
+        b.op(f"o{k}", duration_ns=ns[k], inputs=[f"o{j}" for j in before[k]])
+    trace = simulate(b.build(), Machine((Device("cpu", "cpu", workers=workers),)), InOrder())
+
+    def least(end: dict[int, int], free: list[int]) -> int:
+        ways = [max(end.values(), default=0)] if len(end) == n else []
+        for k, lane in product(range(n), range(workers)):
+            if k not in end and all(j in end for j in before[k]):
+                done = max([free[lane], *(end[j] for j in before[k])]) + ns[k]
+                ways.append(least({**end, k: done}, sorted([*free[:lane], *free[lane + 1 :], done])))
+        return min(ways)
+
+    assert JobModel(trace.job, InOrder(), trace).lists.least_ns() <= least({}, [0] * workers)
+
+
+@pytest.mark.parametrize(
+    ("ns", "after", "workers", "least"),
+    [
+        ([10, 11, 12, 13, 14], {}, 2, 33),  # of five one worker has three
+        ([10, 10, 10, 10, 1, 10, 10, 10, 10], {4: range(4), 5: [4], 6: [4], 7: [4], 8: [4]}, 2, 41),
+        ([6, 6, 6, 9, 2], {3: range(3), 4: [3]}, 3, 17),
+        ([3, 3, 3, 3, 3, 3, 3, 4, 3, 1], {7: range(4), 8: range(4, 7), 9: [7, 8]}, 2, 16),
+    ],
+)
+def test_workers_wait_for_what_has_to_be_before_and_after(
+    ns: list[int], after: dict[int, Iterable[int]], workers: int, least: int
+) -> None:
+    b = GraphBuilder("joins")
+    for k, each in enumerate(ns):
+        b.op(f"o{k}", duration_ns=each, inputs=[f"o{j}" for j in after.get(k, ())])
+    trace = simulate(b.build(), Machine((Device("cpu", "cpu", workers=workers),)), InOrder())
+    model = JobModel(trace.job, InOrder(), trace)
+    found, _ = model.solve(LIMIT)
+    assert model.lists.least_ns() == found.bound_ns == least
+    assert found.finished
 
 
 def test_sums_of_many_tasks_are_met_to_the_microsecond(tmp_path: Path) -> None:
@@ -563,6 +613,32 @@ def test_what_the_solver_does_not_know_is_tried(tmp_path: Path) -> None:
     for seed in range(3):
         found = find_optimum([base], limit_ns=LIMIT, seed=seed)
         assert (found.best.trace.makespan_ns, found.lower_bound) == (44_000, 39_000)
+
+
+TWO_GPUS = """\
+machine:
+  devices: {g: {kind: gpu, count: 2, streams: 2, sms: 4, sharing: sm}}
+  collectives: {model: formula, algorithm: ring, bandwidth: 10GB/s, latency: 5us}
+workload:
+  ops:
+    o0: {duration: 14us, device: g0, attributes: {sms: 3}}
+    o1: {duration: 5us, device: g1, attributes: {sms: 1}}
+    o2: {duration: 7us, device: g0, attributes: {sms: 3}}
+"""
+MEET = """\
+    a0: {kind: all_reduce, inputs: [o0], output: 4MB, device: g0, attributes: {communicator: c}}
+    a1: {kind: all_reduce, inputs: [o1], output: 4MB, device: g1, attributes: {communicator: c}}
+"""
+
+
+@pytest.mark.parametrize(("text", "placed"), [(TWO_GPUS + MEET, True), (TWO_GPUS, True), (TWO_GPUS, False)])
+def test_several_gpus_whose_kernels_share_sms_have_an_optimum(
+    text: str, placed: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "s.yaml").write_text(text)
+    result = run_case(load_scenario(tmp_path / "s.yaml").case())
+    found = find_optimum([result], limit_ns=LIMIT, placed=placed)
+    assert 14_000 <= found.lower_bound <= found.best.trace.makespan_ns
 
 
 def test_strategies_search_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
