@@ -185,6 +185,8 @@ def test_check_ends_with_the_worst(tmp_path: Path) -> None:
     assert nothing.exit_code == 2
     said = sim("check", good, silent).stdout
     assert said.endswith("\n1 run, all as expected; 1 scenario has no `expect:`\n")
+    said = sim("check", good, failing, silent).stdout
+    assert said.endswith("\n1 of 2 runs failed; 1 scenario has no `expect:`\n")
     silent.unlink()
     result = sim("check", good, failing)
     assert result.exit_code == 1

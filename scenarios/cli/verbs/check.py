@@ -86,12 +86,12 @@ def _total(done: list[Checked]) -> str:
     failed = sum(one.exit_status != 0 for one in done)
     updated = sum(bool(one.updated) for one in done)
     silent = sum(not one.exit_status and not one.outcomes for one in done)
-    if failed:
-        return f"{failed} of {_runs(len(done))} failed"
     if silent == len(done):
         return "no scenario has an `expect:`, so nothing was run"
     files = "1 scenario has" if silent == 1 else f"{silent} scenarios have"
     without = f"; {files} no `expect:`" if silent else ""
+    if failed:
+        return f"{failed} of {_runs(len(done) - silent)} failed{without}"
     anew = f", {updated} of them with new values" if updated else ""
     return f"{_runs(len(done) - silent)}, all as expected{anew}{without}"
 
