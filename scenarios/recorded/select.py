@@ -3,7 +3,8 @@
 gemm                     all matrix products           transfers    copies between host and device
 kernels                  all kernels that compute      collectives  what communicates between ranks
 matmul, copy, launch     a kind of op
-gpu, gpu3, cpu           the ops of a device, or of all devices of a kind; not idle time (`delay`)
+gpu, gpu3, cpu           the ops of a device, or of all devices of a kind; not idle time (`delay`), nor
+                         what was `before` a recording
 aten::addmm              what an operator launched, and the host's time until each launch
 Layer, Layer_3           the same of modules of a class, of one, or of a range of the program
 DtoH, DtoH.17            kernels of a name, one op
@@ -173,7 +174,7 @@ class Names:
             if not found.any():
                 raise InputError(f"no op, kernel, operator or kind fits the pattern {word!r}")
             return found
-        devices = pinned_to(graph, word) & ~graph.is_kind("delay")
+        devices = pinned_to(graph, word) & ~graph.is_kind("before", "delay")
         found |= devices | graph.is_kind(word)
         found[self._of.get(word, [])] = True
         found[self._full.get(word, [])] = True

@@ -24,6 +24,7 @@ from policies.issue.ready_queue import ReadyQueue
 from policies.streams import Recorded
 from scenarios.file.document import Document
 from scenarios.importers import load_graph
+from scenarios.recorded.select import Names
 from scenarios.recorded.setup import run_recorded
 from scenarios.variants.sweep import stamps
 from scenarios.variants.variant import points_of
@@ -136,6 +137,8 @@ def test_recordings_that_begin_at_different_times(tmp_path: Path) -> None:
     before = graph.index("rank1/before.thread0")
     assert graph.duration_ns[before] == 400_000  # its trace begins with its first call, after 100 us of work
     assert simulated(graph, 2).makespan_ns == 416_000
+    assert Names(graph).find("cpu1").any()
+    assert not Names(graph).find("cpu1")[before]
 
 
 def test_a_straggler_makes_the_others_wait(tmp_path: Path) -> None:
