@@ -156,6 +156,7 @@ def test_a_reader_that_leaves_early_costs_no_files(tmp_path: Path) -> None:
     assert ops.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["run", "explain", "check", "schedule", "--help", "--version"])
 def test_an_output_that_is_full_is_named(tmp_path: Path, verb: str) -> None:
     if not Path("/dev/full").exists():
@@ -179,6 +180,7 @@ def test_an_output_that_is_full_is_named(tmp_path: Path, verb: str) -> None:
     )  # after progress, if it is slow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
 def test_output_that_is_closed_is_dropped(tmp_path: Path, closed: str) -> None:
     program = f"{sys.executable} -c 'from scenarios.cli import app; app()'"

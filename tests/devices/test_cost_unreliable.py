@@ -224,6 +224,7 @@ def test_the_rate_of_another_data_type_is_told(device: dict[str, Any], where: st
 DTYPES = ["fp64", "fp32", "fp16", "bf16", "fp8", "int8", "int32"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "preset", [each.name for each in presets("sim.devices") if "switch" not in each.name]
 )

@@ -87,6 +87,7 @@ def drawn(draw: st.DrawFn) -> dict[str, Any]:
     return content
 
 
+@pytest.mark.slow
 @examples(8)
 @given(content=drawn())
 def test_folded_combinations_say_what_all_ranks_say(

@@ -142,6 +142,7 @@ def test_workers_wait_for_what_has_to_be_before_and_after(
     assert found.finished
 
 
+@pytest.mark.slow
 def test_sums_of_many_tasks_are_met_to_the_microsecond(tmp_path: Path) -> None:
     """A split, forty tasks of about ten seconds on four cores, and what needs all of them."""
     rng = dice.Random(1)
@@ -236,6 +237,7 @@ def test_no_order_is_better_and_what_is_found_takes_as_long_as_the_solver_says(
         assert replayed == least
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharing", ["independent", "serial"])
 @pytest.mark.parametrize("seed", range(6))
 def test_devices_are_chosen_too(sharing: Any, seed: int) -> None:
@@ -606,6 +608,7 @@ policy: {name: in-order, synchronisation: issue}
 """
 
 
+@pytest.mark.slow
 def test_what_the_solver_does_not_know_is_tried(tmp_path: Path) -> None:
     """45 us is the best that the solver and list schedules come to; enumeration knows 44 us."""
     (tmp_path / "s.yaml").write_text(SHARED_SMS)
@@ -641,6 +644,7 @@ def test_several_gpus_whose_kernels_share_sms_have_an_optimum(
     assert 14_000 <= found.lower_bound <= found.best.trace.makespan_ns
 
 
+@pytest.mark.slow
 def test_strategies_search_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     """`--jobs 3` reaches the solver, and what it proves is what one strategy proves."""
     told, real = [], cp_sat.solve

@@ -124,6 +124,7 @@ def drawn(rng: random.Random) -> str:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", seeds(12))
 def test_no_order_is_better(tmp_path: Path, seed: int) -> None:
     base = result_of(tmp_path, drawn(random.Random(seed)))

@@ -111,6 +111,7 @@ def test_a_rank_that_is_two_forwards_ahead_may_skip_one(
     assert schedule.meta["objective"] == optimum
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "micro_batches", "chunks", "times", "transfer", "limit", "span"),
     [  # spans of sail-sg/zero-bubble-pipeline-parallelism, scheduler/zb.py (one chunk) and zbv.py (two)
@@ -159,6 +160,7 @@ def test_the_search_is_not_behind_the_authors(
     assert found.meta["objective"] <= span
 
 
+@pytest.mark.slow
 @given(data=st.data(), ranks=st.integers(2, 5), chunks=st.integers(1, 2), double=st.booleans())
 @examples(40)
 def test_the_search_is_not_behind_a_fixed_order_that_fits(
@@ -194,6 +196,7 @@ def test_equal_times_leave_no_bubble() -> None:
     assert generate("zb-auto", **sizes, chunks=2).meta["objective"] == 16 * 6
 
 
+@pytest.mark.slow
 def test_more_memory_is_not_worse() -> None:
     sizes = {"ranks": 4, "micro_batches": 8, "forward": 5, "input_grad": 6, "weight_grad": 4, "transfer": 1}
     found = [generate("zb-auto", **sizes, limit=limit).meta["objective"] for limit in (2, 3, 4, 5, 6, 8)]
@@ -312,6 +315,7 @@ def test_the_optimum_is_that_of_trying_all_orders(
     assert searched["bound"] <= best <= searched["objective"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "micro_batches", "times", "transfer", "mult", "optimum"),
     [  # proven by CP-SAT
@@ -347,6 +351,7 @@ def test_a_bound_that_is_met_proves() -> None:
     }
 
 
+@pytest.mark.slow
 @NEEDS_ORTOOLS
 @pytest.mark.parametrize("objective", ["span", "makespan"])
 @pytest.mark.parametrize(("chunks", "limit", "micro_batches"), [(1, 3, 5), (1, 6, 5), (2, 4, 3), (2, 6, 3)])

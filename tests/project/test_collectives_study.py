@@ -34,6 +34,7 @@ def test_the_fit_finds_what_it_was_given() -> None:
     assert held == pytest.approx(np.ones(4), abs=1e-3)
 
 
+@pytest.mark.slow
 def test_times_on_rows_that_were_not_drawn(data_dir: Path) -> None:
     found = error_table(data_dir).set_index("rows")
     h200 = found.loc["H200, NCCL 2.29 (nothing fitted)"]

@@ -36,6 +36,7 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_folders_may_have_the_names_of_our_packages_and_nothing_of_ours_is_imported_unasked(
     project: Path,
 ) -> None:
@@ -48,6 +49,7 @@ def test_folders_may_have_the_names_of_our_packages_and_nothing_of_ours_is_impor
     assert done.stdout.splitlines()[-1] == "False False True", done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_what_shadows_a_package_is_said_in_one_line(project: Path) -> None:
     done = run_pytest(project, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--sim-check")
     assert done.returncode == pytest.ExitCode.INTERRUPTED

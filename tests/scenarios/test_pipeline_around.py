@@ -87,6 +87,7 @@ def on_rank(result: Result, rank: int) -> str:
     return " ".join(words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted({name for name, _ in schedules()} - {"custom"}))
 @pytest.mark.parametrize(
     "around", ["checkpoint: never", "checkpoint: always", "portals: true", "portals: false"]

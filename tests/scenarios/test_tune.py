@@ -287,6 +287,7 @@ def test_under_noise_a_trial_is_a_mean_and_its_worth_is_measured_on_other_seeds(
     assert min(gains) < fresh["interval"][0] < fresh["gain"] < fresh["interval"][1] < max(gains)
 
 
+@pytest.mark.slow
 def test_what_is_far_behind_is_dropped_and_its_runs_go_to_others(tmp_path: Path) -> None:
     """One core is far behind three, eight orders on: with two of five seeds, on any number of processes."""
     path, told = write(tmp_path, NOISY), []
@@ -315,6 +316,7 @@ def test_under_noise_a_search_ends_with_its_budget(tmp_path: Path, method: str) 
     assert 22 // 5 <= told["trials"] <= 22 // 2
 
 
+@pytest.mark.slow
 def test_a_search_that_was_cut_off_goes_on_where_it_was(tmp_path: Path) -> None:
     """The same table comes out; what is kept is not run again, unless the scenario is another one."""
     path, table = write(tmp_path, NOISY), tmp_path / "trials.csv"

@@ -306,6 +306,7 @@ def test_transfers_with_long_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     assert given_up <= SEQUENCES / 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", [network_source, load("network")])
 def test_a_saturated_star_needs_rates_beyond_64_bits(network: Any) -> None:
     draw = random.Random(1)

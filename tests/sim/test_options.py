@@ -81,6 +81,7 @@ def written(group: str, name: str, option: str, value: Any) -> str:
     return text if group == "sim.policies" else f"{{name: ready-queue, {key[group]}: {text}}}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "group", ["sim.policies", "sim.placements", "sim.linearizers", "sim.streams", "sim.rewrites"]
 )

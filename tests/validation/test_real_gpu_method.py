@@ -188,6 +188,7 @@ def test_small_products_have_a_floor_and_what_is_unsteady_is_left_out(
     assert [row[0] for row in session.tables[0]["rows"]] == [256, 1024, 1024, 1024]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_products")
 def test_without_any_product_there_is_no_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = fake_h200.Torch()

@@ -32,13 +32,12 @@ def test_kernels_of_recorded_programs_cost_what_they_took(data_dir: Path) -> Non
 
 def test_a_few_kernels_move_the_model_of_another_gpu() -> None:
     """A GPU takes half as long again as another's model says: kernels of a program left out are met, too."""
-    lender, sheet = load_fits("h200-sxm").model("products", "bf16"), load_fits("mi300x").sheet
-    sizes = {n: np.array([128.0, 512, 2048] * 8) for n in "nk"} | {"m": np.repeat(2.0 ** np.arange(6, 14), 3)}
-    sizes["batch"] = np.ones(24)
+    lender, sheet = load_fits("h200-sxm").model("elementwise", "fp32"), load_fits("mi300x").sheet
+    sizes = {"elements": 2.0 ** np.arange(16, 28), "operands": np.tile([1.0, 2.0], 6)}
     ns = 1.5 * lender.predict(sizes, sheet)[0]
-    moved = fit_moved(lender, Rows(sizes, ns, np.arange(24) % 4), sheet)
+    moved = fit_moved(lender, Rows(sizes, ns, np.arange(12) % 3), sheet)
     assert moved.spread[0] < 0.1
-    asked = {"m": np.array([1000.0]), "n": np.array([1000.0]), "k": np.array([1500.0]), "batch": np.ones(1)}
+    asked = {"elements": np.array([3e6]), "operands": np.ones(1)}
     ratio = moved.predict(asked, sheet)[0] / lender.predict(asked, sheet)[0]
     assert ratio == pytest.approx(1.5, rel=0.05)
 
