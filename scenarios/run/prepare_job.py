@@ -260,7 +260,11 @@ class Jobs:
             _check_failures(case, job)
         if job.faults is not None:
             _check_faults(case, job)
-        refuse_without_effect(case)
+        decisions = case.decisions
+        entry, of = case.scenario.checked.get("effects", (None, None))
+        if decisions.said is not None or entry != decisions.loc or of is not case.scenario:
+            refuse_without_effect(case)  # once, and not for each schedule that a search tries
+            case.scenario.checked["effects"] = decisions.loc, case.scenario
         known, of = case.scenario.checked.get("costs"), (case.work.graph, job.graph, job)
         case.scenario.checked["costs"] = of
         if known is not None and _same(known, of[:2]) and _cost_alike(known[2], job):

@@ -370,18 +370,18 @@ class _Search:
         job, how = self.known.trace.job, self.case.decisions.policy.synchronisation
         space = Space(job, None if self.placed else Problem(job.graph, job.machine, job.known_costs_ns))
         here, cost = SearchSchedule.of(self.known.trace), self.known_cost
-        rng, seen, in_vain = random.Random(seed), {here}, 0
+        rng, seen, in_vain = random.Random(seed), {here.by_host(job)}, 0
         most = _IN_VAIN * len(job.graph)
         while in_vain < most and self.known_cost > least:
             near = here
             for _ in range(rng.randint(1, 2 + 6 * in_vain // most)):
                 _, near = next(space.neighbours(near, rng), (None, near))
             in_vain += 1
-            if near in seen:
+            if (program := near.by_host(job)) in seen:
                 continue
             if time.monotonic() >= until:
                 return False
-            seen.add(near)
+            seen.add(program)
             case = self.case.deciding(policy=InOrder(synchronisation=how), linearize=ListedOrder(near.order))
             if not self.placed:
                 case = case.deciding(placement=Given(near.device))

@@ -29,7 +29,7 @@ from policies.schedule_problem import Time
 from scenarios.run.execute import run_case
 from scenarios.run.load import load_scenario
 from scenarios.variants.optimum import find_optimum
-from scenarios.variants.schedules import Given, ListedOrder
+from scenarios.variants.schedules import Given, ListedOrder, SearchSchedule
 from sim import Device, Graph, GraphBuilder, Link, Machine, Policy, Trace, simulate
 from sim.base import edge_passes
 from sim.base.errors import InputError, MissingExtraError
@@ -616,6 +616,15 @@ def test_what_the_solver_does_not_know_is_tried(tmp_path: Path) -> None:
     for seed in range(3):
         found = find_optimum([base], limit_ns=LIMIT, seed=seed)
         assert (found.best.trace.makespan_ns, found.lower_bound) == (44_000, 39_000)
+
+
+def test_only_the_order_of_each_host_makes_another_schedule() -> None:
+    b = GraphBuilder("three")
+    for name, device in (("a", "g0"), ("b", "g1"), ("c", "g0")):
+        b.op(name, duration_ns=1, device=device)
+    job = simulate(b.build(), Machine((Device("g0"), Device("g1"))), InOrder()).job
+    orders = [SearchSchedule(order, (0, 1, 0), (0, 0, 0)).by_host(job) for order in permutations(range(3))]
+    assert [each.order for each in orders] == [(0, 2, 1)] * 2 + [(0, 2, 1), (2, 0, 1)] + [(2, 0, 1)] * 2
 
 
 TWO_GPUS = """\
