@@ -30,21 +30,22 @@ _TEXT = """
 
 Written by `python -m tools.pages zero-bubble`; do not edit.
 
-Every prediction on this page uses two parameters that were fitted on some of these same 48 rows, so read the
-errors of the rows left out. The page compares simulated with measured throughputs, for readers who want to
-know how far to trust a simulated schedule. Qi et al. (Zero Bubble Pipeline Parallelism, arXiv 2401.10241,
+How far can a simulated schedule be trusted? Qi et al. (Zero Bubble Pipeline Parallelism, arXiv 2401.10241,
 tables 4 and 9) measured the samples per GPU and second of four schedules in twelve configurations, and
-profiled the times of F, I, W and of a transfer. The orders of ZB-1p and ZB-2p are searched for these times
-(`zb-auto`); 1F1B-I has a chunk for each layer.
+profiled the times of F, I, W and of a transfer. This page compares simulated throughputs with theirs. The
+orders of ZB-1p and ZB-2p are searched for these times (`zb-auto`); 1F1B-I has a chunk for each layer.
 
-The bare schedule is off by {bare} on average, always too fast. With the two parameters, fitted on the third
-of the rows with the middle number of micro-batches, the prediction is off by **{mean}** on the other {rest}
-rows, and by at most {largest} ({where}). Left out one at a time, models are off by up to {models} and
-schedules by up to {schedules} on average.
+Every prediction uses two parameters that were fitted on some of the 48 rows, so read the errors of the rows
+left out.
 
-**A formula comes close.** The textbook's formulas for the bubble, with the same two parameters
-fitted on the same third and transfers that take no time, are off by {closed_mean} on the same {rest} rows,
-where simulation is off by {mean_exactly}.
+Without them (*bare* in the last table), the schedule is off by {bare} on average, always too fast. With them, fitted on the third
+of the rows with the middle number of micro-batches, predictions are off by **{mean}** on average on the
+other {rest} rows, and by at most {largest} ({where}). With one model left out of the fit, its error averages up to
+{models}; with one schedule, up to {schedules}.
+
+**A formula comes close.** The textbook's formulas for the bubble, with transfers that take no time and the
+same two parameters fitted on the same third, are off by {closed_mean} on the same {rest} rows; the
+simulation is off by {mean_exactly}.
 
 ## What is fitted
 
@@ -52,17 +53,16 @@ where simulation is off by {mean_exactly}.
 
 **Slow-down against the profile: {slow_down:.3f}.** Every slot takes this many times its profiled time.
 
-The two are not identified. Fitted on one model, one schedule or one third alone, the cost of a slot lies
-between {least_dispatch:.2f} and {most_dispatch:.2f} ms and the slow-down between {least_slow:.3f} and
-{most_slow:.3f}: one makes up for the other. So these rows do not say what the missing time is; take the two
-as a correction of this table.
+The rows cannot separate the two. Fitted on one model, one schedule or one third alone, the cost of a slot is
+{least_dispatch:.2f} to {most_dispatch:.2f} ms and the slow-down {least_slow:.3f} to {most_slow:.3f}: one makes
+up for the other. So the two do not explain the missing time; they only correct this table.
 
 ## What is not fitted
 
 The optimizer step: {optimizer_bytes} bytes per parameter over {bandwidth:.2f} TB/s, {least:.0f} to
 {most:.0f} ms a step.
 
-Synchronisation: 1F1B and 1F1B-I wait for all devices before the step, so a step takes the makespan. The
+Synchronisation: 1F1B and 1F1B-I wait for all devices before the optimizer, so a step takes the makespan. The
 zero-bubble schedules check afterwards, so a step takes the longest span of a device.
 """
 
@@ -108,8 +108,8 @@ def report_text(rows: Sequence[Measured]) -> str:
     paragraphs = (" ".join(paragraph.split()) for paragraph in text.strip().split("\n\n"))
     parts = [each if each.startswith("#") else textwrap.fill(each, 110) for each in paragraphs]
     parts += [
-        "## Judged by what was left out",
-        "Both parameters fitted on all other rows; mean errors on the rows left out.",
+        "## Errors on what was left out",
+        "Both parameters are fitted on all other rows; the errors are means over the rows left out.",
         _table(
             "left out | slow-down | slot, ms | simulated | closed form",
             [[name, *_shown(of), _percent(off), _percent(closed[name])] for name, (of, off) in out.items()],
@@ -117,7 +117,7 @@ def report_text(rows: Sequence[Measured]) -> str:
         "## Fitted on one part alone",
         _table("fitted on | slow-down | slot, ms", [[name, *_shown(of)] for name, of in alone.items()]),
         "## Every row",
-        "Samples per GPU and second; errors as a share of the measured value.",
+        "Samples per GPU and second; errors are shares of the measured value.",
         _table(
             "model | GPUs | micro-batches | schedule | measured | bare | error | predicted | error |",
             [_cells(row, by) for row in rows],
