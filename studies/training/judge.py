@@ -205,7 +205,7 @@ def _beside(rows: Sequence[Published], other: Mapping[str, float]) -> str:
     """Return how far off the rows are in the order of groups that is not their source's."""
     of = Error.of([other[row.id] for row in rows], [row.step_ms for row in rows])
     told = f"{100 * of.mean:.1f} % on average, {100 * of.median:.1f} % at the median"
-    return f"In the order {', '.join(ORDER)}, calibrated in it, too, the same rows are off by {told}"
+    return f"Calibrated and predicted in the order {', '.join(ORDER)}, the same rows are off by {told}"
 
 
 _MOSAIC_FREE: Final = ("product", "attention", "elementwise", "gap", "between", "disturbance")
@@ -238,7 +238,7 @@ class Judge:
         """SimuMax's B200 cases."""
         rows = self.of("simumax-b200-v1.2")
         found = predictions(rows, self.simumax_base, ("sustained", "contention"), most_folds=len(rows))
-        how = "SimuMax's system file; sustained clock and contention of collectives from the other layouts"
+        how = "SimuMax's system file; sustained clock and contention of collectives fitted on other layouts"
         return Judgement("SimuMax, B200", how, tuple(_judged(rows, found, len(rows))))
 
     def vtrain(self) -> Judgement:
@@ -246,7 +246,7 @@ class Judge:
         rows = self.of("vtrain-a100-multi")
         found = predictions(rows, sheet("A100 bf16"), _VTRAIN_FREE)
         other = predictions(_ordered(rows, ORDER), sheet("A100 bf16"), _VTRAIN_FREE)
-        how = "A100's data sheet; six numbers from the other layouts (five folds of groups)"
+        how = "A100's data sheet; six numbers fitted on the other layouts (five folds)"
         return Judgement("vTrain, A100", how, tuple(_judged(rows, found, 5)), _beside(rows, other))
 
     def mosaic(self) -> Judgement:
@@ -258,7 +258,7 @@ class Judge:
         rows = [row for row in self.of("mosaicml-llm-foundry") if row.hardware == "h100_80gb fp8"]
         base = _in_precision(self.mosaic_h100(), "h100_80gb fp8")
         judged += _judged(rows, predictions(rows, base, ("product",)), 5)
-        how = "data sheets; six numbers from other groups (five folds); fp8: its products alone"
+        how = "data sheets; six numbers fitted on other groups (five folds); for fp8 only speed of products"
         return Judgement("MosaicML, FSDP, A100 and H100", how, tuple(judged))
 
     def megatron(self) -> Judgement:
@@ -279,7 +279,7 @@ class Judge:
             mine = [row for row in rows if row.hardware.endswith(precision)]
             base = _in_precision(self.mosaic_h100(), f"h100_80gb {precision}")
             judged += _judged(mine, predictions(mine, base, ("elementwise",), most_folds=20), 20)
-        how = "MosaicML's H100 rows; speed of passes, which it compiles, from the other groups"
+        how = "MosaicML's H100 rows; the speed of passes, which are compiled, fitted on the other groups"
         return Judgement("torchtitan, H100 and H200", how, tuple(judged))
 
     def llama(self) -> Judgement:
@@ -303,7 +303,7 @@ class Judge:
                     known[told] = predicted_ms(row, of)
                 found[row.id] = known[told]
             judged += _judged(mine, found, len(mine))
-        how = "calibrations as shipped: kernels alone, NCCL as measured in nodes, data sheets"
+        how = "calibrations as shipped: kernels alone, NCCL's measured times in nodes, data sheets"
         return Judgement(
             f"NeMo Megatron Bridge, H100 to GB300, {what[0]}", f"{how}; {what[1]}", tuple(judged)
         )

@@ -17,14 +17,14 @@ from studies.training.published import ASSUMED, Published
 
 _HEAD = """# Training steps, predicted and measured
 
-This page is for users who want to know how far to trust `workload: {train: ...}`. It is made by
-`python -m studies.training DATA docs/clusters_training.md` from published measurements
-(`cluster/training_steps.csv.gz`); `tests/project/test_training_judged.py` holds the goals.
+How far can `workload: {train: ...}` be trusted? This page compares its predictions with published
+measurements (`cluster/training_steps.csv.gz`). `python -m studies.training DATA docs/clusters_training.md`
+writes it; `tests/project/test_training_judged.py` has its goals.
 
 No row was calibrated on itself: rows of one layout (the file's `group`) are left out together, and predicted
-from what the others say. Below the first tables stand the layouts that are off by more than 10 % on average.
-*Constant MFU* is the median MFU of the same other rows; *formula* is that with the pipeline's bubble,
-1 + (p − 1)/(v·m). Errors are predicted / measured − 1.
+from the others. Errors are predicted / measured − 1. Two simpler rules compare: *constant MFU* is the median
+MFU of the same other rows, and *formula* adds the pipeline's bubble, 1 + (p − 1)/(v·m). Below the first
+tables, each source lists the layouts that are off by more than 10 % on average.
 
 """
 
@@ -33,48 +33,49 @@ _FAR = 0.1
 """Layouts that are further off than this stand in the page; ``--only`` prints all of a source."""
 _FAR_OFF = """## What is far off, and why
 
-- **ZeRO-3 in Megatron's paper** is predicted a quarter to three fifths too fast. Its steps do not get
-  shorter from 768 to 1,536 GPUs, and the predicted ones do. Each product is gathered by itself, in the
-  forward, again where the layer is recomputed, and mostly once more in the backward. Left out is what hosts
-  do: DeepSpeed of 2021 copies the part of each rank by itself, 1,536 copies a gather. These rows came out a
-  fifth to a third too fast while every hop of a ring was taken for one between nodes, which is a wrong
-  reason: of the 1,535 hops of NCCL's ring 191 are.
-- **Megatron-LM's steps of 2021** are predicted 3 to 8 % too fast by what vTrain's rows say. Of GPT-3 175B
-  on the same GPU the two sources are 6 % apart, whatever calibrates them.
-- **Llama 3's steps** come out 3 to 13 % too slow: what a collective costs what runs beside it is taken from
-  MosaicML's eager programs.
-- **Megatron Bridge, dense models**: nothing was fitted to these steps. The same layouts are up to 25 %
-  apart between releases of the software, and the prediction is one. Products of GB300 and B300 were measured
-  on GB200 and B200: they are taken for faster as those have less power (1,400 W to 1,200, 1,100 to 1,000;
-  data sheets), as large ones are bound by it. Without that GB300's dense steps come out 15 % too
-  slow. Three rows (two of Llama 3 70B on GB300, one of gpt-oss on H100) print a layout that needs more memory
-  than their GPU has: they take that of the release's recipes. Adapters come out a tenth too fast on GB200 and
-  GB300; what packs of sequences hold is not printed.
+- **ZeRO-3 in Megatron's paper** is predicted a quarter to three fifths too fast. From 768 to 1,536 GPUs the
+  predicted steps get shorter, the measured ones do not. Each product is gathered by itself: in the forward,
+  again if its layer is recomputed, mostly once more in the backward. Work of hosts is left out: DeepSpeed of
+  2021 copies each rank's part by itself, 1,536 copies a gather. If every hop of a ring crossed nodes, these
+  rows would be only a fifth to a third too fast, but only 191 of 1,535 hops of NCCL's ring do.
+- **Megatron-LM's steps of 2021** are predicted 3 to 8 % too fast by a calibration on vTrain's rows. For
+  GPT-3 175B on the same GPU the two sources are 6 % apart, whatever the calibration.
+- **Llama 3's steps** are predicted 3 to 13 % too slow: how much a collective slows the computation beside it
+  is taken from MosaicML's eager programs.
+- **Megatron Bridge, dense models**: nothing was fitted to these steps. Releases of the software differ by up
+  to 25 % on one layout, and all get the same prediction. Products for GB300 and B300 were measured on GB200
+  and B200 and are faster by the ratio of power (1,400 W to 1,200, 1,100 to 1,000; data sheets), which limits
+  large products. Without that, GB300's dense steps would be 15 % too slow. Three rows (two of Llama 3 70B on
+  GB300, one of gpt-oss on H100) print a layout that needs more memory than their GPU has; they take that of
+  the release's recipes. LoRA is predicted a tenth too fast on GB200 and GB300; which sequences a pack holds
+  is not printed.
 - **DeepSeek-V2 on B200** is predicted 7 to 9 % too fast. Routing with a capacity sorts and scatters tokens in
-  kernels that the system file has no times of. Its memory is short of 0.3 GiB for each micro-batch in flight;
-  one more copy of a layer's queries would explain it.
-- **Qwen3 and DeepSeek-V3 in Megatron Bridge** have a recipe a row: dispatcher, overlaps, CUDA graphs.
-  What launches cost the host was chosen on them, by hand: three numbers for all GPUs. Chosen of 36 on the
-  rows of the other models, they leave each at 9.1 % (4.5 % at the median), on those of the other GPUs at
-  6.4 % (`--only bridge_left_out`). Left out are attention in fp8 and fused grouped products.
-  DeepEP and HybridEP send tokens as they are, and here copy them first, as an all-to-all does: without that
-  copy these steps come out 3 % faster, and too fast. It stands for what both take besides their kernels,
-  30 to 110 us a call on GB200 by HybridEP's own figures (deepseek-ai/DeepEP, branch hybrid-ep), and more. Two
-  layouts of Qwen3 30B on H100 (pp 2) took 1.8 times as long in one release as in the next,
-  and their recipe is not known.
-- **Nemotron 3** came out a sixth too fast while Mamba-2's scan took as long a flop as the gated delta rule,
-  which was measured, and twice its forward to go back. Backward it does 2.7 times as much, and its kernels
-  read and write memory; published steps of Mamba-2 on other GPUs say 1.4 times as long a flop. With NVFP4 it
-  is still a tenth too fast on GB200: quantizing with Hadamard transforms was not measured.
-- **gpt-oss** came out a third too fast before kernels were there that Megatron Core does not fuse: biases of
-  experts, clamps of gates, YaRN's scaled positions. In MXFP8 it is 6 % too fast. In bf16 it was 16 to 28 %:
-  on H100, B300 and GB300 alike as if products that give gradients of experts' weights took four to five times
-  as long. Transformer Engine has the gradient of a bias summed in them (CUBLASLT_EPILOGUE_BGRADB) in 16 bits,
-  and as it quantizes otherwise. No kernel of it is measured, so one number for all GPUs (5) is chosen on
-  these rows; chosen without those of a GPU, it leaves them 11.9 % off (`--only bridge_biases_left_out`). Two
-  rows, of 26.02 on B300 and of 26.06.01 on GB300, took almost twice as long as others of their layout.
-- **MosaicML's smallest models** and its rows with one or two samples a GPU depend most on the gaps between
-  kernels and on how much a collective disturbs what runs beside it: one number each stands for them.
+  kernels whose times the system file lacks. Predicted memory is 0.3 GiB too low for each micro-batch in
+  flight; one more copy of a layer's queries would explain it.
+- **Qwen3 and DeepSeek-V3 in Megatron Bridge** have a recipe for each row: dispatcher, overlaps, CUDA graphs.
+  The host's cost of launches, three numbers for all GPUs, was chosen on these rows by hand. Chosen among 36
+  candidates on the other models, it leaves a model 9.1 % off (4.5 % at the median); chosen on the other GPUs,
+  a GPU 6.4 % (`--only bridge_left_out`). Attention in fp8 and fused grouped products are left out. DeepEP and
+  HybridEP send tokens as they are; here they copy them first, as an all-to-all does. The copy stands for what
+  both take besides their kernels: 30 to 110 us a call on GB200 by HybridEP's own figures (deepseek-ai/DeepEP,
+  branch hybrid-ep), and more. Without it these steps would be 3 % faster, and too fast. Two layouts of
+  Qwen3 30B on H100 (pp 2) took 1.8 times as long in one release as in the next; their recipe is unknown.
+- **Nemotron 3**: Mamba-2's scan was not measured, but the gated delta rule was. A flop of the scan takes 1.4
+  times as long, according to published steps of Mamba-2 on other GPUs: its kernels read and write memory. Its
+  backward has 2.7 times the flop of its forward. With equally long flop and twice the forward, steps would be
+  a sixth too fast. With NVFP4 they are a tenth too fast on GB200: quantizing with Hadamard transforms was not
+  measured.
+- **gpt-oss** runs kernels that Megatron Core does not fuse: biases of experts, clamps of gates, YaRN's scaled
+  positions. Without them it would be a third too fast. In MXFP8 it is 7 % too fast on GB300, 18 % on B300. In
+  bf16 Transformer Engine has the products that give the gradients of experts' weights also sum the gradient
+  of the bias (CUBLASLT_EPILOGUE_BGRADB); in low precision it sums as it quantizes. No such product is
+  measured. On H100, B300 and GB300, steps look as if these products took four to five times as long; at their
+  usual time steps would be 16 to 28 % too fast. So one factor for all GPUs (5) was chosen on these rows;
+  chosen without those of a GPU, it leaves them 11.9 % off (`--only bridge_biases_left_out`). Two rows are
+  outliers: 26.06.01 on GB300 took 1.6 times as long as others of its layout, and 26.02 on B300, with ep 64,
+  1.8 times as long as those with ep 8.
+- **MosaicML's smallest models**, and its rows with one or two samples a GPU, depend most on the gaps between
+  kernels and on how much a collective slows what runs beside it. Each is a single number here.
 
 """
 
@@ -120,7 +121,7 @@ def summary(judgements: Sequence[Judgement]) -> str:
         )
     head = ("source", "rows", "mean error", "median", "bias", "worst", "constant MFU", "formula")
     text = "## All sources\n\n" + _table(head, rows)
-    text += "The last two columns are mean (median) errors of the rules that know less.\n\n"
+    text += "The last two columns are mean (median) errors of the simpler rules.\n\n"
     own = [one for each in judgements for one in each.judged if one.row.peer_ms is not None]
     if own:
         peer = Error.of([one.row.peer_ms or 0.0 for one in own], [one.row.step_ms for one in own])
@@ -205,7 +206,7 @@ def _bridge(judgements: Sequence[Judgement]) -> str:
     return (
         "## Megatron Bridge by model, GPU and precision\n\n"
         + _table(head, rows)
-        + "Of two rows that differ by more than 10 % in tokens/s a GPU, the faster one is found:\n\n"
+        + "How often is the faster of two rows found, if they are more than 10 % apart in tokens/s a GPU?\n\n"
         + f"{''.join(told)}\n"
     )
 
@@ -242,24 +243,24 @@ _PARTS: Final[Mapping[str, str]] = {
     "passes": "passes over memory",
     "quantizing": "quantizing",
     "host": "waits for launches",
-    "exposed_in_layers": "messages inside layers that nothing hides",
-    "exposed_around": "messages between layers that nothing hides",
+    "exposed_in_layers": "exposed communication inside layers",
+    "exposed_around": "exposed communication between layers",
     "optimizer": "optimizer",
     "waits": "waits for other ranks",
-    "hidden": "(messages beside all of these)",
+    "hidden": "(hidden communication, in addition)",
 }
 
-_GUIDE: Final = """Megatron Bridge's performance guide (docs/performance-guide.md) says what is hidden:
+_GUIDE: Final = """What is hidden? Megatron Bridge's performance guide (docs/performance-guide.md) says:
 
 - *Parameters are gathered beside the first forward, gradients scattered beside the last backward; with a
-  virtual pipeline beside several.* Here, too.
-- *Tensor parallelism passes beside products; of a product whose output is scattered a last part shows.* Llama
-  3 70B has it on, in 8 bits as rings of copy engines, of which no part is last: inside layers shows what
-  lasts longer than the product beside it, and what sums of gradients take from products.
-- *Sends of the pipeline pass beside computation in the steady state, not as it fills and drains.* Here they
-  are in the waits for other ranks.
-- *The exchange of experts hides only beside another micro-batch (1F1B overlap).* Qwen3 235B runs without: all
-  of it shows inside layers.
+  virtual pipeline, beside several.* The same here.
+- *Tensor parallelism communicates beside products; if a product's output is scattered, a last part is
+  exposed.* Llama 3 70B has this on, in 8 bits as rings of copy engines, without a last part. Exposed inside
+  layers are messages longer than the product beside them, and what sums of gradients take from products.
+- *Pipeline sends overlap with computation in the steady state, not during fill and drain.* Here those are
+  waits for other ranks.
+- *The exchange of experts hides only beside another micro-batch (1F1B overlap).* Qwen3 235B runs without
+  that, so all of it is exposed inside layers.
 """
 
 

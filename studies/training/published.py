@@ -25,16 +25,17 @@ from scenarios.builders.train.training import FULL_ITERATION, Training
 from sim.base.errors import InputError
 
 ASSUMED: Final[Mapping[str, str]] = {
-    "vtrain-a100-multi": "ranks in the order tp, dp, pp, as Megatron-DeepSpeed has them; no fusion of "
-    "kernels around the scores of attention",
-    "megatron-2104.04473-T1": "micro-batch 1, no interleaving: the paper does not print them for each row",
+    "vtrain-a100-multi": "ranks in the order tp, dp, pp, as in Megatron-DeepSpeed; kernels around the scores "
+    "of attention are not fused",
+    "megatron-2104.04473-T1": "micro-batch 1 and no interleaving, which the paper does not print for each "
+    "row",
     "megatron-2104.04473-T2": "ZeRO-3 with DeepSpeed's defaults, each product a module",
-    "llama3-2407.21783-T4": "four stages a rank; flop as printed, all scores counted",
+    "llama3-2407.21783-T4": "four stages a rank; the printed flop count all scores",
     "torchtitan-2024-12": "asynchronous tensor parallelism hides as much of a collective as a product takes; "
-    "the number that is fitted (passes) was chosen after products in its place were 14.2 % off",
-    "nemo-megatron-bridge": "nodes of 64 (GB200, GB300) or 8 GPUs; order tp, cp, dp, pp; no recomputation; "
-    "a row whose recipe is not known takes that of another release, GB300 also GB200's, and without any it "
-    "runs eagerly; adapters of rank 16 beside queries, keys and values; a pack is one sequence",
+    "the speed of passes is fitted, as fitting that of products left errors of 14.2 %",
+    "nemo-megatron-bridge": "nodes of 64 (GB200, GB300) or 8 GPUs; order tp, cp, dp, pp; no recomputation; a "
+    "row without a known recipe takes that of another release, on GB300 also GB200's, and without any runs "
+    "eagerly; adapters of rank 16 beside queries, keys and values; a pack is one sequence",
 }
 """What a source leaves open, and how it is read here."""
 
@@ -220,8 +221,8 @@ def _named(row: Mapping[str, str], **changes: Any) -> Architecture:
 
 
 _NO_MODEL: Final = {
-    "Qwen3_235B_a22B (tokendrop)": "drops tokens; how many is not printed",
-    "Qwen3_30B_a3B (tokendrop)": "drops tokens; how many is not printed",
+    "Qwen3_235B_a22B (tokendrop)": "drops tokens, and does not print how many",
+    "Qwen3_30B_a3B (tokendrop)": "drops tokens, and does not print how many",
 }
 
 
@@ -308,16 +309,16 @@ def _mosaic(row: Mapping[str, str]) -> Training:
 
 def _torchtitan(row: Mapping[str, str]) -> Training:
     if _size(row, "pp") > 1:
-        raise Undescribed("the schedule's micro-batches are not printed: 32 is the local batch")
+        raise Undescribed("does not print the schedule's micro-batches: 32 is the local batch")
     if "fp8" in row["precision"] and "rowwise" in row["precision"]:
         raise Undescribed(
-            "products in fp8 with a scale a row: two layouts of the same, none to calibrate with"
+            "fp8 products with a scale a row, in two layouts of one kind: no other to calibrate on"
         )
     layout = _layout(row, dp=_size(row, "dp"), sharding="fsdp")
     micro = _size(row, "mbs")
     batch = _size(row, "gbs", micro * layout.dp)
     if row["recompute"].startswith("selective"):
-        raise Undescribed("recomputes every second product, which is none of the ways to recompute here")
+        raise Undescribed("recomputes every second product, which cannot be described here")
     recompute = "full" if row["recompute"] == "full" else "none"
     return Training(
         _named(row),
@@ -335,9 +336,7 @@ def _torchtitan(row: Mapping[str, str]) -> Training:
 
 def _llama(row: Mapping[str, str]) -> Training:
     if int(row["seq"]) > 8192:
-        raise Undescribed(
-            "which flop its TFLOP/s count is not printed, and scores are more than half of them"
-        )
+        raise Undescribed("does not say which flop its TFLOP/s count; scores are more than half of them")
     model = _named(row)
     layout = _layout(row, sharding="fsdp", chunks=4, order=ORDER)  # arXiv 2407.21783, section 3.3.2
     return Training(model, layout, _PLACEHOLDER, int(row["seq"]), 1, int(row["gbs"]), overlap=True)

@@ -38,10 +38,10 @@ orders of ZB-1p and ZB-2p are searched for these times (`zb-auto`); 1F1B-I has a
 Every prediction uses two parameters that were fitted on some of the 48 rows, so read the errors of the rows
 left out.
 
-Without them (*bare* in the last table), the schedule is off by {bare} on average, always too fast. With them, fitted on the third
-of the rows with the middle number of micro-batches, predictions are off by **{mean}** on average on the
-other {rest} rows, and by at most {largest} ({where}). With one model left out of the fit, its error averages up to
-{models}; with one schedule, up to {schedules}.
+Without them (*bare* in the last table), the schedule is off by {bare} on average, always too fast. With them,
+fitted on the third of the rows with the middle number of micro-batches, predictions are off by **{mean}** on
+average on the other {rest} rows, and by at most {largest} ({where}). With one model left out of the fit, its
+error averages up to {models}; with one schedule, up to {schedules}.
 
 **A formula comes close.** The textbook's formulas for the bubble, with transfers that take no time and the
 same two parameters fitted on the same third, are off by {closed_mean} on the same {rest} rows; the
@@ -54,8 +54,8 @@ simulation is off by {mean_exactly}.
 **Slow-down against the profile: {slow_down:.3f}.** Every slot takes this many times its profiled time.
 
 The rows cannot separate the two. Fitted on one model, one schedule or one third alone, the cost of a slot is
-{least_dispatch:.2f} to {most_dispatch:.2f} ms and the slow-down {least_slow:.3f} to {most_slow:.3f}: one makes
-up for the other. So the two do not explain the missing time; they only correct this table.
+{least_dispatch:.2f} to {most_dispatch:.2f} ms and the slow-down {least_slow:.3f} to {most_slow:.3f}: one
+makes up for the other. So the two do not explain the missing time; they only correct this table.
 
 ## What is not fitted
 
