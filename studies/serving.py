@@ -70,6 +70,29 @@ def judge_points(path: Path) -> pd.DataFrame:
     return pd.DataFrame(found).assign(error=lambda of: of.predicted / of.tpot - 1)
 
 
+OFFLINE = {
+    ("llama3-70b", 2048): {1: 15.882, 2: 17.934, 4: 18.487},
+    ("llama3-405b", 128): {1: 3.530, 2: 3.583, 4: 3.734, 8: 3.974, 16: 4.375, 32: 5.130, 64: 6.919,
+                           128: 10.340, 256: 17.750},
+}  # fmt: skip
+"""Model and tokens of an answer to prompts of 128 -> seconds by batch, in fp8 on eight MI300X: vLLM's
+``benchmark_latency`` by AMD (developer resources, performance results, vLLM 0.10.2, October 2025) and by
+Oracle (blogs.oracle.com, serving Llama 3.1 405B, October 2024)."""
+
+
+def judge_offline(*batches: int) -> pd.DataFrame:
+    """Return measured and predicted seconds of batches that begin and end together; default: all."""
+    found = []
+    for (model, output), measured in OFFLINE.items():
+        for batch in batches or measured:
+            serving: dict[str, Any] = {"model": model, "calibration": "mi300x", "dtype": "fp8"}
+            serving |= {"parallel": {"tp": 8}, "kv": {"dtype": "fp8"}}
+            serving["requests"] = {"in_flight": batch, "prompt": 128, "output": output, "count": batch}
+            told = served({"workload": {"serving": serving}}, Path())["mean_e2el_ms"] / 1000
+            found.append((model, batch, measured[batch], told, told / measured[batch] - 1))
+    return pd.DataFrame(found, columns=["model", "batch", "measured", "predicted", "error"])
+
+
 def replay(folder: Path, tables: Path) -> pd.DataFrame:
     """Return measured and predicted means of a recorded run, replayed by tables of its kernels."""
     trace = folder / "requests.jsonl"
@@ -112,6 +135,7 @@ def main(arguments: list[str]) -> int:
     given = parser.parse_args(arguments)
     if given.tables is not None:
         print(replay(given.data / "cluster/serving_vllm/RTXPRO6000_Qwen3-32B", given.tables).to_string())
+    print(judge_offline().round(3).to_string(index=False))
     found = judge_points(given.data / "cluster/serving_silicon.csv.gz")
     print(found.round(3).to_string(index=False))
     by = found.assign(absolute=found.error.abs()).groupby(["system", "precision"])

@@ -217,7 +217,7 @@ class NcclGroups:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# All-reduces of serving engines: each rank reads the others' parts over NVLink, in one kernel.
+# All-reduces of serving engines: one kernel reads the others' parts, over NVLink or Infinity Fabric.
 
 _PEER_BYTES: Final = (512, 4096, 32768, 262144, 524288, 1048576)
 _PEER_US: Final = {

@@ -118,7 +118,9 @@ class ModelStep:
         self.layout = ParallelLayout(tp=tensor, sequence_parallel=False, node=calibration.node)
         self.group = self.layout.group("tp")
         fabric = calibration.collectives
-        self.nvlink = isinstance(fabric, NcclGroups) or getattr(fabric, "measured", None) is not None
+        fits = None if calibration.alone is None else calibration.alone.fits
+        nvlink = isinstance(fabric, NcclGroups) or getattr(fabric, "measured", None) is not None
+        self.peers = nvlink or (fits is not None and fits.sheet.generation == "cdna3")
         self.kinds = Counter(model.kind(layer) for layer in range(model.layers))
         self.work = self.work_of(1)
         # A chunk of a prompt counts as a prompt of as many scores.
@@ -218,7 +220,7 @@ class ModelStep:
         for each in kernels:
             if isinstance(each, Collective):
                 ns = self.calibration.collective_ns(each.kind, each.nbytes, self.group)
-                if each.kind == "all_reduce" and self.nvlink:  # the engine takes the faster one
+                if each.kind == "all_reduce" and self.peers:  # the engine takes the faster one
                     ns = min(ns, peer_all_reduce_ns(self.tensor, each.nbytes))
                 total += ns
         return total
