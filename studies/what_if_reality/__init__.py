@@ -1,1 +1,1 @@
-"""What-ifs held against reality: one recording of a program predicted from another, under other settings."""
+"""What-ifs compared with reality: one recording of a program predicted from another, under other settings."""

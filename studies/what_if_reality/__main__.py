@@ -1,4 +1,4 @@
-"""Two recordings of one program under two settings: one predicted from the other, and held against it.
+"""Two recordings of one program under two settings: one predicted from the other and compared with it.
 
     python -m studies.what_if_reality A B [--step KERNEL] [--without RANGE] [--what-if CHANGES]
 
