@@ -35,47 +35,48 @@ _FAR_OFF = """## What is far off, and why
 
 - **ZeRO-3 in Megatron's paper** is predicted a quarter to three fifths too fast. From 768 to 1,536 GPUs the
   predicted steps get shorter, the measured ones do not. Each product is gathered by itself: in the forward,
-  again if its layer is recomputed, mostly once more in the backward. Work of hosts is left out: DeepSpeed of
-  2021 copies each rank's part by itself, 1,536 copies a gather. If every hop of a ring crossed nodes, these
-  rows would be only a fifth to a third too fast, but only 191 of 1,535 hops of NCCL's ring do.
+  again if its layer is recomputed, mostly once more in the backward. Work of hosts is left out: DeepSpeed
+  of 2021 copies each rank's part by itself, 1,536 copies per gather. If every hop of a ring crossed nodes,
+  these rows would be only a fifth to a third too fast, but only 191 of 1,535 hops of NCCL's ring do.
 - **Megatron-LM's steps of 2021** are predicted 3 to 8 % too fast by a calibration on vTrain's rows. For
   GPT-3 175B on the same GPU the two sources are 6 % apart, whatever the calibration.
-- **Llama 3's steps** are predicted 3 to 13 % too slow: how much a collective slows the computation beside it
-  is taken from MosaicML's eager programs.
-- **Megatron Bridge, dense models**: nothing was fitted to these steps. Releases of the software differ by up
-  to 25 % on one layout, and all get the same prediction. Products for GB300 and B300 were measured on GB200
-  and B200 and are faster by the ratio of power (1,400 W to 1,200, 1,100 to 1,000; data sheets), which limits
-  large products. Without that, GB300's dense steps would be 15 % too slow. Three rows (two of Llama 3 70B on
-  GB300, one of gpt-oss on H100) print a layout that needs more memory than their GPU has; they take that of
-  the release's recipes. LoRA is predicted a tenth too fast on GB200 and GB300; which sequences a pack holds
-  is not printed.
-- **DeepSeek-V2 on B200** is predicted 7 to 9 % too fast. Routing with a capacity sorts and scatters tokens in
-  kernels whose times the system file lacks. Predicted memory is 0.3 GiB too low for each micro-batch in
+- **Llama 3's steps** are predicted 3 to 13 % too slow: how much a collective slows the computation beside
+  it is taken from MosaicML's eager programs.
+- **Megatron Bridge, dense models**: nothing was fitted to these steps. Releases of the software differ by
+  up to 25 % on one layout, and all get the same prediction. Products for GB300 and B300 were measured on
+  GB200 and B200 and are faster by the ratio of power (1,400 W to 1,200, 1,100 to 1,000; data sheets), which
+  limits large products. Without that, GB300's dense steps would be 15 % too slow. Three rows (two of Llama
+  3 70B on GB300, one of gpt-oss on H100) print a layout that needs more memory than their GPU has; they
+  take that of the release's recipes. LoRA is predicted a tenth too fast on GB200 and GB300; which sequences
+  a pack holds is not printed.
+- **DeepSeek-V2 on B200** is predicted 7 to 9 % too fast. Routing with a capacity sorts and scatters tokens
+  in kernels whose times the system file lacks. Predicted memory is 0.3 GiB too low for each micro-batch in
   flight; one more copy of a layer's queries would explain it.
-- **Qwen3 and DeepSeek-V3 in Megatron Bridge** have a recipe for each row: dispatcher, overlaps, CUDA graphs.
-  The host's cost of launches, three numbers for all GPUs, was chosen on these rows by hand. Chosen among 36
-  candidates on the other models, it leaves a model 9.1 % off (4.5 % at the median); chosen on the other GPUs,
-  a GPU 6.4 % (`--only bridge_left_out`). Attention in fp8 and fused grouped products are left out. DeepEP and
-  HybridEP send tokens as they are; here they copy them first, as an all-to-all does. The copy stands for what
-  both take besides their kernels: 30 to 110 us a call on GB200 by HybridEP's own figures (deepseek-ai/DeepEP,
-  branch hybrid-ep), and more. Without it these steps would be 3 % faster, and too fast. Two layouts of
-  Qwen3 30B on H100 (pp 2) took 1.8 times as long in one release as in the next; their recipe is unknown.
-- **Nemotron 3**: Mamba-2's scan was not measured, but the gated delta rule was. A flop of the scan takes 1.4
-  times as long, according to published steps of Mamba-2 on other GPUs: its kernels read and write memory. Its
-  backward has 2.7 times the flop of its forward. With equally long flop and twice the forward, steps would be
-  a sixth too fast. With NVFP4 they are a tenth too fast on GB200: quantizing with Hadamard transforms was not
-  measured.
-- **gpt-oss** runs kernels that Megatron Core does not fuse: biases of experts, clamps of gates, YaRN's scaled
-  positions. Without them it would be a third too fast. In MXFP8 it is 7 % too fast on GB300, 18 % on B300. In
-  bf16 Transformer Engine has the products that give the gradients of experts' weights also sum the gradient
-  of the bias (CUBLASLT_EPILOGUE_BGRADB); in low precision it sums as it quantizes. No such product is
-  measured. On H100, B300 and GB300, steps look as if these products took four to five times as long; at their
-  usual time steps would be 16 to 28 % too fast. So one factor for all GPUs (5) was chosen on these rows;
-  chosen without those of a GPU, it leaves them 11.9 % off (`--only bridge_biases_left_out`). Two rows are
-  outliers: 26.06.01 on GB300 took 1.6 times as long as others of its layout, and 26.02 on B300, with ep 64,
-  1.8 times as long as those with ep 8.
-- **MosaicML's smallest models**, and its rows with one or two samples a GPU, depend most on the gaps between
-  kernels and on how much a collective slows what runs beside it. Each is a single number here.
+- **Qwen3 and DeepSeek-V3 in Megatron Bridge** have a recipe for each row: dispatcher, overlaps, CUDA
+  graphs. The host's cost of launches, three numbers for all GPUs, was chosen on these rows by hand. Chosen
+  among 36 candidates on the other models, it leaves a model 9.1 % off (4.5 % at the median); chosen on the
+  other GPUs, a GPU 6.4 % (`--only bridge_left_out`). Attention in fp8 and fused grouped products are left
+  out. DeepEP and HybridEP send tokens as they are; here they copy them first, as an all-to-all does. The
+  copy stands for what both take besides their kernels: 30 to 110 us per call on GB200 by HybridEP's own
+  figures (deepseek-ai/DeepEP, branch hybrid-ep), and more. Without it these steps would be 3 % faster, and
+  too fast. Two layouts of Qwen3 30B on H100 (pp 2) took 1.8 times as long in one release as in the next;
+  their recipe is unknown.
+- **Nemotron 3**: Mamba-2's scan was not measured, but the gated delta rule was. A flop of the scan takes
+  1.4 times as long, according to published steps of Mamba-2 on other GPUs: its kernels read and write
+  memory. Its backward has 2.7 times the flop of its forward. With equally long flop and twice the forward,
+  steps would be a sixth too fast. With NVFP4 they are a tenth too fast on GB200: quantizing with Hadamard
+  transforms was not measured.
+- **gpt-oss** runs kernels that Megatron Core does not fuse: biases of experts, clamps of gates, YaRN's
+  scaled positions. Without them it would be a third too fast. In MXFP8 it is 7 % too fast on GB300, 18 % on
+  B300. In bf16 Transformer Engine has the products that give the gradients of experts' weights also sum the
+  gradient of the bias (CUBLASLT_EPILOGUE_BGRADB); in low precision it sums as it quantizes. No such product
+  is measured. On H100, B300 and GB300, steps look as if these products took four to five times as long; at
+  their usual time steps would be 16 to 28 % too fast. So one factor for all GPUs (5) was chosen on these
+  rows; chosen without those of a GPU, it leaves them 11.9 % off (`--only bridge_biases_left_out`). Two rows
+  are outliers: 26.06.01 on GB300 took 1.6 times as long as others of its layout, and 26.02 on B300, with ep
+  64, 1.8 times as long as those with ep 8.
+- **MosaicML's smallest models**, and its rows with one or two samples per GPU, depend most on the gaps
+  between kernels and on how much a collective slows what runs beside it. Each is a single number here.
 
 """
 
@@ -206,7 +207,7 @@ def _bridge(judgements: Sequence[Judgement]) -> str:
     return (
         "## Megatron Bridge by model, GPU and precision\n\n"
         + _table(head, rows)
-        + "How often is the faster of two rows found, if they are more than 10 % apart in tokens/s a GPU?\n\n"
+        + "How often is the faster of two rows found, if they are more than 10 % apart in tokens/s per GPU?\n\n"
         + f"{''.join(told)}\n"
     )
 

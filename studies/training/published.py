@@ -30,7 +30,7 @@ ASSUMED: Final[Mapping[str, str]] = {
     "megatron-2104.04473-T1": "micro-batch 1 and no interleaving, which the paper does not print for each "
     "row",
     "megatron-2104.04473-T2": "ZeRO-3 with DeepSpeed's defaults, each product a module",
-    "llama3-2407.21783-T4": "four stages a rank; the printed flop count all scores",
+    "llama3-2407.21783-T4": "four stages per rank; the printed flop count all scores",
     "torchtitan-2024-12": "asynchronous tensor parallelism hides as much of a collective as a product takes; "
     "the speed of passes is fitted, as fitting that of products left errors of 14.2 %",
     "nemo-megatron-bridge": "nodes of 64 (GB200, GB300) or 8 GPUs; order tp, cp, dp, pp; no recomputation; a "
@@ -312,7 +312,7 @@ def _torchtitan(row: Mapping[str, str]) -> Training:
         raise Undescribed("does not print the schedule's micro-batches: 32 is the local batch")
     if "fp8" in row["precision"] and "rowwise" in row["precision"]:
         raise Undescribed(
-            "fp8 products with a scale a row, in two layouts of one kind: no other to calibrate on"
+            "fp8 products with a scale per row, in two layouts of one kind: no other to calibrate on"
         )
     layout = _layout(row, dp=_size(row, "dp"), sharding="fsdp")
     micro = _size(row, "mbs")

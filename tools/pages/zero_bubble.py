@@ -60,7 +60,7 @@ makes up for the other. So the two do not explain the missing time; they only co
 ## What is not fitted
 
 The optimizer step: {optimizer_bytes} bytes per parameter over {bandwidth:.2f} TB/s, {least:.0f} to
-{most:.0f} ms a step.
+{most:.0f} ms per step.
 
 Synchronisation: 1F1B and 1F1B-I wait for all devices before the optimizer, so a step takes the makespan. The
 zero-bubble schedules check afterwards, so a step takes the longest span of a device.
