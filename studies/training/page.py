@@ -207,7 +207,7 @@ def _bridge(judgements: Sequence[Judgement]) -> str:
     return (
         "## Megatron Bridge by model, GPU and precision\n\n"
         + _table(head, rows)
-        + "How often is the faster of two rows found, if they are more than 10 % apart in tokens/s per GPU?\n\n"
+        + "How often is the faster of two rows found, if their tokens/s per GPU differ by more than 10 %?\n\n"
         + f"{''.join(told)}\n"
     )
 
