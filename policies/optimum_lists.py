@@ -46,8 +46,8 @@ _RUN: Final = 3
 _NEAR: Final = 8
 """One of so many exchanges that are nearest to what is wanted is made, half of the time not the nearest."""
 
-_LITTLE: Final = 50
-"""By so many units lanes may be too long in between; what is as near to the least is tried for long."""
+_LITTLE: Final = 50, 1000
+"""So many units, or this part of all: lanes may be longer in between; what is so near is tried for long."""
 
 _AGAIN: Final = 0.25
 """So often what is exact already may be changed."""
@@ -170,17 +170,17 @@ class Lists:
         """Return a schedule of which lanes end nearer to the least there can be."""
         tail, (start, lane) = self._tails(), self.starts(first.astype(float))
         lanes, over = self._lanes(start, lane, tail, least)
-        best, in_vain = start, 0
+        best, in_vain, little = start, 0, min(_LITTLE[0] * unit, least // _LITTLE[1])
         while best[0] > least and len(lanes) > 1 and monotonic() < until:
             in_vain += 1
-            if in_vain > _TRIES * len(tail) * (3 if best[0] - least <= _LITTLE * unit else 0.25):
+            if in_vain > _TRIES * len(tail) * (3 if best[0] - least <= little else 0.25):
                 break
             a = rng.choice([lane for lane, much in enumerate(over) if much > 0] or [0])
             others = [lane for lane in range(len(lanes)) if lane != a]
             b = rng.choice([lane for lane in others if over[lane] or rng.random() < _AGAIN] or others)
             new, lane = self.starts(self._exchanged(lanes[a], lanes[b], start, over[a], unit, rng))
             there, above = self._lanes(new, lane, tail, least)
-            if sum(max(0, x) for x in above) <= max(_LITTLE * unit, sum(max(0, x) for x in over)):
+            if sum(max(0, x) for x in above) <= max(little, sum(max(0, x) for x in over)):
                 start, lanes, over = new, there, above
                 if start[0] < best[0]:
                     best, in_vain = start, 0
