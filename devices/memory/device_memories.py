@@ -316,6 +316,11 @@ PLAN_NEEDS_ORDER: Final = (
     "tensor as it comes: pool, bfc, caching, counted"
 )
 
+PLAN_NEEDS_STARTS: Final = (
+    "a host that launches ahead takes places of a planned allocator before copies between devices have come "
+    "or left; with lifetime: execution all take their places when they start"
+)
+
 MOST_BYTES: Final = 1 << 60
 """More, rounded up and doubled as allocators do, would not be certain to fit 64 bits."""
 

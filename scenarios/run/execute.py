@@ -26,6 +26,7 @@ from sim.export.tables import device_rows, summary_lines
 from sim.graph.frames import has_control_flow
 from sim.job.collectives import told_of
 from sim.job.job import Job, Tried
+from sim.job.transfers import make_flow
 from sim.kernel.run import NotOnKernelError, run_job
 from sim.metrics import summary
 from sim.notebook import Section, card_of
@@ -334,7 +335,7 @@ def trace_of(
 #
 # Without an allocator bytes are counted against the capacity of the device, at no cost. Where the policy
 # synchronises by issue (as PyTorch does on a GPU), tensors live from issue to issue, else from start to end,
-# unless the scenario says otherwise.
+# unless the scenario says otherwise, or a plan has places for copies between devices.
 #
 # Without any of these nothing is simulated: memory is what the tensors alone take. A run that then turns out
 # to need more than a device has is repeated with memory, so that it ends where memory ends and says who held
@@ -381,7 +382,7 @@ def memory_of(
     cut = {d.name: d.details.virtual_devices for d in machine.devices if d.details.virtual_devices}
     if fields is None and not cut and recordings is None:
         return None
-    from devices.memory.device_memories import PLAN_NEEDS_ORDER
+    from devices.memory.device_memories import PLAN_NEEDS_ORDER, PLAN_NEEDS_STARTS
     from devices.memory.registry import read_allocator
     from devices.memory.run_memory import tensor_memory
 
@@ -405,7 +406,12 @@ def memory_of(
             message = "a plan is for a whole device; choose another allocator"
             raise document.error(("machine", "devices", name, "virtual_devices"), message)
         specs[name] = replace(specs[name], options={**specs[name].options, "virtual_devices": parts})
-    lifetime = fields.lifetime or ("issue" if policy.synchronisation == "issue" else "execution")
+    ahead = policy.synchronisation == "issue"
+    plans = ahead and any(spec.allocator == "planned" for spec in specs.values())
+    at_start = plans and len(make_flow(job).tensor) > 0
+    if at_start and fields.lifetime == "issue":
+        raise document.error(("memory", "lifetime"), PLAN_NEEDS_STARTS)
+    lifetime = fields.lifetime or ("issue" if ahead and not at_start else "execution")
     with document.placing("memory"):
         memory = tensor_memory(specs, lifetime=lifetime, when_full=fields.when_full)
     return replace(memory, recordings=recordings)

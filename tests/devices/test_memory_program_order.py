@@ -76,14 +76,14 @@ programs = st.lists(
     programs,
     st.sampled_from([None, 10**9, 10**10]),
     st.sampled_from(["greedy", "relay", "relax"]),
-    st.sampled_from(["execution", "issue"]),
+    st.sampled_from([("completion", "execution"), ("completion", "issue"), ("issue", "execution")]),
     st.integers(1, 3),
 )
 def test_no_run_in_program_order_finds_a_place_taken(
     rows: list[tuple[int, int, int, list[int], int]],
     bandwidth: int | None,
     planner: str,
-    lifetime: str,
+    when: tuple[str, str],
     iterations: int,
 ) -> None:
     """However long ops and transfers take, what lies where something is to lie has gone by then, or goes."""
@@ -93,6 +93,7 @@ def test_no_run_in_program_order_finds_a_place_taken(
         builder.op(f"op{i}", inputs=inputs, outputs=nbytes, duration_ns=duration_ns, device=f"gpu{device}")
     memory = tensor_memory(
         {name: MemorySpec("planned", options={"planner": planner}) for name in ("gpu0", "gpu1")},
-        lifetime=lifetime,
+        lifetime=when[1],
     )
-    checked(builder.build(), two_gpus(bandwidth), InOrder(), memory=memory, iterations=iterations)
+    policy = InOrder(synchronisation=when[0])
+    checked(builder.build(), two_gpus(bandwidth), policy, memory=memory, iterations=iterations)

@@ -371,6 +371,32 @@ def test_where_only_the_plan_is_in_the_way_more_memory_is_no_advice(tmp_path: Pa
     assert run_scenario(load_scenario(path)).trace.makespan_ns == 90_000
 
 
+def test_a_plan_with_places_for_copies_gives_them_when_ops_start(tmp_path: Path) -> None:
+    """b's place is a's, and a is on its way until 20 us; the host of gpu0 would ask for it at 0 ns."""
+    path = write(
+        tmp_path,
+        """
+        machine:
+          devices: {gpu0: {kind: gpu}, gpu1: {kind: gpu}}
+          links: [{from: gpu0, to: gpu1, bandwidth: 100GB/s}]
+        memory: {allocator: planned}
+        workload:
+          ops:
+            a: {duration: 10us, output: 1MB, device: gpu0}
+            x: {duration: 10us, output: 1MB, device: gpu1, inputs: [a]}
+            b: {duration: 10us, output: 1MB, device: gpu0, inputs: [x]}
+            c: {duration: 10us, output: 1MB, device: gpu0, inputs: [b]}
+        policy: {name: in-order, synchronisation: issue}
+        """,
+    )
+    trace = run_scenario(load_scenario(path)).trace
+    assert trace.makespan_ns == 60_000
+    assert trace.memory is not None
+    path.write_text(path.read_text().replace("planned}", "planned, lifetime: issue}"))
+    with pytest.raises(ScenarioError, match=r":5:\d+: memory.lifetime: .* with lifetime: execution"):
+        run_scenario(load_scenario(path))
+
+
 def test_two_workers_that_wait_for_places_of_the_iteration_before_are_named(tmp_path: Path) -> None:
     # Both took ops of the second iteration; c, which would free the places, has no worker.
     path = write(
