@@ -39,6 +39,11 @@ def print_tuning(tuning: Tuning, against: str | None = None) -> None:
     seeds = f", on average over {tuning.seeds} seeds," if tuning.seeds > 1 else ""
     gain = _gain(tuning) if tuning.seeds == 1 else ""
     typer.echo(f"best {goal.what} {told}{seeds} of {len(trials):,} trials{limits}{gain}")
+    failed = [t.row for t in trials if t.what == "settings" and t.row["outcome"] != DONE]
+    if failed:
+        counts = Counter(row["outcome"] for row in failed).most_common()
+        told = ", ".join(f"{count:,} {outcome}" for outcome, count in counts)
+        typer.echo(f"  without a result: {told}; the first: {failed[0]['error']}")
     if tuning.fresh is not None:
         typer.echo(f"  {_on_fresh_seeds(tuning.fresh, goal.what)}")
     if best.variant.settings:

@@ -54,6 +54,9 @@ _WORSE: Final = 0.005
 _SEEDS: Final = 5
 """With so many seeds a trial runs where they matter."""
 
+_LOOKED_AT: Final = 50
+"""Points of which one has to have a result for the search to learn whether seeds matter."""
+
 _FIRST: Final = 2
 """With so many a trial may be dropped: where it is behind the best with each by more than that varies."""
 
@@ -241,16 +244,22 @@ class Tuner:
     @cached_property
     def seeds(self) -> range:
         """The seeds of a trial: the scenario's own, and others after it if that changes what comes out."""
-        first = self._variant(Ask((0,) * (len(self.axes) + 1)))
-        try:
-            of = self.variants.scenario(first.texts).content.seed
-        except InputError:  # as its row will say
+        sizes = (*map(len, self.axes.values()), len(self.policies))
+        for at in itertools.islice(itertools.product(*map(range, sizes)), _LOOKED_AT):
+            first = self._variant(Ask(at))
+            try:
+                of = self.variants.scenario(first.texts).content.seed
+            except InputError:  # as its row will say
+                continue
+            seeds = range(of, of + _SEEDS)
+            if "seed" in dict(first.settings):
+                return seeds[:1]
+            one = self.variants.row(_seeded(first, of))
+            if self.goal.column in one:
+                break
+        else:
             return range(1)
-        seeds = range(of, of + _SEEDS)
-        if "seed" in dict(first.settings):
-            return seeds[:1]
-        one, other = (self.variants.row(_seeded(first, seed)) for seed in seeds[:2])
-        if one.get(self.goal.column) == other.get(self.goal.column):
+        if one[self.goal.column] == self.variants.row(_seeded(first, of + 1)).get(self.goal.column):
             return seeds[:1]
         self.tuning.seeds = len(seeds)
         return seeds

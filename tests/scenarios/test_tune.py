@@ -350,6 +350,14 @@ def test_luck_is_told_to_be_noise_and_a_winner_under_noise_does_the_same_again(t
     assert sim("check", out).exit_code == 0
 
 
+def test_a_first_point_that_cannot_be_built_is_told_and_does_not_hide_the_noise(tmp_path: Path) -> None:
+    """No policy is called fastest: the second point says that seeds matter."""
+    path = write(tmp_path, NOISY)
+    done = sim("tune", path, "--vary", "policy=fastest,ready-queue")
+    assert "on average over 5 seeds, of 2 trials" in done.stdout
+    assert "without a result: 1 cannot be built; the first: invalid: --vary policy=fastest: " in done.stdout
+
+
 def test_where_seeds_change_nothing_a_trial_is_a_run(tmp_path: Path) -> None:
     path = write(tmp_path, NOISY)
     told = json.loads(sim("tune", path, "--set", "noise.jitter=0", "--budget", "9", "--json").stdout)
