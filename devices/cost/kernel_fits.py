@@ -204,6 +204,8 @@ class KernelFits:
         >>> from devices.cost.kernel_costs import load_fits
         >>> load_fits("gb200").lender("products", "mxfp8"), load_fits("gb300").lender("products", "bf16")
         (('gb200', 'fp8'), ('blackwell', 'bf16'))
+        >>> load_fits("mi250").lender("products", "fp8")  # which it computes in fp16
+        ('mi300x', 'bf16')
         """
         return self._record(table, dtype)[:2]
 
@@ -218,7 +220,10 @@ class KernelFits:
         near, far = self._sources()
         measured = (key.split() for name, _ in (*near, *far) for key in read_fits(name))
         others = [other for of, other in measured if of == table]  # better than nothing
-        alike = dict.fromkeys((dtype, *_ALIKE.get(dtype, ("fp32", "bf16", "fp16")), *others))
+        rated = self.sheet.rated(dtype)
+        wider = table == "products" and ELEMENT_BYTES.get(rated, 0) > ELEMENT_BYTES[dtype]
+        computed = (rated, *_ALIKE.get(rated, ())) if wider else ()  # the GPU has no such arithmetic
+        alike = dict.fromkeys((*computed, dtype, *_ALIKE.get(dtype, ("fp32", "bf16", "fp16")), *others))
         for other, (name, width) in (*product(alike, near), *product(alike, far)):
             record = read_fits(name).get(f"{table} {other}")
             if record is not None and (width != HOST_WIDTH or (table, other) == ("products", "fp8_block")):
