@@ -43,7 +43,7 @@ from devices.routes import ChunkQueues, Way, find_ways, way_of_message
 from sim.base.arrays import UNSET, Codes, Csr
 from sim.base.errors import InputError, StuckError
 from sim.base.units import NS_PER_S
-from sim.faults import FOREVER
+from sim.faults import FOREVER, MOST_FAILURES
 from sim.job.context import Context
 from sim.job.job import Job
 from sim.job.transfers import Flow
@@ -275,9 +275,6 @@ class FairFlows:
 
 # ----------------------------------------------------------------------------------------------------------
 
-_MOST_CHANGES: Final = 1_000_000
-"""... of links until something arrives: a flow may wait for a link that never comes back."""
-
 
 class _Message:
     """What travels and is no transfer of a tensor."""
@@ -471,11 +468,11 @@ class Carrier:
         if link not in self._paces:
             return  # cut
         rate, until_ns = self._paces[link].rate(self._context.now_ns)
-        self._flows.change(link, rate * self._bandwidth[link])
+        self._flows.change(link, Fraction(rate * self._bandwidth[link]))
         self._changes_in_vain += 1
-        if self._changes_in_vain > _MOST_CHANGES:
+        if self._changes_in_vain > MOST_FAILURES:
             name = self._context.job.machine.links[link].name
-            raise StuckError(f"link {name} has changed {_MOST_CHANGES:,} times, and nothing arrives anywhere")
+            raise StuckError(f"link {name} has changed {MOST_FAILURES:,} times, and nothing arrives anywhere")
         if until_ns < FOREVER:
             self._watched.add(link)
             self._context.call_at(until_ns, self._changed, link)

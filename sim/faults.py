@@ -14,7 +14,8 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 
 from sim.base.arrays import LATEST_NS
-from sim.base.units import NS_PER_S
+from sim.base.errors import StuckError
+from sim.base.units import NS_PER_S, format_bytes, format_duration
 from sim.machine.machine import Machine
 
 # ----------------------------------------------------------------------------------------------------------
@@ -63,22 +64,22 @@ class SpeedProfile:
         self._under_way: list[tuple[int, int, Fraction | None]] = []  # (end, number, factor)
         self._number = 0
         self._from_ns: list[int] = []
-        self._rates: list[Fraction] = []
-        self._done: list[Fraction] = []  # work done from time 0 to `_from_ns`
+        self._rates: list[Fraction | int] = []  # whole where they can be: much faster
+        self._done: list[Fraction | int] = []  # work done from time 0 to `_from_ns`
         self._until_ns = 0  # the rates are known up to there
         self._read_on()
 
-    def rate(self, time_ns: int) -> tuple[Fraction, int]:
+    def rate(self, time_ns: int) -> tuple[Fraction | int, int]:
         """Return the rate at a time, and until when it holds at least."""
         k = self._segment(time_ns)
         return self._rates[k], self._from_ns[k + 1] if k + 1 < len(self._from_ns) else self._until_ns
 
-    def done(self, time_ns: int) -> Fraction:
+    def done(self, time_ns: int) -> Fraction | int:
         """Return the work done from time 0 on."""
         k = self._segment(time_ns)
         return self._done[k] + self._rates[k] * (time_ns - self._from_ns[k])
 
-    def when(self, work: Fraction) -> int | None:
+    def when(self, work: Fraction | int) -> int | None:
         """Return the first whole ns at which so much work has been done since time 0; None: never."""
         while self._until_ns < FOREVER and self.done(self._until_ns - 1) < work:
             self._read_on()
@@ -110,13 +111,13 @@ class SpeedProfile:
         while self._under_way and self._under_way[0][0] <= now:
             heappop(self._under_way)
         factors = [factor for _, _, factor in self._under_way]
-        slowest = max((factor for factor in factors if factor is not None), default=Fraction(1))
+        slowest = max((factor for factor in factors if factor is not None), default=None)
         if self._from_ns:
             self._done.append(self._done[-1] + self._rates[-1] * (now - self._from_ns[-1]))
         else:
-            self._done.append(Fraction(0))
+            self._done.append(0)
         self._from_ns.append(now)
-        self._rates.append(Fraction(0) if None in factors else 1 / slowest)
+        self._rates.append(0 if None in factors else 1 if slowest is None else 1 / slowest)
         if any(end_ns == FOREVER and factor is None for end_ns, _, factor in self._under_way):
             self._until_ns = FOREVER  # it stands still for good
             return
@@ -355,10 +356,10 @@ class Detection(NamedTuple):
 # run is before it is over. Times are counted from the beginning of an *attempt*, which is the run of some
 # steps up to their end, or to the failure that aborts one.
 
-_STEADY: Final = (Fraction(1), FOREVER)
+_STEADY: Final = (1, FOREVER)
 
 MOST_FAILURES: Final = 1_000_000
-"""Most failures of a run: one that meets more gets nowhere."""
+"""Most failures of a run, and changes of a link until something arrives: one that meets more gets nowhere."""
 
 
 def failures_of(faults: Faults, machine: Machine, seed: int) -> Iterator[Failed]:
@@ -491,9 +492,15 @@ class Conditions:
         links : sequence of (int, int or None)
             Each with its bandwidth in bytes/s, None: unlimited. A number without a pace never changes.
         start_ns, nbytes : int
+
+        Raises
+        ------
+        StuckError
+            The links change too often meanwhile.
         """
-        left, time_ns = Fraction(nbytes * NS_PER_S), start_ns
-        while True:
+        left: Fraction | int = nbytes * NS_PER_S
+        time_ns = start_ns
+        for _ in range(MOST_FAILURES):
             now = [
                 (*(self.link_paces[link].rate(time_ns) if link in self.link_paces else _STEADY), bandwidth)
                 for link, bandwidth in links
@@ -511,3 +518,8 @@ class Conditions:
                 return there_ns
             left -= min(rates) * (until_ns - time_ns)
             time_ns = until_ns
+        names = " and ".join(self._machine.links[link].name for link, _ in links if link in self.link_paces)
+        raise StuckError(
+            f"a transfer of {format_bytes(nbytes)} met {MOST_FAILURES:,} changes of {names} by "
+            f"{format_duration(time_ns)}, and {format_bytes(int(left // NS_PER_S))} are left"
+        )

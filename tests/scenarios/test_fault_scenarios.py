@@ -10,7 +10,7 @@ from cli_runner import sim
 
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
-from sim.base.errors import ScenarioError
+from sim.base.errors import ScenarioError, StuckError
 
 EXAMPLE = "scenarios/examples/worker_fails.yaml"
 
@@ -181,6 +181,27 @@ def test_tensorflow_goes_on_whatever_fails_and_whenever(part: str) -> None:
         assert result.summary["failures"]["steps"] == 4
         for use in result.summary["devices"].values():
             assert sum(use["idle_reasons"].values()) == use["idle_ns"]
+
+
+@pytest.mark.parametrize(
+    ("sharing", "message"),
+    [
+        ("independent", r"a transfer of 10 B met 5 changes of gpu0->gpu1 by 25 ns, and 7 B are left"),
+        ("shared", r"link gpu0->gpu1 has changed 5 times, and nothing arrives anywhere"),
+    ],
+)
+def test_a_link_that_changes_too_often_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sharing: str, message: str
+) -> None:
+    """From 20 ns on a byte takes a ns, and the link is down every other ns."""
+    monkeypatch.setattr("sim.faults.MOST_FAILURES", 5)
+    monkeypatch.setattr("devices.network.MOST_FAILURES", 5)
+    path = tmp_path / "flaps.yaml"
+    times = ", ".join(f"{at}ns" for at in range(21, 90, 2))
+    faults = f"{{failures: {{flaps: {{link: gpu0->gpu1, at: [{times}], repair: 1ns}}}}}}"
+    path.write_text(TEXT.format(faults).replace("shared", sharing), encoding="utf-8")
+    with pytest.raises(StuckError, match=message):
+        run_scenario(load_scenario(path))
 
 
 def test_a_failure_that_nobody_notices_ends_the_run_with_a_message(tmp_path: Path) -> None:
