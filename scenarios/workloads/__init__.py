@@ -1,1 +1,1 @@
-"""The kinds of `workload:`, each with its keys and the graph that they stand for."""
+"""The kinds of `workload:`, each with its keys and the graph that it builds."""

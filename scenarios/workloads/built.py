@@ -1,6 +1,6 @@
 """Graphs made from a few sizes: ``workload: {build: {model: gpt, layers: 12, ...}}``.
 
-Each builder is a class whose fields are its keys and which makes the graph. ``model`` tells which::
+Each builder is a class whose fields are its keys and which makes the graph. ``model`` selects the builder::
 
     gpt, transformer   a decoder, forward or a training step     scenarios.builders.gpt
     branchy            forks and joins                           scenarios.builders.random_dag
@@ -62,7 +62,7 @@ class Gpt(Builder):
         return gpt_graph(sizes, training=self.optimizer is not None, name=self.model)
 
     def report(self, trace: Trace) -> dict[str, Any]:
-        """Return a line on what kernels take, where `train` takes more for the same GPU."""
+        """Return a note for the summary if `train` predicts longer kernels for the same GPU."""
         from scenarios.workloads.calibrations import calibration_for
 
         used = trace.job.machine.devices[int(trace.device[0])]
@@ -84,11 +84,11 @@ BUILDERS: Final[Mapping[str, type[Builder]]] = {
     "data-loader": DataLoaderFields,
     "tf-data": TfDataFields,
 }
-"""Value of ``model``, and the builder."""
+"""Builder of each value of ``model``."""
 
 
 def _known(value: Any) -> Any:
-    """Refuse a mapping that names no builder."""
+    """Raise if a mapping names no builder."""
     known = ", ".join(BUILDERS)
     if not isinstance(value, dict) or "model" not in value:
         raise fault(f"should be a mapping with the key model, one of {known}")
@@ -99,12 +99,12 @@ def _known(value: Any) -> Any:
 
 
 def _on_accelerators(graph: Graph, machine: Machine) -> Graph:
-    """Return a graph whose replicas, on gpu0, gpu1, ..., are on accelerators that have other names.
+    """Return the graph with its pins gpu0, gpu1, ... moved to the machine's accelerators of other names.
 
     Raises
     ------
     InputError
-        There are fewer.
+        The machine has too few accelerators.
     """
     numbers = {pin: int(pin[3:]) for pin in graph.pins if re.fullmatch(r"gpu\d+", pin)}
     if not numbers or not numbers.keys().isdisjoint(machine.positions):
@@ -143,13 +143,13 @@ class Build(Workload):
             return _on_accelerators(self.build_.graph(), machine)
 
     def default_machine(self) -> Mapping[str, Any] | None:
-        """Return the builder's."""
+        """Return the default machine of the builder."""
         return self.build_.default_machine()
 
     def default_policy(self) -> Mapping[str, Any] | None:
-        """Return the builder's."""
+        """Return the default policy of the builder."""
         return self.build_.default_policy()
 
     def report(self, trace: Trace) -> dict[str, Any]:
-        """Return the builder's."""
+        """Return the report of the builder."""
         return self.build_.report(trace)

@@ -1,4 +1,4 @@
-"""Find a calibration: by name, in a file of our own or of SimuMax, or written into the scenario."""
+"""Find a calibration by name, in a file (our format or SimuMax's), or inline in the scenario."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from sim.base.units import format_bytes
 # ----------------------------------------------------------------------------------------------------------
 # What a calibration file may hold, as pydantic models.
 #
-#     device: h100-sxm                   peak, bandwidth and memory that are not given
-#     product: 0.784                     parts of the peak, and of the bandwidth, that kernels reach
+#     device: h100-sxm                   default for peak, bandwidth and memory
+#     product: 0.784                     shares of the peak, and of the bandwidth, that kernels reach
 #     memory_efficiency: {elementwise: 0.466}
 #     node: {bandwidth: 450GB/s, efficiency: {default: 0.73}}         collectives inside a node
 #     network: {bandwidth: 50GB/s, latency: nccl}                     and between nodes
 
 
 Share = Annotated[float, Field(gt=0, le=2)]
-"""A part of a peak; measured ones of short runs may exceed it."""
+"""A share of a peak; shares measured in short runs may exceed 1."""
 
 Factor = Annotated[float, Field(ge=0.01, le=100)]
 
@@ -103,14 +103,14 @@ class MeasuredShape(Strict):
 
 
 class AttentionShares(Strict):
-    """What part of the peak attention reaches."""
+    """Share of the peak that attention reaches."""
 
     forward: Share | None = Field(None, description="... forward")
     backward: Share | None = Field(None, description="... backward")
 
 
 class HostFields(Strict):
-    """What launching a layer's kernels takes of the host, forward and backward together."""
+    """Host time to launch a layer's kernels, forward and backward together."""
 
     issue_cost: Duration = Field(0, description="of attention, a middle, Mamba-2, or the routing of experts")
     experts: Duration = Field(0, description="of each expert of a rank")
@@ -119,7 +119,7 @@ class HostFields(Strict):
 
 
 class CalibrationFields(Strict):
-    """What one kind of GPU reaches."""
+    """What one kind of GPU achieves."""
 
     from_: Name | None = Field(
         None, alias="from", description="one that ships, whose numbers stand where none are given"
@@ -209,12 +209,12 @@ class CalibrationFields(Strict):
 #
 #     accelerator.op.matmul      tflops, efficient_factor, accurate_efficient_factor {"b=1, m=.., ..": 0.5}
 #     accelerator.op.sdp_fwd     the same, by "batch=1, seq_len=.., .."; sdp_bwd; group_matmul by "ng=.., .."
-#     accelerator.bandwidth      gbps (2**30 bytes/s), efficient_factor; permute_fwd, ce_fusion apart
+#     accelerator.bandwidth      gbps (2**30 bytes/s), efficient_factor; also of permute_fwd, ce_fusion
 #     networks.high_intra_node   bandwidth.gbps (2**30 bytes/s), op.all_gather.efficient_factor,
-#                                latency_us a message, fixed_latency_us a call, _by_comm_num
+#                                latency_us per message, fixed_latency_us per call, _by_comm_num
 #     networks.inter_node        gbps of a whole node
 #
-# Their products are measured as flop / (peak · factor) with the clock of a short run. Sources: docs/system.md
+# They measure products as flop / (peak · factor) at the clock of a short run. Sources: docs/system.md
 # and simumax/core/config.py of that repository (Apache-2.0).
 
 _GIB: Final = 2**30
@@ -238,7 +238,7 @@ def from_simumax(content: Mapping[str, Any], *, gradients: str = "fp32") -> Trai
     content : mapping
         The parsed file.
     gradients : {"fp32", "bf16"}
-        Data type in which gradients of weights are summed: which of their measurements are meant.
+        Data type in which gradients of weights are summed; selects among their measurements.
 
     Raises
     ------
@@ -277,7 +277,7 @@ def from_simumax(content: Mapping[str, Any], *, gradients: str = "fp32") -> Trai
 
 
 def _simumax_fabric(of: Mapping[str, Any], ranks: int) -> Fabric:
-    """Return a network whose bandwidth so many ranks share."""
+    """Return a network whose bandwidth `ranks` ranks share."""
     bandwidth = of["bandwidth"]
     efficiency = {"default": float(bandwidth.get("efficient_factor", 1.0))}
     latency = {"default": 1e3 * float(bandwidth["latency_us"])}
@@ -295,7 +295,7 @@ def _simumax_fabric(of: Mapping[str, Any], ranks: int) -> Fabric:
 
 
 def _measured(ops: Mapping[str, Any], gradients: str) -> dict[Product | Attention, float]:
-    """Return the parts of the peak that single shapes reach."""
+    """Return the share of the peak reached by each measured shape."""
     found: dict[Product | Attention, float] = {}
     for of, factor in _shapes(ops["matmul"]):
         part = _LAYOUTS[of["layout"]]
@@ -310,16 +310,16 @@ def _measured(ops: Mapping[str, Any], gradients: str) -> dict[Product | Attentio
     for name, products in (("sdp_fwd", 2), ("sdp_bwd", 5)):
         for of, factor in _shapes(ops.get(name, {})):
             kernel = Attention(*(int(of[key]) for key in _HEADS.split()), name == "sdp_bwd")  # type: ignore[call-arg,arg-type]
-            # Inputs that are no single tensor, as those with rotary positions, go before such that are.
+            # Inputs that are not one contiguous tensor, such as those with rotary positions, take precedence.
             if of.get("qkv_contiguous", "True") == "False" or kernel not in found:
-                # They count all scores, of the backward products half as wide as queries and values together.
+                # They count all scores, and backward products as half as wide as queries and values together.
                 theirs = products * kernel.batch * kernel.heads * kernel.sequence**2
                 found[kernel] = factor * kernel.flops / (theirs * (kernel.query_head + kernel.value_head))
     return found
 
 
 def _shapes(op: Mapping[str, Any]) -> Iterator[tuple[dict[str, str], float]]:
-    """Yield the measured shapes of an op, by name of size, and the part of the peak of each."""
+    """Yield each measured shape of an op, as sizes by name, with its share of the peak."""
     for shape, factor in op.get("accurate_efficient_factor", {}).items():
         yield dict(re.findall(r"(\w+)=([^,]+)", shape)), float(factor)
 
@@ -330,19 +330,19 @@ _FOLDER: Final = files(__package__) / "calibrations_data"
 
 
 def calibration_names() -> list[str]:
-    """Return the names of those that come with this project."""
+    """Return the names of the calibrations that ship with this project."""
     return sorted(Path(str(each)).stem for each in _FOLDER.iterdir() if str(each).endswith(".yaml"))
 
 
 def calibration_of(
     given: str | CalibrationFields, document: Document, precision: str = "bf16", gradients: str = "fp32"
 ) -> TrainingCalibration:
-    """Return the calibration that a scenario has: a name, a file, or numbers.
+    """Return the calibration of a scenario, given as a name, a file or numbers.
 
     Raises
     ------
     InputError
-        There is none, or it says what it should not.
+        There is no such calibration, or its content is invalid.
     """
     if not isinstance(given, str):
         return to_calibration(given, "calibration", precision)
@@ -353,12 +353,12 @@ def calibration_of(
 
 @cache
 def named_calibration(name: str, precision: str = "bf16") -> TrainingCalibration:
-    """Return one that comes with this project.
+    """Return a calibration that ships with this project.
 
     Raises
     ------
     InputError
-        There is none of that name.
+        There is no calibration of that name.
 
     Examples
     --------
@@ -388,7 +388,7 @@ def read_calibration(path: Path, precision: str = "bf16", gradients: str = "fp32
     Raises
     ------
     InputError
-        With file and place: it cannot be read, or says what it should not.
+        With file and position: the file cannot be read, or its content is invalid.
     """
     return _parsed(read_bytes(path).decode("utf-8", "replace"), str(path), precision, gradients)
 
@@ -412,7 +412,7 @@ def _parsed(text: str, name: str, precision: str, gradients: str = "fp32") -> Tr
 
 
 def to_calibration(fields: CalibrationFields, name: str, precision: str = "bf16") -> TrainingCalibration:
-    """Return what the fields say; a device preset gives what they leave out.
+    """Return the calibration that the fields describe; a device preset fills in missing ones.
 
     Raises
     ------
@@ -477,7 +477,7 @@ def to_calibration(fields: CalibrationFields, name: str, precision: str = "bf16"
 def _alone(
     device: str | None, products: str, others: str, peak: int | None, bandwidth: int | None
 ) -> KernelPrices | None:
-    """Return what the cost model of a preset says of kernels, with these numbers in place of its own."""
+    """Return the kernel prices of a preset's cost model, with the given peak and bandwidth."""
     if device is None:
         return None
     changed: dict[str, Any] = {} if bandwidth is None else {"bandwidth": f"{bandwidth}B/s"}
@@ -487,7 +487,7 @@ def _alone(
 
 
 def _refuse_precision(precision: str, why: str) -> None:
-    """Refuse a precision that would have no effect: the one that is meant where nothing is said has none."""
+    """Raise if a precision would have no effect, unless it is the default."""
     if precision != "bf16":
         raise InputError(
             f"{why}, and knows no precisions apart: with dtype: {precision} it would say what it says of "
@@ -511,18 +511,18 @@ def _fabric(fields: FabricFields) -> Fabric:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Which calibration is of the GPU that a device is: the one with its peak and its bandwidth.
+# Which calibration matches the GPU of a device: the one with its peak and its bandwidth.
 
 
 def why_another_gpu(calibration: TrainingCalibration, device: Device, dtype: str) -> str | None:
-    """Return how the GPU of a calibration differs from a device; None: it does not, or nothing tells.
+    """Return how the GPU of a calibration differs from a device; None if it does not, or if nothing is known.
 
     Parameters
     ----------
     calibration : Calibration
     device : Device
     dtype : str
-        Of the products.
+        Data type of the products.
     """
     peak, bandwidth = _roofs(device, dtype)
     mine, theirs = (calibration.peak, calibration.memory_bandwidth), (peak, bandwidth)
@@ -532,7 +532,7 @@ def why_another_gpu(calibration: TrainingCalibration, device: Device, dtype: str
 
 
 def calibration_for(device: Device, dtype: str) -> TrainingCalibration | None:
-    """Return the calibration of a device's GPU that was fitted to published steps; None: none was."""
+    """Return the calibration of a device's GPU that was fitted to published steps, or None."""
     if any(roof != roof for roof in _roofs(device, dtype)):
         return None
     for name in calibration_names():
@@ -543,7 +543,7 @@ def calibration_for(device: Device, dtype: str) -> TrainingCalibration | None:
 
 
 def _roofs(device: Device, dtype: str) -> tuple[float, float]:
-    """Return peak and bandwidth of a device, nan where it has no such number."""
+    """Return peak and bandwidth of a device, nan for a number that it lacks."""
     if device.cost is None:
         return float("nan"), float("nan")
     builder = GraphBuilder("product")

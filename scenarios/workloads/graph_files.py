@@ -1,11 +1,11 @@
 """Graphs kept in files of their own: ``workload: {graph: inception_v1.json.gz, batch: 32}``.
 
-A file of any known format; what its importer takes besides stands beside it. Some formats have short names::
+The file may have any known format; options of its importer are further keys. Some formats have short names::
 
     {graph: trace.json.gz, format: kineto, host: none}          {kineto: trace.json.gz, host: none}
 
-What a profiler recorded has the ops that ran, with their measured durations; how they overlap is simulated.
-On the streams that were used, and issued as a host does that does not wait, a trace runs as it was recorded::
+A profiler trace holds the ops that ran, with their measured durations; how they overlap is simulated.
+To run as it was recorded, a trace needs the recorded streams and a host that issues without waiting::
 
     workload: {kineto: trace.json.gz}
     policy: {name: ready-queue, synchronisation: issue, streams: recorded}
@@ -52,7 +52,7 @@ Unknown = Annotated[
 
 
 class ManyRanks(Strict):
-    """Ranks that all run the program of the one that was recorded."""
+    """Ranks that all run the program of one recorded rank."""
 
     parallel: dict[Name, Count] = Field(
         min_length=1, description="dimensions of parallelism (tp, cp, ep, dp, or any name) and their sizes"
@@ -79,7 +79,7 @@ class ManyRanks(Strict):
 
 
 class _Count(Shorthand):
-    """A number of ranks stands for so many that are data-parallel."""
+    """A plain number of ranks means that many data-parallel ranks."""
 
     def whole(self, value: Any) -> Any:
         """Return the mapping that a value stands for."""
@@ -87,10 +87,10 @@ class _Count(Shorthand):
 
 
 class ImportedFile(Workload):
-    """A file that a field names; others are options of its importer, but for ``ranks`` and ``what_if``."""
+    """A graph file; fields other than ``ranks`` and ``what_if`` are options of its importer."""
 
     further_files: ClassVar[frozenset[str]] = frozenset()
-    """Options that name files."""
+    """Options whose values name files."""
 
     ranks: Annotated[
         ManyRanks | None,
@@ -105,7 +105,7 @@ class ImportedFile(Workload):
         return self.recording(document)
 
     def recording(self, document: Document) -> Graph:
-        """Return the graph, read once: no machine is needed."""
+        """Return the graph, which is read once and needs no machine."""
         if self._graph is None:
             self._graph = self._read(document)
         return self._graph
@@ -117,7 +117,7 @@ class ImportedFile(Workload):
         return other
 
     def default_machine(self) -> Mapping[str, Any]:
-        """Return the machine on which it was recorded, if it was."""
+        """Return the machine on which the graph was recorded, if any."""
         return {"preset": "recorded"}
 
     def _read(self, document: Document) -> Graph:
@@ -139,7 +139,7 @@ class ImportedFile(Workload):
 
 
 def _files(document: Document, given: str | list[str], format: object) -> Path | list[Path]:
-    """Return where the file is, or the files are, that a scenario names: each of them in its folder."""
+    """Return the path of the file, or files, that a scenario names, each resolved in its folder."""
     if isinstance(given, list):
         return [document.file(name) for name in given]
     path = document.file(given)
@@ -149,7 +149,7 @@ def _files(document: Document, given: str | list[str], format: object) -> Path |
 
 
 class GraphFile(ImportedFile):
-    """A graph in a file, of any format that `sim import` reads; further keys are options of its importer."""
+    """A graph file of any format that `sim import` reads; further keys are options of its importer."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -174,7 +174,7 @@ class OnnxFile(ImportedFile):
 
 
 class KinetoTrace(ImportedFile):
-    """Traces of the PyTorch profiler, or of Nsight Systems: a process and its GPUs; or all ranks of a job."""
+    """Traces of the PyTorch profiler or Nsight Systems: a process and its GPUs, or all ranks of a job."""
 
     further_files = frozenset({"execution_graph"})
 
@@ -193,7 +193,7 @@ class KinetoTrace(ImportedFile):
 
 
 class ChakraTrace(ImportedFile):
-    """Chakra execution traces: the ops of one rank with their dependencies; or of all ranks of a job."""
+    """Chakra execution traces: ops with their dependencies, of one rank or of all ranks of a job."""
 
     chakra: Files = Field(
         description="a trace (.et, .et.gz), relative to this file; of all ranks of a job a list of them "
@@ -205,7 +205,7 @@ class ChakraTrace(ImportedFile):
 
 
 class TorchModule(Workload):
-    """The forward of a PyTorch module (needs the extra ``torch``, and --allow-code).
+    """The forward pass of a PyTorch module (needs the extra ``torch``, and --allow-code).
 
     PyTorch modules: ``workload: {torch: my_model:build, arguments: {batch: 8}}`` (needs ``--allow-code``).
 
@@ -228,7 +228,7 @@ class TorchModule(Workload):
     unknown: Unknown = "error"
 
     def build(self, document: Document, machine: Machine) -> Graph:
-        """Call the function, and export what it returns."""
+        """Call the function and export the module that it returns."""
         from scenarios.importers.torch_export import import_torch
 
         def wrong(message: str) -> ScenarioError:

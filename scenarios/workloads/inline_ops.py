@@ -1,14 +1,14 @@
 """Ops written out in the scenario: ``workload: {ops: {a: {duration: 10us}, b: {inputs: [a], ...}}}``.
 
-An op is a name and what is known of it. Its order in the file is the order of ties. Instead of
+An op is a name and its properties. Simultaneous ops are ordered as in the file. Instead of
 one long op, ``split: k`` makes k parts that may run side by side::
 
     a: {duration: 80us, split: 4}       a/0  20us ─┐
     b: {inputs: [a]}                    a/1  20us ─┤
-                                        a/2  20us ─┼─► b     who reads a reads all its parts
+                                        a/2  20us ─┼─► b     a reader of a reads all its parts
                                         a/3  20us ─┘
 
-An op of kind ``call``, ``if`` or ``while`` stands for the ops of ``functions:`` that its attributes name
+An op of kind ``call``, ``if`` or ``while`` stands for the ops of the ``functions:`` named by its attributes
 (`scenarios.ops.inlining`)::
 
     ops:        {x: {...}, f: {kind: while, inputs: [x], attributes: {body: step, trips: 8}}}
@@ -51,7 +51,7 @@ References = Annotated[list[AnyReference], Field(default_factory=list)]
 
 
 EVERYWHERE: Final = "default"
-"""The kind of device that stands for all that are not named."""
+"""The device kind that stands for all kinds not named."""
 
 
 Durations = Annotated[
@@ -175,11 +175,11 @@ class InlineOps(Workload):
     _graph: Graph | None = PrivateAttr(None)
 
     def own_kinds(self) -> Collection[str]:
-        """Return the kinds of op that it names as its own."""
+        """Return the op kinds that the scenario declares as its own."""
         return self.kinds
 
     def build(self, document: Document, machine: Machine) -> Graph:
-        """Return the graph of the ops, checked name by name so that an error has a place; made once."""
+        """Return the graph of the ops, built once; each name is checked, so that errors have a position."""
         if self._graph is None or self._graph.name != document.title:
             self._graph = self._made(document, machine)
         else:
@@ -217,7 +217,7 @@ class InlineOps(Workload):
             raise document.error(loc, op_message(error, document), key=loc[-1] == "ops") from None
 
     def _check_names(self, document: Document) -> None:
-        """Refuse references to what is not there."""
+        """Raise if an op refers to a name that does not exist."""
         parts = {f"{name}/{k}" for name, op in self.ops.items() if op.split > 1 for k in range(op.split)}
         for part in sorted(parts & set(self.ops)):
             loc: Loc = ("workload", "ops", part)
@@ -239,7 +239,7 @@ class InlineOps(Workload):
                     raise document.error(("workload", "ops", name, "after", i), message)
 
     def _why_no_output(self, source: str) -> str | None:
-        """Return what is wrong with ``op:k``; None: the op has an output k."""
+        """Return what is wrong with ``op:k``, or None if the op has an output k."""
         base, k = split_output(source) or ("", 0)
         if base not in self.ops:
             return f"unknown input {source!r}{hint(source, [*self.ops, *self.inputs, *self.parameters])}"
@@ -250,7 +250,7 @@ class InlineOps(Workload):
         return f"{base!r} has {n} output(s), counted from 0"
 
     def _check_functions(self, document: Document) -> None:
-        """Refuse ops that stand for others and do not say for which; warn of functions nobody names."""
+        """Raise if an op of a functional kind names no function; warn of functions that no op names."""
         used = set()
         for loc, op in self._written().items():
             keys = FUNCTIONAL_KINDS.get(op.kind, ())
@@ -279,7 +279,7 @@ class InlineOps(Workload):
                 raise document.wrong(UnknownNameError("device", thing.device, known), (*loc, "device"))
 
     def _written(self) -> dict[Loc, Op]:
-        """Return all ops, those of functions included, by where they stand."""
+        """Return all ops, including those of functions, by their path in the scenario."""
         ops: dict[Loc, Op] = {("workload", "ops", name): op for name, op in self.ops.items()}
         for name, function in self.functions.items():
             ops |= {("workload", "functions", name, "ops", inner): op for inner, op in function.ops.items()}
@@ -290,7 +290,7 @@ _AS_WRITTEN: Final = ("kind", "device", "dtype", "stage", "micro_batch", "phase"
 
 
 def _record(name: str, op: Op, part: int, ops: Mapping[str, Op]) -> dict[str, Any]:
-    """Return one part of an op as arguments of `GraphBuilder.op`; an op that is not split has one."""
+    """Return one part of an op as arguments of `GraphBuilder.op`; an unsplit op has one part."""
 
     def share(whole: int) -> int:
         return whole * (part + 1) // op.split - whole * part // op.split
@@ -312,7 +312,7 @@ def _record(name: str, op: Op, part: int, ops: Mapping[str, Op]) -> dict[str, An
 
 
 def _expand(references: Sequence[Reference], ops: Mapping[str, Op]) -> list[tuple[str, int]]:
-    """Return the references with all parts in place of an op that is split."""
+    """Return the references, with a split op replaced by all its parts."""
     expanded = []
     for ref in references:
         op, k = (ref.source, 0) if ref.source in ops else split_output(ref.source) or (ref.source, 0)

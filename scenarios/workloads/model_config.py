@@ -2,8 +2,8 @@
 
 ::
 
-    model_type    one of `_FAMILIES`: what its layers are made of beside what the sizes say
-    hidden_size, num_hidden_layers, ...    the names of sizes; families that name them otherwise say so
+    model_type    one of `_FAMILIES`: what its layers consist of besides the sizes
+    hidden_size, num_hidden_layers, ...    sizes, by the names that the family uses
 
 Sources: huggingface/transformers, src/transformers/models/*/configuration_*.py, for names and defaults.
 """
@@ -49,9 +49,9 @@ _NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "mamba_groups": ("n_groups",),
     "predicted": ("num_nextn_predict_layers",),
 }
-"""Keys of a model here: where a configuration has them, the first that is there."""
+"""Key of a model here -> names of it in a configuration; the first one present counts."""
 
-# the biases of Qwen2's queries, keys and values (0.002 % of its parameters) are left out
+# The biases of Qwen2's queries, keys and values (0.002 % of its parameters) are left out.
 _TRANSFORMER: Final = {"gated": True, "rotary": True, "biases": False, "tied": False}
 _FAMILIES: Final[Mapping[str, Mapping[str, Any]]] = {
     "deepseek_v2": _TRANSFORMER,
@@ -70,7 +70,7 @@ _FAMILIES: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 
 _FULL_EVERY: Final = {"gpt_oss": 2, "mistral": 0, "mixtral": 0}
-"""Without `layer_types`: which layers look at everything, where there is a window; 0: none."""
+"""Without `layer_types`, every n-th layer has full attention if there is a window; 0: none has."""
 
 
 def model_sizes(path: Path) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def model_sizes(path: Path) -> dict[str, Any]:
     Raises
     ------
     InputError
-        The file cannot be read, is no configuration, or is of a family that is not known.
+        The file cannot be read, is not a configuration, or belongs to an unknown family.
     """
     given = read_json(path)
     with in_file(path):
@@ -104,7 +104,7 @@ def model_sizes(path: Path) -> dict[str, Any]:
 
 
 def _read(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sizes that stand in a configuration by their names."""
+    """Return the sizes that a configuration states by name."""
     found = {}
     for name, theirs in _NAMES.items():
         key = next((key for key in theirs if given.get(key) is not None), None)
@@ -126,11 +126,11 @@ _POOLED: Final[Mapping[Any, str]] = {
     "compressed_sparse_attention": "CE",
     "heavily_compressed_attention": "HE",
 }
-"""The parts of a layer of DeepSeek-V4, by how many tokens a pooled key stands for, or by its name."""
+"""Parts of a layer of DeepSeek-V4, by the number of tokens per pooled key or by the layer type's name."""
 
 
 def _pooled(given: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """Return the window of DeepSeek-V4, and which layers have pooled keys."""
+    """Return the window of DeepSeek-V4 and the pattern of its layers, which says which have pooled keys."""
     key = "compress_ratios" if given.get("compress_ratios") is not None else "layer_types"
     kinds = given.get(key)
     if kinds is None or not isinstance(given.get("sliding_window"), int):
@@ -142,7 +142,7 @@ def _pooled(given: Mapping[str, Any], layers: int) -> dict[str, Any]:
 
 
 def _check_lists(given: Mapping[str, Any], layers: int) -> None:
-    """Refuse what is said of single layers where it is no list, of other things or of too few layers."""
+    """Raise if a per-layer key is not a list, has values of the wrong type, or covers too few layers."""
     for key, kind in (("layer_types", str), ("compress_ratios", int), ("mlp_only_layers", int)):
         of = given.get(key)
         if of is not None and not (isinstance(of, list) and all(type(each) is kind for each in of)):
@@ -157,9 +157,9 @@ def _check_lists(given: Mapping[str, Any], layers: int) -> None:
 
 
 def _window(given: Mapping[str, Any], layers: int) -> dict[str, int]:
-    """Return how far layers look back, and which of them look at everything; nothing: all do.
+    """Return the attention window and how often a layer has full attention; empty if all layers do.
 
-    Qwen has windows where `use_sliding_window` says so, by default nowhere.
+    Qwen has windows only where `use_sliding_window` is set; by default it is not.
     """
     window, kinds = given.get("sliding_window"), _attention(given, layers)
     if kinds is None:
@@ -173,7 +173,7 @@ def _window(given: Mapping[str, Any], layers: int) -> dict[str, int]:
 
 
 def _attention(given: Mapping[str, Any], layers: int) -> list[str] | None:
-    """Return the letter of each layer's attention, as a configuration says it; None: it does not."""
+    """Return the letter of each layer's attention, or None if the configuration does not give it."""
     kinds = given.get("layer_types")
     if kinds is None and given.get("use_sliding_window"):
         first = given.get("max_window_layers", 28)
@@ -185,7 +185,7 @@ def _attention(given: Mapping[str, Any], layers: int) -> list[str] | None:
 
 
 def _pattern(given: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the parts of each layer, where windows and experts do not follow from sizes alone."""
+    """Return the parts of each layer, if windows and experts do not follow from sizes alone."""
     layers, window, every = sizes["layers"], sizes.get("window", 0), sizes.get("full_every", 0)
     step, without = given.get("decoder_sparse_step") or 1, given.get("mlp_only_layers") or ()
     repeated = [windowed_or_full(i, window, every) for i in range(layers)]

@@ -6,10 +6,10 @@
     pipeline:
       stages: 4                    how many, or a list with one mapping a stage; or ranks: 4
       micro_batches: 8
-      forward: 1ms                 what is said here holds for every stage that does not say otherwise
+      forward: 1ms                 keys here hold for every stage that does not override them
       backward: 2ms                or input_grad and weight_grad
       activation: 4MB              sent to the next stage; transfer: 0.1ms where no machine has links
-      kept: 40MB                   what a micro-batch keeps for its backward
+      kept: 40MB                   what a micro-batch stores for its backward
       parameters: 1GB
 """
 
@@ -28,7 +28,7 @@ from sim.base.arrays import MOST_BUILT
 
 
 class StageFields(Strict):
-    """Times and sizes of one micro-batch on one stage, and what is resident there."""
+    """Times and sizes of one micro-batch on one stage, and the stage's resident memory."""
 
     forward: Duration | None = Field(None, description="time of F")
     backward: Duration | None = Field(None, description="time of B; default: I + W")
@@ -140,7 +140,7 @@ class PipelineModelFields(Strict):
 
     @property
     def by_device(self) -> bool:
-        """Whether the devices' cost models say what kernels take."""
+        """Whether the devices' cost models give the times of kernels."""
         return self.rate is None and self.calibration is None
 
     @model_validator(mode="after")
@@ -162,13 +162,13 @@ def _stages(value: Any) -> Any:
 
 
 MOST_SLOTS = MOST_BUILT
-"""Most forwards of a run, stages times micro-batches."""
+"""Maximum number of forwards in a run: stages times micro-batches."""
 
 Checkpoint = Literal["always", "except_last", "never"]
 
 
 class PipelineFields(StageFields):
-    """A pipeline: its stages, its micro-batches, and what is around them."""
+    """A pipeline: its stages, its micro-batches and its surroundings."""
 
     stages: Annotated[
         Size | list[StageFields] | None,

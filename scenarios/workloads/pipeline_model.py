@@ -4,7 +4,7 @@
 
     model ─► layers as a rank runs them ─► stages: times, memory        scenarios.builders.train
     times    rate:         the model's own flop at that rate, and nothing else
-             calibration:  as `train` takes them
+             calibration:  as in `train`
              neither       the cost model of the device that a stage is on, as for `build`
 
 Layers, memory and the end of the step (`scenarios.builders.train.training`) are the same under all three.
@@ -28,7 +28,7 @@ from sim.base.errors import InputError
 from sim.machine.device import Device
 
 EndOfStep = tuple[tuple[int, ...], int]
-"""What the optimizer takes on each stage, in ns, and the synchronisation of all ranks before it."""
+"""Optimizer time of each stage in ns, and the time of the synchronisation of all ranks before it."""
 
 
 def model_stages(
@@ -47,7 +47,7 @@ def model_stages(
     Raises
     ------
     InputError
-        Layers or heads that cannot be shared, nothing that tells a time, or a calibration of another GPU.
+        Layers or heads cannot be divided evenly, no key gives a time, or the calibration is of another GPU.
     """
     model = fields.model
     assert model is not None
@@ -55,7 +55,7 @@ def model_stages(
         raise InputError(f"{model.layers} layers cannot be shared evenly by {len(homes)} stages")
     if model.heads % model.tp:
         raise InputError(f"{model.heads} heads cannot be shared by {model.tp} devices")
-    on = {_timer(device): device for device in reversed(homes)}  # of those that are alike the first
+    on = {_timer(device): device for device in reversed(homes)}  # the first of those that are alike
     steps = {key: _training(fields, len(homes), _times(model, document, of)) for key, of in on.items()}
     mine = [steps[_timer(device)] for device in homes]
     return (
@@ -68,7 +68,7 @@ def model_stages(
 
 
 def _timer(device: Device | None) -> object:
-    """Return what devices share that take the same times: one is asked for all of them."""
+    """Return a key shared by devices with equal times, so that one can be asked for all of them."""
     if device is None or device.cost is None or device.cost.by_name:
         return None if device is None else device.name
     return id(device.cost), device.gap_ns
@@ -88,15 +88,15 @@ def _times(model: PipelineModelFields, document: Document, device: Device | None
 def note_on_times(
     fields: PipelineFields, stages: Sequence[PipelineStage], device: Device | None
 ) -> str | None:
-    """Return in a line what the times of a model's stages leave out, beside those of `train`; None: nothing.
+    """Return a note on what the times of a model's stages leave out, compared with `train`; None: nothing.
 
     Parameters
     ----------
     fields : PipelineFields
     stages : sequence of PipelineStage
-        As `model_stages` returned them.
+        Result of `model_stages`.
     device : Device or None
-        Of the first stage.
+        Device of the first stage.
     """
     model = fields.model
     if model is None or model.calibration is not None:
@@ -121,10 +121,10 @@ def note_on_times(
 def smaller_stages(
     fields: PipelineFields, document: Document, stages: int
 ) -> list[tuple[str, list[PipelineStage]]]:
-    """Return a model's stages under settings that keep less, the cheapest first; their times do not count.
+    """Return a model's stages under settings that keep less, the cheapest first; ignore their times.
 
-    Where attention keeps its scores, that is a fused kernel, then what selective recomputation drops
-    (Korthikanti et al., arXiv 2205.05198, section 4); at last each layer is computed again.
+    If attention keeps its scores, first comes a fused kernel, then what selective recomputation drops
+    (Korthikanti et al., arXiv 2205.05198, section 4); last, every layer is recomputed.
     """
     model = fields.model
     if model is None:

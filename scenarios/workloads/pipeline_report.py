@@ -1,4 +1,4 @@
-"""What is told of a pipeline besides what is told of any run: bubble, activations, memory by what it is for.
+"""What the report on a pipeline adds to that of any run: bubble, activations, memory by purpose.
 
 ::
 
@@ -7,18 +7,17 @@
     rank 1    ← F F F · · B F B F B F B F B · B · B →             span of rank 1: fill and drain are outside
 
 ``span_ns`` and ``idle_ns`` are per rank: from its first start to its last end, and the part of that in which
-it computes nothing. The bubble is the idle share of all ranks over the makespan, under every schedule: fill
-and drain and the waiting for slower stages included. A rank is idle while nothing executes on it, neither a
+it computes nothing. The bubble is the idle share of all ranks over the makespan, under every schedule: it
+includes fill and drain and waiting for slower stages. A rank is idle while nothing executes on it, neither a
 slot nor an optimizer step, a collective or a copy; so the bubble of a training step (``train.bubble``) is the
-same number. Beside it (``span_bubble``) is the idle share of the longest span of a rank, which some schedules
-promise to keep small. The formula's bubble is of
-one of the two, as ``formula_of`` says, with equal stages and free transfers; None where there is no closed
-form.
+same number. ``span_bubble`` is the idle share of the longest span of a rank, which some schedules promise to
+keep small. The formula's bubble is one of these two (``formula_of`` says which), with equal stages and free
+transfers; None if there is no closed form.
 Under ``forward-only`` there are ``micro_batches_per_s``, and ``latency_ns``: from the first start of a
-micro-batch to its last end, the median and the most.
-``waits_for`` says for each rank what it stood still for (`scenarios.workloads.pipeline_report`),
-``bottleneck`` what all of them waited for most, ``exposed_ns`` how long each waited for transfers, which
-nothing hid.
+micro-batch to its last end, the median and the maximum.
+``waits_for`` says for each rank what it was idle for (`scenarios.workloads.pipeline_report`),
+``bottleneck`` what all of them waited for most, ``exposed_ns`` how long each waited for transfers that
+no computation hid.
 
 Both are published as (cost - work) / cost: Qi et al., arXiv 2401.10241, section 5.2, take the makespan as the
 cost of 1F1B and ZB-H1, and the longest span as that of ZB-H2, ZB-1p, ZB-2p and ZB-V.
@@ -52,9 +51,9 @@ from sim.trace import Trace
 
 # ----------------------------------------------------------------------------------------------------------
 def waits_for(trace: Trace, devices: Sequence[str]) -> list[dict[str, int]]:
-    """Return, for each rank, the ns it stood still inside its span by what ran meanwhile, most first.
+    """Return, for each rank, its idle ns inside its span by what ran meanwhile, most first.
 
-    Causes are ``stage 2``, ``transfer rank0<->rank1`` (either way), the kind of an op that is no slot, and
+    Causes are ``stage 2``, ``transfer rank0<->rank1`` (either way), the kind of an op that is not a slot, and
     ``launch`` where nothing ran: launch latency, or the cost of issuing.
     """
     facts = DerivedColumns(trace)
@@ -86,7 +85,7 @@ def is_compute(kind: str) -> bool:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# The memory of a pipeline, each byte under what it is for, and why it does not fit.
+# The memory of a pipeline, each byte attributed to a purpose, and why it does not fit.
 #
 #     80 GiB ┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄
 #             ▁▂▃▄▅▆▇▇▇▇▇▆▅▄▃▂▁     activations (per micro-batch, freed by its backward)
@@ -94,9 +93,9 @@ def is_compute(kind: str) -> bool:
 #             ▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇     parameters, gradients, optimizer state, stashed weights, workspaces
 
 BANDS: Final = (*RESIDENT, "activations", "stage inputs", "recomputed", "skips", "working")
-"""What memory is for. Stage inputs are what a recomputed micro-batch keeps; buffers are workspaces, and what
-is sent and received: boundary activations, their gradients, what is gathered, and copies under way; working
-is what an op needs besides while it runs."""
+"""The purposes of memory. Stage inputs are what a recomputed micro-batch keeps; buffers are workspaces, and
+what is sent and received: boundary activations, their gradients, gathered parameters, and copies in flight;
+working is what else an op needs while it runs."""
 
 _BUFFERS, _ACTIVATIONS, _INPUTS, _RECOMPUTED, _SKIPS, _WORKING = range(len(RESIDENT) - 1, len(BANDS))
 
@@ -116,20 +115,20 @@ def band_of_tensors(trace: Trace) -> IntArray:
     unread[graph.inputs.indices] = False
     for phase, name in enumerate(graph.phases):
         here = graph.phase_code[op] == phase
-        if name == "F" or "+" in name:  # of an overlapped pair the forward comes first
+        if name == "F" or "+" in name:  # in an overlapped pair the forward comes first
             band[made[here & (k == 1)]] = _INPUTS
             band[made[here & (k == 2)]] = _ACTIVATIONS
             band[made[here & (k > 2)]] = np.where(unread[made[here & (k > 2)]], _WORKING, _SKIPS)
         elif name == "R":
             band[made[here & (k > 0)]] = np.where(unread[made[here & (k > 0)]], _WORKING, _RECOMPUTED)
             again[op[here]] = True
-        if "B" in name or "I" in name:  # what else these make, gradients of skips, is read
+        if "B" in name or "I" in name:  # their other outputs, gradients of skips, are read
             band[made[here & (k > 0) & unread[made]]] = _WORKING
     return _without_recompute(trace, band, made[k == 1], again)
 
 
 def _without_recompute(trace: Trace, band: IntArray, second: IntArray, again: IntArray) -> IntArray:
-    """A forward that is not recomputed keeps in its second output what I frees: activations."""
+    """Count the second output of a forward that is not recomputed as activations: I frees it."""
     graph = trace.job.graph
     reader = graph.inputs.rows()
     by_recompute = np.zeros(graph.n_tensors, dtype=bool)
@@ -142,16 +141,16 @@ def _without_recompute(trace: Trace, band: IntArray, second: IntArray, again: In
 def memory_peaks(
     trace: Trace, devices: Sequence[str], band: IntArray | None = None
 ) -> list[tuple[int, dict[str, int]]]:
-    """Return, for each rank, when it holds most, and what then, by band; empty bands are left out.
+    """Return, for each rank, when it holds the most memory, and how much then, by non-empty band.
 
-    `band` is that of each tensor; default: as in a pipeline's graph.
+    `band` is the band of each tensor; by default, as in a pipeline's graph.
     """
     lives, band = lifetimes(trace), band_of_tensors(trace) if band is None else band
     return [_at_peak(lives, band, trace.job.machine.device_index(name)) for name in devices]
 
 
 def bands_over_time(trace: Trace, device: str) -> tuple[IntArray, dict[str, IntArray]]:
-    """Return instants, and what a device holds of each band from then on; empty bands are left out."""
+    """Return instants, and the bytes of each non-empty band that a device holds from each instant on."""
     lives, band = lifetimes(trace), band_of_tensors(trace)
     mine = lives.of(lives.device == trace.job.machine.device_index(device))
     of = band[mine.tensor]
@@ -165,10 +164,10 @@ def bands_over_time(trace: Trace, device: str) -> tuple[IntArray, dict[str, IntA
 
 
 def reserved_bytes(trace: Trace, devices: Sequence[str]) -> list[int]:
-    """Return, for each rank, what an allocator with a pool for each stream has to reserve.
+    """Return, for each rank, the bytes that an allocator with one pool per stream has to reserve.
 
     A caching allocator does not give memory that one stream has freed to another. With a copy stream for
-    each micro-batch, what is received for it, and kept of that to be recomputed from, has a pool of its
+    each micro-batch, its received data, and the part of them kept for recomputation, have a pool of their
     own, and the pools' peaks add up although they are not reached together. (PyTorch's
     ``CUDACachingAllocator``; the copy streams are torchgpipe's.)
     """
@@ -192,7 +191,7 @@ def reserved_bytes(trace: Trace, devices: Sequence[str]) -> list[int]:
 
 
 def _at_peak(lives: Lifetimes, band: IntArray, device: int) -> tuple[int, dict[str, int]]:
-    """Return the instant at which a device holds most, and how much of each band then."""
+    """Return the instant at which a device holds the most, and how much of each band it holds then."""
     mine = lives.of(lives.device == device)
     times, held = mine.levels()
     if not len(times):
@@ -205,7 +204,7 @@ def _at_peak(lives: Lifetimes, band: IntArray, device: int) -> tuple[int, dict[s
 
 
 Others = Callable[[], Sequence[tuple[str, Sequence[PipelineStage]]]]
-"""Makes the stages of other settings, each with the setting in words, the cheapest first."""
+"""Makes the stages under other settings, each with the setting in words, the cheapest first."""
 
 
 def check_memory(
@@ -217,14 +216,14 @@ def check_memory(
     devices: Sequence[str],
     others: Others = tuple,
 ) -> None:
-    """Refuse a run that needs more memory than a device has; of several, the worst is told.
+    """Raise if a run needs more memory than a device has; of several devices, report the worst.
 
-    The error always says what would help (`advise`): it is found by formula.
+    The error says what would help whatever `advise` is: a formula finds it.
 
     Raises
     ------
     OutOfMemoryError
-        Telling what takes it, and what would help.
+        With what takes the memory, and what would help.
     """
     machine = trace.job.machine
     limits = [machine.devices[machine.device_index(name)].memory_bytes for name in devices]
@@ -248,7 +247,7 @@ def check_memory(
 
 
 def _micro_batch(trace: Trace, device: int, at_ns: int) -> int:
-    """Return the micro-batch of the last op that began on a device by then."""
+    """Return the micro-batch of the last op that began on a device by that time."""
     graph, tasks = trace.job.graph, trace.tasks
     rows = (trace.device == device) & (tasks["start_ns"] <= at_ns) & (graph.micro_batch[tasks["op"]] != UNSET)
     return int(graph.micro_batch[tasks["op"][rows]][-1])
@@ -263,7 +262,7 @@ def _help(
     rank: int,
     others: Others,
 ) -> str:
-    """Say what would make it fit, recomputation of a part before that of all."""
+    """Say what would make it fit; partial recomputation comes before full recomputation."""
     resident = sum(bands.get(name, 0) for name in RESIDENT)
     if resident > limit:
         return (
@@ -306,7 +305,7 @@ def pipeline_report(
     stages: Sequence[PipelineStage],
     devices: Sequence[str],
 ) -> dict[str, Any]:
-    """Return what the summary of a run has besides: the key ``pipeline``.
+    """Return what a pipeline adds to the summary of a run: the key ``pipeline``.
 
     Parameters
     ----------
@@ -370,7 +369,7 @@ def pipeline_report(
 
 
 def _of_inference(trace: Trace) -> dict[str, Any]:
-    """Return how many micro-batches a second a pipeline puts out, and how long each of them was in it."""
+    """Return the throughput of a pipeline in micro-batches per second, and their latency."""
     graph, ops = trace.job.graph, trace.tasks["op"]
     k, first, last = graph.micro_batch[ops], trace.tasks["start_ns"], trace.tasks["end_ns"]
     count = int(k.max()) + 1
@@ -385,7 +384,7 @@ def _of_inference(trace: Trace) -> dict[str, Any]:
 
 
 def _executing(trace: Trace, first: IntArray, last: IntArray) -> IntArray:
-    """Return for how long any op executes on each device, between two times of each."""
+    """Return how long any op executes on each device, between two times given for each."""
     device = trace.device
     start, end = (
         np.clip(at, first[device], np.maximum(first, last)[device])
@@ -399,7 +398,7 @@ def _excess(cost: int, work: int) -> float:
 
 
 def _most(causes: Sequence[Mapping[str, int]]) -> str | None:
-    """Return what all ranks together waited for longest; the first of equals by name."""
+    """Return what all ranks together waited for longest; ties go to the first by name."""
     total: Counter[str] = Counter()
     for of_rank in causes:
         total.update(of_rank)
@@ -407,7 +406,7 @@ def _most(causes: Sequence[Mapping[str, int]]) -> str | None:
 
 
 def _formula(schedule: Schedule, stages: Sequence[PipelineStage]) -> dict[str, Any]:
-    """Return the closed form's bubble, where all stages are equal and there is one."""
+    """Return the bubble of the closed form, if there is one and all stages are equal."""
     form = None
     if len({stage.times for stage in stages}) == 1 and schedule.in_flight == schedule.micro_batches:
         form = closed_form(

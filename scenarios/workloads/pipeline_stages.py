@@ -1,4 +1,4 @@
-"""From the fields of a pipeline to its stages: given, shared by chunks, or cut from layers."""
+"""Make the stages of a pipeline from its fields: given, shared by chunks, or cut from layers."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from sim.machine.device import Device
 from sim.machine.machine import Machine
 
 # ----------------------------------------------------------------------------------------------------------
-# Which device each rank of a pipeline runs on, in whose place its stages are timed.
+# Which device each rank of a pipeline runs on; its stages are timed there.
 #
-#     machine   cpu0  cpu1  gpu0  gpu1  nvswitch      the CPUs where there is nothing else;
+#     machine   cpu0  cpu1  gpu0  gpu1  nvswitch      CPUs only if there is nothing else;
 #     rank        -     -     0     1      -          a switch runs no op
 
 
 def candidates(fields: PipelineFields, machine: Machine) -> list[Device]:
-    """Return the devices that ranks are put on, in order: as given, else what runs ops and is no CPU.
+    """Return the devices for ranks, in order: as given, else all that run ops except CPUs.
 
     Raises
     ------
     InputError
-        A device that is not there, or that can run no op (a switch).
+        A device does not exist, or cannot run ops (a switch).
     """
     if fields.devices is not None:
         given = [machine.devices[machine.device_index(name)] for name in fields.devices]
@@ -54,7 +54,7 @@ def _runs_ops(device: Device) -> bool:
 
 
 def check_ranks(ranks: int, devices: Sequence[Device]) -> None:
-    """Refuse more ranks than devices.
+    """Raise if there are more ranks than devices.
 
     Raises
     ------
@@ -73,12 +73,12 @@ def check_ranks(ranks: int, devices: Sequence[Device]) -> None:
 
 
 def loop_devices(stages: int, chunks: int, devices: Sequence[Device]) -> list[Device]:
-    """Return the device of each stage while no schedule places it: ranks in a loop.
+    """Return the device of each stage before a schedule has placed it: ranks in a loop.
 
     Raises
     ------
     InputError
-        More ranks than devices.
+        There are more ranks than devices.
     """
     ranks = max(1, stages // chunks)
     check_ranks(ranks, devices)
@@ -93,7 +93,7 @@ def rank_devices(
     Raises
     ------
     InputError
-        Too few devices, one that runs several ops at once, or one without a stream for the reductions.
+        There are too few devices, or one runs several ops at once or lacks a stream for the reductions.
     """
     for key in ("transfer", "issue_cost"):
         if getattr(fields, key) is not None:
@@ -116,13 +116,13 @@ def rank_devices(
 
 
 # ----------------------------------------------------------------------------------------------------------
-# What the devices of a pipeline are asked to time before there are stages: a graph, or kernels of a model.
+# What the devices of a pipeline have to time before there are stages: a graph, or kernels of a model.
 #
-# Warnings about costs count these, as the tasks of a pipeline have durations by then.
+# Warnings about costs count these because the tasks of a pipeline already have durations.
 
 
 def graph_of(fields: PipelineFields, document: Document) -> Graph:
-    """Return the graph of a forward pass that stages are cut from, with the batch of a micro-batch."""
+    """Return the forward graph that stages are cut from, at the batch size of a micro-batch."""
     from scenarios.importers import load_graph
 
     assert fields.graph is not None
@@ -131,14 +131,14 @@ def graph_of(fields: PipelineFields, document: Document) -> Graph:
 
 
 def timed_graph(fields: PipelineFields, document: Document) -> Graph | None:
-    """Return the graph, or the kernels of a model's forward; None: there is neither."""
+    """Return the graph, or the kernels of a model's forward; None if there is neither."""
     if fields.graph is not None:
         return graph_of(fields, document)
     return None if fields.model is None else _kernels(tuple(forward_kernels(fields)), fields.model.dtype)
 
 
 _kernels: Final = lru_cache(maxsize=1)(kernels_graph)
-"""The graph of some kernels, the same for all schedules and points of a sweep that have them."""
+"""The graph of some kernels, shared by all schedules and sweep points that have the same kernels."""
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -146,9 +146,9 @@ _kernels: Final = lru_cache(maxsize=1)(kernels_graph)
 
 @dataclass(frozen=True)
 class Stages:
-    """The stages, on how many workers each is where a planner said so, and how many layers each has.
+    """The stages, with workers per stage (if a planner chose them) and layers per stage.
 
-    Of a model the end of its step is known, too.
+    For a model, the end of its step is known, too.
     """
 
     each: list[PipelineStage]
@@ -158,7 +158,7 @@ class Stages:
 
 
 def make_stages(fields: PipelineFields, document: Document, devices: Sequence[Device], chunks: int) -> Stages:
-    """Return the stages of a pipeline; a model or a graph is timed with ranks in a loop over the devices.
+    """Return the stages of a pipeline; a model or graph is timed with ranks in a loop over the devices.
 
     Parameters
     ----------
@@ -166,14 +166,14 @@ def make_stages(fields: PipelineFields, document: Document, devices: Sequence[De
     document : Document
         Finds a profile.
     devices : sequence of Device
-        Of each rank, and perhaps more; they time a model or a graph. Empty without a machine.
+        Devices of the ranks, possibly more; they time a model or a graph. Empty without a machine.
     chunks : int
-        Stages a rank, for ``ranks:``.
+        Stages per rank, for ``ranks:``.
 
     Raises
     ------
     InputError
-        A stage without a time, or a cut that is impossible.
+        A stage has no time, or a cut is impossible.
     """
     if fields.model is not None:
         count = _count(fields, chunks)
@@ -190,7 +190,7 @@ def make_stages(fields: PipelineFields, document: Document, devices: Sequence[De
 
 
 def _count(fields: PipelineFields, chunks: int) -> int:
-    """Return the number of stages that a model or layers are cut into."""
+    """Return the number of stages into which a model or its layers are cut."""
     given = fields.ranks * chunks if fields.ranks is not None else fields.stages
     if isinstance(fields.partition, str):
         assert isinstance(given, int)
@@ -202,7 +202,7 @@ def _count(fields: PipelineFields, chunks: int) -> int:
 
 
 def _stage(own: StageFields, common: StageFields, number: int | None = None) -> PipelineStage:
-    """Return one stage: what it says itself, else what the pipeline says of all."""
+    """Return one stage; its own fields override those of the pipeline."""
     values = {
         key: getattr(own, key) if getattr(own, key) is not None else getattr(common, key)
         for key in StageFields.model_fields
@@ -247,7 +247,7 @@ def _stage(own: StageFields, common: StageFields, number: int | None = None) -> 
 
 
 def _with_inputs(stages: Sequence[PipelineStage]) -> list[PipelineStage]:
-    """Let a recomputed micro-batch keep what the stage before sends, where nothing else is said."""
+    """Let a recomputed micro-batch keep its input from the stage before, unless `kept` is given."""
     return [
         replace(stage, checkpoint_nbytes=stages[i - 1].boundary_nbytes)
         if i and stage.checkpoint_nbytes is None
@@ -257,7 +257,7 @@ def _with_inputs(stages: Sequence[PipelineStage]) -> list[PipelineStage]:
 
 
 def _shared(stage: PipelineStage, chunks: int) -> PipelineStage:
-    """Return a chunk of a rank's work; what is sent on does not depend on how it is cut."""
+    """Return a chunk of a rank's work; the cut does not change what is sent on."""
 
     def part(whole: int | None) -> int | None:
         return None if whole is None else round_half_up(Fraction(whole, chunks))
@@ -282,23 +282,23 @@ def _shared(stage: PipelineStage, chunks: int) -> PipelineStage:
 def place_stages(
     fields: PipelineFields, document: Document, stages: Stages, schedule: Schedule, devices: Sequence[Device]
 ) -> Stages:
-    """Return the stages, timed on the devices of the ranks where a schedule puts them.
+    """Return the stages, timed on the devices of the ranks to which the schedule assigns them.
 
     Parameters
     ----------
     fields : PipelineFields
     document : Document
     stages : Stages
-        As `make_stages` returned them: how layers were cut stays as it is.
+        Result of `make_stages`; the cut into layers does not change.
     schedule : Schedule
     devices : sequence of Device
-        Of each rank.
+        Device of each rank.
 
     Raises
     ------
     InputError
-        A stage has several ranks (replicas, both ways) whose devices take different times for it: it has
-        one duration.
+        A stage has several ranks (replicas, or both directions) whose devices need different times,
+        but it can have only one duration.
     """
     timed = fields.graph is not None or (fields.model is not None and fields.model.by_device)
     if not timed:
@@ -326,7 +326,7 @@ def place_stages(
 def _of_graph(
     fields: PipelineFields, document: Document, homes: Sequence[Device], balance: Sequence[int]
 ) -> list[PipelineStage]:
-    """Return stages cut from the ops of a graph, each timed by the device it is on."""
+    """Return stages cut from the ops of a graph, each timed by the device that it is on."""
     graph = graph_of(fields, document)
     per_device = {device.name: cut(_graph_layers(fields, graph, device), balance) for device in homes}
     return [per_device[device.name][s] for s, device in enumerate(homes)]
@@ -338,7 +338,7 @@ def _graph_layers(fields: PipelineFields, graph: Graph, device: Device) -> list[
 
 
 def _cut(fields: PipelineFields, document: Document, devices: Sequence[Device], chunks: int) -> Stages:
-    """Cut layers into stages; those of a graph are balanced as the first rank's device times them."""
+    """Cut layers into stages; those of a graph are balanced with times of the first rank's device."""
     if isinstance(fields.layers, str):
         from scenarios.importers.pipedream_profile import read_profile
 
@@ -362,8 +362,8 @@ def _cut(fields: PipelineFields, document: Document, devices: Sequence[Device], 
 
 
 def _levels(fields: PipelineFields) -> list[Level]:
-    """Return the levels of the machine that PipeDream's planners plan for, from the innermost."""
-    # `stages` or `ranks` is here their number; how many stages they make is the plan
+    """Return the levels of the machine for PipeDream's planners, innermost first."""
+    # Here `stages` or `ranks` is the number of workers; the plan decides how many stages they form.
     workers = _count(fields, 1)
     if isinstance(fields.bandwidth, int):
         return [Level(workers, fields.bandwidth)]

@@ -9,9 +9,9 @@
     machine ──────┴──► device of each rank, times of a model ────────┘
     (or plain devices)
 
-The policy of a pipeline is its schedule: any name that ``sim schedule`` knows, with its options. Ranks are
-stages / chunks; with ``ranks:`` instead of ``stages:`` the same work of each rank is cut into as many chunks
-as a schedule has, so that schedules with and without chunks can be compared.
+The policy of a pipeline is its schedule: any name that ``sim schedule`` knows, with its options. The number
+of ranks is stages / chunks. With ``ranks:`` instead of ``stages:`` the same work of each rank is cut into as
+many chunks as a schedule has, so that schedules with and without chunks can be compared.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ if TYPE_CHECKING:
 def micro_batch_sizes(batch: int, micro_batches: int) -> tuple[int, ...]:
     """Return the sizes of the micro-batches that ``tensor.chunk(micro_batches)`` makes.
 
-    All have ceil(batch / micro_batches) samples and the last one what is left, so that there may be
-    fewer than were asked for.
+    All have ceil(batch / micro_batches) samples except the last, which has the rest, so that there may be
+    fewer micro-batches than requested.
 
     Examples
     --------
@@ -82,7 +82,7 @@ class Pipeline(Workload):
     pipeline: PipelineFields
 
     def check_schedule(self, policy: PolicyFields) -> None:
-        """Refuse options that the schedule has not, and sizes that the workload has."""
+        """Raise if an option is unknown to the schedule, or is a size that the workload gives."""
         assert policy.name is not None
         given, others = policy.options, ["chunks"]
         for size in ("ranks", "micro_batches"):
@@ -105,12 +105,12 @@ class Pipeline(Workload):
         return {"devices": {"rank": {"kind": "gpu", "count": max(1, ranks)}}}
 
     def asks_cost_models(self) -> bool:
-        """Whether stages are timed where they run: those of a graph, or of a model that gives no rate."""
+        """Whether devices time the stages: those of a graph, or of a model without a rate."""
         model = self.pipeline.model
         return self.pipeline.graph is not None or (model is not None and model.by_device)
 
     def timed(self, document: Document) -> Graph | None:
-        """Return the graph that stages are cut from, or the kernels of a model, where devices time them."""
+        """Return what devices time: the graph that stages are cut from, or the kernels of a model."""
         return timed_graph(self.pipeline, document) if self.asks_cost_models() else None
 
     def work(
@@ -121,9 +121,9 @@ class Pipeline(Workload):
         Raises
         ------
         InputError
-            Sizes that do not fit each other, an unknown option, a device that is not there.
+            Sizes do not fit each other, an option is unknown, or a device does not exist.
         StuckError
-            A custom order that deadlocks.
+            A custom order deadlocks.
         """
         try:
             return _work(self.pipeline, document, machine, policy, loc)
@@ -208,7 +208,7 @@ def _work(
 
 
 def _split(fields: PipelineFields) -> tuple[int, ...]:
-    """Return the samples of each micro-batch, or ones where nobody counts samples."""
+    """Return the samples of each micro-batch, or ones if the batch size is not given."""
     if fields.batch is None:
         return (1,) * fields.micro_batches
     sizes = micro_batch_sizes(fields.batch, fields.micro_batches)
@@ -230,7 +230,7 @@ def _schedule(
     fields: PipelineFields,
     document: Document,
 ) -> Schedule:
-    """Generate the schedule, giving it what it may know of the workload."""
+    """Generate the schedule, given what it may know of the workload."""
     known = options(name)
     if name == "custom":
         if isinstance(given.get("file"), str):
@@ -245,7 +245,7 @@ def _schedule(
         given["limit"] = _limit(given.get("limit"), resident)
     checkpoint = given.pop("checkpoint", fields.checkpoint)
     if checkpoint == "except_last" and micro_batches < fields.micro_batches:
-        # Of the chunks asked for the last is left out; a short batch has none such (torchgpipe, gpipe.py).
+        # The last requested chunk is not checkpointed, but a short batch lacks it (torchgpipe, gpipe.py).
         checkpoint = "always"
     count = len(stages.each)
     replicas = given.get("replicas")
@@ -260,7 +260,7 @@ def _schedule(
 
 
 def _problem(fields: PipelineFields, stages: list[PipelineStage]) -> dict[str, Any]:
-    """Return what zb-auto searches an order for: the workload's own times and sizes."""
+    """Return the problem that zb-auto solves: the workload's own times and sizes."""
     sized = all(stage.activation_nbytes for stage in stages)
     return {
         "forward": [stage.times.of("F") for stage in stages],
@@ -277,13 +277,13 @@ def _problem(fields: PipelineFields, stages: list[PipelineStage]) -> dict[str, A
 
 
 def _resident(stages: Sequence[PipelineStage], chunks: int) -> int:
-    """Return what stays on the rank that holds most: parameters, gradients and optimizer state."""
+    """Return the resident bytes of the fullest rank: parameters, gradients and optimizer state."""
     sizes = [stage.parameter_nbytes + stage.gradient_nbytes + stage.optimizer_nbytes for stage in stages]
     return max(size + (sizes[-1 - s] if chunks == 2 else 0) for s, size in enumerate(sizes))
 
 
 def _limit(given: Any, resident: int) -> int | None:
-    """Return how much a rank may hold of activations, of a size of all that it holds."""
+    """Return the bytes of activations that a rank may hold, given a limit on its total memory."""
     if given is None:
         return None
     if isinstance(given, (int, float)) and not isinstance(given, bool):
@@ -298,7 +298,7 @@ def _limit(given: Any, resident: int) -> int | None:
 
 
 def _around(fields: PipelineFields, of: Stages, shared_by: int) -> Around:
-    """Return what is around the schedule; times of a rank are shared by its chunks."""
+    """Return what surrounds the schedule; a rank's times are divided among its chunks."""
     optimizer, data, stages = fields.optimizer, fields.dp, of.each
     steps: tuple[int, ...] = ()
     synchronisation: int | None = None
@@ -332,7 +332,7 @@ def _around(fields: PipelineFields, of: Stages, shared_by: int) -> Around:
 
 
 def _route_ns(machine: Machine, devices: list[str], source: int, destination: int, nbytes: int) -> int:
-    """Return what a copy between two ranks takes that has its route for itself."""
+    """Return the time of a copy between two ranks that has its route to itself."""
     route = machine.route(machine.device_index(devices[source]), machine.device_index(devices[destination]))
     links = [machine.links[k] for k in route]
     rates = [link.bandwidth_bytes_per_s for link in links if link.bandwidth_bytes_per_s is not None]

@@ -34,7 +34,7 @@ _KINDS: Final = {
 
 
 def _known(value: Any) -> Any:
-    """Refuse a mapping that names no kind, or several, or one that no session can be."""
+    """Raise if a mapping names no kind, several kinds, or a kind that cannot be a session."""
     named = kinds_in(value) if isinstance(value, dict) else []
     for name in named:
         if name in _NOT_HERE:
@@ -75,20 +75,20 @@ class Sessions(Workload):
 
     @property
     def runs_code(self) -> bool:  # type: ignore[override]
-        """Whether one of them runs other people's code."""
+        """Whether any session runs other people's code."""
         return any(spec.workload.runs_code for spec in self.sessions.values())
 
     def own_kinds(self) -> Collection[str]:
-        """Return the kinds of op that one of them names as its own."""
+        """Return the op kinds that any session declares as its own."""
         return [kind for spec in self.sessions.values() for kind in spec.workload.own_kinds()]
 
     def intra_op_threads(self, default: int | None) -> int | None:
-        """Return what the first session asks for: it makes the pool of the process."""
+        """Return the first session's pool size: it creates the pool of the process."""
         first = next(iter(self.sessions.values())).intra_op_parallelism_threads
         return default if first is None else first
 
     def asks_cost_models(self) -> bool:
-        """Whether one of them asks cost models."""
+        """Whether any session asks cost models."""
         return any(spec.workload.asks_cost_models() for spec in self.sessions.values())
 
     def build(self, document: Document, machine: Machine) -> Graph:
@@ -97,7 +97,7 @@ class Sessions(Workload):
         for name, spec in self.sessions.items():
             node = document.at(("workload", "sessions", name, "workload"))
             assert node is not None
-            # Its errors stand where the session's workload stands.
+            # Its errors refer to the session's workload.
             own = replace(document, root=Node({"workload": node}, node.place), changed=frozenset())
             graph = spec.workload.build(own, machine)
             try:
@@ -116,23 +116,23 @@ class Sessions(Workload):
 #     train   [ batch 0 ] ─► begin ─► [ batch 1 ] ─► begin ─► [ batch 2 ]
 #     serve   [ batch 0 ] ─► begin ─► [ batch 1 ]
 #
-# Sessions share nothing but the machine. An op carries its session's name, its process
-# (`sim.issuers`), and the pool that the session chose, as attributes, from which policies with thread
-# pools divide their threads (`policies.issue.tensorflow_executor`). Parameters are there once a session,
-# inputs once a batch.
+# Sessions share nothing but the machine. An op carries as attributes its session's name, its process
+# (`sim.issuers`), and the pool that the session chose; policies with thread pools use them to divide
+# their threads (`policies.issue.tensorflow_executor`). Parameters exist once per session,
+# inputs once per batch.
 
 
 @dataclass(frozen=True)
 class Session:
-    """A graph, and how it runs.
+    """A graph and how it runs.
 
     Attributes
     ----------
     graph : Graph
     iterations : int
-        How often, one run after another.
+        Number of runs, one after another.
     inter_op_thread_pool : int
-        Which of several pools it chooses.
+        Index of the inter-op pool that it uses.
     """
 
     graph: Graph
@@ -146,16 +146,16 @@ def side_by_side(name: str, sessions: Mapping[str, Session], processes: str = "e
     Parameters
     ----------
     name : str
-        Of the graph.
+        Name of the graph.
     sessions : mapping of str to Session
     processes : str
-        ``"each"``: each session is a process of its own, where the policy knows of processes
-        (`sim.issuers`); ``"one"``: all are of one.
+        ``"each"``: each session is a process of its own, if the policy distinguishes processes
+        (`sim.issuers`); ``"one"``: all belong to one process.
 
     Raises
     ------
     GraphError
-        An op that fails in a batch that there is not.
+        An op fails in a batch that does not exist.
 
     Examples
     --------
@@ -186,7 +186,7 @@ def _add(
     processes: str,
     ends: tuple[list[str], list[str]],
 ) -> list[str]:
-    """Add a batch behind the ops at which the one before it ended; return those at which it ends."""
+    """Add a batch after the last ops of the previous batch; return its own last ops."""
     prefix = f"{title}/{batch}/" if session.iterations > 1 else f"{title}/"
     records = read(session.graph)
     renamed = {}
@@ -198,20 +198,20 @@ def _add(
         marks["session_step"] = batch
     if processes == "each":
         marks["process"] = title
-    loops = has_control_flow(session.graph)  # where the edges with a distance are those back
+    loops = has_control_flow(session.graph)  # then edges with a distance are back edges
 
     def earlier(made: str, distance: int) -> tuple[str, int]:
-        """Return what `distance` batches before this one made, and how many runs of all batches before."""
+        """Return what the batch `distance` before this one made, and how many runs back that is."""
         if loops or session.iterations == 1:
             return prefix + made, distance
         runs, of = divmod(batch - distance, session.iterations)
         return f"{title}/{of}/{made}", -runs
 
     begin: list[tuple[str, int]] = []
-    if last:  # a control trigger runs whatever became of the branches before it
+    if last:  # a control trigger runs even if earlier branches are dead
         start = f"{prefix}begin"
         after = [(name, 0) for name in last]
-        # On a device of its own it would use a device that the session does not.
+        # A device of its own would be one that the session does not use.
         first = next(record for record in records.ops.values() if _begins(records, record))
         given = {**marks, "begins_batch": True}
         together.ops[start] = OpEntry(
@@ -229,7 +229,7 @@ def _add(
                 ) from None
         if "frame" in attributes:
             attributes["frame"] = prefix + str(attributes["frame"])
-        for word in ("communicator", "key"):  # by which ops of a session meet, and no others
+        for word in ("communicator", "key"):  # rendezvous are within a session
             if word in attributes:
                 attributes[word] = f"{title}/{attributes[word]}"
         together.ops[prefix + name] = replace(
@@ -255,16 +255,16 @@ def _add(
 
 
 def _begins(records: Records, record: OpEntry) -> bool:
-    """Whether an op waits for no other of its batch."""
+    """Whether an op waits for no other op of its batch."""
     reads = (d for tensor, d in record.inputs if records.producer(tensor) is not None)
     return all(reads) and all(d for _, d in record.after)
 
 
 def _ends(graph: Graph) -> tuple[list[str], list[str]]:
-    """Return the ops that nobody of the same batch reads or follows, and a switch of each loop.
+    """Return the ops that no op of the same batch reads or follows, and a switch of each loop.
 
-    Those in loops, which may run when the exits have come, are over when the loop is. An exit that reads both
-    sides of a switch is never live, and one that never was goes out, dead, when the loop is over.
+    Ops in loops may still run when the exits have come; they end with the loop. An exit that reads both
+    sides of a switch is never live, and an exit that never was goes out, dead, when the loop ends.
     """
     edges = graph.edges
     counts = np.bincount(edges.producer[edges.distance == 0], minlength=len(graph))
@@ -272,7 +272,7 @@ def _ends(graph: Graph) -> tuple[list[str], list[str]]:
     switches: dict[int, int] = {}
     if has_control_flow(graph):
         structure = frame_structure(graph)
-        # What nothing in a loop reads ends where it comes from: who follows its enter is in the loop.
+        # An enter that nothing in its loop reads counts as its producer; what follows it is in the loop.
         enters = [op for op in ends if op in structure.child_of]
         entering = (int(graph.tensor_producer[t]) for op in enters for t in graph.inputs.row(op))
         ends = sorted({*ends, *(op for op in entering if op >= 0)} - structure.child_of.keys())

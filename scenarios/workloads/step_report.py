@@ -1,17 +1,17 @@
-"""What is told of a training step that rewrites made of a graph, under the keys that `train` has for its own.
+"""Report on a training step that rewrites derived from a graph, with the keys that `train` has for its own.
 
 ::
 
-    model ─► policy.compile: [training, tensor-parallel, ...] ─► run ─► step, rate, MFU; of each device
-                                                                        time and memory by what they are for
+    model ─► policy.compile: [training, tensor-parallel, ...] ─► run ─► step, rate, MFU; for each device,
+                                                                        time and memory by purpose
 
     time     products ─ attention ─ passes ─ optimizer, then collectives that none of these hides, then waits
-    memory   parameters       what forwards read          gradients    what updates read, and the parts of it
-             optimizer state  what updates alone read     activations  what a forward leaves for a backward
-             buffers          what is gathered, copied    working      all else
+    memory   parameters       what forwards read          gradients    what updates read, and its parts
+             optimizer state  what only updates read      activations  what a forward leaves for a backward
+             buffers          gathered or copied data     working      all else
 
-A collective within a layer is one of tensor, context or expert parallelism; others are around the layers.
-MFU is the time in which the devices could do the flop of products, convolutions and attention at their peaks,
+A collective within a layer belongs to tensor, context or expert parallelism; others are around the layers.
+MFU is the time that products, convolutions and attention would need on the devices at their peaks,
 each in its data type, over the time that they took.
 """
 
@@ -37,13 +37,13 @@ from sim.graph.graph import Graph, Role
 from sim.trace import Trace
 
 _AROUND: Final = frozenset({"dp", REPLICAS, "cp-dp", "pp"})
-"""Dimensions whose collectives are none within a layer."""
+"""Dimensions whose collectives are not within a layer."""
 _COPIES: Final = ("copy_in", "copy_out", "concat")
 _SUMS: Final = ("add", "add_n", "identity", "reshape", "cast", "transpose")
 
 
 def is_training_step(graph: Graph) -> bool:
-    """Whether a graph has a forward that says so, and updates parameters."""
+    """Whether a graph has ops marked as forward, and optimizer updates."""
     return "F" in graph.phases and any(kind in OPTIMIZERS for kind in graph.kinds)
 
 
@@ -53,11 +53,11 @@ def step_report(trace: Trace, batch: int | None, tokens: int | None) -> dict[str
     Parameters
     ----------
     trace : Trace
-        Of a graph that `is_training_step`.
+        Trace of a graph for which `is_training_step` holds.
     batch : int or None
-        Samples of the graph, of which each replica has as many in each of its micro-batches.
+        Samples of the graph; each replica has this many in each of its micro-batches.
     tokens : int or None
-        Of a sample.
+        Tokens per sample.
     """
     graph, machine, n = trace.job.graph, trace.job.machine, trace.job.iterations
     updates = graph.is_kind(*OPTIMIZERS)
@@ -103,7 +103,7 @@ def step_report(trace: Trace, batch: int | None, tokens: int | None) -> dict[str
 
 
 def _rates(step: int, gpus: int, samples: int | None, tokens: int | None) -> dict[str, float]:
-    """Return samples and tokens a second, as far as they are known."""
+    """Return samples and tokens per second, as far as they are known."""
     if samples is None or not step:
         return {}
     per_s = samples * NS_PER_S / step
@@ -123,10 +123,10 @@ def _replicas(graph: Graph) -> int:
 
 
 def _work(trace: Trace, stands_for: Mapping[int, int]) -> tuple[int, int | None]:
-    """Return the flop of products, convolutions and attention, and how many ns of devices they take at peaks.
+    """Return the flop of products, convolutions and attention, and the device time in ns they need at peak.
 
-    Attention computes its scores again in the backward, which is no work of the model: of five products four
-    count (arXiv 2307.08691, section 2.3). None: a peak is not known.
+    Attention recomputes its scores in the backward, which is not work of the model: four of its five products
+    count (arXiv 2307.08691, section 2.3). The time is None if a peak is unknown.
     """
     graph, machine = trace.job.graph, trace.job.machine
     counts = _is_product(graph) | _is_attention(graph)
@@ -153,7 +153,7 @@ def _is_attention(graph: Graph) -> BoolArray:
 
 
 def _times(trace: Trace, devices: Sequence[int], updates: BoolArray) -> list[dict[str, int]]:
-    """Return, for each device, where its step goes; `hidden` runs beside the others, which add up to it."""
+    """Return each device's step time by part; `hidden` overlaps the others, which add up to the step."""
     graph, n = trace.job.graph, trace.job.iterations
     op, ns = trace.tasks["op"], trace.tasks["end_ns"] - trace.tasks["start_ns"]
     moves = moving_ops(trace.job)[op]
@@ -170,7 +170,7 @@ def _times(trace: Trace, devices: Sequence[int], updates: BoolArray) -> list[dic
     }
     rows, before = np.zeros(len(op), bool), np.zeros(len(trace.job.machine.devices), np.int64)
     spent: dict[str, IntArray] = {}
-    for name, chosen in parts.items():  # what runs beside an earlier part adds nothing to it
+    for name, chosen in parts.items():  # time that overlaps an earlier part is not counted again
         rows |= chosen
         covered = covered_ns(trace, rows)
         spent[name], before = (covered - before) // n, covered
@@ -185,7 +185,7 @@ def _times(trace: Trace, devices: Sequence[int], updates: BoolArray) -> list[dic
 
 
 def covered_ns(trace: Trace, rows: BoolArray, until: IntArray | None = None) -> IntArray:
-    """Return for how long at least one of these tasks runs on each device, by default to its end."""
+    """Return how long at least one of these tasks runs on each device, until `until` or its end."""
     start, end = trace.begins_ns[rows], (trace.tasks["end_ns"] if until is None else until)[rows]
     return union(start, end, trace.device[rows]).lengths(len(trace.job.machine.devices))
 
@@ -199,7 +199,7 @@ def _when(trace: Trace, device: int, at_ns: int) -> str:
 
 
 def use_of_tensors(trace: Trace) -> IntArray:
-    """Return what each tensor is for, as an index into `scenarios.workloads.pipeline_report.BANDS`."""
+    """Return the purpose of each tensor, as an index into `scenarios.workloads.pipeline_report.BANDS`."""
     graph = trace.job.graph
     use = {name: BANDS.index(name) for name in BANDS}
     found = np.full(graph.n_tensors, use["working"])

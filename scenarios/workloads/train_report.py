@@ -1,11 +1,11 @@
-"""What is told of a training step: time, rate, MFU, where the time goes, memory of each rank, and if it fits.
+"""Report on a training step: time, rate, MFU, where the time goes, memory of each rank, and whether it fits.
 
 ::
 
     rank 0  ├ products ─ attention ─ passes ─ exposed collectives ┤ × micro-batches + optimizer + waits = step
             hidden collectives run beside them
 
-One rank a pipeline stage is simulated; the others do the same at the same time, and the report says how many.
+One rank per pipeline stage is simulated; the report says how many others do the same at the same time.
 """
 
 from __future__ import annotations
@@ -35,45 +35,45 @@ from sim.graph.graph import Graph
 from sim.trace import Trace
 
 # ----------------------------------------------------------------------------------------------------------
-# Sharding over fewer ranks (HSDP): which of them share one copy, and when all of them are too many.
+# Sharding over fewer ranks (HSDP): which of them share one copy, and when sharding over all is too much.
 #
-#     fsdp over 6,400 ranks    a ring of 6,399 hops a gather, however few bytes each has
+#     fsdp over 6,400 ranks    a ring of 6,399 hops per gather, however few bytes each rank has
 #     shard: 64                rings of 63, and sums of a 64th of the gradients over 100 copies
 #
-# A gather is dominated by latency where twice the bytes do not take one and a half times as long.
+# Latency dominates a gather if twice the bytes take less than one and a half times as long.
 
 _WORTH_IT = 0.02
-"""Part of a step that a change has to save."""
+"""Minimum share of a step that a change has to save."""
 
 
 def shards(training: Training) -> Iterator[Training]:
-    """Yield the training with FSDP over fewer ranks: whole nodes, one and twice as many again and again."""
+    """Yield the training with FSDP over fewer ranks: a whole node's, then twice as many each time."""
     layout = training.layout
     ranks, n = layout.dp * layout.cp, layout.node
     while n < ranks:
         try:
             yield replace(training, layout=replace(layout, sharding="fsdp", shard=n))
-        except InputError:  # no divisor of the ranks
+        except InputError:  # does not divide the ranks
             return
         n *= 2
 
 
 def fastest_shard(training: Training) -> Training | None:
-    """Return the training with FSDP over as many ranks as fit and communicate least; None: none fits."""
+    """Return the training with the HSDP size that fits and communicates least, or None if none fits."""
     apart = sorted((each for each in shards(training) if each.parameters_apart), key=_communication_ns)
-    return next(filter(_fits, apart), None)  # whether one fits takes a run of it
+    return next(filter(_fits, apart), None)  # lazily: each check of memory simulates a step
 
 
 def latency_note(training: Training, step: int, exposed: int) -> str | None:
-    """Return a line where FSDP takes long for its messages, not for its bytes, and what is faster.
+    """Return a note if latency, not bandwidth, dominates FSDP's collectives, with a faster alternative.
 
     Parameters
     ----------
     training : Training
     step : int
-        How long it takes, in ns.
+        Duration of the step in ns.
     exposed : int
-        How much of that are collectives that nothing hides.
+        Part of it spent in exposed collectives.
     """
     if training.layout.sharding != "fsdp" or not training.parameters_apart or exposed < _WORTH_IT * step:
         return None
@@ -101,7 +101,7 @@ def _fits(training: Training) -> bool:
 
 
 def _communication_ns(training: Training) -> float:
-    """Return what the collectives of a layer take: it is gathered twice, and its gradients are summed."""
+    """Return the time of a layer's collectives: two gathers, and the sum of its gradients."""
     parameters = _largest(training)
     return 2 * training.gather_ns(parameters) + sum(training.scatter_ns(parameters))
 
@@ -120,14 +120,14 @@ def _duration(ns: float) -> str:
 
 @dataclass(frozen=True)
 class Peak:
-    """The most that a rank holds.
+    """The peak memory of a rank.
 
     Attributes
     ----------
     parts : dict
-        Bytes by what they are for, in the order of reports.
+        Bytes by purpose, in the order of reports.
     when : str
-        The action of its program, and the piece of the model.
+        Action of the rank's program, and piece of the model.
     """
 
     parts: dict[str, int]
@@ -135,12 +135,12 @@ class Peak:
 
     @property
     def nbytes(self) -> int:
-        """All of it."""
+        """Total bytes."""
         return sum(self.parts.values())
 
 
 def peaks_of(training: Training, trace: Trace) -> list[Peak]:
-    """Return the most that each pipeline rank holds in a run of a step."""
+    """Return the peak memory of each pipeline rank in the run of a step."""
     graph, tasks, machine = trace.job.graph, trace.tasks, trace.job.machine
     names = [device.name for device in machine.devices]
     found = []
@@ -152,7 +152,7 @@ def peaks_of(training: Training, trace: Trace) -> list[Peak]:
 
 
 def _when(training: Training, graph: Graph, running: Sequence[int]) -> str:
-    """Return what runs, and which piece of it needs most: a slot, if there is one, rather than a message."""
+    """Return what runs and which piece of it needs the most memory; slots take precedence over messages."""
     found = ""
     for op in running:
         stage, k, kind = int(graph.stage[op]), int(graph.micro_batch[op]), graph.kind(op)
@@ -168,7 +168,7 @@ def _when(training: Training, graph: Graph, running: Sequence[int]) -> str:
 
 
 def fullest(training: Training, trace: Trace) -> int:
-    """Return the most bytes that any rank holds in a run of a step."""
+    """Return the most bytes that any rank holds in the run of a step."""
     return max(each.nbytes for each in peaks_of(training, trace))
 
 
@@ -220,10 +220,10 @@ def train_report(trace: Trace, training: Training, schedule: Schedule) -> dict[s
 
 
 def step_interval(training: Training, schedule: Schedule, step: int) -> dict[str, Any] | None:
-    """Return between which limits a step is (`sim.explain.time_use.uncertainty`); None: nothing tells.
+    """Return the uncertainty interval of a step (`sim.explain.time_use.uncertainty`), or None if unknown.
 
-    That of the rank that computes longest: those that wait, wait for the same kernels. What is not computed
-    counts as sure, as in any run.
+    It is that of the rank that computes longest: ranks that wait, wait for the same kernels. All time other
+    than computing counts as certain, as in any run.
     """
 
     def kernels(rank: int) -> tuple[float, dict[str, tuple[float, float]]]:
@@ -244,7 +244,7 @@ def step_interval(training: Training, schedule: Schedule, step: int) -> dict[str
 
 
 def _add_kinds(training: Training, stage: StagePart, found: dict[str, tuple[float, float]]) -> None:
-    """Add the time of a stage's kernels to that of their kind of op, and that time by how unsure it is."""
+    """Add the time of a stage's kernels, and that time weighted by its spread, to their op kinds."""
     alone = training.calibration.alone
     assert alone is not None
     for pieces, units in Counter(unit.pieces for unit in stage.units).items():
@@ -259,7 +259,7 @@ def _add_kinds(training: Training, stage: StagePart, found: dict[str, tuple[floa
 
 
 def launch_note(training: Training) -> str | None:
-    """Return a line where launches are left out, by which an eager step would be bound."""
+    """Return a note if launches are left out but would bound an eager step."""
     if training.cuda_graph != FULL_ITERATION or not any(training.calibration.host[:2]):
         return None
     slots = [
@@ -275,7 +275,7 @@ def launch_note(training: Training) -> str | None:
 
 
 def _notes(training: Training, step: int, exposed: int) -> list[str]:
-    """Return what a reader may not expect of the layout."""
+    """Return notes on what the prediction does not cover for this layout."""
     notes = [_ALONE] if training.calibration.is_unfitted else []
     notes += [*precision_notes(training), *dispatcher_notes(training)]
     if training.tensor_overlap and not training.layout.splits_sequence:
@@ -300,7 +300,7 @@ def _notes(training: Training, step: int, exposed: int) -> list[str]:
 
 
 def dispatcher_notes(training: Training) -> list[str]:
-    """Return a line where no kernel of a dispatcher was measured among so many ranks."""
+    """Return a note if no dispatcher kernel was measured on this number of ranks."""
     dispatcher, group, alone = training.dispatcher, training.groups["ep"], training.calibration.alone
     measured = dispatcher == "deepep" and alone is not None and alone.sends(group)
     if dispatcher == "all-to-all" or group.size == 1 or measured:
@@ -313,7 +313,7 @@ def dispatcher_notes(training: Training) -> list[str]:
 
 
 def precision_notes(training: Training) -> list[str]:
-    """Return lines where other products stand for those of a precision on a GPU."""
+    """Return notes if the kernels of a precision are priced as products of another."""
     of = training.calibration
     if of.alone is None:
         return []
@@ -341,7 +341,7 @@ _ALONE: Final = (
 
 
 def _experts(training: Training) -> dict[str, Any]:
-    """Return how unequal the ranks of experts are, and what is dropped, where there are experts."""
+    """Return how unequal the load of the expert ranks is, and what is dropped, if there are experts."""
     if not training.model.experts:
         return {}
     load = training.work.load
@@ -349,9 +349,9 @@ def _experts(training: Training) -> dict[str, Any]:
 
 
 def _times(trace: Trace, training: Training, schedule: Schedule) -> list[dict[str, int]]:
-    """Return, for each rank, where its step goes: parts of its slots, messages that nothing hides, and waits.
+    """Return the time of each rank's step by part: its slots' parts, exposed messages, and waits.
 
-    `hidden` runs beside the others; the rest adds up to the step.
+    `hidden` overlaps the others; the rest add up to the step.
     """
     graph, tasks = trace.job.graph, trace.tasks
     kind = [graph.kinds[code] for code in graph.kind_code[tasks["op"]].tolist()]
@@ -372,7 +372,7 @@ def _times(trace: Trace, training: Training, schedule: Schedule) -> list[dict[st
         parts = ("products", "attention", "passes", *quantizing, *launched)
         kernels = {part: round(m * getattr(slots, part)) for part in parts}
         exposed = computes - int(alone[rank])
-        # each slot lasts whole ns; here all slots are rounded at once
+        # Each slot lasts whole ns; here all slots are rounded at once.
         kernels["products"] += computes - steps - exposed - sum(kernels.values())
         sent = int((tasks["end_ns"] - tasks["start_ns"])[mine & message].sum())
         found.append(
@@ -389,22 +389,22 @@ def _times(trace: Trace, training: Training, schedule: Schedule) -> list[dict[st
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Does a training step fit, and if not: which rank, when, what owns the memory, and what would make it fit.
+# Whether a training step fits, and if not: which rank, when, what owns the memory, and what would help.
 #
-#     one setting at a time, its least notch that fits: policy, micro_batch /2 .., recompute, sharding,
+#     one setting at a time, its smallest change that fits: policy, micro_batch /2 .., recompute, sharding,
 #     shard, ep, tp, cp, pp ×2 ..
 #     of those that fit: the one with the fastest step
 #
-# A change of tp, cp or pp takes the ranks from dp, so that the cluster stays as large; the global batch
-# stays, too. Sharding over fewer ranks (HSDP) counts as one setting: of those that fit, what communicates
-# least.
+# A change of tp, cp or pp takes its ranks from dp, so that the size of the cluster and the global batch
+# stay the same. Sharding over fewer ranks (HSDP) counts as one setting: of the sizes that fit, the one that
+# communicates least.
 
 _LEAN: Final = ("1f1b", "interleaved-1f1b", "v-half", "v-min")
-"""Schedules that start backwards early, each holding fewer activations than those before it."""
+"""Schedules that start backwards early, each with fewer activations in flight than the one before."""
 
 
 class FittingChange(NamedTuple):
-    """One setting that makes a training fit, what its fullest rank then holds, and its step."""
+    """A change of one setting that makes a training fit, with its peak memory and its step."""
 
     what: str
     peak: int
@@ -412,13 +412,13 @@ class FittingChange(NamedTuple):
 
 
 def _notches(of: Training) -> Iterator[list[tuple[str, Training]]]:
-    """Yield ladders of a single setting, each from its least change to its greatest."""
+    """Yield, for each setting, its changes from the least to the greatest."""
     layout = of.layout
 
     def tried(what: str, **changes: object) -> list[tuple[str, Training]]:
         try:
             return [(what, replace(of, **changes))]  # type: ignore[arg-type]
-        except InputError:  # sizes that do not fit each other are no way out
+        except InputError:  # sizes that do not fit each other do not help
             return []
 
     if layout.pp > 1:
@@ -466,7 +466,7 @@ def _notches(of: Training) -> Iterator[list[tuple[str, Training]]]:
 
 
 def _hybrid(of: Training) -> list[tuple[str, Training]]:
-    """Return FSDP over fewer ranks than all, or over more than those that share a copy now."""
+    """Return FSDP over fewer ranks than all, or over more than share a copy now."""
     if not of.layout.shard:
         best = fastest_shard(of)
         return [] if best is None else [(f"parallel: sharding: fsdp, shard: {best.layout.shard}", best)]
@@ -477,7 +477,7 @@ def _hybrid(of: Training) -> list[tuple[str, Training]]:
 
 
 def changes_that_fit(training: Training) -> list[FittingChange]:
-    """Return, for each setting, the least change of it alone that fits; the fastest step first."""
+    """Return, for each setting, the least change of it alone that fits, the fastest step first."""
     limit, found = training.memory, []
     assert limit is not None
     for ladder in _notches(training):
@@ -494,20 +494,20 @@ def changes_that_fit(training: Training) -> list[FittingChange]:
 
 
 def check_fits(training: Training, peaks: Sequence[Peak], step: int | None) -> None:
-    """Refuse a training that needs more memory than a GPU has.
+    """Raise if a training needs more memory than a GPU has.
 
     Parameters
     ----------
     training : Training
     peaks : sequence of Peak
-        Of each pipeline rank.
+        Peak of each pipeline rank.
     step : int or None
-        Its step, beside which other settings are tried; None: none is.
+        Duration of its step, with which other settings are compared; None: try no others.
 
     Raises
     ------
     OutOfMemoryError
-        Telling rank, moment and owners, and the change of one setting that fits and costs least time.
+        With rank, moment and owners, and the change of one setting that fits at the least cost in time.
     """
     limit = training.memory
     rank = max(range(len(peaks)), key=lambda r: peaks[r].nbytes)

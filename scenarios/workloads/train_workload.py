@@ -4,8 +4,7 @@
 
     fields ──► model, layout, calibration ──► Training ──► graph of a schedule ──► run ──► report, and fit?
 
-The policy is the pipeline's schedule: ``1f1b``, or ``interleaved-1f1b`` with ``chunks``, where the scenario
-names none.
+The policy is the pipeline's schedule. Default: ``1f1b``, or ``interleaved-1f1b`` with ``chunks``.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ _PARTS: Final[Mapping[str, Mapping[str, str]]] = {
     "latent": {"q": "q_rank", "kv": "kv_rank", "expert": "expert_latent"},
     "mamba": {key: f"mamba_{key}" for key in MambaFields.model_fields},
 }
-"""Key of a model that has several sizes -> part -> what `Architecture` calls it."""
+"""Key of a model that has several sizes -> part -> its name in `Architecture`."""
 
 _WIDTH: Final = {"type": "integer", "minimum": 1}
 
@@ -240,16 +239,16 @@ class Train(Workload):
     train: TrainFields
 
     def check_schedule(self, policy: PolicyFields) -> None:
-        """Refuse options that the schedule has not; its sizes are those of the layout."""
+        """Raise if an option is unknown to the schedule; its sizes are those of the layout."""
         assert policy.name is not None
         check_options(policy.name, policy.options)
 
     def default_policy(self) -> Mapping[str, Any]:
-        """Return the schedule that is meant where a scenario names none."""
+        """Return the schedule that applies if a scenario names none."""
         return {"name": default_schedule(self.train.parallel.chunks)}
 
     def misfit(self, document: Document, policy: PolicyFields) -> str | None:
-        """Return why sizes do not fit one another; what else is wrong is said by a run."""
+        """Return why sizes do not fit one another; other errors come from the run."""
         try:
             _under(_training(self.train, document), policy).schedule  # noqa: B018
         except MisfitError as error:
@@ -270,7 +269,7 @@ class Train(Workload):
         Raises
         ------
         InputError
-            Sizes that do not fit each other, an unknown name, a machine beside the calibration.
+            Sizes do not fit each other, a name is unknown, or a machine is given beside the calibration.
         """
         if machine is not None:
             raise document.error(
@@ -312,7 +311,7 @@ def training_of(fields: TrainFields, document: Document) -> Training:
     Raises
     ------
     ScenarioError
-        With the place: an unknown model or calibration, sizes that do not fit each other.
+        With the position: a model or calibration is unknown, or sizes do not fit each other.
     """
     with document.placing(*_HERE):
         return _training(fields, document)
@@ -322,7 +321,7 @@ _AS_GIVEN: Final = {
     *("micro_batch", "batch", "optimizer_state"),
     *("attention", "dropout", "imbalance"),
 }
-"""Fields that a `Training` takes as they are."""
+"""Fields that are passed to `Training` unchanged."""
 
 
 _IN_16_BITS: Final = {"bf16", "fp16"}
@@ -340,7 +339,7 @@ def _training(fields: TrainFields, document: Document) -> Training:
         with located("dtype", module):
             if of == dtype or {of, dtype} <= _IN_16_BITS:
                 raise InputError(f"has no effect: all products are in {dtype}")
-            calibration_of(fields.calibration, document, of, fields.gradients)  # refuses what it has not
+            calibration_of(fields.calibration, document, of, fields.gradients)  # refuses what it lacks
     parallel = fields.parallel
     with located("parallel"):
         layout = ParallelLayout(
@@ -381,7 +380,7 @@ def _training(fields: TrainFields, document: Document) -> Training:
         dtypes={module: WIDE if of in _IN_16_BITS else of for module, of in dtypes.items()},
         memory=fields.memory if fields.memory is not None else calibration.memory,
     )
-    work = training.work  # sizes that no rank can have are refused here
+    work = training.work  # refuses sizes that no rank can have
     if model.experts:
         work.load  # noqa: B018 - and routings
     pieces = {piece.name for kind in {*map(model.kind, range(model.layers))} for piece in work.layer(kind)}
@@ -404,7 +403,7 @@ def _training(fields: TrainFields, document: Document) -> Training:
 
 
 def _check_effects(fields: TrainFields, model: Architecture, overlap: Collection[str], dtype: str) -> None:
-    """Refuse what has no effect."""
+    """Raise if a field has no effect."""
     of_experts = {"dispatcher": "dispatcher" in fields.model_fields_set, "overlap": "ep" in overlap}
     if not model.experts and any(of_experts.values()):
         key = next(key for key, given in of_experts.items() if given)
@@ -420,9 +419,9 @@ def _check_effects(fields: TrainFields, model: Architecture, overlap: Collection
 
 
 def _tell_unused_fabrics(given: str | CalibrationFields, layout: ParallelLayout) -> None:
-    """Warn of a network that differs from the one that ships, and that no message crosses."""
+    """Warn of a network that differs from the shipped one although no message crosses it."""
     if isinstance(given, str) or given.from_ is None:
-        return  # without `from` both have to be given
+        return  # without `from` both networks are required
     shipped = CalibrationFields.model_validate({"from": given.from_})
     for name, least in (("node", 1), ("network", layout.node)):
         mine = getattr(given, name)
@@ -432,7 +431,7 @@ def _tell_unused_fabrics(given: str | CalibrationFields, layout: ParallelLayout)
 
 
 def _tell_order(fields: TrainFields, layout: ParallelLayout) -> None:
-    """Warn of experts that send over the network because a pipeline fills the nodes, unasked."""
+    """Warn if experts send over the network because the pipeline fills the nodes by default."""
     if layout.ep == 1 or "order" in fields.parallel.model_fields_set:
         return
     wide, near = (of.group("ep").nodes for of in (layout, replace(layout, order=("tp", "cp", "dp", "pp"))))
@@ -445,7 +444,7 @@ def _tell_order(fields: TrainFields, layout: ParallelLayout) -> None:
 
 
 def _tell_no_exchange(fields: TrainFields, layout: ParallelLayout, overlap: Collection[str]) -> None:
-    """Warn of what concerns tokens that go to other ranks, where none do."""
+    """Warn of settings for tokens sent to other ranks if none are sent."""
     for key, given in (
         ("dispatcher", "dispatcher" in fields.model_fields_set),
         ("overlap: ep", "ep" in overlap),
@@ -455,7 +454,7 @@ def _tell_no_exchange(fields: TrainFields, layout: ParallelLayout, overlap: Coll
 
 
 def _replicas(fields: TrainFields) -> int:
-    """Return dp: as it is given, or what is left of the GPUs."""
+    """Return dp: as given, or what the number of GPUs leaves."""
     of = fields.parallel
     if fields.gpus is None:
         return of.dp
@@ -471,7 +470,7 @@ def _replicas(fields: TrainFields) -> int:
 
 
 def _routes(fields: TrainFields, document: Document) -> UnplacedRouting | None:
-    """Return the routing that the fields ask for."""
+    """Return the routing that the fields request."""
     if fields.routing is None:
         for key in ("capacity_factor", "pad_to_capacity"):
             if getattr(fields, key):
@@ -482,12 +481,12 @@ def _routes(fields: TrainFields, document: Document) -> UnplacedRouting | None:
 
 
 def architecture_of(fields: ModelFields, document: Document) -> Architecture:
-    """Return the model that fields describe: a name, a configuration, sizes.
+    """Return the model that fields describe: a name, a configuration, or sizes.
 
     Raises
     ------
     InputError
-        An unknown name, a file that is no configuration, a size that is missing.
+        A name is unknown, a file is not a configuration, or a size is missing.
     """
     given = fields.model_dump(exclude={"name"}, exclude_none=True)
     for key, names in _PARTS.items():

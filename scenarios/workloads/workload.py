@@ -1,4 +1,4 @@
-"""What a kind of workload is: some keys of ``workload:``, and the graph that they stand for."""
+"""Base class of the kinds of workload: some keys of ``workload:``, and the graph that they define."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 
 class Work(NamedTuple):
-    """What runs, where the policy has a say in it: a schedule makes the graph.
+    """What runs when the policy makes the graph, as a schedule does.
 
     Attributes
     ----------
     graph, machine
     report : callable
-        ``report(trace)`` returns what the summary of a run has besides, by key.
+        ``report(trace)`` returns the additional keys of the run's summary.
     fits : callable
-        ``fits(trace, advise)`` raises a `RunError` when the run needs more than the machine has, and says,
-        if asked for advice, what would help.
+        ``fits(trace, advise)`` raises a `RunError` when the run needs more than the machine has; with
+        `advise` the error says what would help.
     """
 
     graph: Graph
@@ -40,18 +40,18 @@ class Work(NamedTuple):
 class Workload(Strict):
     """One kind of workload; its fields are the keys that it accepts.
 
-    Override `build`, and `default_machine` where a machine may be left out. The kind becomes known by
-    an entry point of the group ``sim.workloads``; its name is the key that tells the kind, one of the fields.
+    Override `build`, and `default_machine` if a machine may be omitted. A kind is registered by an entry
+    point of the group ``sim.workloads``; its name is the key that selects the kind, one of the fields.
 
     Attributes
     ----------
     runs_code : bool
         Whether `build` runs other people's code, which has to be allowed.
     deciders : str
-        The group of plugins that its policies are of, where a policy makes the graph: a pipeline's schedule,
-        the batcher of a serving engine; else nothing: a policy decides about a graph that is there.
+        Plugin group of its policies if the policy makes the graph: a pipeline's schedule, the batcher
+        of a serving engine. Empty if a policy only decides about an existing graph.
     decider : str
-        What one of them is called, and whose it is.
+        What one of them is called, with its owner.
     """
 
     runs_code: ClassVar[bool] = False
@@ -64,15 +64,15 @@ class Workload(Strict):
         Parameters
         ----------
         document : Document
-            The scenario: finds files beside it, and places for errors (this workload's path begins with
-            ``"workload"``).
+            The scenario, which finds files beside it and positions for errors (this workload's path begins
+            with ``"workload"``).
         machine : Machine
-            What it will run on.
+            The machine on which the graph will run.
 
         Raises
         ------
         InputError
-            The graph cannot be built, or names what the machine has not.
+            The graph cannot be built, or names something that the machine lacks.
         """
         if not self.deciders:
             raise InputError(f"{type(self).__name__} must define build()")
@@ -81,41 +81,41 @@ class Workload(Strict):
 
     @property
     def place(self) -> Loc:
-        """Where in a scenario a kind stands that has one key."""
+        """Path in a scenario of a kind that has one key."""
         return ("workload", next(iter(type(self).model_fields)))
 
     def check_schedule(self, policy: PolicyFields) -> None:
-        """Refuse a policy of the group `deciders` with options that it has not.
+        """Raise if a policy of the group `deciders` has an unknown option.
 
-        It is asked when the file is loaded, of every policy in it, and generates nothing.
+        Called when the file is loaded, for every policy in it; generates nothing.
 
         Raises
         ------
         InputError
-            There is no such option, or it has another kind of value; the path begins with the option.
+            There is no such option, or its value is of the wrong type; the path begins with the option.
         """
 
     def misfit(self, document: Document, policy: PolicyFields) -> str | None:
-        """Return in a few words why sizes that are each right do not fit one another; None: they do.
+        """Return in a few words why sizes, each valid alone, do not fit one another; None if they do.
 
-        A sweep asks before it runs anything, leaves such points out, and counts them by these words.
+        A sweep asks this before it runs anything, leaves such points out, and counts them by these words.
         """
         return None
 
     def own_kinds(self) -> Collection[str]:
-        """Return the kinds of op that it names as its own."""
+        """Return the op kinds that the workload declares as its own."""
         return ()
 
     def intra_op_threads(self, default: int | None) -> int | None:
-        """Return the size of TensorFlow's intra-op pool, which is `default` where it says nothing of it."""
+        """Return the size of TensorFlow's intra-op pool, `default` if the workload does not give one."""
         return default
 
     def asks_cost_models(self) -> bool:
-        """Whether cost models of devices are asked to make the graph, whose ops then all have durations."""
+        """Whether making the graph asks cost models of devices; then all its ops have durations."""
         return False
 
     def timed(self, document: Document) -> Graph | None:
-        """Return what the cost models of devices are asked about to make the graph; None: nothing."""
+        """Return the ops that cost models of devices time while the graph is made; None: there are none."""
         return None
 
     def work(
@@ -127,11 +127,11 @@ class Workload(Strict):
         ----------
         document : Document
         machine : Machine or None
-            The scenario's, if it has one.
+            The scenario's machine, if it has one.
         policy : Policy
             Names the schedule, with its options.
         loc : Loc
-            Where the policy stands.
+            Path of the policy.
         seed : int
 
         Raises
@@ -142,31 +142,31 @@ class Workload(Strict):
         raise TypeError(f"{type(self).__name__} has no deciders")
 
     def recording(self, document: Document) -> Graph | None:
-        """Return the graph of a recording, which may know its machine; None: it is none."""
+        """Return the graph of a recording, which may know its machine; None if it is not a recording."""
         return None
 
     def default_machine(self) -> Mapping[str, Any] | None:
-        """Return the machine that is meant when a scenario has none; None: it must have one."""
+        """Return the machine to use when a scenario has none; None if it must have one."""
         return None
 
     def default_policy(self) -> Mapping[str, Any] | None:
-        """Return what is meant where the scenario's ``policy:`` says nothing; None: what is always meant."""
+        """Return the policy to use if the scenario's ``policy:`` is empty; None for the general default."""
         return None
 
     def what_ifs(self, policy: PolicyFields) -> Mapping[str, Mapping[str, str]]:
-        """Return settings that `sim whatif` tries, by what they are called; none: it changes the graph."""
+        """Return the settings that `sim whatif` tries, by label; if empty, it tries changes of the graph."""
         return {}
 
     def report(self, trace: Trace) -> dict[str, Any]:
-        """Return what the summary of a run has besides, by key."""
+        """Return the additional keys of the run's summary."""
         return {}
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Where in a scenario an error about an op belongs.
+# Find the position in a scenario of the op that an error is about.
 #
-# What builds and runs graphs knows names, not files. Its errors say which op they are about
-# (`SimError.about`), and here the name leads back to where that op is written:
+# The code that builds and runs graphs knows names, not files. Its errors say which op they are about
+# (`SimError.about`), and here that name leads back to where the op is written:
 #
 #     about("w/cond", "trips")  ──►  w  ──►  workload.ops.w.attributes.trips
 #     about("b")                ──►  b  ──►  workload.ops.b
@@ -174,7 +174,7 @@ class Workload(Strict):
 
 
 def op_place(error: SimError, document: Document) -> Loc:
-    """Return the path of the op that `error` is about, or of its attribute; else of the workload.
+    """Return the path of the op that `error` is about, or of its attribute; else that of the workload.
 
     Examples
     --------
@@ -201,7 +201,7 @@ def op_place(error: SimError, document: Document) -> Loc:
 
 
 def op_message(error: SimError, document: Document) -> str:
-    """Return what an error says of ops of the file: one that was made of another is called what that is.
+    """Return the message of an error, with names of derived ops replaced by the op in the file.
 
     Examples
     --------
@@ -216,12 +216,12 @@ def op_message(error: SimError, document: Document) -> str:
 
 
 def _ops(whole: str, document: Document) -> Iterator[tuple[Loc, str]]:
-    """Yield where an op is written, with its name; before an op of a function, the op that stands for it."""
+    """Yield path and name of each op in `whole`; an op of a function follows the op that stands for it."""
     scope: Loc = ("workload", "ops")
     name = whole
     while name:
         op = name
-        while document.at((*scope, op)) is None:  # parts of a split op, and ops of its functions: NAME/...
+        while document.at((*scope, op)) is None:  # parts of a split op, and ops of its function: NAME/...
             op, slash, _ = op.rpartition("/")
             if not slash:
                 return
@@ -240,32 +240,32 @@ def _ops(whole: str, document: Document) -> Iterator[tuple[Loc, str]]:
 # ----------------------------------------------------------------------------------------------------------
 # Kinds of workload, each a class whose fields are the keys of ``workload:``.
 #
-#     entry point of group sim.workloads        workload: {ops: {...}}         the name is the key that
-#     ops = "scenarios.workloads...:InlineOps"                ───                  tells the kind, and a field
+#     entry point of group sim.workloads        workload: {ops: {...}}         its name is the key that
+#     ops = "scenarios.workloads...:InlineOps"                ───                  selects the kind, a field
 #
-# The kinds of this project and of other packages are found alike, by name, and one is loaded when a scenario
-# names it: ``sim run`` of a few ops imports no pipelines and no importers. The schema is made of all of them.
+# Kinds of this project and of other packages are found alike, by name, and loaded when a scenario names
+# them: ``sim run`` of a few ops imports no pipelines and no importers. The schema includes all of them.
 
 _GROUP: Final = "sim.workloads"
 
 
 def kind_names() -> list[str]:
-    """Return the keys that tell a kind, sorted; nothing is imported."""
+    """Return the keys that select a kind, sorted; nothing is imported."""
     return plugins.names(_GROUP)
 
 
 def kinds_in(keys: Collection[str]) -> list[str]:
-    """Return the kinds that a workload with such keys names; other packages are asked where none is ours."""
+    """Return the kinds that the keys of a workload name; other packages are asked only if none is ours."""
     return [kind for kind in plugins.built_in(_GROUP) if kind in keys] or [
         kind for kind in kind_names() if kind in keys
     ]
 
 
 def kind_of(name: str) -> type[Workload] | None:
-    """Return the kind of that name; of what is no kind, or cannot be loaded, warn and return None."""
+    """Return the kind of that name; warn and return None if it is not a kind or cannot be loaded."""
     try:
         kind = plugins.lookup(_GROUP, name)
-    except UnknownNameError:  # it cannot be loaded: a warning says why
+    except UnknownNameError:  # it cannot be loaded; a warning has said why
         return None
     fields = kind.model_fields if isinstance(kind, type) and issubclass(kind, Workload) else {}
     if name in {field.alias or key for key, field in fields.items()}:
@@ -280,6 +280,6 @@ def kind_of(name: str) -> type[Workload] | None:
 
 
 def every_kind() -> Mapping[str, type[Workload]]:
-    """Load all kinds; return them by name, sorted."""
+    """Load all kinds and return them by name, sorted."""
     found = {name: kind_of(name) for name in kind_names()}
     return {name: kind for name, kind in found.items() if kind is not None}
