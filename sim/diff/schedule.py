@@ -17,7 +17,7 @@ from typing import Final
 
 import numpy as np
 
-from sim.base.arrays import BoolArray, IntArray
+from sim.base.arrays import BoolArray, Codes, IntArray
 from sim.base.intervals import union
 from sim.explain.derived import DerivedColumns
 from sim.record.record import Record
@@ -202,27 +202,38 @@ def schedule_of(
     graph, machine, tasks, moved = trace.job.graph, trace.job.machine, trace.tasks, trace.transfers
     op, n_moved, n_streams = tasks["op"], len(moved["id"]), machine.first_stream[-1]
     devices = [device.name for device in machine.devices]
-    n = len(devices)
-    pair, which = np.unique(moved["source"] * n + moved["destination"], return_inverse=True)
     lanes = [machine.stream_name(s) for s in range(n_streams)] + [f"{name}/async" for name in devices]
-    ways = [f"{devices[each // n]}→{devices[each % n]}" for each in pair.tolist()]
     none = np.full(n_moved, -1)
-    names = graph.op_names
-    lane = np.where(trace.alone, n_streams + trace.device, tasks["stream"])
+    names = [graph.op_names[each] for each in op.tolist()]
+    names += [graph.tensor_name(t) for t in moved["tensor"].tolist()]
+    ends = (moved[end].tolist() for end in ("source", "destination"))
+    ways = {len(op) + k: f"{devices[a]}→{devices[b]}" for k, (a, b) in enumerate(zip(*ends, strict=True))}
+    compared = np.concatenate((trace.executed & ~graph.is_kind(*FILLERS)[op], np.ones(n_moved, bool)))
+    tensor, source, destination = (graph.attribute(key) for key in ("tensor", "source", "destination"))
+    for row in np.flatnonzero(graph.is_kind(TRANSFER)[op]).tolist():  # of a simulation's trace that was read
+        each = int(op[row])
+        if each in tensor.keys() & source.keys() & destination.keys():
+            names[row], ways[row] = tensor[each], f"{source[each]}→{destination[each]}"
+        else:
+            compared[row] &= not recorded  # another link that the same transfer crosses
+    kinds = list(dict.fromkeys((*graph.kinds, TRANSFER)))
+    lane = np.concatenate((np.where(trace.alone, n_streams + trace.device, tasks["stream"]), none))
+    numbers = Codes[str]()
+    lane[list(ways)] = len(lanes) + numbers.of(ways.values())
     return OpSchedule(
         title,
-        [names[each] for each in op.tolist()] + [graph.tensor_name(t) for t in moved["tensor"].tolist()],
-        [*graph.kinds, TRANSFER],
-        np.concatenate((graph.kind_code[op], np.full(n_moved, len(graph.kinds)))),
+        names,
+        kinds,
+        np.concatenate((graph.kind_code[op], np.full(n_moved, kinds.index(TRANSFER)))),
         devices,
         np.concatenate((trace.device, none)),
-        lanes + ways,
-        np.concatenate((lane, len(lanes) + which)),
+        [*lanes, *numbers],
+        lane,
         trace.of_rows("iteration"),
         trace.of_rows("start_ns"),
         np.concatenate((trace.begins_ns, moved["start_ns"])),
         trace.of_rows("end_ns"),
-        np.concatenate((trace.executed & ~graph.is_kind(*FILLERS)[op], np.ones(n_moved, bool))),
+        compared,
         trace.makespan_ns,
         DerivedColumns(trace, policy, recorded),
         None,

@@ -309,20 +309,26 @@ def _said_of_collectives(job: Job) -> dict[int, str]:
 
 
 def _transfer_lines(timeline: Timeline, crossing: IntArray) -> Iterator[str]:
-    """Yield a slice for every link that a transfer crosses."""
+    """Yield a slice for every link that a transfer crosses; the first says from where to where."""
     moved, graph, n = timeline.trace.transfers, timeline.trace.job.graph, len(timeline.trace)
+    devices = [_quoted(device.name) for device in timeline.trace.job.machine.devices]
+    names = ("tensor", "nbytes", "source", "destination")
     for which in in_pieces(crossing):
         rows = timeline.crossing[which]
-        columns = (rows, timeline.crossed[which], moved["tensor"][rows], moved["nbytes"][rows])
+        columns = (rows, timeline.crossed[which], *(moved[name][rows] for name in names))
         start = moved["start_ns"][rows]
         spans = (start, moved["end_ns"][rows] - start)
         after = timeline.feeds.take(n + rows).lists()
         each = zip(*(column.tolist() for column in columns), *map(_us, spans), after, strict=True)
-        for row, lane, tensor, nbytes, begin, length, fed_by in each:
-            name = _quoted(f"transfer {graph.tensor_name(tensor)}")
+        for row, lane, tensor, nbytes, source, destination, begin, length, fed_by in each:
+            name, more = graph.tensor_name(tensor), _said_of_feeds(fed_by)
+            if lane == timeline.lane[n + row]:
+                ends = f'"source":{devices[source]},"destination":{devices[destination]}'
+                more = f',"tensor":{_quoted(name)},{ends}{more}'
             span = f'{timeline.lanes[lane]},"ts":{begin},"dur":{length}'
-            args = f'"External id":{n + row + 1},"bytes":{nbytes}{_said_of_feeds(fed_by)}'
-            yield f'{{"ph":"X","cat":"gpu_memcpy","name":{name},{span},"args":{{{args}}}}}'
+            args = f'"External id":{n + row + 1},"bytes":{nbytes}{more}'
+            title = _quoted(f"transfer {name}")
+            yield f'{{"ph":"X","cat":"gpu_memcpy","name":{title},{span},"args":{{{args}}}}}'
 
 
 # -- flows and counters -------------------------------------------------------------------------

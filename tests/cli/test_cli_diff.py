@@ -370,3 +370,27 @@ def test_a_table_of_twice_the_same_op_pairs_them_in_order(tmp_path: Path) -> Non
     with gzip.open(tmp_path / "b.csv.gz", "wb") as packed:
         packed.write((tmp_path / "b.csv").read_bytes())
     assert answer(tmp_path / "b.csv", tmp_path / "b.csv.gz")["same"]
+
+
+def test_a_trace_and_a_table_of_one_run_name_transfers_alike(tmp_path: Path) -> None:
+    """The copy for gpu2 crosses two links; it is one transfer, as in the table."""
+    path = tmp_path / "hops.yaml"
+    path.write_text(
+        """
+        machine:
+          devices: {gpu: {kind: gpu, count: 3}}
+          links: [{from: gpu0, to: gpu1, bandwidth: 1GB/s}, {from: gpu1, to: gpu2, bandwidth: 1GB/s}]
+        workload:
+          ops:
+            a: {duration: 10us, output: 10kB, device: gpu0}
+            b: {duration: 10us, inputs: [a], device: gpu1}
+            c: {duration: 10us, inputs: [a], device: gpu2}
+        policy: in-order
+        """,
+        encoding="utf-8",
+    )
+    trace, table, slower = (tmp_path / name for name in ("t.json", "t.csv", "slower.json"))
+    sim("run", path, "--trace", trace, "--ops", table)
+    sim("run", path, "--trace", slower, "--set", "workload.ops.a.output=20kB")
+    assert "nothing differs in 5 ops" in sim("diff", trace, table).stdout
+    assert "the transfer of 'a' (gpu0→gpu" in sim("diff", trace, slower).stdout

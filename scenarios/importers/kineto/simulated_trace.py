@@ -150,6 +150,7 @@ def _slice(event: Any, lane: tuple[int, int], device: str, thread: str) -> Slice
         attributes |= {key: args[key] for key in ("peer", "group", "pair") if key in args}
     if "iteration" in args and "group" in attributes:  # a group call of each iteration
         attributes["group"] = f"{attributes['group']}.{args['iteration']}"
+    attributes |= {key: args[key] for key in ("tensor", "source", "destination") if key in args}
     more = {key: args[key] for key in ("stage", "micro_batch") if key in args}
     if "bytes" in args:
         more |= {"bytes_read": args["bytes"], "bytes_written": args["bytes"]}
