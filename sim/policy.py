@@ -1,4 +1,4 @@
-"""The policy: told what happened, asked what next."""
+"""The policy: the engine tells it what happened and asks it what to run next."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# A policy as data: in which order issuers take what is eligible.
+# A policy as data: the order in which issuers take eligible tasks.
 #
-# Most policies are a queue. One that says so (`sim.Policy.as_data`) need not be asked task by task, so that
-# the kernel (`sim.kernel`) can run it:
+# Most policies are a queue. A policy that declares itself as one (`sim.Policy.as_data`) need not be asked
+# task by task, so the kernel (`sim.kernel`) can run it:
 #
 #     fifo      first eligible, first taken         a queue for each group of issuers
 #     lifo      last eligible, first taken
-#     keep      an issuer keeps some of what it     a stack for each issuer, and a queue for all others
-#               made eligible, last in, first out
-#     steal     an issuer keeps what it made        a queue for each issuer of what is cheap, and a deque from
-#               eligible, others steal it           whose back others steal (`sim.kernel.stealing`)
-#     place     a program for each queue            window 1: its next task, eligible or not, and no other
-#               a b c d e f                         window 3: the first eligible of the three from the oldest
-#                 [-----]                           that nobody took; no window: the first eligible of all
+#     keep      an issuer keeps some of the tasks   a stack per issuer, and a queue for all other tasks
+#               it made eligible, last in, first out
+#     steal     an issuer keeps the tasks it made   a queue of cheap tasks per issuer, and a deque from whose
+#               eligible; others steal them         back the others steal (`sim.kernel.stealing`)
+#     place     a program for each queue            window 1: only its next task, eligible or not
+#               a b c d e f                         window 3: the first eligible of the three starting at the
+#                 [-----]                           oldest not yet taken; no window: the first eligible of all
 
 Kind = Literal["fifo", "lifo", "place", "keep", "steal"]
 Per = Literal["group", "machine", "issuer"]
@@ -45,24 +45,24 @@ class Order(NamedTuple):
     kind : str
         ``"fifo"``, ``"lifo"``, ``"place"``, ``"keep"`` or ``"steal"``.
     programs : sequence of array of int64
-        Of ``"place"``: the ops of each queue in order, repeated every iteration; of a queue for each issuer
+        For ``"place"``: the ops of each queue in order, repeated every iteration. For a queue per issuer:
         its tasks, as ``iteration * ops + op``, which are not repeated.
     window : int or None
-        Of ``"place"``: how many places may be looked at from the oldest that nobody took; None is all.
+        For ``"place"``: the number of places considered, from the oldest not yet taken; None is all.
     per : str
         Who shares a queue: the issuers of a ``"group"``, of the ``"machine"``, or nobody (``"issuer"``). With
         the last two the window is 1.
     in_flight : int or None
-        Of a window of 1: how many tasks of a queue may be taken and not done with, which they are when they
-        end, or, launched under ``synchronisation = "issue"``, when they are on their stream.
+        For a window of 1: the maximum number of tasks of a queue that are taken and not done. A task is done
+        when it ends or, if it is launched under ``synchronisation = "issue"``, when it is on its stream.
     label : array of int64, optional
-        Of ``"keep"``, one for each op: an issuer keeps those with the label of the op that made them
+        For ``"keep"``, one per op: an issuer keeps the tasks with the label of the op that made them
         eligible. Without it, it keeps the first.
     cheap : array of int64 of 0 and 1, optional
-        Of ``"steal"``, one for each op.
+        For ``"steal"``, one per op.
     pool, pool_of_issuer : arrays of int64
-        Of ``"keep"`` and ``"steal"``, one for each op and each issuer: who takes what. Issuers of one
-        pool are neighbours; -1: an issuer that takes nothing.
+        For ``"keep"`` and ``"steal"``, one per op and one per issuer: an issuer takes ops of its own pool.
+        Issuers of one pool are neighbours; -1: an issuer that takes nothing.
     """
 
     kind: Kind
@@ -79,10 +79,10 @@ class Order(NamedTuple):
 # ----------------------------------------------------------------------------------------------------------
 
 Synchronisation = Literal["completion", "issue"]
-"""What *eligible* means: see `Policy`. `sim.readiness.eligibility` says which edges it concerns."""
+"""What *eligible* means: see `Policy`. `sim.readiness.eligibility` lists the edges that it affects."""
 
 OnFailure = Literal["skip", "abort", "stop-group", "stop-machine"]
-"""What becomes of the rest when an op fails: see `Policy`."""
+"""What happens to the rest of the run when an op fails: see `Policy`."""
 
 
 class Policy:
@@ -111,23 +111,23 @@ class Policy:
         answers alike for all issuers of a group, so that the engine asks only where something
         changed. ``"machine"`` (the default) promises nothing: every free issuer is asked.
     asks_in_turn : bool
-        Whether Sends and Recvs are nodes that an issuer runs. A Recv asks the rendezvous for what is sent to
-        it when an issuer takes it, which then goes on with something else; and a dead Send or Recv of a CPU
-        takes its time, to transmit that it is dead. By default a Recv asks as soon as it is eligible, and
-        what is dead takes no time.
+        Whether Sends and Recvs are nodes that an issuer runs. A Recv then asks the rendezvous for its tensor
+        when an issuer takes it, and the issuer goes on with something else; and a dead Send or Recv of a CPU
+        takes its time, to transmit its deadness. By default a Recv asks as soon as it is eligible, and dead
+        tasks take no time.
     one_process : bool
-        Whether sessions that could be processes of their own (`sim.issuers`) are one, whose issuers
-        are theirs together.
+        Whether sessions that could be separate processes (`sim.issuers`) are one process, which shares all
+        of their issuers.
     runs_in_turn : bool
-        Whether iterations follow one another as calls that run a whole graph do: none begins before the one
-        before it is over, and after one in which an op failed, none at all. By default they overlap as far
-        as edges between them allow.
+        Whether iterations follow one another like calls that each run a whole graph: none begins before the
+        previous one is over, and none at all after one in which an op failed. By default they overlap as far
+        as the edges between them allow.
     on_failure : str, optional
-        What happens when an op fails (`sim.graph.failures`). Its consumers never run, and what has begun is
-        never taken back. Beyond that, ``"skip"``: everything else runs. ``"abort"``: so it does, but what has
-        not been sent and received in the step yet never will be. ``"stop-group"``: an exception leaves the
-        program of its group of issuers, and these take nothing more. ``"stop-machine"``: one program is for
-        all devices, and no issuer of its process does. None: nobody knows, and a job whose ops may fail is
+        What happens when an op fails (`sim.graph.failures`). Its consumers never run, and nothing that has
+        begun is undone. Beyond that, ``"skip"``: everything else runs. ``"abort"``: everything else runs,
+        except Sends and Recvs of the step that have not met. ``"stop-group"``: an exception ends the program
+        of the op's group of issuers, which take nothing more. ``"stop-machine"``: one program serves all
+        devices, so every issuer of its process stops. None: unknown; a job whose ops may fail is
         refused.
     """
 
@@ -146,36 +146,36 @@ class Policy:
         raise InputError(f"{type(self).__name__} must define ready() or ended()")
 
     def next(self, issuer: Issuer) -> Task | None:
-        """Return the task that `issuer`, which is free, takes now; None: nothing yet."""
+        """Return the task that the free `issuer` takes now; None: nothing yet."""
         raise InputError(f"{type(self).__name__} must define next()")
 
     def ended(self, task: Task, now_ready: Sequence[Task], issuer: Issuer | None) -> None:
         """Note that `task` ended (or, under ``"issue"``, was issued) and made `now_ready` eligible.
 
         `now_ready` is in edge order and may be empty. `issuer` ran or issued `task`, or, for a Recv that
-        waited, its Send; it is None for a transfer, and for what ran without a worker. Under ``"issue"``
-        this is called again at the end of a task only when that made further tasks eligible.
+        waited, the matching Send; it is None for a transfer and for a task that ran without a worker. Under
+        ``"issue"`` this is called again when a task ends only if its end made further tasks eligible.
         """
         for t in now_ready:
             self.ready(t)
 
     def asynchronous_ops(self, job: Job) -> Set[int]:
-        """Return the ops that a worker only starts: they run without it, and it goes on. By default none."""
+        """Return the ops that a worker only starts and does not wait for. By default none."""
         return frozenset()
 
     def not_before_ns(self, job: Job) -> IntArray | None:
-        """Return the time before which no issuer takes each task, at ``iteration * ops + op``; None: of none.
+        """Return the earliest time to take each task, at ``iteration * ops + op``; None: no such limits.
 
-        A policy without a clock can let eligible ops wait on purpose so: it is told of them only then. Called
-        after `prepare`.
+        This lets a policy without a clock delay eligible ops on purpose: `ready` is called for a task only at
+        that time. Called after `prepare`.
         """
         return None
 
     def as_data(self, job: Job) -> Order | None:
         """Return the policy as data, which the kernel can run without asking it; None: it has to be asked.
 
-        Called in place of `prepare`, and may refuse the job as that does. A class that inherits from one with
-        an order and changes anything but its ``__init__`` has to define this again.
+        Called instead of `prepare`, and may likewise refuse the job. A subclass of a class with an order must
+        define this again if it changes anything but ``__init__``.
 
         Raises
         ------
@@ -197,12 +197,12 @@ _VERBS: Final = ("prepare", "ready", "next", "ended", "asynchronous_ops", "not_b
 
 
 def check_attributes(policy: Policy) -> None:
-    """Refuse attributes of a policy that say what there is not.
+    """Raise if an attribute of a policy has an unknown value.
 
     Raises
     ------
     InputError
-        An unknown word, with the nearest known, or a verb that cannot be called.
+        An unknown word (the message names the nearest known one), or a verb that is not callable.
     """
     name = type(policy).__name__
     for key, known in _WORDS.items():
@@ -214,11 +214,11 @@ def check_attributes(policy: Policy) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# What a policy says of itself as data, where it can be believed.
+# Checks of the order that a policy declares.
 
 
 def order_of(policy: Policy, job: Job) -> Order | None:
-    """Return the policy's order; None: it has none, or its class changes what another one said of itself.
+    """Return the policy's order; None: it has none, or its class overrides one that declared an order.
 
     Parameters
     ----------
@@ -227,7 +227,7 @@ def order_of(policy: Policy, job: Job) -> Order | None:
 
     Examples
     --------
-    A class of one's own does not inherit the order of the one that it changes:
+    A class of your own does not inherit the order of the class that it changes:
 
     >>> from policies.issue.ready_queue import ReadyQueue
     >>> from sim import Device, GraphBuilder, Machine
@@ -251,7 +251,7 @@ def order_of(policy: Policy, job: Job) -> Order | None:
 
 
 def _checked(policy: Policy, job: Job, order: Order | None) -> Order | None:
-    """Return an order whose numbers the kernel may believe."""
+    """Return the order after checking it, so that the kernel can trust its numbers."""
     if order is None:
         return None
     whose, names, n = f"{type(policy).__name__}.as_data", job.graph.op_names, len(job.graph)
@@ -292,7 +292,7 @@ def _checked(policy: Policy, job: Job, order: Order | None) -> Order | None:
 
 
 def _programs(whose: str, job: Job, order: Order) -> list[IntArray]:
-    """Return the programs, if they have every task once, where an issuer may take it."""
+    """Return the programs after checking that they have every task once, where an issuer may take it."""
     n, names = len(job.graph), job.graph.op_names
     tasks = n * job.iterations if order.per == "issuer" else n
     wanted = {"group": job.n_groups, "machine": 1, "issuer": len(job.machine.issuers())}[order.per]
@@ -317,7 +317,7 @@ def _programs(whose: str, job: Job, order: Order) -> list[IntArray]:
 
 
 def _check_pools(whose: str, job: Job, order: Order) -> None:
-    """Refuse pools whose issuers may not take their ops, or are no neighbours."""
+    """Raise if a pool's issuers may not take its ops, or are not neighbours."""
     names = job.graph.op_names
     for name in ("pool", "pool_of_issuer", *(["cheap"] if order.kind == "steal" else ())):
         if getattr(order, name) is None:

@@ -1,4 +1,4 @@
-"""`simulate`, the way in: a graph, a machine and a policy become a trace."""
+"""`simulate`, the entry point: it turns a graph, a machine and a policy into a trace."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def simulate(
     graph : Graph
     machine : Machine
     policy : Policy
-        Issues tasks; prepared anew for every run.
+        Issues tasks; it is prepared anew for every run.
     placement : Placement, optional
-        By default ops run where they are pinned, others on the first accelerator that can, or else on a CPU.
+        By default ops run where they are pinned, others on the first accelerator that can, else on a CPU.
     streams : StreamAssignment, optional
-        By default everything on the first stream of its device.
+        By default all ops run on the first stream of their device.
     linearize : Linearizer, optional
         By default the topological order with the least index first.
     memory : callable, optional
@@ -57,8 +57,8 @@ def simulate(
     iterations : int
         How many times the graph runs.
     knowledge : str
-        What placements and policies may know of durations: ``exact``, ``mean``, ``estimate`` or ``none``; see
-        `sim.job.build_job.make_job`.
+        What placements and policies may know about durations: ``exact``, ``mean``, ``estimate`` or ``none``;
+        see `sim.job.build_job.make_job`.
     estimate_error : float
         Standard deviation of the logarithm of the factor by which estimates are off.
     noise : Noise, optional
@@ -66,12 +66,12 @@ def simulate(
     faults : Faults, optional
         Which parts of the machine fail or become slow.
     seed : int
-        Of all that is drawn.
+        The seed of all random draws.
     engine : str
-        ``simpy`` runs everything; ``kernel`` what is data, much faster, with the same result; ``auto`` takes
-        the kernel where it can. `Trace.engine` says which ran.
+        ``simpy`` runs everything; ``kernel`` runs policies given as data, much faster, with the same result;
+        ``auto`` uses the kernel where it can. `Trace.engine` says which one ran.
     observers : iterable of Observer
-        Told of every start and end.
+        Called at every start and end of a task.
 
     Returns
     -------
@@ -82,9 +82,9 @@ def simulate(
     InputError
         A wrong number, name or pin.
     InfeasibleError
-        Refused before time 0: an op that no device can run, devices no link connects.
+        The job was refused before time 0: no device can run an op, or no link connects two devices.
     StuckError
-        Nothing can happen any more and tasks remain.
+        Tasks remain and nothing can happen any more.
     OutOfMemoryError
         An allocation failed.
 

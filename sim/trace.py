@@ -1,4 +1,4 @@
-"""What a run gives: its columns (`sim.record.record`), and what is most often asked of them."""
+"""The result of a run: its columns (`sim.record.record`) and the most common queries on them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 class Trace(Record):
-    """The outcome of a run, as `simulate` returns it: the columns of `Record`, and ways to go on from
-    there.
+    """The outcome of a run, as `simulate` returns it: the columns of `Record`, and methods that start an
+    analysis.
     """
 
     @classmethod
@@ -31,7 +31,7 @@ class Trace(Record):
         return cls.from_columns(job, flow, policy, columns.columns(), moved, not_before_ns=waits)
 
     def to_pandas(self, *, transfers: bool = False) -> pd.DataFrame:
-        """Return the tasks, and transfers if wanted, as a table with words for codes.
+        """Return the tasks, and optionally the transfers, as a table with words for codes.
 
         See `sim.export.tables.task_table`.
         """
@@ -40,7 +40,7 @@ class Trace(Record):
         return task_table(self, transfers=transfers)
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: makespan, lower bound, and how each device spent its time."""
+        """Return the notebook display: makespan, lower bound, and how each device spent its time."""
         from sim.export.tables import device_rows, summary_lines
         from sim.metrics import summary
         from sim.notebook import card
@@ -50,18 +50,18 @@ class Trace(Record):
         return card(title, summary_lines(self, told), device_rows(told))
 
     def plan(self, *, timed: bool = False) -> Plan:
-        """Return what the run decided: order on every stream, waits, order of issue; see `plan_of`."""
+        """Return the run's decisions: order on every stream, waits, order of issue; see `plan_of`."""
         from sim.record.plan import plan_of
 
         return plan_of(self, timed=timed)
 
     def check(self) -> None:
-        """Assert the invariants that every run keeps (see `sim.invariants`).
+        """Check the invariants that hold for every run (see `sim.invariants`).
 
         Raises
         ------
         InvariantError
-            Naming the first task or transfer that breaks one.
+            The message names the first task or transfer that breaks one.
         """
         from sim.invariants import check
 

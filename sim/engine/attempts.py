@@ -1,17 +1,17 @@
-"""A run of several steps on a machine whose parts fail: attempts, from one restart to the next.
+"""A run of several steps on a machine whose parts fail: a series of attempts, each begun by a restart.
 
 ::
 
     steps     0    1    2    3  x                                    checkpoints after every two steps
-    attempt 0 [----|----|----|--]                                    x: gpu1 fails, and soon somebody notices
+    attempt 0 [----|----|----|--]                                    x: gpu1 fails, and it is soon noticed
     attempt 1                        restart, restore [----|----|    begins with step 2 again
 
-When a step is aborted, all processes end. They start anew when every part that has failed is repaired, which
-takes `restart`, and load the last checkpoint, if there is one, which takes `restore`. A part that fails
-meanwhile lets them begin again. An attempt is a run of the engine by itself, of the steps that are left. The
-trace of the whole has an iteration for each step that an attempt has begun: a step that was lost is there
-twice. Checkpoints cost nothing here: what saving takes, and how often it is worth it, is for a run of many
-steps (docs/failures.md).
+When a step is aborted, all processes end. They restart when every failed part is repaired: they take
+`restart`, then load the last checkpoint, if there is one, which takes `restore`. If another part fails
+meanwhile, the restart begins again. Each attempt is a separate run of the engine on the remaining steps. The
+trace of the whole run has one iteration per step that an attempt began, so a lost step appears twice.
+Checkpoints cost nothing here: the cost of saving, and how often it is worth it, are for a run of many steps
+(docs/failures.md).
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from sim.record.record import Attempt
 from sim.trace import Trace
 
 _MOST_IN_VAIN: Final = 100
-"""Attempts that come no further than those before."""
+"""The maximum number of attempts in a row without progress."""
 
 
 def refuse_with_faults(job: Job, *, with_memory: bool) -> None:
-    """Refuse a run of which nobody knows how it goes on when a part of the machine fails.
+    """Raise if the behaviour of a run is unknown when a part of the machine fails.
 
     Raises
     ------
     InputError
-        Naming what has to be left out.
+        The message names what has to be left out.
     """
     if job.failures is not None:
         raise InputError("ops that fail and parts of the machine that do are one too many: leave out one")
@@ -69,7 +69,7 @@ def run_attempts(
     memory: Callable[[Job, Context], Memory] | None = None,
     observers: Iterable[Observer] = (),
 ) -> Trace:
-    """Run all steps of a job, as often as it takes.
+    """Run all steps of a job, with as many attempts as needed.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ def run_attempts(
     policy : Policy
     faults : Faults
     flow : Flow
-        What `make_flow` gives.
+        The result of `make_flow`.
     memory, observers
         As for `sim.simulate`.
 
@@ -86,9 +86,9 @@ def run_attempts(
     InputError
         See `refuse_with_faults`.
     RunError
-        So much fails that the run gets nowhere.
+        There are so many failures that the run makes no progress.
     StuckError
-        Something has failed and nobody notices.
+        A part has failed and nothing notices.
     """
     refuse_with_faults(job, with_memory=memory is not None)
     attempts: list[Attempt] = []
@@ -131,7 +131,7 @@ def _steps(job: Job, first: int, end: int) -> Job:
 
 
 def _steps_done(trace: Trace, begun: int) -> int:
-    """Return how many steps are complete, each with all before it."""
+    """Return how many steps are complete, counting only those before the first incomplete one."""
     if trace.detection is None:
         return begun
     n = len(trace.job.graph)
@@ -140,7 +140,7 @@ def _steps_done(trace: Trace, begun: int) -> int:
 
 
 def _restarted(job: Job, faults: Faults, end_ns: int, step: int) -> int | None:
-    """Return when the next attempt begins, if there is one, with `step`, after one that ended at `end_ns`."""
+    """Return when the next attempt begins, at `step`, after one that ended at `end_ns`; None: never."""
     if faults.restart_ns is None:
         return None
     takes_ns = faults.restart_ns + (faults.restore_ns if step else 0)  # before step 0 nothing was saved
@@ -192,7 +192,7 @@ def _joined(job: Job, attempts: list[Attempt]) -> Trace:
 
 
 def _messages(attempt: Attempt) -> IntArray:
-    """Return the messages of an attempt with the times of the run."""
+    """Return the messages of an attempt, with times relative to the start of the run."""
     messages = attempt.trace.messages.copy()
     messages[:, [k for k, name in enumerate(Message._fields) if name.endswith("_ns")]] += attempt.begin_ns
     return messages

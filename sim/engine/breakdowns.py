@@ -1,16 +1,16 @@
-"""Parts of the machine that fail while a run goes on, and who notices.
+"""Failures of parts of the machine during a run, and their detection.
 
 ::
 
-    gpu1 fails      what runs there never ends, nothing starts there, and its links carry nothing any more
-      ├─ send-recv      a Recv of what gpu1 was to send fails at once; one whose link is down, or whose sender
-      │                 lost power, after `connection_timeout`; so does a Send to it
-      ├─ health-check   the first check at or after the failure is missed, and known so after its timeout
+    gpu1 fails      tasks running there never end, nothing starts there, and its links carry nothing any more
+      ├─ send-recv      a Recv from gpu1 fails at once; if its link is down or its sender lost power, after
+      │                 `connection_timeout`; likewise a Send to gpu1
+      ├─ health-check   the first check at or after the failure is missed, and known to be after its timeout
       └─ timeout        a collective has lasted longer than `collective_timeout` since its launch on a rank
-    the first that notices aborts the step, on all workers at once: what runs then is cut
+    the first detection aborts the step on all workers at once, and cuts off the running tasks
 
-A Recv of a step waits from the step's begin, as TensorFlow's do, which have no inputs and so are among the
-first nodes of their device. What ends at the very instant of a failure, or of its detection, has ended.
+A Recv waits from the beginning of its step: in TensorFlow Recvs have no inputs and so are among the first
+nodes of their device. A task that ends at the very instant of a failure, or of its detection, has ended.
 
 Sources: health checks by the master and failed Sends and Recvs, *TensorFlow: large-scale machine learning on
 heterogeneous distributed systems* (arXiv:1603.04467), section 3.3; the collective's timeout,
@@ -39,7 +39,7 @@ _NOT_YET: Final = 1 << 62
 
 
 class Breakdowns:
-    """What has failed in one attempt, and whether somebody knows.
+    """The failures of one attempt, and whether they have been detected.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ class Breakdowns:
     context : Context
         The run.
     still : mapping of int to Task
-        Id → task that is eligible and not over.
+        Id → task that is eligible and has not ended.
     stop : callable
         ``stop(groups)``: these groups of issuers take nothing more.
     cut : callable or None
@@ -58,7 +58,7 @@ class Breakdowns:
     Attributes
     ----------
     detection : Detection or None
-        Who noticed first that the step cannot go on.
+        The first detection that the step cannot go on.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Breakdowns:
         return self._failed_ns[device] <= self._context.now_ns
 
     def ends(self, task: Task) -> bool:
-        """Whether a task, or a transfer, ends that is to end now: not if its device had failed before."""
+        """Whether a task or transfer due to end now does end: it does unless its device failed earlier."""
         if self.lost(self._devices(task)):
             return False
         if task.group < 0:
@@ -101,17 +101,17 @@ class Breakdowns:
         return True
 
     def lost(self, devices: Iterable[int]) -> bool:
-        """Whether one of several devices had failed before now."""
+        """Whether any of these devices failed before now."""
         now_ns = self._context.now_ns
         return any(self._failed_ns[device] < now_ns for device in devices)
 
     def status(self, task: Task) -> tuple[int, int]:
-        """Return what became of a task that was running when the step was aborted, and when it ended."""
+        """Return the status and end time of a task that was running when the step was aborted."""
         failed_ns = self._failed_ns[self._job.device_of[task.op]]
         return (FAILED, failed_ns) if failed_ns < _NOT_YET else (ABORTED, self._context.now_ns)
 
     def carries(self, transfer: Task) -> bool:
-        """Whether a transfer can go; to or from a device that has failed it cannot, which is noticed."""
+        """Whether a transfer can go; if either end has failed, it cannot, and the failure is noticed."""
         ends = self._ends(transfer)
         gone = [device for device in ends if self.is_down(device)]
         if gone and len(gone) < len(ends):
@@ -121,7 +121,7 @@ class Breakdowns:
     # -- what the engine tells -----------------------------------------------------------------
 
     def started(self, transfer: Task) -> None:
-        """Let a transfer that is under way fail if it stands still for the timeout: a link is down."""
+        """Let a transfer under way fail if it stands still for the timeout because a link is down."""
         if self._faults.connection_timeout_ns is None:
             return
         channels = self._job.machine.channels
@@ -129,7 +129,7 @@ class Breakdowns:
             self._await_standstill((transfer, link, self._context.now_ns))
 
     def launched(self, collective: Task) -> None:
-        """Let a rank count how long a collective takes."""
+        """Start a rank's timeout for a collective."""
         timeout_ns = self._faults.collective_timeout_ns
         if timeout_ns is not None:
             self._context.call_at(self._context.now_ns + timeout_ns, self._timed_out, collective)
@@ -163,7 +163,7 @@ class Breakdowns:
         self._check_health(failed)
 
     def _stops(self, failed: Failed, group: int, devices: tuple[int, ...]) -> bool:
-        """Whether the threads of a host are gone: it has failed, or the CPU that they run on."""
+        """Whether the threads of a host are gone: the host has failed, or the CPU that they run on."""
         if failed.kind == "worker":
             return group == failed.part
         return failed.part in devices and self._job.machine.devices[failed.part].workers > 0
@@ -172,7 +172,7 @@ class Breakdowns:
         return [task for task in self._still.values() if task.group < 0 and task.start_ns >= 0]
 
     def _pending(self, here: Set[int]) -> list[Task]:
-        """Return the transfers, of steps that have begun, which devices were to send, or were receiving."""
+        """Return the transfers of steps begun that devices were to send or were receiving."""
         found = [task for task in self._under_way() if sum(d in here for d in self._ends(task)) == 1]
         flow, alive = self._flow, np.array(self._failed_ns) == _NOT_YET
         sends = np.isin(flow.source, list(here)) & alive[flow.destination]
@@ -195,7 +195,7 @@ class Breakdowns:
             self._context.call_at(at_ns, self._detect, ("health-check", "master", failed.name))
 
     def _fails(self, transfer: Task, silent: bool) -> None:
-        """Let the end of a transfer that is still there get an error: at once, or after the timeout."""
+        """Report an error at the surviving end of a transfer: at once, or after the timeout."""
         source, destination = self._ends(transfer)
         by = source if self.is_down(destination) else destination
         told = ("send-recv", self._name(by), self._what(transfer))
@@ -238,7 +238,7 @@ class Breakdowns:
     # -- words ---------------------------------------------------------------------------------
 
     def unnoticed(self) -> str:
-        """Say which failures nobody noticed; empty: nothing has failed."""
+        """Say which failures nothing noticed; empty if there are none."""
         failed = self.failed(self._context.now_ns + 1)
         if not failed and self._under_way():  # what would end after a link fails is not awaited
             failed = list(islice(self._conditions.failures(), 1))
@@ -281,18 +281,18 @@ class Breakdowns:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# A device that is slow at times: what it shares among its tasks runs by a clock of its own.
+# A device that is slow at times: the work that it divides among its tasks runs on a clock of its own.
 #
 #     time of the run       0    10   20   30   40   50         factor 2 from 10 to 30
 #     time of the device    0    10   15   20   30   40
 #
-# A processor that predicts when its tasks end is asked, and answers, in the device's time. So it knows
-# nothing of slow-downs, and whatever it shares out slows down at once. Its time is whole ns, rounded down. A
-# device without one has exact times.
+# A processor that predicts when its tasks end is asked, and answers, in the device's time. So it need not
+# know about slow-downs, and whatever it divides slows down at once. Its time is whole ns, rounded down. A
+# device without a processor has exact times.
 
 
 class Paced:
-    """The processor of a device of which the pace may change.
+    """The processor of a device whose pace may change.
 
     Parameters
     ----------
@@ -333,7 +333,7 @@ class Paced:
 
 
 class _OwnTime:
-    """A run as it looks from a device that is slow at times; a `sim.job.context.Context`."""
+    """The run as seen from a device that is slow at times; a `sim.job.context.Context`."""
 
     def __init__(self, context: Context, pace: SpeedProfile) -> None:
         self._context, self._pace = context, pace
@@ -352,7 +352,7 @@ class _OwnTime:
         raise AttributeError("time passes by itself")
 
     def at(self, own_ns: int) -> int | None:
-        """Return when it is so late on the device, now at the earliest; None: never."""
+        """Return the time of the run at `own_ns` of the device, now at the earliest; None: never."""
         if own_ns <= self.now_ns:
             return self._context.now_ns
         return self._pace.when(Fraction(own_ns))

@@ -1,14 +1,14 @@
-"""Communicators in a run: collectives stand in line, ranks meet, and all end at one instant.
+"""Communicators in a run: collectives queue, ranks meet, and all end at one instant.
 
 ::
 
     gpu0   a0 [ waits . . . . ######## ]    b0 is issued: it starts when a0, before it in line, has ended
     gpu1            a1        [ ######## ]
-                              │        └ end of all: the meeting and the longest duration of a member
+                              │        └ end of all: the meeting plus the longest duration of a member
                               └ the meeting: the last rank starts
 
-Who may start, starts: it then holds its stream and what else it has, and waits for the others there, as
-NCCL's kernels do (`sim.job.collectives` has the words *line*, *party*, *meeting* and *group*).
+A rank that may start does start: it then holds its stream and its other resources while it waits for the
+others, as NCCL's kernels do (`sim.job.collectives` defines *line*, *party*, *meeting* and *group*).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sim.machine.task import Task
 
 
 class _Meeting:
-    """Ops that meet: `first` was issued before all others, `there` have started."""
+    """Ops that meet: `first` was issued before all others; those in `there` have started."""
 
     __slots__ = ("first", "there")
 
@@ -43,13 +43,13 @@ class Communicators:
     ----------
     job : Job
     collectives : Collectives
-        Of this job.
+        The collectives of this job.
     context : Context
         The run.
     network : Network, optional
-        What carries messages, if it is needed.
+        The network that carries messages, if it is needed.
     breakdowns : Breakdowns, optional
-        Which devices have failed.
+        The devices that have failed.
     """
 
     def __init__(
@@ -74,19 +74,19 @@ class Communicators:
         self._group: list[int] = collectives.group.tolist()
         _refuse_shared_streams(job, collectives)
         self._signature: list[int] = collectives.signature.tolist()
-        self._issued = [0] * len(collectives.party_of_seat)  # of each seat: how many
+        self._issued = [0] * len(collectives.party_of_seat)  # number issued from each seat
         self._in_line: list[deque[Task]] = [deque() for _ in range(1 + max(self._line))]
         self._refused: set[int] = set()  # ids of tasks that are not first in line
         self._meetings: dict[tuple[int, int], _Meeting] = {}
         self._meeting_of: dict[int, tuple[int, int]] = {}
 
     def issued(self, task: Task) -> None:
-        """Put a task that is issued in line.
+        """Append an issued task to its line.
 
         Raises
         ------
         StuckError
-            It does not fit to what it meets.
+            The task does not match the one it meets.
         """
         entry = self._entry[task.op]
         if self._breakdowns is not None:
@@ -101,7 +101,7 @@ class Communicators:
             raise self._mismatch(first, task, key[1])
 
     def may_start(self, task: Task) -> bool:
-        """Whether a task, or its group call, is first in line; if not, `leave` gives it back when it is."""
+        """Whether a task, or its group call, is first in line; if not, `leave` later returns it."""
         if self._is_first(task):
             return True
         self._refused.add(task.id)
@@ -118,12 +118,12 @@ class Communicators:
         return True
 
     def _call(self, task: Task) -> tuple[int, int]:
-        """Return what all tasks of one group call have in common."""
+        """Return the key shared by all tasks of one group call."""
         group = self._group[self._entry[task.op]]
         return (UNSET, task.id) if group == UNSET else (group, task.iteration)
 
     def started(self, task: Task) -> None:
-        """Let a task that has started wait for the others; the last one begins the transfer."""
+        """Let a started task wait for the others; the last one begins the transfer."""
         meeting = self._meetings[self._meeting_of[task.id]]
         meeting.there.append(task)
         if len(meeting.there) == len(self._c.members[self._party[self._entry[task.op]]]):
@@ -149,7 +149,7 @@ class Communicators:
         return [int(self._job.device_of[task.op]) for task in meeting.there]
 
     def leave(self, task: Task) -> list[Task]:
-        """Take a task that has ended out of the line; return who was refused because of it."""
+        """Remove an ended task from its line; return the tasks that it was holding up."""
         self._meetings.pop(self._meeting_of.pop(task.id), None)
         line = self._in_line[self._line[self._entry[task.op]]]
         line.remove(task)  # it is among the first
@@ -165,7 +165,7 @@ class Communicators:
     # -- what went wrong -----------------------------------------------------------------------
 
     def lacks(self) -> dict[int, str]:
-        """Return for each task (id) that waits for other ranks, or in line, what it waits for."""
+        """Return, for each task id that waits for other ranks or in line, what it waits for."""
         found, devices = {}, self._job.machine.devices
         for (party, _), meeting in self._meetings.items():
             there = set(self._ranks(meeting))
@@ -202,7 +202,7 @@ class Communicators:
 
 
 def _refuse_shared_streams(job: Job, c: Collectives) -> None:
-    """Refuse a group call of which two are on one stream: they could not run side by side."""
+    """Raise if two ops of a group call are on one stream: they could not run side by side."""
     streams, workers = job.stream_of, [device.workers for device in job.machine.devices]
     seen: dict[tuple[int, int, int], int] = {}
     for entry, group in enumerate(c.group.tolist()):

@@ -28,14 +28,14 @@ _by_start = attrgetter("start_ns", "round", "stream", "id")
 
 
 class Engine(RunState):
-    """One run of a job under a policy; implements `sim.job.context.Context` for what devices and links share.
+    """One run of a job under a policy; implements `sim.job.context.Context` for devices and links.
 
     Parameters
     ----------
     job : Job
     policy : Policy
     flow : Flow, optional
-        What `make_flow` gives, where somebody has made it already.
+        The result of `make_flow`, if already made.
     memory : callable, optional
         ``memory(job, context)`` returns the `Memory` of the run; by default memory is unlimited.
     observers : iterable of Observer
@@ -83,20 +83,20 @@ class Engine(RunState):
                 if self.breakdowns is not None and self._is_over():
                     break
             trace = trace_of(self)
-        # Memory and processors refer to the run, as it does to them; apart, they need no garbage collector.
+        # The run, its memory and its processors refer to each other; cleared, they need no garbage collector.
         self.memory = self.memory_at_issue = self.memory_at_start = None
         self.processors.clear()
         self.told_of_ends.clear()
         return trace
 
     def _advance(self, to_ns: float) -> None:
-        """Go to the next instant, or to another round of this one, and note all that happens there."""
+        """Go to the next instant, or to another round of this one, and note everything that fires there."""
         self.round = self.round + 1 if to_ns == self.now_ns else 0
         self.now_ns = int(to_ns)
         self.clock.step()
         while self.clock.peek() == to_ns:
             self.clock.step()
-        # By now all is noted, so that what is called here begins things of the next round.
+        # Everything is noted by now, so these calls begin events of the next round.
         if self.called:
             for callback, value in _drained(self.called):
                 callback(value)
@@ -104,7 +104,7 @@ class Engine(RunState):
     # -- 1. complete ---------------------------------------------------------------------------
 
     def _complete(self) -> None:
-        """End what ends now, and make eligible what waited for it."""
+        """End the tasks that end now, and make eligible those that waited for them."""
         ended = _drained(self.ended, _by_start)
         for task in ended:
             task.end_ns = self.now_ns
@@ -115,10 +115,10 @@ class Engine(RunState):
         if self.gives_back:
             self._give_back(ended)
         for task in ended:
-            # Under "issue" what is launched was told of when it was issued.
+            # Under "issue" the policy already heard of a launched task when it was issued.
             told = self.asynchronous and (task.group < 0 or not (task.dead or self.executed[task.op]))
             self._pass_on(self._now_ready(task), task, not told or task.stream == BACKGROUND)
-        memory = self.memory  # under control flow, what no token refers to any more is free now
+        memory = self.memory  # under control flow, memory that no token refers to any more is free now
         if self.starved and memory is not None and memory.watcher is not None and memory.freed():
             self._feed()
         if self.runs is not None and (begun := self.runs.begun()):
@@ -131,9 +131,9 @@ class Engine(RunState):
                     self._try_again(task)
 
     def _now_ready(self, task: Task) -> list[Task]:
-        """Return what became eligible because `task` ended; on no stream, only then is it issued, too.
+        """Return what became eligible because `task` ended; off any stream, a task is issued only then, too.
 
-        Of a task that failed, nobody hears that it has ended, and so nothing that needs it ever is.
+        The end of a failed task is announced to nobody, so its consumers never become eligible.
         """
         if task.status:
             self._fail(task)
@@ -143,7 +143,7 @@ class Engine(RunState):
         return self.readiness.ended(task)
 
     def _leave(self, task: Task) -> None:
-        """Free the issuer, or the stream and the place in the launch queue, that `task` had."""
+        """Free the issuer, or the stream and the place in the launch queue, that `task` occupied."""
         issuer = task.issuer
         if issuer is None:
             self.issuers.end_copy(task)
@@ -168,7 +168,7 @@ class Engine(RunState):
             self.placed.append(parked)
 
     def _give_back(self, ended: list[Task]) -> None:
-        """Give back what tasks shared and the memory that nobody needs; who was refused tries again."""
+        """Give back shared resources and unneeded memory of ended tasks; refused tasks try again."""
         for task in ended:
             device = -1 if task.stream < 0 or self._passed_by(task) else self.device_of[task.op]
             if device >= 0 and (end := self.told_of_ends[device]) is not None:
@@ -184,9 +184,9 @@ class Engine(RunState):
                 self._feed()
 
     def _pass_on(self, now_ready: list[Task], task: Task, tell: bool, by: Issuer | None = None) -> None:
-        """Go on with the Recvs that `task` gave what they asked for, then with what it made eligible.
+        """Continue the Recvs whose request `task` met, then announce the tasks that it made eligible.
 
-        `by` is the issuer that noticed, by default the one that took `task` and stayed with it.
+        `by` is the issuer that noticed; by default, the one that took `task` and stayed with it.
         """
         if by is None and task.id not in self.let_go:
             by = task.issuer
@@ -199,7 +199,7 @@ class Engine(RunState):
     def _eligible(
         self, tasks: list[Task], cause: Task | None = None, tell: bool = True, by: Issuer | None = None
     ) -> None:
-        """Stamp new tasks and tell the policy of them (of none at all only if `tell`); issue transfers."""
+        """Stamp new tasks and announce them to the policy (an empty list only if `tell`); issue transfers."""
         if self.open is not None:
             if self.failing is not None:
                 tasks = [task for task in tasks if task.group >= 0 or not self.failing.aborted(task)]
@@ -224,7 +224,7 @@ class Engine(RunState):
                     self._issue_transfer(task)
 
     def _comes_later(self, task: Task) -> bool:
-        """Whether the release of `task` is ahead; it is eligible then. Or its policy lets it wait so long."""
+        """Whether `task` is released, or wanted by its policy, only later; it is announced then."""
         if task.group < 0 or task.dead:
             return False
         at_ns = self.release_ns.get(task.op, 0)
@@ -240,7 +240,7 @@ class Engine(RunState):
     # -- transfers: issued by the engine itself ------------------------------------------------
 
     def _issue_transfer(self, transfer: Task) -> None:
-        """Issue a transfer, and let it go when its tensor is there."""
+        """Issue a transfer, and start it once its tensor is there."""
         transfer.issue_ns = self.now_ns
         if self.asynchronous:
             self._pass_on(self.readiness.issued(transfer), transfer, False)
@@ -249,7 +249,7 @@ class Engine(RunState):
         self._carry(transfer)
 
     def _carry(self, transfer: Task) -> None:
-        """Give a transfer to the network, once the request for it has arrived and there is memory for it."""
+        """Give a transfer to the network once its request has arrived and there is memory for it."""
         if self.breakdowns is not None and not self.breakdowns.carries(transfer):
             return
         if transfer.floor_ns > self.now_ns:
@@ -265,7 +265,7 @@ class Engine(RunState):
     # -- 2. pay --------------------------------------------------------------------------------
 
     def _pay(self) -> None:
-        """Go on with what was refused before, what was parked, and what is paid for."""
+        """Continue tasks that were refused or parked, and those whose launch is paid for."""
         if self.retried or self.placed:
             for task in _drained(self.retried):
                 if task.stream != BACKGROUND or self._events_there(task):
@@ -285,7 +285,7 @@ class Engine(RunState):
             self._issue_transfer(waited)
 
     def _issue(self, task: Task) -> None:
-        """Let a worker execute `task`; put it on its stream, or park it where the launch queue is full."""
+        """Let a worker execute `task`; or put it on its stream, or park it if the launch queue is full."""
         if task.op in self.alone:
             self._let_go(task)
         elif self.executed[task.op]:
@@ -296,7 +296,7 @@ class Engine(RunState):
             self._push(task)
 
     def _push(self, task: Task) -> None:
-        """Put a task on its stream; its issuer goes on, unless it holds it until it ends."""
+        """Put a task on its stream; free its issuer unless the task holds it until it ends."""
         stream = self.stream_of[task.op]
         task.issue_ns = self.now_ns
         task.stream = stream.index
@@ -311,7 +311,7 @@ class Engine(RunState):
             self._launched(task)
 
     def _launched(self, task: Task) -> None:
-        """Let the issuer of a launched task go on, and those that may be launched behind it."""
+        """Free the issuer of a launched task, and make eligible the tasks that may be launched behind it."""
         if task.op not in self.holding:
             self.issuers.free(task.issuer)
         if self.asynchronous:
@@ -326,7 +326,7 @@ class Engine(RunState):
             self.ended.append(task)
 
     def _is_over(self) -> bool:
-        """Whether all is done, or the step is aborted; what ends at this instant has ended."""
+        """Whether all is done, or the step is aborted; tasks that end at this instant have ended."""
         assert self.breakdowns is not None
         if self.breakdowns.detection is not None and self.ended:
             self._complete()
@@ -336,7 +336,7 @@ class Engine(RunState):
     # -- ops that fail -------------------------------------------------------------------------
 
     def _judge(self, task: Task) -> None:
-        """Put down what became of a task that is over; what was put on a stream has not failed."""
+        """Record the status of a task that is over; a task on a stream cannot have failed."""
         assert self.open is not None
         self.open.pop(task.id, None)
         if self.failing is None:
@@ -354,19 +354,19 @@ class Engine(RunState):
         self._later(0, self.ended.append, task)
 
     def _fail(self, task: Task) -> None:
-        """Let follow what follows when `task` has failed; one that was aborted is a consequence itself."""
+        """Apply the consequences of a failed `task`; an aborted one is itself a consequence."""
         assert self.failing is not None
         if task.status == FAILED:
             self.issuers.stop(self.failing.failed(task))
             if self.rendezvous is not None:
                 self.rendezvous.abort()
 
-    # -- tasks that go on without who took them ------------------------------------------------
+    # -- tasks that go on without their issuer -------------------------------------------------
 
     def _let_go(self, task: Task) -> None:
-        """Let an asynchronous op run by itself, and a Recv wait by itself for what it asks for.
+        """Let an asynchronous op run by itself, or a Recv wait by itself for its tensor.
 
-        Whoever took it goes on with something else; what takes no time it does itself, on the spot.
+        The issuer goes on with something else, but executes a task that takes no time itself, on the spot.
         """
         if task.op not in self.asks:
             if self.duration_of(task) or self.communicators_of[task.op] is not None:
@@ -388,7 +388,7 @@ class Engine(RunState):
         task.stream = BACKGROUND
 
     def _receive(self, recv: Task, by: Issuer | None) -> None:
-        """Go on with a Recv that has what it asked for; if it takes no time, `by` completes it at once."""
+        """Continue a Recv that has its tensor; if it takes no time, `by` completes it at once."""
         self._into_background(recv)
         if self.failing is not None:
             recv.status = recv.status or self.failing.verdict(recv)
@@ -412,7 +412,7 @@ class Engine(RunState):
         self._pass_on(self._now_ready(recv), recv, True, by)
 
     def _events_there(self, task: Task) -> bool:
-        """Whether all launched that a task on no stream follows has ended; if not, it tries again then."""
+        """Whether every launched task that a task off any stream follows has ended; if not, retry then."""
         if not self.asynchronous or task.dead or self.executed[task.op]:
             return True
         if not self.readiness.may_start(task):
@@ -426,7 +426,7 @@ class Engine(RunState):
     # -- 3. ask --------------------------------------------------------------------------------
 
     def _ask(self) -> None:
-        """Ask free issuers until none takes a task, and nothing that they issued frees memory for others."""
+        """Ask free issuers until none takes a task and no issued task frees memory for others."""
         self.issuers.ask(self._take)
         while self.starved and self.memory is not None and self.memory.freed():
             self._feed()
@@ -442,11 +442,11 @@ class Engine(RunState):
             self._claim(task)
 
     def _passed_by(self, task: Task) -> bool:
-        """Whether `task` is dead and executes nothing, as all that is dead but Sends and Recvs."""
+        """Whether `task` is dead and executes nothing, as do all dead tasks except Sends and Recvs."""
         return task.dead and task.op not in self.transmits
 
     def _pass_by(self, task: Task) -> None:
-        """Let a dead task end, which executes nothing."""
+        """End a dead task that executes nothing."""
         assert task.issuer is not None
         if task.issue_ns < 0:
             task.issue_ns = self.now_ns
@@ -454,7 +454,7 @@ class Engine(RunState):
         self._later(0, self.ended.append, task)
 
     def _claim(self, task: Task) -> None:
-        """Take memory for `task`, where it is taken at issue, and pay for both."""
+        """Take memory for `task`, if it is taken at issue, and pay for both."""
         cost = self.issue_ns[task.op]
         if self.memory_at_issue is not None:
             calls = self.memory_at_issue.acquire(task)
@@ -496,7 +496,7 @@ class Engine(RunState):
         return self._start(task)
 
     def _start(self, task: Task) -> bool:
-        """Start `task` if its communicator, memory and what its device shares allow it now."""
+        """Start `task` if its communicator, memory and shared resources allow it now."""
         device = self.device_of[task.op]
         if self.breakdowns is not None and self.breakdowns.is_down(device):
             return False
@@ -523,7 +523,7 @@ class Engine(RunState):
                 task.wait = Wait.RESOURCES
                 self.blocked[device].append(task)
                 return False
-            if task.start_ns > self.now_ns:  # the processor puts it off, and knows until when
+            if task.start_ns > self.now_ns:  # the processor delays it, and knows until when
                 task.round = 0
                 self.call_at(task.start_ns, self.started, task)
         if communicators is not None:
@@ -557,9 +557,9 @@ class Engine(RunState):
             self.touched.add(task.stream)
 
     def _feed(self) -> None:
-        """Memory was freed: let those who wait for it try again, first come first served."""
+        """Let the tasks that wait for memory try again, first come, first served, now that some is free."""
         assert self.memory is not None
-        full = set()  # devices of tasks that were refused again: nobody overtakes them there
+        full = set()  # devices of tasks that were refused again: nothing overtakes them there
         for task in _drained(self.starved):
             own = task.group >= 0
             device = self.device_of[task.op] if own else int(self.flow.destination[task.op - self.flow.n_ops])
@@ -577,14 +577,14 @@ class Engine(RunState):
     # -- 5. settle -----------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """Let devices and networks share what they have, now that all that wants it is known."""
+        """Let devices and networks divide their capacity, now that all demands on it are known."""
         while self.settling:
             for callback in _drained(self.settling):
                 callback()
 
 
 def _drained(noted: list[T], key: Callable[[T], Any] | None = None) -> list[T]:
-    """Return what was noted, by `key` if there is one, and forget it."""
+    """Return and clear the noted items, sorted by `key` if one is given."""
     found = noted[:]
     noted.clear()
     if key is not None and len(found) > 1:

@@ -1,25 +1,25 @@
-"""What ops that fail do to the rest of a run.
+"""The effects of failing ops on the rest of a run.
 
 ::
 
     op fails ─┬─ skip           its consumers never become eligible; everything else runs
-              ├─ abort          ... and what the step has not sent and received yet never will be
+              ├─ abort          ... and the step's outstanding Sends and Recvs never complete
               ├─ stop-group     ... and the issuers of its group take nothing more
-              └─ stop-machine   ... and no issuer of its process does
+              └─ stop-machine   ... and no issuer of its process takes anything more
 
 Where runs are calls, one after another (`sim.readiness.counters`), the caller gets the error, whichever
-of these words it is, and later runs of the session never begin.
+of these words applies, and later runs of the session never begin.
 
-Nothing that has begun is taken back: what a worker executes, a stream holds or a link carries runs to its
-end, and the run is over when all of that is. `sim.graph.failures` says who fails, the policy
-(`sim.policy.Policy.on_failure`) what follows, and this keeps account.
+Nothing that has begun is undone: a task on a worker, stream or link runs to its end, and the run is over
+when all of them have ended. `sim.graph.failures` says which ops fail, the policy
+(`sim.policy.Policy.on_failure`) what follows, and this module keeps account.
 
 A step is a run of a session: an iteration of the graph, and ops with the same attribute ``session``.
 TensorFlow has one rendezvous for each step, which all its executors share. The first executor that sees an
-error aborts it, and from then on every Send and Recv of that step returns the error, those that wait at once
+error aborts it, and from then on every Send and Recv of that step returns the error, waiting ones at once
 (tensorflow/core/common_runtime/executor.cc: ``ExecutorState::NodeDone``;
-tensorflow/core/framework/local_rendezvous.cc: ``StartAbort``). What had met by then is copied and arrives. A
-transfer without ops of its own is both Send and Recv.
+tensorflow/core/framework/local_rendezvous.cc: ``StartAbort``). Tensors whose Send and Recv had met are copied
+and arrive. A transfer without ops of its own is both Send and Recv.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from sim.readiness.counters import sessions_of
 
 
 def refuse_unknown(job: Job, policy: Policy) -> None:
-    """Refuse a run of which nobody knows how it goes on when an op fails.
+    """Raise if the behaviour of a run is unknown when an op fails.
 
     Raises
     ------
     InputError
-        The policy does not say; or collectives wait for ranks that may never come, which end by a timeout
+        The policy does not say; or collectives would wait for ranks that may never come, until a timeout
         that is not modelled; or an exception ends one of several processes that share threads.
     """
     if policy.on_failure is None:
@@ -68,7 +68,7 @@ def refuse_unknown(job: Job, policy: Policy) -> None:
 
 
 class Failing:
-    """The failures of one run, and what follows from them.
+    """The failures of one run, and their consequences.
 
     Parameters
     ----------
@@ -76,14 +76,14 @@ class Failing:
     flow : Flow
     policy : Policy
     failures : Failures
-        Of the job.
+        The failures of the job.
     with_memory : bool
-        Whether allocators are simulated, which cannot follow.
+        Whether allocators are simulated, which is refused.
 
     Raises
     ------
     InputError
-        Nobody knows how the run goes on when an op fails (`refuse_unknown`), or allocators are simulated.
+        The behaviour is unknown when an op fails (`refuse_unknown`), or allocators are simulated.
     """
 
     def __init__(
@@ -102,13 +102,13 @@ class Failing:
         self._any = False
 
     def verdict(self, task: Task) -> int:
-        """Return what becomes of an op whose kernel returns now (`sim.graph.failures.STATUSES`)."""
+        """Return the status of an op whose kernel returns now (`sim.graph.failures.STATUSES`)."""
         if not task.dead and self._failures.fails(task.op, task.iteration, str(task.frame or "")):
             return FAILED
         return ABORTED if task.op in self._sends and self.aborted(task) else DONE
 
     def failed(self, task: Task) -> Set[int]:
-        """Put down that `task` has failed; return the groups of issuers that stop."""
+        """Record that `task` has failed; return the groups of issuers that stop."""
         self._any = True
         if self._on_failure == "abort":
             self._aborted.add((self._session[task.op], task.iteration))
@@ -126,20 +126,20 @@ class Failing:
         return (self._session[task.op], task.iteration) in self._aborted
 
     def unexplained(self, still: Mapping[int, Task], stopped: Set[int], copies: Mapping[int, int]) -> bool:
-        """Whether something is left that no failure explains, when nothing can happen any more.
+        """Whether anything is left that no failure explains, once nothing can happen any more.
 
         Parameters
         ----------
         still : mapping of int to Task
-            Id → task that is eligible and not over.
+            Id → task that is eligible and has not ended.
         stopped : set of int
             Groups of issuers that take nothing more.
         copies : mapping of int to int
-            Transfer (node) → group of which an issuer has to make it.
+            Transfer (node) → group whose issuer has to make it.
         """
         if not self._any:
             return True
         left: Iterable[Task] = still.values()
-        if self._on_failure == "stop-group":  # a program waits in vain for what another one was to make
+        if self._on_failure == "stop-group":  # a program waits in vain for the output of another one
             left = [task for task in left if task.group < 0 or task.issuer is not None]
         return any(copies.get(task.op, task.group) not in stopped for task in left)

@@ -1,4 +1,4 @@
-"""What may be hung into a run: observers, which only watch, and memory, which may hold a task back."""
+"""Hooks into a run: observers, which only watch, and memory, which may hold a task back."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class Observer(Protocol):
     """Watches a run. Costs nothing when absent; one that raises is dropped with a warning."""
 
     def started(self, task: Task) -> None:
-        """`task` began to execute at ``task.start_ns``."""
+        """Called when `task` began to execute at ``task.start_ns``."""
 
     def ended(self, task: Task) -> None:
-        """`task` finished at ``task.end_ns``."""
+        """Called when `task` finished at ``task.end_ns``."""
 
 
 def tell(observers: list[Observer], what: str, task: Task) -> None:
-    """Tell all observers that `task` has ``"started"`` or ``"ended"``; one that raises is dropped."""
+    """Notify all observers that `task` has ``"started"`` or ``"ended"``; drop one that raises."""
     for observer in tuple(observers):
         try:
             getattr(observer, what)(task)
@@ -36,40 +36,40 @@ class Memory(Protocol):
     """Gives tasks the memory of their outputs and takes it back after the last consumer."""
 
     at_issue: bool
-    """Whether memory is taken when a task is issued (else when it starts)."""
+    """Whether memory is taken when a task is issued, rather than when it starts."""
 
     follows_ends: bool
-    """Whether it has to be told when tasks end: whether that may free anything."""
+    """Whether the end of a task may free memory, so that `release` has to be called."""
 
     @property
     def watcher(self) -> TokenWatcher | None:
-        """Who is told where tokens go, under control flow; None: nobody has to be."""
+        """The watcher that follows tokens under control flow; None: nothing has to."""
 
     def acquire(self, task: Task) -> int:
-        """Take what `task` needs; return the ns it costs who asks, or `WAIT` until something is freed.
+        """Take the memory that `task` needs; return its cost to the caller in ns, or `WAIT`: none is free.
 
-        Asked again for the same task after a `WAIT`, or after it was granted: then it returns 0.
+        It is called again for the same task after a `WAIT`, or after the grant: then it returns 0.
 
         Raises
         ------
         OutOfMemoryError
-            When it cannot be had and waiting is not wanted.
+            The memory is not available and waiting is not an option.
         """
 
     def freed(self) -> bool:
-        """Whether anything was freed since this was last asked, other than by `release`.
+        """Whether anything was freed since the last call, other than by `release`.
 
-        That is what a task read that took its memory, or what no token refers to any more.
+        Taking memory may free the inputs of a task, and tokens may drop their last reference.
         """
 
     def release(self, task: Task) -> bool:
-        """`task` ended: free what nobody needs any more; return whether anything was freed."""
+        """Free what nothing needs after the end of `task`; return whether anything was freed."""
 
     def met(self, send: Task, recv: Task) -> None:
-        """A Recv reads what a Send of its key offers, where that lies, until the Recv ends."""
+        """Note that a Recv reads, in place and until it ends, what a Send of its key offers."""
 
     def lacks(self, task: Task) -> str:
-        """Say what `task` waits for, which was answered `WAIT`: how many bytes, where, and who has them."""
+        """Describe what a task answered with `WAIT` waits for: how many bytes, where, and who has them."""
 
     def columns(self) -> dict[str, IntArray]:
         """Return the log: its columns are in `sim.trace.Trace`, its rows in order."""

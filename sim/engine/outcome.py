@@ -1,4 +1,4 @@
-"""What comes out of a run: its trace, or why it cannot go on."""
+"""The outcome of a run: its trace, or the reason why it cannot go on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sim.policy import Policy
 from sim.trace import Trace
 
 # ----------------------------------------------------------------------------------------------------------
-# Why a run cannot go on: which tasks remain, what each waits for, and the cycle among them.
+# The reason why a run cannot go on: the remaining tasks, what each waits for, and the cycle among them.
 
 _SHOWN = 8
 
@@ -26,17 +26,17 @@ def deadlock_error(
     policy: Policy,
     starved: Mapping[int, str] | None = None,
 ) -> StuckError:
-    """Build the error for a run in which nothing can happen any more.
+    """Return the error for a run in which nothing can happen any more.
 
     Parameters
     ----------
     name : callable
-        What the task with an id is called.
+        Returns the name of the task with an id.
     waiting : mapping of int to list of int
-        Ids of the tasks that remain, and of the unfinished producers each of them waits for.
+        Id of each remaining task → ids of the unfinished producers that it waits for.
     policy : Policy
     starved : mapping of int to str, optional
-        Ids of the tasks that wait for memory, or for a Send, and for which; they come first, being the cause.
+        Id of each task that waits for memory or for a Send → which. They are the cause, so they come first.
     """
     lines = [f"  {name(id)} waits for {what}" for id, what in (starved or {}).items()][:_SHOWN]
     others = {id: producers for id, producers in waiting.items() if id not in (starved or {})}
@@ -58,12 +58,12 @@ def deadlock_error(
 
 
 def trace_of(run: RunState) -> Trace:
-    """Return the trace of a run in which nothing can happen any more, or of which a step was aborted.
+    """Return the trace of a run in which nothing can happen any more, or whose step was aborted.
 
     Raises
     ------
     StuckError
-        Tasks remain, and neither an op that failed nor an abort explains it.
+        Tasks remain, and neither a failed op nor an abort explains it.
     """
     detection = run.breakdowns.detection if run.breakdowns is not None else None
     incomplete = len(run.tasks) + len(run.transfers) < run.readiness.total
@@ -96,7 +96,7 @@ def trace_of(run: RunState) -> Trace:
 
 
 def _cut_short(run: RunState) -> None:
-    """End what was running when the step was aborted."""
+    """End the tasks that were running when the step was aborted."""
     assert run.breakdowns is not None
     assert run.open is not None
     for task in run.open.values():

@@ -1,4 +1,4 @@
-"""All that a run holds while it goes on; the loop that changes it is `sim.engine.engine`."""
+"""The state of a run in progress; the loop that changes it is in `sim.engine.engine`."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ from sim.readiness.tokens import TaggedTokenReadiness, decided
 from sim.record.record import task_columns, transfer_columns
 
 # ----------------------------------------------------------------------------------------------------------
-# What a run is put together from: its nodes and their readiness, host threads, the network.
+# The parts of a run: its nodes and their readiness, host threads, the network.
 
 
 def groups_that_copy(job: Job, flow: Flow) -> dict[int, int]:
-    """Return the transfers (nodes) that a host thread has to make, and the group of issuers that it is of."""
+    """Return the transfers (nodes) that a host thread has to make, with the group of its issuers."""
     groups = host_groups(job, flow.tensor, flow.source, flow.destination).tolist()
     return {flow.n_ops + k: group for k, group in enumerate(groups) if group != UNSET}
 
 
 def make_network(job: Job, flow: Flow, context: Context) -> Network | None:
-    """Return what carries the transfers of a run; None: they take no time.
+    """Return the network that carries the transfers of a run; None: they take no time.
 
     Raises
     ------
     InfeasibleError
-        Links without a network, or devices that no route connects.
+        There are links but no network, or no route connects two devices.
     """
     machine = job.machine
     if (flow.n_nodes == flow.n_ops and not job.carried.any()) or not machine.links:
@@ -62,23 +62,23 @@ def make_network(job: Job, flow: Flow, context: Context) -> Network | None:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Where issued tasks stand: the streams of a device, and its queue of launches.
+# Where issued tasks wait: the streams of a device, and its launch queue.
 
 
 class Stream:
-    """A queue of issued tasks, of which one runs at a time.
+    """A queue of issued tasks that run one at a time.
 
     Attributes
     ----------
     index, device : int
-        Its lane, counted over the machine, and its device.
+        Its lane, counted over the machine, and the index of its device.
     launch_ns, gap_ns : int
-        From issue to the earliest start, and from an end to the next start.
+        Time from issue to the earliest start, and from an end to the next start.
     queue : deque of Task
-        Issued and not started.
+        Tasks issued and not started.
     running : Task or None
     free_ns : int
-        When the next task may start: the end of the last one and the gap.
+        Earliest start of the next task: the end of the last one plus the gap.
     """
 
     __slots__ = ("device", "free_ns", "gap_ns", "index", "launch_ns", "queue", "running")
@@ -91,12 +91,12 @@ class Stream:
 
 
 class LaunchQueue:
-    """A device's places for launches that have not ended; whoever finds none is parked, with its issuer.
+    """A device's places for launches that have not ended; with none free, a launch and its issuer are parked.
 
     Parameters
     ----------
     depth : int or None
-        How many places; None is no limit.
+        Number of places; None is no limit.
 
     Examples
     --------
@@ -114,7 +114,7 @@ class LaunchQueue:
         self._parked: deque[Task] = deque()
 
     def enter(self, task: Task) -> bool:
-        """Take a place for `task`, or park it."""
+        """Take a place for `task`, or park it; return whether it has a place."""
         if self._left is None:
             return True
         if not self._left:
@@ -124,7 +124,7 @@ class LaunchQueue:
         return True
 
     def leave(self) -> Task | None:
-        """Give a place back; return the task that was parked first, which has the place from now on."""
+        """Give a place back; return the first parked task, which now has the place."""
         if self._left is None:
             return None
         if self._parked:
@@ -134,7 +134,7 @@ class LaunchQueue:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Resources of the machine that ops take beside their device: licences, ports, people.
+# Resources of the machine that ops take besides their device: licences, ports, people.
 #
 #     resources: {crane: 1}       a ▇▇▇▇▇ crane
 #                                 b ·····▇▇▇ crane        waits for a
@@ -142,10 +142,10 @@ class LaunchQueue:
 
 
 class SharedResources:
-    """What is free of each, and who waits: first come, first served, in a line for each resource.
+    """The free units of each resource, and the tasks that wait: a first-come, first-served line per resource.
 
-    An op takes all that it needs at once, from its start to its end. So whoever holds a resource runs, or
-    waits for what its own device shares, and nobody waits for ever.
+    An op takes everything it needs at once, from its start to its end. So a task that holds a resource runs,
+    or waits for its own device, and no task waits for ever.
 
     Parameters
     ----------
@@ -160,7 +160,7 @@ class SharedResources:
         self._held: set[int] = set()
 
     def take(self, task: Task) -> bool:
-        """Take what a task needs, or put it in line; one that has it already keeps it."""
+        """Take what a task needs, or put it in line; return whether it holds its resources."""
         needs = self._needs.get(task.op, {})
         if task.id in self._held or not needs:
             return True
@@ -175,7 +175,7 @@ class SharedResources:
         return False
 
     def give_back(self, task: Task) -> list[Task]:
-        """Give back what a task took; return who has what it waited for now."""
+        """Give back a task's resources; return the waiting tasks that have theirs now."""
         if task.id not in self._held:
             return []
         self._held.remove(task.id)
@@ -196,7 +196,7 @@ class SharedResources:
         return granted
 
     def _is_next(self, task: Task) -> bool:
-        """Whether a task is first in all of its lines, and all that it needs is free."""
+        """Whether a task is first in all of its lines, and everything it needs is free."""
         needs = self._needs[task.op].items()
         return all(self._lines[name][0] is task and self._free[name] >= n for name, n in needs)
 
@@ -219,7 +219,7 @@ def _asynchronous(policy: Policy, job: Job) -> Set[int]:
 
 
 class RunState:
-    """The parts of a run, what has been noted at the present instant, and what they ask of it (`Context`).
+    """The parts of a run, the events noted at the present instant, and its `Context` methods.
 
     Parameters
     ----------
@@ -229,7 +229,7 @@ class RunState:
         See `sim.engine.engine.Engine`.
     """
 
-    # Without slots, calls of methods are slower by a third where there are thirty attributes or more.
+    # Without slots, method calls are a third slower on an object with thirty attributes or more.
     __slots__ = (
         "alone", "arrived", "asks", "asynchronous", "blocked", "breakdowns", "called", "clock",
         "communicators",
@@ -259,7 +259,7 @@ class RunState:
         self.observers = list(observers)
         self.clock = simpy.Environment()
         self.now_ns = self.round = 0
-        # What has fired at the present instant, and who waits for something to come free.
+        # Events that have fired at the present instant, and tasks that wait for something to come free.
         self.called: list[tuple[Callable[[Any], None], Any]] = []
         self.arrived: list[Task] = []  # tasks that are released now, and waited for nothing else
         self.ended: list[Task] = []
@@ -281,13 +281,13 @@ class RunState:
             self.failing = Failing(job, self.flow, policy, job.failures, with_memory=memory is not None)
         self.conditions = conditions
         self.breakdowns: Breakdowns | None = None
-        # Tasks that are eligible and not over, by id, where some may fail.
+        # Tasks that are eligible and have not ended, by id, if some may fail.
         may_fail = self.failing is not None or conditions is not None
         self.open: dict[int, Task] | None = {} if may_fail else None
-        self.taken: list[tuple[int, int]] = []  # what switches say: id of the task, output that is live
+        self.taken: list[tuple[int, int]] = []  # results of switches: task id, index of the live output
         self._make_readiness(keys, flow)
         self.asynchronous = self.readiness.asynchronous
-        # Of each op: its device, whether a worker executes it, what issuing it costs, how long it takes.
+        # For each op: its device, whether a worker executes it, the cost of issuing it, its duration.
         self.device_of: list[int] = job.device_of.tolist()
         self.executed: list[bool] = (~job.launched).tolist()
         self.issue_ns: list[int] = issue_costs_ns(job).tolist()
@@ -297,18 +297,18 @@ class RunState:
         )
         self.drawn = job.drawn
         for op in job.collectives.op.tolist() if job.collectives is not None else ():
-            for ns in self.duration_ns:  # they last until their ranks have met and are done
+            for ns in self.duration_ns:  # collectives last until their ranks have met and are done
                 ns[op] = 0
         self.holding = holding_ops(job)
-        # Ops that go on without who took them: asynchronous ones, and Recvs that ask when they are taken.
+        # Ops that go on without their issuer: asynchronous ones, and Recvs that ask when they are taken.
         self.asks = self.rendezvous.asked if self.rendezvous is not None else frozenset[int]()
         self.alone = _asynchronous(policy, job) | self.asks
-        # Sends and Recvs that execute when they are dead: the other side has to know.
+        # Sends and Recvs that execute even when dead: the other side has to know.
         nodes = job.graph.is_kind("send", "recv") & ~job.launched & policy.asks_in_turn
         self.transmits = self.asks.union(np.flatnonzero(nodes).tolist())
-        self.let_go: set[int] = set()  # ids of those that did
+        self.let_go: set[int] = set()  # ids of tasks that went on without their issuer
         self.issuers = Issuers(machine, policy, groups_that_copy(job, self.flow))
-        # Where tasks are issued to, and what they share there.
+        # Where tasks are issued to, and the resources that they share there.
         self.streams = [
             Stream(first + lane, d, device.launch_latency_ns, device.gap_ns)
             for d, (first, device) in enumerate(zip(machine.first_stream, machine.devices, strict=False))
@@ -327,7 +327,7 @@ class RunState:
             else None
             for d, device in enumerate(machine.devices)
         ]
-        self.messages = array("q")  # one after another, as `Message` has them
+        self.messages = array("q")  # flattened fields of each `Message` in turn
         self.network = make_network(job, self.flow, context)
         if conditions is not None:
             assert self.open is not None
@@ -338,31 +338,31 @@ class RunState:
         self.communicators: Communicators | None = None
         if job.collectives is not None:
             self.communicators = Communicators(job, job.collectives, context, self.network, self.breakdowns)
-        # Of each op and transfer: the communicators, where it belongs to one.
+        # For each op and transfer: the communicators, if it belongs to one.
         self.communicators_of: list[Communicators | None] = [None] * self.flow.n_nodes
         for op in () if job.collectives is None else job.collectives.op.tolist():
             self.communicators_of[op] = self.communicators
         self.release_ns: Mapping[int, int] = job.graph.attribute("release")
-        self.not_before_ns: IntArray | None = None  # what the policy says once it is prepared
+        self.not_before_ns: IntArray | None = None  # set once the policy is prepared
         self.resources = SharedResources(job) if job.graph.attribute("resources") else None
         at_issue = self.memory is not None and self.memory.at_issue
         self.memory_at_issue = self.memory if at_issue else None
         self.memory_at_start = None if at_issue else self.memory
-        # Of each device: whom to tell that a task has ended, which gives back what it had.
+        # For each device: the callback for the end of a task, which frees what the task had.
         self.told_of_ends = [processor.end if processor else None for processor in self.processors]
         self.gives_back = (
             any(self.told_of_ends)
             or (self.memory is not None and self.memory.follows_ends)
             or bool(self.observers)
         )
-        # What came out.
+        # The results.
         self.frames: dict[str, int] = {}
         self.tasks = task_columns(job.graph, self.flow.n_ops * job.iterations, self.frames, may_fail=may_fail)
         n_transfers = (self.flow.n_nodes - self.flow.n_ops) * job.iterations
         self.transfers = transfer_columns(n_transfers, self.frames if has_control_flow(job.graph) else None)
 
     def _make_readiness(self, keys: RendezvousKeys, own: Flow) -> None:
-        """Make what says when tasks are eligible; `own` has no transfers that Sends set off by key."""
+        """Create the object that says when tasks are eligible; `own` lacks the transfers that Sends start."""
         job, flow, policy, memory = self.job, self.flow, self.policy, self.memory
         self.readiness: Readiness
         if has_control_flow(job.graph):
@@ -390,11 +390,11 @@ class RunState:
         self._later(time_ns - self.now_ns, self.called.append, (callback, value))
 
     def when_settled(self, callback: Callable[[], None]) -> None:
-        """Call ``callback()`` at the present instant, once all that ends and starts at it is known."""
+        """Call ``callback()`` at the present instant, once all its ends and starts are known."""
         self.settling.append(callback)
 
     def started(self, task: Task) -> None:
-        """Put down that a task whose start was put off begins to execute now."""
+        """Record that a task whose start was delayed begins to execute now."""
         if task.start_ns < self.now_ns:
             self._begin(task, task.stream)
         if (communicators := self.communicators_of[task.op]) is not None:
@@ -405,13 +405,13 @@ class RunState:
             tell(self.observers, "started", task)
 
     def duration_of(self, task: Task) -> int:
-        """Return how long `task` takes when nothing else disturbs it; a collective, by itself, no time."""
+        """Return the undisturbed duration of `task`; a collective, by itself, takes no time."""
         if self.drawn is not None:
             return self.drawn.ns(task.op, task.iteration, str(task.frame or ""))
         return self.duration_ns[task.iteration][task.op]
 
     def carried(self, message: Message) -> None:
-        """Put down a message that has arrived."""
+        """Record a message that has arrived."""
         self.messages.extend(message)
 
     def finish(self, task: Task) -> None:
@@ -419,7 +419,7 @@ class RunState:
         self.end(task)
 
     def _later(self, delay_ns: int, note: Callable[[Any], None], value: Any) -> None:
-        """Let SimPy call ``note(value)`` after a delay; all that may do is to note what fired."""
+        """Let SimPy call ``note(value)`` after a delay; it may do nothing but note that the event fired."""
         self.clock.timeout(delay_ns).callbacks.append(lambda _: note(value))
 
     def _begin(self, task: Task, lane: int) -> None:

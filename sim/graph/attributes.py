@@ -1,12 +1,12 @@
-"""Attributes of ops that have an effect: what each may be, read once, before anything runs.
+"""Attributes of ops that have an effect: their types, read once, before anything runs.
 
 ::
 
     attributes: {granule: 4kB, strict: false}   ──► typed ──►   {granule: 4000, strict: False}
     attributes: {strict: 'no'}                  ──► op 'a': strict: 'no' is neither true nor false
 
-`sim.graph.builder.GraphBuilder.build` reads them, so whoever uses one may rely on its type. Any other
-attribute may be anything: importers bring those of operators along.
+`sim.graph.builder.GraphBuilder.build` reads them, so users of an attribute can rely on its type. Any other
+attribute may have any value: importers keep those of the original operators.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sim.graph.graph import Graph
 
 
 def whole(value: Any, least: int = 0) -> int:
-    """Return a whole number of at least `least`, or raise `InputError`."""
+    """Return `value` if it is a whole number of at least `least`, or raise `InputError`."""
     if type(value) is not int or value < least:
         raise InputError(f"{value!r} is no whole number of at least {least}")
     if value > LARGEST:
@@ -53,7 +53,7 @@ def _outcome(value: Any) -> Any:
 
 
 def integer(value: Any) -> int:
-    """Return a whole number, or raise `InputError`."""
+    """Return `value` if it is a whole number, or raise `InputError`."""
     if type(value) is not int or abs(value) > LARGEST:
         raise InputError(f"{value!r} is no whole number of 64 bits")
     return value
@@ -102,14 +102,14 @@ def _fraction(value: Any) -> Any:
 
 
 def word(value: Any) -> str:
-    """Return a text that is not empty, or raise `InputError`."""
+    """Return `value` if it is a non-empty text, or raise `InputError`."""
     if not isinstance(value, str) or not value:
         raise InputError(f"{value!r} is no word")
     return value
 
 
 def flag(value: Any) -> bool:
-    """Return true or false, or raise `InputError`."""
+    """Return `value` if it is true or false, or raise `InputError`."""
     if not isinstance(value, bool):
         raise InputError(f"{value!r} is neither true nor false")
     return value
@@ -118,7 +118,7 @@ def flag(value: Any) -> bool:
 _SIZES: Final = """m n k batch transposed rows columns seq_len kv_len heads kv_heads head_dim causal window
     in_channels out_channels input_shape kernel_shape strides pads dilations group operands"""
 SIZES: Final = frozenset(_SIZES.split())
-"""Attributes that say how large an op is, whoever wrote it."""
+"""Attributes that give the size of an op, whichever importer wrote them."""
 
 READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     **dict.fromkeys(
@@ -147,16 +147,16 @@ READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "fails": read_fails,
     "sm_fraction": _fraction,
 }
-"""Name -> what reads it, or raises `InputError`."""
+"""Name → function that reads the value, or raises `InputError`."""
 
 
 def typed(graph: Graph) -> Graph:
-    """Return a graph whose attributes of these names are of their types.
+    """Return the graph with the attributes named in `READERS` converted to their types.
 
     Raises
     ------
     GraphError
-        About the op and its attribute.
+        The error names the op and its attribute.
 
     Examples
     --------

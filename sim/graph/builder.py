@@ -25,18 +25,18 @@ from sim.graph.views import forwarded_nbytes
 _N_FACTS = 10  # kind, dtype, pin, flops, bytes read and written, duration, stage, micro-batch, phase
 
 Ref = str | int | tuple[str | int, int]
-"""An input: a name or number, or (name, distance) for the tensor of `distance` iterations before."""
+"""An input: a name or number, or (name, distance) for the tensor produced `distance` iterations earlier."""
 
 
 class _Vocabulary(Codes[str]):
-    """Strings to small codes, in order of first use."""
+    """Maps strings to small codes, numbered in order of first use."""
 
     def __call__(self, word: str | None) -> int:
         return UNSET if word is None else self[word]
 
     def all(self, words: Sequence[str], codes: IntArray) -> IntArray:
         """Return the codes of ``words[codes[0]], words[codes[1]], ...``; `UNSET` stays."""
-        first = np.full(len(words) + 1, len(codes))  # where each word is first; the last entry is of `UNSET`
+        first = np.full(len(words) + 1, len(codes))  # first place of each word; the last entry is `UNSET`'s
         np.minimum.at(first, codes, np.arange(len(codes)))
         own = np.full(len(words) + 1, UNSET)
         for code in np.argsort(first[:-1]).tolist():
@@ -46,10 +46,10 @@ class _Vocabulary(Codes[str]):
 
 
 class _Refs:
-    """Rows of references to tensors or ops, resolved as soon as their name is known.
+    """Rows of references to tensors or ops, resolved as soon as their names are known.
 
     An entry is the number of an op's output (or of an op), or -2 - k for external tensor k, or -1
-    for a name that has not been seen yet; those names wait in `later`.
+    for a name not yet seen, which waits in `later`.
     """
 
     def __init__(self, what: str) -> None:
@@ -72,7 +72,7 @@ class _Refs:
 
 
 def _whole(name: str, number: Any, what: str = "a duration", unit: str = " of ns") -> int:
-    """Return a number of an op; what is not whole would be cut."""
+    """Return a number of an op as an int, or raise if it is not whole."""
     try:
         if (whole := int(number)) == number:
             return whole
@@ -87,7 +87,7 @@ class GraphBuilder:
     Parameters
     ----------
     name : str
-        What the graph is called.
+        The name of the graph.
 
     Examples
     --------
@@ -110,7 +110,7 @@ class GraphBuilder:
         self._externals: dict[str, int] = {}
         self._external_rows: list[tuple[int, int, int]] = []
         self._kinds, self._dtypes, self._pins, self._phases = (_Vocabulary() for _ in range(4))
-        # Facts of one op after another (tuples would take five times the memory), and columns of many ops.
+        # Facts op by op (tuples would take five times the memory), and columns of many ops.
         self._rows, self._columns = array("q"), list[list[IntArray]]()
         self._inputs, self._after = _Refs("input"), _Refs("control input")
         self._sizes, self._first = array("q"), array("q", [0])
@@ -122,18 +122,18 @@ class GraphBuilder:
         return len(self._ops)
 
     def __contains__(self, name: str) -> bool:
-        """Whether an op, input or parameter of that name exists already."""
+        """Whether an op, input or parameter of that name already exists."""
         return name in self._ops or name in self._externals
 
     def input(self, name: str, nbytes: int = 0, *, device: str | None = None) -> str:
-        """Add a tensor that is there before time 0, once per iteration; return its name.
+        """Add a tensor that exists before time 0, once per iteration; return its name.
 
         Parameters
         ----------
         name : str
         nbytes : int
         device : str, optional
-            Where it lies; by default on whatever device reads it.
+            The device that holds it; by default whichever device reads it.
         """
         return self._external(name, nbytes, Role.INPUT, device)
 
@@ -186,31 +186,31 @@ class GraphBuilder:
             ``"matmul"``, ``"conv"``, ``"copy"``, ...
         inputs : iterable of str or (str, int)
             Tensors read: ``"a"`` (first output of op a, or an input), ``"a:1"`` (its second
-            output), ``("a", 1)`` (as produced one iteration before). A number in place of a name is what
+            output), ``("a", 1)`` (as produced one iteration before). A name may be replaced by a number that
             `tensor` returned.
         after : iterable of str or (str, int)
             Ops that must end first, without data (control edges).
         outputs : int or sequence of int
-            Size in bytes of each output tensor; 0: of what control flow passes on, that of the input.
+            Size in bytes of each output tensor; an output that control flow passes on with 0 has its input's.
         duration_ns : int, optional
-            Explicit duration on any device; otherwise the device's cost model is asked.
+            Explicit duration on any device; the default is the estimate of the device's cost model.
         duration_by_kind : mapping of str to int, optional
             Explicit durations in ns for kinds of device (``{"cpu": 900, "gpu": 30}``).
         flops, bytes_read, bytes_written : int
             Cost facts. Bytes default to the sizes of the tensors read and written.
         device : str, optional
-            Name of a device, or kind of device, where the op must run.
+            Name of a device, or kind of device, on which the op must run.
         dtype : str, optional
-            Data type computed in (``"fp32"``, ``"bf16"``, ...).
+            Data type of the computation (``"fp32"``, ``"bf16"``, ...).
         stage, micro_batch, phase : optional
             The op's place in a pipeline.
         attributes : mapping, optional
-            Anything else.
+            Any other attributes.
 
         Raises
         ------
         GraphError
-            A name used twice or empty, a size, cost or duration that is negative or not whole.
+            A name that is empty or used twice, or a size, cost or duration that is negative or not whole.
         """
         self._claim(name)
         index = len(self._ops)
@@ -252,10 +252,10 @@ class GraphBuilder:
         return name
 
     def append(self, name: str, **facts: Any) -> int:
-        """Add an op as `op` does, with the same arguments; return its number instead of its name.
+        """Add an op, with the same arguments as `op`; return its number instead of its name.
 
-        For generators of graphs, which know what they write: ``after`` takes such numbers, and ``inputs``
-        what `tensor` and `external` return.
+        For generators of graphs, which keep track of numbers: ``after`` takes these numbers, and ``inputs``
+        those that `tensor` and `external` return.
 
         Examples
         --------
@@ -290,27 +290,27 @@ class GraphBuilder:
         duration_by_kind: Mapping[str, Mapping[int, int]] = MappingProxyType({}),
         attributes: Mapping[int, Mapping[str, Any]] = MappingProxyType({}),
     ) -> None:
-        """Add many ops at once, as columns: the same as `op` for each of them, a hundred times faster.
+        """Add many ops at once, as columns: equivalent to `op` for each of them, but a hundred times faster.
 
         Parameters
         ----------
         names : sequence of str, or dict of str to int
-            Of all ops in order; a dict has their numbers, too, and the builder keeps it.
+            Names of all ops in order; a dict also gives their numbers, and the builder keeps it.
         kind, device, phase : (sequence of str, array)
             Words, and for each op the index of its word.
         inputs, after : Csr
-            Op → numbers of the tensors it reads, and of the ops that it follows. An op of this call has the
-            number that it gets: the first one is ``len(builder)``.
+            Op → numbers of the tensors it reads, and of the ops that it follows. The ops of this call have
+            the numbers from ``len(builder)`` on.
         outputs : Csr
             Op → sizes of its outputs in bytes, at least one.
         duration_ns, stage, micro_batch : array
-            One value an op; -1 for none.
+            One value per op; -1 for none.
         dtype : (sequence of str, array), optional
-            Words, as of `kind`.
+            Words, and for each op the index of its word, as for `kind`.
         flops, bytes_read, bytes_written : array
-            One value an op; -1 for bytes that follow from the tensors.
+            One value per op; -1 to use the bytes of the tensors.
         input_distance, after_distance : array, optional
-            One value an entry of `inputs`, and of `after`.
+            One value per entry of `inputs`, and of `after`.
         duration_by_kind : mapping of str to mapping of int to int
             Kind of device → op → ns.
         attributes : mapping of int to mapping
@@ -364,16 +364,16 @@ class GraphBuilder:
         self._sizes.frombytes(_bytes(outputs.indices))
 
     def tensor(self, op: int, k: int = 0) -> int:
-        """Return the number of output `k` of the op of that number, for `inputs`."""
+        """Return the number of output `k` of an op (given by number), for use in `inputs`."""
         return self._first[op] + k
 
     def external(self, name: str) -> int:
-        """Return the number of an input or parameter, for `inputs`.
+        """Return the number of an input or parameter, for use in `inputs`.
 
         Raises
         ------
         UnknownNameError
-            There is none of that name.
+            There is no input or parameter of that name.
         """
         if name not in self._externals:
             raise UnknownNameError("input or parameter", name, self._externals)
@@ -385,8 +385,8 @@ class GraphBuilder:
         Raises
         ------
         GraphError
-            No op at all, an input nobody produces (with the nearest name), a cycle (named), or an attribute
-            of a wrong type.
+            There is no op, nothing produces an input (the message has the nearest name), there is a cycle
+            (which is named), or an attribute has a wrong type.
         """
         n = len(self._ops)
         if n == 0:
@@ -439,7 +439,7 @@ class GraphBuilder:
         return typed(graph)
 
     def _gather(self) -> None:
-        """Turn the rows so far into columns."""
+        """Turn the rows collected so far into columns."""
         if self._rows:
             self._columns.append([*np.array(self._rows).reshape(-1, _N_FACTS).T])
             self._rows = array("q")
@@ -465,7 +465,7 @@ class GraphBuilder:
         refs.counts.append(len(refs.entries) - before)
 
     def _resolve(self, refs: _Refs, find: Callable[[str], int | None]) -> None:
-        """Fill in the names that were not known when they were used."""
+        """Resolve the names that were not known when they were used."""
         for position, (consumer, name) in refs.later.items():
             entry = find(name)
             if entry is None:
@@ -474,7 +474,7 @@ class GraphBuilder:
         refs.later.clear()
 
     def _output(self, name: str) -> int | None:
-        """Return the entry (see `_Refs`) of the tensor called `name`, or None when there is none yet."""
+        """Return the entry (see `_Refs`) of the tensor called `name`, or None if it does not exist yet."""
         op = self._ops.get(name)
         if op is not None:
             return self._first[op] if op + 1 < len(self._first) else None
@@ -506,7 +506,7 @@ def _bytes(values: npt.NDArray[Any]) -> memoryview:
 
 
 def _padded(values: IntArray, n: int, rest: int) -> IntArray:
-    """Return a column of length `n` that begins with these values."""
+    """Return a column of length `n` that begins with these values and goes on with `rest`."""
     column = np.full(n, rest)
     column[: len(values)] = values
     return column

@@ -1,4 +1,4 @@
-"""Ops that fail: which tasks do is decided before time 0, from the seed alone.
+"""Failing ops: which tasks fail is decided before time 0, from the seed alone.
 
 An op may carry the attribute ``fails``::
 
@@ -6,11 +6,11 @@ An op may carry the attribute ``fails``::
     {"at": [0, 2]}          in these steps; a step is an iteration of the graph
     {"probability": p}      with probability p, each time it runs
 
-A worker finds out when it has executed the op; who launches one, when the launch returns, and nothing reaches
-the stream. What becomes of the rest is the policy's word (`sim.policy.Policy.on_failure`).
+A worker notices once it has executed the op; a launching host, when the launch returns, and nothing reaches
+the stream. What happens to the rest of the run is up to the policy (`sim.policy.Policy.on_failure`).
 
-As noise is, a failure is drawn from the seed, the op's name, the step and the loops that it runs in. So all
-policies meet the same failures, and more steps, or other ops that fail, change none of them.
+Like noise, a failure is drawn from the seed, the op's name, the step and the enclosing loops. So all policies
+meet the same failures, and adding steps or other failing ops changes none of them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FAILED: Final = 1
 ABORTED: Final = 2
 
 STATUSES: Final = ("done", "failed", "aborted")
-"""What became of a task that ran: it is done; it failed; it is a Send or Recv that could not be completed
+"""The outcome of a task that ran: it is done; it failed; or it is a Send or Recv that could not complete
 because another op of its step had failed."""
 
 
@@ -38,14 +38,14 @@ class Failures:
     Parameters
     ----------
     graph : Graph
-        Its ops carry the attribute.
+        A graph whose ops carry the attribute.
     iterations, seed : int
-        Of the job.
+        The iterations and the seed of the job.
 
     Raises
     ------
     GraphError
-        A step that the run does not have.
+        An op names a step that the run does not have.
 
     Examples
     --------
@@ -69,12 +69,12 @@ class Failures:
 
     @classmethod
     def of(cls, graph: Graph, iterations: int, seed: int) -> Failures | None:
-        """Return what fails; None where nothing ever does."""
+        """Return the failures of a graph; None if nothing ever fails."""
         found = cls(graph, iterations, seed)
         return found if any(found._when.values()) else None
 
     def fails(self, op: int, iteration: int, frame: str = "") -> bool:
-        """Return whether an op fails, in a step and in loops (``outer:2/inner:0``)."""
+        """Whether an op fails in a step and an iteration of its loops (``outer:2/inner:0``)."""
         when = self._when.get(op, False)
         if isinstance(when, bool):
             return when
@@ -86,12 +86,12 @@ class Failures:
 
 
 def read_fails(value: Any) -> bool | Mapping[str, Any]:
-    """Return the attribute ``fails`` as it is, if it has one of its forms.
+    """Return the attribute ``fails`` unchanged if it has one of its forms.
 
     Raises
     ------
     InputError
-        It has not.
+        It has none of them.
     """
     if isinstance(value, bool):
         return value
@@ -112,12 +112,12 @@ def read_fails(value: Any) -> bool | Mapping[str, Any]:
 
 
 def _in_steps(fails: bool | Mapping[str, Any], steps: int) -> bool | Mapping[str, Any]:
-    """Return `fails`, if every step that it names is one of so many.
+    """Return `fails` if every step that it names is one of `steps` steps.
 
     Raises
     ------
     InputError
-        There is no such step.
+        A step does not exist.
     """
     if not isinstance(fails, bool) and max(fails.get("at", [0])) >= steps:
         there_are = (
@@ -128,12 +128,12 @@ def _in_steps(fails: bool | Mapping[str, Any], steps: int) -> bool | Mapping[str
 
 
 def in_step(value: Any, step: int, steps: int) -> bool | Mapping[str, Any]:
-    """Return the attribute ``fails`` of the copy of an op that stands for one of several steps.
+    """Return the attribute ``fails`` for the copy of an op that stands for one of several steps.
 
     Raises
     ------
     InputError
-        It has none of its forms, or names a step that there is not.
+        It has none of its forms, or names a step that does not exist.
 
     Examples
     --------

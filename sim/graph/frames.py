@@ -1,4 +1,4 @@
-"""Which loop each op belongs to, found once before time 0; and what is wrong with the control flow."""
+"""Find the loop of each op, once, before time 0, and check the control flow."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from sim.graph.graph import Graph
 from sim.graph.rendezvous_keys import rendezvous_keys
 
 CONTROL_FLOW_KINDS: Final = frozenset({"switch", "merge", "enter", "exit", "next_iteration", "loop_cond"})
-"""Kinds of op that move tokens between frames and iterations, or skip some."""
+"""Kinds of op that move tokens between frames and iterations, or skip some ops."""
 
 DEFAULT_PARALLEL_ITERATIONS: Final = 10
-"""As in TensorFlow's ``while_loop``."""
+"""The default of TensorFlow's ``while_loop``."""
 
 
 def has_control_flow(graph: Graph) -> bool:
-    """Whether `graph` has any op that moves tokens between frames, or skips some."""
+    """Whether `graph` has any op that moves tokens between frames, or skips some ops."""
     return not CONTROL_FLOW_KINDS.isdisjoint(graph.kinds)
 
 
 @dataclass(frozen=True)
 class FrameStructure:
-    """Static frames, 0 being the whole graph.
+    """The static frames of a graph; frame 0 is the whole graph.
 
     Attributes
     ----------
     frame_of : list of int
-        Frame in which each op runs (an enter in the parent, an exit in the loop).
+        The frame in which each op runs (an enter in the parent, an exit in the loop).
     parent, name, parallel_iterations : lists, one entry per frame
-        -1 and "" for the whole graph.
+        Enclosing frame, name and limit of each frame; -1, "" and 1 for the whole graph.
     child_of : dict
-        Enter op → the frame it opens.
+        Enter op → the frame that it opens.
     predicate : dict
         Switch → the op that produces its predicate.
     """
@@ -150,7 +150,7 @@ def _check_kinds(graph: Graph, kind: list[str], structure: FrameStructure) -> No
 
 
 def _check_merges(graph: Graph, kind: list[str]) -> None:
-    """Refuse a merge that no switch, enter or next_iteration leads to: nothing would ever be dead there."""
+    """Raise on a merge that no switch, enter or next_iteration leads to: both inputs would be live there."""
     reached = [False] * len(graph)
     queue = deque(op for op, k in enumerate(kind) if k in ("switch", "enter", "next_iteration"))
     succ = graph.successors.lists()
@@ -173,15 +173,15 @@ def _check_merges(graph: Graph, kind: list[str]) -> None:
 
 
 def predicate_of(graph: Graph, switch: int) -> int:
-    """Return the op that decides for a switch: behind its last input, past what hands a predicate on.
+    """Return the op that decides a switch, found by following its last input past ops that pass it on.
 
-    These are enters, identities, sends, and switches, whose first input is the data: a condition in a branch
-    may be decided by an argument of the branch.
+    Those are enters, identities, sends, recvs, and switches, followed through their first input: a condition
+    inside a branch may be decided by an argument of the branch.
 
     Raises
     ------
     GraphError
-        The switch does not have two inputs, or the predicate is a graph input.
+        The switch does not have two inputs, or its predicate is a graph input.
     """
     inputs = graph.inputs.row(switch)
     name = graph.op_names[switch]

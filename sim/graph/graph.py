@@ -1,8 +1,8 @@
-"""The computation graph: immutable columns, adjacency in compressed sparse rows both ways.
+"""The computation graph: immutable columns, with adjacency in compressed sparse rows both ways.
 
-A graph is built once and read many times, so it is stored the way numpy likes it: one array per
-fact, one row per op, and ``indptr``/``indices`` pairs for the edges (`Csr`). A million ops take a
-few hundred megabytes and a few seconds; no op is a Python object.
+A graph is built once and read many times, so it is stored in numpy columns: one array per fact, one
+row per op, and ``indptr``/``indices`` pairs for the edges (`Csr`). A million ops take a few hundred
+megabytes and a few seconds; no op is a Python object.
 
 ::
 
@@ -34,11 +34,11 @@ from sim.graph.walks import Dag, Edges, a_cycle, least_index_first
 from sim.notebook import card, columns_that_speak
 
 _DIGITS: Final = 20
-"""No op has so many outputs that their numbers are as long."""
+"""Output numbers have fewer digits than this."""
 
 
 def output_name(op: str, k: int) -> str:
-    """Return what output `k` of an op is called: ``op`` the first, ``op:1`` the second.
+    """Return the name of output `k` of an op: ``op`` for the first, ``op:1`` for the second.
 
     Examples
     --------
@@ -49,7 +49,7 @@ def output_name(op: str, k: int) -> str:
 
 
 def split_output(name: str) -> tuple[str, int] | None:
-    """Return op and output of ``op:k``; None of any other name.
+    """Return the op and output of ``op:k``; None for any other name.
 
     Examples
     --------
@@ -61,7 +61,7 @@ def split_output(name: str) -> tuple[str, int] | None:
 
 
 class Role:
-    """What a tensor without a producer is (`Graph.tensor_role`)."""
+    """The role of a tensor (`Graph.tensor_role`): op outputs are activations."""
 
     ACTIVATION = 0
     INPUT = 1
@@ -77,7 +77,7 @@ class Graph:
     Attributes
     ----------
     name : str
-        What the graph is called.
+        The name of the graph.
     op_names : list of str
         Unique names.
     kinds, kind_code : tuple of str, array
@@ -87,34 +87,34 @@ class Graph:
     pins, pin_code : tuple of str, array
         The same for the device name, or device kind, an op is pinned to; -1 when free.
     flops, bytes_read, bytes_written : array of int64
-        Cost facts. Bytes that were not given are those of the tensors read and written.
+        Cost facts. Bytes not given default to the sizes of the tensors read and written.
     duration_ns : array of int64
-        Explicit duration, or -1: ask the device's cost model.
+        Explicit duration, or -1: the device's cost model gives it.
     duration_by_kind : mapping of str to array of int64
-        Explicit durations for one kind of device (``{"cpu": ...}``), or for the device of that name, -1 where
+        Explicit durations for a kind of device (``{"cpu": ...}``), or for the device of that name; -1 where
         not given.
     stage, micro_batch : array of int64
         Pipeline stage and micro-batch, or -1.
     phases, phase_code : tuple of str, array
         Pipeline phase letters (F, B, I, W, R) and the code of each op, or -1.
     outputs : Csr
-        op → its output tensors; every op has at least one, of 0 bytes when none was declared.
+        op → its output tensors; every op has at least one, of 0 bytes if none was declared.
     inputs, input_distance : Csr, array
         op → tensors it reads, and per entry how many iterations earlier they were produced.
     after, after_distance : Csr, array
         op → ops it follows by a control edge, and the distance of each edge.
     tensor_producer, tensor_nbytes, tensor_role, tensor_pin : arrays, one entry per tensor
         Producing op (-1: a graph input or parameter), size, `Role`, and for an input the code
-        in `pins` of the device where it lies before time 0 (-1: wherever it is read).
+        in `pins` of the device that holds it before time 0 (-1: wherever it is read).
     external_names : list of str
-        Names of the tensors without producer, which come first in the tensor columns.
+        Names of the tensors without a producer, which come first in the tensor columns.
     attributes : mapping of int to dict
         op → further attributes, for the ops that have any.
     device_facts : mapping of str to mapping
-        Pin → what the source of the graph knows of that device, in the words of a machine's description:
-        ``{"gpu": {"gap": "1200ns"}}`` of a recording.
+        Pin → what the source of the graph knows about that device, in the terms of a machine description:
+        ``{"gpu": {"gap": "1200ns"}}`` for a recording.
     machine : mapping
-        The machine that it is to run on, where its source says that, in the words of a description.
+        The machine to run on, if the source specifies one, in the terms of a machine description.
     """
 
     name: str
@@ -157,11 +157,11 @@ class Graph:
         return len(self.op_names)
 
     def __repr__(self) -> str:
-        """Return name and sizes."""
+        """Return the name and the sizes."""
         return f"<Graph {self.name!r}: {len(self)} ops, {self.n_tensors} tensors, {self.n_edges} edges>"
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: sizes, and the ops of each kind, the most frequent first."""
+        """Return the notebook display: sizes, and the ops of each kind, the most frequent first."""
         parameters = int(self.tensor_nbytes[self.tensor_role == Role.PARAMETER].sum())
         sizes = f"{len(self):,} ops, {self.n_tensors:,} tensors, {self.n_edges:,} edges"
         nbytes = self.outputs.sums(self.tensor_nbytes)
@@ -184,7 +184,7 @@ class Graph:
 
     @property
     def n_tensors(self) -> int:
-        """Number of tensors, graph inputs and parameters included."""
+        """Number of tensors, including graph inputs and parameters."""
         return len(self.tensor_nbytes)
 
     @property
@@ -204,7 +204,7 @@ class Graph:
         Raises
         ------
         UnknownNameError
-            When there is none; the message has the nearest name.
+            There is none; the message has the nearest name.
         """
         try:
             return self._index[name]
@@ -216,7 +216,7 @@ class Graph:
         return self.kinds[int(self.kind_code[op])]
 
     def given_ns(self, kind: str, name: str) -> IntArray:
-        """Return the explicit duration of each op on a device: for its name, kind, or anywhere; else -1."""
+        """Return each op's explicit duration on a device: by its name, else its kind, else any; -1: none."""
         ns = self.duration_ns
         for word in (kind, name):
             if (own := self.duration_by_kind.get(word)) is not None:
@@ -224,24 +224,24 @@ class Graph:
         return ns
 
     def is_kind(self, *kinds: str) -> BoolArray:
-        """Return which ops are of one of some kinds."""
+        """Return a mask of the ops of the given kinds."""
         return np.array([kind in kinds for kind in self.kinds], bool)[self.kind_code]
 
     def tensor_name(self, tensor: int) -> str:
-        """Return ``op`` for the first output of an op, ``op:k`` for the others, or the input's name."""
+        """Return ``op`` for an op's first output, ``op:k`` for the others, or the name of an input."""
         producer = int(self.tensor_producer[tensor])
         if producer < 0:
             return self.external_names[tensor]
         return output_name(self.op_names[producer], tensor - int(self.first_output[producer]))
 
     def tensor_names(self) -> list[str]:
-        """Return the `tensor_name` of each tensor: inputs come first, then what each op makes."""
+        """Return the `tensor_name` of each tensor: inputs first, then the outputs of each op."""
         made = zip(self.op_names, self.outputs.counts().tolist(), strict=True)
         return [*self.external_names, *(output_name(op, k) for op, count in made for k in range(count))]
 
     @frozen_property
     def first_output(self) -> IntArray:
-        """Tensor that is output 0 of each op; its others have the next numbers."""
+        """The tensor that is output 0 of each op; the other outputs have the next numbers."""
         return self.outputs.indices[self.outputs.indptr[:-1]]
 
     @cached_property
@@ -250,7 +250,7 @@ class Graph:
         return [*self.attribute("communicator")]
 
     def attribute(self, name: str) -> Mapping[int, Any]:
-        """Return an attribute of the ops that have it, in their order.
+        """Return an attribute of the ops that have it, in op order.
 
         Examples
         --------
@@ -269,17 +269,17 @@ class Graph:
 
     @cached_property
     def _attribute_names(self) -> set[str]:
-        """All there are; ops may share their mapping."""
+        """The names of all attributes in use; ops may share their mapping."""
         return set().union(*{id(given): given for given in self.attributes.values()}.values())
 
     def column(self, name: str, otherwise: Any = 0) -> npt.NDArray[Any]:
-        """Return an attribute that is a number of each op; of those that lack it, something else.
+        """Return a numeric attribute as one value per op, with `otherwise` for ops that lack it.
 
         Parameters
         ----------
         name : str
         otherwise : number or array
-            Of all ops, or of each.
+            One default for all ops, or one per op.
 
         Examples
         --------
@@ -295,7 +295,7 @@ class Graph:
 
     @cached_property
     def _asked(self) -> dict[str, dict[int, Any]]:
-        """Attributes that were asked for, by name."""
+        """Cache of the attributes already requested, by name."""
         return {}
 
     # -- edges ------------------------------------------------------------------------------
@@ -319,7 +319,7 @@ class Graph:
 
     @cached_property
     def successors(self) -> Csr:
-        """op → consumers, data edges first; an op that reads two tensors of a producer is there twice."""
+        """op → consumers, data edges first; a consumer that reads two tensors of the op appears twice."""
         return Csr.group(self.edges.producer, self.edges.consumer, len(self))
 
     @cached_property
@@ -329,14 +329,14 @@ class Graph:
 
     @cached_property
     def consumers(self) -> Csr:
-        """tensor → ops that read it; an op that reads it twice is there twice."""
+        """tensor → ops that read it; an op that reads it twice appears twice."""
         return Csr.group(self.inputs.indices, self.inputs.rows(), self.n_tensors)
 
     @frozen_property
     def topological_order(self) -> IntArray:
-        """One topological order (edges of distance 0): ascending index among the ops that are free.
+        """One topological order (edges of distance 0).
 
-        Among the ops whose producers are all placed, the least index comes first.
+        Among the ops whose producers are all placed, the one with the least index comes first.
         """
         order = least_index_first(self.edges, len(self))
         if order is None:
@@ -368,9 +368,9 @@ def _cycle_error(graph: Graph) -> GraphError:
 
 
 def longest_path_ns(graph: Graph, duration_ns: Sequence[int] | IntArray) -> IntArray:
-    """Return for each op the longest path from it to the end, its own duration included.
+    """Return for each op the length of the longest path from it to the end, including its own duration.
 
-    This is the *bottom level* of list scheduling; edges of distance 0 count, without delay.
+    This is the *bottom level* of list scheduling; only edges of distance 0 count, without delay.
 
     Parameters
     ----------

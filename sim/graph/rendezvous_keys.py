@@ -1,12 +1,12 @@
-"""Which Sends and Recvs of a graph meet by key, and what then travels between devices.
+"""The Sends and Recvs of a graph that meet by key, and the bytes that then travel between devices.
 
 ::
 
-    cpu0:  a ──► send   key: cpu0;gpu0;a          no edge leads from the one to the other:
+    cpu0:  a ──► send   key: cpu0;gpu0;a          no edge leads from the Send to the Recv:
     gpu0:               recv ──► b                they meet at run time (`sim.readiness.rendezvous`)
 
 A Send is an op of kind ``send``, a Recv one of kind ``recv``, and both name a ``key`` in their attributes.
-A Recv that reads its Send has found it already: an edge like any other, of no interest here.
+A Recv that reads its Send is already matched: that edge is like any other and is of no interest here.
 
 Source: tensorflow/core/framework/rendezvous.h and tensorflow/core/kernels/sendrecv_ops.cc.
 """
@@ -38,13 +38,13 @@ class RendezvousKeys(NamedTuple):
 
     @property
     def unsure(self) -> frozenset[int]:
-        """The Sends with a key that fewer Recvs have: what some of them send never travels."""
+        """The Sends whose key has fewer Recvs than Sends: some of their tensors never travel."""
         sent, asked = Counter(self.sends.values()), Counter(self.recvs.values())
         return frozenset(op for op, key in self.sends.items() if sent[key] > asked[key])
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
-        """(Send, Recv) that meet where both come in graph order: the n-th of a key."""
+        """(Send, Recv) pairs that meet if both run in graph order: the n-th ones of a key."""
         sends: dict[str, list[int]] = {}
         for op, key in reversed(self.sends.items()):
             sends.setdefault(key, []).append(op)
@@ -61,13 +61,13 @@ NOBODY = RendezvousKeys({}, {})
 def rendezvous_keys(graph: Graph) -> RendezvousKeys:
     """Return the Sends and Recvs of `graph` that meet by key.
 
-    A Send whose key no Recv names is left out: it never blocks, and nothing comes of it.
+    A Send whose key no Recv names is left out: it never blocks and has no effect.
 
     Raises
     ------
     GraphError
-        A Recv with a key that no Send has; a key that is no text; a Send whose output is read, which is
-        for its Recv alone.
+        A Recv has a key that no Send has; a key is not a text; or an op other than its Recv reads the output
+        of a Send.
 
     Examples
     --------
@@ -101,10 +101,10 @@ def rendezvous_keys(graph: Graph) -> RendezvousKeys:
 
 
 def program_edges(graph: Graph) -> Edges:
-    """Return the edges of `graph` and, from each Send to the Recv that it meets by key, one more.
+    """Return the edges of `graph`, plus one from each Send to the Recv that it meets by key.
 
-    A program in their order has no Recv before its Send, where it would wait for ever. Without the latter
-    where they would close a circle.
+    A program in this order has no Recv before its Send, where it would wait for ever. If the extra edges
+    would close a cycle, they are left out.
 
     Examples
     --------
@@ -126,14 +126,14 @@ def program_edges(graph: Graph) -> Edges:
 
 
 def program_order(graph: Graph) -> IntArray:
-    """Return the topological order by `program_edges`: of the ops that are free, the least index first."""
+    """Return the topological order by `program_edges`: among the free ops, the least index first."""
     edges = program_edges(graph)
     order = None if edges is graph.edges else least_index_first(edges, len(graph))
     return graph.topological_order if order is None else order
 
 
 def sent_nbytes(graph: Graph, send: int) -> int:
-    """Return how many bytes a Send sends: its output's, or, where that has none, its input's."""
+    """Return the bytes that a Send sends: the size of its output or, if that is 0, of its input."""
     size = int(graph.tensor_nbytes[graph.outputs.row(send)[0]])
     inputs = graph.inputs.row(send)
     return size or (int(graph.tensor_nbytes[inputs[0]]) if len(inputs) else 0)

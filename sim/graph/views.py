@@ -1,15 +1,15 @@
 """Views: tensors without bytes of their own.
 
-A reshape, a slice, a dropout at inference gives its reader other names for bytes that are there already.
-Its op carries the attribute ``view_of: k``: output 0 shares the storage of input k::
+A reshape, a slice or a dropout at inference gives its reader another name for existing bytes. Its op carries
+the attribute ``view_of: k``: output 0 shares the storage of input k::
 
     a ──100 B──► reshape (view_of: 0) ──100 B──► b        100 bytes in all, from a's start to b's end
 
-A Send with a key (`sim.graph.rendezvous_keys`) offers its input and no copy of it, so its output is a view,
-too, if that input has a size. A view of an earlier iteration's tensor is a copy here: storage is followed
-within one iteration.
+A Send with a key (`sim.graph.rendezvous_keys`) offers its input without copying it, so its output is a view
+too, if that input has a size. A view of an earlier iteration's tensor counts as a copy: storage is followed
+only within one iteration.
 
-Source of the Send's rule: ``SendOp::Compute`` in tensorflow/core/kernels/sendrecv_ops.cc.
+Source for Sends: ``SendOp::Compute`` in tensorflow/core/kernels/sendrecv_ops.cc.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from sim.graph.graph import Graph
 _VIEWS = """reshape flatten squeeze unsqueeze identity stop_gradient dropout read_variable
     switch merge enter exit next_iteration loop_cond"""
 VIEWS: Final = tuple(_VIEWS.split())
-"""Kinds whose first output is their data input under another description: no work, no byte moved."""
+"""Kinds whose first output is their data input under another description: no work, no bytes moved."""
 
 _WITHOUT_DATA = "shape size rank const no_op placeholder control_trigger arg retval send recv"
 WITHOUT_DATA: Final = tuple(_WITHOUT_DATA.split())
-"""Kinds that look at no data."""
+"""Kinds that read no data."""
 
 FREE: Final = (*VIEWS, *WITHOUT_DATA, "source", "sink", "barrier", "synchronise")
-"""Kinds that do no work by their nature: without a duration they take no time."""
+"""Kinds that by nature do no work: without a given duration they take no time."""
 
 
 def reads_from(graph: Graph, *kinds: str) -> BoolArray:
-    """Return which ops read what an op of one of some kinds wrote, be it as another view."""
+    """Return a mask of the ops that read the output of an op of these kinds, directly or through views."""
     wrote, views = graph.is_kind(*kinds), graph.is_kind(*VIEWS)
     producer, consumer = graph.tensor_producer[graph.inputs.indices], graph.inputs.rows()
     while True:
@@ -50,12 +50,12 @@ def reads_from(graph: Graph, *kinds: str) -> BoolArray:
 
 
 def storage_of(graph: Graph) -> IntArray:
-    """Return, per tensor, the tensor whose storage it directly shares; -1: it has its own.
+    """Return, per tensor, the tensor whose storage it directly shares; -1: none, it has its own.
 
     Raises
     ------
     GraphError
-        A ``view_of`` that is not the number of an input.
+        A ``view_of`` is not the number of an input.
 
     Examples
     --------
@@ -85,22 +85,22 @@ def storage_of(graph: Graph) -> IntArray:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Which outputs are no tensors of their own under control flow, but an input passed on.
+# Outputs that, under control flow, are not tensors of their own but an input passed on.
 #
-#     x ──► switch ──true──► f         what f reads is x itself, which stays until f has read it
+#     x ──► switch ──true──► f         f reads x itself, which stays until f has read it
 #
-# A switch, enter, exit, next_iteration and loop_cond pass on their first input, a merge whichever comes
-# first, by reference and not as a copy (TensorFlow: ``tensorflow/core/kernels/control_flow_ops.cc``, where
-# each sets an input as its output). What else a merge gives, the number of that input, is an output like any
-# other. So what is passed on weighs as much as what it is (`forwarded_nbytes`), unless the graph says
-# something else.
+# A switch, enter, exit, next_iteration and loop_cond pass on their first input, and a merge the first one to
+# arrive, by reference and not as a copy (TensorFlow: ``tensorflow/core/kernels/control_flow_ops.cc``, where
+# each sets an input as its output). The other output of a merge, the index of that input, is an ordinary
+# output. So a tensor passed on has the size of the original (`forwarded_nbytes`), unless the graph says
+# otherwise.
 
 ANY: Final = -2
-"""In place of an input: whichever comes first."""
+"""Stands for an input: whichever arrives first."""
 
 
 def forwarding(graph: Graph) -> BoolArray:
-    """Return which tensors are passed on by a switch, merge, enter, exit, next_iteration or loop_cond.
+    """Return a mask of the tensors passed on by a switch, merge, enter, exit, next_iteration or loop_cond.
 
     Examples
     --------
@@ -120,9 +120,9 @@ def forwarding(graph: Graph) -> BoolArray:
 
 
 def forwarded_inputs(graph: Graph) -> Mapping[int, tuple[int, list[int]]]:
-    """Return op → the tensor that it passes on (or `ANY` that it reads), and the outputs that are it.
+    """Return op → the tensor that it passes on (`ANY`: any of its inputs) and the outputs that alias it.
 
-    Views (`sim.graph.views`) do so, too.
+    Views (`sim.graph.views`) are included.
     """
     own = forwarding(graph)
     shared = storage_of(graph)
@@ -138,7 +138,7 @@ def forwarded_inputs(graph: Graph) -> Mapping[int, tuple[int, list[int]]]:
 def forwarded_nbytes(
     nbytes: IntArray, kinds: Sequence[str], kind_code: IntArray, inputs: Csr, outputs: Csr
 ) -> IntArray:
-    """Return the sizes of tensors, where those of 0 bytes that are passed on weigh what they may be at most.
+    """Return the sizes of tensors, giving those of 0 bytes that are passed on their largest possible size.
 
     Parameters
     ----------
@@ -146,7 +146,7 @@ def forwarded_nbytes(
         Bytes of each tensor.
     kinds : sequence of str
     kind_code : ndarray of int
-        Of each op, which of `kinds` it is.
+        Index in `kinds` of each op's kind.
     inputs, outputs : Csr
         Op → tensors.
 

@@ -1,4 +1,4 @@
-"""Walks over the edges within one iteration: who comes before whom, orders, cycles.
+"""Walks over the edges within one iteration: precedence, orders, cycles.
 
 An edge of distance 1 or more feeds a later iteration, so it orders nothing within one. Code that orders,
 places or streams ops walks over the edges of distance 0, which form no cycle in a graph that was built.
@@ -33,7 +33,7 @@ class Edges(NamedTuple):
 class Dag(NamedTuple):
     """Edges of distance 0, data before control, in the order in which they were added.
 
-    An op that reads two tensors of a producer is there twice, in both directions.
+    An op that reads two tensors of a producer appears twice, in both directions.
 
     Attributes
     ----------
@@ -68,7 +68,7 @@ class Dag(NamedTuple):
         return [op for op, row in enumerate(self.predecessors) if not row]
 
     def freed_by(self, op: int, pending: list[int]) -> list[int]:
-        """Take the edges out of `op` off `pending`; return the ops that wait for nothing more, in edge order.
+        """Remove the edges out of `op` from `pending`; return the ops that become free, in edge order.
 
         This is the step of Kahn's algorithm (1962, CACM 5(11)).
         """
@@ -81,15 +81,15 @@ class Dag(NamedTuple):
 
 
 def least_first(dag: Dag, keys: Sequence[Any]) -> list[int]:
-    """Return the topological order that takes, of the ops whose producers are placed, the least key.
+    """Return the topological order that takes, among the ops whose producers are placed, the least key.
 
-    Ops on a cycle, and what comes after one, are left out.
+    Ops on a cycle, and the ops after one, are left out.
 
     Parameters
     ----------
     dag : Dag
     keys : sequence
-        One comparable key per op; equal keys go by index.
+        One comparable key per op; ties break by index.
 
     Examples
     --------
@@ -109,7 +109,7 @@ def least_first(dag: Dag, keys: Sequence[Any]) -> list[int]:
 
 
 def least_index_first(edges: Edges, n: int) -> IntArray | None:
-    """Return the topological order of `n` ops with the least index first, or None when there is a cycle."""
+    """Return the topological order of `n` ops with the least index first; None if there is a cycle."""
     if bool(((edges.producer < edges.consumer) | (edges.distance > 0)).all()):
         return np.arange(n)  # the usual case: ops were added in such an order
     order = least_first(Dag.of(edges, n), range(n))
@@ -117,7 +117,7 @@ def least_index_first(edges: Edges, n: int) -> IntArray | None:
 
 
 def a_cycle(predecessors: Mapping[int, Sequence[int]]) -> list[int]:
-    """Return one cycle, from its least op back to it; empty where there is none.
+    """Return one cycle, from its least op back to it; empty if there is none.
 
     Examples
     --------

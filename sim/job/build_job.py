@@ -1,4 +1,4 @@
-"""From a graph and a machine to a job: costs, placement, knowledge, noise."""
+"""Build a job from a graph and a machine: costs, placement, knowledge, noise."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def _costs_of_all(graph: Graph, machine: Machine) -> list[IntArray]:
-    """Return `costs_ns` for each device; devices that differ in nothing that counts share one array."""
+    """Return `costs_ns` for each device; devices with identical costs share one array."""
     known: list[tuple[Device, IntArray]] = []
     found = []
     all_given: dict[tuple[str, str], bool] = {}
@@ -42,7 +42,7 @@ def _costs_of_all(graph: Graph, machine: Machine) -> list[IntArray]:
         column = None if own else next(alike, None)
         if column is None:
             column = costs_ns(graph, device)
-            ops = modelled_ops(graph, machine, device)  # until ops are placed nobody knows their ranks
+            ops = modelled_ops(graph, machine, device)  # their ranks are unknown until ops are placed
             column[ops[column[ops] == UNSET]] = 0
             if not own:
                 known.append((device, column))
@@ -65,7 +65,7 @@ def make_job(
     may_fail: bool = True,
     faults: Faults | None = None,
 ) -> Job:
-    """Place the ops and put everything together that is known before time 0.
+    """Place the ops and gather everything that is decided before time 0.
 
     Parameters
     ----------
@@ -74,30 +74,30 @@ def make_job(
         By default ops run where they are pinned, others on the first accelerator that can, or else on a CPU
         (`sim.job.places.PinnedPlacement`).
     streams : StreamAssignment, optional
-        By default everything on the first stream of its device.
+        By default all ops run on the first stream of their device.
     linearize : Linearizer, optional
         By default the topological order with the least index first.
     iterations : int
         How many times the graph runs.
     knowledge : str
-        What placements and policies may know of durations (noise is never known): ``exact``; ``mean`` of the
-        op's kind; ``estimate``, off by a factor drawn for each op; ``none``, 1 for each.
+        What placements and policies may know about durations (noise is never known): ``exact``; ``mean`` of
+        the op's kind; ``estimate``, off by a factor drawn for each op; ``none``, 1 for each.
     estimate_error : float
         Standard deviation of the logarithm of that factor.
     noise : Noise, optional
         How the durations of tasks vary.
     seed : int
     may_fail : bool
-        Whether ops fail that say so (`sim.graph.failures`). Whoever makes decisions does not know it.
+        Whether ops with the attribute ``fails`` fail (`sim.graph.failures`). Policies do not know it.
     faults : Faults, optional
-        Which parts of the machine fail or become slow. Nobody knows that before, either.
+        Which parts of the machine fail or become slow. Policies do not know this in advance, either.
 
     Raises
     ------
     InputError
-        A wrong number, pin or word, or an attribute ``fails`` (`sim.graph.failures`) that says nothing.
+        A wrong number, pin or word, or an invalid attribute ``fails`` (`sim.graph.failures`).
     InfeasibleError
-        An op that no device can run, or that was placed where it cannot run.
+        No device can run an op, or an op was placed where it cannot run.
     """
     for what, number, least in (("iterations", iterations, 1), ("seed", seed, 0)):
         if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < least:
@@ -107,7 +107,7 @@ def make_job(
     check_room(tasks * TASK_BYTES + edges * EDGE_BYTES, f"{tasks:,} tasks with {edges:,} edges")
     cost_ns = _costs_of_all(graph, machine)
     known_ns = known_costs(knowledge, graph, cost_ns, partial(drawing, "estimates", seed), estimate_error)
-    freeze(*cost_ns, *known_ns)  # placements and policies are shown all of these
+    freeze(*cost_ns, *known_ns)  # placements and policies see all of these
     device_of, duration_ns = _placed(graph, machine, placement or PinnedPlacement(), cost_ns, known_ns)
     expected_ns = duration_ns if known_ns is cost_ns else _of_devices(known_ns, device_of)
     job = Job(graph, machine, device_of, duration_ns, expected_ns, iterations, seed, linearize, streams)
@@ -123,7 +123,7 @@ def make_job(
 
 
 def _check_resources(job: Job) -> None:
-    """Refuse ops that take what the machine has not, or that hold it while they wait for other ranks."""
+    """Raise if ops take resources that the machine lacks, or hold them while waiting for other ranks."""
     there, names = job.machine.resources, job.graph.op_names
     for op, needs in job.graph.attribute("resources").items():
         for name, n in needs.items():
@@ -144,7 +144,7 @@ def _check_resources(job: Job) -> None:
 
 
 def draw(job: Job, noise: Noise | None, *, may_fail: bool = True) -> None:
-    """Put down what the seed of a job draws before time 0: durations, and which tasks fail."""
+    """Record what the seed of a job determines before time 0: durations, and which tasks fail."""
     graph, duration_ns, device_of = job.graph, job.duration_ns, job.device_of
     if noise is not None:
         from sim.job.noise import DrawnByTag, draw_durations
@@ -168,7 +168,7 @@ def _placed(
     cost_ns: list[IntArray],
     known_ns: Sequence[IntArray],
 ) -> tuple[IntArray, IntArray]:
-    """Return the device of each op, and how long it takes there."""
+    """Return the device of each op, and its duration there."""
     if not isinstance(chooser, Placement):
         raise InputError(f"the placement, a {type(chooser).__name__}, should extend sim.job.job.Placement")
     first = first_able(graph, machine, cost_ns, pinned=not chooser.soft)
@@ -198,7 +198,7 @@ def _placed(
 
 
 def _with_streams(job: Job) -> Machine:
-    """Return the machine, whose devices have as many streams as are assigned where they leave it open."""
+    """Return the machine with as many streams as are assigned on devices that leave the number open."""
     machine = job.machine
     if job.streams is None or all(device.for_streams is None for device in machine.devices):
         return machine
@@ -215,7 +215,7 @@ def _with_streams(job: Job) -> Machine:
 
 
 def _ask_for_collectives(job: Job, c: Collectives, knowledge: str, estimate_error: float) -> None:
-    """Let the machine say how long collectives take that do not say it, now that they have ranks."""
+    """Set the durations of collectives from the machine's model, now that their ranks are known."""
     wanted = is_modelled(job.graph, job.machine, c)
     if not wanted.any():
         return
@@ -226,7 +226,7 @@ def _ask_for_collectives(job: Job, c: Collectives, knowledge: str, estimate_erro
 
 
 def _check_total(job: Job) -> None:
-    """Refuse work whose sum does not fit the 64 bits in which times are counted."""
+    """Raise if the total work does not fit the 64 bits in which times are counted."""
     total = job.iterations * job.duration_ns.sum(dtype=float)
     if job.noisy_ns is not None:
         total = job.noisy_ns.sum(dtype=float)
@@ -241,7 +241,7 @@ def _check_total(job: Job) -> None:
 
 
 def _of_devices(cost_ns: Sequence[IntArray], device_of: IntArray) -> IntArray:
-    """Return what each op costs on its device."""
+    """Return the cost of each op on its device."""
     found, different = np.empty(len(device_of), np.int64), {id(column): column for column in cost_ns}
     which = Codes[int]().of(map(id, cost_ns))[device_of]
     for code, column in enumerate(different.values()):
@@ -273,5 +273,5 @@ def _why_nowhere(graph: Graph, machine: Machine, op: int, count: int) -> str:
 
 
 def _refusal(device: Device, graph: Graph, op: int) -> str | None:
-    """Return what the cost model of a device says of an op that it refuses, if it says anything."""
+    """Return why the cost model of a device refuses an op, if it gives a reason."""
     return None if device.cost is None else device.cost.why_not(graph, op, device)

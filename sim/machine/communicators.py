@@ -1,4 +1,4 @@
-"""How long a collective of a communicator takes on a machine: what a model is asked, and what it is."""
+"""Models of how long a collective of a communicator takes: their input and their interfaces."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from sim.base.arrays import UNSET
 
 
 class Call(NamedTuple):
-    """A collective as its ranks call it.
+    """A collective call, common to all its ranks.
 
     Attributes
     ----------
     kind : str
-        ``all_reduce``, ``all_gather``, ...; of a pair ``send``.
+        ``all_reduce``, ``all_gather``, ...; ``send`` for a pair.
     nbytes : int
-        What nccl-tests calls size: the buffer of ``all_reduce``, ``broadcast`` and ``reduce``, all that is
-        gathered, all that is to be scattered, all that a rank sends (``all_to_all``), the message.
+        The size in the sense of nccl-tests: the buffer of ``all_reduce``, ``broadcast`` and ``reduce``, all
+        gathered data, all data to be scattered, all data that a rank sends (``all_to_all``), the message.
     ranks : tuple of int
-        Its devices, in the order of the communicator; of a pair the sender first.
+        Its devices, in the order of the communicator; for a pair, the sender first.
     root : int
-        Device from which, or to which, all goes; -1: there is none.
+        The device that all data comes from or goes to; -1: there is none.
     communicator : str
-        The name of the communicator; empty where nobody asked for it.
+        The name of the communicator; empty if it was not requested.
     sends : tuple of tuple of int
-        Of an ``all_to_all`` that is uneven: the bytes from each rank to each, those that stay included.
-        `nbytes` is then that of an even one in which each rank sends, and gets, as much as here the one that
+        For an uneven ``all_to_all``: bytes from each rank to each, including those that stay; empty: all
+        messages are equal. `nbytes` is then that of an even one with the load of this one's busiest rank.
         has most. Empty: all messages are the same.
     """
 
@@ -39,16 +39,16 @@ class Call(NamedTuple):
 
 
 def even_nbytes(sends: Sequence[Sequence[int]]) -> int:
-    """Return what each rank sends in an even exchange that is as much for all as this one is for the busiest.
+    """Return the bytes that each rank sends in an even exchange with the load of this one's busiest rank.
 
     Parameters
     ----------
     sends : sequence of sequence of int
-        Bytes from each rank to each, those that stay included.
+        Bytes from each rank to each, including those that stay.
 
     Examples
     --------
-    Rank 0 gets 160 bytes: as in an even one in which each sends two thirds of 240.
+    Rank 0 gets 160 bytes, as in an even exchange in which each rank sends two thirds of 240.
 
     >>> even_nbytes([[0, 0, 0], [100, 0, 0], [60, 0, 0]])
     240
@@ -61,10 +61,10 @@ def even_nbytes(sends: Sequence[Sequence[int]]) -> int:
 
 
 class CollectiveModel(Protocol):
-    """Says how long collectives take, where their ops do not say it themselves."""
+    """A model of how long collectives take whose ops give no duration."""
 
     def time_ns(self, call: Call, machine: Any) -> int:
-        """Return the ns from the moment when the last rank is there to the end.
+        """Return the ns from the arrival of the last rank to the end.
 
         Parameters
         ----------
@@ -74,16 +74,16 @@ class CollectiveModel(Protocol):
         Raises
         ------
         InputError
-            The model does not know such a call.
+            The model does not support this call.
         """
 
 
 @runtime_checkable
 class HoldsSms(CollectiveModel, Protocol):
-    """A model of collectives that says how many SMs they hold, where their ops do not say it themselves."""
+    """A model of collectives that also says how many SMs they hold, if their ops do not say."""
 
     def sms(self, call: Call, machine: Any) -> int:
-        """Return the SMs of each rank that a call holds from its start to its end.
+        """Return the number of SMs of each rank that a call holds from its start to its end.
 
         Parameters
         ----------
@@ -93,32 +93,32 @@ class HoldsSms(CollectiveModel, Protocol):
         Raises
         ------
         InputError
-            The model does not know such a call.
+            The model does not support this call.
         """
 
 
 @runtime_checkable
 class ToldCollectives(CollectiveModel, Protocol):
-    """A model that nobody chose, and of which results say in a line which one it is."""
+    """A model that was not chosen explicitly, so results name it in a line."""
 
     @property
     def told(self) -> str:
-        """The line."""
+        """The line that names the model."""
 
 
 class CollectiveCarrier(Protocol):
-    """Carries out the collectives of a run, message by message."""
+    """Executes the collectives of a run, message by message."""
 
     def begin(self, call: Call, done: Callable[[], None]) -> None:
-        """Begin a call, whose ranks are all there; call ``done()`` at the instant at which it is over."""
+        """Begin a call whose ranks have all arrived; call ``done()`` at the instant when it ends."""
 
 
 @runtime_checkable
 class CarriedCollectives(CollectiveModel, Protocol):
-    """A model whose collectives share the links with all that travels; `time_ns` is what they take alone."""
+    """A model whose collectives compete with other traffic for links; `time_ns` is the uncontended time."""
 
     def carrier(self, machine: Any, context: Any, network: Any) -> CollectiveCarrier:
-        """Return what carries the collectives of a run.
+        """Return the carrier for the collectives of a run.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""One device, as the engine sees it, and what a cost model has to offer."""
+"""One device, as the engine sees it, and the interface of cost models."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# What parts of a device read that the engine does not: processors, launches, networks, cost models.
+# Settings that the engine does not read, only parts of a device: processors, launches, networks, cost models.
 
 
 class Power(NamedTuple):
-    """What a device draws while an op executes, and else, in mW."""
+    """The power draw of a device, in mW, while an op executes and otherwise."""
 
     busy: int = 0
     idle: int = 0
@@ -32,23 +32,23 @@ class Power(NamedTuple):
 
 @dataclass(frozen=True)
 class Details:
-    """Numbers of a device that one of its parts reads; left out is the ideal.
+    """Numbers of a device that one of its parts reads; the defaults describe an ideal device.
 
-    `devices.describe.fields` says what each is called in a description, and presets where their numbers come
-    from.
+    `devices.describe.fields` gives the name of each in a description, and presets the sources of their
+    numbers.
 
     Attributes
     ----------
     preset : str
-        The real device that it claims to be; empty: none, or its ideal.
+        The real device that this one models; empty: none, or an idealised one.
     sms : int or None
         Streaming multiprocessors in use; None: not given.
     dram_bytes_per_s : int or None
-        Memory bandwidth that concurrent kernels share; None: they do not.
+        Memory bandwidth shared by concurrent kernels; None: it is not shared.
     partition_sms, partition_of : tuple of int
-        SMs of each partition, and the partition of each stream (CUDA's green contexts); empty: one of all.
+        SMs of each partition, and the partition of each stream (CUDA's green contexts); empty: no partitions.
     stream_priorities : tuple of int
-        Of each stream, lower first, 0 for those that are not there.
+        Priority of each stream, lower first; 0 for streams that are not listed.
     max_resident : int
         Kernels resident at once (CUDA C++ Programming Guide, concurrent kernels: 128 from 7.0 on).
     blocks_per_sm : int
@@ -56,31 +56,31 @@ class Details:
     legacy_stream : bool
         Whether the first stream is CUDA's legacy default stream.
     graph_launch_ns, graph_gap_ns : int or None
-        What launching a CUDA graph costs, and the gap between two of its kernels; None: as without one.
+        The cost of launching a CUDA graph, and the gap between two of its kernels; None: as without a graph.
     event_record_ns, event_wait_ns : int
-        What recording an event, and making a stream wait for one, cost the host.
+        The host's cost of recording an event, and of making a stream wait for one.
     copy_engines : int or None
         1: one transfer at a time; 2: one in each direction; None: no limit.
     virtual_devices : mapping of str to int
         Parts of the memory by name, in bytes.
     units : devices.cost.npu_units.Units or None
-        Which ops run on which unit of an NPU's core.
+        The assignment of ops to units of an NPU's core.
     queues_per_core : int
-        Streams of one core of an NPU.
+        Number of streams per NPU core.
     default_dtype : str
         Data type of ops that name none.
     oversubscription_cost : Fraction
-        What each thread per core beyond the first adds to the time of all ops.
+        Increase in the time of all ops for each thread per core beyond the first.
     intra_op_pool : int or None
-        Threads that all ops of a CPU that run at once share; None: each op has its own.
+        Number of threads shared by all ops that run at once on a CPU; None: each op has its own.
     corun_slowdown, corun_exempt_slowdown : tuple of number
-        Factors by which 1, 2, ... ops at once slow one another down, and those of a kind in `corun_exempt`.
+        Factors by which 1, 2, ... concurrent ops slow one another down; the second, for `corun_exempt` kinds.
     corun_exempt : frozenset of str
         Kinds of op that do not compete with others.
     wake_ns : int
-        What it takes to wake a worker that sleeps.
+        Time to wake a sleeping worker.
     power : Power or None
-        What the device draws; None: it is not known, and counts as nothing.
+        The power draw of the device; None: unknown, and counted as 0.
     """
 
     preset: str = ""
@@ -111,32 +111,32 @@ class Details:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# What the tasks of one device share.
+# What the tasks of a device share.
 
 WAIT: Final = -1
-"""`Processor.start`: not now; the engine asks again when a task of the device ends."""
+"""Result of `Processor.start`: not now; the engine asks again when a task of the device ends."""
 
 MANAGED: Final = -2
-"""`Processor.start`: begun; the processor itself calls `Context.finish` when it is over."""
+"""Result of `Processor.start`: begun; the processor itself calls `Context.finish` at the end."""
 
 
 class Processor(Protocol):
-    """What the tasks of one device share: cores, SMs, memory bandwidth.
+    """A resource shared by the tasks of one device: cores, SMs, memory bandwidth.
 
-    A collective of a communicator takes no time by itself (`Context.duration_of`), and may hold what it needs
-    until `end`: its communicator ends it. For one that is `MANAGED`, say `Context.started`, not `finish`.
+    A collective of a communicator takes no time by itself (`Context.duration_of`), but may hold resources
+    until `end`: its communicator ends it. For a `MANAGED` one, call `Context.started`, not `finish`.
     """
 
     def start(self, task: Task) -> int:
-        """Begin `task` and return how many ns it takes, or `WAIT`, or `MANAGED`.
+        """Begin `task` and return its duration in ns, or `WAIT`, or `MANAGED`.
 
-        ``task.start_ns`` is now. A processor that takes a task but begins it later puts down when; where it
-        does not know yet, it says `Context.started` at that instant.
+        ``task.start_ns`` is now. A processor that accepts a task but begins it later sets the time; if the
+        time is not known yet, it calls `Context.started` at that instant.
         """
 
     @property
     def end(self) -> Callable[[Task], None] | None:
-        """``end(task)``: `task` is over, release what it held. None: they hold nothing, and none waits."""
+        """``end(task)``: `task` is over, release what it held. None: tasks hold nothing, and none waits."""
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ class Processor(Protocol):
 
 @dataclass(frozen=True)
 class Device:
-    """A CPU, GPU or NPU as the engine sees it. What is left out is the ideal.
+    """A CPU, GPU or NPU as the engine sees it. The defaults describe an ideal device.
 
     Attributes
     ----------
@@ -155,49 +155,48 @@ class Device:
     streams : int
         Queues whose tasks start in order; one task of a stream runs at a time.
     issue_ns, issue_ns_by_kind : int, mapping of str to int
-        What issuing one op costs the issuer; per kind of op where it differs.
+        Cost of issuing one op to the issuer; per kind of op where it differs.
     launch_latency_ns : int
-        From being put on a stream to the earliest start.
+        Time from being put on a stream to the earliest start.
     gap_ns : int
-        Least time between the end of a task and the start of the next one of the stream.
+        Minimum time between the end of a task and the start of the next one on the stream.
     event_ns : int
-        From the end of a task to the earliest start of one on another stream that waits for it.
+        Time from the end of a task to the earliest start of a task on another stream that waits for it.
     queue_depth : int or None
-        Launches outstanding on the device before the issuer blocks.
+        Maximum number of outstanding launches on the device before the issuer blocks.
     cores, cores_per_op : int
         CPU cores, and how many of them one op occupies (0 cores: not limited).
     memory_bytes : int or None
         Capacity; None is unlimited.
     cost : CostModel or None
-        Asked for ops without explicit duration.
+        Gives the durations of ops without an explicit one.
     processor : callable or None
-        ``processor(device, context)`` returns the `Processor` of a run, which has a
-        `sim.job.context.Context`, when tasks of the device share something; None when its streams do not
-        disturb one another, in this run or in none. If it says ``counts_cores``, ops occupy as many as they
-        ask for, and take their durations once they have them.
+        ``processor(device, context)``, with a `sim.job.context.Context`, returns the `Processor` of a run if
+        tasks of the device share something; None if its streams do not disturb one another, in this run or
+        in any. If it has ``counts_cores``, ops occupy as many cores as they ask for, and take their usual
+        durations once they have them.
     pageable : bool
-        Of a CPU: its memory may be paged out, so that a host thread makes every copy to and from a device
-        that is launched on (`sim.job.transfers`).
+        For a CPU: whether its memory may be paged out, so that a host thread makes every copy to and from a
+        device with launched ops (`sim.job.transfers`).
     staging_bytes_per_s : int or None
-        How fast such a copy passes through the driver's buffers; None is no limit.
+        Bandwidth of such a copy through the driver's buffers; None is no limit.
     kinds : frozenset of str or None
         Kinds of op it can run; None is all.
     least_ns : callable or None
-        ``least_ns(device, job, duration_ns, runs)`` returns a lower bound, in ns, of the time in which any
-        schedule gets through the work of the device, where op k takes ``duration_ns[k]`` alone and runs
-        ``runs[k]`` times, from what its `processor` shares (`sim.explain.bounds`). None: no bound of its
+        ``least_ns(device, job, duration_ns, runs)`` returns a lower bound, in ns, on the time in which any
+        schedule completes the work of the device, from what its `processor` shares (`sim.explain.bounds`).
+        Op k takes ``duration_ns[k]`` alone and runs ``runs[k]`` times. None: the device has no bound of its
         own.
     for_streams : callable or None
-        ``for_streams(device, n)`` returns the device with n streams, where its description does not say how
-        many it has: then it has as many as are assigned, as a GPU has as many as a program makes. None: it
-        has `streams`.
+        ``for_streams(device, n)`` returns the device with n streams, if its description does not give their
+        number: it then has as many as are assigned, as a GPU has as many as a program creates. None: it has
+        `streams`.
     with_streams : callable or None
-        ``with_streams(device, n)`` returns the device with n streams whatever its description says, as
-        what-ifs ask. None: nothing else of it depends on how many there are.
+        ``with_streams(device, n)`` returns the device with n streams whatever its description says, for
+        what-ifs. None: nothing else about it depends on their number.
     for_processes : callable or None
-        ``for_processes(device, n)`` returns the device as n processes have it that do not know of one
-        another, with the streams of all of them, one process after another. None: they have its streams
-        together.
+        ``for_processes(device, n)`` returns the device as seen by n mutually unaware processes, with the
+        streams of all of them, one process after another. None: the processes share its streams.
     details : Details
         Everything else that a processor, network or cost model reads (SMs, copy engines, ...).
     """
@@ -233,11 +232,11 @@ class Device:
 
     @property
     def keeps_durations(self) -> bool:
-        """Whether an op, once it runs, takes as long as by itself, whatever runs beside it."""
+        """Whether a running op takes as long as it would alone, whatever runs beside it."""
         return self.processor is None or self.counts_cores
 
     def __post_init__(self) -> None:
-        """Refuse numbers that mean nothing."""
+        """Raise on invalid numbers."""
         if self.workers < 0 or self.streams < 1 or (self.queue_depth is not None and self.queue_depth < 1):
             raise InputError(
                 f"device {self.name!r}: workers must be >= 0, streams and queue_depth >= 1; found "
@@ -271,14 +270,14 @@ class Device:
 
 
 class Roofs(NamedTuple):
-    """What no op of a graph can exceed on a device.
+    """Limits that no op of a graph can exceed on a device.
 
     Attributes
     ----------
     flop_per_s : array of float, one entry per op
-        The peak of its data type; NaN: none is known.
+        Peak for the op's data type; NaN: unknown.
     bytes_per_s : float
-        Of the memory; NaN: none is known.
+        Memory bandwidth; NaN: unknown.
     """
 
     flop_per_s: FloatArray
@@ -286,20 +285,20 @@ class Roofs(NamedTuple):
 
 
 class CostModel:
-    """How long ops take on a device: extend it and override `durations_ns`.
+    """How long ops take on a device: subclass it and override `durations_ns`.
 
     Attributes
     ----------
     by_name : bool
-        Whether devices that differ in nothing but their names may cost differently. One that says no is asked
-        once for all of them.
+        Whether costs may differ between devices that differ only in name. A model that says no is evaluated
+        once for all such devices.
     """
 
     by_name: bool = True
 
     @property
     def knows_blocks(self) -> bool:
-        """Whether it ever says in how many thread blocks an op is computed."""
+        """Whether the model ever gives the number of thread blocks of an op."""
         return type(self).blocks is not CostModel.blocks
 
     def durations_ns(self, graph: Graph, device: Device) -> IntArray:
@@ -307,21 +306,21 @@ class CostModel:
         raise InputError(f"{type(self).__name__} must define durations_ns(graph, device)")
 
     def why_not(self, graph: Graph, op: int, device: Device) -> str | None:
-        """Return in words why an op that the model does not know cannot run there; None: nothing to add."""
+        """Return why an op that the model does not know cannot run there, in words; None: nothing to add."""
         return None
 
     def blocks(self, graph: Graph, device: Device) -> IntArray:
-        """Return in how many thread blocks each op is computed; -1 where the model does not say."""
+        """Return the number of thread blocks of each op; -1 where the model does not say."""
         return np.full(len(graph), -1)
 
     def spread(self, graph: Graph, device: Device) -> FloatArray:
-        """Return how sure each duration is: half its 10-90 % interval, as a logarithm; NaN: it is not said.
+        """Return the uncertainty of each duration: half its 10-90 % interval, as a logarithm; NaN: unknown.
 
-        In eight of ten cases an op takes between ``exp(-spread)`` and ``exp(spread)`` times what
-        `durations_ns` says.
+        In eight of ten cases an op takes between ``exp(-spread)`` and ``exp(spread)`` times its
+        `durations_ns`.
         """
         return np.full(len(graph), np.nan)
 
     def roofs(self, graph: Graph, device: Device) -> Roofs:
-        """Return the peaks of the hardware, where the model has them: what a roofline is drawn with."""
+        """Return the peaks of the hardware for a roofline, as far as the model has them."""
         return Roofs(np.full(len(graph), np.nan), math.nan)

@@ -1,4 +1,4 @@
-"""Links between devices, and what carries bytes over them."""
+"""Links between devices, and the networks that carry bytes over them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sim.machine.task import Task
 
 @dataclass(frozen=True)
 class Link:
-    """Carries bytes one way between two devices.
+    """A one-way connection that carries bytes between two devices.
 
     Attributes
     ----------
@@ -30,27 +30,27 @@ class Link:
     sharing : str
         ``"serial"``: transfers go one after another, in the order in which they became ready, and hold their
         whole route.
-        ``"fifo"``: each link sends chunks one after another, first come, first served, and hands each one on
-        when it has all of it (store and forward).
+        ``"fifo"``: each link sends chunks one after another, first come, first served, and forwards each
+        once it has all of it (store and forward).
         ``"shared"``: concurrent transfers share the bandwidth max-min fairly.
-        ``"independent"``: each has the bandwidth for itself, as in the literature on list scheduling.
+        ``"independent"``: each has the full bandwidth, as in the literature on list scheduling.
     rendezvous : bool
-        Whether what a Recv finds by key (`sim.readiness.rendezvous`) travels only when its request has
-        arrived, which takes the latency of the route: between processes. Otherwise the bytes need no request.
+        Whether a tensor that a Recv finds by key (`sim.readiness.rendezvous`) travels only once its request
+        has arrived, which takes the latency of the route, as between processes. Otherwise none is needed.
     medium : str
-        Links that name the same medium are one: the two directions of a half-duplex link, or all links of a
-        bus. They share its bandwidth, or are held together. They are alike in latency, bandwidth and
+        Links with the same medium form one: the two directions of a half-duplex link, or all links of a bus.
+        They share its bandwidth, or are held together. They must be equal in latency, bandwidth and
         `sharing`.
     connection_bytes_per_s : int or None
-        What all transfers from one device to another get together at most, as over one TCP connection.
+        Maximum total rate of all transfers from one device to another, as over one TCP connection.
     overhead_ns : int
-        What each message costs besides: of the links of a route, the most, and once.
+        Extra cost of each message: on a route, the maximum of its links, once.
     host_copies : bool
         Whether a thread of the sender's host copies the bytes, and does nothing else meanwhile
         (`sim.job.transfers`).
     chunk_bytes : int or None
-        Of a link with ``sharing="fifo"``: the largest chunk; a message is cut into chunks as large as the
-        smallest of its route allows. None: messages stay whole.
+        For a link with ``sharing="fifo"``: the largest chunk; a message is cut into chunks of the smallest
+        size on its route. None: messages stay whole.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Link:
     chunk_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse numbers that mean nothing."""
+        """Raise on invalid numbers."""
         whose = f"link {self.name!r}"
         need_whole(whose, latency_ns=self.latency_ns, overhead_ns=self.overhead_ns)
         rates = (self.bandwidth_bytes_per_s, self.connection_bytes_per_s)
@@ -76,7 +76,7 @@ class Link:
 
 
 class Message(NamedTuple):
-    """What was carried and is no transfer of a tensor: part of a collective.
+    """Carried data that is not a transfer of a tensor, but part of a collective.
 
     Attributes
     ----------
@@ -84,7 +84,7 @@ class Message(NamedTuple):
         Positions of devices.
     nbytes : int
     ready_ns, start_ns, end_ns : int
-        When it was given to the network, when it began, and when it had arrived.
+        When it was given to the network, when it began, and when it arrived.
     """
 
     source: int
@@ -99,38 +99,38 @@ class Network(Protocol):
     """Carries transfers over links."""
 
     def start(self, task: Task) -> None:
-        """Take a transfer that is ready; say `started` when it begins and `finish` when it has arrived."""
+        """Take a ready transfer; call `started` when it begins and `finish` when it has arrived."""
 
     def send(self, source: int, destination: int, nbytes: int, arrived: Callable[[], None]) -> None:
-        """Carry a message that is no transfer of a tensor; call ``arrived()`` when it is there."""
+        """Carry a message that is not a transfer of a tensor; call ``arrived()`` when it has arrived."""
 
     def cut(self, links: Set[int]) -> None:
-        """Let links (indices) carry nothing from now on: a device at their end has failed."""
+        """Stop links (indices) from carrying anything from now on: a device at their end has failed."""
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Which links lead from one device to another: the shortest way, one of several as short, or a given one.
+# Which links lead from one device to another: a shortest path, one of several equally short, or a given one.
 #
 #     shortest    fewest hops, then least latency, then the links that come first in the machine
-#     ecmp        every device passes a flow on over one of its links that lead there in as few hops and as
-#                 little latency, by a hash: flows between two devices spread over all such ways
-#     given       the devices that a route passes are told
+#     ecmp        every device forwards a flow over one of its links on such a path, chosen by a hash: flows
+#                 between two devices spread over all paths of least hops and latency
+#     given       the devices that a route passes are listed
 #
 # Equal-cost multi-path (ECMP): Hopps, "Analysis of an Equal-Cost Multi-Path Algorithm", RFC 2992, 2000. Every
-# switch hashes what identifies a flow, so that all of its packets take one way; here a flow is what has the
-# same source, destination and flow number (of a transfer: that of its tensor). The name of the switch goes
-# into the hash, because switches that hash alike would use a part of the ways only.
+# switch hashes what identifies a flow, so that all of its packets take one path; here a flow is identified by
+# its source, destination and flow number (for a transfer, that of its tensor). The name of the switch goes
+# into the hash, because switches with identical hashes would use only part of the paths.
 #
-# Ways are looked for when a route is asked for, and only then: from both ends at once, so that in a cluster
-# hardly anything is looked at but the switches between them. Once that has taken as much as counting the hops
-# from all devices to the destination, these are counted, and kept. Over which links a device passes on
-# depends on the destination alone, and is kept, too; of several the hash of a flow chooses.
+# Paths are searched for only when a route is requested: from both ends at once, so that in a cluster hardly
+# anything is examined but the switches between them. Once that has cost as much as counting the hops from all
+# devices to the destination, the hops are counted and kept. The links over which a device forwards depend on
+# the destination alone, and are kept too; among several, the hash of a flow chooses.
 
 _MOST_KEPT: Final = 1 << 25
-"""Entries of tables that are kept."""
+"""Maximum number of entries in the tables that are kept."""
 
 _TABLE: Final = 32
-"""How many links a table looks at in the time in which a search looks at one."""
+"""How many links a table examines in the time in which a search examines one."""
 
 
 @dataclass(frozen=True)
@@ -142,9 +142,9 @@ class Routing:
     kind : str
         ``shortest`` or ``ecmp``.
     seed : int
-        Of the hashes of ``ecmp``.
+        The seed of the hashes of ``ecmp``.
     given : mapping of (str, str) to tuple of str
-        Source and destination of a route -> the devices that it passes in between.
+        Source and destination of a route → the devices that it passes in between.
     """
 
     kind: str = "shortest"
@@ -153,7 +153,7 @@ class Routing:
 
 
 SHORTEST: Final = Routing()
-"""What machines do that say nothing."""
+"""The default routing."""
 
 
 def hashed(seed: int, source: str, destination: str, flow: int, at: str) -> int:
@@ -169,12 +169,12 @@ def hashed(seed: int, source: str, destination: str, flow: int, at: str) -> int:
 
 
 class Router:
-    """The routes of a machine, found when they are asked for.
+    """The routes of a machine, found on demand.
 
     Parameters
     ----------
     names : sequence of str
-        The devices.
+        The names of the devices.
     links : sequence of Link
     routing : Routing
     """
@@ -186,14 +186,14 @@ class Router:
         self._to = np.array([position[link.destination] for link in links], np.int64)
         self._latency_ns = [link.latency_ns for link in links]
         self._ends: tuple[list[int], list[int]] = self._from.tolist(), self._to.tolist()
-        # Out of it, into it
+        # Links out of each device, links into it
         self._links_at: tuple[list[list[int]], ...] = ([[] for _ in names], [[] for _ in names])
         for links_at, ends in zip(self._links_at, self._ends, strict=True):
             for k, device in enumerate(ends):
                 links_at[device].append(k)
-        self._looked_at: dict[int, int] = {}  # destination → links, on the way to it
+        self._looked_at: dict[int, int] = {}  # destination → number of links examined on the way to it
         self._tables: dict[int, list[int]] = {}
-        # destination → device → latency from there, and the link that it takes (of several flows: may take)
+        # destination → device → latency from there, and the links to take (several: a flow chooses)
         self._ways: dict[int, dict[int, tuple[int, list[int]]]] = {}
         self._known: dict[tuple[int, int, int], tuple[int, ...]] = {}
         self._given = {
@@ -203,12 +203,12 @@ class Router:
         self.by_flow: Final = routing.kind == "ecmp"
 
     def route(self, source: int, destination: int, flow: int = 0) -> tuple[int, ...]:
-        """Return the links that lead from one device to another one.
+        """Return the links that lead from one device to another.
 
         Raises
         ------
         InfeasibleError
-            None do.
+            No links lead there.
         """
         key = (source, destination, flow if self.by_flow else 0)
         found = self._known.get(key)
@@ -218,7 +218,7 @@ class Router:
         return found
 
     def _through(self, devices: Sequence[int]) -> tuple[int, ...]:
-        """Return the links from each device to the next one: of several the first with the least latency."""
+        """Return the links from each device to the next: among parallel ones, the first of least latency."""
         found = []
         for a, b in pairwise(devices):
             between = [k for k in self._links_at[0][a] if self._ends[1][k] == b]
@@ -247,14 +247,14 @@ class Router:
         return tuple(path)
 
     def _onward(self, source: int, destination: int, known: Container[int]) -> dict[int, list[int]]:
-        """Return the links over which devices pass on, in the fewest hops, what goes there; nearest first.
+        """Return, for devices on shortest paths (fewest hops), the links to forward over; nearest first.
 
-        Those of devices that are `known` may be left out.
+        Devices that are `known` may be left out.
 
         Raises
         ------
         InfeasibleError
-            None lead there.
+            No links lead there.
         """
         if source in known:
             return {}
@@ -273,9 +273,9 @@ class Router:
         return found
 
     def _from_both_ends(self, source: int, destination: int) -> dict[int, list[int]]:
-        """Return the same by two searches that meet in the middle."""
+        """Return the same as `_onward` by two searches that meet in the middle."""
         over: list[dict[int, list[int]]] = [{source: []}, {destination: []}]
-        """Of each search: device → the links over which it was reached, in as few hops as can be."""
+        """For each search: device → the links over which it was reached in the fewest hops."""
         rims = [[source], [destination]]
         while not (middle := [at for at in rims[0] if at in over[1]]):
             costs = [
@@ -319,7 +319,7 @@ class Router:
         )
 
     def _table(self, destination: int) -> list[int]:
-        """Return the hops from every device to a destination, -1: no way."""
+        """Return the number of hops from every device to a destination; -1: no path."""
         table = self._tables.get(destination)
         if table is None:
             if (len(self._tables) + 1) * len(self._names) > _MOST_KEPT:

@@ -1,4 +1,4 @@
-"""Devices, the links between them, and who issues to which."""
+"""Devices, the links between them, and which hosts issue to which devices."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from sim.machine.task import Issuer
 from sim.notebook import alike, card, columns_that_speak
 
 # ----------------------------------------------------------------------------------------------------------
-# Folding: devices that do the same at the same time, of which one is simulated.
+# Folding: of several devices that do the same at the same time, only one is simulated.
 #
 #     gpu0 ... gpu16383, gpu17 slower     ──►    gpu0  stands for 16,383
 #                                                gpu17 stands for itself     they meet on ``data parallel``
 #
-# The machine of such a run has one device of each sort. What its collectives take was asked of the whole
-# machine and for all ranks (`policies.parallel.folding`).
+# The machine of such a run has one device of each sort. The costs of its collectives are those on the whole
+# machine with all ranks (`policies.parallel.folding`).
 
 
 @dataclass(frozen=True)
 class Folding:
-    """Which devices each simulated one stands for.
+    """The devices that each simulated one stands for.
 
     Attributes
     ----------
     members : mapping of str to tuple of str
-        Simulated device → all that do the same, itself the first.
+        Simulated device → all devices that do the same, itself first.
     differs : mapping of str to str
-        Simulated device → what sets it apart from the first one.
+        Simulated device → what distinguishes it from the first one.
     unused : tuple of str
-        What else the whole machine has, switches left out: it runs nothing.
+        The other devices of the whole machine, except switches: they run nothing.
     ranks : mapping of str to int
-        Communicator → how many ranks it has.
+        Communicator → its number of ranks.
     order : tuple of str
-        All that are folded, in machine order.
+        All folded devices, in machine order.
 
     Examples
     --------
@@ -60,7 +60,7 @@ class Folding:
 
     @property
     def devices(self) -> int:
-        """How many devices were folded."""
+        """The number of folded devices."""
         return sum(map(len, self.members.values()))
 
     @cached_property
@@ -68,12 +68,12 @@ class Folding:
         return {name: one for one, names in self.members.items() for name in names}
 
     def stands_for(self, name: str) -> str:
-        """Return a simulated device's name as pictures and traces show it."""
+        """Return the name of a simulated device as shown in plots and traces."""
         n = len(self.members[name])
         return name if n == 1 else f"{name}, as {n - 1:,} more"
 
     def told(self) -> str:
-        """Return in a few words what a run is of.
+        """Return a short description of the folding.
 
         Examples
         --------
@@ -83,7 +83,7 @@ class Folding:
         return f"{self.devices:,} devices folded into {len(self.members):,}"
 
     def seen_as(self, name: str) -> str:
-        """Return what a device, or an op ``DEVICE/...``, is called in the simulation."""
+        """Return the name that a device, or an op ``DEVICE/...``, has in the simulation."""
         device, rest = name, ""
         while device not in self._simulated and "/" in device:
             device, _, last = device.rpartition("/")
@@ -91,7 +91,7 @@ class Folding:
         return self._simulated[device] + rest if device in self._simulated else name
 
     def report(self) -> dict[str, Any]:
-        """Return what results say of it."""
+        """Return the folding as results report it."""
         return {
             "devices": self.devices,
             "into": {
@@ -108,10 +108,10 @@ class Folding:
 class Host:
     """Host threads that launch ops on devices; by default each device without workers has its own.
 
-    When one of the devices is a CPU with workers, those workers are the threads: a pool that runs
-    the ops of its CPU and launches the ops of the others, as in a TensorFlow process. Such a process may
-    have several CPUs (TensorFlow's ``device_count``): they have the same number of workers, and thread n of
-    the pool is worker n of each of them, for one task at a time.
+    If one of the devices is a CPU with workers, those workers are the threads: a pool that runs
+    the ops of its CPU and launches the ops of the other devices, as in a TensorFlow process. Such a process
+    may have several CPUs (TensorFlow's ``device_count``): they have the same number of workers, and thread n
+    of the pool is worker n of each of them, for one task at a time.
 
     Attributes
     ----------
@@ -119,9 +119,9 @@ class Host:
     serves : tuple of str
         Names of the devices; those with workers have equally many.
     threads : int
-        Of no meaning when workers are the threads.
+        Number of threads; ignored if workers are the threads.
     process : str
-        The process whose ops it launches; empty: those of all.
+        The process whose ops it launches; empty: those of all processes.
     """
 
     name: str
@@ -132,28 +132,28 @@ class Host:
 
 @dataclass(frozen=True)
 class Machine:
-    """Devices, the links between them, and who issues to which.
+    """Devices, the links between them, and which hosts issue to which devices.
 
     Attributes
     ----------
     devices : tuple of Device
-        In machine order, in which ties break.
+        The devices in machine order, which breaks ties.
     links : tuple of Link
         One-way links. Without any, transfers between devices take no time.
     hosts : tuple of Host
-        Host threads that serve several devices; devices no host names get one of their own.
+        Host threads that serve several devices; a device without a host gets one of its own.
     network : callable or None
-        ``network(machine, context)`` returns the `Network` of a run, which has a `sim.job.context.Context`;
-        needed when there are links.
+        ``network(machine, context)``, with a `sim.job.context.Context`, returns the `Network` of a run;
+        needed if there are links.
     collectives : CollectiveModel or None
-        How long collectives of communicators take that give no duration; None: what the devices' cost models
-        say, as of other ops.
+        Gives the time of collectives without a duration; None: the devices' cost models do, as for other
+        ops.
     routing : Routing
-        Which of the links transfers take.
+        The choice of links for transfers.
     folding : Folding or None
-        Which devices each of these stands for; None: each for itself.
+        The devices that each of these stands for; None: each for itself.
     resources : mapping of str to int
-        What ops take beside their device (their attribute ``resources``), and how much of each there is.
+        Resources that ops take besides their device (attribute ``resources``), and the number of each.
 
     Examples
     --------
@@ -172,7 +172,7 @@ class Machine:
     resources: Mapping[str, int] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        """Return how many devices of which kind there are, and how many links."""
+        """Return the number of devices of each kind, and of links."""
         return f"<Machine: {self._sizes}>"
 
     @property
@@ -182,14 +182,14 @@ class Machine:
         return ", ".join([*(f"{count:,} {kind}" for kind, count in kinds.items()), *links])
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: the devices and the links, those alike in one row."""
+        """Return the notebook display: devices and links, with identical ones in one row."""
         devices = alike(self.devices, _device_row, lambda device: device.name)
         kind = {device.name: device.kind for device in self.devices}
         links = alike(self.links, lambda link: _link_row(link, kind), lambda link: link.name)
         return card(f"Machine: {self._sizes}", [], columns_that_speak(devices), columns_that_speak(links))
 
     def __post_init__(self) -> None:
-        """Refuse doubled and unknown names."""
+        """Raise on duplicate and unknown names."""
         if not self.devices:
             raise InputError("a machine needs at least one device")
         names = [d.name for d in self.devices] + [link.name for link in self.links]
@@ -216,7 +216,7 @@ class Machine:
                 )
 
     def _check_media(self) -> None:
-        """Refuse links of one medium that are not alike."""
+        """Raise if links of one medium differ."""
         media: dict[str, Link] = {}
         for link in self.links:
             if link.medium:
@@ -231,18 +231,18 @@ class Machine:
 
     @cached_property
     def stands_for(self) -> IntArray:
-        """How many devices each one stands for."""
+        """The number of devices that each one stands for."""
         members = {} if self.folding is None else self.folding.members
         return np.array([len(members.get(device.name, "1")) for device in self.devices])
 
     @cached_property
     def accelerators(self) -> tuple[str, ...]:
-        """Names of the devices that are no CPU and no switch, in machine order."""
+        """Names of the devices other than CPUs and switches, in machine order."""
         return tuple(device.name for device in self.devices if device.kind not in ("cpu", "switch"))
 
     @cached_property
     def positions(self) -> dict[str, int]:
-        """Position of each device, by its name."""
+        """Device name → position."""
         return {device.name: i for i, device in enumerate(self.devices)}
 
     def device_index(self, name: str) -> int:
@@ -251,7 +251,7 @@ class Machine:
         Raises
         ------
         UnknownNameError
-            When there is none.
+            There is none.
         """
         try:
             return self.positions[name]
@@ -260,7 +260,7 @@ class Machine:
 
     @cached_property
     def first_stream(self) -> tuple[int, ...]:
-        """Number of the first lane of each device, lanes being counted over the machine."""
+        """Number of the first lane of each device, with lanes counted over the machine."""
         return tuple(np.cumsum([0] + [d.lanes for d in self.devices]).tolist())
 
     def stream_name(self, stream: int) -> str:
@@ -271,7 +271,7 @@ class Machine:
         return f"{self.devices[device].name}/{worker}{lane}"
 
     def issuers(self) -> list[Issuer]:
-        """Return the issuers in machine order: a host stands where its first device does."""
+        """Return the issuers in machine order: a host takes the place of its first device."""
         return [*self._issuers]
 
     @cached_property
@@ -294,7 +294,7 @@ class Machine:
 
     @cached_property
     def hosts_in_order(self) -> tuple[Host, ...]:
-        """The hosts, those that nobody named among them: one for each group of issuers, in its order."""
+        """The hosts, including default ones: one for each group of issuers, in group order."""
         hosts_of: dict[str, list[Host]] = {}
         for host in self.hosts:
             for name in host.serves:
@@ -307,7 +307,7 @@ class Machine:
         return tuple({host.name: host for host in every}.values())
 
     def groups_for(self, process: str = "") -> IntArray:
-        """Return the group of issuers that serves each device for a process; -1 where it has none."""
+        """Return the group of issuers that serves each device for a process; -1: none."""
         group = np.full(len(self.devices), -1)
         for k, host in enumerate(self.hosts_in_order):
             if host.process in ("", process):
@@ -316,12 +316,12 @@ class Machine:
 
     @cached_property
     def group_of(self) -> IntArray:
-        """Group of issuers that serves each device, where there is one process."""
+        """Group of issuers that serves each device, for a run of one process."""
         return self.groups_for()
 
     @cached_property
     def channels(self) -> tuple[int, ...]:
-        """Of each link the first one that has the same medium: itself, if it has none."""
+        """For each link, the first link of the same medium: itself if it has none."""
         first: dict[str, int] = {}
         return tuple(
             first.setdefault(link.medium, k) if link.medium else k for k, link in enumerate(self.links)
@@ -329,7 +329,7 @@ class Machine:
 
     @cached_property
     def router(self) -> Router:
-        """What finds the routes."""
+        """The router that finds the routes."""
         return Router([device.name for device in self.devices], self.links, self.routing)
 
     def route(self, source: int, destination: int, flow: int = 0) -> tuple[int, ...]:
@@ -342,7 +342,7 @@ class Machine:
         source, destination : int
             Positions of devices.
         flow : int
-            Of a transfer the number of its tensor; counts where routes are chosen by flow
+            For a transfer, the number of its tensor; used if routes are chosen by flow
             (`sim.machine.links`).
 
         Raises
@@ -353,14 +353,14 @@ class Machine:
         return () if not self.links or source == destination else self.router.route(source, destination, flow)
 
     def latency_ns(self, route: Iterable[int]) -> int:
-        """Return how long the first byte of a message takes over a route, what the message costs included."""
+        """Return the time of a message's first byte over a route, including the overhead of the message."""
         links = [self.links[k] for k in route]
         return sum(link.latency_ns for link in links) + max((link.overhead_ns for link in links), default=0)
 
     def distinct_routes(
         self, source: IntArray, destination: IntArray, tensor: IntArray
     ) -> tuple[list[tuple[int, int, tuple[int, ...]]], IntArray]:
-        """Return the different (source, destination, route) of transfers, and which of them each one takes.
+        """Return the distinct (source, destination, route) of transfers, and the index of each transfer's.
 
         Raises
         ------
@@ -377,7 +377,7 @@ class Machine:
 
 
 def _device_row(device: Device) -> dict[str, str]:
-    """Return what a notebook shows of a device; what costs nothing, and has no limit, is left out."""
+    """Return the notebook row of a device, without zero costs and absent limits."""
     lanes = ("worker", device.workers) if device.workers else ("stream", device.streams)
     times = {
         "issue": device.issue_ns,
@@ -395,7 +395,7 @@ def _device_row(device: Device) -> dict[str, str]:
 
 
 def _link_row(link: Link, kind: Mapping[str, str]) -> dict[str, str]:
-    """Return what a notebook shows of a link between devices of some kinds."""
+    """Return the notebook row of a link, with the kinds of its devices."""
     rate = link.bandwidth_bytes_per_s
     return {
         "between": f"{kind[link.source]} to {kind[link.destination]}",

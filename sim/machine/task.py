@@ -1,4 +1,4 @@
-"""Tasks, and the issuers that take them: what policies handle."""
+"""Tasks, and the issuers that take them: the objects that policies handle."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 BACKGROUND: Final = -2
-"""In place of a stream: where a task goes on without the issuer that took it."""
+"""Stands for a stream: the task goes on without the issuer that took it."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -17,34 +17,34 @@ class Task:
     Attributes
     ----------
     id : int
-        Unique in a run; ``iteration * n_nodes + op`` on a static graph. Ties break by it.
+        Unique in a run; ``iteration * n_nodes + op`` on a static graph. It breaks ties.
     op : int
         Index of the op in the graph; transfers have indices from ``len(graph)`` on.
     iteration : int
-        Which repetition of the graph.
+        The repetition of the graph.
     group : int
-        Which group of issuers may take it (`Issuer.group`); -1 for a transfer.
+        The group of issuers that may take it (`Issuer.group`); -1 for a transfer.
     stream : int
-        Number of the stream it is put on, counted over the machine; -1 until issued, `BACKGROUND` for one
-        that runs on none.
+        Number of the stream it is put on, counted over the machine; -1 until issued, `BACKGROUND` if it
+        runs on none.
     issuer : Issuer or None
-        Who took it.
+        The issuer that took it.
     ready_ns, issue_ns, start_ns, end_ns : int
         When it became eligible, was put on a stream, began and finished executing.
     round : int
-        In which round of the instant ``start_ns`` it began: what takes no time ends in the next one.
+        The round of the instant ``start_ns`` in which it began: a task of no time ends in the next one.
     floor_ns : int
-        It may not start before (an event has to travel from another stream).
+        Earliest start (an event has to travel from another stream).
     calls_ns : int
-        What its issuer spent on calls of the allocator for it.
+        Time that its issuer spent on allocator calls for it.
     wait : int
-        Code of the last reason for which it did not start (`sim.record.record.WAITS`).
+        Code of the last reason why it did not start (`sim.record.record.WAITS`).
     frame : object
         Execution frame in TensorFlow's control flow, None on a static graph.
     dead : bool
         Whether it ran as a dead op (control flow), which executes nothing.
     status : int
-        What became of it (`sim.graph.failures.STATUSES`).
+        Its outcome (`sim.graph.failures.STATUSES`).
     """
 
     id: int
@@ -72,25 +72,25 @@ class Task:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Issuer:
-    """Who asks the policy for tasks: a host thread that launches, or a CPU worker that executes.
+    """What asks the policy for tasks: a host thread that launches, or a CPU worker that executes.
 
     Attributes
     ----------
     index : int
-        Position in machine order, in which free issuers are asked.
+        Position in machine order, which is the order of asking free issuers.
     name : str
         ``"cpu0/w1"`` for a worker, ``"gpu0/host"`` for a host thread.
     group : int
         Issuers of one group serve the same devices and may take the same tasks.
     executes : bool
-        Whether it is a worker, which runs the tasks of its own CPU that it takes; the tasks of the
-        other devices it serves it puts on their streams, as a host thread does with all of them.
+        Whether it is a worker: it runs the tasks that it takes for its own CPU, and puts those for the
+        other devices that it serves on their streams, as a host thread does with all tasks.
     devices : tuple of int
         Indices of the devices it serves.
     stream : int
         A worker's own lane, counted over the machine; -1 for a host thread.
     other_lanes : mapping of int to int
-        Of a worker of several CPUs: device → its lane there, for all but the first.
+        For a worker of several CPUs: device → its lane there, for all but the first.
     """
 
     index: int
