@@ -1,4 +1,4 @@
-"""What makes a graph from a few sizes: a class whose fields are the keys of ``workload: {build: ...}``."""
+"""Base class of builders, which make a graph from a few sizes: the keys of ``workload: {build: ...}``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Keys(Strict):
     Raises
     ------
     InputError
-        From Python: a wrong value, a key that is missing, or one that there is not.
+        From Python: a value is wrong, or a key is missing or unknown.
     """
 
     def __init__(self, **given: Any) -> None:
@@ -31,24 +31,24 @@ class Keys(Strict):
         except ValidationError as error:
             raise input_error(error, type(self), given) from None
 
-    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # a file's values go past it
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # values from a file bypass it
 
 
 class Builder(Keys):
-    """What a builder accepts; override `graph`, and `default_machine` where one machine suggests itself."""
+    """A graph builder and its keys; override `graph`, and `default_machine` if a machine suggests itself."""
 
     def graph(self) -> Graph:
         """Return the graph."""
         raise InputError(f"{type(self).__name__} must define graph()")
 
     def default_machine(self) -> Mapping[str, Any] | None:
-        """Return what it runs on in a scenario without a machine; None: there must be one."""
+        """Return the machine to use if a scenario has none; None if it must have one."""
         return None
 
     def default_policy(self) -> Mapping[str, Any] | None:
-        """Return what decides where a scenario does not say; None: what does so everywhere."""
+        """Return the policy to use if a scenario has none; None for the general default."""
         return None
 
     def report(self, trace: Trace) -> dict[str, Any]:
-        """Return what the summary of a run has besides, by key."""
+        """Return the additional keys of the run's summary."""
         return {}

@@ -1,17 +1,17 @@
-"""An input pipeline: load, preprocess, copy, train, a batch an iteration.
+"""Input pipelines: load, preprocess, copy and train, one batch per iteration.
 
 ::
 
     prefetch 0    load 0 │ prep 0 │ train 0 │ load 1 │ prep 1 │ train 1 │      one after another
     prefetch 1    load 0 │ prep 0 │ train 0 │ ....
-                                  │ load 1 │ prep 1 │ train 1 │            1 is begun when 0 is taken
+                                  │ load 1 │ prep 1 │ train 1 │            1 begins when 0 is taken
     prefetch 2    load 0 │ prep 0 │ train 0 │ train 1 │
-                         │ load 1 │ prep 1  │                                  two are begun and not taken
+                         │ load 1 │ prep 1  │                                  two begun and not yet taken
 
-A batch is *taken* when the training step on it begins. Up to `prefetch` batches may be begun and not taken
-yet; a producer that is so far ahead waits. With 0 nothing is made ahead, which is the synchronous loop.
-Beyond that every stage goes on with the next batch as soon as it may: `workers` of a stage work on
-different batches. (`torch.utils.data.DataLoader` bounds the batches under way so, at ``workers *
+A batch is *taken* when the training step on it begins. Up to `prefetch` batches may be begun but not yet
+taken; a producer that far ahead waits. With 0 nothing is made ahead, which is the synchronous loop.
+Otherwise every stage starts the next batch as soon as it may: the `workers` of a stage work on
+different batches. (`torch.utils.data.DataLoader` limits the batches in flight in this way to ``workers *
 prefetch``; ``tf.data``'s ``prefetch(d)``, whose only producer is one thread, has the same effect.)
 
 The graph is one iteration, and edges with a distance tie the iterations together (`sim.GraphBuilder`)::
@@ -20,8 +20,8 @@ The graph is one iteration, and edges with a distance tie the iterations togethe
      ▲                                │
      └────────── distance d ──────────┘
 
-A copy from pageable memory waits for the training step before it, as it goes through the GPU's only
-queue; one from pinned memory is on a stream of its own (attribute ``stream``, which the stream
+A copy from pageable memory waits for the previous training step because it goes through the GPU's only
+queue; a copy from pinned memory has a stream of its own (attribute ``stream``, which the stream
 assignment `policies.streams` follows) and overlaps with training.
 """
 
@@ -42,7 +42,7 @@ from sim.graph.graph import Graph
 
 
 class DataLoadingFields(Builder):
-    """An input pipeline: load and preprocess on a CPU, copy and train on GPUs, a batch an iteration."""
+    """An input pipeline: load and preprocess on a CPU, copy and train on GPUs, one batch per iteration."""
 
     model: Literal["data-loading"] = Field(description="which builder")
     load: Duration
@@ -66,8 +66,8 @@ class DataLoadingFields(Builder):
     def graph(self) -> Graph:
         """Return one iteration, tied to those before it.
 
-        Ops are ``load`` and ``preprocess`` on a CPU and, of each replica, ``copy``, ``take``, ``train`` and
-        ``all_reduce`` (with ``/0``, ``/1``, ... when there are several).
+        Ops are ``load`` and ``preprocess`` on a CPU and, for each replica, ``copy``, ``take``, ``train`` and
+        ``all_reduce`` (with ``/0``, ``/1``, ... when there are several replicas).
 
         Examples
         --------
@@ -88,7 +88,7 @@ class DataLoadingFields(Builder):
         replicas = [""] if self.replicas == 1 else [f"/{r}" for r in range(self.replicas)]
         gpus = ["gpu"] if self.replicas == 1 else [f"gpu{r}" for r in range(self.replicas)]
         last = "all_reduce" if self.all_reduce else "train"
-        # what tells that one more batch may be begun
+        # The event after which one more batch may begin.
         free = [(f"take{r}", self.prefetch) if self.prefetch else (f"{last}{r}", 1) for r in replicas]
         op("load", "cpu", self.load, after=[("load", self.workers), *free], outputs=self.size)
         again = [("preprocess", self.workers)]
@@ -113,32 +113,32 @@ class DataLoadingFields(Builder):
 
 
 # ----------------------------------------------------------------------------------------------------------
-# PyTorch's DataLoader: worker processes, indices handed out round robin, results returned in order.
+# PyTorch's DataLoader: worker processes, indices dispatched round robin, results returned in order.
 #
 # The rules, read in ``torch/utils/data/dataloader.py`` (`_MultiProcessingDataLoaderIter`) of 2026:
 #
 # 0. Without ``persistent_workers`` the script starts all workers at the beginning of each epoch.
-# 1. Then ``prefetch_factor * workers`` batches are handed out.
-# 2. They go round robin over the workers, whatever these have to do; a worker makes its batches in that
+# 1. Then ``prefetch_factor * workers`` batches are dispatched.
+# 2. They go round robin over the workers, however busy these are; a worker makes its batches in that
 #   order.
-# 3. Each time ``next()`` returns a batch, one more is handed out. As every worker has as many then, it goes
-#   to the worker whose batch was returned.
-# 4. Batches come in any order, and are returned in the order in which they were handed out: a slow one holds
-#   up all behind it. With ``in_order=False`` they are returned as they come.
-# 5. With ``pin_memory`` one thread copies each batch into pinned memory, in the order in which they came.
+# 3. Each time ``next()`` returns a batch, one more is dispatched. As every worker then has equally many, it
+#   goes to the worker whose batch was returned.
+# 4. Batches are finished in any order but returned in the order of dispatch: a slow one holds up all
+#   behind it. With ``in_order=False`` they are returned as they finish.
+# 5. With ``pin_memory`` one thread copies each batch into pinned memory, in the order of completion.
 #
 # Two workers, prefetch_factor 2, and batch 1 is slow:
 #
-#     handed out   0 1 2 3          4         when 0 is returned    5 6 7
+#     dispatched   0 1 2 3          4         when 0 is returned    5 6 7
 #     worker 0     │ 0 │ 2 │ 4 │ ....
 #     worker 1     │       1       │ 3 │
-#     returned         0           1 2 3                            2 was there long before 1
+#     returned         0           1 2 3                            2 was ready long before 1
 #
 # Rules 1 to 3 and 5 are edges, and so is the order of 4: load b waits for ``next`` b - prefetch_factor *
-# workers, and for load b - workers, which is the same worker's. Which batch is returned with
-# ``in_order=False`` is known only when it comes: there the policy `policies.issue.loader_queues` decides. It
-# also shows each worker on a lane of its own. Under other policies any core of ``loader`` does what is some
-# worker's turn, at the same times.
+# workers, and for load b - workers, which the same worker makes. With ``in_order=False`` the batch to return
+# is known only when it finishes, so the policy `policies.issue.loader_queues` decides. That policy also
+# shows each worker on a lane of its own. Under other policies any core of ``loader`` does the work of any
+# worker, at the same times.
 
 
 class DataLoaderFields(InputPipeline):
@@ -162,18 +162,18 @@ class DataLoaderFields(InputPipeline):
 
     @property
     def start_ns(self) -> int:
-        """What starting the workers takes."""
+        """Time to start the workers."""
         if self.start and not self.workers:
             raise InputError("there are no workers to start; give workers", path=("start",))
         return self.start
 
     def copies_aside(self) -> bool:
-        """Return whether copies to the GPU are on a stream of their own: from pinned memory."""
+        """Whether copies to the GPU have a stream of their own: if they come from pinned memory."""
         return self.pin_memory is not None
 
     @property
     def primed(self) -> int:
-        """Batches that are handed out and not returned."""
+        """Number of batches dispatched but not yet returned."""
         return self.workers * (self.prefetch_factor or 2)
 
     def make_batch(self, of: Replica, b: int, ns: int, nbytes: int) -> list[Ref]:
@@ -207,16 +207,16 @@ class DataLoaderFields(InputPipeline):
         return [of.next(b, [], "next_that_came", attributes={"loader": of.number})]
 
     def default_policy(self) -> Mapping[str, Any]:
-        """Return the policy that hands out batches and returns them as they come, where that is asked for."""
+        """Return the policy; with ``in_order: false``, the one that returns batches as they finish."""
         name = {} if self.in_order else {"name": "loader-queues"}
         return {**super().default_policy(), **name}
 
     def loading(self) -> Mapping[str, int]:
-        """Return the workers, or the script itself."""
+        """Return the workers, or the script itself if there are none."""
         return {"workers": self.workers} if self.workers else {"main": 1}
 
     def loaders(self) -> Mapping[str, int]:
-        """Return the workers, and the thread that pins."""
+        """Return the workers and the pinning thread."""
         if not self.workers:
             return {}
         return {"loader": self.workers} | ({"pin": 1} if self.pin_memory is not None else {})
@@ -225,24 +225,24 @@ class DataLoaderFields(InputPipeline):
 # ----------------------------------------------------------------------------------------------------------
 # tf.data: ``dataset.map(load, num_parallel_calls).prefetch(buffer)``, with the prefetch autotuner.
 #
-#     loader0     │ load 0 │ load 2 │       `workers` at once, made and not taken together no more
+#     loader0     │ load 0 │ load 2 │       at most `workers` elements are in progress or not yet taken
 #                 │ load 1 │ load 3 │
-#     prefetch0   pull 0 ──► push 0 ..      takes the next element while the buffer has room; it waits for it
-#     main0                    next 0 ..    takes what is first in the buffer; waits if there is none
+#     prefetch0   pull 0 ──► push 0 ..      takes the next element when the buffer has room; waits for it
+#     main0                    next 0 ..    takes the first element of the buffer; waits if there is none
 #
 # Read in TensorFlow's ``tensorflow/core/kernels/data``:
 #
 # * ``prefetch_dataset_op.cc``: one thread waits while the buffer has `prefetch` elements, asks its input for
 #   the next one, and puts it into the buffer. It starts with the first ``GetNext``.
 # * ``prefetch_autotuner.cc``: see `policies.issue.loader_queues`.
-# * ``parallel_map_dataset_op.cc``: a call begins while fewer than `workers` run, and fewer results
-#   wait; a result counts until it is asked for. Results are in order (``deterministic``). Without
-#   `workers` the thread that asks makes the element itself.
+# * ``parallel_map_dataset_op.cc``: a call begins while fewer than `workers` calls run and fewer results
+#   wait; a result counts until it is requested. Results are in order (``deterministic``). Without
+#   `workers` the requesting thread makes the element itself.
 #
-# * ``inject_prefetch.cc``, which default options have on: behind a sequential map TensorFlow adds a tuned
-#   prefetch; behind a parallel map, or a prefetch of the user's, it does not.
+# * ``inject_prefetch.cc``, on by default: TensorFlow adds a tuned prefetch behind a sequential map, but
+#   not behind a parallel map or a prefetch of the user's.
 #
-# Left out are the budget of memory, ``slack_period``, and the tuning of `workers`.
+# Not modelled: the memory budget, ``slack_period``, and the tuning of `workers`.
 
 
 def _buffer(value: Any) -> Any:
@@ -277,17 +277,17 @@ class TfDataFields(InputPipeline):
 
     @property
     def buffer(self) -> int:
-        """Elements that the buffer holds at first; 0: there is none."""
+        """Initial capacity of the buffer in elements; 0: there is none."""
         return 0 if self.prefetch == "none" else int(self.tuned or self.prefetch)
 
     @property
     def tuned(self) -> bool:
-        """Whether the autotuner decides how large the buffer is."""
+        """Whether the autotuner sets the size of the buffer."""
         return self.prefetch == "auto" or (self.prefetch == 0 and self.workers is None)
 
     @property
     def puller(self) -> str:
-        """Who asks the map for elements."""
+        """Thread that requests elements from the map."""
         return "prefetch" if self.buffer else "main"
 
     def make_batch(self, of: Replica, b: int, ns: int, nbytes: int) -> list[Ref]:
@@ -319,7 +319,7 @@ class TfDataFields(InputPipeline):
         return [of.next(b, [pushed, asked], **mine)]
 
     def _loaded(self, of: Replica, b: int, ns: int, nbytes: int, pulled: str) -> str:
-        """Add what makes element `b`: the thread that asks for it, or one of several calls."""
+        """Add the op that makes element `b`, on the requesting thread or as one of several calls."""
         if self.workers is None:
             return of.load(self.puller, b, ns, nbytes, [pulled])
         asked = of.named("pull", b - self.workers) if b >= self.workers else of.epoch
@@ -329,17 +329,17 @@ class TfDataFields(InputPipeline):
         return of.load("loader", b, ns, nbytes, [asked], "request_kept", **mine)
 
     def default_policy(self) -> Mapping[str, Any]:
-        """Return the policy with the autotuner, or that lets a call keep its thread while it reads."""
+        """Return the policy; one with the autotuner, or that lets a call keep its thread while it reads."""
         decided = self.tuned or (self.workers is not None and self.size)
         return {**super().default_policy(), **({"name": "loader-queues"} if decided else {})}
 
     def loading(self) -> Mapping[str, int]:
-        """Return the calls of the map, else who makes elements itself."""
+        """Return the calls of the map, or else the thread that makes elements itself."""
         if self.workers is not None:
             return {"workers": self.workers}
         return {"workers" if self.buffer else "main": 1}
 
     def loaders(self) -> Mapping[str, int]:
-        """Return the threads of the map, and the one that fills the buffer."""
+        """Return the threads of the map and the thread that fills the buffer."""
         calls = {} if self.workers is None else {"loader": self.workers}
         return calls | ({"prefetch": 1} if self.buffer else {})

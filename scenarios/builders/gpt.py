@@ -7,10 +7,10 @@
     layer   ┌─────────────────────────────────┐  ┌──────────────────────────────┐
          x ─┴─ norm1 ─ qkv ─ attention ─ proj ─ add1 ─ norm2 ─ up ─ gelu ─ down ─ add2
 
-    backward and Adam      as the rewrite `training` makes them of any graph (`policies.rewrite.backward`)
+    backward and Adam      as the rewrite `training` makes them for any graph (`policies.rewrite.backward`)
 
-Attention is one kernel that keeps no scores (FlashAttention); the output layer's weights are the
-embedding's. Costs come from the table of the importers (`scenarios.ops.op_costs`), products have
+Attention is one kernel that keeps no scores (FlashAttention); the output layer shares the embedding's
+weights. Costs come from the table of the importers (`scenarios.ops.op_costs`), products have
 their shape as attributes for measured cost tables; sizes are those of `scenarios.builders.gpt`.
 """
 
@@ -31,9 +31,9 @@ from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph, output_name
 
 # ----------------------------------------------------------------------------------------------------------
-# Sizes of a GPT as `scenarios.builders.gpt` writes it: learned positions, a middle 4h wide, tied words.
+# Sizes of a GPT as `scenarios.builders.gpt` writes it: learned positions, an MLP 4h wide, tied embeddings.
 #
-#     parameters     12h² + 13h a layer, (V + s)·h of the embedding
+#     parameters     12h² + 13h per layer, (V + s)·h for the embedding
 #
 # What a layer costs and keeps in training is `scenarios.builders.train.layers`.
 
@@ -48,7 +48,7 @@ class Transformer:
     micro_batch : int
         Samples in a micro-batch.
     dtype : str
-        In which its products are computed.
+        Data type of its products.
 
     Examples
     --------
@@ -68,7 +68,7 @@ class Transformer:
     dtype: str = "bf16"
 
     def __post_init__(self) -> None:
-        """Refuse sizes that are none, or do not fit each other."""
+        """Raise if a size is not positive, or sizes do not fit each other."""
         for size in ("layers", "hidden", "heads", "sequence", "micro_batch"):
             whole("Transformer", size, getattr(self, size))
         whole("Transformer", "vocabulary", self.vocabulary, least=0)
@@ -77,7 +77,7 @@ class Transformer:
 
     @property
     def parameters(self) -> int:
-        """All parameters but the last norm's; the output layer's are the embedding's."""
+        """All parameters except the last norm's; the output layer's are the embedding's."""
         rows = self.vocabulary + self.sequence if self.vocabulary else 0
         return (self.layers * (12 * self.hidden + 13) + rows) * self.hidden
 
@@ -93,15 +93,15 @@ def gpt_graph(model: Transformer, *, training: bool = False, name: str = "gpt") 
     Parameters
     ----------
     model : Transformer
-        `micro_batch` is the batch.
+        `micro_batch` is the batch size.
     training : bool
-        Forward, backward and optimizer; otherwise the forward as far as the logits.
+        Forward, backward and optimizer; otherwise the forward up to the logits.
     name : str
 
     Raises
     ------
     InputError
-        No vocabulary, an unknown data type, or sizes that this builder does not have.
+        There is no vocabulary, the data type is unknown, or the builder does not support a size.
 
     Examples
     --------
@@ -123,10 +123,10 @@ def gpt_graph(model: Transformer, *, training: bool = False, name: str = "gpt") 
 
 
 class _Writer:
-    """Adds ops with their costs, and keeps the facts of every tensor."""
+    """Adds ops with their costs, and keeps shape and size of every tensor."""
 
     def __init__(self, model: Transformer, name: str) -> None:
-        at_most(MOST_BUILT, 40 * model.layers, "ops")  # a layer has some forty, with its backward
+        at_most(MOST_BUILT, 40 * model.layers, "ops")  # a layer has about forty, including its backward
         self.model = model
         self.builder = GraphBuilder(name)
         self.facts: dict[str, TensorFacts] = {}
@@ -155,7 +155,7 @@ class _Writer:
         made: TensorFacts | None = None,
         attributes: Mapping[str, Any] | None = None,
     ) -> str:
-        """Add an op with outputs of these shapes; its formula reads `seen` and `made` where they differ."""
+        """Add an op with outputs of these shapes; its cost formula uses `seen` and `made` if given."""
         outputs = tuple(self.tensor(shape) for shape in shapes)
         for k, output in enumerate(outputs):
             self.facts[output_name(name, k)] = output

@@ -1,14 +1,14 @@
-"""What input pipelines have in common: items that are read and loaded, a training loop, replicas, a machine.
+"""Common parts of input pipelines: items read and loaded, a training loop, replicas, a machine.
 
 ::
 
-    storage ──shared link──► loader0   load b                     how batches are made says the builder of
-                             main0     next b ◄── when it is there    each kind of loader; the rest is here
+    storage ──shared link──► loader0   load b                     the builder of each kind of loader says
+                             main0     next b ◄── when ready        how batches are made; the rest is here
                              gpu0      copy b │ train b │ all_reduce b
 
 The script's thread, ``main``, asks for batch b once training step b - `in_flight` is over, and gets it
-when it is there. With `in_flight` 1 it waits for every step, as a loop does that reads the loss; otherwise
-the copy of one batch may hide behind the step on another.
+when it is ready. With `in_flight` 1 it waits for every step, like a loop that reads the loss; otherwise
+the copy of one batch may overlap the step on another.
 """
 
 from __future__ import annotations
@@ -34,42 +34,42 @@ from sim.job.noise import lognormal
 from sim.trace import Trace
 
 # ----------------------------------------------------------------------------------------------------------
-# What limits a training loop with an input pipeline: who needs the most time for a step.
+# What limits a training loop with an input pipeline: the resource that needs the most time per step.
 #
-#     storage         bytes of a step of all replicas / bandwidth of the busiest link    2.0 ms
+#     storage         bytes per step of all replicas / bandwidth of the busiest link     2.0 ms
 #     workers         (reading alone and loading) / workers                              6.3 ms  ◄── the limit
 #     pin thread      pinning                                                            0.5 ms
 #     copy            copying                                                            1.0 ms
 #     training loop   the step, and the all-reduce after it                              4.0 ms
 #
-# Each goes on with the next batch while the others work, so in the steady state no step takes less than the
-# slowest needs. What one does after another counts together: loading and training without workers, copying
-# and training in a script that waits for its steps; the longest of it gives the name. The busiest replica
-# counts. A step may take longer: workers that read together load together, and nobody reads meanwhile.
+# Each works on the next batch while the others work, so in the steady state no step is shorter than the
+# slowest needs. Serial work counts together: loading and training without workers, copying and training in
+# a script that waits for its steps; its longest part gives the name. The busiest replica counts. A step may
+# take longer: workers that read at the same time also load at the same time, and nobody reads meanwhile.
 
 Shares = Mapping[str, tuple[Sequence[str], int]]
-"""Who works beside the others → the kinds of op that are its, and how many it does at once."""
+"""Resource → the op kinds that it executes, and how many at once."""
 
 _NAMES = {
     "read": "storage",
-    "load": "main process",  # which loads by itself where there are no workers
+    "load": "main process",  # which loads by itself if there are no workers
     "pin_memory": "pin thread",
     "copy": "copy",
     "train": "training step",
     "all_reduce": "all-reduce",
 }
-"""Kind of op → what it is called when it is the limit."""
+"""Op kind → name of the limit that it forms."""
 
 
 def loading_report(trace: Trace, shares: Shares, steps: int, replicas: int) -> dict[str, Any]:
-    """Return what the summary of a run has besides: the key ``data_loading``.
+    """Return the additional keys of the summary of a run: ``data_loading``.
 
     Parameters
     ----------
     trace : Trace
     shares : Shares
     steps : int
-        Of each replica, in each epoch.
+        Steps of each replica, in each epoch.
     replicas : int
     """
     n = steps * trace.job.iterations
@@ -105,7 +105,7 @@ def loading_report(trace: Trace, shares: Shares, steps: int, replicas: int) -> d
 
 
 def limit_line(told: Mapping[str, Any]) -> str:
-    """Return what a report says, in two lines.
+    """Return what a report says, as two lines of text.
 
     Examples
     --------
@@ -124,7 +124,7 @@ def limit_line(told: Mapping[str, Any]) -> str:
 
 
 def _needs(trace: Trace, replicas: int) -> dict[str, Any]:
-    """Return, for each kind of op, the time that those of each replica take by themselves, all together."""
+    """Return, for each op kind, the total duration of its ops on each replica."""
     job, op = trace.job, trace.tasks["op"]
     lasts = job.task_ns(op, trace.tasks["iteration"])
     replica = _replica_of_device(trace)[trace.device]
@@ -137,14 +137,14 @@ def _needs(trace: Trace, replicas: int) -> dict[str, Any]:
 
 
 def _replica_of_device(trace: Trace) -> Any:
-    """Return the number at the end of each device's name; 0 of one that has none."""
+    """Return the number at the end of each device's name, or 0 if there is none."""
     names = [device.name for device in trace.job.machine.devices]
     digits = [name[len(name.rstrip("0123456789")) :] for name in names]
     return np.array([int(number or 0) for number in digits])
 
 
 def _reading(trace: Trace, replicas: int) -> tuple[Any, float]:
-    """Return the time that each replica would read if it read alone, and that of the busiest link, in ns."""
+    """Return the reading time of each replica if it read alone, and that of the busiest link, in ns."""
     job, moved = trace.job, trace.transfers
     alone = np.zeros(replicas)
     row, link = transfers_on_links(trace)
@@ -162,7 +162,7 @@ def _reading(trace: Trace, replicas: int) -> tuple[Any, float]:
 
 
 def _most_waiting(trace: Trace) -> int:
-    """Return the most batches of a replica that were there and not given to the script."""
+    """Return the most batches of a replica that were ready but not yet given to the script."""
     graph, op = trace.job.graph, trace.tasks["op"]
     made = next(kind for kind in ("push", "pin_memory", "load") if graph.is_kind(kind).any())
     comes, goes = (
@@ -172,12 +172,12 @@ def _most_waiting(trace: Trace) -> int:
     change = np.repeat([1, -1], [len(comes), len(goes)])
     at = trace.tasks["end_ns"][rows]
     replica = _replica_of_device(trace)[trace.device[rows]]
-    order = np.lexsort((change, at, replica))  # what is given out at once does not wait
+    order = np.lexsort((change, at, replica))  # a batch given out at once does not wait
     return int(np.cumsum(change[order]).max())
 
 
 def _steady_ns(trace: Trace) -> int:
-    """Return the time from step to step in the middle half of the run, on the device that is last."""
+    """Return the time per step in the middle half of the run, on the device that finishes last."""
     train = trace.job.graph.is_kind("train")[trace.tasks["op"]]
     device, end = trace.device[train], trace.tasks["end_ns"][train]
     last = np.sort(end[device == device[np.argmax(end)]])
@@ -190,9 +190,9 @@ def _steady_ns(trace: Trace) -> int:
 # ----------------------------------------------------------------------------------------------------------
 
 _AT_ONCE = 1_000_000
-"""Items that are drawn at once."""
+"""Number of items drawn at once."""
 _MOST_OPS = 10
-"""Most ops that a batch of a replica has."""
+"""Maximum number of ops per batch and replica."""
 
 Durations = Annotated[
     list[Duration],
@@ -202,7 +202,7 @@ Durations = Annotated[
 
 
 class InputPipeline(Builder):
-    """Batches that are made for training steps on one or more replicas; extend it and override `batch`."""
+    """Batches made for training steps on one or more replicas; extend it and override `batch`."""
 
     steps: Size = Field(description="of an epoch, which is an iteration; each takes a batch")
     batch: Count = Field(1, description="items of a batch")
@@ -228,15 +228,15 @@ class InputPipeline(Builder):
 
     @property
     def start_ns(self) -> int:
-        """What the script waits at the beginning of an epoch for those that load to start."""
+        """Time that the script waits at the beginning of an epoch for the loaders to start."""
         return 0
 
     def copies_aside(self) -> bool:
-        """Return whether copies to the GPU are on a stream of their own."""
+        """Whether copies to the GPU have a stream of their own."""
         return True
 
     def make_batch(self, of: Replica, b: int, ns: int, nbytes: int) -> list[Ref]:
-        """Add what makes batch `b` ready for the script; return what ``next`` has to wait for.
+        """Add the ops that make batch `b` ready for the script; return what ``next`` has to wait for.
 
         Parameters
         ----------
@@ -248,7 +248,7 @@ class InputPipeline(Builder):
         raise InputError(f"{type(self).__name__} must define make_batch()")
 
     def loaders(self) -> Mapping[str, int]:
-        """Return the devices of a replica that load, without its number, and their cores."""
+        """Return the loading devices of a replica, without its number, and their cores."""
         raise InputError(f"{type(self).__name__} must define loaders()")
 
     def graph(self) -> Graph:
@@ -257,7 +257,7 @@ class InputPipeline(Builder):
         Raises
         ------
         InputError
-            More ops or items than can be made.
+            There are more ops or items than can be made.
         """
         at_most(MOST_BUILT, self.replicas * self.steps * _MOST_OPS, "ops")
         builder = GraphBuilder(str(self.model_dump(include={"model"})["model"]))
@@ -284,7 +284,7 @@ class InputPipeline(Builder):
         return ns, self._sums("sizes", replica, [self.size], self.jitter.get("size", 0.0))
 
     def _sums(self, what: str, replica: int, mean: Sequence[int], sigma: float) -> list[int]:
-        """Return the sum over the items of each batch of what is drawn about `mean`, which repeats."""
+        """Return the sum over each batch of items drawn around `mean`, which repeats."""
         rng = drawing(f"{what} of items", self.seed + replica * 2**64)
         every, at_once = np.array(mean, np.int64), max(1, _AT_ONCE // self.batch)
         sums: list[int] = []
@@ -299,11 +299,11 @@ class InputPipeline(Builder):
         return sums
 
     def loading(self) -> Mapping[str, int]:
-        """Return who loads, and how many batches it makes at once; the script's thread is ``main``."""
+        """Return who loads, and how many batches at once; the script's thread is ``main``."""
         raise InputError(f"{type(self).__name__} must define loading()")
 
     def report(self, trace: Trace) -> dict[str, Any]:
-        """Return how long a step takes in the steady state, and what limits it."""
+        """Return the time per step in the steady state, and what limits it."""
         gpu = ["train", "all_reduce"]
         shares: dict[str, tuple[list[str], int]] = {}
         if self.in_flight > 1 and self.copies_aside():
@@ -314,7 +314,7 @@ class InputPipeline(Builder):
         (who, at_once), *_ = self.loading().items()
         if who != "main":
             threads = [d.cores for d in trace.job.machine.devices if d.name.startswith("loader") and d.cores]
-            at_once = min([at_once, *threads])  # a pool of one's own may be smaller
+            at_once = min([at_once, *threads])  # a pool of the user's may be smaller
             shares |= {who: (loads, at_once), "pin thread": (["pin_memory"], 1)}
         elif self.in_flight > 1:
             shares[who] = ([*loads, "pin_memory"], 1)
@@ -324,11 +324,11 @@ class InputPipeline(Builder):
         return loading_report(trace, shares, self.steps, self.replicas)
 
     def default_policy(self) -> Mapping[str, Any]:
-        """Return a queue, with copies on the stream that is theirs."""
+        """Return a ready queue, with copies on their own stream."""
         return {"name": "ready-queue", "streams": "recorded"}
 
     def default_machine(self) -> Mapping[str, Any]:
-        """Return loaders, a thread and a GPU for each replica, and the storage, on a link that they share."""
+        """Return loaders, a thread and a GPU for each replica, and storage, on a link that they share."""
         read = {"storage": {"kind": "cpu"}, "network": {"kind": "switch"}}
         devices: dict[str, Any] = read if self.size else {}
         for r in range(self.replicas):
@@ -348,7 +348,7 @@ class InputPipeline(Builder):
 
 
 class Replica:
-    """One replica of a pipeline while its graph is made.
+    """A replica of a pipeline while its graph is made.
 
     Parameters
     ----------
@@ -365,7 +365,7 @@ class Replica:
         self.epoch = self.op("main", "epoch", None, pipeline.start_ns, after=over)
 
     def named(self, kind: str, b: int | None) -> str:
-        """Return what an op is called."""
+        """Return the name of an op."""
         return f"{self.prefix}{kind}{'' if b is None else b}"
 
     def op(
@@ -377,11 +377,11 @@ class Replica:
         return self.builder.op(called, kind=kind or name, duration_ns=ns, device=device, **more)
 
     def step_before(self, b: int) -> list[Ref]:
-        """Return the step that has to be over when the script asks for batch `b`."""
+        """Return the step that has to be over before the script asks for batch `b`."""
         return [self._step(b - self.pipeline.in_flight)] if b else [self.epoch]
 
     def _step(self, step: int) -> Ref:
-        """Return a step of this epoch; those below 0 are of epochs before it."""
+        """Return a step of this epoch; negative steps belong to earlier epochs."""
         epochs, b = divmod(step, self.pipeline.steps)
         return (self.named(self.last, b), -epochs) if epochs else self.named(self.last, b)
 
@@ -403,7 +403,7 @@ class Replica:
         return self.op(place, "load", b, ns, inputs=[read], after=[asked], **more)
 
     def next(self, b: int, ready: Sequence[Ref], kind: str = "next", **more: Any) -> str:
-        """Add what gives batch `b` to the script once `ready` is over, and it has asked."""
+        """Add the op that gives batch `b` to the script, once `ready` is over and the script has asked."""
         before = [self.named("next", b - 1)] if b else []
         after = list(dict.fromkeys([*ready, *before, *self.step_before(b)]))
         return self.op("main", "next", b, 0, kind=kind, after=after, **more)

@@ -7,11 +7,11 @@
                                 op 0F0 on rank0 ──what B reads─────────► op 0B0 on rank0
 
 What a micro-batch keeps on a rank is a tensor too, read by its backward, so that the memory of a
-pipeline needs nothing of its own: it is alive from F (or R) until the last of B, I and W has ended.
+pipeline needs no extra code: the tensor is alive from F (or R) until the last of B, I and W has ended.
 
-Ops are written in the order of a walk over all programs, each op after its inputs. A rank's ops thus
-stand in the order of its program, and running a pipeline means issuing every rank's ops in order
-(`AsWritten`); what waits for what is all in the edges. Edges follow
+Ops are written in the order of a walk over all programs, each op after its inputs. A rank's ops are thus
+in the order of its program, and running a pipeline means issuing every rank's ops in order
+(`AsWritten`); all dependencies are edges. Edges follow
 `policies.pipeline.pipeline_schedule`; ``tests/scenarios/test_pipeline_workload.py`` compares the outcome with
 the independent `policies.pipeline.evaluate`.
 """
@@ -42,19 +42,19 @@ def plain_machine(
     streams: int = 1,
     dispatch_ns: int = 0,
 ) -> Machine:
-    """Return one plain device a rank, and links that take `transfer_ns` whatever they carry.
+    """Return one plain device per rank, and links that take `transfer_ns` whatever they carry.
 
     Parameters
     ----------
     ranks : int
     transfer_ns : int
-        Time between two different ranks; transfers do not disturb one another. 0: no links.
+        Time between two different ranks; transfers do not contend. 0: no links.
     pairs : iterable of (int, int), optional
-        Which ranks are linked, from and to; by default all.
+        Pairs (from, to) of linked ranks; by default all.
     streams : int
         Streams of each device.
     dispatch_ns : int
-        What it costs the host to launch an op.
+        Host time to launch an op.
     """
     devices = tuple(Device(rank_name(r), streams=streams, issue_ns=dispatch_ns) for r in range(ranks))
     if not transfer_ns:
@@ -68,7 +68,7 @@ def plain_machine(
 
 
 def crossings(schedule: Schedule, around: Around | None = None) -> list[tuple[int, int]]:
-    """Return the pairs of ranks (from, to) between which something is sent, in rising order."""
+    """Return the pairs of ranks (from, to) between which something is sent, in ascending order."""
     hops = [(s, s + 1) for s in range(schedule.stages - 1)]
     hops += [(skip.source, skip.destination) for skip in (around or Around()).portal_skips]
     found = {(place[a], place[b]) for place in schedule.placements for a, b in hops if place[a] != place[b]}
@@ -90,27 +90,27 @@ def pipeline_graph(
     ----------
     schedule : Schedule
     stages : sequence of PipelineStage
-        One a stage.
+        One per stage.
     devices : sequence of str, optional
         Name of each rank's device; by default `rank_name`.
     around : Around, optional
         Optimizer step, gradient all-reduce, skips, and how copies are made.
     copy_ns : callable, optional
-        ``copy_ns(source rank, destination rank, nbytes)``, where copies run on compute streams; by
+        ``copy_ns(source rank, destination rank, nbytes)``, if copies run on compute streams; by
         default they take no time.
     shares : sequence of (int, int), optional
-        The part (numerator, denominator) of the stages' times and sizes that each micro-batch takes; by
-        default they are all whole.
+        Part (numerator, denominator) of the stages' times and sizes that each micro-batch takes; by
+        default all of them.
 
     Returns
     -------
     Graph
-        One op a slot, with stage, micro-batch and phase; each rank's ops in the order of its program.
+        One op per slot, with stage, micro-batch and phase; each rank's ops in the order of its program.
 
     Raises
     ------
     InputError
-        Not as many stages or devices as the schedule has, or a phase without a time.
+        The number of stages or devices differs from the schedule's, or a phase has no time.
     StuckError
         The ranks wait for each other.
 
@@ -140,7 +140,7 @@ class AsWritten:
 
 
 class CommunicationStream:
-    """What runs beside the computation on the second stream, copies of the host's on the third."""
+    """Second stream for what runs beside the computation, third stream for copies to and from the host."""
 
     def assign(self, job: Job) -> Sequence[int]:
         """Return one stream number per op (see `sim.job.job.StreamAssignment`)."""
@@ -148,4 +148,4 @@ class CommunicationStream:
         number = np.array(
             [(BESIDE, HOST).index(p) + 1 if p in (BESIDE, HOST) else 0 for p in graph.phases] + [0]
         )
-        return number[graph.phase_code]  # type: ignore[return-value]  # the last is of ops without a phase
+        return number[graph.phase_code]  # type: ignore[return-value]  # the last one: ops without a phase

@@ -1,12 +1,12 @@
-"""A chain of layers cut into the stages of a pipeline.
+"""Cut a chain of layers into the stages of a pipeline.
 
 ::
 
     layers   a ─► b ─► c ─► d ─► e       balance (2, 3)     stage 0: a b     stage 1: c d e
-             └─────────────►┘                                    └─ sent on: what c.. read of a, b
+             └─────────────►┘                                    └─ sent on: what c.. read from a, b
 
-A profile or a graph is cut along one topological order of it, so that what crosses a cut is every tensor
-made before it and read behind it.
+A profile or a graph is cut along one topological order of it, so that every tensor made before a cut and
+read after it crosses the cut.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from sim.job.costs import costs_ns
 
 
 def profile_layers(profile: Sequence[LayerProfile]) -> list[PipelineStage]:
-    """Return the layers of a PipeDream profile, each as a stage of its own; input layers are left out.
+    """Return the layers of a PipeDream profile except input layers, each as a stage of its own.
 
-    What a layer keeps for its backward is its output; weights have gradients of the same size.
+    A layer keeps its output for its backward; weights have gradients of the same size.
     """
     index = {layer.name: i for i, layer in enumerate(profile)}
     last_use = list(range(len(profile)))
@@ -56,23 +56,23 @@ def profile_layers(profile: Sequence[LayerProfile]) -> list[PipelineStage]:
 def graph_layers(
     graph: Graph, device: Device, *, backward_ratio: Fraction = Fraction(2)
 ) -> list[PipelineStage]:
-    """Return the ops of a graph of a forward pass, in topological order, each as a stage of its own.
+    """Return the ops of a forward graph, in topological order, each as a stage of its own.
 
-    An op's backward takes `backward_ratio` times its forward: two products for one where there are
-    weights. What it keeps for its backward are its outputs; weights have gradients of the same size, and
+    An op's backward takes `backward_ratio` times its forward: two products for one if there are
+    weights. It keeps its outputs for its backward; weights have gradients of the same size, and
     belong to the first op that reads them.
 
     Parameters
     ----------
     graph : Graph
     device : Device
-        Whose cost model times the ops that have no duration of their own.
+        Its cost model times the ops that have no duration of their own.
     backward_ratio : Fraction
 
     Raises
     ------
     InputError
-        An op that the device cannot time.
+        The device cannot time an op.
     """
     ns = costs_ns(graph, device)
     if (ns == UNSET).any():
@@ -82,7 +82,7 @@ def graph_layers(
         )
     order = graph.topological_order.tolist()
     position = {op: k for k, op in enumerate(order)}
-    crossing = [0] * (len(order) + 1)  # what is added to, and taken from, the boundary behind each position
+    crossing = [0] * (len(order) + 1)  # change of the boundary's bytes at each position
     nbytes, produced = graph.tensor_nbytes.tolist(), graph.tensor_producer.tolist()
     consumers = graph.consumers.lists()
     parameters = [0] * len(order)
@@ -109,7 +109,7 @@ def graph_layers(
 
 
 def layer_costs(layers: Sequence[PipelineStage]) -> list[LayerCost]:
-    """Return what planners want to know of layers."""
+    """Return the costs of layers that planners use."""
     return [
         LayerCost(
             layer.times.total,
@@ -122,12 +122,12 @@ def layer_costs(layers: Sequence[PipelineStage]) -> list[LayerCost]:
 
 
 def balance_of(layers: Sequence[PipelineStage], stages: int, plan: str | Sequence[int]) -> tuple[int, ...]:
-    """Return how many layers each stage gets, by a planner or as given.
+    """Return the number of layers of each stage, from a planner or as given.
 
     Raises
     ------
     InputError
-        A balance that does not fit, or more stages than layers.
+        The balance does not fit, or there are more stages than layers.
     """
     costs = layer_costs(layers)
     if not isinstance(plan, str):
@@ -141,7 +141,7 @@ def balance_of(layers: Sequence[PipelineStage], stages: int, plan: str | Sequenc
 
 
 def cut(layers: Sequence[PipelineStage], balance: Sequence[int]) -> list[PipelineStage]:
-    """Return the stages: sums of their layers, and the boundary of the last one."""
+    """Return the stages: each the sum of its layers, with the boundary of its last one."""
     stages, at = [], 0
     for count in balance:
         before = [layers[at - 1].boundary_nbytes if at else 0]

@@ -1,4 +1,4 @@
-"""What a pipeline is made of besides its schedule: stages with times and sizes, and what is around them.
+"""Parts of a pipeline other than its schedule: stages with times and sizes, and what surrounds them.
 
 ::
 
@@ -24,7 +24,7 @@ from sim.base.errors import InputError
 
 @dataclass(frozen=True)
 class PipelineStage:
-    """One stage: how long its phases take, and what it sends and keeps, per micro-batch.
+    """A stage: durations of its phases, and bytes that it sends and keeps, per micro-batch.
 
     Attributes
     ----------
@@ -33,23 +33,23 @@ class PipelineStage:
     boundary_nbytes : int
         Size of the activation sent to the next stage, and of the gradient sent back for it.
     activation_nbytes : int
-        What F (or R) leaves for the backward.
+        Bytes that F (or R) leaves for the backward.
     weight_grad_nbytes : int, optional
-        The part of it that I leaves for W; by default all of it.
+        The part of them that I leaves for W; by default all.
     parameter_nbytes, gradient_nbytes, optimizer_nbytes : int
-        Resident parameters, their gradients, and what the optimizer keeps.
+        Resident parameters, their gradients, and the optimizer state.
     forward_working_nbytes, working_nbytes : int
-        What F, and B (or I), needs besides while it runs: what is not kept, gradients of activations, and
-        what B computes again.
+        Additional bytes that F, and B (or I), need while they run: intermediates that are not kept, gradients
+        of activations, and what B recomputes.
     forward_nbytes : int
-        What F needs besides what it receives and sends on, where nothing is kept for a backward.
+        Bytes that F needs besides its input and output, if nothing is kept for a backward.
     checkpoint_nbytes : int, optional
         What a recomputed micro-batch keeps from F to R; by default the boundary activation.
     collectives_ns : int
         Messages inside a stage (sums of tensor parallelism, all-to-all of experts) after F and after B or
         I, on the compute stream, before anything is sent on.
     exposed : StageTimes, optional
-        How much of `times` is communication inside the stage that nothing hides; by default nothing.
+        Exposed communication inside the stage, as part of `times`; by default none.
     """
 
     times: StageTimes
@@ -68,11 +68,11 @@ class PipelineStage:
 
     @property
     def kept_nbytes(self) -> int:
-        """What is left of the activations after I."""
+        """Bytes of activations that remain after I."""
         return self.activation_nbytes if self.weight_grad_nbytes is None else self.weight_grad_nbytes
 
     def for_inference(self) -> PipelineStage:
-        """Return the stage without what only a backward and an optimizer need."""
+        """Return the stage without the parts that only a backward or an optimizer needs."""
         return replace(
             self,
             activation_nbytes=0,
@@ -85,13 +85,13 @@ class PipelineStage:
 
     @property
     def input_nbytes(self) -> int:
-        """What a recomputed micro-batch keeps."""
+        """Bytes that a recomputed micro-batch keeps."""
         return self.boundary_nbytes if self.checkpoint_nbytes is None else self.checkpoint_nbytes
 
 
 @dataclass(frozen=True)
 class Skip:
-    """A skip connection: what one stage makes, and a later one reads, besides the activation sent on."""
+    """A skip connection: output of one stage read by a later one, besides the activation sent on."""
 
     source: int
     destination: int
@@ -100,38 +100,38 @@ class Skip:
 
 @dataclass(frozen=True)
 class Around:
-    """What surrounds a schedule; the default is nothing.
+    """Surroundings of a schedule; none by default.
 
     Attributes
     ----------
     skips : tuple of Skip
     portals : bool
         Skips go straight from source to destination. Off: they are carried through every boundary
-        between, and kept there, as an autograd that knows only neighbours must.
+        in between, and kept there, as needed by an autograd that knows only neighbours.
     copy_streams : bool
         Copies overlap with computation. Off: a copy runs on the compute streams of both ends, which
         meet for it.
     optimizer_ns : tuple of int
         Optimizer step of each stage; empty: none.
     synchronisation_ns : int or None
-        Before the optimizer step all ranks wait for each other and spend so long (the norm of all
-        gradients, a check for overflow); None: they do not.
+        Time of the synchronisation of all ranks before the optimizer step (the norm of all
+        gradients, a check for overflow); None: there is none.
     all_reduce_ns : tuple of int
-        What summing the gradients of each stage over the replicas takes; empty: no replicas.
+        Time to sum the gradients of each stage over the replicas; empty: no replicas.
     all_gather_ns : tuple of int
-        With `sharded`: what gathering the parameters of each stage takes, and all of `all_reduce_ns` is
-        before the optimizer step; empty: half of `all_reduce_ns` is the gather.
+        With `sharded`: time to gather the parameters of each stage; all of `all_reduce_ns` is then
+        before the optimizer step. Empty: half of `all_reduce_ns` is the gather.
     overlap : bool
-        Both run on a stream of their own, gradients as soon as those of a stage are there; else when the
-        rank has nothing else to do.
+        Both run on a stream of their own, gradients as soon as those of a stage are ready; otherwise when
+        the rank has nothing else to do.
     buckets : int
-        In how many parts: part i goes when that part of the last backward is over.
+        Number of parts: part i starts when that part of the last backward is over.
     sharded : bool
         The optimizer state is sharded over the replicas: a reduce-scatter before the step, an
-        all-gather after it; with `overlap` this is before the next step's first forward, part i before
+        all-gather after it; with `overlap` the gather is before the next step's first forward, part i before
         that part of it.
     buffer_nbytes : tuple of int
-        What each rank holds besides the whole time, such as workspaces; empty: nothing.
+        Further bytes that each rank holds all the time, such as workspaces; empty: none.
     """
 
     skips: tuple[Skip, ...] = ()
@@ -148,7 +148,7 @@ class Around:
     portal_skips: tuple[Skip, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Refuse skips that are none."""
+        """Raise if a skip does not lead to a later stage."""
         for skip in self.skips:
             if skip.destination <= skip.source:
                 raise InputError(
@@ -158,7 +158,7 @@ class Around:
 
     @property
     def halved(self) -> bool:
-        """Whether an all-reduce time stands for a reduce-scatter and an all-gather of half of it each."""
+        """Whether `all_reduce_ns` is split into halves for a reduce-scatter and an all-gather."""
         return self.sharded and not self.all_gather_ns
 
     @property
@@ -167,15 +167,15 @@ class Around:
         return bool(self.all_reduce_ns) and self.overlap
 
     def carried_nbytes(self, stage: int) -> int:
-        """Return what crosses the boundary behind `stage` besides its activation."""
+        """Return the bytes that cross the boundary behind `stage` besides its activation."""
         if self.portals:
             return 0
         return sum(skip.nbytes for skip in self.skips if skip.source <= stage < skip.destination)
 
     def kept_nbytes(self, stage: int) -> int:
-        """Return the copies of skips that `stage` keeps for the backward of a micro-batch.
+        """Return the bytes of skips that `stage` keeps for the backward of a micro-batch.
 
-        The destination keeps what it has read; without portals so does every stage between.
+        The destination keeps what it has read; without portals so does every stage in between.
         """
         return sum(
             skip.nbytes
@@ -185,25 +185,25 @@ class Around:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# What the stages of a pipeline send, keep and read, as outputs and inputs of their ops.
+# The tensors that the stages of a pipeline send, keep and read, as outputs and inputs of their ops.
 #
-# Outputs of an op, by the phase of its action (0 bytes where nothing is kept):
+# Outputs of an op, by the phase of its action (0 bytes if nothing is kept):
 #
 #     F     0 boundary           1 what I frees (recomputed: the stage input)   2 what W frees    3.. skips,
-#           and what it needs while it runs: nobody reads it
+#           and working memory, which nobody reads
 #     R     0 nothing            1 what I frees                                 2 what W frees
-#     B, I  0 boundary gradient  1.. gradients of skips, and what it needs while it runs: nobody reads it
+#     B, I  0 boundary gradient  1.. gradients of skips, and working memory, which nobody reads
 #     W     0 nothing
 #
 # Actions are numbered ``(plane · stages + stage) · micro-batches + micro-batch``, where the plane is 0 for F,
-# 1 for the gradient (of B or I), 2 for R: kinds of what may be waited for.
+# 1 for the gradient (of B or I), 2 for R: the kinds of action that others wait for.
 
 Sizes = Mapping[str, tuple[int, ...]]
-"""Sizes of the outputs of a stage's ops by phase; ``"C"`` is the F of a micro-batch that is recomputed."""
+"""Sizes of the outputs of a stage's ops by phase; ``"C"`` is the F of a recomputed micro-batch."""
 
 
 class Read(NamedTuple):
-    """What an action reads of another stage: an output of the action numbered ``base + micro-batch``."""
+    """Input of an action from another stage: an output of the action numbered ``base + micro-batch``."""
 
     base: int
     stage: int
@@ -212,7 +212,7 @@ class Read(NamedTuple):
 
 
 def output_sizes(stages: Sequence[PipelineStage], around: Around) -> list[Sizes]:
-    """Return the sizes of outputs, for each stage."""
+    """Return the sizes of outputs of each stage."""
     return [_sizes(stages, around, s) for s in range(len(stages))]
 
 
@@ -231,7 +231,7 @@ def _sizes(stages: Sequence[PipelineStage], around: Around, s: int) -> Sizes:
     return {
         "F": (boundary, passing, kept, *skips, *ahead),
         "C": (boundary, checkpoint, 0, *skips, *ahead),
-        # The stage input, kept to the end, is part of the activations.
+        # The stage input, which is kept to the end, is part of the activations.
         "R": (0, passing, max(0, kept - checkpoint)),
         "B": (gradient, *back, *working),
         "I": (gradient, *back, *working),
@@ -242,7 +242,7 @@ def _sizes(stages: Sequence[PipelineStage], around: Around, s: int) -> Sizes:
 def reads_of_stages(
     sizes: Sequence[Sizes], around: Around, micro_batches: int
 ) -> list[tuple[list[Read], list[Read]]]:
-    """Return, for each stage, what its F and what its B (or I) reads of other stages."""
+    """Return, for each stage, what its F and its B (or I) read from other stages."""
     n = len(sizes)
     gradients = n * micro_batches
     leaving = [[skip for skip in around.portal_skips if skip.source == s] for s in range(n)]
@@ -264,22 +264,22 @@ def reads_of_stages(
 
 
 # ----------------------------------------------------------------------------------------------------------
-# What happens around the slots of a pipeline: weights, gradient all-reduce, optimizer step.
+# Ops around the slots of a pipeline: weights, gradient all-reduce, optimizer step.
 #
 #     compute stream     ... 0B6 0B7 ┐                             ┌ synchronise ┐ optimizer
 #     second stream                  └ all-reduce of stage 0 ──────┘ (with all ranks, or not at all)
 #
-#     sharded, and beside the computation: gathers of the parameters that the step before has updated
+#     sharded, and beside the computation: gathers of the parameters that the previous step has updated
 #
 #     compute stream                  0F0/1       0F0/2 0F1 ...
 #     second stream      all-gather/1 ┘ all-gather/2 ┘
 #
 # An all-reduce is a task of the rank that waits for its gradients; the replicas beside it do the same at the
-# same time, so that one replica tells the whole story. PipeDream, which has no flush, updates the weights
+# same time, so simulating one replica is enough. PipeDream, which has no flush, updates the weights
 # after each backward.
 #
 # Source of the synchronisation: the norm of all gradients, for clipping, and the check for overflow, need a
-# number from every rank before any may step (Qi et al., arXiv 2401.10241, section 4, on how to avoid it).
+# number from every rank before any may step (Qi et al., arXiv 2401.10241, section 4, which also avoids it).
 
 BESIDE: Final = "C"
 """Phase of the collectives that run beside the computation, on the second stream of the device."""
@@ -288,11 +288,11 @@ HOST: Final = "H"
 """Phase of copies between a rank and its host, on the third stream of the device."""
 
 RESIDENT: Final = ("parameters", "gradients", "optimizer state", "stashed weights", "buffers")
-"""What lies on a rank the whole time; the beginning of a parameter's name."""
+"""Kinds of data resident on a rank; the beginning of a parameter's name."""
 
 
 def resident_tensors(builder: GraphBuilder, sizes: Sequence[int], stage: int, device: str) -> list[int]:
-    """Declare what a rank holds of a stage the whole time; return it. `sizes` are bytes by `RESIDENT`."""
+    """Declare and return the resident tensors of a stage on a rank. `sizes` are bytes by `RESIDENT`."""
     return [
         builder.external(builder.parameter(f"{what} of stage {stage} on {device}", nbytes))
         for what, nbytes in zip(RESIDENT, sizes, strict=True)
@@ -301,17 +301,17 @@ def resident_tensors(builder: GraphBuilder, sizes: Sequence[int], stage: int, de
 
 
 class End:
-    """Writes what is no slot: its ops come behind those of the slots, and have places between them.
+    """Writes the ops that are not slots: they are numbered after the slots, and have places between them.
 
     Attributes
     ----------
     rows : list of tuple
-        Of each op name; place, rank, duration, stage, micro-batch, for how long it communicates inside; kind
-        and phase; what it reads, the size of its output, and the ops that it follows.
+        For each op: name; place, rank, duration, stage, micro-batch, time of communication inside it; kind
+        and phase; tensors that it reads, size of its output, and ops that it follows.
     place : int
-        Where the next op comes.
+        Place of the next op.
     ops, tensors : int
-        How many the slots have: numbers go on from there, each op with one tensor.
+        Numbers of ops and tensors of the slots; further numbers start there, with one tensor per op.
     """
 
     def __init__(
@@ -353,17 +353,17 @@ class End:
         micro_batch: int = UNSET,
         phase: str = "",
     ) -> int:
-        """Write an op on a rank's device, and return its number."""
+        """Add an op on a rank's device and return its number."""
         numbers = (self.place, rank, ns, stage, micro_batch, 0)
         self.rows.append((name, *numbers, kind, phase, inputs, (nbytes,), after))
         return self.ops + len(self.rows) - 1
 
     def tensor(self, op: int) -> int:
-        """Return the number of what an op makes."""
+        """Return the number of an op's output."""
         return self.tensors + op - self.ops
 
     def _resident(self, builder: GraphBuilder, rank: int, stage: int) -> list[int]:
-        """Declare what a rank holds of a stage the whole time."""
+        """Declare the resident tensors of a stage on a rank."""
         of, versions = self.stages[stage], self.schedule.meta.get("weight_versions")
         stashed = (versions[rank] - 1) * of.parameter_nbytes if versions else 0
         of_rank = self.around.buffer_nbytes and stage == self.schedule.stages_of(rank)[0]
@@ -372,12 +372,12 @@ class End:
         return resident_tensors(builder, sizes, stage, self.devices[rank])
 
     def computed(self, rank: int, stage: int, op: int) -> None:
-        """Note an op after which the gradients of a stage, or a part of them, are there."""
+        """Note an op after which the gradients of a stage, or a part of them, are ready."""
         ops = self.reduced.setdefault((rank, stage), [])
         ops.append(self._message(rank, stage, (op,), len(ops)) if self.around.own_stream else op)
 
     def _message_ns(self, stage: int, piece: int, *, gather: bool = False) -> int:
-        """Return what a bucket of a stage's gradients takes, or of its parameters."""
+        """Return the time to reduce a bucket of a stage's gradients, or to gather one of its parameters."""
         around = self.around
         whole = around.all_reduce_ns[stage]
         if around.halved:
@@ -404,7 +404,7 @@ class End:
         self._optimizer(rank, stage, (), f"update {k} of stage {stage} on {self.devices[rank]}", k)
 
     def write(self) -> None:
-        """Write what follows the programs of all ranks."""
+        """Write the ops that follow the programs of all ranks."""
         around = self.around
         if around.all_reduce_ns and not around.overlap:
             for (rank, stage), ops in self.reduced.items():

@@ -1,10 +1,10 @@
 """Writes the ops of a pipeline, in the order of a walk over the programs of all ranks.
 
-A rank writes slots until one lacks an input; then it sleeps on that input, and who writes it wakes the
-rank. Ops are therefore written after what they read, and a walk that ends early is a deadlock.
+A rank writes slots until one lacks an input; then it sleeps on that input, and the rank that writes it wakes
+the first one. Ops are therefore written after their inputs, and a walk that ends early is a deadlock.
 
-What ops send, keep and read is in `scenarios.builders.pipeline_stage`. All slots are columns, one row an
-action, in the order of the programs; what stands between and behind the slots has rows of its own, each
+`scenarios.builders.pipeline_stage` defines what ops send, keep and read. All slots are columns, one row per
+action, in the order of the programs; ops between and behind the slots have rows of their own, each
 with its place::
 
     place     0    1    2  2    3                    of the walk
@@ -12,7 +12,7 @@ with its place::
     rows               collective of 1F0             at the place of 1F0, behind it
 
 With copies on the compute streams (``overlap: false``) slots and copies are written cycle by cycle. Both
-ends of a copy meet: each posts that it is there, and begins its half when the other one has posted too::
+ends of a copy meet: each posts that it is ready, and begins its half when the other has posted too::
 
     source        ... F0  post ┌copy┐ F1              neither does anything else meanwhile
     destination   ...     post └copy┘ F0
@@ -46,11 +46,11 @@ from sim.base.errors import StuckError
 from sim.base.units import round_half_up
 from sim.explain.communication import INSIDE
 
-NOTHING = -(1 << 62)  # no number of an action, no time
+NOTHING = -(1 << 62)  # neither the number of an action nor a time
 
 
 class PipelineWriter:
-    """Writes one graph; see `scenarios.builders.pipeline_graph`."""
+    """Writer of one graph; see `scenarios.builders.pipeline_graph`."""
 
     def __init__(
         self,
@@ -74,14 +74,14 @@ class PipelineWriter:
         self.code = np.argmax([*self.is_of.values()], axis=0)
         self.gradient = self.is_of["B"] | self.is_of["I"]
         self.weights = np.flatnonzero(self.is_of["B"] | self.is_of["W"])
-        # What may be waited for has a number: ``(plane · stages + stage) · micro-batches + micro-batch``; the
-        # plane is 0 for F, 1 for the gradient (of B or I), 2 for R; nobody waits for a W.
+        # Numbers of actions that others wait for: ``(plane · stages + stage) · micro-batches + micro-batch``;
+        # the plane is 0 for F, 1 for the gradient (of B or I), 2 for R; nobody waits for a W.
         m = schedule.micro_batches
         self.plane, self.at = schedule.stages * m, self.stage * m + self.k
         self.recomputed = np.isin(self.at, self.at[self.is_of["R"]])
         planes = [self.at, self.plane + self.at, 2 * self.plane + self.at]
         self.key = np.select([self.is_of["F"], self.gradient, self.is_of["R"]], planes, NOTHING)
-        # What is read of other stages: by which action, and what (a column for each field of `Read`).
+        # Reads from other stages: the reading action, and the input (a column for each field of `Read`).
         self.sizes = output_sizes(stages, around)
         reads = [read for both in reads_of_stages(self.sizes, around, m) for read in both]
         sort = np.select([self.is_of["F"], self.gradient], [2 * self.stage, 2 * self.stage + 1], len(reads))
@@ -91,7 +91,7 @@ class PipelineWriter:
         self.source = base + self.k[self.reader]
 
     def build(self) -> Graph:
-        """Write everything and return the graph.
+        """Write all ops and return the graph.
 
         Raises
         ------
@@ -121,7 +121,7 @@ class PipelineWriter:
         return self.builder.build()
 
     def _by_slot(self, *columns: tuple[IntArray, IntArray]) -> Csr:
-        """Return slot → the numbers of its actions, action by action in the order of the columns."""
+        """Return slot → the numbers given for its actions, in the order of actions and columns."""
         rows, numbers = map(np.concatenate, zip(*columns, strict=True))
         of = Csr.group(rows, numbers, len(self.at))
         return Csr(of.indptr[self.bounds], of.indices)
@@ -133,10 +133,10 @@ class PipelineWriter:
     # -- ops -----------------------------------------------------------------------------------
 
     def _write(self, place: IntArray, cycle: IntArray | None) -> None:
-        """Write the slots, each at its place, and what stands between and behind them."""
+        """Write the slots, each at its place, and the ops between and behind them."""
         end, slot, n = self.end, self.slot, len(place)
-        # The last backward of a stage on a rank is as many ops as there are buckets; and so is its first
-        # forward, where parameters are gathered beside it.
+        # The last backward of a stage on a rank is split into one op per bucket; so is its first forward
+        # if parameters are gathered beside it.
         at_home = np.full(self.schedule.ranks * self.schedule.stages, UNSET)
         at_home[self.home[self.weights]] = self.weights
         complete, heads = at_home[at_home >= 0], np.array([], np.int64)
@@ -151,7 +151,7 @@ class PipelineWriter:
 
         made = self._made()
         of_slots = np.append(made.indptr[self.bounds], made.indptr[-1] + 1)
-        row = np.where(piece == of, slot_of, n)  # pieces before the last make nothing
+        row = np.where(piece == of, slot_of, n)  # only the last piece has outputs
         outputs = Csr(of_slots, np.append(made.indices, 0)).take(row)
         first = made.indptr[:-1] + (outputs.indptr[last] - of_slots[:n])[slot]
         self.tensor, self.op = np.full((2, 3 * self.plane), UNSET)
@@ -168,7 +168,7 @@ class PipelineWriter:
         end.place = n * stride
         end.write()
 
-        # Slots as columns, as `End.rows` has them.
+        # Slots as columns in the order of `End.rows`.
         letters, begin = self.actions.phase.tolist(), self.bounds[slot_of]
         texts = zip(self.stage.tolist(), letters, self.k.tolist(), strict=True)
         names = self._joined([f"{stage}{phase}{k}" for stage, phase, k in texts])
@@ -191,7 +191,7 @@ class PipelineWriter:
         self._extend(names, code, numbers, tables)
 
     def _gathers(self, place: IntArray, last: IntArray, heads: IntArray) -> IntArray:
-        """Gather parameters right before first forwards; return which ops of slots wait for which gathers."""
+        """Gather parameters right before first forwards; return pairs (op of a slot, gather it waits for)."""
         found = list[tuple[int, int]]()
         for j in heads[np.argsort(place[self.slot[heads]], kind="stable")].tolist():
             self.end.place = int(place[self.slot[j]])
@@ -202,7 +202,7 @@ class PipelineWriter:
     def _between(
         self, place: IntArray, last: IntArray, complete: Sequence[int], first: IntArray, made: Csr
     ) -> IntArray:
-        """Write what follows single slots, each at their place; return what actions send on in the end."""
+        """Write the ops that follow single slots, each at its place; return what actions send on."""
         end, slot, behind = self.end, self.slot, place[self.slot].tolist()
         for j in sorted(complete, key=lambda j: (behind[j], j)):
             for before in reversed(range(end.pieces)):
@@ -233,29 +233,29 @@ class PipelineWriter:
         return sent
 
     def _joined(self, texts: Sequence[str]) -> Sequence[str]:
-        """Return what slots are called whose actions are called so."""
+        """Return the names of slots, joined from those of their actions."""
         plain = len(self.bounds) > len(texts)
         return texts if plain else ["+".join(texts[a:b]) for a, b in pairwise(self.bounds.tolist())]
 
     def _made(self) -> Csr:
-        """Return the sizes of what actions make; the F of a micro-batch that is recomputed has its own."""
+        """Return the output sizes of actions; the F of a recomputed micro-batch has its own."""
         words, masks, odd = [*PHASES, "C"], [*self.is_of.values()], sorted(self.shares)
         sizes = [self._share(of[word], k) for k in (UNSET, *odd) for of in self.sizes for word in words]
         word = np.select([masks[0] & self.recomputed, *masks], [len(masks), *range(len(masks))])
         return Csr.of_rows(sizes).take(word + len(words) * (self.stage + len(self.sizes) * self._odd()))
 
     def _odd(self) -> IntArray:
-        """Return of each action which of `shares` its micro-batch has, counted from 1; 0 for none."""
+        """Return, for each action, the number of its micro-batch's entry in `shares`, from 1; 0 for none."""
         odd = sorted(self.shares)
         return np.where(np.isin(self.k, odd), 1 + np.searchsorted(odd, self.k), 0) if odd else 0 * self.k
 
     def _share(self, sizes: tuple[int, ...], k: int) -> tuple[int, ...]:
-        """Return the sizes of outputs of a micro-batch, which may have fewer samples than others."""
+        """Return output sizes scaled to a micro-batch, which may have fewer samples than others."""
         share = self.shares.get(k)
         return sizes if share is None else tuple(ceil(share * nbytes) for nbytes in sizes)
 
     def _inputs(self, read: IntArray) -> Csr:
-        """Return what slots read; the first of a stage on a rank what is resident, too."""
+        """Return the inputs of slots; the first slot of a stage on a rank also reads what is resident."""
         own, backward = self.tensor[self.at], self.gradient | self.is_of["W"]
         kept = np.where(self.recomputed, self.tensor[2 * self.plane + self.at], own)
         passing = np.array([of["R"][1] > 0 for of in self.sizes])[self.stage]
@@ -272,18 +272,18 @@ class PipelineWriter:
         )
 
     def _spent(self, place: IntArray) -> tuple[IntArray, IntArray]:
-        """Return how long slots take, and for how long of it they communicate and nothing hides it."""
+        """Return the duration of each slot, and how much of it is exposed communication."""
         ahead = [stage.times.overlapped for stage in self.stages]
         known = np.array([NOTHING if ns is None else ns for ns in ahead])[self.stage]
         joined = self.is_of["F"] & (np.diff(self.bounds)[self.slot] > 1) & (known != NOTHING)
         first = np.flatnonzero(joined)[::-1]
         together = np.full(len(place), NOTHING)
-        together[self.slot[first]] = known[first]  # that of the first forward
+        together[self.slot[first]] = known[first]  # the time of the slot's first forward counts
         alone = together == NOTHING
         for slot in {*self.slot[self._odd() > 0].tolist()} - {*np.flatnonzero(alone).tolist()}:
             parts = [self._row(j) for j in range(self.bounds[slot], self.bounds[slot + 1])]
             each = [(self.stages[s].times.of(phase), self.shares.get(k, 1)) for _, s, phase, k in parts]
-            if whole := sum(ns for ns, _ in each):  # as much less as the sum of the two
+            if whole := sum(ns for ns, _ in each):  # reduced in proportion to the sum of the two
                 part = sum(ns * share for ns, share in each)
                 together[slot] = round_half_up(Fraction(int(together[slot])) * part / whole)
         ns = self._sum({s: stage.times for s, stage in enumerate(self.stages)}, alone[self.slot], place)
@@ -291,7 +291,7 @@ class PipelineWriter:
         return np.where(alone, ns, together), self._sum(exposed, np.isin(self.stage, [*exposed]), place)
 
     def _sum(self, times: Mapping[int, StageTimes], those: BoolArray, place: IntArray) -> IntArray:
-        """Return the sum over some actions of each slot: one look at each stage, phase and share."""
+        """Return the summed times of each slot's chosen actions, looked up per stage, phase and share."""
         at, per = np.flatnonzero(those), np.zeros(len(self.at), np.int64)
         if not len(at):
             return 0 * place
@@ -299,7 +299,7 @@ class PipelineWriter:
         _, first, which = np.unique(sort, return_index=True, return_inverse=True)
         found = np.zeros(len(first), np.int64)
         begin = place[self.slot[at[first]]]
-        for j in np.argsort(begin).tolist():  # so that a phase without a time is refused where it comes first
+        for j in np.argsort(begin).tolist():  # in order, so that the first phase without a time is reported
             _, stage, phase, k = self._row(at[first[j]])
             found[j] = round_half_up(self.shares.get(k, 1) * times[stage].of(phase))
         per[at] = found[which]
@@ -308,7 +308,7 @@ class PipelineWriter:
     def _extend(
         self, names: Sequence[str], code: Codes[str], numbers: IntArray, tables: Sequence[Csr]
     ) -> None:
-        """Give the builder the ops of slots and those of `End.rows`, in the order of their places."""
+        """Add the ops of slots and those of `End.rows` to the builder, in the order of their places."""
         columns: list[Any] = [*zip(*self.end.rows, strict=True)] or [()] * 12
         more, rows = columns[0], columns[1:]
         rows[6:8] = [code.of(words) for words in rows[6:8]]
@@ -317,7 +317,7 @@ class PipelineWriter:
         _, rank, ns, stage, k, inside, kind, phase = numbers[:, order]
         inputs, outputs, after = map(_both, tables, rows[8:])
         put = Csr(outputs.indptr, np.arange(len(outputs.indices))).take(order)
-        op, tensor = _inverse(order), _inverse(put.indices)  # of each the number that it gets
+        op, tensor = _inverse(order), _inverse(put.indices)  # new number of each op and tensor
         sorts, sort = distinct_rows(inside, (phase == code[BESIDE]).astype(np.int64))
         shared = [self._attributes(*each) for each in sorts]
         names = [*names, *more]
@@ -338,11 +338,11 @@ class PipelineWriter:
         )
 
     def _attributes(self, inside_ns: int, beside: int) -> dict[str, float]:
-        """Return for how long an op communicates inside, and what it leaves to others that run beside it.
+        """Return an op's communication time inside, and its share of SMs when others run beside it.
 
         The op of a phase stands for hundreds of kernels, between which a collective gets its SMs; a single
-        kernel as large as the GPU would make it wait for all of them. NCCL runs one block a channel, on an SM
-        each (NCCL documentation, NCCL_MAX_NCHANNELS); that they are an eighth of the SMs, say 16 of 132, is
+        kernel as large as the GPU would make it wait for all of them. NCCL runs a block per channel, each on
+        an SM (NCCL documentation, NCCL_MAX_NCHANNELS); that these are an eighth of the SMs, say 16 of 132, is
         assumed.
         """
         found: dict[str, float] = {INSIDE: inside_ns} if inside_ns else {}
@@ -353,9 +353,9 @@ class PipelineWriter:
     # -- copies on compute streams ---------------------------------------------------------------
 
     def _copies(self, read: IntArray, cycle: IntArray, fence: IntArray) -> None:
-        """Write the copies that slots read at the fence of their cycle, and let the slots read what arrives.
+        """Write the copies that slots read at the fence of their cycle, and redirect the slots to the copies.
 
-        Stages come in rising order, skips before boundaries.
+        Stages come in ascending order, skips before boundaries.
         """
         source, output, nbytes = self.read
         mine, k = self.reader, self.k[self.reader]
@@ -371,7 +371,7 @@ class PipelineWriter:
             read[j] = self._copy(what, int(read[j]), size, int(placed[j]), rank)
 
     def _copy(self, what: str, tensor: int, nbytes: int, source: int, destination: int) -> int:
-        """Write what both ends do: each posts that it is there, and copies when the other has posted, too."""
+        """Write both ends of a copy: each posts that it is ready, and copies when the other has posted."""
         ends = [
             (f"{what} {way} {self.devices[rank]}", rank)
             for way, rank in (("from", source), ("to", destination))
@@ -386,24 +386,24 @@ class PipelineWriter:
 
 
 def _where(there: BoolArray, column: IntArray) -> tuple[IntArray, IntArray]:
-    """Return the rows where a column holds, and what it has there."""
+    """Return the rows where the mask holds, and the column's values there."""
     return np.flatnonzero(there), column[there]
 
 
 def _inverse(order: IntArray) -> IntArray:
-    """Return where each number stands in a permutation."""
+    """Return the inverse of a permutation."""
     place = np.empty_like(order)
     place[order] = np.arange(len(order))
     return place
 
 
 def _piece(whole: IntArray, piece: IntArray, pieces: IntArray) -> IntArray:
-    """Return a part of a whole number, such that all parts add up to it."""
+    """Return part `piece` of a whole number, such that all parts add up to it."""
     return whole * piece // pieces - whole * (piece - 1) // pieces
 
 
 def _both(first: Csr, further: Sequence[Sequence[int]]) -> Csr:
-    """Return a table with further rows."""
+    """Return the table with further rows appended."""
     of = Csr.of_rows(further)
     return Csr(
         np.append(first.indptr, first.indptr[-1] + of.indptr[1:]), np.append(first.indices, of.indices)
@@ -411,7 +411,7 @@ def _both(first: Csr, further: Sequence[Sequence[int]]) -> Csr:
 
 
 def _renumbered(table: Csr, number: IntArray) -> Csr:
-    """Return a table of new numbers; what is negative stands for itself."""
+    """Return the table with its entries renumbered; negative entries stay."""
     return Csr(table.indptr, np.where(table.indices < 0, table.indices, number[np.maximum(table.indices, 0)]))
 
 
@@ -420,24 +420,24 @@ def _renumbered(table: Csr, number: IntArray) -> Csr:
 #
 # ::
 #
-#     rank 0   0F0 0F1 | ...          a rank goes on until it lacks something,
+#     rank 0   0F0 0F1 | ...          a rank goes on until it lacks an input,
 #     rank 1           1F0 1F1 | ...  and sleeps until that has been made
 
 
 def walk(needs: Csr, makes: Csr, first: Sequence[int], n_keys: int) -> tuple[IntArray, list[int]]:
-    """Walk over programs, each of which stops where it lacks something and goes on when that is made.
+    """Walk over programs; each stops where it lacks an input and resumes when that has been made.
 
     Parameters
     ----------
     needs, makes : Csr
-        Step → numbers below `n_keys`; the steps of one rank after those of another.
+        Step → numbers below `n_keys`; the steps of the ranks one after another.
     first : sequence of int
-        Number of each rank's first step, and of all steps.
+        Number of each rank's first step, and the number of all steps.
 
     Returns
     -------
     array of steps, list of int
-        The order; and the step at which each rank stops: the end, unless they wait for each other.
+        The order, and the step at which each rank stops: its end, unless ranks wait for each other.
 
     Examples
     --------
@@ -452,24 +452,24 @@ def walk(needs: Csr, makes: Csr, first: Sequence[int], n_keys: int) -> tuple[Int
 
 
 # ----------------------------------------------------------------------------------------------------------
-# When the host launches copies that run on the compute streams (``overlap: false``): by clock cycles.
+# When the host launches copies that run on the compute streams (``overlap: false``): in clock cycles.
 #
 #  cycle    1          2                    3
-#  fence               copy for 1F0         copy for 1F1, copy for 2F0      (reading stages in rising order)
+#  fence               copy for 1F0         copy for 1F1, copy for 2F0      (reading stages ascending)
 #  slots    0F0        0F1  1F0             0F2  1F1  2F0
 #
 # In each cycle the host first launches the copies that the cycle's slots read (the fence), then the slots. A
 # copy between two compute streams takes its place on both, so that stage 1 runs ``1F0, receive for 1F1, send
-# for 2F0, 1F1``. A slot's cycle is the one after those of the slot before it on its rank and of all that make
-# what it reads. All copies thus stand in one order, the same on every stream, and no schedule deadlocks.
+# for 2F0, 1F1``. The cycle of a slot is one after the latest of the slot before it on its rank and of all
+# that make its inputs. All copies thus have one order, the same on every stream, and no schedule deadlocks.
 #
-# A recomputation right before its backward shares the backward's cycle: its launch follows that of the copy
+# A recomputation right before its backward shares the backward's cycle: it is launched after the copy
 # of the gradient, and on a compute stream it queues behind that copy.
 #
 # Source: kakaobrain/torchgpipe, ``fence`` and ``compute`` in ``torchgpipe/pipeline.py`` for the forward;
 # ``Recompute`` in ``torchgpipe/checkpoint.py``, which autograd reaches through the copy of the gradient.
 # There each device's backward has a host thread, and the order of their copies is a race: that a thread
-# launches R, B and the copy of what B makes in one go is our choice, and so are the copies of schedules other
+# launches R, B and the copy of B's output in one go is our choice, and so are the copies of schedules other
 # than GPipe's.
 
 
@@ -479,9 +479,9 @@ def cycles(programs: Sequence[Sequence[Slot]], needs: Csr, makes: Csr, n_keys: i
     Parameters
     ----------
     programs : sequence of sequence of Slot
-        Those of a schedule that can run to its end.
+        Programs of a schedule that can run to its end.
     needs, makes : Csr
-        Slot (counted over all ranks) → numbers below `n_keys` of what it reads and makes.
+        Slot (counted over all ranks) → numbers below `n_keys` of its inputs and outputs.
     """
     begins = np.array([begin for program in programs for begin in _begins(program)], dtype=bool)
     group, n = np.cumsum(begins) - 1, int(begins.sum())
@@ -501,7 +501,7 @@ def cycles(programs: Sequence[Sequence[Slot]], needs: Csr, makes: Csr, n_keys: i
 
 
 def _begins(program: Sequence[Slot]) -> list[bool]:
-    """Tell for each slot whether it shares no cycle with the recomputation before it."""
+    """Return, for each slot, whether it starts a cycle or shares that of the recomputation before it."""
     found: list[bool] = []
     backwards = set[tuple[int, int]]()  # of the slot at the end of the cycle
     for slot in reversed(program):

@@ -30,10 +30,10 @@ from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
 
 _MANY: Final = 100
-"""Edges an op of which one is told that did not ask for them."""
+"""Edges per op above which a warning is given if `probability` is left at its default."""
 
 _MOST_PAIRS: Final = 100 * MOST_TASKS
-"""Most pairs of ops for which an edge is drawn: some minutes."""
+"""Maximum number of pairs of ops for which an edge is drawn: takes some minutes."""
 
 
 class Branchy(Builder):
@@ -49,7 +49,7 @@ class Branchy(Builder):
     def graph(self) -> Graph:
         """Return the graph.
 
-        There are ``blocks * (width * depth + 2)`` ops; the longest path has ``blocks * (depth + 2)``.
+        There are ``blocks * (width * depth + 2)`` ops; the longest path has ``blocks * (depth + 2)`` ops.
 
         Examples
         --------
@@ -95,7 +95,7 @@ _ORDERED = AfterValidator(_ordered)
 
 
 class RandomDag(Builder):
-    """Layers of ops wired at random, the same for the same seed."""
+    """Layers of ops wired at random; the same seed gives the same graph."""
 
     model: Literal["random-dag"] = Field(description="which builder")
     layers: Size = Field(10, description="how many layers of ops")
@@ -112,7 +112,7 @@ class RandomDag(Builder):
     def graph(self) -> Graph:
         """Return the graph.
 
-        Every op reads one of the layer before, drawn uniformly as all else is, and maybe earlier ones: the
+        Every op reads one op of the layer before, drawn uniformly like all else, and maybe earlier ones: the
         longest path has at least `layers` ops.
 
         Examples
@@ -121,7 +121,7 @@ class RandomDag(Builder):
         <Graph 'random-dag': 6 ops, 6 tensors, 5 edges>
         """
         ops = at_most(MOST_BUILT, self.layers * self.width[1], "ops")
-        if self.probability:  # which is drawn for each pair of ops
+        if self.probability:  # drawn for each pair of ops
             at_most(_MOST_PAIRS, ops * (ops - 1) // 2, "pairs of ops")
             edges = at_most(MOST_TASKS, int(self.probability * ops * (ops - 1) / 2), "edges")
             check_room(edges * BUILT_EDGE_BYTES, f"{edges:,} edges")

@@ -1,1 +1,1 @@
-"""One training step of a language model, from its sizes: layers, memory, layout, calibration."""
+"""A training step of a language model, from its sizes: layers, memory, layout, calibration."""

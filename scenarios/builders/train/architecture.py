@@ -1,4 +1,4 @@
-"""A language model by its sizes: how many parameters it has, and how many flop a token costs.
+"""The architecture of a language model: its sizes, number of parameters, and flop per token.
 
 ::
 
@@ -7,20 +7,20 @@
     layer   ┌────────────────────────────────────┐  ┌───────────────────────────────┐
          x ─┴─ norm ─ qkv ─ attention ─ proj ─ add ┴─ norm ─ up (, gate) ─ down ─ add
 
-    qkv     h → (a + 2g)·d      a heads, g of keys and values (grouped queries), d wide
+    qkv     h → (a + 2g)·d      a query heads, g key and value heads (grouped-query attention), of width d
     mla     h → q_rank → a·(d + r),   h → kv_rank + r,   kv_rank → a·(d + v)       (DeepSeek)
-    experts router h → e, k of e experts a token, shared experts beside them; latent: h → l → experts → l → h
+    experts router h → e, k of e experts a token, plus shared experts; latent: h → l → experts → l → h
     mamba   h → 2·i + 2·n·s + a,   convolution and scan of a heads,   i → h       (i = a·d; arXiv 2405.21060)
-    sparse  h → q_rank → a·d,   h → d of one key;   a·d → o_rank for each group of heads, these → h
-            C, H: h → 4·d, 2·d, pooled to a key of 4, of 128 tokens;   C: an indexer ranks those of 4
+    sparse  h → q_rank → a·d,   h → d for the one key;   a·d → o_rank per group of heads, these → h
+            C, H: h → 4·d, 2·d, pooled into a key per 4, per 128 tokens;   C: an indexer ranks those per 4
 
 A letter stands for each part of a layer, as in Megatron-LM's ``hybrid_layer_pattern``: ``*`` attention, ``w``
-attention in a window, ``C`` and ``H`` that window and keys pooled of 4 tokens (those that an indexer chooses)
-or of 128 (DeepSeek-V4), ``-`` a middle, ``E`` experts, ``M`` Mamba-2. Layers of a transformer have two
-letters, as ``*-`` or ``*E``; those of a hybrid have one.
+attention in a window, ``C`` and ``H`` that window plus pooled keys of 4 tokens (chosen by an indexer)
+or of 128 (DeepSeek-V4), ``-`` an MLP, ``E`` experts, ``M`` Mamba-2. Layers of a transformer have two
+letters, such as ``*-`` or ``*E``; those of a hybrid have one.
 
-The model's own work, which MFU counts, is that of its products with weights and of its attention, all scores
-included: 72·B·s·l·h²·(1 + s/6h + V/12lh) for a GPT whose middle is 4h wide, as in Narayanan et al., arXiv
+The model's own work, which MFU counts, is that of its products with weights and of its attention, including
+all scores: 72·B·s·l·h²·(1 + s/6h + V/12lh) for a GPT whose MLP is 4h wide, as in Narayanan et al., arXiv
 2104.04473, section 5.1, where full recomputation makes it 96·B·s·l·h²·(1 + s/6h + V/16lh). Half of the scores
 are masked; ``causal`` leaves them out.
 """
@@ -37,17 +37,17 @@ from scenarios.file.yaml_read import read_yaml_text
 from sim.base.errors import InputError
 
 LAYER_PARTS: Final = "*wCH-EM"
-"""The letters of a pattern: kinds of attention, a middle, experts, Mamba-2."""
+"""The letters of a pattern: kinds of attention, an MLP, experts, Mamba-2."""
 
 ATTENTION: Final = frozenset("*wCH")
-"""Those of attention."""
+"""The letters of attention."""
 
 POOLED: Final[Mapping[str, int]] = {"C": 4, "H": 128}
-"""Tokens that a pooled key stands for (DeepSeek-V4: compressed sparse, heavily compressed attention)."""
+"""Tokens per pooled key (DeepSeek-V4: compressed sparse, heavily compressed attention)."""
 
 
 def windowed_or_full(layer: int, window: int, full_every: int) -> str:
-    """Return the letter of a layer's attention: all have the window but the last of so many (0: but none)."""
+    """Return the letter of a layer's attention: windowed but in every `full_every`-th layer (0: in all)."""
     return "w" if window and not (full_every and (layer + 1) % full_every == 0) else "*"
 
 
@@ -58,15 +58,15 @@ class Architecture:
     Attributes
     ----------
     layers, hidden, heads, vocabulary : int
-        Without words (0) there is neither embedding nor head.
+        Vocabulary 0: there is neither embedding nor head.
     kv_heads : int
-        Heads of keys and values; 0: as many as heads.
+        Key and value heads; 0: as many as heads.
     head : int
         Width of a head; 0: hidden / heads.
     middle : int
-        Width between the two products of a layer; 0: 4 hidden.
+        Width between the two products of an MLP; 0: 4 hidden.
     gated : bool
-        SwiGLU: a gate as wide as the middle beside it.
+        SwiGLU: a gate as wide as the middle, beside it.
     tied : bool
         The head's weights are the embedding's.
     positions : int
@@ -74,7 +74,7 @@ class Architecture:
     rotary : bool or "yarn"
         Rotary positions; YaRN's are scaled (arXiv 2309.00071).
     head_norm : bool
-        Queries and keys have norms of their own, head by head (Qwen3, arXiv 2505.09388, section 2).
+        Each head's queries and keys are normalized (Qwen3, arXiv 2505.09388, section 2).
     biases : bool
         Products and norms have biases.
     clamped : bool
@@ -82,25 +82,25 @@ class Architecture:
     experts, top_k, expert_middle, shared_middle, dense_layers : int
         Mixture of experts: the first ``dense_layers`` layers have none.
     expert_latent : int
-        Width in which experts are reached (LatentMoE of Nemotron 3); 0: hidden.
+        Width of the experts' input (LatentMoE of Nemotron 3); 0: hidden.
     q_rank, kv_rank, rotary_head, value_head : int
         Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1); kv_rank 0: none.
     o_rank, o_groups : int
-        The output of attention is projected to ``o_rank`` for each of so many groups of heads, then to
-        ``hidden``; keys are values, and normed (DeepSeek-V4). 0: it is projected at once.
+        The output of attention is projected to ``o_rank`` for each of ``o_groups`` groups of heads, then to
+        ``hidden``; keys also serve as values, and are normalized (DeepSeek-V4). 0: one projection.
     index_heads, index_head, index_top_k : int
-        Heads of the indexer, their width, and how many keys of 4 tokens it chooses.
+        Heads of the indexer, their width, and how many keys (of 4 tokens each) it chooses.
     streams : int
-        Residual streams, mixed before and behind each part of a layer (manifold-constrained
+        Residual streams, mixed before and after each part of a layer (manifold-constrained
         hyper-connections, arXiv 2512.24880).
     window, full_every : int
-        Tokens that attention reaches back (0: all), but in the last of so many layers (0: in all of them).
+        Window of attention in tokens (0: none); every ``full_every``-th layer has none (0: all have it).
     pattern : sequence of str
-        The parts of each layer; a text has a letter a layer. Empty: a transformer.
+        The parts of each layer; a string has one letter per layer. Empty: a transformer.
     mamba_heads, mamba_head, mamba_state, mamba_groups : int
-        Mamba-2: heads, their width, the width of their state, groups that share its projections.
+        Mamba-2: heads, their width, the width of their state, and groups that share its projections.
     predicted : int
-        Tokens predicted beside the next one, each by a layer of its own and the head again (DeepSeek-V3,
+        Tokens predicted besides the next one, each by a layer of its own and the shared head (DeepSeek-V3,
         arXiv 2412.19437, section 2.2).
 
     Examples
@@ -154,7 +154,7 @@ class Architecture:
     predicted: int = 0
 
     def __post_init__(self) -> None:
-        """Fill in what follows from the other sizes; refuse what does not fit together."""
+        """Fill in sizes that follow from others; raise if sizes do not fit together."""
         if self.head_norm and (self.kv_rank or self.o_rank):
             raise InputError("head: norm is for attention whose keys are not compressed")
         if not self.head and self.hidden % self.heads:
@@ -183,7 +183,7 @@ class Architecture:
             self._check_pattern()
 
     def _check_pattern(self) -> None:
-        """Refuse letters that are not known, or that want sizes; and layers that it says nothing of."""
+        """Raise if a letter is unknown or lacks its sizes, or if the pattern does not cover all layers."""
         letters = {*"".join(self.pattern)}
         if unknown := sorted(letters - {*LAYER_PARTS}):
             known = ", ".join(map(repr, LAYER_PARTS))
@@ -206,11 +206,11 @@ class Architecture:
 
     @property
     def query_head(self) -> int:
-        """Width of a head of queries and keys, its rotary part included."""
+        """Width of a query or key head, including its rotary part."""
         return self.head + self.rotary_head if self.kv_rank else self.head
 
     def kind(self, layer: int) -> str:
-        """Return the parts of a layer; behind the last, of one that predicts a further token."""
+        """Return the parts of a layer; layers after the last predict further tokens."""
         if self.pattern:
             if layer < self.layers:
                 return self.pattern[layer]
@@ -219,7 +219,7 @@ class Architecture:
         return attention + ("E" if self.experts and layer >= self.dense_layers else "-")
 
     def reach(self, part: str, sequence: int) -> int:
-        """Return the keys that a token of so long a sequence sees by a letter of attention, masked or not."""
+        """Return how many keys a token sees under a letter of attention, masked or not."""
         near = min(self.window, sequence) if part != "*" else sequence
         if part not in POOLED:
             return near
@@ -228,23 +228,23 @@ class Architecture:
 
     @property
     def mamba_inner(self) -> int:
-        """Width of all heads of Mamba-2."""
+        """Total width of Mamba-2's heads."""
         return self.mamba_heads * self.mamba_head
 
     @property
     def mamba_conv(self) -> int:
-        """Channels of its convolution: what is scanned, and the projections of the state."""
+        """Channels of Mamba-2's convolution: the scan's input and the projections of the state."""
         return self.mamba_inner + 2 * self.mamba_groups * self.mamba_state
 
     # -- parameters -------------------------------------------------------------------------------------
 
     @property
     def mix_weights(self) -> tuple[int, int]:
-        """The product that finds how residual streams are mixed, for each part of a layer."""
+        """Shape of the product that computes how residual streams are mixed, for each part of a layer."""
         return self.streams * self.hidden, self.streams**2 + 2 * self.streams
 
     def pool_width(self, part: str, head: int) -> int:
-        """Return the columns of which keys so wide are pooled: values and gates, of overlapping keys two."""
+        """Return the columns pooled into keys of width `head`: values and gates, twice if keys overlap."""
         return {"C": 4, "H": 2}[part] * head
 
     def sparse_weights(self, part: str) -> tuple[tuple[int, int], ...]:
@@ -278,11 +278,11 @@ class Architecture:
         return *queries, *latent, out
 
     def middle_weights(self, middle: int) -> tuple[tuple[int, int], ...]:
-        """Return the products of a middle of that width."""
+        """Return the products of an MLP of that width."""
         return (self.hidden, middle * (1 + self.gated)), (middle, self.hidden)
 
     def weights(self, part: str) -> tuple[tuple[int, int], ...]:
-        """Return the products with weights of a part of a layer, as (inner, columns); of experts, none."""
+        """Return the weight products of a part of a layer, as (inner, columns); experts are not included."""
         if part in ATTENTION:
             return self.attention_weights(part)
         if part == "M":
@@ -300,18 +300,18 @@ class Architecture:
         return (self.expert_latent, up[1]), (down[0], self.expert_latent)
 
     def norm_parameters(self, kind: str) -> int:
-        """Return the parameters of the norms of a layer, and what Mamba-2 has beside its products."""
+        """Return the parameters of a layer's norms, and those of Mamba-2 outside its products."""
         latent = self.q_rank + self.kv_rank if self.kv_rank and ATTENTION & {*kind} else 0
         latent += 2 * self.head * (self.head_norm and bool(ATTENTION & {*kind}))
         found = (len(kind) * self.hidden + latent) * (1 + self.biases)
-        if self.o_rank and ATTENTION & {*kind}:  # of queries and keys, and a sink a head
+        if self.o_rank and ATTENTION & {*kind}:  # norms of queries and keys, and a sink per head
             found += self.q_rank + self.head + self.heads
-        for part in POOLED.keys() & {*kind}:  # of pooled keys, and where each token is among those of a key
+        for part in POOLED.keys() & {*kind}:  # norms of pooled keys, and positions within a key
             for head in (self.head, self.index_head * (part == "C")):
                 found += head + POOLED[part] * self.pool_width(part, head) // 2
         if self.streams > 1:  # biases and three scales
             found += len(kind) * (self.mix_weights[1] + 3)
-        if "M" in kind:  # four taps and a bias a channel, the gated norm, and A, D and the bias of steps
+        if "M" in kind:  # four taps and a bias per channel, the gated norm, and A, D and the bias of steps
             found += 5 * self.mamba_conv + self.mamba_inner + 3 * self.mamba_heads
         return found
 
@@ -329,12 +329,12 @@ class Architecture:
 
     @property
     def predicting_parameters(self) -> int:
-        """What predicting a further token has beside a layer: two norms, a product."""
+        """Parameters, besides its layer, of predicting a further token: two norms, a product."""
         return 2 * self.hidden + 2 * self.hidden**2
 
     @property
     def parameters(self) -> int:
-        """All parameters: layers, words and learned positions, the last norm, a head that has its own."""
+        """All parameters: layers, embedding and learned positions, the last norm, the head unless tied."""
         layers = sum(sum(self.layer_parameters(i)) for i in range(self.layers + self.predicted))
         further = self.predicted * self.predicting_parameters
         rows = self.vocabulary * (2 - self.tied) + self.positions + 1 + self.biases
@@ -343,7 +343,7 @@ class Architecture:
     # -- work -------------------------------------------------------------------------------------------
 
     def used_parameters(self, layer: int = 0) -> int:
-        """Return the parameters of a layer's products that a token meets."""
+        """Return the parameters of a layer's products that process each token."""
         kind = self.kind(layer)
         products = sum(k * n for part in kind for k, n in self.weights(part))
         products += len(kind) * prod(self.mix_weights) * (self.streams > 1)
@@ -361,23 +361,23 @@ class Architecture:
         """Return the flop of a layer's forward."""
         tokens, kind = samples * sequence, self.kind(layer)
         flops = 2 * tokens * self.used_parameters(layer)
-        if "M" in kind:  # the recurrence: the state takes a token in, and gives one out (arXiv 2405.21060)
+        if "M" in kind:  # the recurrence: each token updates the state and reads it (arXiv 2405.21060)
             flops += 4 * tokens * self.mamba_inner * self.mamba_state
         for part in ATTENTION & {*kind}:
             of_a_key = self.heads * (self.query_head + self.value_head)
             flops += 2 * of_a_key * tokens * self.reach(part, sequence)
-            if part == "C":  # the indexer ranks all of them
+            if part == "C":  # the indexer ranks all pooled keys
                 flops += 2 * self.index_heads * self.index_head * tokens * (sequence // POOLED[part])
         return flops
 
     def flops(self, samples: int, sequence: int, *, recompute: bool = False) -> int:
-        """Return the flop of a training step: forward, twice that backward, and the layers' forward again.
+        """Return the flop of a training step: forward, twice that backward, and any recomputation of layers.
 
         Parameters
         ----------
         samples, sequence : int
         recompute : bool
-            Count what full recomputation of the layers does besides.
+            Include full recomputation of the layers.
 
         Examples
         --------
@@ -399,4 +399,4 @@ class Architecture:
 MODELS: Final[Mapping[str, Mapping[str, Any]]] = read_yaml_text(
     (files(__package__) / "language_models.yaml").read_text("utf-8"), "language_models.yaml"
 ).plain()
-"""Keys of `Architecture` by the name of a model: published sizes."""
+"""Keys of `Architecture` by model name: published sizes."""

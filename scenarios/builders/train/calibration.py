@@ -2,14 +2,14 @@
 
 ::
 
-    alone       what the cost model of the GPU says; without one, bytes / (memory · part)
+    alone       the GPU's cost model; without one, bytes / (memory · part)
     Product     the longer of alone / sustained and flop / (peak · part · sustained)       in a long run
-                flop / (peak · measured · sustained)                         where its shape was measured
-    Attention   alone / sustained; of another kernel than the measured, flop / (peak · part · sustained)
+                flop / (peak · measured · sustained)                         if its shape was measured
+    Attention   alone / sustained; for a kernel other than the measured one, flop / (peak · part · sustained)
     Pass        the longer of alone and bytes / (memory · part)
-    Collective  contention · what `devices.collectives.groups` says of it alone
+    Collective  contention · its time alone (`devices.collectives.groups`)
 
-    each kernel takes the gap to the next besides
+    each kernel also takes the gap to the next
 
 A calibration is a YAML or JSON file in these fields, a preset, or the system file of SimuMax
 (`scenarios.workloads.calibrations`).
@@ -47,23 +47,23 @@ from sim.graph.graph import Graph
 from sim.job.costs import costs_ns
 
 # ----------------------------------------------------------------------------------------------------------
-# Kernels alone, as the cost model of a device times them: what `workload: {build: ...}` asks, too.
+# Kernels alone, as the cost model of a device times them; `workload: {build: ...}` asks it, too.
 #
 #     Product     a matmul with its shape          Attention   attention, or attention_grad, with its shape
 #     Pass        an op that reads and writes         Scan        gated_delta_rule, with its shape
 #     CausalConvolution   causal_conv1d, with its shape
 #
 # The facts of an op are those of `scenarios.builders.gpt`, so that a layer costs the same whether its ops run
-# one by one or stand behind the time of a stage.
+# one by one or are part of a stage's time.
 
 
 RECIPES: Final[Mapping[str, str]] = {"fp8-delayed": "fp8", "fp8-block": "fp8_block"}
-"""The type of the products of recipes that are not named after it: as Transformer Engine's ``DelayedScaling``
-(scales from the steps before), ``Float8BlockScaling`` (128 numbers of activations, 128 x 128 of weights)."""
+"""Product type of recipes not named after it: Transformer Engine's ``DelayedScaling``
+(scales from earlier steps), ``Float8BlockScaling`` (blocks of 128 activations, of 128 x 128 weights)."""
 
 
 WITH_MXFP8: Final = {**RECIPES, "fp8-block": "mxfp8"}
-"""The same of GPUs with MXFP8: Transformer Engine writes the scales of blocks as MXFP8 has them, and runs its
+"""The same for GPUs with MXFP8: there Transformer Engine writes block scales in MXFP8's format and runs MXFP8
 products (NVIDIA/TransformerEngine, pull request 2157)."""
 
 
@@ -74,13 +74,13 @@ QUANTIZED: Final[Mapping[str, float]] = {
     "mxfp8": 1 + 1 / 32,
     "nvfp4": 4.5 + 1 / 16,
 }
-"""Bytes a number that quantizing the inputs of products takes in training, beside quantizing for inference.
+"""Bytes per number to quantize inputs of products in training, beyond quantizing for inference.
 
-Where one scale is for all (fp8 with current scaling, nvfp4 above its blocks), reading for the largest; where
-blocks lie along rows, a second copy by columns for the backward, with its scales; nvfp4 reads once more for
-it, as it is of Hadamard transforms. Sources: Transformer Engine 2.x, common/recipe, common/cast,
-pytorch/csrc/quantizer.cpp. The measured products of low precision (ai-dynamo/aiconfigurator) have their
-input quantized by rows in them.
+With one scale for all (fp8 with current scaling, nvfp4 above its blocks), a read to find the largest; with
+blocks along rows, a second copy by columns for the backward, with its scales; nvfp4 needs one more read
+for that copy, which is of Hadamard transforms. Sources: Transformer Engine 2.x, common/recipe, common/cast,
+pytorch/csrc/quantizer.cpp. The measured products of low precision (ai-dynamo/aiconfigurator) include
+quantizing their input by rows.
 """
 
 
@@ -91,13 +91,13 @@ KEPT: Final[Mapping[str, float]] = {
     "mxfp8": 1 + 1 / 32,
     "nvfp4": 0.5 + 1 / 16,
 }
-"""Bytes a number that is quantized takes with its scales: so the backward finds the inputs of products."""
+"""Bytes per quantized number, including its scales: the form in which inputs are kept for the backward."""
 
 
 GATHERED: Final[Mapping[str, float]] = {"fp8": 1.0, "fp8-delayed": 1.0, "nvfp4": 0.5 + 1 / 16}
-"""Bytes a number of the parameters that Megatron-LM gathers as products have them, where not in 16 bits.
+"""Bytes per parameter that Megatron-LM gathers in the type of the products rather than in 16 bits.
 
-MXFP8's are gathered in 16 bits, in the buffer of gradients, as are those of fp8 by blocks. Source: Megatron
+MXFP8 and block-scaled fp8 parameters are gathered in 16 bits, in the buffer of gradients. Source: Megatron
 Bridge, training/mixed_precision.py.
 """
 
@@ -107,28 +107,28 @@ WEIGHTS: Final[Mapping[str, float]] = {
     "mxfp8": 2 + 2 * (1 + 1 / 32),
     "nvfp4": 2 * (0.5 + 1 / 16),
 }
-"""Bytes a weight that quantizing takes once a step, or a gather, on the rank that multiplies with it.
+"""Bytes per weight to quantize it, once per step or gather, on the rank that multiplies with it.
 
-Those gathered in 16 bits are written by rows and by columns, those in 4 bits copied by columns; fp8's are
-gathered as products have them.
+Weights gathered in 16 bits are written by rows and by columns, those in 4 bits copied by columns; fp8 weights
+are gathered in the type of the products.
 """
 
 
 class KernelPrices:
-    """What the cost model of a device says of kernels, gaps between them left out; each is asked once.
+    """Kernel times from a device's cost model, without gaps between kernels; each is asked for once.
 
     Parameters
     ----------
     device : Device
     dtype : str
-        Of weights and activations.
+        Type of weights and activations.
     products : str, optional
-        In which products are computed; default: `dtype`.
+        Type of the products; default: `dtype`.
 
     Raises
     ------
     InputError
-        The device has no cost model, or (when a kernel is timed) one that does not know it.
+        The device has no cost model, or (when a kernel is timed) its cost model does not know it.
     """
 
     def __init__(self, device: Device, dtype: str, products: str | None = None) -> None:
@@ -146,7 +146,7 @@ class KernelPrices:
         self.sure: dict[Timed, tuple[str, float]] = {}
 
     def measured(self) -> tuple[str, str, str]:
-        """Return the type of products, and of those that stand for them, on which GPU they were measured."""
+        """Return the type of products, the type measured in its place, and the GPU of the measurement."""
         of = self.recipes.get(self.products, self.products)
         gpu, lent = (
             (self.device.details.preset, of) if self.fits is None else self.fits.lender("products", of)
@@ -154,14 +154,14 @@ class KernelPrices:
         return of, lent, gpu
 
     def sends(self, group: RankGroup) -> bool:
-        """Whether DeepEP was measured among these: eight ranks, of Hopper on up to eight nodes."""
+        """Whether DeepEP was measured on such nodes of 8 GPUs: up to eight of Hopper, one of Blackwell."""
         if self.fits is None or (group.size, group.per_node) != (8 * group.nodes, 8) or group.nodes > 8:
             return False
         generation = str(self.fits.sheet.generation)
         return generation == "hopper" or (generation.startswith("blackwell") and group.nodes == 1)
 
     def spread(self, kernels: Iterable[Timed]) -> list[tuple[str, float]]:
-        """Return of each kernel the kind of op that it is, and how sure its time is (`CostModel.spread`)."""
+        """Return the op kind of each kernel and the spread of its time (`CostModel.spread`)."""
         kernels = list(kernels)
         if new := list(dict.fromkeys(kernel for kernel in kernels if kernel not in self.sure)):
             assert self.device.cost is not None
@@ -172,7 +172,7 @@ class KernelPrices:
         return [self.sure[kernel] for kernel in kernels]
 
     def casts(self, kernels: Iterable[Timed]) -> int:
-        """Return the bytes that quantizing reads and writes beside the products (`QUANTIZED`).
+        """Return the bytes that quantizing reads and writes besides the products (`QUANTIZED`).
 
         The input of a product and the gradient of its output are quantized each time.
         """
@@ -184,7 +184,7 @@ class KernelPrices:
         return round(total)
 
     def ns(self, kernels: Iterable[Timed]) -> list[float]:
-        """Return how long each kernel takes; those that are new are priced together."""
+        """Return the time of each kernel; new ones are timed together."""
         kernels = list(kernels)
         new = list(dict.fromkeys(kernel for kernel in kernels if kernel not in self.known))
         if new:
@@ -208,9 +208,9 @@ def _type_of(kernel: Timed, dtype: str, products: str) -> str:
 def kernels_graph(
     kernels: Iterable[Timed], dtype: str, products: str | None = None, recipes: Mapping[str, str] = RECIPES
 ) -> Graph:
-    """Return a graph with an op for each kernel, which a cost model can be asked about.
+    """Return a graph with one op per kernel, for a cost model to time.
 
-    Attention of which several ranks have a part stands there whole.
+    Attention split over several ranks appears whole.
     """
     builder = GraphBuilder("kernels")
     for number, kernel in enumerate(kernels):
@@ -282,7 +282,7 @@ def _facts(kernel: Product | Attention, dtype: str) -> OpFacts:
     causal = {"is_causal": True, **({"window": kernel.window} if kernel.window else {})}
     if not kernel.backward:
         return OpFacts("attention", (q, k, v), (o,), causal)
-    # of queries, keys, values, the output's gradient and the output; it writes three gradients
+    # reads queries, keys, values, the output's gradient and the output; writes three gradients
     made = tensor(kernel.batch, kernel.sequence, 3 * kernel.heads * kernel.query_head)
     return OpFacts("attention_grad", (q, k, v, o, o), (made,), causal)
 
@@ -291,12 +291,12 @@ def _facts(kernel: Product | Attention, dtype: str) -> OpFacts:
 
 
 class HostLaunches(NamedTuple):
-    """What launching a layer's kernels takes of the host, forward and backward together, in ns.
+    """Host time to launch a layer's kernels, forward and backward together, in ns.
 
-    `issue_cost` is for attention, a middle, Mamba-2, or the routing of experts; `experts` for each one of a
-    rank, whose products and casts are launched one by one behind a wait for how many tokens came; `factor`
-    counts where two micro-batches are launched in turns. What graphs launch takes nothing. `bandwidth` is
-    that of copies to the host and back, in bytes/s; 0: not known.
+    `issue_cost` is for attention, an MLP, Mamba-2, or the routing of experts; `experts` for each expert of a
+    rank, whose products and casts are launched one by one after a wait for the token counts; `factor`
+    applies if the launches of two micro-batches alternate. Launches by graphs take none. `bandwidth` is that
+    of copies to the host and back, in bytes/s; 0: unknown.
     """
 
     issue_cost: float = 0.0
@@ -307,50 +307,50 @@ class HostLaunches(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainingCalibration:
-    """What one kind of GPU reaches.
+    """What one kind of GPU achieves.
 
     Attributes
     ----------
     name : str
     peak : float
-        In flop/s, of the precision of the products.
+        In flop/s, at the precision of the products.
     memory_bandwidth : float
         In bytes/s.
     memory : int or None
         Bytes that a rank may use.
     alone : KernelPrices or None
-        What kernels take alone; None: they are not known but by rates.
+        Times of kernels alone; None: only rates are known.
     product : float
-        Part of the peak that a step leaves products at most.
+        Largest part of the peak that products reach in a step.
     attention_forward, attention_backward : float or None
-        Part of the peak that attention reaches, where its kernel is not the one that `alone` knows.
+        Part of the peak that attention reaches, if its kernel is not the one that `alone` knows.
     attention_peak : float or None
-        That of which attention reaches its part; None: as products.
+        Peak to which attention's part refers; None: that of products.
     pass_efficiency : mapping
-        Part of the memory's bandwidth, at most, by what a pass is for; ``elementwise`` for the others.
+        Largest part of the memory bandwidth, by purpose of a pass; ``elementwise`` for the others.
     gap_ns : float
-        Between two kernels, and for the first one to fill the GPU.
+        Time between two kernels, including the time for the first one to fill the GPU.
     sustained : float
-        Rate of products and attention under a long load / that of the measurements; above 1 (a GPU of more
-        power than the measured one) that of products, as they alone are bound by power.
+        Rate of products and attention under a long load / that of the measurements; above 1 (a GPU with more
+        power than the measured one) it applies to products only, because only they are bound by power.
     contention : float
         Time of a collective among the kernels of a step / time of the collective alone.
     hiding : float
-        The part of a collective that passes unnoticed while a kernel runs beside it; the rest slows both.
+        The part of a collective that is free while a kernel runs beside it; the rest slows both.
     collectives : GroupCollectives
-        How long a collective alone takes.
+        Times of collectives alone.
     measured : mapping
         Efficiency of single shapes.
     node : int
-        GPUs a node.
+        GPUs per node.
     host : HostLaunches
-        What launching kernels takes of the host.
+        Host time to launch kernels.
     communication_sms : float
-        Part of the SMs that a collective takes from what runs beside it.
+        Part of the SMs that a collective takes from kernels beside it.
     bias_gradients : float
-        Time of a product of experts that finds the gradients of their biases, too, as Transformer Engine has
-        it in 16 bits / of the product alone; fitted rates have it in them. Chosen on published steps of
-        gpt-oss (docs/clusters_training.md). No kernel of it was measured; where all products of a dense model
+        Time of an expert product that also computes bias gradients, as Transformer Engine does
+        in 16 bits / of the product alone; fitted rates include it. Chosen on published steps of
+        gpt-oss (docs/clusters_training.md). No such kernel was measured; when all products of a dense model
         had them, its backward took 1.6 times as long (NVIDIA/CUDALibrarySamples, issue 90).
     """
 
@@ -377,30 +377,30 @@ class TrainingCalibration:
 
     @property
     def is_unfitted(self) -> bool:
-        """Whether kernels take in a step what they take alone."""
+        """Whether kernels take as long in a step as alone."""
         slower = self.product * self.sustained < 1 or self.gap_ns or self.pass_efficiency
         return self.alone is not None and not slower and self.attention_forward is None
 
     def kept(self, dtype: str = "") -> float | None:
-        """Return the bytes a number of what the gradients of weights read, where products quantize it.
+        """Return the bytes per number of the saved inputs of weight gradients, if products quantize them.
 
-        `dtype` is that of the products, where it is not the step's.
+        `dtype` is the type of the products if it is not the step's.
         """
         return None if self.alone is None else KEPT.get(dtype or self.alone.products)
 
     def gathered(self, parameters: int, wide: int, width: int) -> int:
-        """Return the bytes of parameters that Megatron-LM gathers, `wide` of them `width` bytes each."""
+        """Return the bytes of parameters that Megatron-LM gathers; `wide` of them have `width` bytes each."""
         narrow = GATHERED.get(self.alone.products, width) if self.alone is not None else width
         return round((parameters - wide) * narrow) + wide * width
 
     def weight_casts(self, parameters: int) -> int:
-        """Return the bytes that quantizing weights takes (`WEIGHTS`); fitted rates have it in them."""
+        """Return the bytes that quantizing weights moves (`WEIGHTS`); fitted rates include them."""
         if self.alone is None or not self.is_unfitted:
             return 0
         return round(parameters * WEIGHTS.get(self.alone.products, 0.0))
 
     def casts(self, kernels: Iterable[Timed]) -> int:
-        """Return the bytes that quantizing reads and writes; fitted rates have it in them."""
+        """Return the bytes that quantizing reads and writes; fitted rates include them."""
         return self.alone.casts(kernels) if self.alone is not None and self.is_unfitted else 0
 
     def kernel_ns(self, kernel: Timed) -> float:
@@ -413,7 +413,7 @@ class TrainingCalibration:
         return [self._in_a_step(kernel, ns) + self.gap_ns for kernel, ns in zip(kernels, alone, strict=True)]
 
     def _in_a_step(self, kernel: Timed, alone: float) -> float:
-        """Return what a kernel that takes so long alone takes at the rates that a step leaves."""
+        """Return the time of a kernel at the rates of a step, given its time alone."""
         if isinstance(kernel, Pass | CausalConvolution):
             of = kernel.of if isinstance(kernel, Pass) else "elementwise"
             return _longer(alone, self._traffic_ns(kernel.nbytes, of))
@@ -448,7 +448,7 @@ class TrainingCalibration:
         return nbytes / (self.memory_bandwidth * reached) * NS_PER_S
 
     def pass_ns(self, nbytes: int) -> float:
-        """Return the time of reading and writing so many bytes."""
+        """Return the time to read and write `nbytes` in total."""
         return self.kernel_ns(Pass(nbytes))
 
     def copy_ns(self, nbytes: int) -> float:
@@ -457,14 +457,14 @@ class TrainingCalibration:
         Raises
         ------
         InputError
-            The calibration does not say.
+            The calibration has no bandwidth for it.
         """
         if not self.host.bandwidth:
             raise InputError("offload: the calibration has no host.bandwidth, which copies take")
         return nbytes / self.host.bandwidth * NS_PER_S
 
     def collective_ns(self, kind: CollectiveKind, nbytes: int, group: RankGroup) -> float:
-        """Return the time of a collective of a group."""
+        """Return the time of a collective in a group."""
         if group.size == 1 or not nbytes:
             return 0.0
         return self.contention * self.collectives.time_ns(kind, nbytes, group)
@@ -485,11 +485,11 @@ class TrainingCalibration:
 
 
 _SHARP: Final = 24
-"""Exponent of the longer of two times: high enough to be the longer one, low enough that a fit sees both."""
+"""Exponent of the smooth maximum: high enough to give the longer time, low enough that a fit sees both."""
 
 
 def _longer(one: float, other: float) -> float:
-    """Return the longer time; of nearly equal ones a little more.
+    """Return the longer time, or slightly more if both are nearly equal.
 
     Examples
     --------
@@ -504,14 +504,14 @@ def _longer(one: float, other: float) -> float:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Calibrations of a device alone, which adds nothing that a step does; messages take a ring at one bandwidth.
+# Calibrations of a device alone, without the effects of a step; messages use a ring at one bandwidth.
 
 
 def at_rate(rate: int, bandwidth: int | None = None) -> TrainingCalibration:
-    """Return what a device reaches that does the model's own flop at `rate`, and all else in no time.
+    """Return a calibration that does the model's own flop at `rate` and all else in no time.
 
-    Attention's backward counts twice its forward, as in MFU (`scenarios.builders.train.architecture`): what a
-    kernel computes again is in the rate.
+    Attention's backward counts as twice its forward, as in MFU (`scenarios.builders.train.architecture`):
+    the rate includes what a kernel recomputes.
 
     Parameters
     ----------
@@ -525,26 +525,26 @@ def at_rate(rate: int, bandwidth: int | None = None) -> TrainingCalibration:
         peak=float(rate),
         memory_bandwidth=math.inf,
         collectives=_one_fabric(bandwidth),
-        attention_backward=5 / 4,  # its five products (kernels.Attention.flops) as four
+        attention_backward=5 / 4,  # counts its five products (kernels.Attention.flops) as four
         hiding=0.0,
     )
 
 
 def on_device(device: Device, dtype: str, bandwidth: int | None = None) -> TrainingCalibration:
-    """Return what the cost model of a device says of kernels, each as if alone.
+    """Return a calibration with the kernel times of a device's cost model, each as if alone.
 
     Parameters
     ----------
     device : Device
     dtype : str
-        Of weights and activations.
+        Type of weights and activations.
     bandwidth : int, optional
         As in `at_rate`.
 
     Raises
     ------
     InputError
-        The device has no cost model, or (when a kernel is timed) one that does not know it.
+        The device has no cost model, or (when a kernel is timed) its cost model does not know it.
     """
     return TrainingCalibration(
         device.name,

@@ -1,12 +1,12 @@
-"""What a rank executes: products, attention, passes over memory, and collectives, as records without a time.
+"""Kernels of a rank: products, attention, passes over memory, and collectives, as records without a time.
 
 ::
 
     a piece    forward   kernels, in order             saved   bytes kept for its backward
-               backward  kernels, in order             extra   bytes needed besides, while it runs
+               backward  kernels, in order             extra   further bytes needed while it runs
 
 A `Collective` may name a kernel that hides it: it runs beside that kernel on a stream of its own, and only
-what is left is exposed. Times are a calibration's (`scenarios.builders.train.calibration`).
+the rest is exposed. A calibration gives the times (`scenarios.builders.train.calibration`).
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from typing import Final, Literal, NamedTuple
 from devices.collectives.groups import CollectiveKind
 
 WIDE: Final = "16 bits"
-"""What products are in that a recipe of low precision leaves out."""
+"""Type of the products that a low-precision recipe leaves out."""
 
 
 class Product(NamedTuple):
-    """A product of matrices (m, k) and (k, n), `groups` times with m rows each where experts share a kernel.
+    """A product of matrices (m, k) and (k, n), `groups` times with m rows each if experts share a kernel.
 
-    `part` is F, I (gradient of the input), W (gradient of the weight, added to what is there) or S (of
-    attention that writes its scores; a group is a head). It is computed in `dtype`, where that is not the
-    step's (`WIDE`: in 16 bits). With `bias` it finds the gradient of a bias, too.
+    `part` is F, I (gradient of the input), W (gradient of the weight, accumulated in place) or S (of
+    attention that writes its scores; a group is a head). `dtype` is its type if it is not the step's
+    (`WIDE`: 16 bits). With `bias` it also computes the gradient of a bias.
     """
 
     m: int
@@ -40,27 +40,27 @@ class Product(NamedTuple):
 
     @property
     def in_16_bits(self) -> bool:
-        """Whether no recipe of low precision touches it."""
+        """Whether no low-precision recipe applies to it."""
         return self.dtype == WIDE or self.part == "S"
 
     @property
     def flops(self) -> int:
-        """Multiply-adds, counted as two."""
+        """Flop; a multiply-add counts as two."""
         return 2 * self.groups * self.m * self.k * self.n
 
     @property
     def elements(self) -> int:
-        """Numbers read and written once."""
+        """Number of elements, each read or written once."""
         return self.groups * (self.m * self.k + self.k * self.n + self.m * self.n)
 
 
 def products(m: int, k: int, n: int, groups: int = 1) -> tuple[Product, Product, Product]:
-    """Return the product of m rows with a weight (k, n), and those of its backward: of input and weight."""
+    """Return the product of m rows with a weight (k, n), and its backward products: of input and weight."""
     return Product(m, k, n, "F", groups), Product(m, n, k, "I", groups), Product(n, m, k, "W", groups)
 
 
 def computed_in(dtype: str, kernels: Iterable[Kernel]) -> tuple[Kernel, ...]:
-    """Return kernels whose products are computed in a type of their own; those that have one keep it."""
+    """Return the kernels with their products in the given type; products with a type of their own keep it."""
     return tuple(
         each._replace(dtype=each.dtype or dtype) if isinstance(each, Product) else each for each in kernels
     )
@@ -69,8 +69,8 @@ def computed_in(dtype: str, kernels: Iterable[Kernel]) -> tuple[Kernel, ...]:
 class Attention(NamedTuple):
     """Attention in one kernel that keeps no scores; half of them are masked.
 
-    It has one of so many `parts` of the scores, which ranks share, and blocks of a ring; with a `window` a
-    query sees so many keys. Serving, so many tokens of each sequence are `cached` before it.
+    It computes one of `parts` equal parts of the scores, as ranks or blocks of a ring do; with a `window` a
+    query sees that many keys. In serving, `cached` tokens of each sequence precede it.
     """
 
     batch: int
@@ -95,16 +95,16 @@ class Attention(NamedTuple):
 
 
 _A_FLOP: Final = 1.4
-"""Time of a flop of Mamba-2's scan / of the gated delta rule's, which is measured: so training Mamba-2 with
+"""Time per flop of Mamba-2's scan / of the measured gated delta rule: with it, training Mamba-2 with
 1.3 billion parameters comes out within 6 % on an H200 (239 TFLOP/s) and on a GB200 (360; state-spaces/mamba,
 issue 904)."""
 
 
 class Scan(NamedTuple):
-    """A state-space layer's scan by chunks, of so many flop.
+    """The chunked scan of a state-space layer, with its flop.
 
-    It takes `_A_FLOP` times as long a flop as the gated delta rule of as many heads: both walk a state in
-    chunks, by kernels in Triton.
+    A flop takes `_A_FLOP` times as long as in the gated delta rule with as many heads: both update a state in
+    chunks, with kernels in Triton.
     """
 
     batch: int
@@ -114,7 +114,7 @@ class Scan(NamedTuple):
 
     @property
     def parts(self) -> float:
-        """The time of that gated delta rule, whose heads have a state of 128 x 128, over its own."""
+        """The time of that gated delta rule, whose heads have a state of 128 x 128, over the scan's own."""
         return self.batch * self.sequence * self.heads * 8 * 128 * 128 / (_A_FLOP * self.flops)
 
 
@@ -128,18 +128,18 @@ class CausalConvolution(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Read and written, in 16 bits."""
+        """Bytes read and written, in 16 bits."""
         return 2 * self.tensors * self.batch * self.sequence * self.channels
 
     @property
     def parts(self) -> float:
-        """The two tensors of a forward over its own."""
+        """The two tensors of a forward, over the number of its own."""
         return 2 / self.tensors
 
 
 class Experts(NamedTuple):
-    """All that a layer's experts do for so many tokens of inference, measured as one: routing, permuting, two
-    grouped products and the activation between them. `tp` ranks share each expert, or `ep` all of them.
+    """A layer's experts on so many tokens in inference, measured as one kernel: routing, permuting, two
+    grouped products and the activation between them. `tp` ranks share each expert, or `ep` ranks share all.
     """
 
     tokens: int
@@ -152,7 +152,7 @@ class Experts(NamedTuple):
 
     @property
     def flops(self) -> int:
-        """Of the products of a rank."""
+        """Flop of the products of a rank."""
         return 6 * self.tokens * self.top_k * self.hidden * self.middle // (self.tp * self.ep)
 
 
@@ -166,7 +166,7 @@ class Pass(NamedTuple):
 class DeepEp(NamedTuple):
     """DeepEP's kernel that sends tokens to the ranks of their experts, or back, on nodes of eight GPUs.
 
-    The fullest rank has 1 / `parts` times the tokens of the mean. Megatron-LM gives it 20 SMs
+    The fullest rank has 1 / `parts` times the mean number of tokens. Megatron-LM gives it 20 SMs
     (core/transformer/transformer_config.py, ``moe_deepep_num_sms``).
     """
 
@@ -183,10 +183,10 @@ class DeepEp(NamedTuple):
 class Collective(NamedTuple):
     """A collective of a group of the layout; bytes as nccl-tests count them.
 
-    `hidden_by` is the kernel beside which it runs; None: all of it is exposed. `OTHER_MICRO_BATCH` stands for
-    all that another micro-batch computes meanwhile: what passes beside that takes SMs from it. `deepep` does
-    it in its place on GPUs and groups where that was measured. Copy engines take nothing from the kernel
-    (`copied`).
+    `hidden_by` is the kernel beside which it runs; None: it is exposed. `OTHER_MICRO_BATCH` stands for
+    all kernels of another micro-batch, which lose SMs to it. `deepep` replaces it on GPUs and
+    groups for which that was measured. With copy engines (`copied`) it takes nothing from the
+    kernel.
     """
 
     kind: CollectiveKind
@@ -206,10 +206,10 @@ Kernel = Timed | Collective
 
 
 class Spent(NamedTuple):
-    """Where the time of some kernels goes, in ns.
+    """Time of kernels by kind, in ns.
 
-    `hidden` runs beside the others and adds nothing; `host` is what the GPU waits for their launches;
-    `quantizing` what a recipe of low precision passes over memory besides.
+    `hidden` overlaps the others and adds nothing; `host` is the GPU's wait for launches;
+    `quantizing` is the extra memory traffic of a low-precision recipe.
     """
 
     products: float = 0.0
@@ -222,49 +222,49 @@ class Spent(NamedTuple):
 
     @property
     def ns(self) -> float:
-        """What passes."""
+        """Elapsed time."""
         return sum(self) - self.hidden
 
     def plus(self, other: Spent) -> Spent:
-        """Add another."""
+        """Return the sum with another."""
         return Spent(*map(add, self, other))
 
     def beside(self, ns: float) -> Spent:
-        """Add copies that pass beside all of it: what is left of them shows."""
+        """Return the sum with copies that run beside all of it; only their excess is exposed."""
         hidden = min(max(0.0, ns), self.ns)
         return self._replace(exposed=self.exposed + max(0.0, ns) - hidden, hidden=self.hidden + hidden)
 
     def held_up(self, ns: float) -> Spent:
-        """Add what is waited for the host."""
+        """Return the sum with a wait for the host."""
         return self._replace(host=self.host + ns)
 
 
 @dataclass(frozen=True)
 class LayerPiece:
-    """A part of a layer: what it runs, forward and backward, and what it needs of memory.
+    """A part of a layer: its kernels, forward and backward, and its memory.
 
     Attributes
     ----------
     name : str
     forward, backward : tuple of Kernel
     saved : int
-        Bytes from the forward to the backward.
+        Bytes kept from the forward to the backward.
     made : int
         Bytes of its output; the gradient is as large.
     took : int
         Bytes of its input.
     extra : int
-        Bytes besides that both directions need while they run.
+        Further bytes that both directions need while they run.
     backward_extra : int
-        Bytes besides that only the backward needs.
+        Further bytes that only the backward needs.
     again : bool
-        Selective recomputation runs its forward again.
+        Whether selective recomputation runs its forward again.
     dropped : int
         The part of what is saved that selective recomputation does not keep.
     adapts : bool
-        It is an adapter.
+        Whether it is an adapter.
     offloaded : bool
-        What it saves goes to the host until its backward.
+        Whether its saved bytes go to the host until its backward.
     """
 
     name: str
@@ -281,7 +281,7 @@ class LayerPiece:
     offloaded: bool = False
 
     def computed_in(self, dtype: str) -> LayerPiece:
-        """Return it with products in a type of their own."""
+        """Return the piece with its products in the given type."""
         forward, backward = (computed_in(dtype, kernels) for kernels in (self.forward, self.backward))
         return replace(self, forward=forward, backward=backward)
 
@@ -298,7 +298,7 @@ RECOMPUTED: Final[Mapping[str, tuple[frozenset[str], frozenset[str]]]] = {
         frozenset({"experts up", "experts gate", "experts down"}),
     ),
 }
-"""Modules that are recomputed by name: the pieces that run again, and those that keep nothing.
+"""Recomputed modules by name → the pieces that run again, and the pieces that save nothing.
 
 Attention keeps neither scores (``core_attn``) nor queries, keys and values (``mla_up_proj``). Source:
 Megatron-LM, core/transformer/transformer_config.py (``recompute_modules``).
@@ -310,7 +310,7 @@ OFFLOADED: Final[Mapping[str, str]] = {
     "expert_fc1": "experts up",
     "moe_act": "experts gate",
 }
-"""Modules whose inputs go to the host by name: the piece that keeps them.
+"""Modules whose inputs are offloaded to the host, by name → the piece that saves them.
 
 Source: Megatron-LM, core/transformer/transformer_config.py (``offload_modules``).
 """
@@ -326,7 +326,7 @@ MODULES: Final[Mapping[str, frozenset[str]]] = {
     "mamba_in": frozenset({"mamba in"}),
     "mamba_out": frozenset({"mamba out"}),
 }
-"""Modules with products by name: their pieces. ``predicted`` are the layers of further tokens."""
+"""Modules with products, by name → their pieces. ``predicted`` are the layers of further tokens."""
 
 
 GRAPHED: Final[Mapping[str, tuple[str, ...]]] = {
@@ -335,17 +335,17 @@ GRAPHED: Final[Mapping[str, tuple[str, ...]]] = {
     "-": ("mlp",),
     "E": ("moe_router", "moe_preprocess"),
 }
-"""Which scopes of CUDA graphs launch a part of a layer, each as much (Megatron-LM, ``cuda_graph_scope``)."""
+"""Part of a layer → CUDA graph scopes that launch equal shares of it (Megatron-LM, ``cuda_graph_scope``)."""
 
 
 def offload_modules(pieces: Iterable[LayerPiece], modules: Collection[str]) -> tuple[LayerPiece, ...]:
-    """Return the pieces of a layer with what these modules read kept on the host."""
+    """Return the pieces of a layer with the inputs of these modules offloaded to the host."""
     names = {OFFLOADED[module] for module in modules}
     return tuple(replace(piece, offloaded=piece.name in names) for piece in pieces)
 
 
 def recompute_modules(pieces: Iterable[LayerPiece], modules: Collection[str]) -> tuple[LayerPiece, ...]:
-    """Return the pieces of a layer as they run where these modules are recomputed."""
+    """Return the pieces of a layer as they run if these modules are recomputed."""
     again = {name for module in modules for name in RECOMPUTED[module][0]}
     empty = {name for module in modules for name in RECOMPUTED[module][1]}
     found = []
@@ -354,6 +354,6 @@ def recompute_modules(pieces: Iterable[LayerPiece], modules: Collection[str]) ->
         if piece.name == "attention":
             dropped = piece.dropped * ("core_attn" in modules) + piece.took * ("mla_up_proj" in modules)
         if piece.name == "experts gate" and "moe_act" in modules:
-            dropped = max(dropped, piece.saved - piece.took)  # clamped inputs are made again
+            dropped = max(dropped, piece.saved - piece.took)  # clamped inputs are recomputed
         found.append(replace(piece, again=piece.name in again, dropped=dropped))
     return tuple(found)

@@ -1,21 +1,21 @@
-"""A layer, an embedding and a head as pieces on one rank, as Megatron-LM with Transformer Engine runs them.
+"""Pieces of a layer, an embedding and a head on one rank, as Megatron-LM with Transformer Engine runs them.
 
 ::
 
-    t ranks share a layer, T tokens a rank; with sequence parallelism what is not split by t has T/t tokens
+    t ranks share a layer, T tokens a rank; with sequence parallelism, parts not split by t have T/t tokens
 
                 x (T/t, h) ── norm ── AG ── qkv ── rotary ── attention ── proj ── RS ── add ──┐
     ┌─────────────────────────────────────────────────────────────────────────────────────────┘
     └── norm ── AG ── up ── gate ── down ── RS ── add ──► x (T/t, h)
 
-    without sequence parallelism: AR behind proj and down, forward, and behind qkv and up, backward
+    without sequence parallelism: AR after proj and down, forward, and after qkv and up, backward
 
-    cp by all-to-all: (T, a) ─► (c·T, a/c) before attention, and back behind it      (Ulysses)
+    cp by all-to-all: (T, a) ─► (c·T, a/c) before attention, and back after it      (Ulysses)
     cp by ring: attention in c blocks; keys and values travel c−1 times, beside all blocks but the last
 
 Sources: Narayanan et al., arXiv 2104.04473, and Korthikanti et al., arXiv 2205.05198, sections 4.2 and 5
 (what is saved); MooreThreads/SimuMax, docs/b200 (context parallelism by all-to-all saves the output before
-and behind it). Flash attention: arXiv 2307.08691. All products are counted once, in whole numbers.
+and after it). Flash attention: arXiv 2307.08691. All products are counted once, in whole numbers.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ from sim.machine.communicators import even_nbytes
 
 @dataclass(frozen=True)
 class ExpertLoad:
-    """What the fullest rank of those that share the experts has to do.
+    """Load of the fullest of the ranks that share the experts.
 
     Attributes
     ----------
     copies : int
-        Tokens that a rank sends, once for each expert.
+        Tokens that a rank sends, one copy for each expert.
     rows : int
-        Tokens of one of the fullest rank's experts, on average.
+        Tokens per expert of the fullest rank, on average.
     exchanged : int
-        Tokens that each rank would send in an even exchange as long as this one.
+        Tokens that each rank would send in an even exchange that takes as long.
     imbalance : float
         Tokens of the fullest rank / of the mean one.
     dropped : float
-        Part of the choices that no expert takes.
+        Part of the choices that are dropped because no expert takes them.
     """
 
     copies: int
@@ -78,7 +78,7 @@ class RankWork(RankProducts):
     # -- attention --------------------------------------------------------------------------------------
 
     def attention(self, part: str = "*") -> list[LayerPiece]:
-        """Return the pieces of a layer's attention, by its letter."""
+        """Return the attention pieces of a layer, by the letter of its attention."""
         m, t, e = self.model, self.t, self.e
         heads, kv = m.heads // t, max(1, m.kv_heads // t)
         if m.o_rank:
@@ -88,7 +88,7 @@ class RankWork(RankProducts):
         width = (heads + 2 * kv) * m.head
         queries, keys = (self.tokens * each * m.head * e for each in (heads, kv))
         qkv = self.column("qkv", m.hidden, width)
-        # queries are copied out of the product; with rotary positions queries and keys are written anew;
+        # queries are copied out of the product; with rotary positions queries and keys are rewritten;
         # YaRN's are scaled, op by op (Megatron-LM, core/models/common/embeddings/rope_utils.py)
         rotary = (12 if m.rotary == "yarn" else 2) * (queries + keys) if m.rotary else 0
         around: tuple[Kernel, ...] = (Pass(2 * queries), *((Pass(rotary),) if m.rotary else ()))
@@ -114,7 +114,7 @@ class RankWork(RankProducts):
     def core(
         self, heads: int, kv: int, around: tuple[Kernel, ...], back: tuple[Kernel, ...], window: int = 0
     ) -> LayerPiece:
-        """Return attention itself, with what context parallelism sends for it."""
+        """Return attention itself, with the messages of context parallelism."""
         m, c, e, b = self.model, self.c, self.e, self.batch
         q = self.tokens * heads * m.query_head * e
         k = self.tokens * kv * m.query_head * e
@@ -133,10 +133,10 @@ class RankWork(RankProducts):
         runs, runs_back = self._packed(forward), self._packed(backward)
         if c > 1 and b.context == "ring":
             runs, runs_back = self._in_blocks(forward, k + v), self._in_blocks(backward, k + v)
-        out = o if by_heads else 0  # saved before it is sent, besides what proj saves
+        out = o if by_heads else 0  # saved before it is sent, besides the output that proj saves
         lse = 4 * self.tokens * heads if b.attention == "flash" else 0
         scores = 0
-        if b.attention == "eager":  # softmax and dropout read and write all of them, one after the other
+        if b.attention == "eager":  # softmax and dropout each read and write all scores
             squares = sum(count * n**2 for n, count in b.sequences(b.samples, b.sequence).items())
             each = squares * heads // c
             scores = each * (2 * e + b.dropout)
@@ -156,18 +156,18 @@ class RankWork(RankProducts):
         )
 
     def _attended(self, of: Attention) -> tuple[Kernel, ...]:
-        """Return the one kernel of attention, or the products of which its scores are written and read."""
+        """Return attention as one kernel, or as the products that write and read its scores."""
         if self.batch.attention == "flash":
             return (of,)
         rows, keys = max(1, of.sequence // of.parts), of.sequence
         query, value = of.query_head, of.value_head
         sizes = [(rows, query, keys), (rows, keys, value)]
-        if of.backward:  # of values, scores, queries, keys
+        if of.backward:  # gradients of values, scores, queries, keys
             sizes = [(keys, rows, value), (rows, value, keys), (rows, keys, query), (keys, rows, query)]
         return tuple(Product(*size, "S", of.batch * of.heads) for size in sizes)
 
     def _packed(self, of: Attention) -> tuple[Kernel, ...]:
-        """Return attention within each of the sequences that a sample is packed of."""
+        """Return attention within each of the sequences packed into a sample."""
         found: list[Kernel] = []
         for tokens, count in self.batch.sequences(of.batch, of.sequence).items():
             window = min(of.window, tokens)
@@ -175,11 +175,11 @@ class RankWork(RankProducts):
         return tuple(found)
 
     def _in_blocks(self, of: Attention, kv: int) -> tuple[Kernel, ...]:
-        """Return attention as keys and values come round a ring, a block beside each message but the last.
+        """Return attention as keys and values pass round a ring, a message beside each block but the last.
 
-        Backward gradients follow them, one message later, so that there is a message beside each block.
+        In the backward, gradients follow one message later, so that there is a message beside each block.
         """
-        c = self.c  # a rank has chunks i and 2c−1−i of 2c, so that all blocks have as many scores
+        c = self.c  # a rank has chunks i and 2c−1−i of 2c, so that all blocks have equally many scores
         block = of._replace(parts=c * c)
         sizes = [kv] * (c - 1)
         if of.backward:
@@ -191,7 +191,7 @@ class RankWork(RankProducts):
         return tuple(runs)
 
     def latent_attention(self) -> list[LayerPiece]:
-        """Return the pieces of multi-head latent attention; its down-products are on every rank."""
+        """Return the pieces of multi-head latent attention; every rank has its down-projections."""
         m, t, e, T = self.model, self.t, self.e, self.tokens
         heads = m.heads // t
         queries = [self.column("q", m.hidden, heads * m.query_head)]
@@ -209,13 +209,13 @@ class RankWork(RankProducts):
         ]
 
     def mamba(self) -> list[LayerPiece]:
-        """Return the pieces of Mamba-2: its scan has the flop of the products of its chunks.
+        """Return the pieces of Mamba-2; its scan has the flop of the products in its chunks.
 
-        Of a chunk of q tokens, a head: what each token sees of the others (q, s, q) for its group, applied to
-        what is scanned (q, q, d); the chunk's state (s, q, d) and what it adds to the tokens (q, s, d). The
-        backward keeps only what the input product and the scan wrote: it convolves again, and finds states
-        and what tokens see again; then come the gradients of states, of what is scanned, of both projections
-        and of what tokens see. Each kernel reads and writes memory. Source: Dao and Gu, arXiv 2405.21060;
+        For each head and chunk of q tokens: the tokens' scores (q, s, q), once per group, applied to
+        the scanned input (q, q, d); the chunk's state (s, q, d) and what it adds to the tokens (q, s, d). The
+        backward keeps only what the input product and the scan wrote: it repeats the convolution, states
+        and scores; then come the gradients of states, of the scanned input, of both projections
+        and of the scores. Each kernel reads and writes memory. Source: Dao and Gu, arXiv 2405.21060;
         state-spaces/mamba, ops/triton/ssd_combined.py (``MambaSplitConv1dScanCombinedFn``); Megatron-LM,
         core/ssm/mamba_mixer.py (chunks of 128; samples beside one another are copied apart, and back).
         """
@@ -250,19 +250,19 @@ class RankWork(RankProducts):
             self.row("mamba out", inner, m.hidden),
         ]
 
-    # -- middles ----------------------------------------------------------------------------------------
+    # -- MLPs -------------------------------------------------------------------------------------------
 
     def dense(self, middle: int, *, norm: bool = True) -> list[LayerPiece]:
-        """Return the pieces of a middle of that width."""
+        """Return the pieces of an MLP of that width."""
         m, t = self.model, self.t
         mine = middle // t
         up = self.column("up", m.hidden, mine * (1 + m.gated), norm=norm)
         return [up, self.gate(self.tokens, mine), self.row("down", mine, m.hidden)]
 
     def gate(self, tokens: int, middle: int) -> LayerPiece:
-        """Return the function between two products: it keeps what it reads.
+        """Return the activation between two products, which keeps its inputs.
 
-        Inputs are clamped half by half before it, and joined again (Megatron-LM, core/fusions/
+        Clamped inputs are clamped half by half before it and joined again (Megatron-LM, core/fusions/
         fused_bias_geglu.py): both are kept.
         """
         read, made = tokens * middle * (1 + self.model.gated) * self.e, tokens * middle * self.e
@@ -272,10 +272,10 @@ class RankWork(RankProducts):
 
     @cached_property
     def load(self) -> ExpertLoad:
-        """The tokens of the fullest rank of those that share the experts."""
+        """Load of the fullest of the ranks that share the experts."""
         m, b, ep = self.model, self.batch, self.layout.ep
         if b.routes is None:
-            # one copy of a token for each expert that it goes to; each sender pads to an equal number for
+            # one copy of a token for each of its experts; each sender pads to an equal number for
             # each expert
             each = -(-self.few * m.top_k // m.experts)
             copies = each * m.experts
@@ -296,8 +296,8 @@ class RankWork(RankProducts):
     def experts(self) -> list[LayerPiece]:
         """Return the pieces of a mixture of experts, shared ones included."""
         m, rows, held = self.model, self.load.rows, self.model.experts // self.layout.ep
-        # products in blocks want rows in multiples of 32, those with a scale a tensor of 16: each expert's
-        # are padded (Megatron-LM, core/transformer/moe/moe_utils.py, ``get_align_size_for_quantization``)
+        # Products with block scales need multiples of 32 rows, those with tensor scales of 16: each expert's
+        # are padded (Megatron-LM, core/transformer/moe/moe_utils.py, ``get_align_size_for_quantization``).
         align = {None: 1, 1.0: 16}.get(self.batch.kept, 32)
         rows = -(-rows // align) * align
         arrived = rows * held * m.expert_latent * self.e
@@ -328,7 +328,7 @@ class RankWork(RankProducts):
     def _of_experts(
         self, rows: int, k: int, n: int, held: int
     ) -> tuple[Product, Product, tuple[Product, ...]]:
-        """Return the products of experts; in 16 bits that of the weight finds its bias's gradient, too.
+        """Return the products of experts; in 16 bits the weight's also computes the gradient of its bias.
 
         Source: Transformer Engine, pytorch/module/grouped_linear.py.
         """
@@ -337,10 +337,10 @@ class RankWork(RankProducts):
         return forward, of_input, tuple(each._replace(bias=bias) for each in of_weight)
 
     def _biases_of_experts(self, nbytes: int) -> tuple[list[Kernel], list[Kernel]]:
-        """Return what adds biases to so many bytes of experts' outputs, and finds their gradients.
+        """Return the passes that add biases to `nbytes` of experts' outputs, and compute their gradients.
 
-        Nothing fuses it: a bias times the weight of its token, added expert by expert, all joined again.
-        Weights are in 32 bits behind DeepEP and HybridEP. Source: Megatron-LM, core/transformer/moe/
+        Nothing fuses them: a bias times the weight of its token, added expert by expert, all joined again.
+        Weights are in 32 bits after DeepEP and HybridEP. Source: Megatron-LM, core/transformer/moe/
         experts.py (``TEGroupedMLP._apply_bias``), token_dispatcher.py.
         """
         if not self.model.biases:
@@ -349,7 +349,7 @@ class RankWork(RankProducts):
         return [Pass(there * nbytes)], [Pass(back * nbytes)]
 
     def _router(self) -> LayerPiece:
-        """Return what says to which experts a token goes; it keeps what the norm before it read."""
+        """Return the router, which chooses each token's experts; it keeps the input of its norm."""
         m = self.model
         forward, of_input, of_weight = self.products(self.few, m.hidden, m.experts)
         scores = Pass(12 * self.few * m.experts)
@@ -363,11 +363,11 @@ class RankWork(RankProducts):
         ).computed_in(WIDE)
 
     def _copies(self) -> float:
-        """Return how often a token is sent / the experts that it goes to, by the dispatcher.
+        """Return the copies of a token that the dispatcher sends / the experts that it goes to.
 
-        A token whose k experts are drawn of all misses a part with n of E experts in C(E - n, k) / C(E, k) of
-        the cases. Sources: deepseek-ai/DeepEP, README.md (a copy a rank, over the network a copy a node);
-        its branch hybrid-ep likewise.
+        A token with k of E experts misses a part that has n experts in C(E - n, k) / C(E, k) of
+        the cases, if drawn from all. Sources: deepseek-ai/DeepEP, README.md (one per rank, across nodes one
+        per node); its branch hybrid-ep likewise.
         """
         m, group = self.model, self.layout.group("ep")
         if self.batch.dispatcher == "all-to-all" or m.experts < m.top_k:
@@ -377,7 +377,7 @@ class RankWork(RankProducts):
         return parts * (1 - missed) / m.top_k
 
     def _exchange(self, held: int, arrived: int) -> tuple[LayerPiece, LayerPiece]:
-        """Return what brings tokens to experts, of which a rank has `held`, and what brings them back."""
+        """Return the pieces that bring tokens to experts (`held` on a rank), and that bring them back."""
         m, e, load, ep = self.model, self.e, self.load, self.layout.ep
         sent, few = load.copies * m.expert_latent * e, self.few * m.expert_latent * e
         exchanged = round(load.exchanged * self._copies() * m.expert_latent * e)
@@ -390,7 +390,7 @@ class RankWork(RankProducts):
             else exchange
             for way in _WAYS
         )
-        # DeepEP and HybridEP send tokens as they are; the copy stands for what they take besides their
+        # DeepEP and HybridEP send tokens as they are; the copy stands for their time outside their
         # kernels (docs/clusters_training.md).
         sort = [Pass(sent + few, "permute")]
         sort_again = [Pass(2 * arrived, "permute")] if held > 1 and ep > 1 else []
@@ -402,7 +402,7 @@ class RankWork(RankProducts):
             LayerPiece("combine", (*back, add), (add, *there), saved=0, made=few, took=arrived, extra=sent),
         )
 
-    # -- wholes -----------------------------------------------------------------------------------------
+    # -- whole layers -----------------------------------------------------------------------------------
 
     def layer(self, kind: str) -> list[LayerPiece]:
         """Return the pieces of a layer by the letters of its parts (`architecture`)."""
@@ -420,7 +420,7 @@ class RankWork(RankProducts):
         return with_adapters(pieces, lora, self.t, self.tokens)
 
     def predicting(self) -> list[LayerPiece]:
-        """Return what is before the layer that predicts a further token: norms of both inputs, a product."""
+        """Return the piece before the layer that predicts a further token: two norms and a product."""
         h = self.model.hidden
         norms = Pass(4 * self.thin), Pass(6 * self.thin)
         return [self.plain("predicting", 2 * h, h, norms[:1], norms[1:], 4 * self.thin)]
@@ -429,7 +429,7 @@ class RankWork(RankProducts):
         """Return the embedding: rows of a table, summed over the ranks that share it."""
         sums = self.scatter()
         add = Pass(2 * self.wide)
-        if self.batch.lora:  # its table is frozen
+        if self.batch.lora:  # the table is frozen
             return [LayerPiece("embedding", (add, *sums), (), made=self.thin, extra=self.wide)]
         sent = Collective("all_gather", self.wide, "tp")
         gradient: tuple[Kernel, ...] = (*[sent] * self.layout.splits_sequence, Pass(3 * self.wide))
@@ -439,18 +439,18 @@ class RankWork(RankProducts):
 
     def head(self) -> list[LayerPiece]:
         """Return the last norm, the output layer, and the loss; its gradient replaces the logits."""
-        if self.batch.kept is not None:  # it stays in 16 bits
+        if self.batch.kept is not None:  # the head stays in 16 bits
             return RankWork(self.model, self.layout, replace(self.batch, kept=None)).head()
         m, T = self.model, self.tokens
         mine = -(-m.vocabulary // self.t)
         logits = T * mine * self.e
         fused = self.batch.fused_loss
-        # of an element, without fusion: cast 6 bytes, maximum 4, subtract 8, exp 8, sum 4, divide 8; back 14
+        # per element, without fusion: cast 6 bytes, maximum 4, subtract 8, exp 8, sum 4, divide 8; back 14
         there, back = (2, 2) if fused else (19, 7)
         loss: list[Kernel] = [Collective("all_reduce", 12 * T, "tp")] if self.t > 1 else []
         out = self.column("head", m.hidden, mine, norm=False)
-        # the gradient of the weight that autograd is given while the sum of gradients has been added to in
-        # place
+        # The weight gradient that autograd gets although the sum of gradients was updated
+        # in place.
         extra = out.backward_extra + mine * m.hidden * self.e * (not self.batch.lora)
         out = replace(out, saved=self.read_again(self.thin), backward_extra=extra).computed_in(WIDE)
         entropy = LayerPiece(
@@ -467,5 +467,5 @@ _WAYS: Final[tuple[Literal["dispatch", "combine"], ...]] = ("dispatch", "combine
 
 
 def _exchanged(*sizes: int) -> list[Kernel]:
-    """Return what brings each tensor into the order of ranks, sends it, and brings it back."""
+    """Return the kernels that reorder each tensor by rank, exchange it, and restore its order."""
     return [each for n in sizes for each in (Pass(2 * n), Collective("all_to_all", n, "cp"), Pass(2 * n))]

@@ -1,4 +1,4 @@
-"""How the ranks of a training are divided into groups, and where in the cluster each group is.
+"""Division of the ranks of a training into groups, and where in the cluster each group is.
 
 ::
 
@@ -11,8 +11,8 @@
     node 1  rank  8 ...
 
 The default order is that of Llama 3 (arXiv 2407.21783, section 3.3.2). Experts (ep) lie within the product of
-tp, cp and dp, each whole on a rank, as in Megatron-LM: the ranks that hold the same experts are their own,
-smaller, data-parallel group (edp). Sharding of the optimizer goes over data and context parallelism together.
+tp, cp and dp, each whole on a rank, as in Megatron-LM: ranks that hold the same experts form their own,
+smaller, data-parallel group (edp). Sharding of the optimizer is over data and context parallelism together.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ ORDER: Final = ("tp", "cp", "pp", "dp")
 
 Sharding = Literal["none", "zero-1", "zero-2", "fsdp", "zero-3"]
 SHARDINGS: Final[tuple[Sharding, ...]] = ("none", "zero-1", "zero-2", "fsdp", "zero-3")
-"""What data-parallel ranks share: nothing; optimizer state; gradients too; parameters too (two ways)."""
+"""What data-parallel ranks shard: nothing; optimizer state; gradients too; parameters too (two ways)."""
 
 
 @dataclass(frozen=True)
 class ParallelLayout:
-    """Sizes of the groups.
+    """Sizes of the groups of ranks.
 
     Attributes
     ----------
     tp, cp, pp, dp, ep : int
         Tensor, context, pipeline, data and expert parallelism.
     chunks : int
-        Stages a pipeline rank (interleaving, virtual pipeline).
+        Stages per pipeline rank (interleaving, virtual pipeline).
     sequence_parallel : bool
-        What tensor parallelism leaves whole is split along the sequence (with tp > 1).
+        Whether parts that tensor parallelism leaves whole are split along the sequence (with tp > 1).
     sharding : str
         One of `SHARDINGS`.
     shard : int
         Ranks that share one copy (HSDP); 0: all.
     order : tuple of str
-        From the fastest changing to the slowest.
+        Dimensions, from the fastest changing to the slowest.
     node : int
-        Ranks a node.
+        Ranks per node.
 
     Examples
     --------
@@ -76,7 +76,7 @@ class ParallelLayout:
     node: int = 8
 
     def __post_init__(self) -> None:
-        """Refuse sizes that do not fit each other."""
+        """Raise if sizes do not fit each other."""
         if sorted(self.order) != sorted(ORDER):
             wrong = next((name for name in self.order if name not in ORDER), None)
             near = "" if wrong is None else hint(wrong, ORDER)
@@ -94,8 +94,8 @@ class ParallelLayout:
                 f"shard: {self.shard} ranks are no divisor of dp·cp = {self.dp * self.cp}",
                 reason="shard does not divide dp·cp",
             )
-        # DeepSpeed, deepspeed/runtime/pipe/engine.py: PipelineEngine asserts a stage below 2. Gradients of a
-        # part (zero-2) are kept in pipelines by other systems; parameters gathered by module are not.
+        # DeepSpeed, deepspeed/runtime/pipe/engine.py: PipelineEngine asserts a stage below 2. Other systems
+        # keep sharded gradients (zero-2) in pipelines, but none gathers parameters by module there.
         if self.sharding == "zero-3" and self.pp > 1:
             raise MisfitError(
                 f"zero-3 takes no pipeline (DeepSpeed refuses both), and pp is {self.pp}",
@@ -109,34 +109,34 @@ class ParallelLayout:
 
     @property
     def ranks(self) -> int:
-        """All ranks."""
+        """Number of all ranks."""
         return self.tp * self.cp * self.pp * self.dp
 
     @property
     def splits_sequence(self) -> bool:
-        """Whether what tensor parallelism leaves whole is split along the sequence."""
+        """Whether parts that tensor parallelism leaves whole are split along the sequence."""
         return self.sequence_parallel and self.tp > 1
 
     @property
     def sharded_by(self) -> int:
-        """Ranks that share one copy of the parameters, where they are sharded."""
+        """Number of ranks that share one copy of the parameters, if they are sharded."""
         return self.shard or self.dp * self.cp
 
     def buckets(self, parameters: int, most: int) -> int:
-        """Return in how many parts, `most` at most, the gradients of so many parameters are reduced.
+        """Return the number of buckets, at most `most`, in which the gradients of parameters are reduced.
 
         Source: Megatron-LM, core/distributed/distributed_data_parallel.py (``bucket_size``).
         """
         return max(1, min(most, parameters // max(40_000_000, 1_000_000 * self.dp)))
 
     def group(self, name: str) -> RankGroup:
-        """Return where the ranks of a group are.
+        """Return the size of a group and the nodes that it spans.
 
         Parameters
         ----------
         name : {"tp", "cp", "pp", "dp", "dp_cp", "ep", "edp", "shard", "replicas", "eshard", "ereplicas"}
-            Of parameters that are gathered: the ranks of one copy, and those that have the same part of other
-            copies; of experts', where a copy's ranks share fewer experts.
+            For gathered parameters: the ranks of one copy (shard), and those with the same part of other
+            copies (replicas); "e" for those of experts, if a copy's ranks share fewer experts.
         """
         if name in ORDER:
             return self._placed({name: getattr(self, name)})
@@ -160,18 +160,18 @@ class ParallelLayout:
         return self._placed(others, {each: inner[each] * copy[each] for each in inner})
 
     def _parted(self, sizes: Mapping[str, int], wanted: int) -> tuple[dict[str, int], dict[str, int]]:
-        """Return the nearest so many ranks by dimension, and how often they are there."""
+        """Split dimensions into the nearest `wanted` ranks and their multiples; return both."""
         inner, outer = dict[str, int](), dict[str, int]()
-        for each in (d for d in self.order if d in sizes):  # the fastest ranks first
+        for each in (d for d in self.order if d in sizes):  # the fastest-changing dimension first
             inner[each] = math.gcd(wanted, sizes[each])
             wanted //= inner[each]
             outer[each] = sizes[each] // inner[each]
         return inner, outer
 
     def _placed(self, members: Mapping[str, int], below: Mapping[str, int] | None = None) -> RankGroup:
-        """Place a group that has the first so many of some dimensions (of those above `below`, if given)."""
+        """Place a group that has the first ranks of some dimensions (beyond those of `below`, if given)."""
         grid: dict[str, int] = {}
-        for each in self.order:  # what is below the group, the group, and what is above it
+        for each in self.order:  # split into the ranks below the group, the group, and the ranks above it
             inner, own = (below or {}).get(each, 1), members.get(each, 1)
             grid |= {f"{each} below": inner, each: own, f"{each} above": getattr(self, each) // (inner * own)}
         positions = Grid(grid).members(members)
@@ -180,35 +180,35 @@ class ParallelLayout:
 
 @dataclass(frozen=True, kw_only=True)
 class RankOptions:
-    """How ranks run layers.
+    """Options for how ranks run layers.
 
     Attributes
     ----------
     context : {"all-to-all", "ring", "all-gather"}
         How context parallelism communicates.
     attention : {"flash", "eager"}
-        Whether it keeps no scores, or writes, masks and drops them out (arXiv 2205.05198).
+        flash keeps no scores; eager writes, masks and drops them out (arXiv 2205.05198).
     dropout : bool
         Dropout with its masks, of one byte.
     fused_loss : bool
-        The loss keeps logits of 2 bytes, which its gradient replaces; otherwise it casts them to fp32 and
-        keeps its softmax, 4 bytes each (arXiv 2205.05198, section 4.3; Megatron-LM,
+        Whether the loss keeps logits of 2 bytes, which its gradient replaces; otherwise it casts them to fp32
+        and keeps its softmax, 4 bytes each (arXiv 2205.05198, section 4.3; Megatron-LM,
         core/tensor_parallel/cross_entropy.py).
     imbalance : float
         Tokens of the fullest expert rank / of the mean one.
     routes : Routes or None
-        Which tokens go to which expert, in place of `imbalance`.
+        Assignment of tokens to experts, in place of `imbalance`.
     dispatcher : {"all-to-all", "deepep", "hybridep"}
-        What brings tokens to experts: a copy for each expert, or one for each rank (node, beyond one) that
+        How tokens are sent to experts: one copy per expert, or one per rank (per node, across nodes) that
         has some of them.
     expert_overlap : bool
-        It runs beside what another micro-batch computes.
+        Whether the exchange runs beside the computation of another micro-batch.
     tensor_overlap : bool
-        Tensor parallelism sends beside products, block by block.
+        Whether tensor parallelism sends beside products, block by block.
     packed : tuple of int
-        Tokens of each sequence that a sample is packed of; empty: it is one.
+        Tokens of each sequence packed into a sample; empty: one sequence.
     lora : mapping
-        Module → rank of its adapters, beside which all weights are frozen; empty: all are trained.
+        Module → rank of its adapters; all other weights are frozen. Empty: all are trained.
     """
 
     context: str = "all-to-all"
@@ -224,22 +224,22 @@ class RankOptions:
     lora: Mapping[str, int] = field(default_factory=dict)
 
     def sequences(self, samples: int, tokens: int) -> dict[int, int]:
-        """Return tokens of a sequence → how many such there are in samples of so many tokens."""
+        """Return tokens of a sequence → number of such sequences in `samples` samples of `tokens` tokens."""
         return {length: count * samples for length, count in Counter(self.packed or (tokens,)).items()}
 
 
 @dataclass(frozen=True)
 class ReplicaBatch(RankOptions):
-    """What a rank's replica works on at a time, and how.
+    """The micro-batch of a rank's replica, and how it runs.
 
     Attributes
     ----------
     samples, sequence : int
-        A micro-batch.
+        Size of a micro-batch.
     width : int
-        Bytes of an activation.
+        Bytes per activation.
     kept : float or None
-        Bytes a number of products' inputs that are kept quantized; None: as wide as the others.
+        Bytes per number of products' inputs that are kept quantized; None: as wide as the others.
     """
 
     samples: int

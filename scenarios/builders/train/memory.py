@@ -1,20 +1,20 @@
-"""What a unit of layers keeps for its backward, and needs while it runs; what its weights are.
+"""Memory of checkpoint units: kept for the backward, needed while running, and held by their weights.
 
 ::
 
-    parameters       2 bytes each of the stages of the rank; under FSDP none, it gathers from its fp32 copy
-    gradients        4 bytes each where they are summed in fp32
+    parameters       2 bytes each for the stages of the rank; under FSDP none, it gathers from its fp32 copy
+    gradients        4 bytes each if they are summed in fp32
     optimizer state  12 bytes each: two moments and the fp32 copy               / ranks that share it
-    activations      what the forwards of micro-batches have left for their backwards
-    working         what the op that runs at the peak needs besides: its output, its gradient, what it gathers
-    buffers    gathered input (sequence parallelism), one gradient of each shape of weight (Transformer Engine
+    activations      left by the forwards of micro-batches for their backwards
+    working         further needs of the op that runs at the peak: its output, its gradient, gathered data
+    buffers    gathered input (sequence parallelism), one gradient per shape of weight (Transformer Engine
                      returns it to autograd while it adds to the sum in place), workspaces of cuBLAS
 
-    held ▁▂▃▄▅▆▇▇▇▇▇▆▅▄▃▂▁  + working at each action; the largest sum is the peak, its action is when
+    held ▁▂▃▄▅▆▇▇▇▇▇▆▅▄▃▂▁  + working at each action; the largest sum is the peak, at that action
 
-Sources: arXiv 1910.02054, section 3.1 (bytes a parameter); Transformer Engine 2.11, pytorch/module/base.py
+Sources: arXiv 1910.02054, section 3.1 (bytes per parameter); Transformer Engine 2.11, pytorch/module/base.py
 (``get_dummy_wgrad``, ``get_cublas_workspace_size_bytes``: 32 MiB); PyTorch, CUDABlas (32 MiB from Hopper on);
-Megatron-LM, core/tensor_parallel/layers.py (the gathered input of a product lies in one global buffer).
+Megatron-LM, core/tensor_parallel/layers.py (the gathered input of a product is in one global buffer).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from typing import Final, NamedTuple
 from scenarios.builders.train.kernels import LayerPiece, Product, Spent
 
 PARTS: Final = ("parameters", "gradients", "optimizer state", "activations", "working", "buffers")
-"""What memory is for, in the order of reports."""
+"""The purposes of memory, in the order of reports."""
 
 
 class CheckpointUnit(NamedTuple):
-    """Pieces that are checkpointed together, or not at all; `boundary` is what a checkpoint keeps.
+    """Pieces that are checkpointed together, or not at all; `boundary` is the size of a checkpoint.
 
     `kind` has the letters of a layer's parts.
     """
@@ -42,10 +42,10 @@ class CheckpointUnit(NamedTuple):
 
 
 class StagePart(NamedTuple):
-    """A stage, or a unit of it: its parameters on a rank (all, and those of experts), where its time goes.
+    """A stage or a unit of it: its parameters on a rank (all, and those of experts), and its time by kind.
 
-    What is recomputed is part of the gradient of the input. Those of `adapters` and of `words` are among the
-    parameters.
+    Recomputation counts as part of the input gradient. `parameters` includes those of `adapters` and
+    `words` (embeddings).
     """
 
     units: tuple[CheckpointUnit, ...]
@@ -59,15 +59,15 @@ class StagePart(NamedTuple):
 
     @property
     def backward(self) -> Spent:
-        """Both halves."""
+        """Time of both halves."""
         return self.input_grad.plus(self.weight_grad)
 
 
 class StageMemory(NamedTuple):
-    """What a micro-batch needs on a stage, over what others hold.
+    """Memory of a micro-batch on a stage, in addition to that of others.
 
-    `saved` is left by its forward, `for_weights` the part of it that the gradients of weights need: not the
-    scores. `forward` and `backward` are the highest levels while they run, reached in `forward_at` and
+    `saved` is left by its forward; `for_weights` is the part of it that weight gradients need: all but the
+    scores. `forward` and `backward` are the peaks while they run, reached in `forward_at` and
     `backward_at`.
     """
 
@@ -80,7 +80,7 @@ class StageMemory(NamedTuple):
 
 
 def stage_memory(units: Sequence[CheckpointUnit], *, selective: bool = False) -> StageMemory:
-    """Return what a micro-batch needs on a stage made of these units."""
+    """Return the memory of a micro-batch on a stage made of these units."""
 
     def saved(piece: LayerPiece) -> int:
         return piece.saved - (piece.dropped if selective else 0)
@@ -99,13 +99,13 @@ def stage_memory(units: Sequence[CheckpointUnit], *, selective: bool = False) ->
             at += saved(piece) if keep else 0
         return at, most
 
-    level, forward, leaving = 0, (0, ""), 0  # to the host, beside the next unit
+    level, forward, leaving = 0, (0, ""), 0  # `leaving`: on the way to the host, beside the next unit
     for unit in units:
         at, forward = run(unit, level + leaving, forward, not unit.checkpointed)
         level, leaving = level + kept(unit), away(unit)
     total, backward = level, (0, "")
     for unit, ahead in zip(reversed(units), (*reversed(units[:-1]), None), strict=True):
-        # what the next one needs comes back beside this one
+        # data for the next unit comes back beside this one
         at = level + away(unit) + (away(ahead) if ahead else 0)
         if unit.checkpointed:
             at, backward = run(unit, at, backward, True)
@@ -120,11 +120,11 @@ def stage_memory(units: Sequence[CheckpointUnit], *, selective: bool = False) ->
 
 
 WORKSPACES: Final = 2 * 32 * 2**20
-"""Of cuBLAS, one for PyTorch and one for Transformer Engine."""
+"""Workspaces of cuBLAS, one for PyTorch and one for Transformer Engine."""
 
 
 def transformer_engine_buffers(stages: Sequence[StagePart], gathered: int) -> int:
-    """Return the buffers of a rank: workspaces, the gathered input of a product, a gradient of each shape of
+    """Return the buffers of a rank: workspaces, the gathered input of a product, a gradient per shape of
     weight; experts have one.
     """
     shapes = {

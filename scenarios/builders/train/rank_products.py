@@ -1,13 +1,13 @@
-"""What the parts of a layer are made of on one rank: products that ranks share, and what they send for them.
+"""Building blocks of a layer's parts on one rank: products that ranks share, and their messages.
 
 ::
 
     column    x (T/t, h) ── norm ── AG ── (h, n/t)         row    (n/t, h) ── RS ── add ──► (T/t, h)
 
-    without sequence parallelism: AR behind rows forward, and behind columns backward
+    without sequence parallelism: AR after rows forward, and after columns backward
 
-Backward, a product with weights gathers its saved input again while the gradient of its input is computed,
-and scatters that while the gradient of its weight is; the gradient behind rows is gathered before anything.
+Backward, a product with weights gathers its saved input again while it computes the gradient of its input,
+and scatters that while it computes its weight gradient; the gradient after rows is gathered first.
 With `tensor_overlap` the other products run in t blocks, beside which their messages pass:
 
     gather, product   block 0 ─ block 1 ─ ... ─ block t-1            product, scatter the same, then the sum
@@ -72,7 +72,7 @@ class RankProducts:
             )
         by_heads = c if batch.context == "all-to-all" else 1
         for key, ranks, kv in (("tp", t, model.kv_heads), ("cp", by_heads, max(1, model.kv_heads // t))):
-            if kv % ranks and ranks % kv:  # fewer heads than ranks are copied
+            if kv % ranks and ranks % kv:  # heads are replicated if there are fewer than ranks
                 raise MisfitError(
                     f"{key}: {ranks} ranks cannot share {kv} heads of keys and values",
                     reason=f"{key} and the heads of keys and values are no multiples",
@@ -98,41 +98,41 @@ class RankProducts:
         self.wide = self.tokens * model.hidden * self.e
         """Bytes of the hidden state of all tokens."""
         self.thin = self.few * model.hidden * self.e
-        """Bytes of what a part of a layer reads and adds to."""
+        """Bytes that a part of a layer reads and adds to."""
         self.carried = self.thin * model.streams
-        """Bytes of what travels from layer to layer."""
+        """Bytes that travel from layer to layer."""
 
     # -- parts of pieces ------------------------------------------------------------------------------
 
     def products(
         self, m: int, k: int, n: int, groups: int = 1
     ) -> tuple[Product, Product, tuple[Product, ...]]:
-        """Return the product of m rows with a weight, its input's gradient, and its own unless frozen."""
+        """Return the product of m rows with a weight, its input gradient, and, unless frozen, weight's."""
         forward, of_input, of_weight = products(m, k, n, groups)
         return forward, of_input, () if self.batch.lora else (of_weight,)
 
     def read_again(self, nbytes: int) -> int:
-        """Return what the gradient of a weight keeps of its product's input."""
+        """Return the bytes of a product's input kept for its weight gradient."""
         return 0 if self.batch.lora else self.kept(nbytes)
 
     def kept(self, nbytes: int) -> int:
-        """Return what is kept of the input of a product with weights, quantized where products are."""
+        """Return the bytes kept of the input of a product with weights, quantized if products are."""
         return nbytes if self.batch.kept is None else round(nbytes * self.batch.kept / self.e)
 
     def gather(self, hidden_by: Product | Attention | None = None, copies: int = 1) -> list[Kernel]:
-        """Gather the hidden state over the ranks that share a layer, quantized where products are."""
+        """Gather the hidden state over the ranks that share a layer, quantized if products are."""
         if not self.layout.splits_sequence:
             return []
         return [Collective("all_gather", copies * self.kept(self.wide), "tp", hidden_by)]
 
     def gathered(self, product: Product, copies: int = 1) -> list[Kernel]:
-        """Gather the hidden state for a product of it."""
+        """Gather the hidden state for one of its products."""
         if not (self.batch.tensor_overlap and self.layout.splits_sequence):
             return [*self.gather(copies=copies), product]
         return self._ring(product, copies * self.kept(self.wide))
 
     def scattered(self, product: Product) -> list[Kernel]:
-        """Sum what a product makes of the hidden state, each rank keeping its tokens."""
+        """Sum a product's contributions to the hidden state; each rank keeps its tokens."""
         if not (self.batch.tensor_overlap and self.layout.splits_sequence):
             return [product, *self.scatter()]
         if self.batch.kept is None:
@@ -140,10 +140,10 @@ class RankProducts:
         return [*self._ring(product, self.wide), Pass((self.t + 1) * self.thin)]
 
     def _ring(self, product: Product, nbytes: int) -> list[Kernel]:
-        """Return a product block by block, a message of a rank's part beside each but the last.
+        """Return a product block by block, with a message of a rank's part beside each block but the last.
 
         Source: Transformer Engine, common/comm_gemm_overlap (``CommOverlapP2PBase``: ring exchange);
-        pytorch/module/base.py (``initialize_ub``: by copy engines). What a message takes is NCCL's: at the
+        pytorch/module/base.py (``initialize_ub``: by copy engines). Messages take NCCL's time: at the
         rate of copy engines (256 of 288 bytes of NVLink) published steps on H100 come out 7 to 12 % too fast.
         """
         block = product._replace(m=product.m // self.t)
@@ -163,21 +163,21 @@ class RankProducts:
         return [split, *beside * (_SPLITS - 1), message]
 
     def scatter(self, hidden_by: Product | Attention | None = None) -> list[Kernel]:
-        """Sum the parts of the hidden state, each rank keeping its tokens, or all of them."""
+        """Sum the parts of the hidden state; each rank keeps its tokens, or all of them."""
         if self.t == 1:
             return []
         kind: CollectiveKind = "reduce_scatter" if self.layout.splits_sequence else "all_reduce"
         return [Collective(kind, self.wide, "tp", hidden_by)]
 
     def norm(self, saved: int) -> LayerPiece:
-        """Return a norm that is a kernel of its own; of what it read and wrote it keeps so many bytes."""
+        """Return a norm that is a kernel of its own and keeps `saved` bytes of its input and output."""
         thin = self.thin
         return LayerPiece("norm", (Pass(2 * thin),), (Pass(3 * thin),), saved=saved, made=thin, took=thin)
 
     def column(self, name: str, k: int, n: int, *, norm: bool = True) -> LayerPiece:
-        """Return a product whose columns are shared, the norm before it included.
+        """Return a product whose columns are split, including the norm before it.
 
-        Its input is kept as the norm read it and as the norm wrote it.
+        The norm's input and its output are kept.
         """
         forward, of_input, of_weight = self.products(self.tokens, k, n)
         read = self.few * k * self.e
@@ -196,7 +196,7 @@ class RankProducts:
         )
 
     def row(self, name: str, k: int, n: int, *, saved: bool = True) -> LayerPiece:
-        """Return a product whose rows are shared, and the addition to the residual."""
+        """Return a product whose rows are split, and the addition to the residual."""
         forward, of_input, of_weight = self.products(self.tokens, k, n)
         add = 3 * self.few * n * self.e
         mask = self.few * n if self.batch.dropout else 0
@@ -204,7 +204,7 @@ class RankProducts:
         return LayerPiece(
             name,
             (*self.scattered(forward), *dropout, Pass(add)),
-            # blocks of 32 and of 16 are quantized once more along columns, for the gradient of the weight
+            # blocks of 32 and of 16 are quantized again along columns, for the weight gradient
             (
                 *dropout,
                 *self.gathered(of_input, 1 + (bool(of_weight) and self.batch.kept not in (None, 1.0))),
@@ -220,7 +220,7 @@ class RankProducts:
     def plain(
         self, name: str, k: int, n: int, before: tuple[Kernel, ...], behind: tuple[Kernel, ...], saved: int
     ) -> LayerPiece:
-        """Return a product that every rank has whole, of the tokens that it keeps."""
+        """Return a product that every rank has whole, for the tokens that it keeps."""
         forward, of_input, of_weight = self.products(self.few, k, n)
         return LayerPiece(
             name,

@@ -1,23 +1,23 @@
-"""DeepSeek-V4's attention as pieces on one rank, and the mixing of residual streams around parts of a layer.
+"""Pieces of DeepSeek-V4's attention on one rank, and the mixing of residual streams around parts of a layer.
 
 ::
 
     x ─ norm ─┬─ q down ─ norm ─ q up ─ norm ─ rotary ────────────────────┐
-              ├─ one key, which is its value, too ─ norm ─ rotary ────────┤
+              ├─ one key, which is also its value ─ norm ─ rotary ────────┤
               ├─ pool: keys of 4 tokens, or of 128 ───────────────────────┼─ attention ─ o group ─ proj
               └─ index: keys of 4 tokens ─ scores of all ─ the best 512 ──┘
 
-    streams   4h ─ mix: what a part reads, h ─ part ─ mix out: 4h
+    streams   4h ─ mix: input of a part, h ─ part ─ mix out: 4h
 
-A query sees the last 128 tokens and the pooled keys in one kernel, whose cost is that of attention in a
-window of as many keys: for 4,096 tokens, 64 heads and 512 or 1,024 keys its backward is within 4 % of what
-was measured on a B200 (NVIDIA/cudnn-frontend, pull request 318). The indexer is trained on the keys that it
-chose: their scores in attention, its own again, and two gradients.
+A query sees the last 128 tokens and the pooled keys in one kernel, which costs as much as attention in a
+window of as many keys: for 4,096 tokens, 64 heads and 512 or 1,024 keys its backward is within 4 % of the
+measurement on a B200 (NVIDIA/cudnn-frontend, pull request 318). The indexer is trained on the keys that it
+chose: their scores in attention, its own scores again, and two gradients.
 
 Sources: DeepSeek-AI, DeepSeek-V4-Flash (config.json); Megatron-LM, core/transformer/
 experimental_attention_variant/{deepseek_v4_hybrid_attention,csa}.py (which products stay in 16 bits, what
-runs again with ``mla_up_proj``), core/transformer/hyper_connection.py; arXiv 2512.24880 (what fused kernels
-of mixing read and write).
+runs again with ``mla_up_proj``), core/transformer/hyper_connection.py; arXiv 2512.24880 (bytes that fused
+kernels of mixing read and write).
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def sparse_attention(work: RankProducts, part: str) -> list[LayerPiece]:
     Raises
     ------
     MisfitError
-        Tensor or context parallelism would share it.
+        Tensor or context parallelism would split it.
     InputError
-        Its scores should be kept.
+        The options ask to keep its scores.
     """
     for name, ranks in (("tp", work.t), ("cp", work.c)):
         if ranks > 1:
@@ -77,12 +77,12 @@ def sparse_attention(work: RankProducts, part: str) -> list[LayerPiece]:
 
 
 def _behind(piece: LayerPiece, forward: Pass, backward: Pass) -> LayerPiece:
-    """Return a product with a pass behind it."""
+    """Return a product followed by a pass."""
     return replace(piece, forward=(*piece.forward, forward), backward=(backward, *piece.backward))
 
 
 def _pooled(work: RankProducts, name: str, part: str, head: int) -> LayerPiece:
-    """Return what makes keys so wide: values and gates of all tokens, in 16 bits, and their weighted sums."""
+    """Return the piece that makes keys of width `head`: values, gates (16 bits), and weighted sums."""
     width = work.model.pool_width(part, head)
     read = work.tokens * width * work.e
     made = work.tokens // POOLED[part] * head * work.e
@@ -91,10 +91,10 @@ def _pooled(work: RankProducts, name: str, part: str, head: int) -> LayerPiece:
 
 
 def _indexer(work: RankProducts) -> list[LayerPiece]:
-    """Return what chooses pooled keys of 4 tokens, by a score of each that heads of its own give.
+    """Return the pieces that score pooled keys of 4 tokens, with heads of their own, and choose the best.
 
-    Its queries are rotated by a Hadamard matrix. It learns from the keys that it chose: it gives no gradient
-    to what it reads.
+    Its queries are rotated by a Hadamard matrix. It learns from the keys that it chose: its inputs get no
+    gradient from it.
     """
     m, e, tokens = work.model, work.e, work.tokens
     queries = tokens * m.index_heads * m.index_head * e
@@ -136,7 +136,7 @@ def _attention(work: RankProducts, part: str) -> LayerPiece:
         Attention(count, length, m.heads, 1, m.head, m.head, window=min(length, m.reach(part, length)))
         for length, count in work.batch.sequences(work.batch.samples, work.batch.sequence).items()
     ]
-    read = 2 * (q + key)  # as the norms read them, and as they wrote them
+    read = 2 * (q + key)  # inputs and outputs of the norms
     lse = 4 * tokens * m.heads
     pooled = tokens // POOLED[part] * m.head * e if part in POOLED else 0
     return LayerPiece(
@@ -152,10 +152,10 @@ def _attention(work: RankProducts, part: str) -> LayerPiece:
 
 
 def mixed(work: RankProducts, part: Iterable[LayerPiece], number: int) -> list[LayerPiece]:
-    """Return the pieces of the first, second part of a layer among those that mix residual streams for it.
+    """Return the pieces of the first or second part of a layer, with those that mix residual streams for it.
 
-    Each is one fused kernel beside the product. The part's own addition to the residual is the mixing's: what
-    it reads and writes is taken off.
+    Each is one fused kernel beside the product. The mixing replaces the part's own addition to the residual,
+    so its reads and writes are subtracted.
     """
     n, thin = work.model.streams, work.thin
     into, columns = work.model.mix_weights

@@ -1,8 +1,8 @@
-"""Run a training step: which graph stands for it, on which devices, and how long it takes.
+"""Run a training step: build its graph and machine, and measure how long it takes.
 
 ::
 
-    pp > 1, or no FSDP   one device a pipeline rank, its program from the schedule  (scenarios.builders)
+    pp > 1, or no FSDP   one device per pipeline rank, its program from the schedule  (scenarios.builders)
     FSDP, ZeRO-3         one device with two streams                        (scenarios.builders.train)
 """
 
@@ -40,10 +40,10 @@ from sim.explain.communication import INSIDE
 from sim.trace import Trace
 
 # ----------------------------------------------------------------------------------------------------------
-# What steps that are written layer by layer have in common: ops of one rank on two streams.
+# Common to steps that are written layer by layer: ops of one rank on two streams.
 #
-# Outputs of ops are those of a pipeline's (`scenarios.builders.pipeline_stage`): a forward's third is what it
-# keeps, a backward's first are gradients that are to be scattered, and the last is what an op needs besides.
+# Outputs are those of a pipeline's ops (`scenarios.builders.pipeline_stage`): a forward's third is what it
+# keeps, a backward's first are gradients to scatter, and the last is an op's working memory.
 
 
 class StepWriter(ABC):
@@ -54,9 +54,9 @@ class StepWriter(ABC):
     of : Training
     builder : GraphBuilder
     after : list of int
-        What the optimizer waits for.
+        Ops that the optimizer waits for.
     unread : list of int
-        What the rank holds the whole time, until the first op reads it.
+        Resident tensors of the rank that no op has read yet.
     """
 
     def __init__(self, of: Training) -> None:
@@ -68,17 +68,17 @@ class StepWriter(ABC):
         self.gather_ns, self.scatter_ns = cache(of.gather_ns), cache(of.scatter_ns)
 
     def hold(self, buffers: int = 0) -> None:
-        """Declare what the rank holds the whole time, so many bytes of buffers among it."""
+        """Declare the resident tensors of the rank, including `buffers` bytes of buffers."""
         (plain,) = self.of.buffers(self.of.schedule)
         held = {**self.of.resident(self.stage), "buffers": plain + buffers}
         self.unread = resident_tensors(self.builder, [held.get(what, 0) for what in RESIDENT], 0, self.device)
 
     def memory(self, unit: CheckpointUnit) -> StageMemory:
-        """Return what a micro-batch needs of memory for a unit."""
+        """Return the memory that a micro-batch needs for a unit."""
         return stage_memory((unit,), selective=bool(self.of.modules))
 
     def waits(self, unit: CheckpointUnit) -> tuple[float, float]:
-        """Return what a unit waits for the host, forward and backward: an even part of the stage."""
+        """Return a unit's wait for the host, forward and backward: an even share of the stage's."""
         layers = sum(bool(each.kind) for each in self.stage.units)
         forward, backward = self.stage.forward.host, self.stage.backward.host
         return (forward / layers, backward / layers) if unit.kind else (0.0, 0.0)
@@ -96,9 +96,9 @@ class StepWriter(ABC):
         reads: Sequence[int] = (),
         outputs: Sequence[int] = (0,),
     ) -> int:
-        """Write an op of micro-batch `k`; those of `BESIDE` run on the second stream, of `HOST` on the third.
+        """Write an op of micro-batch `k`; `BESIDE` runs on the second stream, `HOST` on the third.
 
-        `inside` is how much of its time is communication that nothing hides.
+        `inside` is the part of its time that is exposed communication.
         """
         tensors, self.unread = [*self.unread, *reads], []
         return self.builder.append(
@@ -125,12 +125,12 @@ class StepWriter(ABC):
         phase: str,
         **memory: Sequence[int],
     ) -> int:
-        """Write kernels beside which messages pass: what is not hidden of these slows them."""
+        """Write kernels beside which messages pass; the part of a message that is not hidden slows them."""
         slower = (1 - self.of.calibration.hiding) * min(spent.ns, sum(messages))
         return self.op(name, kind, spent.ns + slower, after, k, phase, spent.exposed + slower, **memory)
 
     def gather(self, name: str, elements: int, after: Sequence[int], k: int, experts: int = 0) -> int:
-        """Gather so many elements of parameters, and of experts'."""
+        """Gather parameters: `elements` of them, and `experts` of experts."""
         wide = elements if name.startswith(ROOT) else 0
         whole = (self.of.gathered(elements, wide) + self.of.gathered(experts),)
         ns = self.gather_ns(elements, experts, wide)
@@ -145,7 +145,7 @@ class StepWriter(ABC):
         experts: int = 0,
         **memory: Sequence[int],
     ) -> float:
-        """Scatter so many elements of gradients, and sum them over replicas; return how long that takes."""
+        """Scatter gradients and sum them over replicas; return how long that takes."""
         scatter, replicas = self.scatter_ns(elements, experts)
         last = self.op(f"scatter {name}", "reduce_scatter", scatter, after, k, BESIDE, 0.0, **memory)
         if replicas:
@@ -155,7 +155,7 @@ class StepWriter(ABC):
 
     @abstractmethod
     def micro_batch(self, k: int) -> None:
-        """Write forward and backward of a micro-batch."""
+        """Write the forward and backward of a micro-batch."""
 
     def write(self) -> Graph:
         """Return the ops of a step on one rank, in the order in which its host issues them."""
@@ -166,25 +166,25 @@ class StepWriter(ABC):
         return self.builder.build()
 
     def finish(self, optimizer: int) -> None:  # noqa: B027 - most steps end with their optimizer
-        """Write what follows the optimizer's step."""
+        """Write the ops after the optimizer's step."""
 
 
 # ----------------------------------------------------------------------------------------------------------
 # A step under fully sharded data parallelism, as ops on two streams of one rank.
 #
 #     compute        E  F0 F1 F2 .. H  BH B2 B1 B0 E'  clip Adam
-#     communication  AG0 AG1 AG2 .. AG2 AG1 RS2 AG0 RS1 RS0          one communicator: one after the other
+#     communication  AG0 AG1 AG2 .. AG2 AG1 RS2 AG0 RS1 RS0          one communicator, so one after the other
 #
-# Each layer is a module; embedding and head belong to the root. What is gathered, behind what, and when its
-# gradients are reduced, the hooks of the rewrite ``fsdp2`` decide (`policies.parallel.fsdp2`). Copies in and
+# Each layer is a module; embedding and head belong to the root. The hooks of the rewrite ``fsdp2`` decide
+# what is gathered, after what, and when its gradients are reduced (`policies.parallel.fsdp2`). Copies in and
 # out take no time of their own here: what waits for a copy out waits for the block before it. A message slows
-# the block that follows what it waits for, unless that needs it. With HSDP the sums go over the replicas
-# behind each scatter.
+# the block that follows the op it waits for, unless that block needs it. With HSDP the sums over the replicas
+# follow each scatter.
 #
-# What the first layers keep can go to the host, layer by layer, each in a window of as many layers: two of
-# four (Transformer Engine, pytorch/cpu_offload.py, ``AsyncDoubleBufferGroupOffloadHandler``):
+# The saved data of the first layers can go to the host, layer by layer, each in a window of as many layers:
+# two of four (Transformer Engine, pytorch/cpu_offload.py, ``AsyncDoubleBufferGroupOffloadHandler``):
 #
-#     compute        F0 F1 │ F2 F3 │ .. │ B3 B2 │ B1 B0      at │ it waits for the copy of the window before
+#     compute        F0 F1 │ F2 F3 │ .. │ B3 B2 │ B1 B0      at │ it waits for the previous window's copy
 #     copies           out 0   out 1      in 1    in 0
 
 
@@ -192,7 +192,7 @@ _MESSAGES: Final = ("gather", "scatter")
 
 
 class _Block(NamedTuple):
-    """What is computed between messages: where its time goes, and what it makes and needs."""
+    """Computation between messages: its time by kind, and the sizes of its outputs."""
 
     name: str
     kind: str
@@ -201,7 +201,7 @@ class _Block(NamedTuple):
 
 
 class _FsdpOrder(FullyShardHooks[int]):
-    """What the host issues for a micro-batch: blocks by phase, module, number; messages behind a block."""
+    """What the host issues for a micro-batch: blocks (phase, module, number), and messages after a block."""
 
     def __init__(self, layers: Sequence[str]) -> None:
         super().__init__(FullyShard())
@@ -232,7 +232,7 @@ class _FsdpOrder(FullyShardHooks[int]):
         return self.blocks
 
     def copy_out(self, module: str, gathered: int) -> int:
-        """Take what was gathered."""
+        """Take the gathered parameters."""
         return self.blocks
 
     def reduce(self, module: str) -> None:
@@ -246,11 +246,11 @@ class _FsdpWriter(StepWriter):
         first, *_, last = (training.timed(unit) for unit in self.stage.units)
         width, held = training.parameter_bytes, (self.memory(first.units[0]), self.memory(last.units[0]))
         self.parameters: dict[str, tuple[int, int]] = {}
-        """Of each module: all but its experts', and these."""
+        """Parameters of each module: all but its experts', and its experts'."""
         self.shared = training.groups["eshard"].size > 1
         """Whether parameters of experts are gathered, too."""
         self.block: dict[tuple[str, str], _Block] = {}
-        """Phase, module → what is computed."""
+        """Phase, module → its block."""
         for unit in self.stage.units:
             if unit.boundary:
                 self.layer(unit.name.removeprefix("layer "), unit)
@@ -265,14 +265,14 @@ class _FsdpWriter(StepWriter):
         self.block["B", ROOT] = _Block("embedding gradient", "embedding", first.backward, of_words)
         self.offloaded = [*self.parameters][: training.offload_layers]
         self.windows = _windows([*self.parameters][:-1], len(self.offloaded))
-        """The last layer of each window → its number, and that of the layer that is copied in it."""
+        """The last layer of each window → the number of the window and of the layer copied in it."""
         self.beside = self.passing()
         self.before: tuple[int, ...] = ()
-        """The last block of the micro-batch before."""
+        """The last block of the previous micro-batch."""
         self.hold()
 
     def layer(self, name: str, unit: CheckpointUnit) -> None:
-        """Note what a layer computes."""
+        """Add the blocks of a layer."""
         of, held = self.of.timed(unit), self.memory(unit)
         there, back = self.waits(unit)
         self.parameters[name] = of.parameters - of.expert_parameters, of.expert_parameters
@@ -282,7 +282,7 @@ class _FsdpWriter(StepWriter):
         self.block["B", name] = _Block(f"B{name}", "layer", of.backward.held_up(back), backward)
 
     def passing(self) -> list[list[float]]:
-        """Return the times of the messages that pass beside each block, by its number."""
+        """Return the times of the messages that pass beside each block, by block number."""
         issued = self.order.issued
         found: list[list[float]] = [[] for _ in range(self.order.blocks + 2)]
         blocks = {
@@ -298,7 +298,7 @@ class _FsdpWriter(StepWriter):
         return found
 
     def micro_batch(self, k: int) -> None:
-        """Write forward and backward of a micro-batch."""
+        """Write the forward and backward of a micro-batch."""
         done, whole, kept = {0: self.before}, dict[str, int](), dict[str, int]()
         made: dict[str, list[int]] = {}
         copied, held = dict[int, int](), tuple[int, ...]()
@@ -308,7 +308,7 @@ class _FsdpWriter(StepWriter):
                 name = f"{module}{' again' * (module in whole)}"
                 op = self.gather(name, n, done[number], k, experts * self.shared)
                 whole[module] = self.builder.tensor(op)
-            elif what == "scatter":  # behind a copy to the type in which they are summed
+            elif what == "scatter":  # after a copy to the type in which gradients are summed
                 reads = [self.builder.tensor(op) for op in made[module]]
                 wider = max(0, self.of.gradient_bytes - self.of.parameter_bytes)
                 copy = (wider * (n + experts * self.shared),)
@@ -332,12 +332,12 @@ class _FsdpWriter(StepWriter):
                     held = () if window is None else (copied[window],)
                 else:
                     made.setdefault(module, []).append(op)
-            if what == "head":  # what was copied out is not waited for again
+            if what == "head":  # nothing waits again for what was copied out
                 copied = {}
         self.before = done[self.order.blocks]
 
     def copy(self, way: str, window: int, kept: dict[str, int], after: Sequence[int], k: int) -> int:
-        """Copy what a layer keeps to the host, or back."""
+        """Copy a layer's saved data to the host, or back."""
         name = self.offloaded[window]
         nbytes = self.block["F", name].outputs[2]
         ns = self.of.calibration.copy_ns(nbytes)
@@ -349,7 +349,7 @@ class _FsdpWriter(StepWriter):
 
 
 def _windows(layers: Sequence[str], offloaded: int) -> dict[str, int]:
-    """Return the last layer of each window; the first windows have the layers that do not come out even.
+    """Return the last layer of each window; if layers do not divide evenly, the first windows are larger.
 
     >>> _windows("abcde", 2)
     {'c': 0, 'e': 1}
@@ -361,28 +361,28 @@ def _windows(layers: Sequence[str], offloaded: int) -> dict[str, int]:
 
 
 def _forward(memory: StageMemory) -> tuple[int, int, int, int]:
-    """Return the outputs of a forward: what it keeps is the third, and what it needs besides the last."""
+    """Return the outputs of a forward: the third is what it keeps, the last its working memory."""
     return 0, 0, memory.saved, memory.forward - memory.saved
 
 
 def _backward(memory: StageMemory) -> int:
-    """Return what a backward needs while it runs, besides what its forward kept."""
+    """Return the working memory of a backward, besides what its forward kept."""
     return memory.backward - memory.saved
 
 
 # ----------------------------------------------------------------------------------------------------------
 # A step under DeepSpeed's ZeRO-3, as ops on two streams of one rank.
 #
-#     communication   g0 c0    g1 c1   g2 c2           one communicator: one after the other
+#     communication   g0 c0    g1 c1   g2 c2           one communicator, so one after the other
 #     compute              F0      F1      F2          the host waits before each, then gathers ahead
 #
-# Every product with weights is a module of its own, and so are embedding and head; what follows it up to the
-# next one runs with it. What is gathered as a module is entered, and what ahead, a coordinator decides
-# (`policies.parallel.zero_3`): by its defaults one product ahead, and none while more than
-# 10⁹ elements are there. Layers that are recomputed enter their modules once more. c: the parts of ranks are
-# copied together. The host waits for an idle device before it gathers, so that a gather hides behind one
-# module and no more. Gradients fill buckets of 5·10⁸ elements; one is scattered when the next gradient would
-# not fit. Parameters of at most 10⁵ elements stay, and are gathered behind the updates.
+# Every product with weights is a module, as are embedding and head; ops between it and the next module run
+# with it. A coordinator decides what is gathered when a module is entered, and what ahead
+# (`policies.parallel.zero_3`): by default one product ahead, and none while more than
+# 10⁹ elements are gathered. Recomputed layers enter their modules once more. c: the ranks' parts are
+# copied together. The host waits for an idle device before it gathers, so that a gather overlaps only one
+# module. Gradients fill buckets of 5·10⁸ elements; a bucket is scattered when the next gradient would
+# not fit. Parameters of at most 10⁵ elements stay, and are gathered after the updates.
 #
 # Sources: DeepSpeed 0.3.16, deepspeed/runtime/zero/stage3.py (``fetch_sub_module``,
 # ``prefetch_next_sub_modules``, ``reduce_independent_p_g_buckets_and_remove_grads``) and
@@ -390,7 +390,7 @@ def _backward(memory: StageMemory) -> int:
 # keeps these rules, but waits for what is gathered alone.
 
 _REDUCE_BUCKET: Final = 500_000_000
-"""Elements (``reduce_bucket_size``)."""
+"""Elements per bucket (``reduce_bucket_size``)."""
 
 
 class _Weight(NamedTuple):
@@ -399,12 +399,12 @@ class _Weight(NamedTuple):
 
 
 def _runs(of: Training, unit: CheckpointUnit) -> list[tuple[str, tuple[_Weight, ...], StagePart]]:
-    """Return the pieces of a unit, each with its weights (none: it is no module) and times."""
+    """Return the pieces of a unit, each with its weights (none: it is not a module) and its time."""
     model, found = of.model, list[tuple[str, tuple[_Weight, ...], StagePart]]()
     words = _Weight("words", -(-model.vocabulary // of.layout.tp) * model.hidden)
     for k, piece in enumerate(unit.pieces):
         timed = of.timed(CheckpointUnit(piece.name, (piece,)))
-        first = unit.pieces.index(piece)  # a head that runs again for a further token has the same weights
+        first = unit.pieces.index(piece)  # a head repeated for a further token has the same weights
         weights = [_Weight(f"{unit.name}/{first}", timed.parameters)] if timed.parameters else []
         if piece.name == "embedding":
             positions = _Weight("positions", model.positions * model.hidden)
@@ -416,7 +416,7 @@ def _runs(of: Training, unit: CheckpointUnit) -> list[tuple[str, tuple[_Weight, 
 
 
 class _Visit(NamedTuple):
-    """A run in one direction: as a module is entered, until the next one is."""
+    """A run in one direction, from the entry of a module to that of the next."""
 
     name: str
     weights: tuple[_Weight, ...]
@@ -426,11 +426,11 @@ class _Visit(NamedTuple):
 
 
 def _visits(of: Training, waits: Callable[[CheckpointUnit], tuple[float, float]]) -> list[_Visit]:
-    """Return what a micro-batch visits, in order; what a unit `waits` for the host precedes its first run."""
+    """Return a micro-batch's visits in order; the host waits of a unit (`waits`) precede its first run."""
     found: list[_Visit] = []
 
     def visit(visited: _Visit) -> None:
-        """Visit a module; what is none runs with the one before."""
+        """Add a visit; a piece that is not a module runs with the one before."""
         if found and not visited.weights and visited.phase == found[-1].phase:
             found[-1] = found[-1]._replace(spent=found[-1].spent.plus(visited.spent))
         else:
@@ -461,7 +461,7 @@ class _ZeroThreeWriter(StepWriter):
         self.rest = self.stage.parameters - sum(weights.values())
         self.stays = self.rest + sum(size for size in weights.values() if size <= limits.persistence)
         self.last = {each: at for at, visit in enumerate(self.visits) for each in visit.weights}
-        """The visit behind which the gradient of a weight is there."""
+        """Weight → the visit after which its gradient is complete."""
         self.handle: dict[str, int] = {}
         self.computed: tuple[int, ...] = ()
         self.reducing = 0.0
@@ -495,7 +495,7 @@ class _ZeroThreeWriter(StepWriter):
         self.scatter(held, k)
 
     def visit(self, visit: _Visit, messages: Sequence[float], after: Sequence[int], k: int) -> int:
-        """Write what runs; what its forward keeps of a unit stays until its backward is over."""
+        """Write a visit; what its forward keeps for a unit stays until the unit's backward is over."""
         unit, memory = visit.unit.name, self.held[visit.unit]
         gathers = (self.handle[each.name] for each in visit.weights if each.name in self.handle)
         reads = [self.builder.tensor(op) for op in dict.fromkeys(gathers)]
@@ -513,7 +513,7 @@ class _ZeroThreeWriter(StepWriter):
         return op
 
     def enter(self, visit: _Visit, k: int) -> tuple[tuple[int, ...], float]:
-        """Gather and wait; return what the module waits for, and how long a gather ahead passes beside it."""
+        """Gather and wait; return the ops that the module waits for, and the time of the gather ahead."""
         found = self.coordinator.fetch()
         self.launch(found.missing, visit, self.computed, k)
         arrived = []
@@ -522,11 +522,11 @@ class _ZeroThreeWriter(StepWriter):
             ns = self.of.calibration.pass_ns(2 * self.of.parameter_bytes * elements)
             after = (self.handle[together[0].name],)
             name = f"parts of {together[0].name} for {visit.name}"
-            arrived.append(self.op(name, "concat", ns, after, k, BESIDE, ns))  # a part of the gather
+            arrived.append(self.op(name, "concat", ns, after, k, BESIDE, ns))  # counts as part of the gather
         return tuple(arrived), self.launch(found.ahead, visit, (*self.computed, *arrived), k)
 
     def launch(self, weights: Sequence[_Weight], visit: _Visit, idle: Sequence[int], k: int) -> float:
-        """Launch one gather, as the device is idle behind these ops; return how long it takes."""
+        """Launch one gather once the device is idle after these ops; return how long it takes."""
         if not weights:
             return 0.0
         elements = sum(each.elements for each in weights)
@@ -542,11 +542,11 @@ class _ZeroThreeWriter(StepWriter):
 # ----------------------------------------------------------------------------------------------------------
 
 _LAYERED: Final[Mapping[str, type[StepWriter]]] = {"fsdp": _FsdpWriter, "zero-3": _ZeroThreeWriter}
-"""Who writes steps that gather parameters layer by layer."""
+"""Sharding → writer of steps that gather parameters layer by layer."""
 
 
 def step_graph(training: Training, schedule: Schedule) -> tuple[Graph, Machine]:
-    """Return the ops of a step, and the devices that they run on."""
+    """Return the ops of a step, and the machine that they run on."""
     if training.parameters_apart:
         streams = 3 if training.offload_layers else 2
         return _LAYERED[training.layout.sharding](training).write(), plain_machine(1, streams=streams)
@@ -560,9 +560,9 @@ def step_graph(training: Training, schedule: Schedule) -> tuple[Graph, Machine]:
 
 
 def _contended(graph: Graph, machine: Machine, taken: float) -> Graph:
-    """Return the ops of a step, each longer by what messages beside it take of its SMs.
+    """Return the ops of a step, lengthened by the SMs that messages beside them take.
 
-    For how long they pass beside it is what a run without that says.
+    A run without this effect gives the time for which messages are beside each op.
     """
     trace = _run(graph, machine)
     op, start, end = (trace.tasks[name] for name in ("op", "start_ns", "end_ns"))
@@ -583,17 +583,17 @@ def _run(graph: Graph, machine: Machine) -> Trace:
 
 
 def step_trace(training: Training, schedule: Schedule | None = None) -> Trace:
-    """Run a step.
+    """Simulate a step.
 
     Parameters
     ----------
     training : Training
-    schedule : Schedule, optional
+    Default: the training's own.
         By default the training's own.
     """
     return _run(*step_graph(training, schedule or training.schedule))
 
 
 def step_ns(training: Training) -> int:
-    """Return how long a step takes, as `step_trace` runs it."""
+    """Return the simulated duration of a step (`step_trace`)."""
     return step_trace(training).makespan_ns

@@ -1,4 +1,4 @@
-"""One training step on all ranks, from sizes: stages with their times and memory, and what follows them.
+"""One training step on all ranks, from sizes: stages with their times and memory, and the optimizer step.
 
 ::
 
@@ -8,11 +8,11 @@
     calibration ─► gradients: scale, reduce ─► norm ─► clip, Adam ─► copy ─► gather parameters ─────────────┘
 
 Equal ranks are folded: one rank of each pipeline stage is simulated, for the tp·cp·dp ranks that do the same
-at the same time. Collectives inside a stage are part of its time; what a kernel hides of them is not.
+at the same time. Collectives inside a stage add to its time, except for the part that a kernel hides.
 
-What Megatron-LM's distributed optimizer reads and writes around a step, in bytes a parameter (P held, S its
-share of the optimizer's):  zero gradients 4P · check them 4P · scale them 8P · their norm 4S · clip 8S · Adam
-28S · copy 6S. Source: Megatron-LM, core/optimizer/{optimizer,clip_grads}.py,
+Bytes per parameter that Megatron-LM's distributed optimizer reads and writes around a step (P: all of a rank,
+S: its shard of the optimizer):  zero gradients 4P · check them 4P · scale them 8P · their norm 4S · clip 8S ·
+Adam 28S · copy 6S. Source: Megatron-LM, core/optimizer/{optimizer,clip_grads}.py,
 core/distributed/param_and_grad_buffer.py.
 """
 
@@ -69,18 +69,18 @@ _OF_A_BIAS: Final = 8 / 13
 
 @lru_cache(maxsize=64)
 def _plain_schedule(name: str, ranks: int, micro_batches: int, chunks: int | None) -> Schedule:
-    """Return a schedule without options; layouts of a sweep share few of them."""
+    """Return a schedule without options, cached because the layouts of a sweep share few of them."""
     return generate(name, ranks=ranks, micro_batches=micro_batches, chunks=chunks)
 
 
 def default_schedule(chunks: int) -> str:
-    """Return the schedule that is meant where none is named, for so many stages a rank."""
+    """Return the default schedule for that many stages per rank."""
     return "interleaved-1f1b" if chunks > 1 else "1f1b"
 
 
 @dataclass(frozen=True)
 class Training(RankOptions):
-    """A training step; how ranks run its layers is in `RankOptions`.
+    """A training step; `RankOptions` says how ranks run its layers.
 
     Attributes
     ----------
@@ -88,33 +88,33 @@ class Training(RankOptions):
     layout : Layout
     calibration : Calibration
     sequence, micro_batch, batch : int
-        Tokens of a sample; samples of a micro-batch of a replica; samples of a step.
+        Tokens per sample; samples per micro-batch of a replica; samples per step.
     recompute : {"none", "selective", "full"}, or tuple of str
-        selective: attention's inside; full: each layer; modules by name (`kernels.RECOMPUTED`).
+        selective: the inside of attention; full: each layer; or modules by name (`kernels.RECOMPUTED`).
     gradient_bytes, parameter_bytes, optimizer_state : int
-        A parameter's.
+        Bytes per parameter.
     overlap : bool
-        Gradients are reduced, and parameters gathered, beside the computation.
+        Whether gradients are reduced, and parameters gathered, beside the computation.
     partition : tuple of int
         Layers of each stage; empty: as even as possible, the last and then the first having one less.
     cuda_graph : tuple of str, or "full-iteration"
-        What graphs launch: of `GRAPHED`.
+        Scopes launched by graphs, from `GRAPHED`.
     wide_layers : tuple of int
-        Layers at the beginning and at the end whose products stay in 16 bits.
+        Numbers of first and of last layers whose products stay in 16 bits.
     dtypes : mapping
-        Module, of `kernels.MODULES` or ``predicted``, → the type of its products, where it is not the step's.
+        Module (of `kernels.MODULES`, or ``predicted``) → type of its products, if it is not the step's.
     offload_layers : int
-        First layers whose activations are copied to the host, beside the step, and back.
+        Number of first layers whose activations are copied to the host, beside the step, and back.
     offload : tuple of str
-        Modules (`kernels.OFFLOADED`) of which this is done in all layers, each beside the next.
+        Modules (`kernels.OFFLOADED`) whose inputs are offloaded in all layers, each beside the next.
     transformer_engine : bool
-        A gradient of each shape of weight is kept besides, as Transformer Engine does.
+        Whether an extra gradient of each shape of weight is kept, as in Transformer Engine.
     memory : int or None
         Bytes of a GPU.
     policy : str or None
         The schedule of its pipeline; None: the default one.
     options : mapping
-        Of the schedule.
+        Options of the schedule.
     """
 
     model: Architecture
@@ -140,7 +140,7 @@ class Training(RankOptions):
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse batches and stages that do not come out even."""
+        """Raise if batches or stages do not divide evenly."""
         replicas = self.layout.dp
         if self.batch % (replicas * self.micro_batch):
             raise MisfitError(
@@ -169,14 +169,14 @@ class Training(RankOptions):
             )
         if self.offload_layers:
             self._check_offload()
-        if self.stages > self.model.layers + 2:  # the first and the last may have none
+        if self.stages > self.model.layers + 2:  # the first and the last may have no layers
             raise MisfitError(
                 f"{self.model.layers} layers cannot be shared by {self.stages} stages",
                 reason="more stages than layers",
             )
 
     def _check_offload(self) -> None:
-        """Refuse what Megatron-LM does, and steps whose layers are no ops of their own."""
+        """Raise if Megatron-LM would refuse to offload, or if the step's layers are not separate ops."""
         why = ""
         if not (self.layout.sharding == "fsdp" and self.parameters_apart):
             why = "needs sharding: fsdp and no pipeline, where each layer is gathered and run by itself"
@@ -191,12 +191,12 @@ class Training(RankOptions):
 
     @property
     def stages(self) -> int:
-        """Number of stages, all chunks counted."""
+        """Number of stages, including all chunks."""
         return self.layout.pp * self.layout.chunks
 
     @property
     def parameters_apart(self) -> bool:
-        """Whether a rank has a part of the parameters; in a pipeline they stay gathered."""
+        """Whether a rank holds only a shard of the parameters; in a pipeline they stay gathered."""
         return self.layout.sharding in ("fsdp", "zero-3") and self.stages == 1
 
     @property
@@ -211,9 +211,9 @@ class Training(RankOptions):
 
     @property
     def flops(self) -> int:
-        """The model's own flop of a step, all scores counted: what MFU counts.
+        """The model's own flop in a step, including all scores: what MFU counts.
 
-        Frozen weights have no gradient; their adapters do.
+        Frozen weights have no gradient; their adapters have.
         """
         counts = self.sequences(self.batch, self.sequence).items()
         own = sum(self.model.flops(count, tokens) for tokens, count in counts)
@@ -223,7 +223,7 @@ class Training(RankOptions):
 
     @property
     def adapter_parameters(self) -> int:
-        """Those of a copy's ranks together."""
+        """Adapter parameters of all ranks of a copy together."""
         return self.layout.tp * sum(stage.adapters for stage in self.each_stage)
 
     @property
@@ -237,14 +237,14 @@ class Training(RankOptions):
 
     @cached_property
     def work(self) -> RankWork:
-        """The pieces on one rank."""
+        """The pieces of the model on one rank."""
         options = {each.name: getattr(self, each.name) for each in fields(RankOptions)}
         batch = ReplicaBatch(self.micro_batch, self.sequence, kept=self.calibration.kept(), **options)
         return RankWork(self.model, self.layout, batch)
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """What is recomputed, module by module."""
+        """Names of the recomputed modules."""
         if isinstance(self.recompute, tuple):
             return self.recompute
         return ("core_attn",) if self.recompute == "selective" else ()
@@ -253,11 +253,11 @@ class Training(RankOptions):
 
     @cached_property
     def groups(self) -> dict[str, RankGroup]:
-        """Where each group is."""
+        """Size and nodes of each group."""
         return {name: self.layout.group(name) for name in GROUPS}
 
     def spent(self, kernels: tuple[Kernel, ...]) -> Spent:
-        """Return where the time of kernels goes."""
+        """Return the time of kernels by kind."""
         sums = [0.0] * 7
         timed = [kernel for kernel in kernels if not isinstance(kernel, Collective)]
         if cast := self.calibration.casts(timed):
@@ -274,7 +274,7 @@ class Training(RankOptions):
         return Spent(*sums)
 
     def _units(self, stage: int) -> list[CheckpointUnit]:
-        """Return the units of a stage; the layers of one kind share their pieces."""
+        """Return the units of a stage; layers of the same kind share their pieces."""
         first = sum(self.layers_of[:stage])
         full = self.recompute == "full"
         words = self.model.vocabulary > 0
@@ -293,14 +293,14 @@ class Training(RankOptions):
         return units
 
     def _layer(self, kind: str, *, wide: bool) -> tuple[LayerPiece, ...]:
-        """Return the pieces of a layer, each in the type of its module."""
+        """Return the pieces of a layer, each in the product type of its module."""
         if wide or not self.dtypes:
             return self._in(WIDE if wide else "", kind)
         own = {piece: dtype for name, dtype in self.dtypes.items() for piece in MODULES.get(name, ())}
         return tuple(self._in(own.get(piece.name, ""), kind)[n] for n, piece in enumerate(self._in("", kind)))
 
     def _in(self, dtype: str, kind: str) -> tuple[LayerPiece, ...]:
-        """Return the pieces of a layer with all products in a type of their own."""
+        """Return the pieces of a layer with all products in the given type."""
         if (kind, dtype) not in self._layers_made:
             batch = replace(self.work.batch, kept=self.calibration.kept(dtype))
             work = RankWork(self.model, self.layout, batch) if dtype else self.work
@@ -315,7 +315,7 @@ class Training(RankOptions):
 
     @cached_property
     def each_stage(self) -> tuple[StagePart, ...]:
-        """The stages."""
+        """All stages."""
         return tuple(self._stage(s) for s in range(self.stages))
 
     def _stage(self, s: int) -> StagePart:
@@ -329,7 +329,7 @@ class Training(RankOptions):
             parameters, expert = parameters + of.parameters, expert + of.expert_parameters
             adapters += of.adapters
         table = -(-self.model.vocabulary // self.layout.tp) * self.model.hidden
-        first = s == 0 and not (self.model.tied and self.stages == 1)  # else the head has them
+        first = s == 0 and not (self.model.tied and self.stages == 1)  # otherwise the head has them
         last = s == self.stages - 1
         parameters += first * table + (s == 0) * self.model.positions * self.model.hidden
         if last and self.model.vocabulary:
@@ -340,10 +340,10 @@ class Training(RankOptions):
         return self._launched(whole)
 
     def _launched(self, stage: StagePart) -> StagePart:
-        """Return a stage with what its GPU waits for the host: a third of the launches are the forward's.
+        """Return a stage with its GPU's waits for the host; a third of the launches are the forward's.
 
-        The host runs ahead of a micro-batch, but not of the wait for how many tokens came to the experts: the
-        launches behind it show whole.
+        The host runs ahead within a micro-batch, but not past the wait for the experts' token counts: the
+        launches after that wait are fully exposed.
         """
         graphs, (part, experts, turns, _) = self.cuda_graph, self.calibration.host
         kinds = [unit.kind for unit in stage.units]
@@ -364,19 +364,19 @@ class Training(RankOptions):
         )
 
     def timed(self, unit: CheckpointUnit) -> StagePart:
-        """Return the parameters of a unit, and where its time goes."""
+        """Return the parameters of a unit, and its time by kind."""
         found = self._timed.get(unit.pieces)
         if found is None:
             forward = [kernel for piece in unit.pieces for kernel in piece.forward]
             backward = [kernel for piece in unit.pieces for kernel in piece.backward]
             of_weights = [k for k in backward if isinstance(k, Product) and k.part == "W"]
             others = [k for k in backward if not (isinstance(k, Product) and k.part == "W")]
-            # a head that runs again for a further token has no weights of its own, nor has a product's block
+            # neither a head repeated for a further token nor a block of a product has weights of its own
             own = dict.fromkeys(
                 (p, k) for p in unit.pieces for k in p.forward if isinstance(k, Product) and k.part == "F"
             )
             parameters = sum(k.groups * k.k * k.n for _, k in own)
-            if unit.boundary:  # a layer: its norms, and a bias of each product
+            if unit.boundary:  # a layer: its norms, and a bias per product
                 parameters += self.model.norm_parameters(unit.kind)
                 parameters += sum(k.n for p, k in own if not p.adapts) if self.model.biases else 0
             weights, copy = self.spent(tuple(of_weights)), self._copy_ns(unit)
@@ -393,12 +393,12 @@ class Training(RankOptions):
         return found
 
     def _copy_ns(self, unit: CheckpointUnit) -> float:
-        """Return what copying what a unit keeps on the host takes, one way."""
+        """Return the time to copy a unit's offloaded data to the host, one way."""
         away = sum(p.saved - p.dropped * bool(self.modules) for p in unit.pieces if p.offloaded)
         return self.calibration.copy_ns(away) if away else 0.0
 
     def _again(self, unit: CheckpointUnit) -> Spent:
-        """Return where the time goes of what runs again, before the backward of a unit."""
+        """Return the time by kind of what is recomputed before the backward of a unit."""
         if unit.checkpointed:
             return self.spent(tuple(k for piece in unit.pieces for k in piece.forward))
         if self.modules:
@@ -413,13 +413,13 @@ class Training(RankOptions):
 
     @property
     def shared_by(self) -> tuple[int, int]:
-        """The ranks over which the optimizer is sharded: of all but experts, and of experts."""
+        """Numbers of ranks over which the optimizer is sharded: for all but experts, and for experts."""
         if self.layout.sharding == "none":
             return 1, 1
         return self.layout.sharded_by, self.groups["edp"].size
 
     def updated(self, stage: StagePart) -> tuple[int, int]:
-        """Return which parameters of a stage a rank trains: how many but experts', and experts'."""
+        """Return how many parameters of a stage a rank trains: all but experts', and experts'."""
         if self.lora:
             return stage.adapters, 0
         return stage.parameters - stage.expert_parameters, stage.expert_parameters
@@ -431,7 +431,7 @@ class Training(RankOptions):
         return -(-dense // by) + -(-experts // by_experts)
 
     def reduce_ns(self, stage: StagePart) -> tuple[float, float]:
-        """Return what reducing the gradients of a stage takes, and gathering its parameters."""
+        """Return the time to reduce the gradients of a stage, and to gather its parameters."""
         cost, groups = self.calibration.collective_ns, self.groups
         dense, experts = self.updated(stage)
         if self.layout.sharding == "none":
@@ -445,17 +445,17 @@ class Training(RankOptions):
         )
 
     def gathered(self, parameters: int, wide: int = 0) -> int:
-        """Return the bytes of gathered parameters, so many of words; DeepSpeed gathers all in 16 bits."""
+        """Return the bytes of gathered parameters, `wide` of them words; DeepSpeed gathers all in 16 bits."""
         wide = parameters if self.layout.sharding == "zero-3" else wide
         return self.calibration.gathered(parameters, wide, self.parameter_bytes)
 
     def gather_ns(self, parameters: int, experts: int = 0, wide: int = 0) -> float:
-        """Return what gathering sharded parameters takes, and experts' over the ranks that share them."""
+        """Return the time to gather sharded parameters, and experts' over the ranks that share them."""
         both = ((self.gathered(parameters, wide), "shard"), (self.gathered(experts), "eshard"))
         return sum(self.calibration.collective_ns("all_gather", n, self.groups[name]) for n, name in both)
 
     def scatter_ns(self, parameters: int, experts: int = 0) -> tuple[float, float]:
-        """Return what scattering gradients takes, and summing them over replicas of the shards."""
+        """Return the time to scatter gradients, and to sum them over replicas of the shards."""
         cost, scattered, summed = self.calibration.collective_ns, 0.0, 0.0
         for n, *names in ((parameters, "shard", "replicas"), (experts, "eshard", "ereplicas")):
             shard, replicas = (self.groups[name] for name in names)
@@ -464,7 +464,7 @@ class Training(RankOptions):
         return scattered, summed
 
     def optimizer_ns(self, stage: StagePart) -> float:
-        """Return what the optimizer step takes on a rank, with what is done to the gradients before it."""
+        """Return the time of the optimizer step on a rank, including the passes over gradients before it."""
         p, s, g = self.gradients_held(stage), self.share(stage), self.gradient_bytes
         replicas = self.groups["dp_cp"].size > 1
         cast = self.calibration.weight_casts(stage.parameters - stage.words)
@@ -476,7 +476,7 @@ class Training(RankOptions):
 
     @cached_property
     def schedule(self) -> Schedule:
-        """The schedule of its pipeline, where there is such a one."""
+        """The schedule of its pipeline."""
         name = self.policy or default_schedule(self.layout.chunks)
         schedule = self.schedule_of(name, **self.options)
         if schedule.stages != self.stages:
@@ -499,17 +499,17 @@ class Training(RankOptions):
 
     @property
     def sent_nbytes(self) -> int:
-        """What a stage sends on."""
+        """Bytes that a stage sends on."""
         return self.work.carried
 
     @property
     def send_ns(self) -> int:
-        """What sending it takes."""
+        """Time to send them."""
         return round_half_up(self.calibration.collective_ns("send", self.sent_nbytes, self.groups["pp"]))
 
     @cached_property
     def pipeline_stages(self) -> list[PipelineStage]:
-        """The stages as a pipeline knows them."""
+        """The stages in the form that a pipeline uses."""
         both = zip(self.each_stage, self.memory_of_stages, strict=True)
         return [self._pipeline_stage(s, *of) for s, of in enumerate(both)]
 
@@ -520,7 +520,7 @@ class Training(RankOptions):
             for what in ("ns", "exposed")
         )
         held, sent = self.resident(stage), self.sent_nbytes
-        gradients = sent * ((s > 0) + (s < self.stages - 1))  # which a backward receives and sends on
+        gradients = sent * ((s > 0) + (s < self.stages - 1))  # received and sent on by a backward
         return PipelineStage(
             times,
             exposed=exposed if stage.forward.exposed or stage.backward.exposed else None,
@@ -536,7 +536,7 @@ class Training(RankOptions):
 
     @cached_property
     def around(self) -> Around:
-        """What is before and behind the pipeline."""
+        """What precedes and follows the pipeline."""
         reduced = [self.reduce_ns(stage) for stage in self.each_stage]
         alone = not any(sum(both) for both in reduced)
         first = self.each_stage[0]
@@ -557,25 +557,25 @@ class Training(RankOptions):
 
     @cached_property
     def memory_of_stages(self) -> list[StageMemory]:
-        """What a micro-batch needs on each stage."""
+        """Memory of a micro-batch on each stage."""
         return [stage_memory(stage.units, selective=bool(self.modules)) for stage in self.each_stage]
 
     def gradients_held(self, stage: StagePart) -> int:
-        """Return of how many parameters a rank keeps the gradients until its optimizer step."""
+        """Return for how many parameters a rank keeps gradients until its optimizer step."""
         apart = self.layout.sharding == "zero-2" or self.parameters_apart
         return self.share(stage) + self._whole(stage) if apart else sum(self.updated(stage))
 
     def _whole(self, stage: StagePart) -> int:
-        """Return the parameters of experts that no other rank of a copy has: they stay, whole."""
+        """Return the expert parameters that no other rank of a copy has: they stay whole."""
         alone = self.layout.sharding == "fsdp" and self.groups["eshard"].size == 1
         return stage.expert_parameters if alone and self.parameters_apart else 0
 
     def resident(self, stage: StagePart) -> dict[str, int]:
-        """Return what a rank holds of a stage the whole time."""
+        """Return the resident bytes of a stage on a rank."""
         p, share = stage.parameters, self.share(stage)
         held = share if self.parameters_apart else p
         if self.parameters_apart and self.layout.sharding == "fsdp":
-            # what is gathered in 16 bits is cast from the fp32 copy, which is optimizer state here
+            # parameters gathered in 16 bits are cast from the fp32 copy, which counts as optimizer state here
             held = self._whole(stage)
         return {
             "parameters": self.parameter_bytes * held,
