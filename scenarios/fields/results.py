@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -33,6 +33,9 @@ from sim.graph.attributes import flag
 from sim.job.job import Job
 from sim.objectives import OBJECTIVES
 from sim.trace import Trace
+
+if TYPE_CHECKING:
+    from matplotlib.axis import XAxis, YAxis
 
 Summary = Mapping[str, Any]
 Value = int | float | str | list[str]
@@ -363,6 +366,24 @@ def shown_result(what: str, value: Value) -> str:
     """Return a result as people read it, with its unit, and rounded."""
     unit = RESULTS[what.partition(".")[0]].unit
     return (unit.brief or unit.show)(value)
+
+
+def label_result(axis: XAxis | YAxis, what: str) -> None:
+    """Label an axis with a result, with ticks at round values in its unit."""
+    from matplotlib.ticker import MaxNLocator
+
+    from sim.plot.memory import byte_unit
+
+    unit = RESULTS[what.partition(".")[0]].unit
+
+    class Round(MaxNLocator):
+        def tick_values(self, vmin: float, vmax: float) -> Any:
+            one = byte_unit(int(vmax))[0] if unit is _BYTES else 1
+            return one * np.asarray(super().tick_values(vmin / one, vmax / one))
+
+    axis.set_label_text(what)
+    axis.set_major_locator(Round(nbins=5 if axis.axis_name == "x" else 8, steps=[1, 2, 2.5, 5, 10]))
+    axis.set_major_formatter(lambda y, _: shown_result(what, round(y) if y > 100 else y) if y else "0")
 
 
 def row_names(trace: Trace) -> list[str]:

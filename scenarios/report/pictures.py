@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
-from scenarios.fields.results import column_of_result, shown_result
+from scenarios.fields.results import column_of_result, label_result
 from scenarios.variants.variant import Row, WhatIfText
 from sim.base.errors import InputError
 from sim.base.units import format_duration
@@ -150,8 +150,7 @@ def sweep_plot(
         turned = {"rotation": 25, "ha": "right"}
     ax.set_xticks([place[value] for value in order], shown, **turned)
     ax.set_xlabel(settings[0].removeprefix("varied "))
-    ax.set_ylabel(what)
-    ax.yaxis.set_major_formatter(lambda y, _: shown_result(what, round(y) if y > 100 else y) if y else "0")
+    label_result(ax.yaxis, what)
     ax.set_ylim(bottom=0)
     plain(ax)
     if lines.keys() != {""}:

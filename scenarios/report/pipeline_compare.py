@@ -78,6 +78,7 @@ def pareto(results: Sequence[Result], ax: Axes | None = None) -> Axes:
     Axes
     """
     from sim.plot.figure import elided, new_figure, scale_time
+    from sim.plot.legend import add_legend
     from sim.plot.theme import OKABE_ITO, paper, plain
 
     if ax is None:
@@ -92,7 +93,8 @@ def pareto(results: Sequence[Result], ax: Axes | None = None) -> Axes:
     scale = scale_time(ax, max((int(time) for time, _ in points), default=1))
     unit = 1 << 30 if sized and max(memory) >= 1 << 30 else 1 << 20 if sized else 1
     best = front(points)
-    ax.plot([points[i][0] / scale for i in best], [points[i][1] / unit for i in best], color=OKABE_ITO[4])
+    at, peaks_on_front = [points[i][0] / scale for i in best], [points[i][1] / unit for i in best]
+    (line,) = ax.plot(at, peaks_on_front, "o-", color=OKABE_ITO[4])
     for i, (time, nbytes) in enumerate(points):
         face = OKABE_ITO[4] if i in best else paper()
         ax.plot([time / scale], [nbytes / unit], "o", markerfacecolor=face, markeredgecolor=OKABE_ITO[4])
@@ -101,6 +103,7 @@ def pareto(results: Sequence[Result], ax: Axes | None = None) -> Axes:
     plain(ax)
     named = [(elided(result.policy), at) for result, at in zip(results, places, strict=True)]
     _name_apart(ax, named, [places[i] for i in best])
+    add_legend(ax, {"Pareto front": line}, alone=True)
     ax.set_ylabel({1 << 30: "peak memory (GiB)", 1 << 20: "peak memory (MiB)"}.get(unit, "activations alive"))
     return ax
 

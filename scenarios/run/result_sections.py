@@ -147,7 +147,7 @@ def _pipeline(told: Mapping[str, Any]) -> Section:
     if told["bubble_formula"] is not None:
         formula = f"; formula {100 * told['bubble_formula']:.2f}% ({told['formula']})"
     line = (
-        f"{told['ranks']} ranks, {told['stages']} stages, {told['micro_batches']} micro-batches: "
+        f"{told['ranks']} ranks, {told['stages']} stages, {told['micro_batches']:,} micro-batches: "
         f"bubble {100 * told['bubble']:.2f}% of the makespan, {100 * told['span_bubble']:.2f}% of the "
         f"longest span{formula}"
     )
@@ -205,7 +205,7 @@ def _train(told: Mapping[str, Any]) -> Section:
         of = f"{told['parameters'] / 1e9:.4g} billion parameters{trained}; {told['schedule']}, "
     gpus, step = told["gpus"], format_duration(told["step_ns"])
     lines = [
-        f"step {step} on {gpus:,} GPU{'s'[: gpus != 1]}: {', '.join(rates)}{fits}\n{of}"
+        f"step {step} on {gpus:,} GPU{'s'[: gpus != 1]}{': ' * bool(rates)}{', '.join(rates)}{fits}\n{of}"
         f"{told['micro_batches']:,} micro-batch{'es'[: 2 * (told['micro_batches'] != 1)]}{folded}",
         *told["notes"],
     ]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import yaml
 
-from scenarios.fields.results import RESULTS, column_of_result, shown_result
+from scenarios.fields.results import RESULTS, column_of_result, label_result
 from scenarios.file.document import Document
 from scenarios.run.scenario import scenario_of
 from scenarios.variants.tune import Tuning
@@ -195,6 +195,8 @@ def tuning_figure(tuning: Tuning, against: str | None = None) -> Figure:
 
 def progress_plot(tuning: Tuning, ax: Axes) -> None:
     """Draw every trial, and the best so far as a line."""
+    from matplotlib.ticker import MaxNLocator
+
     from sim.plot.theme import OKABE_ITO, plain
 
     goal = tuning.goal
@@ -204,9 +206,10 @@ def progress_plot(tuning: Tuning, ax: Axes) -> None:
     ax.plot(at, values, ".", color="0.7", markersize=3, label="trials", rasterized=True)
     ax.step(at, best, where="post", color=OKABE_ITO[4], label="best so far")
     ax.set_xlabel("trial")
-    pad = 0.08 * abs(best[0] - best[-1]) or 0.01 * abs(best[-1]) or 1.0
-    ax.set_ylim(min(best) - pad, max(best) + pad)  # trials that are far worse would hide what happened
-    _values_along(ax.yaxis, ax, goal.what)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if pad := 0.08 * abs(best[0] - best[-1]):
+        ax.set_ylim(min(best) - pad, max(best) + pad)  # trials that are far worse would hide what happened
+    label_result(ax.yaxis, goal.what)
     ax.legend(frameon=False)
     plain(ax)
 
@@ -218,7 +221,8 @@ def front_plot(tuning: Tuning, against: str, ax: Axes) -> None:
     goal, column = tuning.goal, column_of_result(against)
     answers = (tuning.trials[k].row for k in tuning.answers)
     rows = [row for row in answers if column in row]
-    ax.plot([r[column] for r in rows], [r[goal.column] for r in rows], ".", color="0.7", markersize=4)
+    at, values = [r[column] for r in rows], [r[goal.column] for r in rows]
+    ax.plot(at, values, ".", color="0.7", markersize=4, label="trials")
     front = [tuning.trials[k].row for k in tuning.front(against)]
     ax.plot(
         [r[column] for r in front],
@@ -227,15 +231,7 @@ def front_plot(tuning: Tuning, against: str, ax: Axes) -> None:
         color=OKABE_ITO[4],
         label="Pareto front",
     )
-    _values_along(ax.xaxis, ax, against)
-    _values_along(ax.yaxis, ax, goal.what)
+    label_result(ax.xaxis, against)
+    label_result(ax.yaxis, goal.what)
     ax.legend(frameon=False)
     plain(ax)
-
-
-def _values_along(axis: Any, ax: Axes, what: str) -> None:
-    """Label an axis with a result, in its units."""
-    axis.set_label_text(what)
-    axis.get_major_locator().set_params(nbins=5 if axis.axis_name == "x" else 8)
-    if RESULTS[what.partition(".")[0]].is_amount:
-        axis.set_major_formatter(lambda value, _: shown_result(what, round(value) if value > 100 else value))

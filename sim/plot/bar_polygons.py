@@ -1,8 +1,8 @@
 """Bars as polygons, and the lanes that they stand on.
 
 All bars of a chart are one collection of polygons for each hatch: 20,000 of them draw in well under a second.
-Narrow ones get no edges, which would be all that one sees, and are blended, not snapped to pixels, so that a
-column of the picture has the colours of what ran then, as strong as the lane was busy.
+Narrow ones get no edges, which would be all that one sees, and are mixed: a column of the picture has the
+colours of what ran then, as strong as the lane was busy.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from sim.base.arrays import UNSET, BoolArray, IntArray
+from sim.base.arrays import UNSET, BoolArray, FloatArray, IntArray
 from sim.plot.bars import Bars, PathSteps, arrows_of, micro_batches, name_of
 from sim.plot.figure import elided
 from sim.plot.theme import hatches, ink, paper, printed, shade
@@ -55,7 +55,9 @@ def draw_bars(
     left, right, bottom = bars.start / scale, bars.end / scale, top + height
     corners = np.stack((left, top, left, bottom, right, bottom, right, top), axis=-1).reshape(-1, 4, 2)
     wide = bars.end - bars.start > until / 400  # an edge around a thinner bar would hide it
-    groups: list[tuple[BoolArray, float, Any, str]] = [(~wide, 0.0, "none", "")]
+    if not wide.all():
+        _draw_mixed(ax, corners[~wide, 0], corners[~wide, 2], face[~wide])
+    groups: list[tuple[BoolArray, float, Any, str]] = []
     for pattern in sorted(set(hatch.values())):
         here = wide & np.isin(bars.kind, [k for k, kind in enumerate(bars.kinds) if hatch[kind] == pattern])
         groups.append((here, 0.5, paper(), pattern))
@@ -70,8 +72,41 @@ def draw_bars(
                 linewidths=edge,
                 hatch=pattern or None,
             )
-            collection.set_snap(bool(edge))
+            collection.set_snap(True)
             ax.add_collection(collection, autolim=False)
+
+
+def _draw_mixed(ax: Axes, start: FloatArray, end: FloatArray, face: FloatArray) -> None:
+    """Draw narrow bars from corner to corner, each column of pixels by their shares of it.
+
+    Polygons that meet in a pixel would be blended one over another, and a busy lane seen through.
+    """
+    from matplotlib.artist import Artist
+
+    (top, bottom), row = np.unique((start[:, 1], end[:, 1]), axis=1, return_inverse=True)
+    ink = np.concatenate((face[:, :3] * face[:, 3:], face[:, 3:]), axis=1)
+
+    class Mixed(Artist):
+        def draw(self, renderer: Any) -> None:
+            finer, box = renderer.get_image_magnification(), ax.bbox
+            pixels = ax.transData.transform
+            left, right = ((pixels(corner)[:, 0] - box.x0) * finer for corner in (start, end))
+            columns = np.zeros((len(top), int(np.ceil(box.width * finer)) + 1, 4))
+            first = np.floor(left).astype(np.int64)
+            for at in (first + k for k in range(int(np.ceil((right - left).max())) + 1)):
+                share = np.clip(np.minimum(right, at + 1) - np.maximum(left, at), 0, 1)
+                seen = (share > 0) & (at >= 0) & (at < columns.shape[1])
+                np.add.at(columns, (row[seen], at[seen]), share[seen, None] * ink[seen])
+            columns[..., :3] /= np.maximum(columns[..., 3:], 1e-9)
+            image = np.round(255 * np.minimum(columns, 1)).astype(np.uint8)
+            context = renderer.new_gc()
+            context.set_clip_rectangle(box)
+            for high, low, line in zip(top, bottom, image, strict=True):
+                y, above = (round(pixels((0, lane))[1]) for lane in (low, high))
+                rows = max(1, round((above - y) * finer))
+                renderer.draw_image(context, box.x0, y, np.tile(line, (rows, 1, 1)))
+
+    ax.add_artist(Mixed()).set_zorder(1)
 
 
 def name_lanes(ax: Axes, lanes: Sequence[str], points: float) -> None:
@@ -92,11 +127,17 @@ def name_lanes(ax: Axes, lanes: Sequence[str], points: float) -> None:
 
 
 def points_of(ax: Axes, share_of: int = 1) -> tuple[float, float]:
-    """Return the width of axes, and their height over `share_of`, in points, as known before layout."""
+    """Return the width of axes, and their height over `share_of`, in points, as known before layout.
+
+    Long names of lanes, and of a legend that is there already, leave less width.
+    """
     figure = ax.get_figure(root=True)
     assert figure is not None
-    (width, height), place = figure.get_size_inches(), ax.get_position()
-    return place.width * width * 72, place.height * height * 72 / max(1, share_of)
+    (width, height), place = 72 * figure.get_size_inches(), ax.get_position()
+    beside = [ax.get_yticklabels(), *(legend.get_texts() for legend in figure.legends)]
+    widths = ([float(len(text.get_text()) * text.get_fontsize()) for text in texts] for texts in beside)
+    names = sum(max(each, default=0.0) for each in widths)
+    return min(place.width * width, width - 40 - names * _WIDTH), place.height * height / max(1, share_of)
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -149,7 +149,11 @@ def bars_of(trace: Record, *, links: bool = True, issuers: bool = False) -> Bars
     if issuers:
         launched = ran[trace.job.launched[tasks["op"][ran]]]
         paid = issue_costs_ns(trace.job)[tasks["op"][launched]]
-        launched, paid = launched[paid > 0], paid[paid > 0]
+        by_issue = np.argsort(
+            tasks["issue_ns"][launched], kind="stable"
+        )  # streams start them in another order
+        by_issue = by_issue[paid[by_issue] > 0]
+        launched, paid = launched[by_issue], paid[by_issue]
         issue = tasks["issue_ns"][launched]
         who = {issuer.index: issuer.name for issuer in machine.issuers()}
         kind, nobody = (np.full(len(launched), code) for code in (len(kinds) - 2, UNSET))

@@ -112,6 +112,7 @@ def gantt(
         path = path_of(DerivedColumns(trace), bars, shown)
         marked = np.isin(np.arange(len(shown)), path.bar)
     draw_bars(ax, shown, colours, scale, until, marked)
+    name_lanes(ax, bars.lanes, points)
     fills = [shade(colours[kind]) for kind in bars.kinds]
     on_path = None if marked is None else shown.row[marked]
     names_in_bars(ax, trace, bars, fills, scale, until, points, on_path)
@@ -119,7 +120,6 @@ def gantt(
         draw_path(ax, path, scale, until)
     if arrows:
         draw_arrows(ax, trace, bars, scale)
-    name_lanes(ax, bars.lanes, points)
     ax.set_xlim(0, until / scale)
     plain(ax, "; ".join(part for part in (title, _UNSEEN if unseen else "") if part), "x")
     if legend:
@@ -185,6 +185,7 @@ def compare_gantt(
     # A low chart may be lower than its legend.
     figure_inches = min(_HIGHEST, max(height, 0.3 + _ENTRY_INCHES * len(handles) * (len(handles) > 1)))
     figure, axes = new_figure(len(lanes) + n_strips, height=figure_inches)
+    add_legend(figure, handles)  # first, as names in bars have what room it leaves
     if (grid := axes[0].get_gridspec()) is not None:
         rows = zip(lanes, held, strict=True)
         grid.set_height_ratios(
@@ -213,7 +214,6 @@ def compare_gantt(
         ax.axvline(trace.makespan_ns / time_unit(until)[0], color=ink(), linewidth=0.8, linestyle=":")
         for each in (ax, *strips):
             each.label_outer()
-    add_legend(figure, handles)
     return figure
 
 

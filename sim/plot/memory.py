@@ -396,7 +396,7 @@ def memory(
     draw_bands(ax, strip, {label: colour_of(label) for label in strip.bands}, scale=scale, unit=unit)
     late, peak = strip.peak_ns > until / 2, f"{strip.peak_bytes / unit:,.4g} {name}"
     _mark_peak(ax, strip, peak, scale, top / unit, late=late, size=8)
-    ax.set_ylabel(f"{elided(device)} ({name})")
+    _label_bytes(ax, device, name)
     ax.set_xlim(0, until / scale)
     ax.set_ylim(0, 1.18 * top / unit)  # room for the peak's label
     plain(ax, title)
@@ -449,7 +449,7 @@ def draw_strip(ax: Axes, strip: Strip, colours: Mapping[str, str], size: Scale, 
         ax.axhline(strip.capacity_bytes / size.unit, color=shade(CAPACITY), linewidth=1, linestyle="--")
     late, peak = strip.peak_ns > until_ns / 2, format_bytes(strip.peak_bytes, iec=True)
     _mark_peak(ax, strip, peak, scale, size.top_bytes / size.unit, late=late, size=7)
-    ax.set_ylabel(f"{elided(strip.device)}\n({size.name})", rotation=0, ha="right", va="center", fontsize=8)
+    _label_bytes(ax, strip.device, size.name)
     ax.set_ylim(0, 1.35 * size.top_bytes / size.unit)  # room for the peak's label
     ax.locator_params(axis="y", nbins=3)
     ax.tick_params(axis="y", labelsize=7)
@@ -486,6 +486,11 @@ def draw_bands(ax: Axes, strip: Strip, colours: Mapping[str, str], *, scale: int
         kept = strip.reserved / unit
         ax.fill_between(times, below / unit, kept, step="post", color=shade(IN_VAIN), linewidth=0)
         ax.step(times, kept, where="post", color=shade(RESERVED), linewidth=1)
+
+
+def _label_bytes(ax: Axes, device: str, unit: str) -> None:
+    """Write beside a strip whose it is; across, as a long name is wider than the strip is high."""
+    ax.set_ylabel(f"{elided(device)}\n({unit})", rotation=0, ha="right", va="center", fontsize=8)
 
 
 def _mark_peak(ax: Axes, strip: Strip, peak: str, scale: int, top: float, *, late: bool, size: int) -> None:

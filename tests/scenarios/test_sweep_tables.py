@@ -163,6 +163,15 @@ def test_a_policy_that_is_varied_is_told_once(keys: list[str]) -> None:
     assert sweep_plot(four, keys).get_xticklabels()[0].get_rotation() == 25
 
 
+def test_an_axis_of_bytes_has_round_ticks() -> None:
+    from scenarios.report.pictures import sweep_plot
+
+    rows = [{"a": a, "policy": "p", "x.peak_memory_bytes": a * 10**8, "error": None} for a in (1, 3)]
+    ax = sweep_plot(rows, ["a"], what="peak_memory.x")
+    ax.figure.draw_without_rendering()  # type: ignore[union-attr]
+    assert [text.get_text() for text in ax.get_yticklabels()][:3] == ["0", "50 MiB", "100 MiB"]
+
+
 def test_nothing_to_draw_says_so(tmp_path: Path) -> None:
     from scenarios.report.pictures import sweep_plot
     from sim.base.errors import InputError

@@ -21,6 +21,7 @@ from scenarios.run.load import load_scenario
 from scenarios.variants.optimum import find_optimum
 from scenarios.variants.search_methods import METHODS, Ask
 from scenarios.variants.tune import Tuner
+from scenarios.variants.tune_report import tuning_figure
 from scenarios.variants.variant import Variant, Variants
 from sim.base import plugins
 from sim.base.errors import InputError, MissingExtraError
@@ -362,3 +363,12 @@ def test_where_seeds_change_nothing_a_trial_is_a_run(tmp_path: Path) -> None:
     path = write(tmp_path, NOISY)
     told = json.loads(sim("tune", path, "--set", "noise.jitter=0", "--budget", "9", "--json").stdout)
     assert (told["trials"], told["seeds"], told["fresh"]) == (9, 1, None)
+
+
+def test_a_picture_shows_all_trials_where_none_beats_the_first() -> None:
+    found = tuner(EXAMPLES / "gpipe.yaml", axes={"workload.pipeline.micro_batches": ["4", "8", "32"]})
+    found.settings("grid", 3)
+    ax = tuning_figure(found.tuning).axes[0]
+    low, high = ax.get_ylim()
+    assert low < 21e6 < 105e6 < high, "4 and 32 micro-batches"
+    assert all(tick == round(tick) for tick in ax.get_xticks())

@@ -407,6 +407,7 @@ def test_one_communicator_for_two_streams_is_named() -> None:
 
 def test_a_host_that_is_late_is_named() -> None:
     """PyTorch issue 163153: all_gathers do not overlap, as the host issues them late."""
+    assert "\nstep 1.576 ms on 2 GPUs\n" in sim("run", EXAMPLES / "fsdp2.yaml").stdout
     text = sim("explain", EXAMPLES / "fsdp2.yaml").stdout
     first = text.splitlines()[3]
     assert first.startswith("Held up most: ")

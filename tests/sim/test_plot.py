@@ -12,6 +12,8 @@ import pytest
 from drawn_runs import draw_run
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
+from matplotlib.colors import to_rgb
+from matplotlib.image import imread
 
 from devices.memory.registry import MemorySpec
 from devices.memory.run_memory import tensor_memory
@@ -20,7 +22,7 @@ from policies.issue.ready_queue import ReadyQueue
 from sim import Device, GraphBuilder, Job, Link, Machine, Trace, simulate
 from sim.base.errors import InputError, UnknownNameError
 from sim.plot import compare_gantt, gantt, memory, save, utilisation
-from sim.plot.bar_polygons import by_turns
+from sim.plot.bar_polygons import by_turns, points_of
 from sim.plot.bars import arrows_of, bars_of
 from sim.plot.figure import time_unit
 from sim.plot.html import gantt_data
@@ -169,7 +171,27 @@ def test_narrow_bars_become_fewer_and_keep_their_time(n: int) -> None:
     same = packed.lane[order[1:]] == packed.lane[order[:-1]]
     apart = packed.start[order[1:]] - packed.end[order[:-1]]
     assert (apart[same] >= -2 * (trace.makespan_ns // 4_000)).all(), "nothing moves farther than two columns"
-    assert len(polygons(gantt(trace))) == len(packed)
+
+
+def test_a_busy_lane_of_narrow_bars_has_their_full_colour(tmp_path: Path) -> None:
+    b = GraphBuilder("busy")
+    for k in range(3_000):
+        b.op(f"o{k}", kind="conv", duration_ns=7)
+    trace = simulate(b.build(), Machine((Device("gpu0"),)), ReadyQueue())
+    save(gantt(trace), tmp_path / "busy.png")
+    pixels = imread(tmp_path / "busy.png")[..., :3]
+    assert np.isclose(pixels, to_rgb(colour_of("conv")), atol=0.01).all(axis=2).mean() > 0.2
+
+
+def test_a_thread_issues_one_kernel_at_a_time() -> None:
+    """Also where streams start kernels in another order than they were issued in."""
+    b = GraphBuilder("two streams")
+    for k, ns in enumerate((50_000, 10, 10, 10)):
+        b.op(f"o{k}", duration_ns=ns)
+    device = Device("gpu0", streams=2, issue_ns=2_000)
+    trace = simulate(b.build(), Machine((device,)), ReadyQueue(synchronisation="issue"), streams=Lanes())
+    bars = bars_of(trace, issuers=True)
+    assert bars.level[bars.lane == 0].tolist() == [0] * 4
 
 
 def test_comparing_shares_axis_and_colours() -> None:
@@ -421,8 +443,10 @@ def test_long_names_leave_the_chart_its_room() -> None:
     b.op("a", kind="k" * 120, duration_ns=10, device="d" * 120)
     b.op("b", kind="j" * 120, duration_ns=10, device="d" * 120)
     figure = compare_gantt(simulate(b.build(), Machine((Device("d" * 120),)), ReadyQueue()))
+    expected = points_of(figure.axes[0])[0]  # what names in bars may take
     figure.canvas.draw()
     assert figure.axes[0].get_position().width > 0.5
+    assert expected <= points_of(figure.axes[0])[0]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [
         f"{letter * 20}…{letter * 9}" for letter in "jk"
     ]

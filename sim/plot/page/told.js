@@ -49,7 +49,7 @@ for (const run of page.told) {
   add(part, "pre", { textContent: run.text });
   if (!run.gaps.length) continue;
   add(part, "h3", { textContent: "Longest idle stretches" });
-  const [body] = makeTable(part, ["device", "at", "for", "reason", "who is to blame"], new Set([1, 2]));
+  const [body] = makeTable(part, ["device", "at", "for", "reason", "cause"], new Set([1, 2]));
   for (const gap of run.gaps) {
     const tr = add(body, "tr");
     tr.dataset.from = gap.start_ns;
