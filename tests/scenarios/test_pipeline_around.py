@@ -325,6 +325,22 @@ def test_torch_csv_goes_both_ways(
         ),
         (("1f1b", "--ranks", 2, "--micro-batches", 2, "--set", "order"), "should be KEY=VALUE"),
         (("zb-v", "--ranks", 2, "--micro-batches", 4, "--chunks", 1), "zb-v"),
+        (
+            ("gpipe", "--ranks", 2, "--micro-batches", 2, "--set", "forward=1000000"),
+            "a picture of 1500003 ticks cannot be read",
+        ),
+        (
+            ("zb-h1", "--ranks", 2, "--micro-batches", 2, "--set", "backward=3"),
+            "--set backward=3: nothing in a schedule zb-h1 takes this time",
+        ),
+        (
+            ("gpipe", "--ranks", 2, "--micro-batches", 2, "--set", "overlapped=3"),
+            "--set overlapped=3: nothing in a schedule gpipe takes this time",
+        ),
+        (
+            ("zb-h1", "--ranks", 2, "--micro-batches", 2, "--format", "torch-csv", "--set", "forward=2"),
+            "--set forward: a time of the picture, which --format torch-csv is not",
+        ),
     ],
 )
 def test_wrong_usage_of_schedule(arguments: tuple[object, ...], said: str) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from scenarios.cli.shared_options import argument, completes, option, settings
 from sim.base.errors import InputError
+
+if TYPE_CHECKING:
+    from policies.pipeline.pipeline_schedule import Schedule
 
 ScheduleFormat = Literal["text", "torch-csv", "clock"]
 """How a schedule is printed."""
@@ -54,20 +58,21 @@ def schedule(
             if value is None:
                 raise InputError(f"{name} needs {option}")
     found = generate(name, ranks=ranks, micro_batches=micro_batches, chunks=chunks, **given)
+    _refuse_without_effect(name, {key: times[key] for key in times if key not in given}, found, format)
     if format == "torch-csv":
         typer.echo(to_csv(found), nl=False)
         return
-    clock = clock_table(found.micro_batches, found.stages) if name == "gpipe" else None
     if format == "clock":
-        if clock is None:
+        if name != "gpipe":
             raise InputError(f"{name} does not go by clock cycles; gpipe does")
-        typer.echo(clock)
+        typer.echo(clock_table(found.micro_batches, found.stages))
         return
-    if clock is not None:
-        typer.echo(f"{clock}\n")
     transfer = times.pop("transfer", 0)
     stage = StageTimes(**{"forward": 1, "input_grad": 1, "weight_grad": 1, **times})
-    typer.echo(picture(found, evaluate(found, stage, transfer=transfer)))
+    drawn = picture(found, evaluate(found, stage, transfer=transfer))
+    if name == "gpipe":
+        typer.echo(f"{clock_table(found.micro_batches, found.stages)}\n")
+    typer.echo(drawn)
 
 
 def _times_and_options(name: str, sets: Any) -> tuple[dict[str, int], dict[str, Any]]:
@@ -88,4 +93,22 @@ def _times_and_options(name: str, sets: Any) -> tuple[dict[str, int], dict[str, 
     return times, given
 
 
-_TIMES = ("forward", "backward", "input_grad", "weight_grad", "recompute", "overlapped", "transfer")
+_TIMES = {
+    "forward": "F", "backward": "B", "input_grad": "IB", "weight_grad": "WB", "recompute": "R",
+    "overlapped": "+", "transfer": "F",
+}  # fmt: skip
+"""Of each time, what in a schedule takes so long: phases, or ``+``, a pair at once."""
+
+
+def _refuse_without_effect(
+    name: str, times: Mapping[str, int], found: Schedule, format: ScheduleFormat
+) -> None:
+    """Refuse times that are no options of the schedule, and that its picture does not have."""
+    if times and format != "text":
+        raise InputError(f"--set {next(iter(times))}: a time of the picture, which --format {format} is not")
+    there: set[str] = set()
+    for slot in (slot for program in found.programs for slot in program if times):
+        there |= {action.phase for action in slot.parts} | ({"+"} if len(slot.parts) > 1 else set())
+    for key in times:
+        if not there & set(_TIMES[key]):
+            raise InputError(f"--set {key}={times[key]}: nothing in a schedule {name} takes this time")
