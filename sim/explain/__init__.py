@@ -1,1 +1,1 @@
-"""Why a run took so long: paths, idle time, bounds, memory, and the sentences that say so."""
+"""Explanations of the makespan: paths, idle time, bounds, memory, and sentences about them."""

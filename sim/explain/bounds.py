@@ -1,14 +1,14 @@
 """Lower bounds: no schedule of this job, under any policy, ends earlier.
 
-Five reasons why a job takes time, each a bound of its own::
+Five reasons why a job takes time, each with a bound of its own::
 
     critical path   the longest chain of ops and transfers        a ──► b ──► c
     device          its work, spread over all its lanes or cores  ──► ▇▇▇▇ / 2 lanes ──►
-    stream, host    what must go one after another                ──► ▇ ▇ ▇ ▇ ──►
+    stream, host    work that must go one after another           ──► ▇ ▇ ▇ ▇ ──►
     link            its bytes at full bandwidth                   ──► ▇▇▇ ──►
-    resource        the work of the ops that take it, over how much of it there is
+    resource        the work of the ops that take it, divided by its capacity
 
-To the work of all but the first belongs what has to come before and after it, whichever part of it one takes
+All but the first also count the time that has to pass before and after any subset of their work
 (`sim.explain.jackson_bound`).
 They hold for the job as it was placed and assigned to streams; another placement has other bounds.
 List scheduling is never worse than (2 - 1/m) times the greatest of the first two on m equal lanes
@@ -43,15 +43,15 @@ from sim.record.record import Record
 #     gpu0:  a ──►──┐ transfer            iteration 0    a ─► b ─┐ distance 1
 #     gpu1:         └──► b ──► c          iteration 1            └─► a ─► b
 #
-# Nothing but inputs holds an op back here: every device has all the lanes it wants, deciding and
-# launching cost nothing, and every transfer has its links for itself. Edges that reach into later
-# iterations chain the iterations to one another. A non-strict op waits for the earliest of its inputs.
+# Here only inputs hold an op back: every device has all the lanes it needs, deciding and launching cost
+# nothing, and every transfer has its links to itself. Edges into later iterations chain the iterations
+# together. A non-strict op waits for the earliest of its inputs.
 
 _MOST: Final = 2**62
 
 
 def _delays(job: Job) -> IntArray:
-    """Return for each entry of ``graph.inputs`` how long the tensor travels, at least."""
+    """Return for each entry of ``graph.inputs`` the minimum travel time of the tensor."""
     graph = job.graph
     crossing, there, home = crossing_reads(job)
     tensor, there = graph.inputs.indices[crossing], there[crossing]
@@ -61,18 +61,18 @@ def _delays(job: Job) -> IntArray:
 
 
 def longest_chain_ns(job: Job, ns: IntArray) -> int:
-    """Return the end of the last op when nothing but inputs and transfers holds any op back."""
+    """Return the end of the last op if only inputs and transfers hold ops back."""
     graph = job.graph
     travel = _delays(job)
     waits = np.where(non_strict_ops(graph), edge_passes.FIRST, edge_passes.ALL)
-    if has_control_flow(graph):  # a merge waits for one of its inputs, and nobody knows for which
+    if has_control_flow(graph):  # a merge waits for one of its inputs, but which one is unknown
         waits[waits == edge_passes.FIRST] = edge_passes.NO_DATA  # its inputs may be dead
         waits[graph.is_kind("merge")] = edge_passes.NOTHING
-        travel = np.zeros_like(travel)  # what is dead travels in no time
+        travel = np.zeros_like(travel)  # a dead tensor travels in no time
     producer = graph.tensor_producer[graph.inputs.indices]
     chained = graph.input_distance.any() or graph.after_distance.any()
     iterations = job.iterations if chained else 1
-    # C wraps where Python's numbers grow.
+    # C integers wrap around where Python's grow.
     small = iterations * (ns.sum(dtype=float) + travel.sum(dtype=float)) < _MOST
     longest_ns: Callable[..., int] = (load("edge_passes", "base") if small else edge_passes).longest_ns
     return longest_ns(
@@ -101,18 +101,18 @@ class Bounds(NamedTuple):
     Attributes
     ----------
     critical_path_ns : int
-        Longest chain of durations and transfers, over all iterations; no overheads.
+        Longest chain of durations and transfers, over all iterations, without overheads.
     device_ns, stream_ns, issuer_ns, link_ns, resource_ns : mapping of str to int
-        By name of the device, stream, host thread group, link and resource: its work, and what has to come
+        By name of the device, stream, host thread group, link and resource: its work, plus the time needed
         before and after. Overheads that no policy can avoid (issue costs, launch latency, gaps) count here.
     issued_path_ns : int
-        Longest chain, with what is paid on the way for issuing and launching, and releases.
+        Longest chain, including issue and launch costs on the way, and releases.
     loops_counted_once : bool
-        Control flow repeated ops. Their work counts as often as they ran; the critical path, which cannot
-        know whether the repetitions had to follow one another, has them once. The bound holds, and what a
-        makespan is above it says little.
+        Whether control flow repeated ops. Their work counts as often as they ran; the critical path counts
+        them once, because the repetitions need not have followed one another. The bound holds, but a
+        makespan's distance from it says little.
     failed : bool
-        An op failed, or a step was aborted.
+        Whether an op failed, or a step was aborted.
     """
 
     critical_path_ns: int
@@ -134,18 +134,18 @@ class Bounds(NamedTuple):
 
     @property
     def lower_bound_ns(self) -> int:
-        """The greatest of them."""
+        """The greatest of the bounds."""
         return max(self._all.values())
 
     @property
     def binding(self) -> str:
-        """What gives the greatest: ``"critical path"``, ``"device gpu0"``, ``"link nvlink"``, ..."""
+        """The source of the greatest bound: ``"critical path"``, ``"device gpu0"``, ``"link nvlink"``, ..."""
         named = self._all
         return max(named, key=named.__getitem__)
 
     @property
     def no_gap(self) -> str | None:
-        """Why the distance from the bound says nothing of a run; None: it does.
+        """Why the distance from the bound says nothing about a run; None: it does.
 
         Examples
         --------
@@ -159,7 +159,7 @@ class Bounds(NamedTuple):
         return None if self.lower_bound_ns else "no op has to take any time"
 
     def gap(self, makespan_ns: int) -> float | None:
-        """Return by which part of the bound a makespan is above it; None: see `no_gap`.
+        """Return the relative distance of a makespan above the bound; None: see `no_gap`.
 
         Examples
         --------
@@ -181,15 +181,15 @@ def bounds(
     Parameters
     ----------
     what : Job or Trace
-        How often control flow runs an op is known only from a trace; for a job, such a graph counts
-        for nothing.
+        How often control flow runs an op is known only from a trace; for a job with control flow, ops
+        count for nothing.
     duration_ns : array of int64, optional
         One duration per op instead of the job's.
     synchronisation : str, optional
-        When ops become eligible (`sim.policy.Policy`), where the bounds are to hold for policies with
-        that alone: a host that waits for each kernel pays for the next one after it.
+        When ops become eligible (`sim.policy.Policy`), if the bounds are to hold only for policies with
+        that value: a host that waits for each kernel pays for the next one after it.
     exact : bool
-        Whether all sets of tasks of a machine are looked at, which takes longer.
+        Whether all sets of tasks of a machine are considered, which takes longer.
 
     Examples
     --------
@@ -240,7 +240,7 @@ def _bounds(
 
 
 def _flow(what: Job | Record) -> Flow | None:
-    """Return what heads and tails are of.
+    """Return the flow for heads and tails.
 
     None: ops start with some of their inputs, or what is sent may never be asked for.
     """
@@ -252,7 +252,7 @@ def _flow(what: Job | Record) -> Flow | None:
 
 
 def runs_of_ops(what: Job | Record) -> IntArray:
-    """Return how many times each op runs, what did not execute not counted; 0 for a job with control flow."""
+    """Return how often each op executes; 0 for a job with control flow, where this is unknown."""
     job = what.job if isinstance(what, Record) else what
     n = len(job.graph)
     if not has_control_flow(job.graph):
@@ -270,7 +270,7 @@ def _alone(what: Job | Record) -> IntArray | int:
 
 
 def least_durations_ns(what: Job | Record) -> IntArray:
-    """Return the duration of each op, the shortest of its tasks where noise makes them differ."""
+    """Return the duration of each op, the shortest of its tasks if noise makes them differ."""
     job = what.job if isinstance(what, Record) else what
     if job.drawn is not None and isinstance(what, Record):
         ran = np.flatnonzero(what.executed)
@@ -278,14 +278,14 @@ def least_durations_ns(what: Job | Record) -> IntArray:
         np.minimum.at(least, what.tasks["op"][ran], what.alone_ns[ran])
         return np.where(runs_of_ops(what) > 0, least, job.duration_ns)
     ns = job.duration_ns if job.noisy_ns is None else job.noisy_ns.min(axis=0)
-    if job.collectives is not None and job.carried.any():  # what these take depends on what else travels
+    if job.collectives is not None and job.carried.any():  # their time depends on other traffic
         ns = ns.copy()
         ns[job.collectives.op[job.carried]] = 0
     return ns
 
 
 def _drawn_ns(what: Job | Record, alone: IntArray | int) -> IntArray:
-    """Return what the tasks of each op take together, where noise drew each of them; 0: it did not."""
+    """Return the total duration of the tasks of each op if noise drew them; 0: it did not."""
     job = what.job if isinstance(what, Record) else what
     total = np.zeros(len(job.graph), np.int64)
     if job.drawn is not None and isinstance(what, Record):
@@ -293,11 +293,11 @@ def _drawn_ns(what: Job | Record, alone: IntArray | int) -> IntArray:
         np.add.at(total, what.tasks["op"][ran], what.alone_ns[ran])
     elif job.noisy_ns is not None:
         total = np.where(alone, 0, job.noisy_ns.sum(axis=0))
-    return np.where(job.meets, 0, total)  # a collective lasts as its ranks have it together
+    return np.where(job.meets, 0, total)  # the duration of a collective depends on all its ranks
 
 
 def cores_of_ops(job: Job) -> IntArray:
-    """Return how many cores each op occupies: its device's default, or its ``cores`` where these count."""
+    """Return the number of cores that each op occupies: its device's default, or its ``cores`` if counted."""
     devices, device_of = job.machine.devices, job.device_of
     cores = np.array([device.cores_per_op for device in devices])[device_of]
     for op, own in job.graph.attribute("cores").items():
@@ -307,9 +307,9 @@ def cores_of_ops(job: Job) -> IntArray:
 
 
 def least_cores_of_ops(job: Job) -> IntArray:
-    """Return how many cores each op takes at least, on average over its duration.
+    """Return the minimum number of cores of each op, averaged over its duration.
 
-    Of ops that share a pool of threads it is one: with fewer threads they do more for each.
+    For ops that share a pool of threads it is one: with fewer threads each thread does more.
     """
     pooled = np.array([device.details.intra_op_pool is not None for device in job.machine.devices])
     return np.where(pooled[job.device_of], 1, cores_of_ops(job))
@@ -319,12 +319,12 @@ def least_cores_of_ops(job: Job) -> IntArray:
 
 
 _Least = Callable[[int, int], int]
-"""The least time of the k-th of some machines, which does so much at once; 0: it does nothing."""
+"""Least time of the k-th of some machines with a given capacity; 0: it does nothing."""
 
 
 class _Load(NamedTuple):
-    """What each op asks for: its duration, the least and that of all its tasks, its issue cost, and how many
-    times; and what is around it.
+    """The demand of each op: minimum duration, total duration of its tasks, issue cost and number of runs;
+    with the heads and tails around it.
 
     `exact` bounds are over all sets of tasks of a machine.
     """
@@ -339,7 +339,7 @@ class _Load(NamedTuple):
 
     @property
     def around_ops(self) -> HeadsAndTails:
-        """What is around ops, without transfers."""
+        """The heads and tails of ops, without transfers."""
         return HeadsAndTails(*(column[: len(self.ns)] for column in self.ways))
 
     def between(self, head: IntArray, body: IntArray, tail: IntArray, capacity: int = 1) -> int:
@@ -358,9 +358,9 @@ class _Load(NamedTuple):
         times: IntArray | int,
         tail: IntArray,
     ) -> _Least:
-        """Return what bounds some machines, `of` being that of each op.
+        """Return a function that bounds some machines; `of` gives the machine of each op.
 
-        A task keeps it busy `times` its duration, and for the `rest`.
+        A task keeps its machine busy for `times` its duration, plus `rest`.
         """
         ran = np.flatnonzero(self.runs > 0)
         rows = Csr.group(of[ran], ran, n)
@@ -374,7 +374,7 @@ class _Load(NamedTuple):
 
 
 def _ways(job: Job, flow: Flow | None, ns: IntArray, cost: IntArray, how: str | None) -> HeadsAndTails:
-    """Return what is before and after each op; without a flow, its own launch alone."""
+    """Return the heads and tails of each op; without a flow, only its own launch counts."""
     none = np.zeros(len(ns), np.int64)
     if flow is not None:
         return ways(job, flow, ns, cost, how)
@@ -406,7 +406,7 @@ def _devices(load: _Load) -> dict[str, int]:
 
 
 def _streams(load: _Load) -> dict[str, int]:
-    """Bound each stream by its tasks, the gaps between them, and what is before and after them."""
+    """Bound each stream by its tasks, the gaps between them, and the time before and after them."""
     job, machine, around, out = load.job, load.job.machine, load.around_ops, {}
     gap, n = np.array([device.gap_ns for device in machine.devices])[job.device_of], machine.first_stream[-1]
     least = load.least(job.stream_of, n, head=around.start, rest=gap, times=1, tail=around.tail)
@@ -420,9 +420,9 @@ def _streams(load: _Load) -> dict[str, int]:
 
 
 def _hosts(load: _Load) -> dict[str, int]:
-    """Bound each group of issuers that launch by its issue costs, and what is before and after them.
+    """Bound each group of issuers that launch by its issue costs, and the time before and after them.
 
-    Where workers of a CPU are the issuers, they also execute.
+    If workers of a CPU are the issuers, they also execute.
     """
     job, around, out = load.job, load.around_ops, {}
     members: dict[int, list[str]] = {}
@@ -439,7 +439,7 @@ def _hosts(load: _Load) -> dict[str, int]:
 
 
 def _resources(load: _Load) -> dict[str, int]:
-    """Bound each resource by the work of the ops that take it, times how much they take."""
+    """Bound each resource by the work of the ops that take it, times the amount that they take."""
     around, out = load.around_ops, {}
     for name, there in load.job.machine.resources.items():
         needs = {op: n[name] for op, n in load.job.graph.attribute("resources").items() if name in n}
@@ -450,10 +450,10 @@ def _resources(load: _Load) -> dict[str, int]:
 
 
 def _links(job: Job, load: _Load, flow: Flow | None) -> dict[str, int]:
-    """Bound each link by what must cross it.
+    """Bound each link by the traffic that must cross it.
 
-    A serial link is held by one transfer at a time, latency included. On a shared or fifo one only the bytes
-    add up, and the last of them comes a latency after it was sent. On an independent one nothing adds up.
+    A serial link is held by one transfer at a time, latency included. On a shared or fifo link only the bytes
+    add up, and the last byte arrives a latency after it was sent. On an independent one nothing adds up.
     """
     machine, graph = job.machine, job.graph
     if not machine.links:
@@ -490,7 +490,7 @@ def _links(job: Job, load: _Load, flow: Flow | None) -> dict[str, int]:
 
 
 def _serial_links(load: _Load, flow: Flow) -> dict[int, int]:
-    """Bound each serial link by its transfers, and by what is before and after them."""
+    """Bound each serial link by its transfers, and by the time before and after them."""
     job, around = load.job, load.ways
     routes, way = job.machine.distinct_routes(flow.source, flow.destination, flow.tensor)
     transfers = Csr.group(way, np.arange(flow.n_ops, flow.n_nodes), len(routes))

@@ -1,8 +1,8 @@
-"""Which ops communicate, and which do so for a part of their time.
+"""Which ops communicate, for all or part of their time.
 
-An op that computes and communicates in turn (a layer of a tensor-parallel model, as one op) says for how
-long it communicates, where whoever built it knows: the attribute ``communicates_ns``. When it does so is not
-known, and told as the last part of the op.
+An op that computes and communicates in turn (a layer of a tensor-parallel model, as one op) gives its
+communication time, if it is known, in the attribute ``communicates_ns``. When it communicates is not
+known; it is shown as the last part of the op.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ COMMUNICATION: Final = frozenset(
     {"all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "collective", "copy", "recv"}
     | {"reduce_scatter", "send", "synchronise", "transfer"}
 )
-"""Kinds of op that move data and compute nothing; of a recording's see `moving_kinds`."""
+"""Kinds of op that move data and compute nothing; for recorded ops see `moving_kinds`."""
 
 INSIDE: Final = "communicates_ns"
 """Attribute of an op that computes: how much of its duration is communication that nothing hides."""
 
 
 def communicates(trace: Record) -> BoolArray:
-    """Return which tasks move data and compute nothing."""
+    """Return a mask of the tasks that move data and compute nothing."""
     return np.asarray(moving_ops(trace.job)[trace.tasks["op"]])
 
 
 def inside_ns(graph: Graph) -> IntArray:
-    """Return of each op for how many ns of its duration it communicates, as it says itself (`INSIDE`)."""
+    """Return for how many ns of its duration each op communicates, by its attribute (`INSIDE`)."""
     return graph.column(INSIDE)
 
 
 def computes_until_ns(trace: Record) -> IntArray:
-    """Return when each task ends to compute: at its end, less what it communicates inside.
+    """Return when each task stops computing: its end, minus the communication inside.
 
-    Of a task that took longer or shorter than its op, the same share is communication.
+    If a task took longer or shorter than its op, the same share is communication.
     """
     inside = inside_ns(trace.job.graph)
     end: IntArray = trace.tasks["end_ns"]
@@ -65,15 +65,15 @@ def computes_until_ns(trace: Record) -> IntArray:
 
 
 def moving_ops(job: Job) -> BoolArray:
-    """Return which ops of a job move data and compute nothing."""
+    """Return a mask of the ops of a job that move data and compute nothing."""
     return moving_kinds(job.graph) | job.meets
 
 
 def moving_kinds(graph: Graph) -> BoolArray:
-    """Return which ops move data and compute nothing, as far as the graph alone says it.
+    """Return a mask of the ops that move data and compute nothing, as far as the graph alone shows it.
 
-    A ``copy`` is a memcpy, as in every export. Of recorded kernels the name tells (``Memcpy``, ``Memset``):
-    those that cast, concatenate or transpose are copies by kind, and compute.
+    A ``copy`` is a memcpy, as in every export. Recorded kernels are told by name (``Memcpy``, ``Memset``):
+    those that cast, concatenate or transpose are copies by kind, but compute.
     """
     moves = graph.is_kind(*COMMUNICATION)
     for op in np.flatnonzero(graph.is_kind("copy", "fill")).tolist():
@@ -91,16 +91,16 @@ def moving_kinds(graph: Graph) -> BoolArray:
 #                           └──── delay ────────┘               └──┘ exposed: the queue's, as without it ...
 #                           ▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇ ... computing would have hidden it
 #
-# A transfer that had begun earlier might have been hidden. So the delays of a collective are taken away, the
-# last one first, and each is charged with what is less exposed then, beside the same computing; what is
-# exposed without any delay needs its time: bandwidth. The exposed time in which it waits for a late rank is
-# charged to that rank. What two collectives expose at once is charged to the one that began first, and a
-# transfer comes before a wait. What an op that computes communicates itself
-# (`sim.explain.communication`) nothing can move. All parts together are the ``communicate`` of
+# A transfer that had begun earlier might have been hidden. So the delays of a collective are removed, the
+# last one first, and each is charged with the exposed time that this saves, with the computing unchanged;
+# time still exposed without any delay is needed for the transfer itself: bandwidth. The exposed time in which
+# it waits for a late rank is charged to that rank. Time that two collectives expose at once is charged to the
+# one that began first, and a transfer comes before a wait. Communication inside a computing op
+# (`sim.explain.communication`) cannot be moved. All parts together are the ``communicate`` of
 # `sim.explain.time_use` and the exposed waiting.
 #
-# A copy that only communication reads prepares it, and moves with it. So the delays of a collective go on
-# with those of the copy that made its data:
+# A copy that only communication reads prepares it, and moves with it. So the delays of a collective include
+# those of the copy that made its data:
 #
 #     host         ├compute┤├others┤├copy in┤├gather┤
 #     compute               ▇▇▇▇▇▇▇▇▇▇▇▇
@@ -108,14 +108,14 @@ def moving_kinds(graph: Graph) -> BoolArray:
 #     gather                                         ▇▇▇▇▇▇▇▇   late, as the host launched the copy late
 #                               ▇▇▇▇▇▇▇▇                        early enough
 #
-# A delay may reach back to when nothing computed yet: parameters are there at time 0. So it may also be taken
-# away in part, just so far that the transfer ends with the computing before it.
+# A delay may reach back to before any computing: parameters are there at time 0. So it may also be removed
+# in part, just enough for the transfer to end with the computing before it.
 
 PARTS: Final = (
     *("straggler", "host late", "communicator order", "stream order", "other waits", "bandwidth"),
     *("inside ops", "transfers"),
 )
-"""What exposed communication is charged to; transfers are those over links for which a device is idle."""
+"""Parts of exposed communication; "transfers" are those over links for which a device is idle."""
 
 _PART_OF: Final = {
     "issue": "host late",
@@ -125,7 +125,7 @@ _PART_OF: Final = {
     "stream": "stream order",
     "late rank": "straggler",
 }
-"""Reason of a delay (`sim.explain.idle.REASONS`) -> the part; else other waits."""
+"""Reason of a delay (`sim.explain.idle.REASONS`) → the part; otherwise "other waits"."""
 
 _COPIES: Final = ("copy_in", "concat", "copy", "cast")
 """Kinds of op that may prepare communication: they bring data into the place or form that it reads."""
@@ -134,15 +134,15 @@ _COPIES: Final = ("copy_in", "concat", "copy", "cast")
 def exposed_communication(
     facts: DerivedColumns, where: Where = EVERYWHERE, reasons: Mapping[str, Mapping[str, int]] | None = None
 ) -> dict[str, dict[str, int]]:
-    """Return, for each device that communicates, the exposed ns by part; other parts are left out.
+    """Return, for each device that communicates, the exposed ns by part, without parts of 0.
 
     Parameters
     ----------
     facts : Facts
     where : Where
-        What counts.
+        The part of the run that counts.
     reasons : mapping, optional
-        What `sim.explain.idle.idle_reasons` returned of this place, when the caller has it already.
+        The result of `sim.explain.idle.idle_reasons` for `where`, if already computed.
 
     Examples
     --------
@@ -198,12 +198,12 @@ def exposed_communication(
 
 
 def _prepares(f: DerivedColumns, moves: BoolArray) -> BoolArray:
-    """Return which tasks copy what only communication reads."""
+    """Return a mask of the tasks that copy data that only communication reads."""
     copies: BoolArray = f.job.graph.is_kind(*_COPIES)[f.trace.tasks["op"]]
     if copies.any():
         producer, consumer, _ = f.edges
         rows = len(f.row_end)
-        moving = np.append(moves, np.zeros(rows - f.n, bool))  # who reads over links is not seen here
+        moving = np.append(moves, np.zeros(rows - f.n, bool))  # readers over links are not seen here
         read, otherwise = np.zeros(rows, bool), np.zeros(rows, bool)
         read[producer] = True
         otherwise[producer[~moving[consumer]]] = True
@@ -214,7 +214,7 @@ def _prepares(f: DerivedColumns, moves: BoolArray) -> BoolArray:
 def _delays(
     f: DerivedColumns, rows: IntArray, prepares: BoolArray
 ) -> Iterator[tuple[str, IntArray, IntArray]]:
-    """Yield the delays of tasks and of what prepared them: a reason, which of the tasks, ns; last first."""
+    """Yield the delays of tasks and of the copies that prepared them, last first: reason, tasks, ns."""
     which = np.arange(len(rows))
     while len(rows):
         for reason, _, ns in reversed(list(held_up(f, rows, f.data[rows], f.begins[rows]))):
@@ -227,7 +227,7 @@ def _delays(
 
 
 class _Alone:
-    """Parts of intervals in which none runs that began before, and what of them nothing else covers."""
+    """Parts of intervals in which no earlier one runs, and how much of them the others leave uncovered."""
 
     def __init__(self, intervals: Intervals, others: Intervals, f: DerivedColumns) -> None:
         start, self.end, self.device = intervals
@@ -243,7 +243,7 @@ class _Alone:
 
     @property
     def to_computing(self) -> IntArray:
-        """How much earlier each has to be to end with the last of the others that began before it."""
+        """How much earlier each would have to be to end with the last of the others that began before it."""
         start, end, device = self.merged
         if not len(start):
             return np.zeros(len(self.start), np.int64)
@@ -251,31 +251,31 @@ class _Alone:
         return np.where((k >= 0) & (device[k] == self.device), np.maximum(self.end - end[k], 0), 0)
 
     def exposed(self, earlier: IntArray | int) -> IntArray:
-        """Return how much of each nothing covers, were it earlier by so much."""
+        """Return how much of each would be uncovered if it were `earlier`."""
         covered = self.others.between(self.start - earlier, self.end - earlier, self.device)
         return np.asarray(self.end - self.start - covered)
 
 
 # ----------------------------------------------------------------------------------------------------------
-# What collectives wait for on each communicator: for the one before them in line, and for late ranks.
+# What collectives wait for on each communicator: the previous one in line, and late ranks.
 #
 #     dp    4 ranks, 12 meetings   late ranks 35 us   in line 14 us, most 'gpu0/AG1', 14 us behind 'gpu0/RS3'
 
 
 class CommunicatorWait(NamedTuple):
-    """What the collectives of one communicator waited for, over all ranks.
+    """The waits of the collectives of one communicator, over all ranks.
 
     Attributes
     ----------
     name : str
     ranks, meetings : int
-        How many there are.
+        The number of ranks and of meetings.
     late_ns, in_line_ns : int
-        How long they waited for late ranks, and in line, in all.
+        Total wait for late ranks, and in line.
     latest, longest : int
         The rows that waited longest for a late rank, and in line; -1: none did.
     latest_ns, longest_ns : int
-        How long these did.
+        The waits of these rows.
     """
 
     name: str
@@ -290,7 +290,7 @@ class CommunicatorWait(NamedTuple):
 
 
 def communicator_waits(f: DerivedColumns) -> list[CommunicatorWait]:
-    """Return what collectives waited for, by communicator, in the order of their first ops."""
+    """Return the waits of collectives by communicator, in the order of their first ops."""
     met, of = f.meetings, f.job.collectives
     if met is None or of is None:
         return []
@@ -318,18 +318,18 @@ def communicator_waits(f: DerivedColumns) -> list[CommunicatorWait]:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Which transfers use which link, what else crosses it, and how much of it that takes over time.
+# The traffic on links: which transfers use which link, other messages, and its load over time.
 
 
 class Traffic(NamedTuple):
-    """What crossed links, transfers and messages of collectives: an entry for each link on their ways.
+    """Traffic on links, transfers and messages of collectives: one entry for each link on their routes.
 
     Attributes
     ----------
     row, link, nbytes : arrays of int64
-        By link, then row; the messages have the rows behind those of the transfers.
+        Sorted by link, then row; messages have the rows after those of the transfers.
     ready_ns, start_ns, first_ns, end_ns : arrays of int64
-        When it could have gone, when it went, from when on bytes arrived, and when all had.
+        When it was ready, when it started, when its first byte arrived, and when the last had.
     """
 
     row: IntArray
@@ -342,7 +342,7 @@ class Traffic(NamedTuple):
 
 
 def traffic_on_links(trace: Record) -> Traffic:
-    """Return all that crossed links."""
+    """Return all traffic on links."""
     machine, moved = trace.job.machine, trace.transfers
     names = ("source", "destination", "nbytes", "ready_ns", "start_ns", "end_ns")
     pairs = zip((moved[name] for name in names), trace.messages.T, strict=True)
@@ -365,7 +365,7 @@ def transfers_on_links(trace: Record) -> tuple[IntArray, IntArray]:
 
 
 class LinkLoad(NamedTuple):
-    """How much of a link's bandwidth is used over time.
+    """The used share of a link's bandwidth over time.
 
     Attributes
     ----------
@@ -373,13 +373,13 @@ class LinkLoad(NamedTuple):
     bytes_per_s : int
         Its bandwidth.
     nbytes : int
-        What crossed it.
+        Total bytes that crossed it.
     times_ns : array of int64
         From 0 to the makespan.
     share : array of float
-        From ``times_ns[k]`` to the next, of the bandwidth; the last is 0. It has four decimals.
+        Share of the bandwidth from ``times_ns[k]`` to the next, to four decimals; the last is 0.
     mean : float
-        Over the makespan.
+        Mean share over the makespan.
     """
 
     link: str
@@ -398,8 +398,8 @@ class LinkLoad(NamedTuple):
 def link_loads(trace: Record) -> list[LinkLoad]:
     """Return the load of each link that carried bytes and has a bandwidth, in machine order.
 
-    The bytes of each transfer or message are spread evenly over the time from the first byte's arrival to
-    the last one's, on all links of its route: traces do not tell how they were shared in between.
+    The bytes of each transfer or message are spread evenly over the time from the arrival of its first byte
+    to that of its last, on all links of its route: traces do not record the rates in between.
 
     Examples
     --------

@@ -1,14 +1,14 @@
-"""What every question of "why not earlier?" needs to know about a trace, one array per fact.
+"""Derived columns of a trace that all explanations of "why not earlier?" use, one array per fact.
 
-The life of a task as the explanations cut it, for a task that is launched and for one that a worker
-takes (`data` is the end of its last producer; it can lie after the issue when streams keep the order)::
+The life of a task, divided as the explanations need it, for a launched task and for one of a worker
+(`data` is the end of its last producer; it can lie after the issue if streams keep the order)::
 
     launched   data ──issuer──► taken ──calls, cost──► issued ──stream──► lane free ──launch, gap──► ──event,
                resources, communicator──► start
     worker     data ──issuer──► taken ──calls, cost──► ──resources, memory──► start
 
 Calls are those of an allocator (``lifetime: issue``), cost is that of issuing. A collective that has started
-then waits for other ranks until it begins.
+then waits for other ranks before its work begins.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ from sim.record.record import Record, Wait
 # ----------------------------------------------------------------------------------------------------------
 # Which iteration of a loop had to be over before another could begin.
 #
-# A loop has at most ``parallel_iterations`` (p) under way, so what enters iteration i + p waits until all of
-# iteration i has ended, whether it reads anything of that or not:
+# A loop has at most ``parallel_iterations`` (p) under way, so a token that enters iteration i + p waits until
+# all of iteration i has ended, whether or not it reads anything from there:
 #
 #     p = 1    slow 0 ─────────────────┐
 #              count 0 ──► next ───────┴─► merge 1        ready when `slow 0` has ended, not when `next` has
 #
-# The trace says when it was let in; the last task of iteration i, or of one before, that ended just then let
-# it in. Each part of a graph that is cut by keys has a window of its own (`sim.readiness.eligibility`).
+# The trace gives the time of entry; the task of iteration i, or an earlier one, that ended last at that time
+# let it in. Each part of a graph that keys divide has a window of its own (`sim.readiness.eligibility`).
 
 _LEVEL: Final = re.compile(r"(.+?):(\d+)(?:/|$)")
 
 
 def with_iterations(trace: Record, edges: TaskEdges) -> TaskEdges:
-    """Return `edges` and one more for each task that a full window of iterations held back.
+    """Return `edges` plus one for each task that a full window of iterations held back.
 
     Parameters
     ----------
     trace : Trace
     edges : Dependencies
-        Of this trace.
+        Edges of this trace.
     """
     if not trace.frames:
         return edges
@@ -91,7 +91,7 @@ def with_iterations(trace: Record, edges: TaskEdges) -> TaskEdges:
 
 
 def _levels(frame: str) -> tuple[tuple[str, int], ...]:
-    """Return loops and iterations of a frame, outermost first.
+    """Return the loops and iterations of a frame, outermost first.
 
     Examples
     --------
@@ -102,7 +102,7 @@ def _levels(frame: str) -> tuple[tuple[str, int], ...]:
 
 
 def _is_earlier(one: tuple[tuple[str, int], ...], other: tuple[tuple[str, int], ...], by: int) -> bool:
-    """Whether `one` is, or lies in, an iteration of the same loop as `other`, and earlier `by` so many."""
+    """Whether `one` is, or lies in, an iteration of the same loop as `other`, earlier by at least `by`."""
     depth = len(other) - 1
     if len(one) <= depth or one[:depth] != other[:depth]:
         return False
@@ -113,10 +113,10 @@ def _is_earlier(one: tuple[tuple[str, int], ...], other: tuple[tuple[str, int], 
 
 
 class DerivedColumns:
-    """Derived columns of a trace, one entry per task unless they say otherwise; computed when asked for.
+    """Derived columns of a trace, one entry per task unless stated otherwise, computed on demand.
 
     Rows count tasks first, then transfers, as in `sim.record.dependencies`. Sentences call the policy
-    `policy`; by default that is the name of its class. Of a trace whose times were `recorded` nobody knows
+    `policy`; by default that is the name of its class. If the times of a trace were `recorded`, it is unknown
     what a policy, an event or a shortage held up.
     """
 
@@ -139,29 +139,29 @@ class DerivedColumns:
         self.n = len(trace)
         self.cost = np.where(live, issue_costs_ns(self.job)[tasks["op"]], 0)
         self.calls = tasks.get("calls_ns", np.zeros(self.n, np.int64))
-        # An issuer passes a dead task by, as a worker would execute one that takes no time.
+        # An issuer passes over a dead task as a worker would execute one that takes no time.
         self.by_worker = ~self.job.launched[tasks["op"]] | ~on_lane
 
     # -- data ---------------------------------------------------------------------------------
 
     @cached_property
     def edges(self) -> TaskEdges:
-        """Edges between rows that held somebody back, transfers included."""
+        """Edges between rows that held their consumer back, including transfers."""
         edges = waited_for(self.trace, dependencies(self.trace))
-        if len(self.trace.attempts) > 1:  # what was there when all started anew came from a checkpoint
+        if len(self.trace.attempts) > 1:  # data from before a restart came from a checkpoint
             inside = self._attempt[edges.producer] == self._attempt[edges.consumer]
             edges = TaskEdges(*(column[inside] for column in edges))
         return with_iterations(self.trace, edges)
 
     @cached_property
     def _attempt(self) -> IntArray:
-        """The attempt that each row is of."""
+        """Index of each row's attempt."""
         first = [attempt.run for attempt in self.trace.attempts]
         return np.searchsorted(first, self.trace.of_rows("iteration"), side="right") - 1
 
     @cached_property
     def restarted(self) -> IntArray:
-        """When all had last started anew before each row, after a failure; 0: it never had."""
+        """Time of the last restart after a failure before each row; 0: none."""
         if len(self.trace.attempts) < 2:
             return np.zeros(len(self.row_end), np.int64)
         begins = np.array([attempt.begin_ns for attempt in self.trace.attempts])
@@ -184,19 +184,19 @@ class DerivedColumns:
 
     @cached_property
     def last_producer(self) -> IntArray:
-        """The producer of each row that ended last (the first such edge), -1 without producers."""
+        """The producer of each row that ended last (the first such edge); -1 without producers."""
         last = np.full(len(self.row_end), UNSET)
         producer, consumer, _ = self.edges
         end = self.row_end[producer]
         latest = np.full(len(last), UNSET)
         np.maximum.at(latest, consumer, end)
         first = np.flatnonzero(end == latest[consumer])[::-1]
-        last[consumer[first]] = producer[first]  # the last assignment stays, which is of the first edge
+        last[consumer[first]] = producer[first]  # the last assignment wins, which is that of the first edge
         return last
 
     @cached_property
     def data(self) -> IntArray:
-        """When the inputs of each row were all there; from the start without producers, or where aborted."""
+        """When each row had all inputs: 0, or the restart, without producers; its start if aborted."""
         last = self.last_producer
         data: IntArray = np.where(last == UNSET, self.restarted, self.row_end[last])
         aborted = np.flatnonzero((self.trace.status == ABORTED) & self.trace.at_once)
@@ -205,11 +205,11 @@ class DerivedColumns:
 
     @cached_property
     def released(self) -> IntArray:
-        """Before when each task may not be eligible; 0: whenever its inputs are there."""
+        """Time before which each task may not be eligible; 0: no such limit."""
         return self.job.graph.column("release")[self.trace.tasks["op"]]
 
     def needed(self, row: int) -> Mapping[str, int]:
-        """Return what a task takes of the machine's resources."""
+        """Return a task's needs of the machine's resources."""
         return self._needs.get(self.trace.tasks["op"][row], {}) if self._needs else {}
 
     @cached_property
@@ -220,18 +220,18 @@ class DerivedColumns:
 
     @cached_property
     def before_on_lane(self) -> IntArray:
-        """The task before each one on its lane, or -1."""
+        """The previous task on each task's lane, or -1."""
         return _before(np.argsort(self.lane, kind="stable"), self.lane)
 
     @cached_property
     def lane_end(self) -> IntArray:
-        """When that one ended; 0 for the first."""
+        """End of the previous task on the lane; 0 for the first."""
         before = self.before_on_lane
         return np.where(before == UNSET, 0, self.end[before])
 
     @cached_property
     def launch_end(self) -> IntArray:
-        """When a launched task could start for its launch latency and the gap of its stream."""
+        """Earliest start of a launched task by its launch latency and the gap of its stream."""
         latency = np.array([d.launch_latency_ns for d in self.devices])[self.device]
         gap = np.array([d.gap_ns for d in self.devices])[self.device]
         gap = np.where(self.before_on_lane == UNSET, 0, gap)
@@ -239,7 +239,7 @@ class DerivedColumns:
 
     @cached_property
     def keeps_issuer(self) -> BoolArray:
-        """Whether its issuer is busy with each task until it ends.
+        """Whether each task keeps its issuer busy until it ends.
 
         A worker executes it; a host thread waits for it (to read a value back), or makes the copy itself.
         """
@@ -256,13 +256,13 @@ class DerivedColumns:
 
     @cached_property
     def copied_by(self) -> IntArray:
-        """Group of issuers of which one makes each transfer, -1 where nobody has to; an entry a transfer."""
+        """Group of issuers of which one makes each transfer; -1: none has to."""
         moved = self.trace.transfers
         return host_groups(self.job, moved["tensor"], moved["source"], moved["destination"])
 
     @cached_property
     def before_at_issuer(self) -> IntArray:
-        """The task that the same issuer was busy with before each one, or -1."""
+        """The previous task that kept the same issuer busy, or -1."""
         return _before(np.lexsort((self.let_go, self._paid_from, self.issuer)), self.issuer)
 
     @cached_property
@@ -273,7 +273,7 @@ class DerivedColumns:
     def taken(self) -> IntArray:
         """When its issuer took each task.
 
-        One that had to wait for memory, or for a place in the launch queue, was taken as soon as it was
+        A task that had to wait for memory, or for a place in the launch queue, was taken as soon as it was
         ready and its issuer free: from then on the issuer was blocked.
         """
         before = self.before_at_issuer
@@ -293,7 +293,7 @@ class DerivedColumns:
 
     @cached_property
     def by_host(self) -> BoolArray:
-        """Whether the last producer of a launched task, or of what brought its input, is an op of a CPU."""
+        """Whether the last producer of a launched task (looking through a transfer) is an op of a CPU."""
         last = self.last_producer[: self.n]
         producer = np.where(last >= self.n, self.last_producer[last], last)
         return np.asarray((producer != UNSET) & self.by_worker[producer] & ~self.by_worker)
@@ -315,7 +315,7 @@ class DerivedColumns:
 
     @cached_property
     def met_last(self) -> IntArray:
-        """Who was the last of those that each task met; of what belongs to no communicator, itself."""
+        """The last task to start in each task's meeting; the task itself if it has none."""
         last = np.arange(self.n)
         if (c := self.meetings) is not None:
             last[c.row] = c.last[c.meeting]
@@ -335,7 +335,7 @@ class DerivedColumns:
 
     @cached_property
     def before_in_line(self) -> IntArray:
-        """The collective before each task in its line, or -1."""
+        """The previous collective in each task's line, or -1."""
         before = np.full(self.n, UNSET)
         if (c := self.meetings) is not None:
             before[c.row] = c.ahead
@@ -349,11 +349,11 @@ class DerivedColumns:
         c = self.job.collectives
         return c.names[int(c.communicator[self.meetings.entry[at]])]
 
-    # -- who made room ------------------------------------------------------------------------
+    # -- tasks that made room -----------------------------------------------------------------
 
     @cached_property
     def _by_end(self) -> tuple[list[int], list[int]]:
-        """(ends, rows) of everything that took some time, by end."""
+        """(ends, rows) of all tasks and transfers that took some time, by end."""
         rows = np.flatnonzero(self.row_end > np.concatenate((self.begins, self.row_start[self.n :])))
         return _sorted(self.row_end[rows], rows)
 
@@ -363,7 +363,7 @@ class DerivedColumns:
         return devices
 
     def ended_at(self, time_ns: int) -> list[int]:
-        """Return the rows that took some time and ended at an instant, in their order."""
+        """Return the rows that took some time and ended at an instant, in row order."""
         return _at(self._by_end, time_ns)
 
     def task_that_ended(self, device: int, time_ns: int) -> int:
@@ -372,27 +372,27 @@ class DerivedColumns:
         return next((row for row in ended if row < self.n and self._devices[row] == device), UNSET)
 
     def gave_back(self, row: int) -> int:
-        """Return the last task that ended when one starts, and took a resource that it takes, or -1."""
+        """Return the last task to end at a task's start that held a resource which it needs, or -1."""
         needs = self.needed(row).keys()
         ended = reversed(self.ended_at(int(self.start[row]))) if needs else ()
         return next((other for other in ended if other < self.n and needs & self.needed(other).keys()), UNSET)
 
     def transfer_that_ended(self, row: int, time_ns: int) -> int:
-        """Return the last transfer that ended at an instant and met the one of a row on its way, or -1."""
+        """Return the last transfer that ended at an instant and shares the path of a given one, or -1."""
         way, ended = self.way(row - self.n), reversed(self.ended_at(time_ns))
         return next((other for other in ended if other >= self.n and way & self.way(other - self.n)), UNSET)
 
     def taken_at(self, time_ns: int, below: int) -> list[int]:
-        """Return the tasks that were taken at an instant, the last first, of rows below one."""
+        """Return the tasks taken at an instant with rows below `below`, last first."""
         return [row for row in reversed(_at(self._by_taken, time_ns)) if row < below]
 
     def taken_next(self, row: int, time_ns: int) -> int:
-        """Return the task of a task's group that is taken first after an instant; itself, if none is."""
+        """Return the task of the same group that is taken first after an instant; itself if there is none."""
         later = np.flatnonzero((self.group == self.group[row]) & (self.taken > time_ns))
         return int(later[np.lexsort((later, self.taken[later]))[0]]) if len(later) else row
 
     def issued_at(self, time_ns: int, below: int) -> list[int]:
-        """Return the tasks that were issued at an instant, the last first, of rows below one."""
+        """Return the tasks issued at an instant with rows below `below`, last first."""
         return [row for row in reversed(_at(self._by_issue, time_ns)) if row < below]
 
     @cached_property
@@ -404,7 +404,7 @@ class DerivedColumns:
         return _sorted(self.issue, np.arange(self.n))
 
     def way(self, transfer: int) -> set[str]:
-        """Return what a transfer occupies: the links of its route, the devices at its ends, its host."""
+        """Return the resources that a transfer occupies: links, devices at its ends, its host."""
         moved, machine = self.trace.transfers, self.machine
         source, destination = int(moved["source"][transfer]), int(moved["destination"][transfer])
         links = {machine.links[k].name for k in machine.route(source, destination)}
@@ -413,19 +413,19 @@ class DerivedColumns:
 
 
 def _sorted(times: IntArray, rows: IntArray) -> tuple[list[int], list[int]]:
-    """Return times in order, and the rows that they are of: lists, as single ones are looked for."""
+    """Return sorted times and their rows, as lists, which are faster for single look-ups."""
     order = np.argsort(times, kind="stable")
     return times[order].tolist(), rows[order].tolist()
 
 
 def _at(of: tuple[list[int], list[int]], time_ns: int) -> list[int]:
-    """Return the rows of a time, in their order."""
+    """Return the rows at a time, in order."""
     times, rows = of
     return rows[bisect_left(times, time_ns) : bisect_right(times, time_ns)]
 
 
 def _before(order: IntArray, key: IntArray) -> IntArray:
-    """Return for each row the one before it in `order`, if both have the same key, else -1."""
+    """Return for each row the previous one in `order` if both have the same key, else -1."""
     before = np.full(len(order), UNSET)
     same = key[order[1:]] == key[order[:-1]]
     before[order[1:][same]] = order[:-1][same]

@@ -1,7 +1,7 @@
-"""Which ops failed in a run, where and in which step; what that aborted, and what never ran.
+"""Failed ops of a run, where and in which step; the tasks that they aborted, and those that never ran.
 
 A run in which an op failed has no lower bound (`sim.explain.bounds`), and its makespan is the time until all
-that still ran had ended: it is not to be compared with that of a run that is whole.
+tasks that still ran had ended: it cannot be compared with that of a complete run.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class FailedTask(NamedTuple):
     ----------
     op, device : str
     step : int
-        The iteration of the graph; of a session, the batch.
+        The iteration of the graph; for a session, the batch.
     frame : str
-        The loops, and their iterations, that it ran in; empty outside all loops.
+        The loops and iterations in which it ran; empty outside all loops.
     time_ns : int
-        When.
+        The time of the failure.
     """
 
     op: str
@@ -38,7 +38,7 @@ class FailedTask(NamedTuple):
 
 
 def failed_tasks(trace: Record) -> list[FailedTask]:
-    """Return the tasks that failed, the first to fail first.
+    """Return the tasks that failed, in order of failure.
 
     Examples
     --------
@@ -69,7 +69,7 @@ def failed_tasks(trace: Record) -> list[FailedTask]:
 
 
 def never_ran(trace: Record) -> IntArray:
-    """Return (step, op) of what has no row: one pair a row of an array, in this order."""
+    """Return the (step, op) pairs without a row, sorted, as the rows of an array."""
     n = len(trace.job.graph)
     ran = np.zeros(trace.job.iterations * n, bool)
     ran[trace.tasks["iteration"] * n + trace.tasks["op"]] = True
@@ -77,9 +77,9 @@ def never_ran(trace: Record) -> IntArray:
 
 
 def failure_report(trace: Record) -> dict[str, Any]:
-    """Return what ``--json`` prints as ``failures``: three counts, and the `tasks` that failed.
+    """Return ``failures`` as printed by ``--json``: three counts, and the `tasks` that failed.
 
-    Where parts of the machine may fail, there are also the `attempts`, and how many steps they have done.
+    If parts of the machine may fail, it also has the `attempts`, and the number of steps done.
     """
     tasks = failed_tasks(trace)
     told = {
@@ -97,7 +97,7 @@ def failure_report(trace: Record) -> dict[str, Any]:
 
 
 def _attempt(trace: Record, k: int) -> dict[str, Any]:
-    """Return what ``--json`` prints of an attempt; times are those of the run."""
+    """Return an attempt as printed by ``--json``; times are those of the run."""
     each = trace.attempts[k]
     own, begin_ns = each.trace, each.begin_ns
     return {
@@ -117,7 +117,7 @@ def _attempt(trace: Record, k: int) -> dict[str, Any]:
 
 
 def too_late(trace: Record) -> dict[str, list[int]]:
-    """Return the causes, and their times, that would come after the end and have no effect."""
+    """Return the causes, with their times, that would come after the end and so have no effect."""
     found: dict[str, list[int]] = {}
     for cause in () if trace.job.faults is None else trace.job.faults.causes:
         times = sorted({time_ns for time_ns, _ in cause.at if time_ns >= trace.makespan_ns})
@@ -127,7 +127,7 @@ def too_late(trace: Record) -> dict[str, list[int]]:
 
 
 def attempt_lines(trace: Record) -> list[str]:
-    """Return a line for each step that was aborted (what failed, who noticed, what it cost)."""
+    """Return a line for each aborted step: what failed, how it was noticed, what it cost."""
     lines = []
     for k, each in enumerate(trace.attempts):
         own = each.trace
@@ -158,7 +158,7 @@ def late_lines(trace: Record) -> list[str]:
 
 
 def failure_text(trace: Record) -> str:
-    """Return what failed for good, in one line; empty: nothing did."""
+    """Return the failure that ended the run, in one line; empty if there is none."""
     if trace.attempts:
         return attempt_lines(trace)[-1] if trace.attempts[-1].trace.detection is not None else ""
     told = failure_report(trace)

@@ -1,23 +1,23 @@
-"""Communicators and their collectives: who belongs to which, and who meets whom, before time 0.
+"""Communicators and their collectives: which ops belong to which, and which ops meet, before time 0.
 
 ::
 
-    communicator dp    gpu0: all_reduce a0, all_reduce b0     its first meets the first of every other rank,
-                       gpu1: all_reduce a1, all_reduce b1     its second the second
+    communicator dp    gpu0: all_reduce a0, all_reduce b0     the first ops of all ranks meet,
+                       gpu1: all_reduce a1, all_reduce b1     and so do the second ones
 
 An op belongs to a communicator by its attribute ``communicator``; the ranks are the devices of all ops that
-name it, in machine order. Each rank has a *line* there: a queue in which its collectives stand in the order
-in which its host issued them, whatever streams they are on; one at a time is under way. Who meets is a
-*party*: all ranks, or for ``send`` and ``recv``, which name the other side as ``peer``, the two of them. The
-n-th op that a rank issues for a party meets the n-th of every other rank of it: they are one *meeting*.
+name it, in machine order. Each rank has a *line*: a queue of its collectives in the order in which its host
+issued them, whatever their streams; one at a time is under way. The ranks that meet are a *party*: all ranks,
+or for ``send`` and ``recv``, which name the other side as ``peer``, those two. The n-th op that a rank issues
+for a party meets the n-th of every other rank of the party: they form one *meeting*.
 
 Sends and recvs that a rank issues one after another with the same attribute ``group`` are one group call:
-they have one place in line and run side by side, each on a stream of its own (``ncclGroupStart``,
-``ncclGroupEnd``, PyTorch's ``batch_isend_irecv``); those with the same peer and direction still one after
+they share one place in line and run side by side, each on a stream of its own (``ncclGroupStart``,
+``ncclGroupEnd``, PyTorch's ``batch_isend_irecv``); those with the same peer and direction still run one after
 another.
 
-Of ranks that are folded (`sim.machine.machine`) one may meet itself, and sends to several others may go to
-one: then the attribute ``pair``, a number, tells parties apart.
+If ranks are folded (`sim.machine.machine`), one may meet itself, and sends to several ranks may go to the
+same one: then the attribute ``pair``, a number, tells parties apart.
 
 Source: NCCL's user guide (https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage.html), "Using
 multiple NCCL communicators concurrently" and "Point-to-point communication": all ranks issue the collectives
@@ -46,7 +46,7 @@ from sim.machine.machine import Machine
 _ROOTED: Final = frozenset({"broadcast", "reduce"})
 _PAIRED: Final = frozenset({"send", "recv"})
 _UNEVEN: Final = frozenset({"all_to_all", "alltoall"})
-"""Kinds in which the sizes of ranks may differ."""
+"""Kinds in which the sizes may differ between ranks."""
 
 COLLECTIVE_KINDS: Final = frozenset(
     {"all_reduce", "all_gather", "reduce_scatter", "barrier", "collective", *_ROOTED, *_PAIRED, *_UNEVEN}
@@ -63,25 +63,25 @@ class Collectives:
     names : tuple of str
         The communicators, in the order of their first ops.
     ranks : tuple of tuple of int
-        Of each communicator: its devices, in machine order.
+        Devices of each communicator, in machine order.
     op, communicator, device, nbytes : arrays of int64
-        Of each such op, in graph order. `nbytes` is what nccl-tests calls size: attribute ``nbytes``, by
-        default what the op reads or writes, whichever is more.
+        One entry per such op, in graph order. `nbytes` is the size in the sense of nccl-tests: the attribute
+        ``nbytes``, by default the larger of the bytes that the op reads and writes.
     root : array of int64
         Device that sends (``broadcast``) or gets the result (``reduce``), by default the first rank; -1 for
         all other kinds.
     line, party, seat : arrays of int64
-        Which line it stands in; with whom it meets; and which rank of which party it is.
+        The line that the op stands in, the party that it meets, and its seat: a rank of a party.
     signature : array of int64
         A number for what has to be the same on all ranks: kind, size, root, exchange.
     group : array of int64
-        A number for the group call that it is part of, -1: it is no part of one.
+        A number for the op's group call; -1: none.
     exchange : array of int64
-        Which of `sends` an uneven ``all_to_all`` carries out, -1: none.
+        Index in `sends` of the exchange of an uneven ``all_to_all``; -1: none.
     sends : tuple of tuple of tuple of int
-        Of each such exchange: the bytes from each rank to each.
+        For each such exchange: the bytes from each rank to each.
     members : tuple of tuple of int
-        Of each party: its devices, in machine order; of a pair the sender first.
+        Devices of each party, in machine order; for a pair, the sender first.
     party_of_seat : array of int64
     """
 
@@ -104,7 +104,7 @@ class Collectives:
 
 
 def collectives_of(graph: Graph, machine: Machine, device_of: IntArray) -> Collectives | None:
-    """Return the communicators of a graph that is placed, None where it has none.
+    """Return the communicators of a placed graph; None if there are none.
 
     Parameters
     ----------
@@ -116,8 +116,8 @@ def collectives_of(graph: Graph, machine: Machine, device_of: IntArray) -> Colle
     Raises
     ------
     InputError
-        About an op: of a kind that is no collective, without a peer, with a root that is no rank, ...; about
-        ranks that do not have the same collectives; or control flow.
+        An op has a kind that is no collective, no peer, a root that is no rank, ...; ranks do not have the
+        same collectives; or the graph has control flow.
 
     Examples
     --------
@@ -169,7 +169,7 @@ def collectives_of(graph: Graph, machine: Machine, device_of: IntArray) -> Colle
     members = tuple(
         (int(source[i]), int(sink[i])) if paired[i] else tuple(ranks[which[i]]) for i in first.tolist()
     )
-    beside = np.where(sends & (source == sink), n, 0)  # who meets itself has two seats
+    beside = np.where(sends & (source == sink), n, 0)  # a rank that meets itself has two seats
     seats, seat = np.unique(party * 2 * n + beside + device, return_inverse=True)
     same = {kind: code for code, kind in enumerate(sorted(COLLECTIVE_KINDS))}
     kind_code = np.array([same[graph.kind(k)] for k in ops])
@@ -192,7 +192,7 @@ def collectives_of(graph: Graph, machine: Machine, device_of: IntArray) -> Colle
 
 
 def _groups(graph: Graph, ops: Sequence[int]) -> IntArray:
-    """Return the number of each op's group call, -1: it is part of none."""
+    """Return the number of each op's group call; -1: none."""
     numbers = Codes[str | int]()
     found = np.full(len(ops), UNSET)
     for i, op in enumerate(ops):
@@ -215,10 +215,10 @@ def _exchanges(
     seats: IntArray,
     members: tuple[tuple[int, ...], ...],
 ) -> tuple[IntArray, tuple[tuple[tuple[int, ...], ...], ...]]:
-    """Return which exchange each op belongs to, and the bytes from each rank to each in all of them.
+    """Return the exchange that each op belongs to, and for each exchange the bytes from each rank to each.
 
-    What an op sends to whom is its attribute ``sends``. The k-th op of one rank that has it (in graph order)
-    belongs to the k-th of every other.
+    The attribute ``sends`` of an op gives the bytes to each rank. The k-th op of one rank that has it (in
+    graph order) matches the k-th of every other rank.
     """
     exchange = np.full(len(ops), UNSET)
     found: dict[tuple[int, int], int] = {}
@@ -251,7 +251,7 @@ def _exchanges(
 
 
 def _refuse_strays(graph: Graph, what: str, kinds: frozenset[str]) -> None:
-    """Refuse a peer or root that has no effect, as no communicator is named."""
+    """Raise on a peer or root that has no effect because no communicator is named."""
     for op in np.flatnonzero(graph.is_kind(*kinds)).tolist() if kinds & {*graph.kinds} else ():
         given = graph.attributes.get(op, {})
         if what in given and "communicator" not in given:
@@ -264,7 +264,7 @@ def _fault(graph: Graph, op: int, message: str, attribute: str | None = None) ->
 
 
 def _name_of(graph: Graph, op: int) -> str:
-    """Return the communicator of an op, checked."""
+    """Return the communicator of an op, after checks."""
     given, kind = graph.attributes[op], graph.kind(op)
     name: str = given["communicator"]
     if kind not in COLLECTIVE_KINDS:
@@ -277,7 +277,7 @@ def _name_of(graph: Graph, op: int) -> str:
 
 
 def _rank(graph: Graph, machine: Machine, op: int, what: str, kinds: frozenset[str], ranks: list[int]) -> int:
-    """Return the device that an op names as its root or peer; -1: it names none, and need not."""
+    """Return the device that an op names as its root or peer, or the default root; -1: it has none."""
     kind, given = graph.kind(op), graph.attributes[op]
     if what in given and kind not in kinds:
         raise _fault(graph, op, f"has no {what}; only {' and '.join(sorted(kinds))} have one", what)
@@ -297,19 +297,19 @@ def _rank(graph: Graph, machine: Machine, op: int, what: str, kinds: frozenset[s
 
 
 def described(graph: Graph, op: int, nbytes: int) -> str:
-    """Return what a collective is, for messages: ``all_reduce 'gpu0/a' of 4 MB``."""
+    """Return a description of a collective for messages: ``all_reduce 'gpu0/a' of 4 MB``."""
     size = f" of {format_bytes(nbytes)}" if nbytes else ""
     return f"{graph.kind(op)} {graph.op_names[op]!r}{size}"
 
 
 def _check_ranks(graph: Graph, machine: Machine, c: Collectives) -> None:
-    """Refuse parties whose ranks do not have the same collectives.
+    """Raise if the ranks of a party do not have the same collectives.
 
-    In which order each of them issues these is known at run time only.
+    The order in which each rank issues them is known only at run time.
     """
     order = np.lexsort((c.signature, c.seat))
     counts = np.bincount(c.seat)
-    first = np.cumsum(counts) - counts  # of each seat, in `order`
+    first = np.cumsum(counts) - counts  # index in `order` of each seat's first op
     seats: dict[int, list[int]] = {}
     for seat, party in enumerate(c.party_of_seat.tolist()):
         seats.setdefault(party, []).append(seat)
@@ -348,20 +348,20 @@ def _check_ranks(graph: Graph, machine: Machine, c: Collectives) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# How long collectives take that do not say it themselves: what the machine's model says of each call.
+# Durations of collectives that give none themselves: the machine's model gives the time of each call.
 
 
 def modelled_ops(graph: Graph, machine: Machine, device: Device) -> IntArray:
-    """Return the ops of communicators of which the machine's model says how long they take on a device.
+    """Return the ops of communicators whose duration on a device comes from the machine's model.
 
-    They give no duration there, and the machine has a model.
+    Those are the ops without a duration there, if the machine has a model.
     """
     ops = np.array(graph.in_communicators if machine.collectives is not None else [], np.int64)
     return np.asarray(ops[graph.given_ns(device.kind, device.name)[ops] == UNSET])
 
 
 def is_modelled(graph: Graph, machine: Machine, c: Collectives) -> BoolArray:
-    """Return which collectives take the time that the machine's model says."""
+    """Return a mask of the collectives whose duration comes from the machine's model."""
     found = np.zeros(len(c.op), dtype=bool)
     alike = [(d.kind, d.name if d.name in graph.duration_by_kind else "") for d in machine.devices]
     for own, device in dict(zip(alike, machine.devices, strict=True)).items():
@@ -371,9 +371,9 @@ def is_modelled(graph: Graph, machine: Machine, c: Collectives) -> BoolArray:
 
 
 def told_of(graph: Graph, machine: Machine, c: Collectives | None, model: object) -> str | None:
-    """Return in a line which model says how long collectives take, if it is one that nobody chose.
+    """Return a line that names the model of collectives, if it is in use and was not chosen explicitly.
 
-    Folded ranks say themselves how long theirs take, as the model of the whole machine did.
+    Folded ranks carry durations of their own, which the model gave for the whole machine.
     """
     if c is None or not isinstance(model, ToldCollectives):
         return None
@@ -381,7 +381,7 @@ def told_of(graph: Graph, machine: Machine, c: Collectives | None, model: object
 
 
 def call_of(graph: Graph, c: Collectives, entry: int) -> Call:
-    """Return what a collective asks the machine's model for."""
+    """Return the call of a collective, as the machine's model takes it."""
     kind = graph.kind(int(c.op[entry]))
     kind = {"recv": "send", "alltoall": "all_to_all"}.get(kind, kind)
     name = c.names[int(c.communicator[entry])]
@@ -396,7 +396,7 @@ def modelled_ns(graph: Graph, machine: Machine, c: Collectives, wanted: BoolArra
     Raises
     ------
     InputError
-        The model does not know a call, or says what is no time.
+        The model does not support a call, or returns an invalid time.
     """
     model = machine.collectives
     assert model is not None

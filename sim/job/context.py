@@ -1,4 +1,4 @@
-"""What the engine offers to those who share: processors and networks."""
+"""The interface of the engine for shared resources: processors and networks."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 class Context(Protocol):
-    """What the engine offers to processors and networks.
+    """The interface of the engine for processors and networks.
 
-    `conditions` says how fast links carry bytes, where that changes or they fail; a network heeds it.
+    `conditions` gives the speed of links if it changes or if they fail; a network has to respect it.
     """
 
     job: Job
@@ -25,23 +25,23 @@ class Context(Protocol):
     now_ns: int
 
     def call_at(self, time_ns: int, callback: Callable[[Any], None], value: Any = None) -> None:
-        """Call ``callback(value)`` at `time_ns`. It cannot be cancelled: let stale calls do nothing."""
+        """Call ``callback(value)`` at `time_ns`. It cannot be cancelled: stale calls must do nothing."""
 
     def when_settled(self, callback: Callable[[], None]) -> None:
         """Call ``callback()`` once, at the present instant, after its ends, issues and starts.
 
-        So all that ends and starts at an instant is known before what it frees is given away. The callback
-        may plan (`call_at`) and say `started`; it must not finish tasks.
+        So all ends and starts of an instant are known before freed resources are given away. The callback
+        may plan (`call_at`) and call `started`; it must not finish tasks.
         """
 
     def started(self, task: Task) -> None:
-        """Put down that a task begins now whose start its processor or network has put off."""
+        """Record that a task whose start its processor or network has delayed begins now."""
 
     def duration_of(self, task: Task) -> int:
-        """Return how long `task` takes when nothing else disturbs it, noise included."""
+        """Return the undisturbed duration of `task`, including noise."""
 
     def carried(self, message: Message) -> None:
-        """Put down a message that is no transfer of a tensor and has arrived now."""
+        """Record a message that is not a transfer of a tensor and has arrived now."""
 
     def finish(self, task: Task) -> None:
         """End a task at the present instant."""

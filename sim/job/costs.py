@@ -1,4 +1,4 @@
-"""What each op costs: how long it takes on a device, what may be known of it, and what issuing it takes."""
+"""Costs of ops: their durations on a device, what may be known of these, and the cost of issuing."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from sim.machine.machine import Machine
 _T = TypeVar("_T")
 
 MOVES_NOTHING: Final = tuple(kind for kind in VIEWS if kind != "dropout")
-"""Views take no time, whatever a cost model makes of their bytes; dropout is one in inference alone."""
+"""Views take no time, whatever a cost model says of their bytes; dropout is a view only at inference."""
 
 
 _KEPT: Final = 16
-"""Answers to one question that are kept of a graph: a sweep may describe a device in thousands of ways."""
+"""Answers kept per question and graph: a sweep may describe a device in thousands of ways."""
 
 _ANSWERS: WeakKeyDictionary[Graph, dict[str, list[tuple[Device, Any]]]] = WeakKeyDictionary()
 
 
 def answered(graph: Graph, device: Device, question: str, ask: Callable[[], _T]) -> _T:
-    """Return what the cost model of a device says of a graph; devices that cost the same are asked once.
+    """Return the cost model's answer for a graph on a device; devices that cost the same share one answer.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ def answered(graph: Graph, device: Device, question: str, ask: Callable[[], _T])
     question : str
         ``"duration"``, ``"spread"``, ...
     ask : callable
-        Asks the model. What it returns belongs to all who ask: copy it before you change it.
+        Asks the model. The result is shared by all callers: copy it before changing it.
     """
     known = _ANSWERS.setdefault(graph, {}).setdefault(question, [])
     for other, found in known:
@@ -53,10 +53,10 @@ def answered(graph: Graph, device: Device, question: str, ask: Callable[[], _T])
 
 
 def costs_ns(graph: Graph, device: Device) -> IntArray:
-    """Return how long each op takes on `device`, -1 where it cannot run there.
+    """Return the duration of each op on `device`; -1 where it cannot run there.
 
-    An explicit duration for the device's name wins over one for its kind, that over one for all, and that
-    over the device's cost model. An op without any of them, on a device without a cost model, takes
+    An explicit duration for the device's name wins over one for its kind, that over one for all devices, and
+    that over the device's cost model. An op without any of them, on a device without a cost model, takes
     no time if its kind does no work (`FREE`) or it is a collective; otherwise the device cannot time it and
     -1 is returned.
 
@@ -82,7 +82,7 @@ def costs_ns(graph: Graph, device: Device) -> IntArray:
             for other in graph.duration_by_kind.values():
                 only_here |= other != UNSET
             free = graph.is_kind(*FREE)
-            free[[*graph.attribute("communicator")]] = True  # the links say, or there are none to travel
+            free[[*graph.attribute("communicator")]] = True  # timed by the links, or instant without links
             ns = np.where(missing & ~only_here & free & (graph.flops == 0), 0, ns)
     if device.kinds is not None:
         ns = np.where(graph.is_kind(*device.kinds), ns, UNSET)
@@ -97,7 +97,7 @@ def _modelled(graph: Graph, device: Device) -> IntArray:
 
 
 def cost_the_same(one: Device, other: Device, *, asks: bool = True) -> bool:
-    """Whether two devices differ in nothing that counts for costs; where it `asks`, for their models."""
+    """Whether two devices cost the same; cost models matter only if `asks` says that they are used."""
     if (one.kind, one.kinds) != (other.kind, other.kinds):
         return False
     if not asks or (one.cost is None and other.cost is None):
@@ -107,7 +107,7 @@ def cost_the_same(one: Device, other: Device, *, asks: bool = True) -> bool:
 
 
 _described: Final = attrgetter("cores", "cores_per_op", "details")
-"""What a cost model reads of a device, beside its kind."""
+"""The properties of a device that a cost model reads, besides its kind."""
 
 
 def known_costs(
@@ -121,13 +121,13 @@ def known_costs(
 
     ::
 
-        exact      as they are, noise left out
-        mean       of all ops of the kind, on the device
+        exact      the true costs, without noise
+        mean       the mean over all ops of the kind, on the device
         estimate   off by a factor drawn for each op, the same on every device
         none       1 ns for every op
 
-    It is known before ops are placed, so it is told for every device: a placement sees all columns, and a
-    policy of each op the one of its device.
+    It is known before ops are placed, so it covers every device: a placement sees all columns, and a policy
+    sees for each op the entry of its device.
 
     Parameters
     ----------
@@ -135,16 +135,16 @@ def known_costs(
         ``exact``, ``mean``, ``estimate`` or ``none``.
     graph : Graph
     cost_ns : sequence of array of int64
-        ``cost_ns[d][op]``, -1 where device d cannot run op: that is known in any case.
+        ``cost_ns[d][op]``, -1 where device d cannot run op: this much is always known.
     rng : callable
         Returns the generator that draws the factors of ``estimate``.
     error : float
-        Standard deviation of the logarithm of these.
+        Standard deviation of the logarithm of these factors.
 
     Raises
     ------
     InputError
-        Another word, or a negative deviation.
+        An unknown word, or a negative deviation.
 
     Examples
     --------
@@ -188,7 +188,7 @@ def known_costs(
 
 
 def issue_costs_by_kind(graph: Graph, machine: Machine) -> IntArray:
-    """Return what issuing costs, in ns: a row for each device, a column for each kind of op in the graph."""
+    """Return the cost of issuing, in ns: one row per device, one column per kind of op in the graph."""
     table = np.array(
         [[d.issue_ns_by_kind.get(kind, d.issue_ns) for kind in graph.kinds] for d in machine.devices]
     )
@@ -196,7 +196,7 @@ def issue_costs_by_kind(graph: Graph, machine: Machine) -> IntArray:
 
 
 def issue_costs_ns(job: Job) -> IntArray:
-    """Return what issuing each op costs its issuer, in ns.
+    """Return the cost to its issuer of issuing each op, in ns.
 
     Parameters
     ----------
@@ -205,9 +205,9 @@ def issue_costs_ns(job: Job) -> IntArray:
     Returns
     -------
     array of int64
-        What the job says (`Job.issue_ns`); else `Device.issue_ns_by_kind` of the op's kind where it is given,
-        and `Device.issue_ns` for the rest. What begins a batch of a session (attribute ``begins_batch``) is
-        no op that anybody launches, and costs nothing.
+        The costs of the job (`Job.issue_ns`) if given; else `Device.issue_ns_by_kind` for the op's kind where
+        given, and `Device.issue_ns` for the rest. The op that begins a batch of a session (attribute
+        ``begins_batch``) is not launched by anything and costs nothing.
     """
     if job.issue_ns is not None:
         return job.issue_ns.copy()

@@ -1,8 +1,8 @@
-"""The job: a graph, a machine, and what is decided before time 0.
+"""The job: a graph, a machine, and the decisions made before time 0.
 
-`make_job` asks every device's cost model for the ops, places the ops, and leaves the rest (streams,
-program order) to be computed when a policy or the engine first asks for it, so that a decision
-that nobody uses costs nothing.
+`make_job` gets the costs of the ops from every device's cost model, places the ops, and leaves the rest
+(streams, program order) to be computed when a policy or the engine first asks for it, so that an unused
+decision costs nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _T = TypeVar("_T")
 
 @dataclass(eq=False)
 class Job:
-    """What a policy may look at before time 0.
+    """The information that a policy may use before time 0.
 
     Attributes
     ----------
@@ -45,30 +45,30 @@ class Job:
     device_of : array of int
         Device index of every op.
     duration_ns : array of int64
-        How long each op takes on its device, noise left out.
+        Duration of each op on its device, without noise.
     known_ns : array of int64
-        What the policy may know of that (the scenario's `knowledge`).
+        What the policy may know of the durations (the scenario's `knowledge`).
     iterations : int
     seed : int
-        For decisions that draw: use ``job.rng("what for")``.
+        Seed for random decisions: use ``job.rng("what for")``.
     noisy_ns : array of int64, shape (iterations, ops), optional
-        How long each task really takes, when there is noise.
+        Actual duration of each task, if there is noise.
     drawn : DrawnByTag, optional
-        The same under control flow, which decides later which tasks there are.
+        The same under control flow, where the tasks are not known in advance.
     issue_ns : array of int64, optional
-        What issuing each op costs its issuer, in place of what the devices say.
+        Cost of issuing each op to its issuer, instead of the devices' costs.
     known_costs_ns : sequence of array of int64
-        What may be known of each op on each device, -1 where it cannot run: what the placement saw.
+        Known costs of each op on each device, -1 where it cannot run: what the placement saw.
     record_ns : array of int64, optional
-        What its issuer pays after launching each op, to record the event that other streams wait for.
+        Cost to its issuer, after launching each op, of recording the event that other streams wait for.
     failures : Failures, optional
-        Which tasks fail, where some op may.
+        The tasks that fail, if some op may.
     faults : Faults, optional
-        Which parts of the machine may fail or become slow, and what follows.
+        The parts of the machine that may fail or become slow, and the consequences.
     processes : tuple of str
-        The processes, where there are several (`sim.issuers`).
+        The processes, if there are several (`sim.issuers`).
     process_of : array of int64, optional
-        Which of them each op is of; None: there is one.
+        Index of each op's process; None: there is only one.
     """
 
     graph: Graph
@@ -91,12 +91,12 @@ class Job:
     process_of: IntArray | None = None
 
     kept: dict[Hashable, Any] | None = field(default=None, init=False, repr=False)
-    """What was worked out `once`, if the job has many seeds."""
+    """Results of `once`, if the job is run with many seeds."""
 
     def task_ns(self, op: IntArray, iteration: IntArray, frame: Sequence[str] = ()) -> IntArray:
-        """Return how long tasks take when nothing else disturbs them, noise included.
+        """Return the undisturbed durations of tasks, including noise.
 
-        With control flow, `frame` has the loops and iterations of each.
+        With control flow, `frame` gives the loops and iterations of each task.
         """
         if self.drawn is not None:
             tasks = zip(op.tolist(), iteration.tolist(), frame, strict=True)
@@ -106,7 +106,7 @@ class Job:
         return np.asarray(self.noisy_ns[iteration, op])
 
     def once(self, what: Hashable, work: Callable[[], _T]) -> _T:
-        """Return what follows from the job whatever its seed; if it has many, that is worked out once."""
+        """Return a result that does not depend on the seed; a job with many seeds computes it only once."""
         if self.kept is None:
             return work()
         if what not in self.kept:
@@ -115,9 +115,9 @@ class Job:
         return found
 
     def again(self, seed: int) -> Job | None:
-        """Return the job under another seed, with nothing drawn; None: its decisions asked for the seed.
+        """Return the job under another seed, with nothing drawn; None: its decisions used the seed.
 
-        What was worked out of it, and was decided, is worked out once.
+        Decisions and derived results are shared between the seeds.
         """
         if self.kept is None:
             self.kept = {}
@@ -128,7 +128,7 @@ class Job:
         return job
 
     def rng(self, purpose: str) -> np.random.Generator:
-        """Return a generator that depends on the seed and on what it is for, and on nothing else."""
+        """Return a generator that depends only on the seed and on `purpose`."""
         return drawing(purpose, self.seed)
 
     @cached_property
@@ -152,7 +152,7 @@ class Job:
 
     @frozen_property
     def carried(self) -> BoolArray:
-        """Which collectives go over the links message by message, instead of taking a time that is known."""
+        """Which collectives travel over the links message by message, instead of taking a known time."""
         c = self.collectives
         if c is None or not isinstance(self.machine.collectives, CarriedCollectives):
             return np.zeros(0 if c is None else len(c.op), dtype=bool)
@@ -175,14 +175,14 @@ class Job:
         return self.groups_that_serve(self.device_of, self.process_of)
 
     def groups_that_serve(self, device: IntArray, process: IntArray | None) -> IntArray:
-        """Return the group of issuers that serves each of some devices for a process."""
+        """Return, for each device, the group of issuers that serves it for a process."""
         if process is None:
             return self.machine.group_of[device]
         return np.stack([self.machine.groups_for(name) for name in self.processes])[process, device]
 
     @cached_property
     def process_of_tensor(self) -> IntArray | None:
-        """Which process each tensor is of: that of the op which makes it, or else reads it."""
+        """Process of each tensor: that of the op that makes it, else of one that reads it."""
         if self.process_of is None:
             return None
         graph = self.graph
@@ -198,17 +198,17 @@ class Job:
         return len(self.machine.hosts_in_order)
 
     def dag(self) -> Dag:
-        """Return what comes before what in a program of all ops: edges, and Sends before their Recvs."""
+        """Return the precedence in a program of all ops: edges, and Sends before their Recvs."""
         return Dag.of(program_edges(self.graph), len(self.graph))
 
     @frozen_property
     def order(self) -> IntArray:
-        """The program order: what the linearizer gives, else topological, least index first.
+        """The program order: that of the linearizer, else the topological one with the least index first.
 
         Raises
         ------
         InputError
-            When the linearizer does not return every op once.
+            The linearizer does not return every op once.
         """
         if self.linearize is None:
             return program_order(self.graph)
@@ -224,7 +224,7 @@ class Job:
         return order
 
     def misordered(self) -> str | None:
-        """Return which op a linearizer put before one that it waits for; None: it is not to blame."""
+        """Return which op a linearizer put before one that it waits for; None: there is none."""
         if self.linearize is None:
             return None
         place = np.argsort(self.order)
@@ -248,12 +248,12 @@ class Job:
 
     @frozen_property
     def stream_of(self) -> IntArray:
-        """Stream of each op, counted over the machine; the first lane of its device by default.
+        """Stream of each op, counted over the machine; by default the first lane of its device.
 
         Raises
         ------
         InputError
-            When the assignment names a stream that the device does not have.
+            The assignment names a stream that the device does not have.
         """
         first = np.array(self.machine.first_stream, dtype=np.int64)[self.device_of]
         if self.streams is None:
@@ -284,7 +284,7 @@ _ASKED: Final = "asked for the seed"
 
 
 class _SeenJob(Job):
-    """A job as decisions see it: it notes whether they ask for the seed."""
+    """A job as decisions see it: it records whether they use the seed."""
 
     @property
     def seed(self) -> int:
@@ -298,7 +298,7 @@ class _SeenJob(Job):
 
 
 def _seen(job: Job) -> Job:
-    """Return the job itself, all that is worked out of it included, as decisions see it."""
+    """Return the job as decisions see it, sharing all of its derived results."""
     seen = _SeenJob.__new__(_SeenJob)
     seen.__dict__ = job.__dict__
     return seen
@@ -312,7 +312,7 @@ class Tried(NamedTuple):
     what : str
         The name of a starting placement, or how many ops were moved where.
     makespan_ns : int or None
-        What came of it; None when it could not run (out of memory, no link).
+        The resulting makespan; None if it could not run (out of memory, no link).
     best_ns : int or None
         The best so far; None as long as none could run.
     """
@@ -323,19 +323,19 @@ class Tried(NamedTuple):
 
 
 def drawing(purpose: str, seed: int) -> np.random.Generator:
-    """Return a generator that depends on a seed and on what it is for, and on nothing else."""
+    """Return a generator that depends only on `seed` and `purpose`."""
     return np.random.default_rng([seed, *purpose.encode()])
 
 
 class Placement:
-    """Chooses a device for every op: extend it and override `place`.
+    """Chooses a device for every op: subclass it and override `place`.
 
     Attributes
     ----------
     soft : bool
-        Whether it may put an op elsewhere when its pin cannot be met.
+        Whether it may put an op elsewhere if its pin cannot be met.
     tried : sequence of Tried
-        What the last call of `place` tried, in order, where it searches.
+        The placements that the last call of `place` tried, in order, if it searches.
     """
 
     soft: bool = False
@@ -344,8 +344,8 @@ class Placement:
     def place(self, graph: Graph, machine: Machine, cost_ns: Sequence[IntArray]) -> Sequence[int]:
         """Return one device index per op.
 
-        ``cost_ns[d][op]`` is what may be known of op on device d (`knowledge`); -1: it cannot run
-        there.
+        ``cost_ns[d][op]`` is what may be known of the cost of op on device d (`knowledge`); -1: it cannot
+        run there.
         """
         raise InputError(f"{type(self).__name__} must define place(graph, machine, cost_ns)")
 
@@ -358,14 +358,14 @@ class Linearizer(Protocol):
 
 
 class StreamAssignment(Protocol):
-    """Chooses a stream of its device for every op that is launched."""
+    """Chooses a stream of its device for every launched op."""
 
     def assign(self, job: Job) -> Sequence[int]:
         """Return one stream number per op, counted within the op's device."""
 
 
 class Decided(NamedTuple):
-    """A program order, or streams, that were decided before: a `Linearizer` and a `StreamAssignment`."""
+    """A program order, or streams, decided earlier: a `Linearizer` and a `StreamAssignment`."""
 
     values: Sequence[int]
 

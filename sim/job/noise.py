@@ -1,15 +1,15 @@
 """Noise: durations that vary from task to task, and devices that are slower than they should be.
 
 Every task's duration is drawn once, before time 0, from the seed alone, so that two policies meet the
-same luck and a run repeats::
+same random durations and a run can be repeated::
 
     actual = nominal · device's factor · exp(N(-σ²/2, σ)) · (straggler: factor, with probability p)
 
-The log-normal factor has mean 1: noise does not make the work longer on average, it makes waiting longer.
+The log-normal factor has mean 1: noise does not make the work longer on average, only the waiting.
 
-Under control flow nobody knows before time 0 what will run. There a task's duration follows from the seed,
-its op, and the loops and iterations that it runs in (`DrawnByTag`), so that any policy still meets the same
-luck.
+Under control flow the tasks are not known before time 0. There a task's duration follows from the seed,
+its op, and the loops and iterations that it runs in (`DrawnByTag`), so that all policies still meet the same
+durations.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Noise:
     devices : mapping of str to float
         Device → constant factor: 1.2 is a device that is 20 % slower.
     straggler_probability, straggler_factor : float
-        With this probability a task takes so many times longer.
+        Probability that a task is a straggler, and the factor by which it then takes longer.
 
     Raises
     ------
@@ -50,7 +50,7 @@ class Noise:
     straggler_factor: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be drawn."""
+        """Raise on values that cannot be drawn."""
         if self.sigma < 0 or not 0 <= self.straggler_probability <= 1:
             raise InputError(
                 f"noise: sigma must be >= 0 and straggler_probability between 0 and 1; found "
@@ -62,7 +62,7 @@ class Noise:
 
 
 def lognormal(sigma: float, shape: tuple[int, ...], rng: np.random.Generator) -> npt.NDArray[np.float64]:
-    """Return factors whose logarithms have the deviation `sigma`, and whose mean is 1."""
+    """Return factors of mean 1 whose logarithms have the standard deviation `sigma`."""
     return np.exp(rng.normal(-(sigma**2) / 2, sigma, shape))
 
 
@@ -80,7 +80,7 @@ def draw_durations(
     ----------
     noise : Noise
     duration_ns, device_of : array, one entry per op
-        Nominal durations in ns, and where the ops run.
+        Nominal durations in ns, and the devices of the ops.
     machine : Machine
     iterations : int
     rng : numpy.random.Generator
@@ -88,12 +88,12 @@ def draw_durations(
     Returns
     -------
     array of int64, shape (iterations, ops)
-        Rounded half up to whole ns.
+        Durations in whole ns, rounded half up.
 
     Raises
     ------
     UnknownNameError
-        A factor for a device that the machine does not have.
+        There is a factor for a device that the machine does not have.
 
     Examples
     --------
@@ -123,20 +123,20 @@ def _drawn(noise: Noise, expected: FloatArray, shape: tuple[int, ...], rng: np.r
 
 
 class DrawnByTag:
-    """The durations of tasks of which nobody knows beforehand that they will run.
+    """The durations of tasks that are not known in advance to run.
 
     Parameters
     ----------
     noise : Noise
     duration_ns, device_of : array, one entry per op
-        Nominal durations in ns, and where the ops run.
+        Nominal durations in ns, and the devices of the ops.
     machine : Machine
     seed : int
 
     Raises
     ------
     UnknownNameError
-        A factor for a device that the machine does not have.
+        There is a factor for a device that the machine does not have.
     """
 
     def __init__(
@@ -146,6 +146,6 @@ class DrawnByTag:
         self._expected = duration_ns * _factors(noise, machine)[device_of]
 
     def ns(self, op: int, iteration: int, frame: str) -> int:
-        """Return how long an op takes, in a repetition of the graph and in loops (``outer:2/inner:0``)."""
+        """Return the duration of an op in a repetition of the graph and in loops (``outer:2/inner:0``)."""
         rng = np.random.default_rng([self._seed, *b"noise", op, iteration, *frame.encode()])
         return int(_drawn(self._noise, self._expected[op : op + 1], (1,), rng)[0])

@@ -1,4 +1,4 @@
-"""Where ops are pinned: which devices that allows, and the placement that does nothing else."""
+"""Pins of ops: the devices that they allow, and the placement that only follows them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from sim.job.job import Job, Placement
 from sim.machine.machine import Machine
 
 _LAST: Final = {"cpu": 1, "switch": 2}
-"""Kinds of device that a free op goes to only if no other can run it, in this order."""
+"""Kinds of device that get a free op only if no other device can run it, in this order."""
 
 
 class PinnedPlacement(Placement):
-    """Put each op where it is pinned, a free op on the first accelerator that can run it, or else on a CPU.
+    """Put each op where it is pinned, and a free op on the first accelerator that can run it, else on a CPU.
 
-    An accelerator is any device but a CPU. That is what frameworks do: TensorFlow's placer prefers a GPU
+    An accelerator is any device but a CPU. Frameworks do the same: TensorFlow's placer prefers a GPU
     to a CPU (core/common_runtime/device_set.cc, `DeviceTypeOrder`).
 
     Examples
@@ -44,10 +44,10 @@ class PinnedPlacement(Placement):
 def first_able(
     graph: Graph, machine: Machine, cost_ns: Sequence[IntArray], *, pinned: bool = True
 ) -> IntArray:
-    """Return the device on which each op runs by preference, of those that can run it; -1: none can.
+    """Return the preferred device of each op among those that can run it; -1: none can.
 
-    A machine may have as many devices as the graph has pins, so that nothing here is one by the other: ops of
-    one pin have few devices, and devices with equal costs are looked at once.
+    A machine may have as many devices as the graph has pins, so the work here is not their product: ops of
+    one pin have few devices, and devices with equal costs are examined once.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ def first_able(
     cost_ns : sequence of array of int64
         See `Placement.place`.
     pinned : bool
-        Whether pins count.
+        Whether pins are respected.
     """
     preferred = sorted(range(len(cost_ns)), key=lambda d: _LAST.get(machine.devices[d].kind, 0))
     rank = {device: k for k, device in enumerate(preferred)}
@@ -68,21 +68,21 @@ def first_able(
         if first == last:
             continue
         ops = by_code[first:last]
-        best: dict[int, int] = {}  # of devices with equal costs, the first
+        best: dict[int, int] = {}  # the first of the devices with equal costs
         for device in sorted(range(len(cost_ns)) if pin == UNSET else allowed[pin], key=rank.__getitem__):
             best.setdefault(id(cost_ns[device]), device)
-        for device in reversed(best.values()):  # the first one stays
+        for device in reversed(best.values()):  # the first one is written last, so it stays
             found[ops[cost_ns[device][ops] != UNSET]] = device
     return found
 
 
 def _devices_of_pins(graph: Graph, machine: Machine) -> list[list[int]]:
-    """Return the devices that each pin allows: the one of its name, or those of its kind.
+    """Return the devices that each pin allows: the one of that name, or those of that kind.
 
     Raises
     ------
     InputError
-        A pin that names neither a device nor a kind of device of the machine.
+        A pin names neither a device nor a kind of device of the machine.
     """
     meant: dict[str, list[int]] = {}
     for d, device in enumerate(machine.devices):
@@ -103,7 +103,7 @@ def allowed_devices(graph: Graph, machine: Machine) -> BoolArray:
     Raises
     ------
     InputError
-        A pin that names neither a device nor a kind of device of the machine.
+        A pin names neither a device nor a kind of device of the machine.
     """
     fits = np.zeros((len(machine.devices), len(graph.pins) + 1), dtype=bool)
     fits[:, -1] = True  # no pin, code -1
@@ -113,21 +113,21 @@ def allowed_devices(graph: Graph, machine: Machine) -> BoolArray:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Where tensors are: graph inputs before time 0, and whatever an op makes once it has run.
+# Where tensors are: graph inputs before time 0, and outputs of ops once they have run.
 
 
 def input_devices(graph: Graph, machine: Machine) -> IntArray:
-    """Return, for each tensor, the device where it lies before time 0, if it is a graph input pinned to one.
+    """Return, for each tensor, the device that holds it before time 0, if it is a graph input pinned to one.
 
     Returns
     -------
     array of int64, one entry per tensor
-        -1 for what an op makes, and for what is there wherever it is read: parameters, and free inputs.
+        -1 for outputs of ops, and for tensors available wherever they are read: parameters and free inputs.
 
     Raises
     ------
     UnknownNameError
-        An input pinned to what is no device of the machine.
+        An input is pinned to a device that the machine does not have.
     """
     home = np.full(graph.n_tensors, UNSET)
     pinned = (graph.tensor_pin != UNSET) & (graph.tensor_role == Role.INPUT)
@@ -137,7 +137,7 @@ def input_devices(graph: Graph, machine: Machine) -> IntArray:
 
 
 def tensor_devices(job: Job) -> IntArray:
-    """Return, for each tensor, the device where it comes to be; -1: it is there wherever it is read.
+    """Return, for each tensor, the device on which it appears; -1: it is available wherever it is read.
 
     Examples
     --------
@@ -155,10 +155,10 @@ def tensor_devices(job: Job) -> IntArray:
 
 
 def crossing_reads(job: Job) -> tuple[BoolArray, IntArray, IntArray]:
-    """Return which entries of ``graph.inputs`` cross links, where each is read, and where tensors come to be.
+    """Return a mask of the ``graph.inputs`` that cross links, the device of each read, and of each tensor.
 
-    The last array has one entry per tensor, -1 for what is there wherever it is read: parameters, and graph
-    inputs that are not pinned. A machine without links crosses none.
+    The last array has one entry per tensor, -1 if it is available wherever it is read: parameters, and graph
+    inputs that are not pinned. On a machine without links nothing crosses.
     """
     graph, home = job.graph, tensor_devices(job)
     there = np.repeat(job.device_of, graph.inputs.counts())

@@ -1,4 +1,4 @@
-"""What moves between devices: one transfer per (tensor, destination device), shared by its users there.
+"""Transfers between devices: one per (tensor, destination device), shared by its readers there.
 
 ::
 
@@ -34,13 +34,13 @@ class Flow(NamedTuple):
     Attributes
     ----------
     n_ops, n_nodes : int
-        Ops have the indices below `n_ops`, transfers those from there to `n_nodes`.
+        Ops have the indices below `n_ops`, transfers those from `n_ops` up to `n_nodes`.
     producer, consumer, distance : arrays
         Edges in activation order: a producer's data edges, then its control edges.
     carries : array, one entry per edge
-        The tensor that crosses it, -1 for a control edge.
+        The tensor that the edge carries, -1 for a control edge.
     tensor, source, destination, nbytes : arrays, one entry per transfer
-        What is moved, from which device, to which, and how large it is.
+        The tensor moved, from which device, to which, and its size.
     """
 
     n_ops: int
@@ -55,7 +55,7 @@ class Flow(NamedTuple):
     nbytes: IntArray
 
     def counts(self, which: BoolArray, iterations: int) -> IntArray:
-        """Return how many of some edges hold back each node, a row an iteration.
+        """Return how many of the edges in `which` hold back each node, one row per iteration.
 
         An edge of distance d does not hold back the first d iterations.
         """
@@ -68,12 +68,12 @@ class Flow(NamedTuple):
 
 
 def check_routes(job: Job, flow: Flow) -> None:
-    """Refuse, before time 0, a transfer that can never arrive.
+    """Raise, before time 0, if a transfer can never arrive.
 
     Raises
     ------
     InfeasibleError
-        No links lead from one device to another; it names an op that waits for what would be moved.
+        No links lead from one device to another; the error names an op that waits for the transfer.
     """
     for source, destination in sorted(set(zip(flow.source.tolist(), flow.destination.tolist(), strict=True))):
         try:
@@ -90,15 +90,15 @@ def check_routes(job: Job, flow: Flow) -> None:
 
 
 def make_flow(job: Job) -> Flow:
-    """Insert the transfers that `job`'s placement makes necessary.
+    """Return the flow of a job, with the transfers that its placement makes necessary.
 
     A machine without links needs none. Control edges between devices carry nothing and take no
-    time; graph inputs that lie on another device are transferred once per iteration; parameters
-    are resident wherever they are used.
+    time; graph inputs on another device are transferred once per iteration; parameters are
+    resident wherever they are used.
     """
     graph = job.graph
     n = len(graph)
-    if not job.machine.links:  # the ideal: data is everywhere at once, and nothing needs to be simulated
+    if not job.machine.links:  # the ideal: data is everywhere at once, so no transfer is simulated
         none = np.zeros(0, np.int64)
         return Flow(n, n, *graph.edges, none, none, none, none)
     consumer = graph.inputs.rows()
@@ -113,7 +113,7 @@ def make_flow(job: Job) -> Flow:
     transfer = np.full(len(tensor), UNSET)
     transfer[crossing] = n + which
 
-    # Data edges keep the order in which consumers were added; a transfer stands where its first user did.
+    # Data edges keep the order in which consumers were added; a transfer takes the place of its first user.
     begins = ~crossing
     begins[np.flatnonzero(crossing)[first_use]] = True
     edge = np.flatnonzero(begins & (producer != UNSET))
@@ -134,7 +134,7 @@ def make_flow(job: Job) -> Flow:
 
 
 def node_name(job: Job, flow: Flow, node: int) -> str:
-    """Return the name of an op, or what is transferred where."""
+    """Return the name of an op, or a description of a transfer."""
     if node < flow.n_ops:
         return job.graph.op_names[node]
     k = node - flow.n_ops
@@ -151,23 +151,23 @@ def node_name(job: Job, flow: Flow, node: int) -> str:
 #     pageable    host  [launch a]╌╌╌╌╌╌╌╌╌╌╌╌[launch b]     the host copies piece by piece to a buffer of
 #                 copy            ▇▇▇▇▇▇▇▇▇▇▇▇               the driver, and returns when the last has left
 #
-# A transfer between a CPU whose memory is pageable and a device that is launched on takes a thread of that
-# device's host when it is issued, and keeps it until its bytes have arrived; without a free one it waits,
-# first come first served, before any op. (CUDA Runtime API, "API synchronization behavior"; CUDA C++ Best
+# A transfer between a CPU with pageable memory and a device with launched ops takes a thread of that device's
+# host when it is issued, and keeps it until its bytes have arrived; without a free thread it waits, first
+# come, first served, ahead of any op. (CUDA Runtime API, "API synchronization behavior"; CUDA C++ Best
 # Practices Guide, "Pinned Memory".)
 
 
 def host_groups(job: Job, tensor: IntArray, source: IntArray, destination: IntArray) -> IntArray:
-    """Return, for each transfer, the group of issuers one of which has to make it; -1: nobody has to.
+    """Return, for each transfer, the group of issuers of which one has to make it; -1: none has to.
 
     Parameters
     ----------
     job : Job
     tensor, source, destination : arrays of int64
-        What is moved, and between which devices; one entry a transfer.
+        The tensors moved, and between which devices; one entry per transfer.
     """
     machine = job.machine
-    who = np.full(len(source), UNSET)  # the device that is launched on
+    who = np.full(len(source), UNSET)  # the device with launched ops
     over = np.array([link.host_copies for link in machine.links], bool)
     if over.any():
         routes, way = machine.distinct_routes(source, destination, tensor)
@@ -188,9 +188,9 @@ def host_groups(job: Job, tensor: IntArray, source: IntArray, destination: IntAr
 def connection_bytes_per_s(
     machine: Machine, source: int, destination: int, route: Sequence[int]
 ) -> int | None:
-    """Return what all transfers from one device to another get together at most; None: no limit.
+    """Return the maximum total rate of all transfers from one device to another; None: no limit.
 
-    That is what the host copies of pageable memory, and what one connection carries over a route.
+    It is the minimum of the rate of the host's copies and of one connection over the route.
     """
     rates = [machine.links[k].connection_bytes_per_s for k in route]
     rates.append(staging_bytes_per_s(machine, source, destination))
@@ -198,7 +198,7 @@ def connection_bytes_per_s(
 
 
 def staging_bytes_per_s(machine: Machine, source: int, destination: int) -> int | None:
-    """Return how fast a host copies what it has to copy from one device to the other; None: no limit."""
+    """Return the rate at which a host copies pageable memory from one device to the other; None: no limit."""
     devices = [machine.devices[d] for d in (source, destination)]
     if all(device.workers for device in devices):
         return None  # from host to host: no driver in between
@@ -207,34 +207,34 @@ def staging_bytes_per_s(machine: Machine, source: int, destination: int) -> int 
 
 
 def holding_ops(job: Job) -> frozenset[int]:
-    """Return the launched ops that keep their host thread until they end, as pageable copies do."""
+    """Return the launched ops that hold their host thread until they end, as pageable copies do."""
     return frozenset(op for op in awaited_ops(job.graph) if job.launched[op])
 
 
 def awaited_ops(graph: Graph) -> list[int]:
-    """Return the ops that say that whoever issues them waits until they end."""
+    """Return the ops whose attributes make their issuer wait until they end."""
     said = (graph.attribute(name).items() for name in ("host_waits", "pageable"))
     return [op for each in said for op, waits in each if waits]
 
 
 # ----------------------------------------------------------------------------------------------------------
-# How long a tensor travels from device to device when it meets no other.
+# The travel time of a tensor from device to device without contention.
 
 
 class Travel(NamedTuple):
-    """The way from one device to another, which a tensor has for itself.
+    """An uncontended path from one device to another.
 
     Attributes
     ----------
     latency_ns : int
-        That of all its links together.
+        Total latency of its links.
     bytes_per_s : int or None
-        The bandwidth of its slowest link, of a connection, or of the host that copies pageable memory; None:
+        Minimum bandwidth of its links, of a connection, and of the host that copies pageable memory; None:
         no limit.
     queues : tuple of int
-        Where links send chunks one after another: the bandwidth of each (and of a connection) that has one.
+        If links send chunks one after another: each limited bandwidth, that of a connection first.
     chunk : int, optional
-        The largest chunk; None: all in one.
+        The largest chunk; None: messages stay whole.
 
     Examples
     --------
@@ -251,7 +251,7 @@ class Travel(NamedTuple):
 
     @classmethod
     def between(cls, machine: Machine, source: int, destination: int) -> Travel:
-        """Return the way that a tensor takes, whichever it is.
+        """Return the path of a tensor that does not depend on its flow number.
 
         Raises
         ------
@@ -262,7 +262,7 @@ class Travel(NamedTuple):
 
     @classmethod
     def along(cls, machine: Machine, source: int, destination: int, route: Sequence[int]) -> Travel:
-        """Return the way over the links of a route."""
+        """Return the path over the links of a route."""
         limits = [machine.links[k].bandwidth_bytes_per_s for k in route]
         limits.append(connection_bytes_per_s(machine, source, destination, route))
         rates = [rate for rate in limits if rate is not None]
@@ -274,17 +274,17 @@ class Travel(NamedTuple):
         return cls(latency_ns, least, (*rates[-1:], *rates[:-1]) if limits[-1] else tuple(rates), most)
 
     def ns(self, nbytes: int) -> int:
-        """Return the first whole ns at which `nbytes` are all there."""
+        """Return the first whole ns at which all of `nbytes` have arrived."""
         if self.queues:
             return self.latency_ns + ceil(self._through_queues(nbytes) * NS_PER_S)
         sent = 0 if self.bytes_per_s is None else -(-nbytes * NS_PER_S // self.bytes_per_s)
         return self.latency_ns + sent
 
     def _through_queues(self, nbytes: int) -> Fraction:
-        """Return the seconds from queue to queue: the longest way through chunks and links.
+        """Return the seconds from queue to queue: the longest path through chunks and links.
 
-        All chunks but the last are alike, so that they wait for one another at the slowest link only; where
-        the last one follows, it may be another one that holds it up.
+        All chunks but the last are equal, so they wait for one another only at the slowest link; the last
+        chunk may be held up at a different link.
         """
         chunk = self.chunk or max(nbytes, 1)
         whole, last = divmod(nbytes, chunk)
@@ -303,7 +303,7 @@ class Travel(NamedTuple):
 def travel_ns(
     machine: Machine, source: IntArray, destination: IntArray, tensor: IntArray, nbytes: IntArray
 ) -> IntArray:
-    """Return how long each transfer travels at least."""
+    """Return the minimum travel time of each transfer."""
     routes, way = machine.distinct_routes(source, destination, tensor)
     ways = [Travel.along(machine, *each) for each in routes]
     different, which = distinct_rows(way, nbytes)

@@ -1,15 +1,15 @@
 """Which tasks become eligible when one is issued or ends.
 
-On a static graph a counter per task is enough: every edge counts its consumer down once, and at zero the
-consumer is eligible. An edge counts when its producer has ended, or, where the policy's synchronisation says
-so (`sim.readiness.eligibility`), when it is issued. Of the latter a second counter, of producers that
-have not ended, is the event wait at the head of the consumer's stream.
+On a static graph one counter per task is enough: every edge counts its consumer down once, and at zero the
+consumer is eligible. An edge counts when its producer has ended or, if the policy's synchronisation says so
+(`sim.readiness.eligibility`), when it is issued. For edges of the second kind, another counter, of producers
+that have not ended, is the event wait at the head of the consumer's stream.
 
 A task's id is ``iteration * n_nodes + node``, so an edge of distance d is the offset
-``d * n_nodes + consumer`` whatever the iteration. Edges that lead past the last iteration never count.
+``d * n_nodes + consumer`` in every iteration. Edges that lead past the last iteration never count.
 
-Where the graph has ops that start with the first of their inputs (`sim.readiness.eligibility`), edges into
-them take different steps down; other graphs know nothing of it.
+If some ops start with the first of their inputs (`sim.readiness.eligibility`), edges into them count down by
+other steps; graphs without such ops do not pay for this.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _NEVER = 1 << 60
 
 
 class Readiness(Protocol):
-    """What the engine asks; ids and frames are the variant's own business."""
+    """What the engine asks about eligibility; ids and frames are up to each implementation."""
 
     asynchronous: bool
-    """Whether a task may be issued before its inputs are computed; if not, only its end has to be told."""
+    """Whether a task may be issued before its inputs are computed; if not, only its end is reported."""
 
     @property
     def total(self) -> int:
-        """Tasks that have to end: all of a static graph, those that became eligible of a dynamic one."""
+        """Number of tasks that have to end: all of a static graph, those that became eligible otherwise."""
 
     def roots(self) -> list[Task]:
         """Return the tasks that are eligible at time 0, by iteration and op."""
@@ -54,20 +54,20 @@ class Readiness(Protocol):
         """Whether all producers of an issued task have ended; if not, it is `released` later."""
 
     def released(self) -> list[Task]:
-        """Return (and forget) the tasks that were refused by `may_start` and may start now."""
+        """Return and clear the tasks that `may_start` refused and that may start now."""
 
     def unfinished(self, over: Set[int]) -> Iterator[tuple[int, list[int]]]:
         """Yield (task id, ids of the producers it waits for) for every task that is not `over`."""
 
     def name(self, id: int) -> str:
-        """Return what the task with that id is called in messages."""
+        """Return the name of the task with that id, for messages."""
 
 
 class _Edges(NamedTuple):
     """Edges out of each node: offsets of the consumers' ids, and by how much each counts its consumer down.
 
-    An edge takes 1 from a strict consumer, and `steps` is None where all are. Of a non-strict one, a control
-    edge takes 2, and a data edge (step 0) clears the lowest bit.
+    An edge takes 1 from a strict consumer; `steps` is None if all are strict. From a non-strict one, a
+    control edge takes 2, and a data edge (step 0) clears the lowest bit.
     """
 
     offsets: list[list[int]]
@@ -75,7 +75,7 @@ class _Edges(NamedTuple):
 
 
 class CounterReadiness:
-    """Readiness of a static graph (see the module).
+    """Readiness of a static graph (see the module docstring).
 
     Parameters
     ----------
@@ -83,14 +83,14 @@ class CounterReadiness:
     flow : Flow
         Nodes and edges, transfers included.
     synchronisation : str
-        When edges count.
+        The policy's synchronisation, which says when edges count.
     alone : collection of int
-        Launched ops that will be on no stream: whoever needs them hears of their end from the host.
+        Launched ops that will be on no stream: the host reports their end to their consumers.
 
     Raises
     ------
     InfeasibleError
-        A non-strict op that would be launched on a stream.
+        A non-strict op would be launched on a stream.
     UnknownNameError
         There is no such synchronisation.
     """
@@ -130,10 +130,10 @@ class CounterReadiness:
         return _Edges(offsets, Csr.group(producer, step, self.n).lists())
 
     def _hops(self, which: BoolArray, alone: Collection[int]) -> list[list[int]] | None:
-        """Return how long the event of each edge out of each node travels; None: all are there at once.
+        """Return how long the event of each edge out of each node travels; None: all arrive at once.
 
-        It travels from one stream to another, transfers and what is `alone` being on none, and to a transfer
-        it does not. What is `alone` sends none.
+        Events travel between different streams; transfers and `alone` ops are on none. Those to a transfer,
+        and those of `alone` ops, take no time.
         """
         flow, job = self.flow, self.job
         event_ns = np.array([device.event_ns for device in job.machine.devices])
@@ -149,7 +149,7 @@ class CounterReadiness:
         return Csr.group(producer, hop, self.n).lists()
 
     def _counts(self, edges: BoolArray) -> list[int]:
-        """Return one count per task, and what edges past the last iteration count down."""
+        """Return one count per task, plus dummies for edges past the last iteration to count down."""
         flow, iterations = self.flow, self.job.iterations
         counts = flow.counts(edges, iterations)
         first = self.non_strict & (np.bincount(flow.consumer[edges], minlength=self.n) > 0)
@@ -174,13 +174,13 @@ class CounterReadiness:
         return self._count_down(self.at_issue, task)
 
     def ended(self, task: Task) -> list[Task]:
-        """Return what became eligible because `task` ended; its event may release what was refused."""
+        """Return what became eligible because `task` ended; its event may release refused tasks."""
         if self.asynchronous:
             self._record(task)
         return self._count_down(self.at_end, task)
 
     def _count_down(self, edges: _Edges, task: Task) -> list[Task]:
-        """Return the consumers that waited for nothing but `task`, in edge order."""
+        """Return the consumers that waited only for `task`, in edge order."""
         pending, base, now_ready = self.pending, task.id - task.op, []
         offsets = edges.offsets[task.op]
         if edges.steps is None:
@@ -198,7 +198,7 @@ class CounterReadiness:
         return now_ready
 
     def _record(self, task: Task) -> None:
-        """Record the event of a task that ended, for those that were issued behind it."""
+        """Record the event of an ended task for the tasks issued behind it."""
         running, base = self.running, task.id - task.op
         hops_ns = repeat(0) if self.hops_ns is None else self.hops_ns[task.op]
         for offset, hop_ns in zip(self.at_issue.offsets[task.op], hops_ns, strict=False):
@@ -210,7 +210,7 @@ class CounterReadiness:
                 self.free.append(self.refused.pop(id))
 
     def may_start(self, task: Task) -> bool:
-        """Whether the events that `task` waits for are all there."""
+        """Whether all events that `task` waits for have arrived."""
         if self.running[task.id]:
             self.refused[task.id] = task
             return False
@@ -219,7 +219,7 @@ class CounterReadiness:
         return True
 
     def released(self) -> list[Task]:
-        """Return (and forget) the tasks whose events have all arrived since they were refused."""
+        """Return and clear the refused tasks whose events have all arrived since."""
         free, self.free = self.free, []
         return free
 
@@ -238,44 +238,44 @@ class CounterReadiness:
                 yield id, [s for s in dict.fromkeys(sources.tolist()) if s >= 0 and s not in over]
 
     def name(self, id: int) -> str:
-        """Return op (or transfer), with the iteration when there are several."""
+        """Return the op (or transfer), with the iteration if there are several."""
         iteration, node = divmod(id, self.n)
         name = node_name(self.job, self.flow, node)
         return f"{name}[{iteration}]" if self.job.iterations > 1 else name
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Runs of a graph one after another: nothing of a run begins before the one before it is over.
+# Runs of a graph one after another: no run begins before the previous one is over.
 #
 # ::
 #
 #     session.run()      [ iteration 0 ]  [ iteration 1 ]  [ iteration 2 ]
 #                              everything has ended ┘ the next call puts its roots into the pool
 #
-# That is what a program does that runs a whole graph by one call, in a loop: each call returns when all that
-# the graph ran, devices included, has ended (`policies.issue.program_order` names the executors, and the
+# A program does this if it runs a whole graph by one call, in a loop: each call returns when everything that
+# the graph ran, devices included, has ended (`policies.issue.program_order` names the executors and the
 # sources; for TensorFlow ``DirectSession::RunInternal`` in tensorflow/core/common_runtime/direct_session.cc).
 # Runs of one session (the ops' attribute ``session``) follow one another; those of different sessions do not
-# wait for each other. So do its batches (``session_step``): edges order them, too, but not on a device that
-# is launched ahead.
+# wait for each other. The batches of a session (``session_step``) also follow one another: edges order them
+# too, but not on a device that is launched ahead.
 #
-# A run in which an op fails is never over: what was independent or already queued still ends, by the rule of
-# the policy, but the caller gets the error, and begins no further run of its session.
+# A run in which an op fails is never over: independent and queued work still ends, as the policy says, but
+# the caller gets the error and begins no further run of its session.
 #
-# It stands in front of the readiness of a job with several runs, where the policy says so
+# This wraps the readiness of a job with several runs, if the policy says so
 # (`sim.policy.Policy.runs_in_turn`).
 
 
 def has_runs(job: Job) -> bool:
-    """Whether a job has runs, or batches of a session, whose order edges alone do not make."""
+    """Whether a job has runs, or batches of a session, that edges alone do not put in order."""
     ahead = bool(job.launched.any()) or has_control_flow(job.graph)
     return job.iterations > 1 or (ahead and bool(job.graph.attribute("session_step")))
 
 
 def sessions_of(job: Job, flow: Flow) -> list[tuple[object, int]]:
-    """Return the session of each node, and which batch: as an op says, else of the last that it waits for.
+    """Return the session and batch of each node: the op's own, else those of its latest predecessor.
 
-    What waits for none, such as a Recv or the transfer of a parameter, is of the first that waits for it.
+    A node without predecessors, such as a Recv or the transfer of a parameter, has its first successor's.
     """
     attributes = job.graph.attributes
     found: list[tuple[object, int] | None] = [None] * flow.n_nodes
@@ -297,15 +297,15 @@ def sessions_of(job: Job, flow: Flow) -> list[tuple[object, int]]:
 
 
 class RunsInTurn:
-    """A `sim.readiness.counters.Readiness` that keeps back tasks of later runs (see the module).
+    """A `sim.readiness.counters.Readiness` that holds back tasks of later runs (see the module).
 
     Parameters
     ----------
     inner : Readiness
-        Which knows of all iterations.
+        The readiness of all iterations.
     job : Job
     flow : Flow
-        Nodes beyond it (transfers that only a Recv asks for) hold up no run.
+        Nodes beyond it (transfers that only a Recv requests) hold up no run.
     """
 
     def __init__(self, inner: Readiness, job: Job, flow: Flow) -> None:
@@ -337,7 +337,7 @@ class RunsInTurn:
         return self._of_current(self.inner.issued(task))
 
     def ended(self, task: Task) -> list[Task]:
-        """Return what became eligible because `task` ended; what begins with the next run is in `begun`."""
+        """Return what became eligible because `task` ended; tasks of the next run are left to `begun`."""
         now_ready = self._of_current(self.inner.ended(task))
         if task.op < self._n:
             session = self._session[task.op]
@@ -348,12 +348,12 @@ class RunsInTurn:
         return now_ready
 
     def begun(self) -> list[Task]:
-        """Return (and forget) what is eligible since a new run has begun."""
+        """Return and clear the tasks that became eligible because a new run has begun."""
         begun, self._begun = self._begun, []
         return begun
 
     def _of_current(self, tasks: list[Task]) -> list[Task]:
-        """Return the tasks of runs that have begun, and keep the others."""
+        """Return the tasks of runs that have begun, and hold back the others."""
         out = []
         for task in tasks:
             if task.op >= self._n:
@@ -361,7 +361,7 @@ class RunsInTurn:
                 continue
             session = self._session[task.op]
             run = task.iteration * self._batches[session] + self._batch[task.op]
-            if run <= self._current[session]:  # less: what something far away let wait
+            if run <= self._current[session]:  # less: a distant producer delayed it
                 self._outstanding[session] += 1
                 out.append(task)
             else:

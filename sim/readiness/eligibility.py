@@ -1,15 +1,15 @@
-"""What a policy's `synchronisation` means: which edges count when their producer is issued.
+"""The meaning of a policy's `synchronisation`: which edges count when their producer is issued.
 
 ::
 
     completion    none: every edge counts when its producer has ended (TensorFlow on CPU, TVM)
-    issue         those between tasks that are launched on streams: the device keeps the order
+    issue         those between tasks launched on streams: the device keeps the order
                   (CUDA streams and events, TFRT)
 
 An edge that counts when its producer is issued lets its consumer be issued behind it; an event wait at the
-head of the consumer's stream then holds back the start. All the others count at the end. A CPU worker
-executes what it takes, so an edge into or out of its task counts at the end under either: the host cannot
-read what the device has not computed.
+head of the consumer's stream then holds back the start. All other edges count at the end. A CPU worker
+executes what it takes, so an edge into or out of its task always counts at the end: the host cannot read
+what the device has not computed.
 
 A new synchronisation is a word in `sim.policy.Synchronisation` and a case in `edges_at_issue`.
 """
@@ -30,12 +30,12 @@ from sim.policy import Synchronisation
 
 
 def launched_nodes(job: Job, flow: Flow) -> BoolArray:
-    """Return whether each node is launched on a stream, or is a transfer, which behaves as if it were."""
+    """Return whether each node is launched on a stream or is a transfer, which behaves as if it were."""
     return np.append(job.launched, np.ones(flow.n_nodes - flow.n_ops, dtype=bool))
 
 
 def edges_at_issue(synchronisation: str, job: Job, flow: Flow) -> BoolArray | None:
-    """Return which edges count when their producer is issued; None: nothing has to be told of issues.
+    """Return a mask of the edges that count when their producer is issued; None: none do.
 
     Raises
     ------
@@ -46,31 +46,31 @@ def edges_at_issue(synchronisation: str, job: Job, flow: Flow) -> BoolArray | No
         raise UnknownNameError("synchronisation", synchronisation, get_args(Synchronisation))
     if synchronisation == "completion":
         return None
-    launched = launched_nodes(job, flow)  # those behind one another on streams wait for events
+    launched = launched_nodes(job, flow)  # between launched nodes, events hold back the start
     return launched[flow.producer] & launched[flow.consumer]
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Non-strict ops: those that start when the first of their inputs is there.
+# Non-strict ops: they start when the first of their inputs is there.
 #
 #     fast ▇▇▇──┐
 #               ├──► join (strict: false)      starts when fast ends; what slow makes later changes nothing
 #     slow ▇▇▇▇▇▇▇▇▇▇
 #
-# An op with the attribute ``strict: false`` waits for all that it follows by control edges, and for one
-# of its inputs. Its ``1 + 2 * controls`` count down by two for each control edge, and data clears the
-# lowest bit, as often as it comes: how TensorFlow's executor counts a merge, and what TFRT calls a
+# An op with the attribute ``strict: false`` waits for all ops that it follows by control edges, and for one
+# of its inputs. Its counter, ``1 + 2 * controls``, goes down by two for each control edge, and any data
+# clears the lowest bit. TensorFlow's executor counts a merge like this, and TFRT calls such an op a
 # non-strict kernel.
 #
-# With control flow it is the first live input that counts, as for a merge; when all are dead, or something
-# that it follows by a control edge is, so is the op.
+# With control flow only the first live input counts, as for a merge; the op is dead if all inputs are, or if
+# an op that it follows by a control edge is.
 #
-# A worker can begin with what is there. A stream cannot: an event wait is for one event, and several
-# are waited for one after another; so launched ops are strict.
+# A worker can begin with the data that is there. A stream cannot: an event wait is for one event, and
+# several are waited for one after another; so launched ops are strict.
 
 
 def non_strict_ops(graph: Graph) -> BoolArray:
-    """Return which ops start with the first of their inputs.
+    """Return a mask of the ops that start with the first of their inputs.
 
     Examples
     --------
@@ -86,12 +86,12 @@ def non_strict_ops(graph: Graph) -> BoolArray:
 
 
 def refuse_launched(job: Job, non_strict: BoolArray) -> None:
-    """Refuse a non-strict op on a device with streams.
+    """Raise on a non-strict op on a device with streams.
 
     Raises
     ------
     InfeasibleError
-        Naming the op, its device and the way out.
+        The message names the op, its device and a way out.
     """
     wrong = np.flatnonzero(non_strict & job.launched)
     if len(wrong):
@@ -104,10 +104,10 @@ def refuse_launched(job: Job, non_strict: BoolArray) -> None:
 
 
 def inputs_from_the_start(graph: Graph, flow: Flow, iteration: int) -> BoolArray:
-    """Return which ops have an input that is there at time 0, in one iteration, or read nothing at all.
+    """Return a mask of the ops that, in one iteration, have an input at time 0 or read nothing at all.
 
-    Parameters and graph inputs are there, unless they have to be transferred; so is what would come
-    from before the first iteration.
+    Parameters and graph inputs are there, unless they have to be transferred; so are inputs from before
+    the first iteration.
 
     Parameters
     ----------
@@ -122,15 +122,15 @@ def inputs_from_the_start(graph: Graph, flow: Flow, iteration: int) -> BoolArray
 
 
 # ----------------------------------------------------------------------------------------------------------
-# The parts of a graph: what one executor runs, with loops of its own.
+# The parts of a graph: each is run by one executor, with loops of its own.
 #
 #     cpu0:  enter ─► merge ─► switch ─► send k        part 0: its iteration is over when these have run
 #     cpu1:  enter ─► merge ─► recv k ─► op            part 1: its own window of parallel iterations
 #
-# Where Sends and Recvs meet by key, nothing but keys connects devices, and each has an executor that knows
-# its part of a loop only (tensorflow/core/common_runtime/graph_partition.cc gives each device the nodes that
-# control the loop; ``PropagatorState`` in propagator_state.h keeps the frames of one executor). Devices that
-# an edge connects are one part, and so is any graph without keys.
+# If Sends and Recvs meet by key, only keys connect devices, and each device has an executor that knows only
+# its part of a loop (tensorflow/core/common_runtime/graph_partition.cc gives each device the nodes that
+# control the loop; ``PropagatorState`` in propagator_state.h keeps the frames of one executor). Devices
+# connected by an edge are one part, and any graph without keys is one part.
 
 
 def parts(job: Job) -> list[int]:

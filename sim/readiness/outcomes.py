@@ -1,4 +1,4 @@
-"""What predicates say: branch outcomes and trip counts, which ops do not compute here.
+"""Values of predicates: branch outcomes and trip counts, since ops do not compute here.
 
 An op that produces a predicate carries one of these attributes:
 
@@ -6,10 +6,10 @@ An op that produces a predicate carries one of these attributes:
     ``true`` or ``false``; a list, one entry each time the op runs; or ``{"probability": p}``, true with
     probability p, drawn with the seed.
 ``trips``
-    For a ``loop_cond``: how many iterations its loop makes; a list has one entry for each time
+    For a ``loop_cond``: the number of iterations of its loop; a list has one entry for each time
     the loop is entered.
 
-A list that ends before the run does is an error: nobody said what comes then.
+A list that ends before the run does is an error: the next value is not specified.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 
 class Outcomes:
-    """The outcomes of one run, drawn in the order in which predicates are asked.
+    """The outcomes of one run, drawn in the order in which predicates are evaluated.
 
     Parameters
     ----------
     job : Job
-        Its graph carries the attributes, its seed the randomness.
+        Its graph has the attributes, and its seed determines the random outcomes.
 
     Examples
     --------
@@ -52,12 +52,12 @@ class Outcomes:
         self.draws: dict[int, np.random.Generator] = {}
 
     def branch(self, op: int) -> bool:
-        """Return what predicate `op` says this time.
+        """Return the next value of predicate `op`.
 
         Raises
         ------
         GraphError
-            When the op carries no outcome, or a list that is too short.
+            The op has no outcome, or a list that is too short.
         """
         attributes = self.attributes.get(op, {})
         name = self.job.graph.op_names[op]
@@ -94,7 +94,7 @@ class Outcomes:
         Raises
         ------
         GraphError
-            When `trips` is a list that is too short.
+            The list in `trips` is too short.
         """
         trips: Any = self.attributes.get(op, {}).get("trips")
         if trips is None:
@@ -103,7 +103,7 @@ class Outcomes:
         return iteration < count
 
     def _nth(self, op: int, attribute: str, listed: Sequence[Any], nth: int, happens: str) -> Any:
-        """Return the entry of a list for the time `nth` that something happens, from 0."""
+        """Return entry `nth` (from 0) of a list, or raise if it is too short."""
         if nth < len(listed):
             return listed[nth]
         name, entries = self.job.graph.op_names[op], f"{len(listed)} entr{'y' if len(listed) == 1 else 'ies'}"

@@ -6,17 +6,17 @@
                                ├─ the n-th offer meets the n-th request of a key ──► (transfer) ──► recv
     recv k ──► requests: r1 ───┘
 
-A key is ``source;destination;tensor``, and frame and iteration follow it at run time, so that iterations of
-a loop, and repetitions of the graph, do not mix. Of each key there is one queue, of offers or of requests:
-whoever comes first waits. A Send never blocks: it ends, and what it offers stays. A Recv asks when all that
-it follows is there, or, where the policy says so (`sim.policy.Policy.asks_in_turn`: TensorFlow), only
-when an issuer takes it. It runs when it has what it asked for, dead if that is dead. Between devices with
-links, the bytes go when offer and request have met; over a link with ``rendezvous`` (between processes:
-gRPC over TCP, or RDMA) only when the request has travelled to the producer, which takes the latency of the
-route.
+A key is ``source;destination;tensor``; frame and iteration are added to it at run time, so that iterations of
+a loop, and repetitions of the graph, do not mix. Each key has one queue, of offers or of requests: whichever
+side comes first waits. A Send never blocks: it ends, and its offer stays. A Recv requests its tensor when all
+ops that it follows have ended or, if the policy says so (`sim.policy.Policy.asks_in_turn`: TensorFlow), only
+when an issuer takes it. It runs once it has the tensor, and is dead if the tensor is dead. Between devices
+with links, the bytes travel once offer and request have met; over a link with ``rendezvous`` (between
+processes: gRPC over TCP, or RDMA) only once the request has travelled to the producer, which takes the
+latency of the route.
 
-It stands in front of the readiness of a run and looks at what becomes eligible; a graph without such Recvs
-has none and pays nothing.
+This wraps the readiness of a run and filters the tasks that become eligible; a graph without such Recvs does
+not use it and pays nothing.
 
 Source: tensorflow/core/framework/rendezvous.cc (``LocalRendezvous``) and
 tensorflow/core/distributed_runtime/rpc/rpc_rendezvous_mgr.cc.
@@ -41,7 +41,7 @@ from sim.readiness.counters import Readiness
 
 
 def transfers_of(flow: Flow, sends: Collection[int]) -> dict[int, int]:
-    """Return Send → the transfer (node) that brings what it sends, for those that have one."""
+    """Return Send → the transfer (node) that carries its tensor, for Sends that have one."""
     edges = zip(flow.producer.tolist(), flow.consumer.tolist(), strict=True)
     return {send: node for send, node in edges if send in sends and node >= flow.n_ops}
 
@@ -49,12 +49,12 @@ def transfers_of(flow: Flow, sends: Collection[int]) -> dict[int, int]:
 def with_keyed_transfers(job: Job, flow: Flow, keys: RendezvousKeys) -> Flow:
     """Return `flow` with a transfer for each Send whose Recv is on another device.
 
-    The transfer follows its Send; to which Recv it brings its bytes is known only at run time.
+    The transfer follows its Send; the Recv that gets its bytes is known only at run time.
 
     Raises
     ------
     GraphError
-        A key that is received on two devices.
+        A key is received on two devices.
     """
     graph, machine = job.graph, job.machine
     where: dict[str, int] = {}
@@ -94,26 +94,26 @@ class Rendezvous:
     Parameters
     ----------
     inner : Readiness
-        Of the same graph; it knows nothing of keys.
+        Readiness of the same graph, without keys.
     job : Job
     flow : Flow
-        With the transfers of `with_keyed_transfers`.
+        The flow, including the transfers of `with_keyed_transfers`.
     keys : RendezvousKeys
     context : Context
         The run, for its clock.
     in_turn : bool
-        Whether Recvs ask when they are taken, by `ask`; else as soon as they are eligible.
+        Whether Recvs ask when they are taken, by `ask`, rather than as soon as they are eligible.
     aborted : callable
-        ``aborted(task)``: whether the step of a task has been aborted. Then nobody meets in it any more.
+        ``aborted(task)``: whether the step of a task has been aborted. Then nothing meets in it any more.
     tell : callable
-        ``tell(send, recv)``: told who meet where nothing has to travel.
+        ``tell(send, recv)``: called for a pair that meets if nothing has to travel.
 
     Attributes
     ----------
     asked : frozenset of int
-        The Recvs that `ask` is called for.
+        The Recvs for which `ask` is called.
     met : list of (int, int)
-        Ids of who met: the Send, or the transfer that it caused, and the Recv.
+        Ids of the pairs that met: the Send, or the transfer that it caused, and the Recv.
     """
 
     def __init__(
@@ -137,8 +137,8 @@ class Rendezvous:
         self._sends = {op: key for op, key in keys.sends.items() if op not in by_transfer}
         self.asked = frozenset(keys.recvs if in_turn else ())
         at_once = {} if in_turn else keys.recvs
-        self._eligible = {**at_once, **self._transfers}  # who meets when eligible, and by which key
-        self._arrived: list[Task] = []  # Recvs of `asked` that have what they asked for
+        self._eligible = {**at_once, **self._transfers}  # nodes that meet once eligible → their key
+        self._arrived: list[Task] = []  # Recvs of `asked` that have their tensor
         self._request_ns = {node: _request_ns(job, flow, node - n_ops) for node in self._transfers}
         launched = [*job.launched.tolist(), *([True] * (flow.n_nodes - n_ops))]
         receiver = {key: op for op, key in keys.recvs.items()}
@@ -151,15 +151,15 @@ class Rendezvous:
         self._event_ns = {op: devices[int(job.device_of[op])].event_ns for op in keys.recvs}
         self._waiting: dict[_Key, deque[tuple[Task, int]]] = {}  # Recvs or their sources, and since when
         self._brings: dict[int, Task] = {}  # id of a transfer → the Recv that asked for it
-        self._event: dict[int, Task] = {}  # id of a Recv → what has to end before it starts
+        self._event: dict[int, Task] = {}  # id of a Recv → the task that has to end before it starts
         self._refused: list[Task] = []
-        self._ready: list[Task] = []  # what becomes eligible because of the task that is looked at
+        self._ready: list[Task] = []  # tasks that become eligible because of the current one
 
     # -- sim.readiness.counters.Readiness ---------------------------------------------------------------
 
     @property
     def total(self) -> int:
-        """Tasks that have to end: a transfer that nobody asks for need not."""
+        """Number of tasks that have to end: a transfer that nothing asks for need not."""
         return self.inner.total - len(self._unasked())
 
     def roots(self) -> list[Task]:
@@ -173,13 +173,13 @@ class Rendezvous:
         return self.with_met(self.inner.issued(task))
 
     def ended(self, task: Task) -> list[Task]:
-        """Return what became eligible because `task` ended: what it met, then its successors."""
+        """Return what became eligible because `task` ended: the task that it met, then its successors."""
         if task.op not in self._at_issue or task.dead:
             self._give(task)
         return self.with_met(self.inner.ended(task))
 
     def may_start(self, task: Task) -> bool:
-        """Whether what the task waits for has ended, what was sent to it included."""
+        """Whether all that the task waits for, including its source, has ended."""
         source = self._event.get(task.id)
         if source is not None and source.end_ns < 0:
             self._refused.append(task)
@@ -193,7 +193,7 @@ class Rendezvous:
         return True
 
     def released(self) -> list[Task]:
-        """Return (and forget) the tasks that were refused by `may_start` and may start now."""
+        """Return and clear the tasks that `may_start` refused and that may start now."""
         free = [task for task in self._refused if self._event[task.id].end_ns >= 0]
         if free:
             self._refused = [task for task in self._refused if self._event[task.id].end_ns < 0]
@@ -207,13 +207,13 @@ class Rendezvous:
                 yield id, producers
 
     def ask(self, recv: Task) -> list[Task]:
-        """Let a Recv that is taken ask; return the transfer that this sets off, if there is one."""
+        """Let a Recv that was taken ask; return the transfer that this starts, if any."""
         self._come(recv, self._recvs[recv.op])
         ready, self._ready = self._ready, []
         return ready
 
     def abort(self) -> None:
-        """Give up what waits in steps that have been aborted since."""
+        """Drop the tasks that wait in steps aborted since."""
         for place, waiting in list(self._waiting.items()):
             if self._aborted(waiting[0][0]):
                 del self._waiting[place]
@@ -221,12 +221,12 @@ class Rendezvous:
                     self._give_up(task)
 
     def arrived(self) -> list[Task]:
-        """Return (and forget) the Recvs that asked, and have what they asked for, or are aborted."""
+        """Return and clear the Recvs that asked and have their tensor, or are aborted."""
         found, self._arrived = self._arrived, []
         return found
 
     def lacks(self) -> Mapping[int, str]:
-        """Return for each Recv (id) that still asks what it waits for."""
+        """Return, for each Recv (id) that is still asking, what it waits for."""
         return {
             recv.id: f"a send with key '{key};{frame or f'0:{repetition}'}'"
             for (key, repetition, frame), waiting in self._waiting.items()
@@ -234,10 +234,10 @@ class Rendezvous:
             if recv.op in self._recvs
         }
 
-    # -- who comes, and who meets ----------------------------------------------------------------
+    # -- arrivals and meetings -------------------------------------------------------------------
 
     def with_met(self, tasks: list[Task]) -> list[Task]:
-        """Let Recvs ask and transfers offer; return the other tasks, and in their places what that freed."""
+        """Let Recvs ask and transfers offer; return the tasks, these replaced by those that they freed."""
         for task in tasks:
             key = self._eligible.get(task.op)
             if key is None:
@@ -248,7 +248,7 @@ class Rendezvous:
         return ready
 
     def _come(self, task: Task, key: str) -> None:
-        """Let a Recv, or what is sent, meet the first that waits for it, or wait itself."""
+        """Let a Recv, or its source, meet the first counterpart that waits, or wait itself."""
         if self._aborted(task):
             self._give_up(task)
             return
@@ -274,13 +274,13 @@ class Rendezvous:
         self._ready.append(source)
 
     def _give_up(self, task: Task) -> None:
-        """Let a Recv that was taken end aborted; nobody hears of what else waits, or comes."""
+        """End a taken Recv as aborted; drop any other task that waits or comes."""
         if task.op in self.asked:
             task.status = ABORTED
             self._arrived.append(task)
 
     def _give(self, task: Task) -> None:
-        """`task` is issued or has ended: a Send offers, a transfer gives the Recv what it asked for."""
+        """Handle the issue or end of `task`: a Send offers, a transfer gives its Recv the tensor."""
         key = self._sends.get(task.op)
         if key is not None:
             self._come(task, key)
@@ -294,13 +294,13 @@ class Rendezvous:
         (self._arrived if recv.op in self.asked else self._ready).append(recv)
 
     def _unasked(self) -> list[Task]:
-        """Return the transfers that nobody has asked for."""
+        """Return the transfers that nothing has asked for."""
         waiting = (task for of_key in self._waiting.values() for task, _ in of_key)
         return [task for task in waiting if task.op in self._transfers]
 
 
 def _request_ns(job: Job, flow: Flow, transfer: int) -> int:
-    """Return how long the request for a transfer travels; 0 over links that need none."""
+    """Return the travel time of the request for a transfer; 0 over links that need none."""
     route = job.machine.route(*(int(each[transfer]) for each in (flow.source, flow.destination, flow.tensor)))
     links = [job.machine.links[k] for k in route]
     return job.machine.latency_ns(route) if any(link.rendezvous for link in links) else 0

@@ -15,13 +15,13 @@ TensorFlow white paper 2015, section 4.4; rules numbered as in TensorFlow's exec
         body                              ▲  └──► cond ─► loop_cond ┘└─false─► exit        │
                                           └────────────────────────────────────────────────┘
 
-A *dead* op executes nothing and makes all its outputs dead; that is how the branch not taken is
+A *dead* op executes nothing and makes all its outputs dead; this is how the branch not taken is
 skipped, and how a loop learns that it is over. A non-strict op (`sim.readiness.eligibility`) passes on its
 first live input as a merge does; it is dead when all of them are, or when it follows a dead op by a control
 edge. At most `parallel_iterations` iterations of a frame are in flight; a token that would begin one more is
 parked until the oldest is over.
 
-What predicates say comes from the graph's attributes (`sim.readiness.outcomes`): ops compute nothing here.
+The values of predicates come from the graph's attributes (`sim.readiness.outcomes`): ops compute nothing.
 """
 
 from __future__ import annotations
@@ -52,36 +52,36 @@ from sim.readiness.eligibility import (
 from sim.readiness.outcomes import Outcomes
 
 # ----------------------------------------------------------------------------------------------------------
-# Who is told where tokens go under control flow: the memory, which frees what no token refers to.
+# Watching tokens under control flow: the memory frees tensors that no token refers to any more.
 
 
 class TokenWatcher(Protocol):
-    """Told of every live token, from the task that gives it to the task that reads it."""
+    """Receives every live token, from the task that gives it to the task that reads it."""
 
     def came(self, task: Task, slot: int, consumer: int, place: object, late: bool) -> None:
-        """A token of output `slot` of `task` is kept for op `consumer` in the iteration `place`.
+        """Note that a token of output `slot` of `task` is kept for op `consumer` in the iteration `place`.
 
-        It is late when the op does not wait for all its inputs, and is a task already.
+        It is late if the op does not wait for all its inputs and is already a task.
         """
 
     def made(self, task: Task) -> None:
-        """`task` has come to be: it reads what came for its op in its iteration (``task.frame``)."""
+        """Note that `task` was created: it reads the tokens of its op in its iteration (``task.frame``)."""
 
     def given(self, task: Task) -> None:
-        """All tokens of `task` have been given: of an invariant only when its loop is over."""
+        """Note that all tokens of `task` have been given; of an invariant, only when its loop is over."""
 
 
 # ----------------------------------------------------------------------------------------------------------
 
 Asked = tuple[int, str, int]
-"""Which time a predicate is asked: repetition of the graph, frames and iterations, op."""
+"""One evaluation of a predicate: repetition of the graph, frames and iterations, op."""
 
 NOTHING_DECIDED: Final[Mapping[Asked, bool]] = MappingProxyType({})
 
 
 @dataclass(eq=False)
 class Tag:
-    """An iteration of a frame: where tasks run, and how far each op is from being ready there.
+    """An iteration of a frame: tasks run in it, and it tracks how far each op is from being ready.
 
     Its text, ``outer:2/inner:0`` and empty outside all loops, is what the trace shows.
     """
@@ -95,15 +95,15 @@ class Tag:
     killed: set[int] = field(default_factory=set)
     """Non-strict ops that follow a dead op by a control edge."""
     run: set[int] = field(default_factory=set)
-    """Ops that did not wait for all their inputs, and are tasks already."""
+    """Ops that did not wait for all their inputs, and are already tasks."""
     says: dict[int, int] = field(default_factory=dict)
-    """Predicate → what it said here: all switches that ask it agree."""
+    """Predicate → its value here: all switches that use it agree."""
     taken: dict[int, int] = field(default_factory=dict)
-    """Switch that has passed its token on → the side it took (0 false, 1 true)."""
+    """Switch that has passed its token on → the side taken (0 false, 1 true)."""
     producers: dict[int, list[Task]] = field(default_factory=dict)
-    """Op → launched producers of tokens that have come, whose events it may have to wait for."""
+    """Op → launched producers of tokens that have arrived, whose events it may have to wait for."""
     children: dict[tuple[int, int], _Frame] = field(default_factory=dict)
-    """Static frame and part of the graph → the loop that was entered from here and is not over."""
+    """Static frame and part of the graph → the loop entered from here that is not over."""
     outstanding: int = 0
 
     def __str__(self) -> str:
@@ -134,7 +134,7 @@ class _Frame:
 
 
 class TaggedTokenReadiness:
-    """Readiness of a graph with control flow (see the module).
+    """Readiness of a graph with control flow (see the module docstring).
 
     Parameters
     ----------
@@ -143,31 +143,31 @@ class TaggedTokenReadiness:
     flow : Flow
         Nodes and edges; a transfer carries a dead token as well as a live one.
     synchronisation : str
-        A launched op whose edges all count when it is issued (`sim.readiness.eligibility`) passes its
+        If all edges of a launched op count when it is issued (`sim.readiness.eligibility`), it passes its
         tokens on then (TensorFlow: a GPU kernel completes when it is enqueued).
     decided : mapping, optional
-        What predicates say, if that is known (`sim.readiness.tokens`); others are asked in the
+        Values of predicates that are already known (`sim.readiness.tokens`); others are evaluated in
         order of time.
     watcher : TokenWatcher, optional
-        Told where live tokens go.
+        Follows the live tokens.
 
     Attributes
     ----------
     sides : list of (int, int)
-        What switches said: id of the task, and which of its outputs is live.
+        Results of switches: task id, and the index of its live output.
 
     Raises
     ------
     InfeasibleError
-        A non-strict op that would be launched on a stream.
+        A non-strict op would be launched on a stream.
     RunError
-        A loop that is to make more than `MAX_ITERATIONS`.
+        A loop would make more than `MAX_ITERATIONS`.
     UnknownNameError
         There is no such synchronisation.
     """
 
     MAX_ITERATIONS = 100_000
-    """More trips than this, and a loop is taken for one that never ends."""
+    """A loop with more trips than this is taken for an endless one."""
 
     def __init__(
         self,

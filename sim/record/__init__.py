@@ -1,1 +1,1 @@
-"""What happened: the columns of a trace while they are written, the edges between their rows, the plan."""
+"""The record of a run: the columns of a trace as they are written, the edges between its rows, the plan."""

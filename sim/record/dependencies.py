@@ -1,4 +1,4 @@
-"""Edges between the rows of a trace: which run of an op fed which run of another.
+"""Edges between the rows of a trace: which run of an op produced data for which run of another.
 
 ::
 
@@ -8,11 +8,11 @@
 Tasks and transfers are numbered together here: row r of the tasks is r, row r of the transfers is
 ``len(trace) + r``.
 
-On a static graph iteration and distance say exactly who fed whom; where control flow runs an op many times,
-so do frames (`sim.record.dependencies`).
+On a static graph, iteration and distance determine the producer and consumer exactly; if control flow runs an
+op many times, frames do too (`sim.record.dependencies`).
 
-What comes too late for an op that did not wait for it (`sim.readiness.eligibility`, or a launch that failed)
-feeds nobody, and is no edge. Who met by key (`sim.readiness.rendezvous`) stands in the trace, and is one.
+A token that arrives too late for an op that did not wait for it (`sim.readiness.eligibility`, or a failed
+launch) is not an edge. Pairs that met by key (`sim.readiness.rendezvous`) are in the trace and are edges.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from sim.readiness.eligibility import inputs_from_the_start, non_strict_ops, par
 from sim.record.record import Record
 
 # ----------------------------------------------------------------------------------------------------------
-# Which run of an op fed which, under control flow: by the iterations in which they ran.
+# Edges between runs of ops under control flow, found by the iterations in which they ran.
 #
-# A row of the trace knows its frame and iteration, and the kind of its op says into which ones it gives:
+# A row of the trace has a frame and an iteration, and the kind of its op determines where its tokens go:
 #
 #     enter             outer:2          →  outer:2/inner:0      (constant: every iteration of that loop)
 #     next_iteration    outer:2/inner:0  →  outer:2/inner:1
 #     exit              outer:2/inner:3  →  outer:2              (of several iterations, the one that is live)
 #     all others        outer:2          →  outer:2
 #
-# The reader of a token ran there. Where Sends and Recvs meet by key, each part of the graph has frames of its
-# own that bear the same names (`sim.readiness.eligibility`), but an op is in one part, and no edge leads to
-# another. What comes too late for an op that did not wait for it feeds nobody.
+# The reader of a token ran there. If Sends and Recvs meet by key, each part of the graph has its own frames
+# with the same names (`sim.readiness.eligibility`), but an op is in one part, and no edge leads to another
+# part. A token that arrives too late for an op that did not wait for it is not an edge.
 
 
 def token_edges(trace: Record, node: IntArray) -> tuple[IntArray, IntArray, IntArray]:
@@ -59,7 +59,7 @@ def token_edges(trace: Record, node: IntArray) -> tuple[IntArray, IntArray, IntA
     n_frames = max(1, len(trace.frames))
     live = np.concatenate((trace.tasks["dead"] == 0, np.ones(len(node) - len(trace), bool)))
 
-    # Every run by who ran and where it gave its tokens; a live one counts more than those that are dead.
+    # Key of every run: op, and frame of its tokens; a live run sorts after dead ones and so wins.
     known = np.flatnonzero(given != UNSET)
     key = ((repetition * flow.n_nodes + node) * n_frames + given)[known]
     order = np.lexsort((known, live[known], key))
@@ -87,9 +87,9 @@ class _Frames:
     ----------
     structure : FrameStructure
     loop : list of str
-        Of each, its text without the number of the iteration.
+        For each, its text without the number of the iteration.
     outside, following, first : arrays of int64
-        Of each, the iteration that its loop was entered from, the next one, and the first.
+        For each, the iteration that its loop was entered from, the next iteration, and the first.
     """
 
     def __init__(self, trace: Record) -> None:
@@ -105,18 +105,18 @@ class _Frames:
                 self.first[k] = k
                 continue
             loop, iteration = self.loop[k], int(text.rpartition(":")[2])
-            name = self.structure.name[int(static[k])]  # in which there may be any character
+            name = self.structure.name[int(static[k])]  # it may contain any character
             self.outside[k] = self.number.get(loop[: -len(name)].removesuffix("/"), UNSET)
             self.following[k] = self.number.get(f"{loop}:{iteration + 1}", UNSET)
             self.first[k] = self.number.get(f"{loop}:0", UNSET)
 
     def opened(self, enter: int, frame: int) -> str:
-        """Return the loop that a run of an enter opens, or is one of those that do."""
+        """Return the loop that an enter opens, alone or together with others."""
         outer, name = self.trace.frames[frame], self.structure.name[self.structure.child_of[enter]]
         return f"{outer}/{name}" if outer else name
 
     def given_into(self, node: IntArray, frame: IntArray) -> IntArray:
-        """Return the frame and iteration into which each row gives its tokens."""
+        """Return the frame and iteration that the tokens of each row go to."""
         graph, flow = self.trace.job.graph, self.trace.flow
         given = frame.copy()
         kind = np.append(graph.kind_code, np.full(flow.n_nodes - flow.n_ops, UNSET))[node]
@@ -130,10 +130,10 @@ class _Frames:
 
 
 def frames_over_ns(trace: Record) -> dict[int, int]:
-    """Return when the loop is over that each constant enter (row) gives to: it holds its tensor until then.
+    """Return, for each constant enter (row), when its loop is over: it holds its tensor until then.
 
-    It is over when the last task of its part has ended, and does not wait for what was sent by key. (A host
-    that launches ahead may be done with it sooner.)
+    The loop is over when the last task of its part has ended, without waiting for tensors sent by key. (A
+    host that launches ahead may be done with it sooner.)
     """
     frames, graph = _Frames(trace), trace.job.graph
     tasks, moved = trace.tasks, trace.transfers
@@ -162,12 +162,12 @@ def frames_over_ns(trace: Record) -> dict[int, int]:
 
 
 def kept_tokens(trace: Record, producer: IntArray, consumer: IntArray, tensor: IntArray) -> BoolArray:
-    """Return which edges carry a live token that its reader keeps; a merge keeps the first that comes.
+    """Return a mask of the edges with a live token that its reader keeps; a merge keeps only the first.
 
     Parameters
     ----------
     trace : Trace
-        With control flow.
+        A trace with control flow.
     producer, consumer, tensor : arrays of int64
         Its edges, by row.
     """
@@ -187,7 +187,7 @@ def kept_tokens(trace: Record, producer: IntArray, consumer: IntArray, tensor: I
     )
     kept &= live[producer]
     sent = consumer >= n
-    live[consumer[sent & ~kept]] = False  # a transfer of what is dead brings a dead token
+    live[consumer[sent & ~kept]] = False  # a transfer of a dead token delivers a dead token
     kept &= live[producer]
     if "merge" in graph.kinds:
         into = np.flatnonzero(kept & ~sent)
@@ -207,9 +207,9 @@ class TaskEdges(NamedTuple):
     Attributes
     ----------
     producer, consumer : arrays of int64
-        Rows.
+        Rows of the trace.
     tensor : array of int64
-        What goes from one to the other; -1 for a control edge.
+        The tensor on the edge; -1 for a control edge.
     """
 
     producer: IntArray
@@ -241,7 +241,7 @@ def unroll(distance: IntArray, iterations: int) -> tuple[IntArray, IntArray]:
 
 
 def dependencies(trace: Record) -> TaskEdges:
-    """Return the edges of a run, transfers included.
+    """Return the edges of a run, including transfers.
 
     Parameters
     ----------
@@ -259,15 +259,15 @@ def dependencies(trace: Record) -> TaskEdges:
     [(0, 1), (0, 2)]
     """
     known: TaskEdges | None = trace.__dict__.get("_dependencies")
-    if known is None:  # memory, bounds, idle reasons and blame all ask
+    if known is None:  # memory, bounds, idle reasons and blame all use them
         known = trace.__dict__["_dependencies"] = _dependencies(trace)
     return known
 
 
 def unread(trace: Record) -> TaskEdges:
-    """Return the edges with data to what never ran, because some op had failed; consumers are all -1.
+    """Return the data edges to tasks that never ran because an op had failed; consumers are all -1.
 
-    With control flow there are none: a trace does not tell who would have been next.
+    With control flow there are none: a trace does not say which task would have been next.
     """
     if not trace.failed or has_control_flow(trace.job.graph):
         return TaskEdges(*np.zeros((3, 0), np.int64))
@@ -289,7 +289,7 @@ def _nodes(trace: Record) -> tuple[IntArray, IntArray]:
 
 
 def _all_edges(trace: Record, node: IntArray, iteration: IntArray) -> TaskEdges:
-    """Return the edges of a static graph in all iterations; what never ran has the row -1."""
+    """Return the edges of a static graph in all iterations; a task that never ran has the row -1."""
     flow = trace.flow
     rows = np.full(flow.n_nodes * trace.job.iterations, UNSET)
     rows[iteration * flow.n_nodes + node] = np.arange(len(node))
@@ -318,7 +318,7 @@ def _dependencies(trace: Record) -> TaskEdges:
 
 
 def _with_met(trace: Record, found: TaskEdges) -> TaskEdges:
-    """Add who met by key: the Send, or the transfer that it caused, feeds the Recv."""
+    """Add an edge for each pair that met by key, from the Send, or the transfer it caused, to the Recv."""
     if not len(trace.met):
         return found
     source, recv = trace.met_rows.T
@@ -330,16 +330,16 @@ def _with_met(trace: Record, found: TaskEdges) -> TaskEdges:
 
 
 def waited_for(trace: Record, edges: TaskEdges) -> TaskEdges:
-    """Return the edges that held their consumer back: into a non-strict op, of its inputs only the first.
+    """Return the edges that held their consumer back; for a non-strict op, only that of its first input.
 
-    An input that was there from the start leaves none of them. With control flow all that had come stay, as
-    those of a merge do: which of the runs of a producer was first in its iteration, a trace does not tell.
+    If an input was there from the start, no data edge remains. With control flow all edges that had arrived
+    remain, as for a merge: a trace does not say which producer was first in its iteration.
 
     Parameters
     ----------
     trace : Trace
     edges : Dependencies
-        What `dependencies` returned.
+        The result of `dependencies`.
     """
     data = np.flatnonzero(_into_non_strict(trace, edges))
     if not len(data) or has_control_flow(trace.job.graph):
@@ -361,7 +361,7 @@ def waited_for(trace: Record, edges: TaskEdges) -> TaskEdges:
 
 
 def _into_non_strict(trace: Record, edges: TaskEdges) -> BoolArray:
-    """Return which edges carry data to a non-strict op."""
+    """Return a mask of the edges that carry data to a non-strict op."""
     non_strict = non_strict_ops(trace.job.graph)
     if not non_strict.any():
         return np.zeros(len(edges.producer), dtype=bool)

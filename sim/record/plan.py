@@ -1,4 +1,4 @@
-"""The plan of a run: who puts what where, in which order, and which events hold what back.
+"""The plan of a run: which issuer puts which task where, in which order, and the event waits between them.
 
 ::
 
@@ -6,13 +6,13 @@
                 │        │        │        │
     stream 0    a ───────┼──────► c                     order on the stream
                 └record  │        ▲
-    stream 1             b ──wait─┘└record     d        c waits for b's event; on its own stream for
-                                                        nothing: order is enough
+    stream 1             b ──wait─┘└record     d        c waits for b's event; on its own stream it
+                                                        needs no event: order is enough
 
-A plan has no numbers of its maker: ops, devices, streams and issuers go by name, so
+A plan does not depend on internal numbering: ops, devices, streams and issuers go by name, so
 that the same plan can be followed by a policy (`policies.issue.replay`), executed on real threads
-and streams (`validation.real`), written to a file and compared by its hash. A wait that an earlier one
-of the same stream implies is left out, as a good runtime would. And it has no times, but of what waits on
+and streams (`validation.real`), written to a file and compared by its hash. A wait implied by an earlier one
+on the same stream is left out, as a good runtime would. It has no times, except for tasks that wait on
 purpose: to leave a resource to a more urgent op, or to run together with another one, which saves energy.
 
 Only numpy is imported here, because the machine that measures real kernels has nothing else.
@@ -51,14 +51,14 @@ class PlannedTask(NamedTuple):
     op : str
     iteration : int
     device, stream, issuer : str
-        Where it runs and who puts it there; for the task of a CPU worker all but the device name the
+        Where it runs and what issues it; for the task of a CPU worker all but the device name the
         worker.
     waits : tuple of int
         Tasks of other streams (numbers in the plan) that must have ended before it starts.
     records : bool
         Whether some task waits for it.
     not_before_ns : int
-        Before when its issuer does not take it, though it could; 0: it never waits on purpose.
+        Time before which its issuer does not take it, though it could; 0: it never waits on purpose.
     """
 
     op: str
@@ -89,7 +89,7 @@ class Plan:
         task → tasks of other streams that must have ended before it starts, all of them issued
         before it; ascending.
     not_before_ns : array of int64, optional
-        Of each task; None: none waits on purpose.
+        One entry per task; None: no task waits on purpose.
 
     Examples
     --------
@@ -126,14 +126,14 @@ class Plan:
         return len(self.op)
 
     def __repr__(self) -> str:
-        """Return sizes and the beginning of the hash."""
+        """Return the sizes and the beginning of the hash."""
         return (
             f"<Plan of {self.graph!r}: {len(self)} tasks on {len(self.streams)} streams, "
             f"{len(self.waits.indices)} waits, {self.digest[:12]}>"
         )
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: what each stream runs, and how many waits it has for others."""
+        """Return the notebook display: the tasks and the waits for others of each stream."""
         tasks = np.bincount(self.stream, minlength=len(self.streams))
         waits = np.bincount(self.stream, weights=self.waits.counts(), minlength=len(self.streams))
         rows = [
@@ -162,7 +162,7 @@ class Plan:
 
     @cached_property
     def records(self) -> BoolArray:
-        """Whether some task waits for each one, so that its event has to be recorded."""
+        """Whether each task is waited for by another, so that its event has to be recorded."""
         records = np.zeros(len(self), dtype=bool)
         records[self.waits.indices] = True
         return records
@@ -170,7 +170,7 @@ class Plan:
     # -- files --------------------------------------------------------------------------------
 
     def to_json(self) -> str:
-        """Return the plan as JSON, the same text for the same plan."""
+        """Return the plan as JSON; equal plans give equal text."""
         tasks = {name: getattr(self, name).tolist() for name in _COLUMNS}
         if self.not_before_ns is not None:
             tasks["not_before_ns"] = self.not_before_ns.tolist()
@@ -193,12 +193,12 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """Read what `to_json` wrote.
+        """Read a plan from the output of `to_json`.
 
         Raises
         ------
         InputError
-            The text is no JSON or no plan, or a task waits for itself or for one issued later.
+            The text is not JSON or not a plan, or a task waits for itself or for one issued later.
         """
         try:
             content = loads_once(text)
@@ -241,12 +241,12 @@ def _from_content(content: Mapping[str, Any]) -> Plan:
 
 
 def check_planned(graph: Graph) -> None:
-    """Refuse a graph of which no plan can be.
+    """Raise if a graph cannot have a plan.
 
     Raises
     ------
     InputError
-        Control flow decides during the run what to run.
+        The graph has control flow, which decides during the run which ops run.
     """
     from sim.graph.frames import has_control_flow
 
@@ -263,14 +263,14 @@ def plan_of(trace: Record, *, timed: bool = False) -> Plan:
     Parameters
     ----------
     trace : Trace
-        Of a graph without control flow.
+        The trace of a graph without control flow.
     timed : bool
-        Whether what was held back, as by the head of a line, waits for the time at which it was taken.
+        Whether a task that was held back, as at the head of a line, waits until the time when it was taken.
 
     Raises
     ------
     InputError
-        Control flow decided during the run what to run: no plan can say that beforehand. Or an op ran on no
+        The graph has control flow, which decides during the run which ops run; or an op ran on no
         stream.
     """
     from sim.job.costs import issue_costs_ns
@@ -286,12 +286,12 @@ def plan_of(trace: Record, *, timed: bool = False) -> Plan:
             f"op {name!r} ran asynchronously, on no stream; a plan says of every op on which it runs"
         )
     n = len(trace)
-    # Rows: a producer starts first. But whoever had to be paid for was issued before what its issuer
-    # launched for nothing at the same instant.
+    # Rows have producers before their consumers. But at one instant, a launch that had to be paid for was
+    # issued before the free launches of its issuer.
     paid = (job.launched & (issue_costs_ns(job) > 0))[tasks["op"]]
     in_order = np.lexsort((np.arange(n), ~paid, tasks["issue_ns"]))
     edges = waited_for(trace, dependencies(trace))
-    # Of each row its number in the plan, and of a transfer that of the task whose output it carries.
+    # Number in the plan of each row; a transfer has that of the task whose output it carries.
     number = np.full(n + len(trace.transfers["id"]), UNSET)
     number[in_order] = np.arange(n)
     sent = edges.consumer >= n
@@ -320,7 +320,7 @@ def plan_of(trace: Record, *, timed: bool = False) -> Plan:
 
 
 def _waits_on_purpose(trace: Record, timed: bool, in_order: IntArray) -> IntArray | None:
-    """Return until when each task waited though it was eligible, 0 for those that did not; None: none did."""
+    """Return the time until which each task waited on purpose, 0 for those that did not; None: none did."""
     from sim.job.costs import issue_costs_ns
 
     tasks, job = trace.tasks, trace.job
@@ -338,13 +338,13 @@ def _needed_waits(producer: IntArray, consumer: IntArray, stream: IntArray) -> C
     """Reduce "every consumer waits for its producers" to the waits that streams do not imply."""
     other = stream[producer] != stream[consumer]
     producer, consumer = producer[other], consumer[other]
-    # 1. Of several producers on one stream, the last: a stream ends its tasks in order.
+    # 1. Of several producers on one stream keep the last: a stream ends its tasks in order.
     order = np.lexsort((producer, stream[producer], consumer))
     producer, consumer = producer[order], consumer[order]
     last = np.ones(len(order), dtype=bool)
     last[:-1] = (consumer[1:] != consumer[:-1]) | (stream[producer[1:]] != stream[producer[:-1]])
     producer, consumer = producer[last], consumer[last]
-    # 2. What an earlier task of the consumer's stream has waited for, or for something after it, is over.
+    # 2. Drop waits for a task that an earlier task on the consumer's stream already waited for, or passed.
     order = np.lexsort((consumer, stream[producer], stream[consumer]))
     producer, consumer = producer[order], consumer[order]
     pair = stream[consumer] * (int(stream.max(initial=0)) + 1) + stream[producer]

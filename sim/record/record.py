@@ -1,8 +1,8 @@
-"""What happened: flat columns, one row per task and one per transfer.
+"""The record of a run: flat columns, one row per task and one per transfer.
 
 Rows are in the order in which tasks started: by start, round of that instant, lane and id
 (`sim.record.record`). Integer columns are numpy arrays of ns, bytes or indices; words (op, kind,
-device, stream, ...) are looked up only when a table is asked for. Computing on a trace is in `sim.metrics`,
+device, stream, ...) are looked up only when a table is requested. Computing on a trace is in `sim.metrics`,
 `sim.explain` and `sim.explain.bounds`, drawing in `sim.plot`, files in `sim.export`.
 """
 
@@ -29,13 +29,13 @@ from sim.machine.task import BACKGROUND, Task
 from sim.policy import Policy
 
 # ----------------------------------------------------------------------------------------------------------
-# Who met whom: the meetings on communicators, as they are seen in a trace.
+# Meetings on communicators, reconstructed from a trace.
 #
 #     rows of a seat (a rank of a party), in the order in which they started:   a0  b0  c0
 #     meeting                                                                    0   1   2
 #
-# On a line one collective is under way at a time, so the n-th that starts is the n-th that was issued
-# (`sim.job.collectives`). The sends and recvs of a group call are one place in line; on a seat they,
+# On a line one collective is under way at a time, so the n-th to start is the n-th that was issued
+# (`sim.job.collectives`). The sends and recvs of a group call share one place in line; on a seat they,
 # too, go one after another.
 
 
@@ -45,12 +45,12 @@ class Meetings(NamedTuple):
     Attributes
     ----------
     row, entry, meeting, ahead : arrays of int64
-        Of each collective that ran, in the order of rows: its row, its entry in `Job.collectives`, the
-        meeting that it takes part in, and the row of the one before it in its line, -1 for the first; of a
-        group call before it, that of the one that ended last.
+        One entry per collective that ran, in row order: its row, its entry in `Job.collectives`, its
+        meeting, and the row of the previous one in its line, -1 for the first; if that was a group call,
+        the row of its op that ended last.
     party, met_ns, last, size : arrays of int64
-        Of each meeting: who meets, when the last of them started, the row of that one (of several, the
-        first), and how many they are.
+        One entry per meeting: the party, when its last op started, the row of that op (of several, the
+        first), and the number of ops.
     """
 
     row: IntArray
@@ -64,7 +64,7 @@ class Meetings(NamedTuple):
 
 
 def meetings_of(job: Job, tasks: Mapping[str, IntArray], restarts: Sequence[int] = ()) -> Meetings | None:
-    """Return the meetings of a run, None where no op belongs to a communicator.
+    """Return the meetings of a run; None if no op belongs to a communicator.
 
     Parameters
     ----------
@@ -72,8 +72,8 @@ def meetings_of(job: Job, tasks: Mapping[str, IntArray], restarts: Sequence[int]
     tasks : mapping of str to array
         Columns of the trace.
     restarts : sequence of int
-        The iterations with which all began anew, since a part of the machine had failed: nobody meets anybody
-        from before. Who waited in vain met nobody before the step was aborted.
+        Iterations at which everything restarted after a part of the machine failed: no meeting spans a
+        restart. A collective that waited in vain met nothing before the step was aborted.
     """
     c = job.collectives
     if c is None:
@@ -91,7 +91,7 @@ def meetings_of(job: Job, tasks: Mapping[str, IntArray], restarts: Sequence[int]
     met, last = np.zeros(len(party), np.int64), np.full(len(party), UNSET)
     np.maximum.at(met, meeting, start)
     latest = np.flatnonzero(start == met[meeting])[::-1]
-    last[meeting[latest]] = row[latest]  # the last assignment stays, which is of the first row
+    last[meeting[latest]] = row[latest]  # the last assignment wins, which is that of the first row
     _, ahead = _numbered(since * len(c.op) + c.line[entry])
     if (c.group != UNSET).any():
         ahead = _before_groups(c.group[entry], tasks["iteration"][row], ahead, tasks["end_ns"][row])
@@ -103,7 +103,7 @@ def meetings_of(job: Job, tasks: Mapping[str, IntArray], restarts: Sequence[int]
 
 
 def _numbered(key: IntArray) -> tuple[IntArray, IntArray]:
-    """Return of each entry how many before it have the same key, and which was the last of them, or -1.
+    """Return for each entry how many before it have the same key, and the index of the last of them, or -1.
 
     Examples
     --------
@@ -122,7 +122,7 @@ def _numbered(key: IntArray) -> tuple[IntArray, IntArray]:
 
 
 def _before_groups(group: IntArray, iteration: IntArray, ahead: IntArray, end_ns: IntArray) -> IntArray:
-    """Return of each entry the one before its group call (that ended last, of several), or -1.
+    """Return for each entry the one before its group call (of several, the last to end), or -1.
 
     Examples
     --------
@@ -130,7 +130,7 @@ def _before_groups(group: IntArray, iteration: IntArray, ahead: IntArray, end_ns
     >>> _before_groups(group, np.zeros(4, int), ahead, np.array([9, 7, 20, 30])).tolist()
     [-1, -1, 0, 2]
     """
-    found, last = ahead.copy(), np.arange(len(ahead))  # last: of its call so far, the one that ends last
+    found, last = ahead.copy(), np.arange(len(ahead))  # last: the last to end of the call so far
     for k, one in enumerate(ahead.tolist()):
         if one == UNSET:
             continue
@@ -145,8 +145,8 @@ def _before_groups(group: IntArray, iteration: IntArray, ahead: IntArray, end_ns
 # ----------------------------------------------------------------------------------------------------------
 
 TASK_COLUMNS: Final = ("stream", "ready_ns", "issue_ns", "start_ns", "end_ns", "wait", "issuer")
-"""What every engine puts down of a task, beside its id: `sim.machine.task.Task` has it as an attribute, the
-kernel as a column of that name without the unit. What follows from these is added in `_complete_tasks`."""
+"""What every engine records of a task, besides its id: attributes of `sim.machine.task.Task`, and columns of
+the kernel, named without the unit. `_complete_tasks` adds the columns that follow from these."""
 
 TRANSFER_COLUMNS: Final = ("ready_ns", "start_ns", "end_ns")
 """... and of a transfer."""
@@ -173,7 +173,7 @@ kernels; cores, SMs or bandwidth; memory; an earlier collective of its communica
 
 
 class Attempt(NamedTuple):
-    """A run of steps, from the begin or a restart to the end, or to the abort of a step.
+    """A run of steps, from the start or a restart to the end or to the abort of a step.
 
     Attributes
     ----------
@@ -182,11 +182,11 @@ class Attempt(NamedTuple):
     run : int
         Its first iteration, counted over all attempts.
     step : int
-        The step of the training that this one computes.
+        The training step of its first iteration.
     done, lost : int
-        How many steps from there on it completes, and how many of these no checkpoint has when it is aborted.
+        The number of steps that it completes, and how many of these no checkpoint has when it is aborted.
     trace : Record
-        By itself: times and iterations are counted from its begin.
+        Its own trace: times and iterations count from its begin.
     """
 
     begin_ns: int
@@ -204,7 +204,7 @@ class Record:
     Attributes
     ----------
     job : Job
-        What ran, where, and what was decided before.
+        The job that ran, with the decisions made before.
     flow : Flow
         Ops and transfers with the edges between them.
     policy : str
@@ -213,41 +213,41 @@ class Record:
         One row per executed task, in start order: ``id, op, iteration, stream`` (counted over the
         machine; `BACKGROUND`: on none), ``issuer`` (index), ``ready_ns, issue_ns, start_ns, end_ns, wait``
         (`Wait`) and ``dead`` (1: skipped by control flow). With control flow also ``frame`` (index into
-        `frames`), where calls of an allocator took an issuer's time ``calls_ns`` (what it spent before
-        the issue), and where ops may fail ``status`` (`sim.graph.failures.STATUSES`).
+        `frames`), if allocator calls took an issuer's time ``calls_ns`` (the time spent before
+        the issue), and if ops may fail ``status`` (`sim.graph.failures.STATUSES`).
     transfers : mapping of str to array of int64
         One row per transfer, in start order: ``id, iteration, tensor, source, destination`` (device
         indices), ``nbytes, ready_ns, start_ns, end_ns``; with control flow also ``frame``.
     memory : mapping of str to array of int64, optional
-        One row per allocation (``change`` > 0) or free (< 0), in order, when an allocator was used:
+        One row per allocation (``change`` > 0) or free (< 0), in order, if an allocator was used:
         ``time_ns, device, change, in_use, requested, reserved`` (bytes, after the change), and the
         ``tensor`` with its ``iteration`` (-1: there from the beginning).
     frames : tuple of str
         Loops and their iterations in which tasks ran (``outer:2/inner:0``; empty: outside all loops).
     met : array of int64, shape (pairs, 2)
-        Who met whom by key: id of the Send, or of the transfer that it caused, and of the Recv.
+        Pairs that met by key: id of the Send, or of the transfer that it caused, and of the Recv.
     taken : array of int64, shape (switches, 2)
-        Which output of each switch that ran was live: id of its task, and the output.
+        The live output of each switch that ran: id of its task, and the output.
     synchronisation : str
-        When an op became eligible (`sim.policy.Policy`).
+        When ops became eligible (`sim.policy.Policy`).
     engine : str
-        Which engine ran it: ``kernel``, ``kernel (pure Python)``, or ``simpy`` and why not the kernel.
+        The engine that ran it: ``kernel``, ``kernel (pure Python)``, or ``simpy`` and why not the kernel.
     on_failure : str, optional
-        What the policy does when an op fails (`sim.policy.Policy.on_failure`), where some op may.
+        The policy's reaction to a failing op (`sim.policy.Policy.on_failure`), if some op may fail.
     in_turn : bool
         Whether iterations were calls, one after another (`sim.readiness.counters`).
     conditions : Conditions, optional
         When parts of the machine were to fail, and how fast they were (of one attempt).
     detection : Detection, optional
-        Who noticed that a step could not go on, which was aborted then (of one attempt).
+        The detection that a step could not go on, which aborted it (of one attempt).
     broken : tuple of Failed
         The parts that had failed by the end (of one attempt).
     attempts : tuple of Attempt
-        Where parts of the machine may fail: the runs, from one restart to the next, that make up this one.
+        If parts of the machine may fail: the runs, from one restart to the next, that make up this one.
     not_before_ns : array of int64, optional
-        Before when the policy lets no issuer take each task (`sim.policy.Policy.not_before_ns`).
+        Time before which the policy lets no issuer take each task (`sim.policy.Policy.not_before_ns`).
     messages : array of int64, shape (messages, 6)
-        What links carried besides: messages of collectives, in the order of arrival, with the columns of
+        Other traffic on links: messages of collectives, in order of arrival, with the columns of
         `sim.machine.links.Message`.
     """
 
@@ -281,7 +281,7 @@ class Record:
         transfers: dict[str, IntArray],
         **more: Any,
     ) -> Self:
-        """Return the record of what an engine put down; `more` are further attributes.
+        """Return the record of an engine's columns; `more` are further attributes.
 
         Parameters
         ----------
@@ -307,7 +307,7 @@ class Record:
         return len(self.tasks["op"])
 
     def __repr__(self) -> str:
-        """Return size and makespan."""
+        """Return the size and the makespan."""
         return f"<{type(self).__name__} {self.job.graph.name!r}: {len(self)} tasks, {self.makespan_ns} ns>"
 
     @cached_property
@@ -327,26 +327,26 @@ class Record:
 
     @cached_property
     def alone(self) -> BoolArray:
-        """Whether each task ran on no stream and no worker: a host had started it, and went on without it."""
+        """Whether each task ran on no stream and no worker: a host started it and went on without it."""
         return np.asarray(self.tasks["stream"] == BACKGROUND)
 
     @cached_property
     def status(self) -> IntArray:
-        """What became of each task (`sim.graph.failures.STATUSES`)."""
+        """Status of each task (`sim.graph.failures.STATUSES`)."""
         return self.tasks.get("status", np.zeros(len(self), np.int64))
 
     @cached_property
     def failed(self) -> bool:
-        """Whether an op, or a part of the machine, failed, so that ops may not have run."""
+        """Whether an op, or a part of the machine, failed, so that some ops may not have run."""
         if self.detection is not None or any(each.trace.detection for each in self.attempts):
             return True
         return self.on_failure is not None and bool((self.status == FAILED).any())
 
     @cached_property
     def at_once(self) -> BoolArray:
-        """Whether each task took no time, because it was dead and not `executed`, or failed before it began.
+        """Whether each task took no time because it was dead and not `executed`, or failed before it began.
 
-        That is a launch that returned an error, or a Recv that had nothing to receive any more.
+        The latter is a launch that returned an error, or a Recv that had nothing to receive any more.
         """
         dead: BoolArray = ~self.executed
         if not self.failed:
@@ -358,7 +358,7 @@ class Record:
 
     @cached_property
     def alone_ns(self) -> IntArray:
-        """How long each task takes when nothing else disturbs it; what happens `at_once` takes no time."""
+        """Undisturbed duration of each task; one that happens `at_once` takes no time."""
         tasks, frame = self.tasks, []
         if self.job.drawn is not None:
             frame = [self.frames[code] for code in tasks["frame"].tolist()]
@@ -366,18 +366,18 @@ class Record:
 
     @cached_property
     def executed(self) -> BoolArray:
-        """Whether each task executed: all that live, and dead Sends and Recvs that took their time."""
+        """Whether each task executed: all live ones, and dead Sends and Recvs that took their time."""
         tasks = self.tasks
         return np.asarray((tasks["dead"] == 0) | (tasks["end_ns"] > tasks["start_ns"]))
 
     @cached_property
     def occupied_until_ns(self) -> IntArray:
-        """Until when each task kept a stream or a worker of its device busy, from its start."""
+        """The time until which each task kept a stream or a worker of its device busy, from its start."""
         return np.where(self.alone, self.tasks["start_ns"], self.tasks["end_ns"])
 
     @cached_property
     def meetings(self) -> Meetings | None:
-        """Which collectives met, and when; None: no op belongs to a communicator."""
+        """The meetings of collectives; None: no op belongs to a communicator."""
         return meetings_of(self.job, self.tasks, [each.run for each in self.attempts[1:]])
 
     @cached_property
@@ -387,7 +387,7 @@ class Record:
 
     @cached_property
     def begins_ns(self) -> IntArray:
-        """From when each task does what it is there for: a collective once its ranks met, a delay never."""
+        """The start of each task's actual work: for a collective, when its ranks met; for a delay, never."""
         begins: IntArray = self.tasks["start_ns"]
         if self.is_delay.any():
             begins = np.where(self.is_delay, self.occupied_until_ns, begins)
@@ -398,18 +398,18 @@ class Record:
         return begins
 
     def lane_name(self, row: int) -> str:
-        """Return ``gpu0/1`` for the second stream of gpu0, ``cpu0/async`` for what ran on no lane of cpu0."""
+        """Return ``gpu0/1`` for the second stream of gpu0, ``cpu0/async`` for a task on no lane of cpu0."""
         if self.alone[row]:
             return f"{self.job.machine.devices[int(self.device[row])].name}/async"
         return self.job.machine.stream_name(int(self.tasks["stream"][row]))
 
     def log_of(self, device: int) -> dict[str, IntArray]:
-        """Return the rows of `memory` that one device has; nothing without an allocator."""
+        """Return the rows of `memory` for one device; empty without an allocator."""
         log = self.memory or {}
         return {name: column[log["device"] == device] for name, column in log.items()}
 
     def of_rows(self, column: str) -> IntArray:
-        """Return a column that tasks and transfers have, of all rows: tasks first, then transfers."""
+        """Return a column shared by tasks and transfers, for all rows: tasks first, then transfers."""
         return np.concatenate((self.tasks[column], self.transfers[column]))
 
     @cached_property
@@ -422,14 +422,14 @@ class Record:
 
 
 def recorded_delays(graph: Graph) -> BoolArray:
-    """Return which ops are idle time of a recorded stream that nothing explains."""
+    """Return a mask of the ops that are idle time of a recorded stream that nothing explains."""
     recorded = np.zeros(len(graph), np.bool_)
     recorded[[*graph.attribute("recorded_start_ns")]] = True
     return recorded & graph.is_kind("delay")
 
 
 def _complete_tasks(columns: dict[str, IntArray]) -> None:
-    """Add what follows from the columns of an engine, and why late tasks waited where it did not say.
+    """Add columns that follow from an engine's, and the reason of waits where it gave none.
 
     On a static graph ``op`` and ``iteration`` follow from ``id``, and no task is dead.
     """
@@ -442,18 +442,18 @@ def _complete_tasks(columns: dict[str, IntArray]) -> None:
 
 
 def _complete_transfers(columns: dict[str, IntArray], flow: Flow) -> None:
-    """Add what is moved, from where, and to where."""
+    """Add the tensor, source, destination and size of each transfer."""
     which = columns.pop("op") - flow.n_ops
     for name in ("tensor", "source", "destination", "nbytes"):
         columns[name] = getattr(flow, name)[which]
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Tasks become columns, a few thousand at a time, while the run goes on.
+# Tasks are turned into columns a few thousand at a time, while the run goes on.
 #
 # A run of a million tasks that kept them all would hold a million objects until its end, and touching that
-# much memory for the first time costs more than the numbers in it. So what has ended is written down while
-# it is still in the processor's cache, and its tasks are let go.
+# much memory for the first time costs more than the numbers in it. So ended tasks are written down while they
+# are still in the processor's cache, and then released.
 #
 # Rows come out in the order of starts: by ``start_ns``, then the round of that instant, the lane (transfers
 # have none) and the id. Tasks that end at one instant end in this order, too.
@@ -463,14 +463,14 @@ AT_ONCE: Final = 4096
 
 
 class ColumnWriter:
-    """Writes the tasks that ended into columns.
+    """Writes ended tasks into columns.
 
     Parameters
     ----------
     of : mapping of str to callable
-        Column → what it takes from a task.
+        Column → function that gets its value from a task.
     expected : int
-        How many tasks to make room for; more find room too.
+        Number of tasks to make room for; more are possible.
     """
 
     def __init__(self, of: Mapping[str, Callable[[Task], int]], expected: int) -> None:
@@ -480,17 +480,17 @@ class ColumnWriter:
         self._n = 0
 
     def __len__(self) -> int:
-        """Return the number of tasks that ended."""
+        """Return the number of tasks added."""
         return self._n + len(self._tasks)
 
     def add(self, task: Task) -> None:
-        """Put down a task, which has ended."""
+        """Record an ended task."""
         self._tasks.append(task)
         if len(self._tasks) == AT_ONCE:
             self._write()
 
     def columns(self) -> dict[str, IntArray]:
-        """Return the columns, by start, round, lane and id; ``round`` itself is left out."""
+        """Return the columns, sorted by start, round, lane and id; ``round`` itself is left out."""
         self._write()
         columns = {name: column[: self._n] for name, column in self._columns.items()}
         lane = columns.get("stream", columns["id"])
@@ -518,13 +518,13 @@ def _attributes(*names: str) -> dict[str, Callable[[Task], Any]]:
 def task_columns(
     graph: Graph, expected: int, frames: dict[str, int], *, may_fail: bool = False
 ) -> ColumnWriter:
-    """Return what writes the columns of a run's tasks.
+    """Return a writer for the columns of a run's tasks.
 
     Parameters
     ----------
     graph : Graph
     expected : int
-        How many tasks there will be, if that is known.
+        Expected number of tasks, if known.
     frames : dict of str to int
         Filled with the loop iterations in which tasks run, and their numbers in the column ``frame``
         (with control flow only).
@@ -541,7 +541,7 @@ def task_columns(
 
 
 def transfer_columns(expected: int, frames: dict[str, int] | None = None) -> ColumnWriter:
-    """Return what writes the columns of transfers; `frames`, with control flow: see `task_columns`."""
+    """Return a writer for the columns of transfers; `frames`, with control flow: see `task_columns`."""
     of = _attributes("id", "round", *TRANSFER_COLUMNS)
     if frames is not None:
         of |= _attributes("op", "iteration") | _in_frames(frames)
