@@ -12,12 +12,11 @@
         5  ret            ◄──────┘                  5  call g     ◄───┼───┘
                                                     6  ret        ◄───┘
 
-Switches, merges, enters, exits and loop conditions are no instructions: they pass values on, which takes no
-time.
+Switches, merges, enters, exits and loop conditions are not instructions: they pass values on in no time.
 
-Ops of a frame are put in order, a loop inside it as one item; between two ops whose guards
-(`policies.jumps`) differ stand the jumps that leave one and enter the other. So any graph
-that the executor can run has a program, whether it was written as a structured one or not.
+The ops of a frame are put in order, with each inner loop as one item; jumps between two ops with different
+guards (see below) leave one guard and enter the other. So every graph that the executor can run has a
+program, whether or not it was written in structured form.
 """
 
 from __future__ import annotations
@@ -39,26 +38,26 @@ from sim.readiness.eligibility import non_strict_ops
 # ----------------------------------------------------------------------------------------------------------
 # Instructions of a virtual machine, and programs of them.
 #
-# Four instructions, as in TVM's and Relax's VM (tvm/include/tvm/runtime/vm/bytecode.h), without the registers
-# that hold its values, as the simulator has none:
+# Four instructions, as in TVM's and Relax's VM (tvm/include/tvm/runtime/vm/bytecode.h), without registers,
+# because the simulator has no values:
 #
 #     call step      if p else +4      goto -6      ret
 #
-# Jumps are relative to the instruction itself. `policies.jumps` compiles graphs
-# to them, `policies.issue.virtual_machine` walks them.
+# Jumps are relative to the instruction itself. `compile_program` generates the instructions and
+# `policies.issue.virtual_machine` walks them.
 
 
 class JumpInstruction(NamedTuple):
-    """One of the four.
+    """One of the four instructions.
 
     Attributes
     ----------
     do : {"call", "if", "goto", "ret"}
-        Run an op; go on with the next instruction where one is true, else jump; jump; the end.
+        Run an op; go on with the next instruction if a predicate is true, else jump; jump; end.
     op : int
-        That is run, or asked.
+        Op to run, or predicate to test.
     offset : int
-        How far is jumped.
+        Distance to jump.
     """
 
     do: str
@@ -68,13 +67,13 @@ class JumpInstruction(NamedTuple):
 
 @dataclass
 class JumpProgram:
-    """Instructions, and where loops are.
+    """Instructions and the positions of loops.
 
     Attributes
     ----------
     instructions : list of JumpInstruction
     frame : list of int
-        Frame (`sim.graph.frames.FrameStructure`) in which each instruction stands.
+        Frame (`sim.graph.frames.FrameStructure`) of each instruction.
     head : dict of int to int
         Position of a loop's first instruction → its frame.
     structure : FrameStructure or None
@@ -88,35 +87,35 @@ class JumpProgram:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Under which predicates an op runs, read off the switches and merges before it.
+# Guards: the predicates under which an op runs, derived from the switches and merges before it.
 #
 #     x ─► switch ─true──► f ─► merge ─► y        guard of f: ((p, 1),)    of g: ((p, 0),)
 #     p ─────┘ └──false──► g ─────┘               of the switch, the merge and y: ()
 #
-# A guard is local to an op's frame: what it takes to enter a loop is the guard of the loop.
+# A guard is local to an op's frame; the condition for entering a loop is the guard of the loop.
 
 Literal = tuple[int, int]
-"""(predicate op, side): 1 where it is true."""
+"""(predicate op, side): side 1 is true."""
 
 Guard = tuple[Literal, ...]
-"""All of them hold; outer conditions come first."""
+"""A conjunction of literals, outer conditions first."""
 
 
 def find_guards(graph: Graph, structure: FrameStructure) -> tuple[list[Guard], dict[int, Guard]]:
-    """Return the guards of all ops of a graph with control flow, and those of entering each frame.
+    """Return the guard of each op of a graph with control flow, and the guard of entering each frame.
 
     Parameters
     ----------
     graph : Graph
     structure : FrameStructure
-        Of `graph`.
+        Frame structure of `graph`.
     """
     kind = [graph.kinds[int(code)] for code in graph.kind_code]
     order = program_order(graph).tolist()
     at = {op: k for k, op in enumerate(order)}
     non_strict = non_strict_ops(graph).tolist()
     sends = {recv: send for send, recv in rendezvous_keys(graph).pairs}
-    # Of each literal the place of the switch that asks: one that is inside another is known only behind it.
+    # Each literal with the place of its switch: an inner condition is known only after the outer one.
     guards: list[dict[Literal, int]] = [{} for _ in order]
     frames: dict[int, dict[Literal, int]] = {}
 
@@ -127,7 +126,7 @@ def find_guards(graph: Graph, structure: FrameStructure) -> tuple[list[Guard], d
         return dict(sorted(place.items(), key=itemgetter(1)))
 
     def behind(producer: int, slot: int) -> dict[Literal, int]:
-        """Return the guard of what `producer` gives, in the frame that it gives it to."""
+        """Return the guard of an output of `producer`, in the frame that receives it."""
         if kind[producer] == "enter":
             return {}
         if kind[producer] == "exit":
@@ -146,7 +145,7 @@ def find_guards(graph: Graph, structure: FrameStructure) -> tuple[list[Guard], d
         if (kind[op] == "merge" or non_strict[op]) and data:
             loops = any(kind[p] == "enter" for p in producers)
             data = [{p: k for p, k in data[0].items() if not loops and all(p in d for d in data)}]
-        if kind[op] != "control_trigger":  # which runs even if what it follows is dead
+        if kind[op] != "control_trigger":  # a control trigger runs even if its control inputs are dead
             first = [*graph.after.row(op).tolist(), *([sends[op]] if op in sends else [])]
             guards[op] = merged([*(behind(follows, -1) for follows in first), *data])
         if kind[op] == "enter":
@@ -165,13 +164,13 @@ def compile_program(graph: Graph, order: Sequence[int]) -> JumpProgram:
     ----------
     graph : Graph
     order : sequence of int
-        Preferred order of the ops: it is kept within a frame as far as dependencies and guards allow. Ops
-        that are not in it, on which those in it may not depend, are left out.
+        Preferred order of the ops, kept within a frame as far as dependencies and guards allow. Ops not
+        listed are left out; no listed op may depend on them.
 
     Raises
     ------
     GraphError
-        Control flow that makes no sense (see `sim.graph.frames`).
+        If the control flow is malformed (see `sim.graph.frames`).
 
     Examples
     --------
@@ -192,7 +191,7 @@ def compile_program(graph: Graph, order: Sequence[int]) -> JumpProgram:
 
 
 class _Compiler:
-    """Compiles frame after frame; items are ops, and child frames as ``-1 - frame``."""
+    """Compiles one frame after another; items are ops and child frames (as ``-1 - frame``)."""
 
     def __init__(self, graph: Graph, order: Sequence[int]) -> None:
         self.graph = graph
@@ -207,10 +206,10 @@ class _Compiler:
         self.place: dict[int, int] = {}
         for k, op in enumerate(order):
             self.place[op] = k
-            for loop in self._loops_around(op):  # a loop stands where its first op does
+            for loop in self._loops_around(op):  # a loop takes the place of its first op
                 self.place.setdefault(loop, k)
         self._items = [self._dependencies(frame) for frame in range(len(self.parent))]
-        # Loops with an op that runs whatever became of what it follows: they are walked though they are dead.
+        # Loops that contain a control trigger, which runs even after dead ops: walked even when dead.
         triggers = np.flatnonzero(graph.is_kind("control_trigger")).tolist()
         self._walked = {loop for op in triggers for loop in self._loops_around(op)}
         self._frame(0)
@@ -219,14 +218,14 @@ class _Compiler:
     # -- order ---------------------------------------------------------------------------------
 
     def _loops_around(self, op: int) -> Iterator[int]:
-        """Yield the items of the loops that an op is in, from the inside out."""
+        """Yield the items of the loops that contain `op`, from the inside out."""
         frame = self.frame_of[op]
         while frame > 0:
             yield -1 - frame
             frame = self.parent[frame]
 
     def _item(self, op: int, frame: int) -> int | None:
-        """Return the item of `frame` that `op` belongs to; None when it is in none."""
+        """Return the item of `frame` that contains `op`; None: it is outside the frame."""
         item, inside = op, self.frame_of[op]
         while inside != frame:
             if inside <= 0:
@@ -235,13 +234,13 @@ class _Compiler:
         return item
 
     def _dependencies(self, frame: int) -> tuple[dict[int, set[int]], dict[int, list[int]]]:
-        """Return, of a frame, item → items it waits for, and item → items that wait for it."""
+        """Return item → items it waits for, and item → items that wait for it, within a frame."""
         ops = range(len(self.graph))
         item_of = [self._item(op, frame) if op in self.place else None for op in ops]
         before: dict[int, set[int]] = {item: set() for item in item_of if item is not None}
         after: dict[int, list[int]] = {item: [] for item in before}
         pairs = [(item_of[p], item_of[c]) for p, c in self._edges]
-        # A loop waits for all that enters it, also for what no op in it reads.
+        # A loop waits for every value that enters it, even one that no op in it reads.
         pairs += [
             (item_of[e], -1 - child) for e, child in self.child_of.items() if self.parent[child] == frame
         ]
@@ -259,16 +258,16 @@ class _Compiler:
     # -- emission ------------------------------------------------------------------------------
 
     def _frame(self, frame: int) -> None:
-        """Emit a frame: its ops; of a loop the test, a jump past the body, the body, the jump back.
+        """Emit a frame's ops or, for a loop, the test, a jump past the body, the body and the jump back.
 
-        What runs in each iteration, and follows what only some run (by a control trigger), stands in the
-        body and again where the loop is over.
+        An op that runs in every iteration but follows, by a control trigger, ops that only some iterations
+        run is emitted in the body and again after the loop.
         """
         before, after = self._items[frame]
         loop_conds = {op for op in before if op >= 0 and self.kind[op] == "loop_cond"}
 
         def side(item: int) -> int:
-            """0: each iteration, the last one too; 1: the body; 2: when the loop is over."""
+            """Return 0: in every iteration, the last one too; 1: in the body; 2: when the loop is over."""
             sides = [s for p, s in self._guard_of(item) if p in loop_conds]
             return 0 if not sides else (1 if sides[0] else 2)
 
@@ -302,9 +301,9 @@ class _Compiler:
         self._run(phases[2], frame, loop_conds)
 
     def _once(self, frame: int, items: list[int]) -> dict[int, None]:
-        """Return the items that get what enters a loop, past no merge: they run in its first iteration only.
+        """Return the items that receive a loop's inputs past no merge: they run in its first iteration only.
 
-        (A Send and a Recv, where an enter is on another device than its merge.)
+        (A Send and a Recv, if an enter is on another device than its merge.)
         """
         once: dict[int, None] = {}
         for op in sorted((item for item in items if item >= 0), key=self._rank.__getitem__):
@@ -317,12 +316,12 @@ class _Compiler:
         return once
 
     def _run(self, items: list[int], frame: int, implied: Iterable[int]) -> None:
-        """Emit items in an order that their dependencies allow, with jumps where the guard changes."""
+        """Emit items in an order that respects dependencies, with jumps where the guard changes."""
         before, after = self._items[frame]
         inside = set(items)
         pending = {item: len(before[item] & inside) for item in items}
         free = _Free()
-        jumps: list[int] = []  # one for each open guard: the instruction to patch when it is left
+        jumps: list[int] = []  # per open guard, the instruction to patch when it is left
         opened: list[Literal] = []
         skip = set(implied)
         for first in items:
@@ -346,13 +345,13 @@ class _Compiler:
         return tuple(p for p in self._guard_of(item) if p[0] not in implied)
 
     def _move(self, opened: list[Literal], jumps: list[int], target: Guard, frame: int) -> None:
-        """Leave the guards that `target` does not share, and enter those that it has besides."""
+        """Leave the open guards that `target` does not share, and enter its remaining ones."""
         keep = _common(target, opened)
         while len(opened) > keep:
             predicate, was = opened.pop()
             jump = jumps.pop()
             if was and len(opened) == keep and len(target) > keep and target[keep] == (predicate, 0):
-                jumps.append(self._emit("goto", frame))  # the true side is done: past the false one
+                jumps.append(self._emit("goto", frame))  # the true side is done: jump past the false one
                 self._patch(jump)
                 opened.append((predicate, 0))
                 keep += 1
@@ -366,32 +365,32 @@ class _Compiler:
             jumps.append(jump)
 
     def _emit(self, do: str, frame: int, op: int = -1, offset: int = 0) -> int:
-        """Append an instruction, and return where it is."""
+        """Append an instruction and return its position."""
         self.program.instructions.append(JumpInstruction(do, op, offset))
         self.program.frame.append(frame)
         return len(self.program.frame) - 1
 
     def _patch(self, at: int) -> None:
-        """Let the jump at `at` lead to the next instruction."""
+        """Make the jump at `at` lead to the next instruction."""
         instructions = self.program.instructions
         instructions[at] = instructions[at]._replace(offset=len(instructions) - at)
 
 
 class _Free:
-    """Items that may come next: those that stay within the most open guards, of these the first in place."""
+    """Items that may come next: preferably within the most open guards, then the first in place."""
 
     def __init__(self) -> None:
         self._under: defaultdict[Guard, list[tuple[int, int]]] = defaultdict(list)
-        """How a guard begins → (place, item) of those that are under it, as a heap."""
+        """Prefix of a guard → heap of (place, item) under it."""
         self._taken: set[int] = set()
 
     def add(self, item: int, place: int, guard: Guard) -> None:
-        """Add an item that is under a guard."""
+        """Add an item under its guard."""
         for depth in range(len(guard) + 1):
             heappush(self._under[guard[:depth]], (place, item))
 
     def take(self, opened: Sequence[Literal]) -> int | None:
-        """Take out the next item; None: there is none."""
+        """Remove and return the next item; None: there is none."""
         for depth in reversed(range(len(opened) + 1)):
             under = self._under.get(tuple(opened[:depth]), [])
             while under:
@@ -403,6 +402,6 @@ class _Free:
 
 
 def _common(a: Sequence[Literal], b: Sequence[Literal]) -> int:
-    """Return how many literals two guards share at their beginning."""
+    """Return the length of the common prefix of two guards."""
     pairs = enumerate(zip(a, b, strict=False))
     return next((k for k, (x, y) in pairs if x != y), min(len(a), len(b)))

@@ -1,7 +1,7 @@
-"""Program orders: in which order a host issues the ops of a graph, decided before the run.
+"""Program orders: the order in which a host issues the ops of a graph, decided before the run.
 
-Each is a class with `order(job)`, which returns the ops of a graph, every op after what it reads.
-Its docstring has the rule and its source.
+Each is a class with `order(job)`, which returns the ops of a graph, every op after its inputs.
+Its docstring states the rule and its source.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from sim.graph.walks import Dag, least_first
 
 
 class Topological:
-    """Topological order; of the free ops, the first by `ties` comes first.
+    """Topological order; `ties` decides which of the free ops comes first.
 
     Parameters
     ----------
     ties : str
-        ``"least-index"``: the op that was added first to the graph. It is stable: ops that were added
-        in a topological order keep it. This is also the order of a job without a linearizer.
+        ``"least-index"``: the op that was added to the graph first. This order is stable: ops added in
+        a topological order keep it. It is also the order of a job without a linearizer.
         ``"fifo"``: the op that became free first (breadth first).
 
     Raises
     ------
     InputError
-        Another word.
+        If `ties` is any other word.
 
     Examples
     --------
@@ -55,7 +55,7 @@ class Topological:
 
 
 def as_freed(dag: Dag, *, depth_first: bool) -> list[int]:
-    """Return the order of Kahn's algorithm with a queue, or, depth first, with a stack.
+    """Return the order of Kahn's algorithm with a queue or, if `depth_first`, with a stack.
 
     Examples
     --------
@@ -82,8 +82,8 @@ class DepthFirst:
 
     Depth-first order: finish a branch before the next one begins, which keeps few tensors alive.
 
-    Kahn's algorithm with a stack: of the consumers that an op makes free, the first by edge order
-    comes next, and the others wait until its branch has come to its end, or to a join.
+    Kahn's algorithm with a stack: of the consumers that an op frees, the first in edge order comes
+    next, and the others wait until its branch reaches an end or a join.
 
     Examples
     --------
@@ -103,13 +103,13 @@ class DepthFirst:
 
 
 class ReverseDepthFirst:
-    """Depth first from the outputs: each op right before the first that needs it (ONNX Runtime's default).
+    """Depth first from the outputs: each op right before the first op that needs it.
 
     Reverse depth-first order, the default of ONNX Runtime's sequential executor.
 
-    The walk begins at the ops that nobody consumes and goes against the edges; an op is placed after
-    everything that it needs. Of several ends, and of several producers, the one with the largest index
-    is visited first (onnxruntime, core/graph/graph_viewer.cc and ``Graph::ReverseDFSFrom`` of graph.cc).
+    The walk begins at the ops without consumers and goes against the edges; an op is placed after
+    everything it needs. Of several ends or several producers, the one with the largest index is
+    visited first (onnxruntime, core/graph/graph_viewer.cc and ``Graph::ReverseDFSFrom`` of graph.cc).
 
     Examples
     --------
@@ -143,18 +143,18 @@ class ReverseDepthFirst:
 
 
 class Priority:
-    """Topological order by ``attributes["priority"]``: the lowest number first, 0 where none is given.
+    """Topological order by ``attributes["priority"]``, lowest number first; the default is 0.
 
     Priority order, ONNX Runtime's other execution order.
 
-    Kahn's algorithm that takes shape and size ops first, then the lowest priority number, then the
+    Kahn's algorithm, taking shape and size ops first, then the lowest priority number, then the
     lowest index (onnxruntime, core/graph/graph_viewer.cc, ``PriorityNodeCompare``). On a graph without
     priorities it is the topological order with the least index first.
 
     Parameters
     ----------
     kinds : iterable of str
-        Kinds of op that come before all others as soon as they are free.
+        Kinds of op placed before all others as soon as they are free.
 
     Examples
     --------
@@ -219,8 +219,8 @@ class MemoryAware:
     register allocation problems", SIAM J. Comput. 4(3)); taking the op that adds least is the usual greedy
     answer (XLA has one: ``ListMemoryScheduler``, hlo_memory_scheduler.cc).
 
-    An op adds the bytes of its outputs (of those that somebody reads) and gives back those of every
-    tensor of which it is the last reader. Ties break by op index.
+    An op adds the bytes of its outputs that have readers, and frees those of every tensor of which it
+    is the last reader. Ties break by op index.
 
     Examples
     --------
@@ -239,7 +239,7 @@ class MemoryAware:
         """Return every op once, in program order."""
         graph, dag = job.graph, job.dag()
         nbytes = graph.tensor_nbytes.tolist()
-        # Each reader counts once; a tensor read across iterations, or produced by nobody, is never freed.
+        # Each reader counts once; a tensor read across iterations or without a producer is never freed.
         reads = [sorted(set(row)) for row in graph.inputs.lists()]
         carried = set(graph.inputs.indices[graph.input_distance > 0].tolist())
         carried |= {t for t, producer in enumerate(graph.tensor_producer.tolist()) if producer < 0}
@@ -258,7 +258,7 @@ class MemoryAware:
         order = []
         while heap:
             _, op = heappop(heap)
-            if placed[op]:  # an entry from before it became the last reader of something
+            if placed[op]:  # a stale entry, from before the op became the last reader of something
                 continue
             placed[op] = 1
             order.append(op)
@@ -282,8 +282,8 @@ class UserOrder:
     Parameters
     ----------
     ops : sequence of str
-        Every op of the graph exactly once. Producers need not come before consumers, but then a
-        policy that keeps to the order gets stuck, and says so.
+        Every op of the graph exactly once. Producers need not come before consumers, but if they do
+        not, a policy that keeps to the order gets stuck and reports it.
 
     Examples
     --------
@@ -306,9 +306,9 @@ class UserOrder:
         Raises
         ------
         UnknownNameError
-            A name that is no op of the graph.
+            If a name is not an op of the graph.
         InputError
-            An op that is missing, or there twice.
+            If an op is missing or appears twice.
         """
         index = {name: op for op, name in enumerate(job.graph.op_names)}
         first: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""What a user may set on a policy, checked where it is set: each refusal names what is accepted."""
+"""Checks of policy options, made where the user sets them: each refusal names what is accepted."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def one_of(policy: str, option: str, value: object, accepted: Sequence[str]) -> 
     Parameters
     ----------
     policy, option : str
-        Whose option it is, for the message.
+        Names for the message.
     value : object
     accepted : sequence of str
 
     Raises
     ------
     InputError
-        It is not; the message has the nearest accepted word, and all of them.
+        If it is not; the message lists the accepted words and the nearest one.
 
     Examples
     --------
@@ -52,15 +52,15 @@ def whole(policy: str, option: str, value: object, *, least: int = 1, most: int 
     Parameters
     ----------
     policy, option : str
-        Whose option it is, for the message.
+        Names for the message.
     value : object
     least, most : int
-        Bounds, both included; no `most`: none above.
+        Inclusive bounds; without `most` there is no upper bound.
 
     Raises
     ------
     InputError
-        It is not.
+        If it is not.
 
     Examples
     --------

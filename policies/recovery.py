@@ -7,7 +7,7 @@
                                      └──► None: wait until a machine is repaired, and ask again
     checkpoint ─────────────► at_checkpoint(fleet) ─► Restart: with other workers; None: go on
 
-A policy decides and never waits: it sees how many machines there are, and answers with a number.
+A policy decides and never waits: it sees how many machines there are and answers with a number of workers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sim.base.errors import InputError
 
 
 class Fleet(NamedTuple):
-    """The machines of a run, as they are when a policy is asked.
+    """The machines of a run at the moment a policy is asked.
 
     Attributes
     ----------
@@ -27,13 +27,13 @@ class Fleet(NamedTuple):
     running : int
         Workers of the run that have not failed.
     spare : int
-        Machines that could be workers and are none.
+        Machines that could be workers but are not in use.
     in_repair : int
         Machines that have failed and are not back yet.
     replica : int
-        Workers that hold one copy of the model: the run has a multiple of that.
+        Workers that hold one copy of the model; the run always has a multiple of this number.
     minimum : int
-        With fewer workers the run cannot go on.
+        Fewest workers with which the run can go on.
     """
 
     full: int
@@ -44,7 +44,7 @@ class Fleet(NamedTuple):
     minimum: int = 1
 
     def fitting(self, machines: int) -> int:
-        """Return how many workers so many machines make: whole replicas, at most all; 0: too few."""
+        """Return how many workers `machines` allow, in whole replicas and at most `full`; 0: too few."""
         workers = min(machines // self.replica * self.replica, self.full)
         return workers if workers >= self.minimum else 0
 
@@ -55,9 +55,9 @@ class Restart(NamedTuple):
     Attributes
     ----------
     workers : int
-        With so many; those that run stay, spare machines join, the lowest number first.
+        Number of workers to go on with. Running workers stay; spare machines join, lowest number first.
     whole_job : bool
-        Whether every process is started anew, or those of workers that have not failed go on.
+        Whether every process restarts; otherwise the processes of workers that have not failed go on.
     """
 
     workers: int
@@ -65,23 +65,23 @@ class Restart(NamedTuple):
 
 
 class Recovery:
-    """Override `after_failure`, and `at_checkpoint` where the run may change its size without a failure."""
+    """Override `after_failure`, and `at_checkpoint` if the run may change its size without a failure."""
 
     def after_failure(self, fleet: Fleet) -> Restart | None:
-        """Return how the run goes on; None: wait until a machine is back, and ask again."""
+        """Return how the run goes on; None: wait until a machine is back, then ask again."""
         raise InputError(f"{type(self).__name__} must define after_failure()")
 
     def at_checkpoint(self, fleet: Fleet) -> Restart | None:
-        """Return how the run goes on after a checkpoint; None: as it is."""
+        """Return how the run goes on after a checkpoint; None: unchanged."""
         return None
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Recovery at full size: the run goes on with as many workers as it began with, or waits.
+# Recovery at full size: the run goes on with as many workers as it began with, or it waits.
 
 
 class RestartJob(Recovery):
-    """All processes start anew, with spare machines in place of failed ones.
+    """All processes restart, with spare machines in place of failed ones.
 
     Examples
     --------
@@ -129,13 +129,13 @@ class Shrink(Recovery):
     """
 
     def after_failure(self, fleet: Fleet) -> Restart | None:
-        """Return the run with the replicas that are whole."""
+        """Return a run with the replicas that are still complete."""
         workers = fleet.fitting(fleet.running) or fleet.fitting(fleet.running + fleet.spare)
         return Restart(workers) if workers else None
 
 
 class ShrinkAndRegrow(Recovery):
-    """Go on with all machines that there are; after a checkpoint, machines that are back join again.
+    """Go on with all available machines; after a checkpoint, repaired machines join again.
 
     Examples
     --------
@@ -147,7 +147,7 @@ class ShrinkAndRegrow(Recovery):
     """
 
     def after_failure(self, fleet: Fleet) -> Restart | None:
-        """Return the run with as many replicas as there are machines for."""
+        """Return a run with as many replicas as there are machines for."""
         workers = fleet.fitting(fleet.running + fleet.spare)
         return Restart(workers) if workers else None
 

@@ -1,27 +1,27 @@
-"""Runtimes: sets of the separable decisions that bear the name of a framework.
+"""Runtimes: sets of policy decisions, each named after a framework.
 
-Each is what a scenario could write out under ``policy:`` itself, and what it gives besides is laid on top::
+A scenario could write out each of them under ``policy:``; further keys override single decisions::
 
     policy: {runtime: pytorch-eager, streams: per-branch}
 
-A runtime decides; what its decisions cost is the machine's (issue cost, launch latency, workers). So
-``pytorch-eager`` has no Python of its own: the ``issue_cost`` of a preset is the driver call alone (medians
-of 3.5 to 6 us in profiler traces), and what Python and the dispatcher take between two launches is to be
-added there, such as ``issue_cost: 10us``. Rules and sources are in the policies named.
+A runtime decides; the machine sets the cost of its decisions (issue cost, launch latency, workers). So
+``pytorch-eager`` has no Python overhead of its own: the ``issue_cost`` of a preset is the driver call alone
+(medians of 3.5 to 6 us in profiler traces); add there what Python and the dispatcher take between two
+launches, for example ``issue_cost: 10us``. The policies named state their rules and sources.
 
-A framework names its allocator, too, by kind of device; ``memory: {allocator: runtime}`` in a scenario asks
-for it. On other kinds of device bytes are counted: on a CPU, PyTorch and TensorFlow allocate each tensor by
-itself (``c10/core/CPUAllocator.cpp``, ``tsl/framework/cpu_allocator_impl.cc``). Sources:
+A runtime also names its allocator for each kind of device; ``memory: {allocator: runtime}`` in a scenario
+selects it. On other kinds of device bytes are only counted: on a CPU, PyTorch and TensorFlow allocate each
+tensor separately (``c10/core/CPUAllocator.cpp``, ``tsl/framework/cpu_allocator_impl.cc``). Sources:
 
-- TensorFlow: ``GPUBFCAllocator``, which collects garbage unless an environment variable says otherwise
+- TensorFlow: ``GPUBFCAllocator``, with garbage collection unless an environment variable disables it
   (``tensorflow/core/common_runtime/gpu/gpu_bfc_allocator.h``).
 - PyTorch: ``c10/cuda/CUDACachingAllocator.cpp``.
 - TVM: ``GraphPlanMemory`` of Relay, ``StaticPlanBlockMemory`` of Relax: a pool of tokens.
 - ONNX Runtime, sequential: memory patterns, offsets for all tensors of a run
-  (``onnxruntime/core/framework/mem_pattern_planner.h``), here packed greedily by size. In parallel it has no
-  pattern, and its arena is not modelled.
+  (``onnxruntime/core/framework/mem_pattern_planner.h``), here packed greedily by size. In parallel mode it
+  has no pattern, and its arena is not modelled.
 
-Their names, with dashes, are those of the entry points ``sim.runtimes``, and stand there alone.
+Their names, with dashes, are defined only in the entry points ``sim.runtimes``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Any, Final
 
 
 class Runtime(dict[str, Any]):
-    """A named set of decisions; its docstring is what ``sim runtimes`` shows."""
+    """A named set of decisions; ``sim runtimes`` shows its docstring."""
 
     def __init__(self, doc: str, **choices: Any) -> None:
         super().__init__(choices)

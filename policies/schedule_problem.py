@@ -1,11 +1,11 @@
-"""The words of a schedule as a constraint problem, as data: who wrote it down need not know who solves it.
+"""A schedule as a constraint problem in plain data, so that its author need not know the solver.
 
 ::
 
     time     s ─────────── begins when?                       after     s(b) >= s(a) + 10
     taken    [s, s + 10) of a resource                        capacity  at most so many at once
 
-`policies.cp_sat` says how they are written down, and searches.
+`policies.cp_sat` states the problem to the solver and searches.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 @dataclass(frozen=True, slots=True)
 class Time:
-    """An unknown time, or one that is so long after it.
+    """An unknown time plus a fixed offset in ns.
 
     Examples
     --------
@@ -29,23 +29,23 @@ class Time:
     offset: int = 0
 
     def __add__(self, ns: int) -> Time:
-        """Return what is later by some ns."""
+        """Return the time `ns` later."""
         return Time(self.index, self.offset + ns) if ns else self
 
     def __sub__(self, ns: int) -> Time:
-        """Return what is earlier by some ns."""
+        """Return the time `ns` earlier."""
         return self + -ns
 
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """Something that holds or does not."""
+    """A Boolean unknown."""
 
     index: int
 
 
 class After(NamedTuple):
-    """`later` is not before `earlier`, if all that is `given` holds."""
+    """`later` is not before `earlier`, if all literals in `given` hold."""
 
     later: Time | int
     earlier: Time | int
@@ -53,7 +53,7 @@ class After(NamedTuple):
 
 
 class Last(NamedTuple):
-    """`end` is so long after `begin`, if what is `given` holds."""
+    """`end` is `ns` after `begin`, if `given` holds."""
 
     begin: Time | int
     ns: int
@@ -62,7 +62,7 @@ class Last(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """A part of a resource is taken from `begin` on, if what is `given` holds; `gap_ns` follows."""
+    """`amount` of a resource is taken for `ns` from `begin` on, if `given` holds; `gap_ns` follows."""
 
     begin: Time
     ns: int
@@ -72,14 +72,14 @@ class Taken(NamedTuple):
 
 
 class LevelChange(NamedTuple):
-    """From a time on more of a resource is taken, or less."""
+    """The amount taken of a resource rises or falls by `amount` at a time."""
 
     at: Time
     amount: int
 
 
 class CoveringSpan(NamedTuple):
-    """From one time to another, so long, if what is `given` holds."""
+    """A span of `ns` from `begin` to `end`, if `given` holds."""
 
     begin: Time
     end: Time
@@ -88,7 +88,7 @@ class CoveringSpan(NamedTuple):
 
 
 class Covered(NamedTuple):
-    """`time` is no less than what spans cover, where several are at once only once; at most `lanes` are."""
+    """`time` is at least the length of the union of `spans`, at most `lanes` of which overlap."""
 
     time: Time
     lanes: int
@@ -96,39 +96,39 @@ class Covered(NamedTuple):
 
 
 NEVER = 1 << 62
-"""A time that is never reached, such as that of a way where no route leads."""
+"""A time that is never reached, such as that of a transfer without a route."""
 
 LONGEST = Time(0)
-"""The end of all."""
+"""The end of the whole schedule."""
 
 
 @dataclass
 class ScheduleProblem:
-    """What was said.
+    """All variables, constraints and the objective.
 
     Attributes
     ----------
     horizon_ns : int
-        All is over by then.
+        Time by which everything has ended.
     times, literals : list of str
-        Their names; the first time is the end of all.
+        Names; the first time is the end of the whole schedule.
     unknowns : list of Time or Literal
-        Both, in the order in which they were made.
+        Times and literals, in order of creation.
     after, last : list of After, of Last
     taken, changes : dict of resource to list of Taken, of LevelChange
     capacity : dict of resource to int
-        What is limited.
+        Limit of each limited resource.
     covered : list of Covered
     one_of : list of list of Literal
-        Exactly one of each holds.
+        Lists of which exactly one literal holds.
     any_of : list of list of (Literal, bool)
-        At least one of each is as it says.
+        Clauses: at least one literal in each has the value given.
     time_hints, literal_hints : dict
-        Values of times and of literals, by index, to begin with.
+        Starting values of times and literals, by index.
     charged : dict of Time or Literal to int
-        What is minimised: the sum of these times their numbers, which of literals are in ns.
+        Objective to minimise: the weighted sum of these; the weight of a literal is in ns.
     most : int or None
-        It is no more than that.
+        Upper bound on the objective.
     """
 
     horizon_ns: int

@@ -1,6 +1,6 @@
-"""Stream assignments: on which stream of its device each op runs, decided before the run.
+"""Stream assignments: which stream of its device each op runs on, decided before the run.
 
-Each is a class with `assign(job)`, which returns one stream number an op. Its docstring has the rule.
+Each is a class with `assign(job)`, which returns one stream number per op. Its docstring states the rule.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class SingleStream:
     Parameters
     ----------
     stream : int
-        Number within the device, from 0.
+        Stream number within the device, counted from 0.
 
     Raises
     ------
@@ -36,7 +36,7 @@ class SingleStream:
         Raises
         ------
         InputError
-            A device that ops are launched on has no such stream.
+            If a device that ops are launched on lacks this stream.
         """
         for d in sorted(set(job.device_of.tolist())):
             device = job.machine.devices[d]
@@ -52,7 +52,7 @@ class SingleStream:
 class RoundRobinStreams:
     """The k-th op of a device, in program order, on stream k modulo the number of its streams.
 
-    Round robin: the streams of a device in turn, whatever depends on what.
+    Round robin: the streams of a device in turn, regardless of dependencies.
 
     Examples
     --------
@@ -86,21 +86,21 @@ class PerBranch:
             └─── d ── e ──┴─ f        stream 1:     d  e           a fork and a join one each
 
     The graph is cut into chains. In program order, an op continues the stream of its first producer
-    whose stream nobody has continued yet; an op without such a producer begins a chain. Nimble (Kwon et
+    whose stream no op has continued yet; an op without such a producer begins a new chain. Nimble (Kwon et
     al. 2020, "Nimble: lightweight and parallel GPU task scheduling for deep learning", NeurIPS) maps graphs
-    to CUDA streams so, with the fewest chains, found by matching; here the cover is greedy, in linear time.
+    to CUDA streams this way but finds the fewest chains by matching; this cover is greedy, in linear time.
 
     Parameters
     ----------
     spread : str
-        Where a chain begins. ``"least-loaded"``: on the stream of the device with the least work so
-        far, in known durations (then the one with the fewest chains, then the first). ``"next"``: on the
-        streams in turn. Either way no stream gets a second chain before every stream has one.
+        Stream on which a chain begins. ``"least-loaded"``: the device's stream with the least work so
+        far, in known durations (ties: the fewest chains, then the first). ``"next"``: the streams in
+        turn. Either way no stream gets a second chain before every stream has one.
 
     Raises
     ------
     InputError
-        Another word.
+        If `spread` is any other word.
 
     Examples
     --------
@@ -147,19 +147,19 @@ class PerBranch:
 class PerKind:
     """Ops of one kind on one stream.
 
-    One stream per kind of op: computation, copies and collectives that do not queue behind one another.
+    One stream per kind of op, so that computation, copies and collectives do not queue behind one another.
 
     Parameters
     ----------
     streams : mapping of str to int, optional
-        Stream of each kind of op (``{"all_reduce": 1, "copy": 2}``); kinds that are not named go on
-        stream 0. By default every kind has its own: they are numbered in program order on each
-        device, and begin again at 0 when a device has no more streams.
+        Stream of each kind of op (``{"all_reduce": 1, "copy": 2}``); kinds not named go on stream 0.
+        By default every kind has its own stream: kinds are numbered in program order on each device,
+        starting again at 0 when the device has no more streams.
 
     Raises
     ------
     InputError
-        A stream that is no whole number from 0.
+        If a stream is not a whole number of at least 0.
 
     Examples
     --------
@@ -189,7 +189,7 @@ class PerKind:
         Raises
         ------
         InputError
-            A stream that a device does not have.
+            If a device lacks a stream.
         """
         kinds, devices = job.graph.kinds, job.machine.devices
         kind_code, device_of = job.graph.kind_code.tolist(), job.device_of.tolist()
@@ -206,7 +206,7 @@ class PerKind:
         if self.streams is None:
             return others % device.lanes
         stream = self.streams.get(kind, 0)
-        if device.workers:  # they have no streams
+        if device.workers:  # workers have no streams
             return 0
         if stream >= device.lanes and device.for_streams is None:
             raise InputError(
@@ -217,9 +217,9 @@ class PerKind:
 
 
 class Recorded:
-    """One stream for each value of the attribute ``stream``, in order of first use; other ops on the first.
+    """One stream per value of the attribute ``stream``, in order of first use; other ops on the first.
 
-    The streams that a recorded program used: an imported trace launches its kernels as it did.
+    The streams that a recorded program used, so that an imported trace launches its kernels as recorded.
 
     ::
 
@@ -228,11 +228,11 @@ class Recorded:
         simulated   gpu0/0     [gemm][gemm]      [gemm]          lanes, in the order of first use: 7 -> 0,
                     gpu0/1           [all_reduce]                20 -> 1
 
-    The numbers of a CUDA runtime are names and not positions (7 is the default stream of a PyTorch
-    process), so each device numbers the streams it meets in the order of the graph. Importers of traces
-    write the attribute (`scenarios.importers.kineto.kineto`, `scenarios.importers.chakra`).
+    Stream numbers of a CUDA runtime are names, not positions (7 is the default stream of a PyTorch
+    process), so each device numbers the streams it meets in graph order. Trace importers write the
+    attribute (`scenarios.importers.kineto.kineto`, `scenarios.importers.chakra`).
 
-    So the number is a name, not a position: priorities and partitions go by the order of first use.
+    Stream priorities and partitions therefore follow the order of first use.
 
     Examples
     --------
@@ -251,7 +251,7 @@ class Recorded:
         Raises
         ------
         InputError
-            Ops name more streams than their device has, which says how many it has.
+            If ops name more streams than their device declares.
         """
         devices, device_of = job.machine.devices, job.device_of.tolist()
         lanes: list[dict[object, int]] = [{} for _ in devices]  # per device: recorded stream -> lane

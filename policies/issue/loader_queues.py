@@ -1,17 +1,17 @@
-"""Queues between those who load and those who train, where only the run says who gets what.
+"""Queues between data-loading workers and training, where only the run decides who gets which batch.
 
-Everything is a queue of ready tasks, first in, first out, for each group of issuers, but for what graphs of
-`scenarios.builders` mark by the kind of the op and by its attribute ``loader``::
+Each group of issuers has a FIFO queue of ready tasks, except for the ops that graphs of `scenarios.builders`
+mark by their kind and the attribute ``loader``::
 
     kind             taken                                            then
-    request, load    by its worker alone, in the order handed out     the worker keeps to it: first the
+    request, load    by its worker alone, in the order handed out     the worker stays with it: first the
                                                                       request, then the load
-    next_that_came   when a batch has come and was not returned       the next batch handed out is for the
+    next_that_came   when a batch has arrived and is not returned     the next batch handed out goes to the
                                                                       worker whose batch it was
-    pull_tuned       while the buffer has fewer than its limit        (push, ask, next: what is in it)
+    pull_tuned       while the buffer has fewer than its limit        (push, ask, next: its contents)
 
-The worker of a batch is said by its attribute ``worker``, at least that of the first ones. A batch has come
-when the last op that makes it has ended: ``pin_memory``, or ``load``.
+The attribute ``worker`` names the worker of a batch, at least for the first ones. A batch has arrived when
+the last op that makes it has ended: ``pin_memory``, or ``load``.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from sim.base.errors import InputError
 from sim.graph.graph import Graph
 
 # ----------------------------------------------------------------------------------------------------------
-# tf.data's prefetch autotuner: how many elements the buffer may hold.
+# tf.data's prefetch autotuner: the number of elements that the buffer may hold.
 #
 #     up      limit 1, and after each doubling: until an element is taken from a full buffer    ──► down
-#     down    until somebody wants an element and there is none: the limit doubles              ──► up
+#     down    until an element is wanted and the buffer is empty: the limit doubles             ──► up
 #
 # As in ``PrefetchAutotuner::RecordConsumption`` of tensorflow/core/kernels/data/prefetch_autotuner.cc: from
-# 2048 on, the limit grows by 2048 instead. Its budget of memory is left out.
+# 2048 on, the limit grows by 2048 instead. The memory budget is left out.
 
 _THRESHOLD: Final = 2048
 
@@ -61,7 +61,7 @@ class PrefetchAutotuner:
         self._up = True
 
     def consumed(self, size: int) -> None:
-        """Note that an element is wanted while the buffer has `size` of them."""
+        """Note that an element is wanted while the buffer holds `size`."""
         if self._up:
             self._up = size != self.limit
         elif size == 0:
@@ -70,21 +70,21 @@ class PrefetchAutotuner:
 
 
 _DECIDED: Final = ("next_that_came", "pull_tuned", "request_kept")
-"""Kinds of op that no other policy knows how to take."""
+"""Kinds of op that no other policy can handle."""
 
 
 @dataclass
 class _Loader:
-    """What is known of one loader in one epoch.
+    """The state of one loader in one epoch.
 
     Attributes
     ----------
     worker_of : dict of int to int
-        Batch → who has it, counted among the issuers of the group.
+        Batch → its worker, counted among the issuers of the group.
     next_handed : int
-        The batch that is handed out next.
+        Batch to hand out next.
     came : deque of int
-        Batches that are there and were not returned.
+        Batches that have arrived and are not returned yet.
     buffered : int
         Elements in the buffer.
     """
@@ -97,24 +97,24 @@ class _Loader:
 
 
 class LoaderQueues(Policy):
-    """First in, first out, with index queues, batches returned as they come, and buffers that are tuned.
+    """FIFO queues, with index queues, batches returned as they arrive, and tuned buffers.
 
     Raises
     ------
     InputError
-        The device that loads has not as many workers as batches are handed out to.
+        If the loading device has fewer workers than batches are handed out to.
     """
 
     on_failure = None
 
     def prepare(self, job: Job) -> None:
-        """Find out which ops are of which loader, and which batch each is of."""
+        """Find the loader and the batch of each op."""
         self._queues: list[deque[Task]] = [deque() for _ in range(job.n_groups)]
         self._gated: list[list[Task]] = [[] for _ in range(job.n_groups)]
         issuers = job.machine.issuers()
         self._of_group = [[i.index for i in issuers if i.group == g] for g in range(job.n_groups)]
         self._own: list[deque[Task]] = [deque() for _ in issuers]
-        # The load (iteration, op) that each issuer has requested, and those of them that are ready.
+        # The load (iteration, op) that each issuer has requested, and those that are ready.
         self._keeps: list[tuple[int, int] | None] = [None] * len(issuers)
         self._kept: dict[tuple[int, int], Task] = {}
         self._loaders: dict[tuple[int, int], _Loader] = {}
@@ -123,13 +123,13 @@ class LoaderQueues(Policy):
     def _read(self, job: Job) -> None:
         """Read kinds and attributes of the ops."""
         graph, kinds = job.graph, job.graph.kinds
-        # Of each op of a loader: its kind, its loader, its batch.
+        # Kind, loader and batch of each op of a loader.
         self._mark: dict[int, tuple[str, int, int]] = {}
         self._load_of: dict[int, int] = {}  # request → load
         self._primed: dict[int, list[int]] = {}  # loader → the workers of its first batches
         self._worker: dict[int, int] = {}  # request or load → its worker
-        self._last: dict[int, str] = {}  # loader → kind of the op whose end makes a batch come
-        self._returns = set[int]()  # loaders that return batches as they come
+        self._last: dict[int, str] = {}  # loader → kind of the op whose end means that a batch has arrived
+        self._returns = set[int]()  # loaders that return batches as they arrive
         counts: dict[tuple[str, int], int] = {}
         ops: dict[tuple[str, int, int], int] = {}
         for op in sorted(graph.attributes):
@@ -165,7 +165,7 @@ class LoaderQueues(Policy):
         return worker
 
     def _loader(self, task: Task, loader: int) -> _Loader:
-        """Return the state of a task's loader in its epoch; every epoch has an iterator of its own."""
+        """Return the state of a task's loader in its epoch; every epoch has its own iterator."""
         key = loader, task.iteration
         if key not in self._loaders:
             self._loaders.pop((loader, task.iteration - 1), None)
@@ -174,7 +174,7 @@ class LoaderQueues(Policy):
         return self._loaders[key]
 
     def ready(self, task: Task) -> None:
-        """Queue `task`: for its worker, behind its condition, or for everybody."""
+        """Queue `task` for its worker, behind its condition, or for all issuers of its group."""
         kind, loader, batch = self._mark.get(task.op, ("", 0, 0))
         if kind in ("next_that_came", "pull_tuned"):
             self._gated[task.group].append(task)
@@ -189,7 +189,7 @@ class LoaderQueues(Policy):
             self._queues[task.group].append(task)
 
     def ended(self, task: Task, now_ready: Sequence[Task], issuer: Issuer | None) -> None:
-        """Note a batch that has come, and what became ready."""
+        """Note a batch that has arrived, and what became ready."""
         if task.op in self._mark:
             kind, loader, batch = self._mark[task.op]
             if loader in self._returns and kind == self._last[loader]:
@@ -197,7 +197,7 @@ class LoaderQueues(Policy):
         super().ended(task, now_ready, issuer)
 
     def next(self, issuer: Issuer) -> Task | None:
-        """Return what the issuer keeps to, else what is its own, else what it may take now."""
+        """Return the task that the issuer must go on with, else one of its own, else any it may take."""
         if (load := self._keeps[issuer.index]) is not None:
             task = self._kept.pop(load, None)
             if task is not None:
@@ -219,7 +219,7 @@ class LoaderQueues(Policy):
         return None
 
     def _taken(self, task: Task, issuer: Issuer) -> None:
-        """Let follow what follows when `issuer` takes `task`."""
+        """Update the loader's state when `issuer` takes `task`."""
         if task.op not in self._mark:
             return
         kind, loader, _ = self._mark[task.op]
@@ -240,12 +240,12 @@ class LoaderQueues(Policy):
 
 
 def refuse_undecided(graph: Graph, policy: Policy) -> None:
-    """Refuse a graph in which only `LoaderQueues` knows who gets what, under another policy.
+    """Raise if a graph that needs `LoaderQueues` runs under another policy.
 
     Raises
     ------
     InputError
-        The policy takes such ops as any others.
+        If the policy would treat the loader's ops like any others.
     """
     if not isinstance(policy, LoaderQueues) and bool(np.any(graph.is_kind(*_DECIDED))):
         raise InputError(

@@ -1,13 +1,13 @@
-"""Program order: policies that walk through linear programs, whatever they let pass by.
+"""Program order: policies that walk through linear programs, in order or within a window.
 
-A queue has a program: ops in an order, repeated once per iteration. A task has a *place* in it. Of the places
-from the oldest that nobody took, the head, a window may be looked at; a heap has those that are eligible::
+A queue has a program: ops in an order, repeated every iteration. A task has a *place* in it. The window
+begins at the head, the oldest place not yet taken; a heap holds the places in it that are eligible::
 
     iteration      0           1           2
     op             a  b  c     a  b  c     a  b  c
     place          0  1  2     3  4  5     6  7  8
                       ^head                           window 1: b and nothing else
-                      [--------]                      window 4: of b, c, a and b the first that is eligible
+                      [--------]                      window 4: the first eligible of b, c, a and b
 
 `sim.policy.Order` says how many programs there are, who takes from which, and how wide the window is.
 """
@@ -28,7 +28,7 @@ from sim.policy import Order
 
 
 class _Window:
-    """A program, of which the places below `end` may be taken.
+    """A program whose places below `end` may be taken.
 
     A place enters the heap once, when it is both eligible and inside the window, so that a decision
     costs O(log window), however many tasks are eligible behind it.
@@ -36,11 +36,11 @@ class _Window:
     Parameters
     ----------
     length : int
-        Places of the program, all iterations together.
+        Places of the program over all iterations.
     step : int
-        From a place to that of the same op in the next iteration.
+        Distance from a place to that of the same op in the next iteration.
     size : int or None
-        Places that may be looked at from the head on; None: all.
+        Width of the window, counted from the head; None: unlimited.
     """
 
     __slots__ = ("beyond", "end", "head", "heap", "in_flight", "size", "step", "taken")
@@ -51,9 +51,9 @@ class _Window:
         self.head = 0
         self.end = min(self.size, length)
         self.heap: list[tuple[int, int, Task]] = []  # place, id: no two alike
-        self.beyond: dict[int, Task] = {}  # place → eligible, and not inside the window yet
+        self.beyond: dict[int, Task] = {}  # place → eligible task that is not inside the window yet
         self.taken = bytearray(length + 1)  # the last one stays 0 and stops `slide`
-        self.in_flight: set[int] = set()  # ids of tasks taken and not done with, where somebody counts them
+        self.in_flight: set[int] = set()  # ids of tasks taken and not finished, if they are counted
 
     def add(self, place: int, task: Task) -> None:
         if place < self.end:
@@ -62,7 +62,7 @@ class _Window:
             self.beyond[place] = task
 
     def take(self) -> Task:
-        """Return the eligible task of the first place, and move the window on if that was its head."""
+        """Return the first eligible task, and move the window on if that was its head."""
         place, _, task = heappop(self.heap)
         self.taken[place] = 1
         if place == self.head:
@@ -70,7 +70,7 @@ class _Window:
         return task
 
     def slide(self) -> None:
-        """Move the head to the oldest place that nobody took, and the window's end with it."""
+        """Move the head to the oldest place not yet taken, and the window's end with it."""
         while self.taken[self.head]:
             self.head += 1
         end = min(self.head + self.size, len(self.taken) - 1)
@@ -82,10 +82,10 @@ class _Window:
 
 
 class ProgramOrder(Policy):
-    """Walk through the programs that `as_data`, which a subclass defines, returns: each process its own."""
+    """Walk through the programs that the subclass's `as_data` returns, each process its own."""
 
     def prepare(self, job: Job) -> None:
-        """Put a window at the beginning of every program, nothing being eligible."""
+        """Put a window at the beginning of every program, with nothing eligible."""
         order = self.as_data(job)
         assert order is not None
         self._most = order.in_flight
@@ -115,13 +115,13 @@ class ProgramOrder(Policy):
         window.add(place + task.iteration * window.step, task)
 
     def ended(self, task: Task, now_ready: Sequence[Task], issuer: Issuer | None) -> None:
-        """Note who is eligible now, and that one task less is in flight (a transfer never was)."""
+        """Note which tasks are now eligible, and that `task` is not in flight now (a transfer never was)."""
         if issuer is not None and self._most is not None:
             self._place[task.iteration * self._stride + task.op][0].in_flight.discard(task.id)
         super().ended(task, now_ready, issuer)
 
     def next(self, issuer: Issuer) -> Task | None:
-        """Return the oldest eligible task of the window, if it is the issuer's to take."""
+        """Return the oldest eligible task of the window, if `issuer` may take it."""
         windows, most = self._of_issuer[issuer.index], self._most
         for window in windows:
             heap = window.heap
@@ -139,7 +139,7 @@ class ProgramOrder(Policy):
 
 
 def _parts(program: IntArray, job: Job, order: Order) -> list[IntArray]:
-    """Return the program of each process (`sim.issuers`); a plan of an issuer stays whole."""
+    """Return the program of each process (`sim.issuers`); an issuer's own plan stays whole."""
     if job.process_of is None or order.per == "issuer":
         return [program]
     process = job.process_of[program]
@@ -147,24 +147,24 @@ def _parts(program: IntArray, job: Job, order: Order) -> list[IntArray]:
 
 
 def group_programs(job: Job, order: IntArray) -> list[IntArray]:
-    """Return the ops of every group of issuers, in `order`."""
+    """Return the ops of each group of issuers, in `order`."""
     group = job.group_of[order]
     return [order[group == g] for g in range(job.n_groups)]
 
 
 def refuse_control_flow(policy: str, job: Job) -> None:
-    """Refuse a graph whose ops have no fixed order.
+    """Raise if the ops of a graph have no fixed order.
 
     Parameters
     ----------
     policy : str
-        For the message.
+        Name for the message.
     job : Job
 
     Raises
     ------
     InputError
-        The graph has conditions or loops.
+        If the graph has conditions or loops.
     """
     if has_control_flow(job.graph):
         raise InputError(
@@ -176,25 +176,25 @@ def refuse_control_flow(policy: str, job: Job) -> None:
 class InOrder(ProgramOrder):
     """Issue the ops in program order; an op that is not ready blocks everything behind it.
 
-    In-order issue: a linear program, one instruction after another, whoever else may be ready.
+    In-order issue: a linear program, one instruction after another, whatever else may be ready.
 
     ::
 
         program   a  b  c  d          b waits for data, c is ready
-                     ^                and still nothing is issued: head-of-line blocking
+                     ^                but nothing is issued: head-of-line blocking
 
-    This is how a runtime behaves whose graph was turned into a list before it ran: TVM's graph executor
+    This is how a runtime behaves that turned its graph into a list before running: TVM's graph executor
     walks over its nodes (``GraphExecutor::Run``, src/runtime/graph_executor), a PyTorch script launches
-    kernel after kernel, an NPU's command queue is consumed from the front.
+    kernel after kernel, and an NPU's command queue is consumed from the front.
 
     Parameters
     ----------
     in_flight : int, optional
-        How many tasks may be issued and not ended; 1 is strictly one after another. By default
+        Most tasks that may be issued and not yet ended; 1 is strictly one after another. By default
         only the issuers limit it: two workers may run the first two ops of the program at once.
     per : str
-        ``"group"``: every group of issuers has its own program, in which `in_flight` counts too.
-        ``"machine"``: one program for all devices, as when a single thread of the host runs it.
+        ``"group"``: each group of issuers has its own program and its own limit `in_flight`.
+        ``"machine"``: one program for all devices, as when a single host thread runs it.
     synchronisation : str
         ``"completion"``: an op is ready when its inputs are computed. ``"issue"``: when they are
         issued (streams and events keep the order on the device).
@@ -202,8 +202,8 @@ class InOrder(ProgramOrder):
     Raises
     ------
     InputError
-        Another word or number; or `in_flight` under ``"issue"``, where a policy does not hear of
-        ends (``queue_depth`` of the device limits the launches outstanding).
+        If an option has any other value, or `in_flight` is set under ``"issue"``, where a policy is not
+        told of ends (the device's ``queue_depth`` limits the launches outstanding).
 
     Examples
     --------
@@ -230,7 +230,7 @@ class InOrder(ProgramOrder):
                 "told of ends; set the device's queue_depth instead",
                 path=("in_flight",),
             )
-        # The end of a task on a stream, or of another group's, may be all that a head waits for.
+        # A head may wait only for the end of a task on a stream or in another group.
         self.scope = "group" if per == "group" and in_flight is None else "machine"
         self.on_failure = "stop-group" if per == "group" else "stop-machine"
 
@@ -240,7 +240,7 @@ class InOrder(ProgramOrder):
         Raises
         ------
         InputError
-            A graph with control flow.
+            If the graph has control flow.
         """
         refuse_control_flow("in-order", job)
         if self.per == "group":
@@ -249,30 +249,29 @@ class InOrder(ProgramOrder):
 
 
 # ----------------------------------------------------------------------------------------------------------
-# How the runs of a graph follow one another, for executors that run all of it in one call.
+# How the runs of a graph follow one another, for executors that run the whole graph in one call.
 #
-#     in-turn         [ run 0 ][ run 1 ][ run 2 ]      a program calls, and has what it asked for, in a loop
+#     in-turn         [ run 0 ][ run 1 ][ run 2 ]      a program calls in a loop and waits for each result
 #     side-by-side    [ run 0 ]                        threads of a program call at once: runs share the
 #                     [ run 1 ]                        executor's threads
-#     enqueued        [ launches 0 ][ launches 1 ]     a call returns when all is launched; the streams of a
-#                        [ GPU 0    ][ GPU 1 ]         GPU go on
+#     enqueued        [ launches 0 ][ launches 1 ]     a call returns when everything is launched; the GPU's
+#                        [ GPU 0    ][ GPU 1 ]         streams go on
 #
-# A call returns when what it ran is over, on the devices, too. TensorFlow's ``DirectSession::RunInternal``
-# waits for its executors, and they for their devices. ONNX Runtime's ``Run`` synchronises its execution
+# Usually a call returns when its run is over, on the devices too. TensorFlow's ``DirectSession::RunInternal``
+# waits for its executors, which wait for their devices. ONNX Runtime's ``Run`` synchronises its execution
 # providers at the end (``disable_synchronize_execution_providers`` in onnxruntime_run_options_config_keys.h
-# leaves that out: ``enqueued``). A program that calls a function of TFRT waits for its results
-# (``host->Await`` in lib/bef_executor_driver/bef_executor_driver.cc). TVM's ``run`` only enqueues what a GPU
-# does, as a script of PyTorch does. What keeps runs apart is `sim.readiness.counters`, whoever the
-# executor is.
+# skips that: ``enqueued``). A program that calls a function of TFRT waits for its results
+# (``host->Await`` in lib/bef_executor_driver/bef_executor_driver.cc). TVM's ``run`` and a PyTorch script only
+# enqueue GPU work. For every executor, `sim.readiness.counters` keeps runs apart.
 
 
 def in_turn(policy: str, runs: str, otherwise: str) -> bool:
-    """Return whether runs follow one another; `otherwise` is the other word that `policy` knows.
+    """Return whether runs follow one another; `otherwise` is the other word that `policy` accepts.
 
     Raises
     ------
     InputError
-        Another word.
+        If `runs` is neither word.
 
     Examples
     --------
@@ -283,33 +282,33 @@ def in_turn(policy: str, runs: str, otherwise: str) -> bool:
 
 
 class OutOfOrder(ProgramOrder):
-    """Issue the oldest ready op among a window of instructions.
+    """Issue the oldest ready op in a window of instructions.
 
     Out-of-order issue: a window over the program, the oldest ready instruction first.
 
     ::
 
-        program    a  b  c  d  e  f  g           window 4, b the oldest that has not been issued
+        program    a  b  c  d  e  f  g           window 4; b is the oldest op not issued yet
                       [─────────]                b waits for data; c and e have been issued:
                       b  ·  d  ·                 d may issue, f may not although it is ready
 
     This is the instruction window of a processor (Tomasulo 1967, "An efficient algorithm for exploiting
-    multiple arithmetic units", IBM Journal 11(1)), applied to ops: a window of 1 is issue in order, an
-    unlimited one list scheduling in program order (Graham 1969, "Bounds on multiprocessing timing
+    multiple arithmetic units", IBM Journal 11(1)), applied to ops: a window of 1 is in-order issue, and an
+    unlimited one is list scheduling in program order (Graham 1969, "Bounds on multiprocessing timing
     anomalies", SIAM J. Appl. Math. 17(2)).
 
     Parameters
     ----------
     window : int, optional
-        The window holds the oldest op that has not been issued and the ``window - 1`` ops after it in
-        program order, across iterations. By default it is unlimited.
+        Size of the window: the oldest op not issued yet and the ``window - 1`` ops after it in program
+        order, across iterations. By default it is unlimited.
     synchronisation : str
         ``"completion"``: an op is ready when its inputs are computed. ``"issue"``: when they are issued.
 
     Raises
     ------
     InputError
-        A window below 1, or another word.
+        If `window` is below 1 or `synchronisation` is any other word.
 
     Examples
     --------
@@ -334,7 +333,7 @@ class OutOfOrder(ProgramOrder):
         Raises
         ------
         InputError
-            A graph with control flow.
+            If the graph has control flow.
         """
         refuse_control_flow("out-of-order", job)
         return Order("place", group_programs(job, job.order), self.window)

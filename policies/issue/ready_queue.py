@@ -1,8 +1,8 @@
 """The ready queue: whatever is ready runs, breadth first (FIFO) or depth first (LIFO).
 
-This is the graph-based scheduler of dataflow runtimes: an op is queued at the moment its last
-input is there, and any free issuer takes the op at the front (TensorFlow white paper 2015,
-section 3.1: "a queue of ready nodes"). What becomes ready at one time is in the order of edges, or of names::
+This is the graph-based scheduler of dataflow runtimes: an op is queued when its last input
+arrives, and any free issuer takes the op at the front (TensorFlow white paper 2015, section 3.1:
+"a queue of ready nodes"). Ops that become ready together are queued in edge order or by name::
 
     root ─┬─► c       fifo, ties: edges       root c a b
           ├─► a       fifo, ties: name        root a b c
@@ -31,16 +31,16 @@ class ReadyQueue(Policy):
     order : str
         ``"fifo"`` (breadth first) or ``"lifo"`` (depth first).
     ties : str
-        Of a fifo, what comes first among tasks that became ready at one time: ``"edges"``, consumers of what
-        ended first, in edge order; or ``"name"``, the least name, as in TensorFlow's virtual scheduler
-        (`FirstReadyManager` in tensorflow/core/grappler/costs/virtual_scheduler.cc).
+        Which of the tasks that became ready at one time comes first in a fifo: ``"edges"``, the consumers of
+        the op that ended first, in edge order; or ``"name"``, the least name, as in TensorFlow's virtual
+        scheduler (`FirstReadyManager` in tensorflow/core/grappler/costs/virtual_scheduler.cc).
     synchronisation : str
         ``"completion"`` or ``"issue"``; see `sim.Policy`.
 
     Raises
     ------
     InputError
-        Another word; names as ties of a lifo.
+        If an option has any other value, or a lifo breaks ties by name.
     """
 
     scope = "group"
@@ -67,7 +67,7 @@ class ReadyQueue(Policy):
             self._heaps = [[] for _ in range(job.n_groups)]
 
     def as_data(self, job: Job) -> Order | None:
-        """Return the order of the queue; one by names has to be asked."""
+        """Return the order of the queue; None for a queue by name, which has to be asked."""
         return None if self.ties == "name" else Order("fifo" if self._fifo else "lifo")
 
     def ready(self, task: Task) -> None:
@@ -78,7 +78,7 @@ class ReadyQueue(Policy):
             self._queues[task.group].append(task)
 
     def next(self, issuer: Issuer) -> Task | None:
-        """Return the first task, or the last one when the order is lifo."""
+        """Return the first task, or the last one if the order is lifo."""
         if self._rank:
             heap = self._heaps[issuer.group]
             return heappop(heap)[-1] if heap else None
@@ -91,7 +91,7 @@ class ReadyQueue(Policy):
 class CriticalPath(ProgramOrder):
     """Issue the ready op with the longest path to the end.
 
-    List scheduling by bottom level: of the ready ops, the one with the longest way to go first.
+    List scheduling by bottom level: of the ready ops, the one with the longest path still to go first.
 
     The *bottom level* of an op is the longest path from it to the end of the graph, its own duration
     included (`sim.Job.bottom_level_ns`). Taking the highest level first is Hu's rule (Hu 1961, "Parallel
@@ -99,8 +99,8 @@ class CriticalPath(ProgramOrder):
     the HLFET list schedule of Adam, Chandy and Dickson (1974, CACM 17(12)). It is a heuristic: never worse
     than 2 - 1/m times the optimum on m equal workers (Graham 1969), and usually within a few percent.
 
-    Ties break by op index. An earlier iteration comes before a later one: otherwise the beginning of
-    the next iteration, which has the whole graph before it, would keep the present one from ending.
+    Ties break by op index. An earlier iteration comes before a later one: otherwise the start of the
+    next iteration, with the whole graph ahead of it, would keep the current one from finishing.
 
     Parameters
     ----------
@@ -110,7 +110,7 @@ class CriticalPath(ProgramOrder):
     Raises
     ------
     InputError
-        Another word.
+        If `synchronisation` is any other word.
 
     Examples
     --------

@@ -5,12 +5,12 @@
     trace.plan() ──► plan ──► Replay    each issuer takes its own tasks, in its own order
                        └────► Planned   the devices, streams and program order that go with them
 
-A plan says who puts what where and in which order, and has no times but those until which ops wait on
+A plan says who puts which task where and in which order. Its only times are those until which ops wait on
 purpose (`sim.record.plan`), so the same plan can be tried on a machine with other costs, or with a task
-moved. What does not fit the graph or the machine is refused before time 0.
+moved. A plan that does not fit the graph or the machine is refused before time 0.
 
-A plan keeps the order of each worker of a CPU, and not which of two workers was first. Where that decides, as
-under in-order issue, or when two workers begin collectives of one communicator, a replay may differ.
+A plan keeps the order of each CPU worker, but not which of two workers was first. Where that matters, as
+under in-order issue or when two workers begin collectives of one communicator, a replay may differ.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from sim.record.plan import Plan
 
 
 def read_plan(plan: Plan | None, file: Path | None) -> Plan:
-    """Return the plan, or read it from the file (`sim.record.plan.Plan.to_json`); exactly one is given.
+    """Return `plan`, or read it from `file` (`sim.record.plan.Plan.to_json`); give exactly one.
 
     Raises
     ------
     InputError
-        Both or none are given, or the file cannot be read or holds no plan.
+        If both or neither are given, or the file cannot be read or holds no plan.
     """
     if (plan is None) == (file is None):
         raise InputError("replay: give either a plan or the file of one")
@@ -56,15 +56,15 @@ class ReplayPlan(ProgramOrder):
     ----------
     plan : Plan, optional
     file : path, optional
-        A file with the plan, in place of the plan.
+        A file with the plan, in place of `plan`.
     synchronisation : str
-        ``"completion"`` or ``"issue"``, which a plan does not say: the one of the run that it comes
-        from gives the same times again.
+        ``"completion"`` or ``"issue"``. A plan does not record it; the value of the original run
+        reproduces its times.
 
     Raises
     ------
     InputError
-        Not exactly one of plan and file, a file that holds no plan, or another word.
+        If not exactly one of plan and file is given, the file holds no plan, or the word is unknown.
 
     Examples
     --------
@@ -91,10 +91,10 @@ class ReplayPlan(ProgramOrder):
         Raises
         ------
         UnknownNameError
-            An op, issuer or device that graph or machine does not have.
+            If the graph or the machine lacks an op, issuer or device of the plan.
         InputError
-            A task that is missing or doubled, on another device than it is placed on, or issued by
-            someone who does not serve it.
+            If a task is missing, appears twice, is not on the device it is placed on, or is issued by
+            an issuer that does not serve that device.
         """
         plan = self.plan
         op, keys = _tasks(job, plan)
@@ -117,7 +117,7 @@ class ReplayPlan(ProgramOrder):
         return Order("place", [keys[by == issuer.index] for issuer in issuers], 1, "issuer")
 
     def not_before_ns(self, job: Job) -> IntArray | None:
-        """Return until when the tasks of the plan wait on purpose (see `sim.policy.Policy`)."""
+        """Return the times until which the plan's tasks wait on purpose (see `sim.policy.Policy`)."""
         if self.plan.not_before_ns is None:
             return None
         _, keys = _tasks(job, self.plan)
@@ -133,12 +133,12 @@ class Planned(Placement):
     ----------
     plan : Plan, optional
     file : path, optional
-        A file with the plan, in place of the plan.
+        A file with the plan, in place of `plan`.
 
     Raises
     ------
     InputError
-        Not exactly one of them, or a file that holds no plan.
+        If not exactly one is given, or the file holds no plan.
 
     Examples
     --------
@@ -165,9 +165,9 @@ class Planned(Placement):
         Raises
         ------
         UnknownNameError
-            An op or device that graph or machine does not have.
+            If the graph or the machine lacks an op or device of the plan.
         InputError
-            An op that the plan leaves out or has on two devices.
+            If the plan leaves out an op or has it on two devices.
         """
         return self._per_op(graph, _devices(machine, self.plan), "device")
 
@@ -177,19 +177,19 @@ class Planned(Placement):
         Raises
         ------
         UnknownNameError
-            An op, device or stream that graph or machine does not have.
+            If the graph or the machine lacks an op, device or stream of the plan.
         InputError
-            An op that the plan leaves out or has on two streams.
+            If the plan leaves out an op or has it on two streams.
         """
         machine, plan = job.machine, self.plan
         lane_of: dict[str, int] = {}
         for device, first in zip(machine.devices, machine.first_stream, strict=False):
-            if device.workers:  # a worker runs what it takes: its tasks have no stream of their own
+            if device.workers:  # workers have no streams
                 lane_of |= {machine.stream_name(first + k): 0 for k in range(device.lanes)}
                 continue
-            # The streams of one process after another, as `sim.issuers.with_processes` puts them.
+            # Streams go process by process, as in `sim.issuers.with_processes`.
             several, each = len(process_names(job.graph)) or 1, device.lanes
-            if device.for_streams is not None and several == 1:  # it has as many as the plan uses
+            if device.for_streams is not None and several == 1:  # the device takes as many as the plan uses
                 each += len(plan.streams)
             lane_of |= {f"{device.name}/{k}": k % each for k in range(several * each)}
         for name in plan.streams:
@@ -204,7 +204,7 @@ class Planned(Placement):
         Raises
         ------
         UnknownNameError
-            An op that the graph does not have.
+            If the graph lacks an op of the plan.
         """
         op = [job.graph.index(name) for name in self.plan.ops]
         return list(dict.fromkeys(op[k] for k in self.plan.op.tolist()))
@@ -228,7 +228,7 @@ def _devices(machine: Machine, plan: Plan) -> list[int]:
 
 
 def _tasks(job: Job, plan: Plan) -> tuple[IntArray, IntArray]:
-    """Return the op of each task of a plan, and its number in the job, which has each once."""
+    """Return the op of each task of a plan and its number in the job; the plan must have each task once."""
     op = np.array([job.graph.index(name) for name in plan.ops], dtype=np.int64)[plan.op]
     keys = plan.iteration * len(job.graph) + op
     _require_each_once(job, keys.tolist())

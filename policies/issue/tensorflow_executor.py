@@ -1,28 +1,28 @@
 """TensorFlow's executor: an inline queue per thread, and a work-stealing pool for expensive ops.
 
-A thread that finished an op looks at what became ready, in edge order::
+A thread that has finished an op goes through what became ready, in edge order::
 
     dead or cheap op   ──► back of this thread's inline queue
-    expensive op       ──► the pool, except the last one: when the inline queue is empty, this
-                           thread runs it next
+    expensive op       ──► the pool, except the last one, which this thread runs next if its
+                           inline queue is empty
 
 and takes its next op from the front of its inline queue, then from the front of its own deque in the
 pool (where it also pushes: depth first), then from the back of another thread's. So on one thread a
-fan-out of expensive ops f0 .. f5 runs f5, f4, ..., f0. With ``inter_op_parallelism_threads=-1`` all goes
-through one queue, breadth first: f0 .. f5. What an asynchronous kernel makes ready then runs at once, inside
-it, one after another, each with a queue of its own. Only a session with ops on a single device runs so; one
-with more takes the pool.
+fan-out of expensive ops f0 .. f5 runs f5, f4, ..., f0. With ``inter_op_parallelism_threads=-1`` every op
+goes through one queue, breadth first: f0 .. f5. The ops that an asynchronous kernel makes ready then run at
+once inside it, one after another, each with its own queue. Only a session whose ops are on a single device
+runs like this; one with more devices uses the pool.
 
-In a session, each device has an executor of its own for its part of the graph, which begins with a source
-node: a thread takes it from the pool as it takes any other, and it makes all ready that waits for nothing.
+In a session, each device has its own executor for its part of the graph, which begins with a source node: a
+thread takes it from the pool like any other node, and it makes every op without inputs ready.
 
-An asynchronous kernel (`ASYNCHRONOUS_KINDS`, or ``attributes: {async: true}``) is only started by its thread,
-and goes on without it. Whatever it makes ready goes to the pool, none inline. A Recv is one: an expensive
-node that takes its turn, and asks the rendezvous when a thread runs it. If its Send came first, it is done
-on the spot; if not, it completes inside the Send, before anything that the Send makes ready. A dead Send or
-Recv goes inline as all that is dead does, and executes: it transmits that it is dead.
+An asynchronous kernel (`ASYNCHRONOUS_KINDS`, or ``attributes: {async: true}``) is only started by its thread
+and goes on without it. Whatever it makes ready goes to the pool, never inline. A Recv is asynchronous: an
+expensive node that takes its turn and asks the rendezvous when a thread runs it. If its Send came first, it
+is done on the spot; if not, it completes inside the Send, before anything that the Send makes ready. A dead
+Send or Recv goes inline like every dead node, but it executes, to transmit that it is dead.
 
-Several sessions (ops with an attribute ``session``) share one pool, or have a pool each::
+Several sessions (ops with an attribute ``session``) share one pool or have one each::
 
     shared             all sessions ──► w0 w1 w2 w3
     per session        session a ──► w0 w1       session b ──► w2 w3
@@ -30,8 +30,8 @@ Several sessions (ops with an attribute ``session``) share one pool, or have a p
 Rules 8 to 13 of the executor (tensorflow/core/common_runtime/executor.cc: ``ExecutorState::Process``,
 ``ProcessAsync``, ``ScheduleReady`` with its ``run_all_kernels_inline_``; direct_session.cc, where the calling
 thread runs a closure by calling it, for a single executor only; sendrecv_ops.cc and local_rendezvous.cc,
-which call what waits from inside the Send; Eigen's ``ThreadPoolTempl``). Where Eigen picks a victim at
-random, ours starts the search at the thread after the thief, so that a run repeats. Orders recorded from
+which call the waiting Recv from inside the Send; Eigen's ``ThreadPoolTempl``). Where Eigen picks a victim at
+random, we start the search at the thread after the thief, so that runs repeat. Orders recorded from
 TensorFlow 2.21, with one thread and two devices, are test data (``tests/tensorflow_orders.py``).
 """
 
@@ -53,13 +53,13 @@ from sim.graph.frames import CONTROL_FLOW_KINDS
 from sim.policy import Order
 
 # ----------------------------------------------------------------------------------------------------------
-# Which threads run the ops of which session: TensorFlow's inter-op thread pools.
+# TensorFlow's inter-op thread pools: which threads run the ops of which session.
 #
 #     one pool           [w0 w1 w2 w3]              all sessions
 #     one a session      [w0 w1] [w2 w3]            session a, session b
 #     a list of sizes    [w0] [w1 w2 w3]            each session chooses one by number
 #
-# A pool's threads are workers of one CPU; a host's threads that only launch are one pool always. Threads are
+# A pool's threads are workers of one CPU; host threads that only launch always form one pool. Threads are
 # not cores: pools with more threads than the CPU has cores share its time (`devices.processor`).
 #
 # Source: tensorflow/core/common_runtime/direct_session.cc (``NewThreadPoolFromSessionOptions``) and the
@@ -67,19 +67,19 @@ from sim.policy import Order
 
 
 class PoolLayout:
-    """Threads divided into pools, for a job.
+    """A job's threads, divided into pools.
 
     Parameters
     ----------
     job : Job
-        Its ops carry the attributes ``session`` and ``inter_op_thread_pool``; without them all are one
+        Its ops carry the attributes ``session`` and ``inter_op_thread_pool``; without them they form one
         session.
     size : int
-        Threads of a pool; 0: all workers, or with a pool per session as many as there are cores.
+        Threads per pool; 0: all workers or, with a pool per session, as many as there are cores.
     per_session : bool
-        Whether every session has its own.
+        Whether every session has its own pool.
     sizes : sequence of int
-        Sizes of several pools instead.
+        Sizes of several pools, in place of `size`.
 
     Attributes
     ----------
@@ -93,7 +93,7 @@ class PoolLayout:
     Raises
     ------
     InputError
-        More threads than workers, or a session that chooses a pool that does not exist.
+        If there are more threads than workers, or a session chooses a pool that does not exist.
     """
 
     def __init__(self, job: Job, size: int, per_session: bool, sizes: Sequence[int]) -> None:
@@ -146,7 +146,7 @@ CHEAP_KINDS: Final = CONTROL_FLOW_KINDS | {"const", "identity", "no_op", "arg", 
 """Kinds whose kernels are cheap on every device."""
 
 _TRANSMIT: Final = ("send", "recv")
-"""Kinds that run when they are dead: the other side has to know."""
+"""Kinds that run even when dead, to tell the other side."""
 
 ASYNCHRONOUS_KINDS: Final = frozenset(
     (
@@ -165,7 +165,7 @@ partitioned_function_ops.h, collective_ops.cc, batch_kernels.cc, data/iterator_o
 
 _FIRST_ESTIMATE: Final = 100_000_000
 _EXPENSIVE_CYCLES: Final = 8000
-"""Cycles: what an op is taken to cost before it ever ran, and what it has to cost to be expensive."""
+"""Cycles: the initial estimate of an op's cost, and the cost above which an op is expensive."""
 
 
 class TensorFlowExecutor(Policy):
@@ -174,17 +174,17 @@ class TensorFlowExecutor(Policy):
     Parameters
     ----------
     inter_op_parallelism_threads : int
-        Threads of a pool; 0: all workers of the CPU, or with pools per session as many as it has cores; -1:
+        Threads per pool; 0: all workers of the CPU or, with pools per session, as many as it has cores; -1:
         none, the calling thread runs everything, for a machine with one worker (a session on several
-        devices takes the pool).
+        devices uses the pool).
     use_per_session_threads : bool
-        Whether every session has a pool of its own.
+        Whether every session has its own pool.
     session_inter_op_thread_pool : sequence of int
-        Sizes of pools, of which a session chooses one by number (its attribute ``inter_op_thread_pool``).
+        Sizes of pools; a session chooses one by number (its attribute ``inter_op_thread_pool``).
     clock_hz : int
-        Clock by which ops are judged expensive as later versions do: by what they took, too. An op's estimate
-        starts at 10^8 cycles, becomes (9 · old + elapsed) / 10 after each run, and the op is cheap once that
-        is at most 8000. By default the flag alone, as in TensorFlow 1.
+        Clock for judging ops by measured cost too, as later versions do. An op's estimate starts at 10^8
+        cycles and becomes (9 · old + elapsed) / 10 after each run; the op is cheap once the estimate is at
+        most 8000. By default only the flag counts, as in TensorFlow 1.
     runs : str
         How iterations follow one another (`policies.issue.program_order`): ``"in-turn"`` or
         ``"side-by-side"``.
@@ -192,17 +192,17 @@ class TensorFlowExecutor(Policy):
     Raises
     ------
     InputError
-        Another word, a size below -1, two ways to have several pools; when the run begins: more threads
-        than the CPU has workers, or a pool that does not exist.
+        If an option has any other value, a size is below -1, or both ways to have several pools are given;
+        when the run begins: if a pool does not exist or has more threads than the CPU has workers.
 
     Notes
     -----
-    An op is expensive when it runs on a worker and its kind is not in `CHEAP_KINDS`; an op's attribute
-    ``expensive`` overrides that. Synchronisation is ``"issue"``: an op on a GPU is done, for the
-    executor, when it is on the stream. So only what a worker executes can be asynchronous.
+    An op is expensive if it runs on a worker and its kind is not in `CHEAP_KINDS`; an op's attribute
+    ``expensive`` overrides this. Synchronisation is ``"issue"``: for the executor, a GPU op is done
+    when it is on the stream. So only ops that a worker executes can be asynchronous.
 
-    The threads inside kernels are the device's: ``intra_op_parallelism_threads`` of a scenario's policy, or
-    that of a CPU (`devices.processor.cpu_cores`).
+    Threads inside kernels belong to the device: ``intra_op_parallelism_threads`` of a scenario's policy, or
+    of a CPU (`devices.processor.cpu_cores`).
     """
 
     synchronisation = "issue"
@@ -246,15 +246,15 @@ class TensorFlowExecutor(Policy):
         layout = PoolLayout(job, max(0, self.size), self.per_session, self.sizes)
         self._pool_of_op, self._pool_of_thread = layout.of_op, layout.of_thread
         self._members = layout.members
-        # Of each thread the queues of the nodes that it processes, innermost last; and that of the last node.
+        # Per thread, the queues of the nodes it is processing, innermost last; and that of the last node.
         self._inline: list[list[deque[Task]]] = [[deque()] for _ in issuers]
         self._current = [queues[0] for queues in self._inline]
         self._pool: list[deque[Task | _Source]] = [deque() for _ in issuers]
-        # A run of a session has an executor for each device: who starts from which source node.
+        # A run of a session has an executor, with its own source node, for each device.
         sessions = [*map(graph.attribute("session").get, range(len(graph)))]
         self._source_of = list(zip(self._pool_of_op, job.device_of.tolist(), sessions, strict=True))
         self._sources: dict[tuple[int, int, object], _Source] = {}
-        # The calling thread runs a session that has one executor, if it is to run all.
+        # If asked to run everything, the calling thread runs only sessions that have a single executor.
         devices: dict[object, set[int]] = {}
         for session, device in zip(sessions, job.device_of.tolist(), strict=True):
             devices.setdefault(session, set()).add(device)
@@ -262,13 +262,13 @@ class TensorFlowExecutor(Policy):
         self._expensive: list[bool] = (expensive & ~np.array(self._inlined, bool)).tolist()
 
     def asynchronous_ops(self, job: Job) -> Set[int]:
-        """Return the ops of workers that are asynchronous by their kind, or because they say so."""
+        """Return the workers' ops that are asynchronous by kind or by attribute."""
         graph = job.graph
         asynchronous = graph.column("async", graph.is_kind(*ASYNCHRONOUS_KINDS))
         return frozenset(np.flatnonzero(asynchronous & ~job.launched).tolist())
 
     def as_data(self, job: Job) -> Order | None:
-        """Return that threads steal, unless something else changes who goes on with what."""
+        """Return a work-stealing order, unless another rule changes which thread goes on with what."""
         self.prepare(job)
         root = np.ones(len(job.graph), bool)
         root[job.graph.edges.within_iteration().consumer] = False
@@ -281,7 +281,7 @@ class TensorFlowExecutor(Policy):
         return Order("steal", cheap=cheap, pool=pool, pool_of_issuer=of_issuer)
 
     def ready(self, task: Task) -> None:
-        """Keep a root for the source node of its executor, which a thread outside puts into the pool."""
+        """Keep a root op for its executor's source node, which an outside thread puts into the pool."""
         which = self._source_of[task.op]
         source = self._sources.get(which)
         if source is None or source.taken:
@@ -296,7 +296,7 @@ class TensorFlowExecutor(Policy):
         pool = -1 if issuer is None else self._pool_of_thread[issuer.index]
         mine = [t for t in now_ready if self._pool_of_op[t.op] == pool]
         for t in now_ready if len(mine) < len(now_ready) else ():
-            if self._pool_of_op[t.op] != pool:  # onto the queue of a thread of its own executor, none inline
+            if self._pool_of_op[t.op] != pool:  # to a thread's queue in its own executor, never inline
                 self._pool[self._members[self._pool_of_op[t.op]][0]].append(t)
         if issuer is None:
             return
@@ -306,13 +306,13 @@ class TensorFlowExecutor(Policy):
             self._schedule(mine, issuer.index)
 
     def _judge(self, task: Task) -> None:
-        """Bring the estimate of a kernel that has run up to date, unless it is asynchronous."""
+        """Update the cost estimate of a kernel that has run, unless it is asynchronous."""
         if task.op not in self._asynchronous and (not task.dead or self._transmits[task.op]):
             elapsed = (task.end_ns - task.start_ns) * self.clock_hz // NS_PER_S
             self._estimate[task.op] = (9 * self._estimate[task.op] + elapsed) // 10
 
     def _done(self, now_ready: Sequence[Task], thread: int) -> None:
-        """Hand on what an asynchronous kernel made ready: to the pool, or, without one, at once."""
+        """Hand what an asynchronous kernel made ready to the pool, or run it at once without a pool."""
         inlined = [t for t in now_ready if self._inlined[t.op]]
         self._inline[thread] += [deque([t]) for t in reversed(inlined)]
         self._pool[thread].extendleft(t for t in now_ready if not self._inlined[t.op])
@@ -345,7 +345,7 @@ class TensorFlowExecutor(Policy):
         return queues[-1].popleft()
 
     def _from_pool(self, pool: int, thread: int) -> Task | _Source | None:
-        """Return the front of the thread's own deque, else the back of another one's."""
+        """Return the front of the thread's own deque, else the back of another thread's."""
         if self._pool[thread]:
             return self._pool[thread].popleft()
         members = self._members[pool]
@@ -358,7 +358,7 @@ class TensorFlowExecutor(Policy):
 
 @dataclass
 class _Source:
-    """The source node of an executor: what is ready from the beginning."""
+    """The source node of an executor, with the ops that are ready from the start."""
 
     roots: list[Task]
     taken: bool = False

@@ -2,15 +2,15 @@
 
 ::
 
-    pc ──► call step         wait until step is done with, then go on
-           if p else +4      the outcome that the switches of that predicate were told
+    pc ──► call step         wait until step is done, then go on
+           if p else +4      the outcome that the switches of p received
            goto -4           the next iteration
 
-Each process (`sim.issuers`) has a program, and a thread that walks it; where they need the same
-workers of a CPU, they take turns.
+Each process (`sim.issuers`) has a program and a thread that walks it; threads that need the same
+CPU workers take turns.
 
-Done with means executed, for an op of a CPU; enqueued, for an op of a GPU. TVM's and Relax's virtual machines
-run so (tvm/src/runtime/vm/vm.cc: ``VirtualMachine::RunLoop``).
+Done means executed for a CPU op and enqueued for a GPU op. TVM's and Relax's virtual machines work this way
+(tvm/src/runtime/vm/vm.cc: ``VirtualMachine::RunLoop``).
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from sim.policy import Order
 
 
 class Sequential(Policy):
-    """One thread (of each process) walks a program; it executes or enqueues an op before the next one.
+    """One thread per process walks a program, executing or enqueueing one op before the next.
 
     ::
 
         host     a ▇▇▇ b ▇▇ ·c· ·d· e ▇▇▇      ▇ executes on the CPU; ·x· only enqueues on a stream
         stream                ▇▇▇▇▇▇▇c▇▇▇d▇▇▇
 
-    So run TVM's graph executor and virtual machine, ONNX Runtime's sequential executor and an eager PyTorch
-    script; they differ in the order of the program (`policies.linearize`), not in this. A graph with control
+    TVM's graph executor and virtual machine, ONNX Runtime's sequential executor and an eager PyTorch script
+    run this way; they differ only in the order of the program (`policies.linearize`). A graph with control
     flow is compiled to a program with jumps, which is walked strictly in order.
 
     Parameters
@@ -47,15 +47,15 @@ class Sequential(Policy):
     Raises
     ------
     InputError
-        Another word.
+        If `runs` is any other word.
 
     Notes
     -----
-    An op of another device's issuer is handed over: whoever serves its device takes it, and the program goes
-    on when that is done with it. The simulator moves values through switches, merges, enters and exits, which
-    are no instructions here: they pass between two calls as they become ready. Give them no issue cost where
-    that matters (``issue_cost: {switch: 0, merge: 0, ...}``); a ``loop_cond`` stands for the If and a
-    ``next_iteration`` for the Goto.
+    An op on another device is handed over: an issuer that serves the device takes it, and the program goes on
+    when that issuer is done with it. The simulator moves values through switches, merges, enters and exits,
+    which are not instructions here: they pass between two calls as they become ready. If their issue cost
+    matters, set it to zero (``issue_cost: {switch: 0, merge: 0, ...}``); a ``loop_cond`` stands for the If
+    and a ``next_iteration`` for the Goto.
 
     Examples
     --------
@@ -74,7 +74,7 @@ class Sequential(Policy):
         self.runs_in_turn = in_turn(type(self).__name__, runs, "enqueued")
 
     def prepare(self, job: Job) -> None:
-        """Compile the graph, and let a thread of each process stand at the first instruction."""
+        """Compile the graph, and put a thread of each process at the first instruction."""
         graph, order = job.graph, job.order
         process = np.zeros(len(graph), np.int64) if job.process_of is None else job.process_of
         orders = [order[process[order] == k].tolist() for k in range(len(job.processes) or 1)]
@@ -92,7 +92,7 @@ class Sequential(Policy):
         super().ended(task, now_ready, issuer)
 
     def next(self, issuer: Issuer) -> Task | None:
-        """Return what the next thread whose turn it is wants done; who had something done is the last."""
+        """Return what the next thread in turn wants done; a thread that was served goes last."""
         for k, thread in enumerate(self._threads):
             task = thread.next(issuer)
             if task is not None:
@@ -102,7 +102,7 @@ class Sequential(Policy):
         return None
 
     def as_data(self, job: Job) -> Order | None:
-        """Return the program of the one thread; one with jumps, or one for each process, is no such order."""
+        """Return the program if there is one thread and no jump; None otherwise."""
         if has_control_flow(job.graph) or job.process_of is not None:
             return None
         return Order("place", [job.order], 1, "machine", in_flight=1)
@@ -126,8 +126,8 @@ class _Thread:
         self._current: Task | None = None
 
     def ready(self, task: Task) -> None:
-        """Keep `task` for its call; what only moves tokens, or is dead, goes through at once."""
-        if task.dead:  # behind a merge, say, whose sides depend on different predicates
+        """Keep `task` for its call; a task that only moves tokens, or is dead, goes through at once."""
+        if task.dead:  # for example behind a merge whose sides depend on different predicates
             structure = self.program.structure
             asks = -1 if structure is None else structure.predicate.get(task.op, -1)
             self._dead |= {(task.iteration, op, _tag(task)) for op in (task.op, asks)}
@@ -137,17 +137,17 @@ class _Thread:
             self._waiting[task.iteration, task.op, _tag(task)] = task
 
     def ended(self, task: Task) -> None:
-        """Go on when the current call is done with; note what a switch was told."""
+        """Go on when the current call is done; note the outcome that a switch received."""
         if task is self._current:
             self._current = None
         structure = self.program.structure
         if structure is not None and task.op in structure.predicate and not task.dead:
-            side = task.frame.taken.get(task.op)  # not known when it is issued, if a host reads what it gives
+            side = task.frame.taken.get(task.op)  # unknown at issue if a host reads its output
             if side is not None:
                 self._says[task.iteration, structure.predicate[task.op], _tag(task)] = side
 
     def next(self, issuer: Issuer) -> Task | None:
-        """Return what moves tokens, else the op whose call it is."""
+        """Return a task that moves tokens, else the op of the current call."""
         for k, task in enumerate(self._tokens):
             if task.group == issuer.group:
                 del self._tokens[k]
@@ -180,14 +180,14 @@ class _Thread:
         return None
 
     def _go_to(self, pc: int) -> None:
-        """Move; coming to a loop's first instruction from above enters it, from below begins an iteration."""
+        """Move to `pc`; reaching a loop's head from above enters the loop, from below begins an iteration."""
         frame = self.program.head.get(pc)
         if frame is not None:
             self._path[frame] = 0 if pc > self._pc else self._path[frame] + 1
         self._pc = pc
 
     def _tag_of(self, frame: int) -> str:
-        """Return the text of the tag in which an instruction of `frame` runs now."""
+        """Return, as text, the tag with which an instruction of `frame` runs now."""
         structure = self.program.structure
         parts: list[str] = []
         while structure is not None and frame > 0:

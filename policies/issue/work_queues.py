@@ -1,13 +1,13 @@
-"""Two executors in which a thread keeps some of the ops that it made ready, and queues the others.
+"""Two executors in which a thread keeps some of the ops it made ready and queues the others.
 
 ``onnxruntime-parallel``
     The thread that finished an op goes on with the *first* consumer that became ready; the others go to
-    a queue that all threads take from, in order (onnxruntime/core/framework/parallel_executor.cc). This
+    a FIFO queue shared by all threads (onnxruntime/core/framework/parallel_executor.cc). This
     executor ended with version 1.14 (github.com/microsoft/onnxruntime/issues/16158).
 ``tfrt``
-    Kernels carry a stream id, which the compiler gives them. Ready kernels of the stream that the thread
+    Kernels carry a stream id, which the compiler assigns. Ready kernels of the stream that the thread
     works on go to its inline stack (last in, first out), the others to the work queue (TFRT's
-    ``BEFExecutor``). Kernels that block (on a file, on another machine) have threads of their own, so that
+    ``BEFExecutor``). Kernels that block (on a file, on another machine) have their own threads, so that
     they do not keep a core from working (``MultiThreadedWorkQueue``: one queue for tasks that do not block,
     one for those that do).
 """
@@ -29,11 +29,11 @@ from sim.base.errors import InputError
 from sim.policy import Order
 
 # ----------------------------------------------------------------------------------------------------------
-# Which stream TFRT's compiler puts each kernel on, where nobody says so.
+# Stream that TFRT's compiler assigns to each kernel without a given one.
 #
-# A stream is what one thread executes in sequence. Each op hangs on the operand with the most expensive path
-# from the beginning, since that will be the last to come; then, from the end to the beginning, an op joins
-# one of the streams of those that hang on it, and streams too cheap to be worth a thread are merged:
+# A stream is a sequence that one thread executes. Each op hangs on the operand with the most expensive path
+# from the start, which will be the last to arrive; then, from the end to the start, an op joins one of the
+# streams of the ops that hang on it, and streams too cheap to be worth a thread are merged:
 #
 #     root ─┬─► a (9) ─► c (1) ─► return       root, a, c: the stream of the return
 #           ├─► b (9) ───────►┤                b: a stream of its own
@@ -42,40 +42,40 @@ from sim.policy import Order
 #
 # As ``StreamAnalysis`` in lib/compiler/stream_analysis.cc of github.com/tensorflow/runtime, which runs
 # whenever a program is written out for the executor (lib/bef_converter/mlir_to_bef/mlir_to_bef.cc), without
-# its option ``merge_inter_dependent_streams``, which is off unless a program asks for it.
+# its option ``merge_inter_dependent_streams``, which is off by default.
 
 INPUT = -1
-"""An operand that no op makes."""
+"""An operand that no op produces."""
 
 _CHEAP = 1
-"""Cost of the root, and of the return."""
+"""Cost of the root and of the return."""
 
 
 @dataclass
 class _Stream:
-    """A stream while they are merged: what its ops cost, and whether the return is among them."""
+    """A stream during merging: the cost of its ops, and whether it contains the return."""
 
     cost: int = 0
     returns: bool = False
 
 
 def assigned_streams(operands: Sequence[Sequence[int]], cost: Sequence[int], threshold: int = 0) -> list[int]:
-    """Return the stream of each op, numbered as they are found from the end.
+    """Return the stream of each op, numbered in the order found, from the end.
 
     Parameters
     ----------
     operands : sequence of sequence of int
-        The ops that each op waits for, all before it, data before control; `INPUT` for what no op makes.
-        What nobody waits for is returned.
+        Ops that each op waits for, all before it, data before control; `INPUT` for a graph input. Ops that
+        no other waits for are returned.
     cost : sequence of int
-        Of each op, 1 at least.
+        Cost of each op, at least 1.
     threshold : int
-        A stream of this cost is worth a thread. 0: streams are merged as long as they stay below the longest
-        path, which is what TFRT does without ``tfrt.cost_threshold``.
+        Cost from which a stream is worth a thread. 0: streams are merged while they stay below the longest
+        path, as TFRT does without ``tfrt.cost_threshold``.
 
     Examples
     --------
-    Six ops that read the same: six streams, the first with what they read.
+    Six ops that read the same op: six streams, the first of which includes that op.
 
     >>> assigned_streams([[], *([0] for _ in range(6))], [1] * 7)
     [0, 0, 5, 4, 3, 2, 1]
@@ -98,7 +98,7 @@ def assigned_streams(operands: Sequence[Sequence[int]], cost: Sequence[int], thr
     merged_into: list[int] = []
 
     def worth(op: int, *some: int) -> bool:
-        """Whether streams behind `op` are worth a thread, together."""
+        """Whether streams behind `op` are together worth a thread."""
         total = sum(streams[s].cost for s in some)
         return path[op] + total >= enough if automatic else streams[some[0]].cost >= enough
 
@@ -137,7 +137,7 @@ def assigned_streams(operands: Sequence[Sequence[int]], cost: Sequence[int], thr
 
 
 def _hang(rows: Sequence[Sequence[int]], costs: Sequence[int]) -> tuple[list[list[int]], list[int]]:
-    """Return which ops hang on each op, and on the root behind them all; and the cost of each one's path."""
+    """Return the ops that hang on each op and on the final root, and the cost of each op's path."""
     root = len(rows)
     follow: list[list[int]] = [[] for _ in range(root + 1)]
     path = [0] * root + [_CHEAP]
@@ -153,7 +153,7 @@ def _hang(rows: Sequence[Sequence[int]], costs: Sequence[int]) -> tuple[list[lis
 
 
 def _latest(stream: int, merged_into: Sequence[int]) -> int:
-    """Return what a stream has been merged into."""
+    """Return the stream that a stream has been merged into."""
     while merged_into[stream] >= 0:
         stream = merged_into[stream]
     return stream
@@ -163,7 +163,7 @@ def _latest(stream: int, merged_into: Sequence[int]) -> int:
 
 
 class _KeepOrQueue(Policy):
-    """A stack of its own for every thread, and one queue per pool of threads, as `as_data` says."""
+    """One stack per thread and one queue per thread pool, as `as_data` describes."""
 
     synchronisation = "issue"
 
@@ -203,9 +203,9 @@ class _KeepOrQueue(Policy):
 
 
 class KeepFirst(Policy):
-    """ONNX Runtime's parallel executor, as it was until version 1.13; since then there is none.
+    """ONNX Runtime's parallel executor, as it was until version 1.13; later versions have none.
 
-    With fewer than two workers, too, ONNX Runtime walks the program as its sequential executor does; give it
+    With fewer than two workers ONNX Runtime also walks the program as its sequential executor does; give it
     the default order, ``linearize: reverse-depth-first``.
 
     Parameters
@@ -217,7 +217,7 @@ class KeepFirst(Policy):
     Raises
     ------
     InputError
-        Another word.
+        If `runs` is any other word.
     """
 
     synchronisation = "issue"
@@ -231,7 +231,7 @@ class KeepFirst(Policy):
         self._executor.prepare(job)
 
     def as_data(self, job: Job) -> Order | None:
-        """Return the order of the executor that is chosen."""
+        """Return the order of the chosen executor."""
         return _executor(job).as_data(job)
 
     def ready(self, task: Task) -> None:
@@ -248,30 +248,30 @@ class KeepFirst(Policy):
 
 
 def _executor(job: Job) -> Policy:
-    """Return what runs an ONNX Runtime session in parallel mode."""
+    """Return the policy that runs an ONNX Runtime session in parallel mode."""
     workers = sum(issuer.stream >= 0 for issuer in job.machine.issuers())
     return _KeepFirst() if workers > 1 else Sequential()
 
 
 class _KeepFirst(_KeepOrQueue):
-    """Of what it made ready, a thread keeps the first."""
+    """A thread keeps the first op that it made ready."""
 
     def as_data(self, job: Job) -> Order:
-        """Return that a thread keeps the first consumer only."""
+        """Return an order in which a thread keeps only the first consumer."""
         of_issuer = np.array([issuer.group for issuer in job.machine.issuers()])
         return Order("keep", pool=job.group_of, pool_of_issuer=of_issuer)
 
 
 class StreamStacks(_KeepOrQueue):
-    """TFRT's executor; an op's attribute ``stream_id`` is the stream that it belongs to.
+    """TFRT's executor; an op's attribute ``stream_id`` is its stream.
 
-    The others are on the streams that TFRT's compiler would give them, by the durations that the policy may
-    know (`policies.issue.work_queues`), numbered behind those that are given.
+    Other ops are on the streams that TFRT's compiler would assign, by the durations that the policy may know
+    (`policies.issue.work_queues`), numbered after the given ones.
 
     Parameters
     ----------
     cost_threshold_ns : int
-        A stream with less to do is merged with others; 0: as long as they stay below the longest path.
+        Work below which a stream is merged with others; 0: while they stay below the longest path.
     blocking_threads : int
         Workers, the last ones of a CPU, that run the ops with the attribute ``blocking: true`` and no others;
         0: those ops run as all do.
@@ -282,12 +282,13 @@ class StreamStacks(_KeepOrQueue):
     Raises
     ------
     InputError
-        A negative number, another word; when the run begins: no worker is left for the other ops.
+        If a number is negative or `runs` is any other word; when the run begins: if no worker is left for
+            the other ops.
 
     Notes
     -----
-    Kernels wait for all their arguments; non-strict ones (the attribute ``strict: false``) for the first.
-    What is downstream of a kernel that fails never runs, and everything else does.
+    Kernels wait for all their arguments; non-strict ones (attribute ``strict: false``) wait for the first.
+    Ops downstream of a failed kernel never run; all others do.
     """
 
     on_failure = "skip"
@@ -299,7 +300,7 @@ class StreamStacks(_KeepOrQueue):
         self.blocking_threads = whole("tfrt", "blocking_threads", blocking_threads, least=0)
 
     def as_data(self, job: Job) -> Order:
-        """Return that a thread keeps the ops of its stream, and which threads run what blocks."""
+        """Return an order in which a thread keeps its stream's ops, with a pool for blocking ops."""
         set_aside = bool(self.blocking_threads)
         blocks = (job.graph.column("blocking") > 0) & set_aside & ~job.launched
         issuers = job.machine.issuers()
@@ -320,7 +321,7 @@ class StreamStacks(_KeepOrQueue):
         return Order("keep", label=label, pool=2 * job.group_of + blocks, pool_of_issuer=of_issuer)
 
     def _streams(self, job: Job) -> IntArray:
-        """Return the stream of each op: as given, else as assigned."""
+        """Return the stream of each op, given or assigned."""
         graph = job.graph
         given = graph.attribute("stream_id")
         label = np.zeros(len(graph), np.int64)
@@ -338,7 +339,7 @@ class StreamStacks(_KeepOrQueue):
 
 
 def _operands(graph: Graph, place: IntArray) -> list[list[int]]:
-    """Return, by place in a topological order, the places of what each op waits for in its own iteration."""
+    """Return, by place in a topological order, the places of each op's dependencies in its own iteration."""
     operands: list[list[int]] = [[] for _ in range(len(graph))]
     producer = graph.tensor_producer[graph.inputs.indices]
     for rows, makers, distance in (

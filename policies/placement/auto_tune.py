@@ -2,16 +2,16 @@
 
 ::
 
-    start placements ──► simulate each ──► best ──► move some ops ──► simulate ──► better, or hardly worse?
+    start placements ──► simulate each ──► best ──► move some ops ──► simulate ──► better, or barely worse?
                                             ▲                                        │ yes: go on from there
                                             └────────────────────────────────────────┘ no: go back
 
 Threshold accepting (Dueck and Scheuer 1990, "Threshold accepting: a general purpose optimization
 algorithm", J. Comput. Phys. 90): a move may make things worse by a threshold that shrinks to nothing.
-It needs no exponential, so that the search takes the same way on every machine. A move takes one op,
-or a connected piece of the graph, to another device. That simulations make good rewards for placement
-is the experience of Jia et al. 2018 ("Beyond data and model parallelism", FlexFlow, section 6). They are
-simulated with the durations that may be known.
+It needs no exponential, so the search takes the same path on every machine. A move takes one op or a
+connected piece of the graph to another device. Jia et al. 2018 ("Beyond data and model parallelism",
+FlexFlow, section 6) found that simulations make good rewards for placement. Simulations use the durations
+that the policy may know.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Evaluate = Callable[[Sequence[int]], int]
 
 @dataclass(frozen=True)
 class PlacementSearch:
-    """What a search found.
+    """The result of a search.
 
     Attributes
     ----------
@@ -65,27 +65,27 @@ class AutoTune(Placement):
     Parameters
     ----------
     start : str or sequence of str or Placement
-        Where to begin: names of placements, or placements. All are tried, the search goes on from the
-        best, and what it returns is never worse than any of them.
+        Starting placements or their names. All are tried; the search goes on from the best, and its result
+        is never worse than any of them.
     budget : int
-        How many placements to simulate, the starting ones included.
+        Number of placements to simulate, including the starting ones.
     seed : int
-        Of the moves that are tried.
+        Seed of the moves.
     policy : str or Policy
-        Under which policy to simulate, with its defaults when it is a name.
+        Policy to simulate under; a name means its defaults.
     evaluate : callable, optional
-        ``evaluate(placement)`` returns a makespan in ns: another simulation than that, or a
-        measurement. A `RunError` of it means that the placement cannot run.
+        ``evaluate(placement)`` returns a makespan in ns from another simulation or a measurement. If it
+        raises `RunError`, the placement cannot run.
 
     Attributes
     ----------
     tuning : Tuning or None
-        What the last search found, with its trajectory.
+        Result of the last search, with its trajectory.
 
     Raises
     ------
     InputError
-        A budget below 1, or no starting placement.
+        If the budget is below 1 or there is no starting placement.
 
     Examples
     --------
@@ -120,14 +120,14 @@ class AutoTune(Placement):
         self.tuning: PlacementSearch | None = None
 
     def place(self, graph: Graph, machine: Machine, cost_ns: Sequence[IntArray]) -> Sequence[int]:
-        """Return one device index per op (see `sim.job.job.Placement`); `tuning` tells how it was found.
+        """Return one device index per op (see `sim.job.job.Placement`); `tuning` records the search.
 
         Raises
         ------
         RunError
-            None of the starting placements can run.
+            If none of the starting placements can run.
         UnknownNameError
-            A name of a placement or policy that nobody registered.
+            If a name is not a registered placement or policy.
         """
         evaluate = self.evaluate or self._simulation(graph, machine, cost_ns)
         search = _Search(Problem(graph, machine, cost_ns), evaluate)
@@ -146,7 +146,7 @@ class AutoTune(Placement):
         return found
 
     def _simulation(self, graph: Graph, machine: Machine, cost_ns: Sequence[IntArray]) -> Evaluate:
-        """Return a simulation in which ops take the time that is known of them."""
+        """Return a simulation in which ops take their known durations."""
         name = self.policy
         policy: Policy = lookup("sim.policies", name)() if isinstance(name, str) else name
 
@@ -161,7 +161,7 @@ class AutoTune(Placement):
 
 
 class _Given(Placement):
-    """A placement that is a list."""
+    """A placement given as a list."""
 
     def __init__(self, devices: Sequence[int]) -> None:
         self.devices = devices
@@ -171,11 +171,11 @@ class _Given(Placement):
 
 
 _KNOWN: Final = 10_000
-"""After so many moves in a row to what was tried before, everything near was, however large the budget."""
+"""Moves in a row to placements already tried after which the search ends, whatever its budget."""
 
 
 class _Search:
-    """The state of a search: where it is, the best it saw, and what it tried."""
+    """The state of a search: current placement, best so far, placements tried."""
 
     def __init__(self, problem: Problem, evaluate: Evaluate) -> None:
         self.problem, self.evaluate = problem, evaluate
@@ -189,7 +189,7 @@ class _Search:
         self.best: tuple[int, list[int]] | None = None
 
     def evaluated(self, what: str, placement: list[int]) -> int | None:
-        """Try a placement and return its makespan; None where it cannot run."""
+        """Try a placement and return its makespan; None: it cannot run."""
         self.seen.add(tuple(placement))
         try:
             makespan: int | None = self.evaluate(placement)
@@ -201,7 +201,7 @@ class _Search:
         return makespan
 
     def walk(self, budget: int, rng: random.Random) -> None:
-        """Move about from the best until the budget is used up, or (nearly) everything near was tried."""
+        """Search from the best until the budget is used up or nearly everything nearby has been tried."""
         if self.best is None or not self.movable:
             return
         now_ns, now = self.best
@@ -219,7 +219,7 @@ class _Search:
                 now_ns, now = makespan, placement
 
     def _move(self, now: list[int], rng: random.Random) -> tuple[str, list[int]]:
-        """Return a placement in which an op, with some neighbours of the same device, is elsewhere."""
+        """Return a placement with an op and some of its neighbours on the same device moved elsewhere."""
         problem = self.problem
         first = self.movable[rng.randrange(len(self.movable))]
         device = rng.choice([d for d in problem.devices_of[first] if d != now[first]])
@@ -236,7 +236,7 @@ class _Search:
         return f"{len(ops)} ops to {problem.machine.devices[device].name}", placement
 
     def _piece(self, now: list[int], first: int, size: int) -> list[int]:
-        """Return up to `size` groups on the device of `first` that are connected with it, nearest first."""
+        """Return up to `size` groups on the device of `first` that are connected to it, nearest first."""
         problem = self.problem
         found = {first: None}
         queue = [first]

@@ -1,10 +1,10 @@
-"""The optimum, by constraint programming: how far from it a heuristic is.
+"""Optimal placements by constraint programming, to measure how far a heuristic is from the optimum.
 
-The same model as the list placements have (costs per device, travel times, no contention), solved by
-CP-SAT of OR-tools (extra ``opt``): one interval per op and device of which one is chosen, no overlap on
-a device's lanes, a delay for every edge that crosses. A search that runs out of time returns the best so far
-and warns how far it may be from the optimum; what it had found by then depends on the machine.
-For the ten tasks of Topcuoglu et al. 2002 it proves 73, where HEFT finds 80.
+The model is that of the list placements (costs per device, travel times, no contention), solved by CP-SAT
+of OR-tools (extra ``opt``): one interval per op and device, of which one is chosen, no overlap on a device's
+lanes, a delay for every edge between devices. A search that runs out of time returns the best so far and
+warns how far it may be from the optimum; that result depends on the machine's speed. For the ten tasks of
+Topcuoglu et al. 2002 it proves 73, where HEFT finds 80.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from sim.job.places import input_devices
 
 @dataclass(frozen=True)
 class OptimalSchedule:
-    """The best schedule that was found, and what no schedule can be better than.
+    """The best schedule found, with a lower bound.
 
     Attributes
     ----------
     schedule : Schedule
     lower_bound_ns : int
-        Of the makespan, over all placements and orders.
+        Lower bound of the makespan over all placements and orders.
     proven : bool
         Whether the schedule's makespan is the lower bound.
     """
@@ -46,17 +46,17 @@ class OptimalSchedule:
 
     @property
     def proven(self) -> bool:
-        """Whether nothing can be better than the schedule."""
+        """Whether the schedule is proven optimal."""
         return self.schedule.makespan_ns == self.lower_bound_ns
 
     @property
     def gap(self) -> float:
-        """Which part of the schedule's makespan a better one could save at most."""
+        """Largest fraction of the makespan that a better schedule could save."""
         return 1 - self.lower_bound_ns / max(1, self.schedule.makespan_ns) if not self.proven else 0.0
 
 
 class UnprovenWarning(UserWarning):
-    """A search ran out of time: what it found may not be the best."""
+    """A search ran out of time, so its result may not be optimal."""
 
 
 class Optimal(ListPlacement):
@@ -65,22 +65,22 @@ class Optimal(ListPlacement):
     Parameters
     ----------
     time_limit_ns : int
-        How long to search, by the clock on the wall.
+        Search time limit, in wall-clock time.
     workers : int
-        Search strategies of the solver that take turns. One is enough for tens of ops; harder problems
-        are proven with 8 or more, which takes as many times longer where there are no cores for them.
+        Number of the solver's interleaved search strategies. One is enough for tens of ops; harder problems
+        need 8 or more to be proven, which takes as many times longer without cores for them.
     seed : int
-        Of the solver: the same seed searches in the same way.
+        Seed of the solver: the same seed gives the same search.
 
     Attributes
     ----------
     optimum : Optimum or None
-        What the last search found, with its bound.
+        Result of the last search, with its bound.
 
     Raises
     ------
     InputError
-        A time limit or number of workers that is not positive.
+        If the time limit or the number of workers is not positive.
     """
 
     def __init__(self, time_limit_ns: int = 30_000_000_000, workers: int = 1, seed: int = 0) -> None:
@@ -95,7 +95,7 @@ class Optimal(ListPlacement):
         Warns
         -----
         UnprovenWarning
-            The time limit came first.
+            If the search ran out of time.
         """
         found = self.optimum = self.solve(problem)
         if not found.proven:
@@ -115,19 +115,19 @@ class Optimal(ListPlacement):
         Raises
         ------
         MissingExtraError
-            OR-tools is not installed.
+            If OR-tools is not installed.
         """
         start = Heft().schedule(problem)
         model = _Model(problem, start)
         found = model.times.solve(self.time_limit_ns, self.workers, self.seed)
         bound = max(_least_ns(problem), found.bound_ns)
-        if found.values is None:  # out of time before anything better
+        if found.values is None:  # out of time before finding anything better
             return OptimalSchedule(start, bound)
         return OptimalSchedule(model.schedule(found.values), bound)
 
 
 def _least_ns(problem: Problem) -> int:
-    """Return what all ops take at least, each where it is fastest, and every lane busy all the time."""
+    """Return a lower bound: each op where it is fastest, and every lane always busy."""
     work = sum(
         min(costs[d] for d in devices)
         for costs, devices in zip(problem.cost_ns, problem.devices_of, strict=True)
@@ -136,7 +136,7 @@ def _least_ns(problem: Problem) -> int:
 
 
 class _Model:
-    """The constraints. Horizon and hint are those of a schedule that is known to work."""
+    """The constraints, with horizon and hints from a known feasible schedule."""
 
     def __init__(self, problem: Problem, known: ListSchedule) -> None:
         self.problem = problem
@@ -155,7 +155,7 @@ class _Model:
                 times.suppose(chosen, d == device)
 
     def _devices(self) -> None:
-        """Each op on one device, one op on a lane; the load of a device is at most the makespan."""
+        """Put each op on one device, one op at a time on a lane; a device's load is at most the makespan."""
         times, problem = self.times, self.problem
         for op, on in enumerate(self.on):
             times.after(times.longest, self.end[op])
@@ -169,7 +169,7 @@ class _Model:
             times.limit(d, device.lanes)
 
     def _edges(self) -> None:
-        """No op before its inputs are there."""
+        """Let no op start before its inputs arrive."""
         problem = self.problem
         for op in range(problem.n):
             for b, there in self.on[op].items():
@@ -183,7 +183,7 @@ class _Model:
                             self.times.delayed(self.start[op], self.end[producer], delay, here, there)
 
     def schedule(self, value: Callable[[Any], int]) -> ListSchedule:
-        """Read the solution, giving each op the first lane that is free at its start."""
+        """Return the solution, with each op on the first lane that is free at its start."""
         problem = self.problem
         start = [value(var) for var in self.start]
         device = [next(d for d, chosen in row.items() if chosen is None or value(chosen)) for row in self.on]
@@ -200,7 +200,7 @@ class _Model:
 class ChainDp(Placement):
     """The placement of a chain of ops with the least sum of costs and travel times.
 
-    Chains, exactly: dynamic programming over (op, device).
+    Exact for chains: dynamic programming over (op, device).
 
     ::
 
@@ -209,7 +209,7 @@ class ChainDp(Placement):
         cpu0      o───────►o───────►o
                   (every edge between the columns is a travel time)
 
-    A chain runs one op at a time, so its makespan is the sum of costs and travel times and the least one is
+    A chain runs one op at a time, so its makespan is the sum of costs and travel times, and the least sum is
     a shortest path through the (op, device) pairs (Bellman 1957; Bokhari 1979, "Dual processor scheduling
     with dynamic reassignment", IEEE TSE 5(4), uses it for program modules).
 
@@ -232,15 +232,15 @@ class ChainDp(Placement):
         Raises
         ------
         InputError
-            The graph is no chain, or asks for colocation.
+            If the graph is not a chain, or requires colocation.
         InfeasibleError
-            No device for some op, or no links to it.
+            If no device can run some op, or no link leads there.
         """
         problem = Problem(graph, machine, cost_ns)
         _require_chain(problem)
         order = graph.topological_order.tolist()
         devices = range(problem.n_devices)
-        best = [NEVER] * problem.n_devices  # the end of the op before, per device
+        best = [NEVER] * problem.n_devices  # end of the previous op, per device
         came_from: list[list[int]] = []
         for k, op in enumerate(order):
             sizes = [nbytes for _, nbytes in problem.producers[op]]
@@ -283,12 +283,12 @@ def _require_chain(problem: Problem) -> None:
 
 
 class FlowNetwork:
-    """A directed network with whole capacities.
+    """A directed network with integer capacities.
 
     Parameters
     ----------
     n : int
-        Number of nodes to begin with; `node` adds further ones.
+        Initial number of nodes; `node` adds more.
 
     Examples
     --------
@@ -317,9 +317,9 @@ class FlowNetwork:
             self._left.append(c)
 
     def min_cut(self, source: int, sink: int) -> tuple[int, list[bool]]:
-        """Return the value of the least cut, and for each node whether it is on the source's side.
+        """Return the value of a minimum cut and, for each node, whether it is on the source's side.
 
-        Of several least cuts it is the one with the fewest nodes on the source's side.
+        Of several minimum cuts it is the one with the fewest nodes on the source's side.
         """
         total = 0
         while (level := self._levels(source))[sink] >= 0:
@@ -329,7 +329,7 @@ class FlowNetwork:
         return total, [depth >= 0 for depth in level]
 
     def _levels(self, source: int) -> list[int]:
-        """Breadth-first distance of each node from the source over edges with capacity left, or -1."""
+        """Return each node's breadth-first distance from the source over edges with capacity left, or -1."""
         level = [-1] * len(self._edges)
         level[source] = 0
         queue = deque([source])
@@ -342,7 +342,7 @@ class FlowNetwork:
         return level
 
     def _push(self, source: int, sink: int, level: list[int], position: list[int]) -> int:
-        """Send flow along one path of ascending levels; return how much, 0 when there is no path left."""
+        """Send flow along one path of ascending levels and return its amount; 0: no path is left."""
         path: list[int] = []
         at = source
         while at != sink:
@@ -368,32 +368,32 @@ class FlowNetwork:
 class MinCut(Placement):
     """The placement on two devices with the least sum of costs and travel times.
 
-    Two devices, the least total of computing and copying: a minimum cut.
+    For two devices, the least total of computing and copying is a minimum cut.
 
     ::
 
                cost on B        cost on A
-        A ════════════════► op ════════════════► B       cut the first: op is with B, and costs that;
-                             │ travel A → B              cut the second: it is with A
+        A ════════════════► op ════════════════► B       cut the first: op is on B, at that cost;
+                             │ travel A → B              cut the second: it is on A
                              ▼
-                            op2                          cut this one: op is with A, op2 with B
+                            op2                          cut this one: op is on A, op2 on B
 
     Stone 1977, "Multiprocessor scheduling with the aid of network flow algorithms", IEEE TSE 3(1): a cut
-    between the two devices is a placement and its value is the placement's total time. It is optimal
-    when one op runs at a time, and knows nothing of running ops side by side.
+    between the two devices is a placement, and its value is the placement's total time. It is optimal
+    if one op runs at a time, and takes no account of ops running in parallel.
 
-    A tensor that several ops read crosses once. It gets a node of its own behind its producer, from
-    which edges that cannot be cut lead to the readers, and one of that sort for the other direction.
+    A tensor that several ops read crosses once. It gets a node of its own behind its producer, with
+    uncuttable edges to the readers, and a second such node for the other direction.
 
     Parameters
     ----------
     devices : sequence of two str, optional
-        Names of the devices; by default the machine has to have exactly two.
+        Names of the devices; by default the machine must have exactly two.
 
     Raises
     ------
     InputError
-        Not two names.
+        If there are not exactly two names.
 
     Examples
     --------
@@ -422,9 +422,9 @@ class MinCut(Placement):
         Raises
         ------
         InputError
-            The machine has another number of devices than two, and none were named.
+            If the machine does not have two devices and none were named.
         InfeasibleError
-            An op that neither device can run, or that no link lets be where it must.
+            If neither device can run an op, or no link leads to where it must run.
         """
         names = self.devices or tuple(device.name for device in machine.devices)
         if len(names) != 2:
@@ -447,7 +447,7 @@ _A, _B = 0, 1
 
 
 def _network(problem: Problem, a: int, b: int) -> FlowNetwork:
-    """Return the network of which every cut between nodes 0 (device `a`) and 1 (`b`) is a placement."""
+    """Return a network in which every cut between nodes 0 (device `a`) and 1 (`b`) is a placement."""
     graph = problem.graph
     net = FlowNetwork(2 + problem.n)
     for op in range(problem.n):
@@ -469,7 +469,7 @@ def _network(problem: Problem, a: int, b: int) -> FlowNetwork:
 
 
 def _cross(net: FlowNetwork, from_a: int, from_b: int, readers: list[int], to_b: int, to_a: int) -> None:
-    """Charge `to_b` once if `from_a` is with A and any reader with B, and `to_a` the other way round."""
+    """Charge `to_b` once if `from_a` is on A and any reader on B, and `to_a` the other way round."""
     if not readers:
         return
     if len(readers) == 1 and from_a == from_b:

@@ -1,8 +1,8 @@
-"""Schedules: what list placement produces, and the partial schedule that it grows op by op.
+"""Schedules made by list placement, and the partial schedule that grows op by op.
 
 ::
 
-    Problem ──► Builder: one op after the other ──► Schedule
+    Problem ──► Builder: one op after another   ──► Schedule
                                                     ├─ place   the device of every op
                                                     ├─ order   the ops by start: a program
                                                     └─ assign  the lane of every op
@@ -27,12 +27,12 @@ from sim.graph.walks import least_first
 from sim.job.job import Placement
 
 # ----------------------------------------------------------------------------------------------------------
-# When a device is free: the gaps between what has been placed on it.
+# When a device is free: the gaps between the ops placed on it.
 #
 #     lane 0   ▇▇▇▇····▇▇▇·······…      gaps: [4, 8) [11, ∞)
 #     lane 1   ▇▇▇▇▇▇▇···········…            [7, ∞)
 #
-# Only gaps are kept, so that looking for one costs what the gaps cost and not what the tasks do.
+# Only gaps are kept, so that the cost of a search grows with the gaps and not with the tasks.
 
 
 class FreeTime:
@@ -41,9 +41,9 @@ class FreeTime:
     Parameters
     ----------
     lanes : int
-        Workers or streams: how many ops run at once.
+        Workers or streams, each of which runs one op at a time.
     insertion : bool
-        Whether an op may go into a gap between two others, or only after the last one of a lane.
+        Whether an op may go into a gap between two others; otherwise only after the last op of a lane.
     """
 
     def __init__(self, lanes: int = 1, insertion: bool = True) -> None:
@@ -51,7 +51,7 @@ class FreeTime:
         self._gaps: list[list[tuple[int, int]]] = [[(0, NEVER)] for _ in range(lanes)]
 
     def earliest(self, ready_ns: int, duration_ns: int) -> tuple[int, int]:
-        """Return the earliest start, not before `ready_ns`, and the first lane that offers it.
+        """Return the earliest start from `ready_ns` on, and the first lane that offers it.
 
         Examples
         --------
@@ -75,7 +75,7 @@ class FreeTime:
         return NEVER
 
     def take(self, start_ns: int, duration_ns: int, lane: int) -> None:
-        """Occupy a lane from `start_ns` on; `earliest` has said that it is free."""
+        """Occupy a lane from `start_ns` on; `earliest` has found it free."""
         gaps = self._gaps[lane]
         k = bisect_left(gaps, start_ns + duration_ns, key=lambda gap: gap[1])
         begin, end = gaps[k]
@@ -90,13 +90,13 @@ class FreeTime:
 class ListSchedule(Placement):
     """A device, a lane and a time for every op. It is a placement, a linearizer and a stream assignment.
 
-    The times are those of the placement's own model, in which transfers never meet; the simulator
-    says what comes of it: ``simulate(graph, machine, InOrder(), placement=s, linearize=s, streams=s)``.
+    The times are those of the placement's own model, in which transfers never contend. To simulate the
+    schedule: ``simulate(graph, machine, InOrder(), placement=s, linearize=s, streams=s)``.
 
     Attributes
     ----------
     device, lane : list of int
-        Where each op runs; lanes are counted within the device.
+        Device and lane of each op; lanes are counted within the device.
     start_ns, end_ns : list of int
     """
 
@@ -115,7 +115,7 @@ class ListSchedule(Placement):
         return self.device
 
     def order(self, job: Job) -> Sequence[int]:
-        """Return the ops by start, then end, then topological position: a program for each device."""
+        """Return the ops by start, then end, then topological position."""
         place = np.argsort(job.graph.topological_order).tolist()
         return sorted(range(len(place)), key=lambda op: (self.start_ns[op], self.end_ns[op], place[op]))
 
@@ -125,7 +125,7 @@ class ListSchedule(Placement):
 
 
 class Slot(NamedTuple):
-    """Where and when an op could run; the least is the one that ends first, then the first device."""
+    """A device, lane and time at which an op could run; they compare by end, then device."""
 
     end_ns: int
     device: int
@@ -140,7 +140,7 @@ class PartialSchedule:
     ----------
     problem : Problem
     insertion : bool
-        Whether ops may go into gaps, or only after what is there.
+        Whether ops may go into gaps; otherwise only after the ops already there.
     """
 
     def __init__(self, problem: Problem, insertion: bool = True) -> None:
@@ -151,12 +151,12 @@ class PartialSchedule:
         self._device, self._lane, self._start, self._end = ([-1] * n for _ in range(4))
 
     def slots(self, op: int) -> list[Slot]:
-        """Return the earliest slot on each device where `op` may run; its producers are placed.
+        """Return the earliest slot on each device where `op` may run; its producers must be placed.
 
         Raises
         ------
         InfeasibleError
-            Its inputs can reach none of them.
+            If its inputs can reach none of them.
         """
         problem = self.problem
         fixed = problem.placed[op] if problem.placed else self._device_of_group.get(problem.group_of[op])
@@ -184,29 +184,29 @@ class PartialSchedule:
         return ready
 
     def put(self, op: int, slot: Slot) -> None:
-        """Place `op` there; everything colocated with it follows."""
+        """Place `op` in `slot`; this fixes the device of every op colocated with it."""
         self._device_of_group[self.problem.group_of[op]] = slot.device
         self._device[op], self._lane[op] = slot.device, slot.lane
         self._start[op], self._end[op] = slot.start_ns, slot.end_ns
         self._timelines[slot.device].take(slot.start_ns, slot.end_ns - slot.start_ns, slot.lane)
 
     def put_all(self, ops: Iterable[int]) -> ListSchedule:
-        """Place `ops`, in this order (producers first), each where it ends first; return the schedule."""
+        """Place `ops` in this order (producers first), each where it ends first; return the schedule."""
         for op in ops:
             self.put(op, min(self.slots(op)))
         return self.schedule()
 
     def schedule(self) -> ListSchedule:
-        """Return the schedule, every op being placed."""
+        """Return the schedule; every op must be placed."""
         return ListSchedule(self._device, self._lane, self._start, self._end)
 
 
 class ListPlacement(Placement):
-    """Base of placements that build a schedule; they define `schedule`, the rest follows.
+    """Base of placements that build a schedule: subclasses define only `schedule`.
 
-    Each is also a linearizer (the ops by start) and a stream assignment (the lanes), so that a
-    scenario can let an in-order policy follow the schedule and not only its placement. Then the
-    schedule is made for the placement that the job has, whoever made that.
+    Each is also a linearizer (the ops by start) and a stream assignment (the lanes), so that in a
+    scenario an in-order policy can follow the schedule and not only its placement. In these roles
+    the schedule is made for the placement that the job already has.
     """
 
     def schedule(self, problem: Problem) -> ListSchedule:
@@ -227,16 +227,16 @@ class ListPlacement(Placement):
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Upward and downward ranks: how long the way to the end and from the beginning is, on the average.
+# Upward and downward ranks: the mean length of the longest path to the end and from the start.
 #
 #     up(i)   = w(i) + max over consumers j of  c(i, j) + up(j)
 #     down(i) =        max over producers h of  down(h) + w(h) + c(h, i)
 #
 # w is the mean cost over the devices and c the mean travel time over pairs of devices (Topcuoglu, Hariri and
-# Wu 2002, equations 2, 3, 5 and 6). Ranks are exact fractions, so that a tie is one and breaks by the
-# topological order: n3 and n4 of the paper's example both have 80, and in floating point n4 has more. HEFT's
-# 80 needs that tie only where equal finish times go to the last device: n4, put first, ends at 26 on P2 and
-# on P3, of which P3 leads to 86 and P2, the first, as here, to 80 all the same.
+# Wu 2002, equations 2, 3, 5 and 6). Ranks are exact fractions, so that ties are exact and break by the
+# topological order: n3 and n4 of the paper's example both have 80, but in floating point n4 has more. HEFT's
+# 80 depends on that tie only if equal finish times go to the last device: n4, placed first, ends at 26 on P2
+# and P3; P3 leads to 86, while P2, the first and our choice, leads to 80 either way.
 
 
 def upward_ranks(problem: Problem) -> list[Fraction]:
@@ -267,7 +267,7 @@ class Heft(ListPlacement):
 
     Topcuoglu, Hariri and Wu 2002, "Performance-effective and low-complexity task scheduling for
     heterogeneous computing", IEEE TPDS 13(3), figure 3: ops by descending upward rank, each on the device
-    where it ends first, in a gap between others where it fits. On the paper's ten tasks: 80.
+    where it ends first, using gaps between others if it fits. On the paper's ten tasks: 80.
     """
 
     def schedule(self, problem: Problem) -> ListSchedule:
@@ -303,7 +303,7 @@ class Cpop(ListPlacement):
 
 
 def _critical_path(problem: Problem, up: list[Fraction]) -> list[int]:
-    """Return the ops of the longest path of mean costs and travels, from a source to a sink."""
+    """Return the ops of the longest source-to-sink path of mean costs and travel times."""
     sources = [op for op in range(problem.n) if not problem.producers[op]]
     at = max(sources, key=lambda op: (up[op], -op))
     path = [at]
@@ -315,7 +315,7 @@ def _critical_path(problem: Problem, up: list[Fraction]) -> list[int]:
 
 
 def _fastest(problem: Problem, path: list[int]) -> int:
-    """Return the device that can run most of `path`, and of those the one that takes least time."""
+    """Return the device that can run most of `path`, and among those the fastest."""
 
     def cost(d: int) -> tuple[int, int]:
         able = [op for op in path if d in problem.devices_of[op]]
@@ -327,15 +327,15 @@ def _fastest(problem: Problem, path: list[int]) -> int:
 class Peft(ListPlacement):
     """Each op where it and what follows would finish first, by an optimistic cost table (PEFT).
 
-    PEFT: predict the earliest finish time, by a table of what comes after.
+    PEFT: predict earliest finish time, with a table of the cost of everything downstream.
 
     Arabnejad and Barbosa 2014, "List scheduling algorithm for heterogeneous systems by an optimistic cost
-    table", IEEE TPDS 25(3). The table says how long the way to the end is at best, after op i on device d:
+    table", IEEE TPDS 25(3). The table is the shortest possible time to the end after op i on device d:
 
         oct(i, d) = max over consumers j of  min over devices e of  oct(j, e) + w(j, e) + (c(i, j) if e ≠ d)
 
-    Of the ready ops the one with the highest mean of its row is next, on the device where its finish time
-    plus the table's entry is least: a device that is good now and bad for what follows loses.
+    Of the ready ops, the one with the highest row mean is next, on the device where its finish time plus
+    the table's entry is least: a device that is good now but bad for later ops loses.
     """
 
     def schedule(self, problem: Problem) -> ListSchedule:
@@ -350,10 +350,10 @@ class Peft(ListPlacement):
 
 
 def optimistic_costs(problem: Problem) -> list[dict[int, Fraction]]:
-    """Return for each op, by device that may run it, the least time from its end to the end of all, in ns."""
+    """Return, per op and device that may run it, the least ns from its end to the end of the graph."""
     table: list[dict[int, Fraction]] = [{} for _ in range(problem.n)]
     for op in reversed(problem.graph.topological_order.tolist()):
-        # For each consumer: what it and the rest take if it stays on each device, or wherever is best.
+        # Per consumer: the time of it and everything after it, on each device and on the best device.
         ways = []
         for c, nbytes in problem.consumers[op]:
             stay = {e: table[c][e] + problem.cost_ns[c][e] for e in table[c]}
@@ -365,12 +365,12 @@ def optimistic_costs(problem: Problem) -> list[dict[int, Fraction]]:
 
 
 class Greedy(ListPlacement):
-    """In topological order, each op on the device where it would finish first.
+    """Each op, in topological order, on the device where it would finish first.
 
     Greedy placement with a cost model, as TensorFlow's white paper describes it.
 
-    Walk over the graph from its sources; for each op and each device that can run it, estimate when it
-    would finish there: when the device is free and the inputs have been copied to it, plus the op's cost.
+    Walk the graph from its sources; for each op and each device that can run it, estimate when it would
+    finish there: when the device is free and the inputs have been copied to it, plus the op's cost.
     Take the device where that is least (Abadi et al. 2015, "TensorFlow: large-scale machine learning on
     heterogeneous distributed systems", section 3.2.1). It looks neither ahead nor back.
 

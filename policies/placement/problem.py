@@ -1,13 +1,13 @@
-"""What a placement is decided from: costs per device, edges with their bytes, travel times.
+"""The input of a placement: costs per device, edges with their bytes, travel times.
 
 All times are whole ns. A tensor travels from device to device in
 
-    latency of the route + bytes / bandwidth of its slowest link, or of a host that copies pageable memory,
+    latency of the route + bytes / bandwidth of its slowest link (or of a host that copies pageable memory),
 
-rounded up, and in no time when the devices are the same, when the edge is a control edge, or when
-the machine has no links. That is what one transfer takes that meets no other; contention is the
-simulator's business, not the placement's. A worker of a CPU pays for issuing an op with its own time, so
-that this is part of the op's cost there; what a host pays to launch on other devices is the simulator's, too.
+rounded up, and in no time if the devices are the same, the edge is a control edge, or the machine has
+no links. This is the time of one transfer without contention, which only the simulator models. A CPU
+worker pays for issuing an op with its own time, so issue cost is part of the op's cost there; the
+simulator alone models what a host pays to launch on other devices.
 """
 
 from __future__ import annotations
@@ -32,36 +32,36 @@ _CONTROL = -1
 
 
 class Problem:
-    """A graph, a machine and what every op costs on every device.
+    """A graph, a machine and the cost of every op on every device.
 
     Parameters
     ----------
     graph : Graph
     machine : Machine
     cost_ns : sequence of array of int64
-        ``cost_ns[d][op]``, -1 where device d cannot run op: what may be known of it.
+        ``cost_ns[d][op]``, as far as it may be known; -1 if device d cannot run op.
     placed : sequence of int, optional
-        The device of every op when that is decided already, and only the order is not.
+        Device of every op, if only the order is still to be decided.
 
     Attributes
     ----------
     n, n_devices : int
     cost_ns : list of list of int
-        ``cost_ns[op][d]``, with what issuing costs a worker, -1 where the op cannot run on the device.
+        ``cost_ns[op][d]``, including a worker's issue cost; -1 if the op cannot run on the device.
     devices_of : list of list of int
-        Devices that each op may be placed on: able to run it, allowed by its pin, and both for
-        everything it is colocated with.
+        Devices that each op may be placed on: able to run it and everything colocated with it, and
+        allowed by all their pins.
     group_of : list of int
         Colocation group (see `colocation_groups`).
     producers, consumers : list of list of (int, int)
         Edges within an iteration: op at the other end, and bytes (-1: a control edge).
     arrivals : list of list of (int, int)
-        Graph inputs that lie on a device: (device, bytes) for each that the op reads.
+        Graph inputs that are stored on a device: (device, bytes) for each one that the op reads.
 
     Raises
     ------
     InfeasibleError
-        An op, or a colocation group, that no device may run.
+        If no device may run an op or a colocation group.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Problem:
         self.group_of = colocation_groups(graph)
         choose = feasible_devices if placed is None else soft_devices
         self.devices_of = choose(graph, machine, cost_ns, self.group_of)
-        for op, device in enumerate(placed or ()):  # whoever placed it may not have minded groups
+        for op, device in enumerate(placed or ()):  # the given placement may ignore groups
             if device not in self.devices_of[op]:
                 self.devices_of[op].append(device)
         self.producers: list[list[tuple[int, int]]] = [[] for _ in range(self.n)]
@@ -98,12 +98,12 @@ class Problem:
 
     @classmethod
     def of_job(cls, job: Job) -> Problem:
-        """Return the problem that `job` was placed from, with that placement."""
+        """Return the problem of `job` with its placement."""
         return cls(job.graph, job.machine, job.known_costs_ns, job.device_of.tolist())
 
     @cached_property
     def topological_rank(self) -> list[int]:
-        """Position of each op in the topological order; ties in every rank break by it."""
+        """Position of each op in the topological order, which breaks ties in every rank."""
         rank: list[int] = np.argsort(self.graph.topological_order).tolist()
         return rank
 
@@ -111,7 +111,7 @@ class Problem:
 
     @cached_property
     def _travel(self) -> list[list[Travel | None]]:
-        """How each device sends to each other, None where no route leads."""
+        """How each device sends to each other one; None: there is no route."""
         return [[self._between(a, b) for b in range(self.n_devices)] for a in range(self.n_devices)]
 
     def _between(self, a: int, b: int) -> Travel | None:
@@ -121,14 +121,14 @@ class Problem:
             return None
 
     def travel_ns(self, a: int, b: int, nbytes: int) -> int:
-        """Return how long `nbytes` (-1: a control edge) travel from device `a` to device `b`."""
+        """Return how long `nbytes` (-1: a control edge) take from device `a` to device `b`."""
         if a == b or nbytes == _CONTROL:
             return 0
         travel = self._travel[a][b]
         return NEVER if travel is None else travel.ns(nbytes)
 
     def mean_travel_ns(self, nbytes: int) -> Fraction:
-        """Return the mean of `travel_ns` over all pairs of different devices with a route, exactly."""
+        """Return the exact mean of `travel_ns` over all pairs of different devices with a route."""
         if nbytes not in self._mean_travel:
             devices = range(self.n_devices)
             times = [self.travel_ns(a, b, nbytes) for a in devices for b in devices if a != b]
@@ -137,18 +137,18 @@ class Problem:
         return self._mean_travel[nbytes]
 
     def mean_cost_ns(self, op: int) -> Fraction:
-        """Return the mean cost of `op` over the devices it may be placed on, exactly."""
+        """Return the exact mean cost of `op` over the devices it may be placed on."""
         return Fraction(sum(self.cost_ns[op][d] for d in self.devices_of[op]), len(self.devices_of[op]))
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Where each op may be placed: what can run it, what its pin allows, what its group shares.
+# Devices each op may be placed on: able to run it, allowed by its pin, shared with its group.
 
 _T = TypeVar("_T")
 
 
 def colocation_groups(graph: Graph) -> list[int]:
-    """Return for each op the least index among the ops it must share a device with (often its own).
+    """Return, for each op, the least index among the ops it must share a device with (often its own).
 
     Examples
     --------
@@ -165,10 +165,10 @@ def colocation_groups(graph: Graph) -> list[int]:
 
 
 def merged_in_groups(graph: Graph, given: list[_T], merge: Callable[[_T, _T], _T]) -> list[_T]:
-    """Return for each op what its group makes of what is given for its ops, two at a time.
+    """Return, for each op, the values of its group merged pairwise.
 
-    Groups come together in the order of ``ColocateAllNodes`` in the same file: an op joins the groups of its
-    labels, then that of its own name. It matters where `merge` is not associative.
+    Groups are merged in the order of ``ColocateAllNodes`` in the same file: an op joins the groups of its
+    labels, then that of its own name. The order matters if `merge` is not associative.
 
     Examples
     --------
@@ -207,7 +207,7 @@ class _Groups:
 
 
 def _together(graph: Graph) -> Iterator[tuple[int, int]]:
-    """Yield pairs of ops that share a device: each op, and the first with one of its labels."""
+    """Yield pairs of ops that share a device: each op and the first op with one of its labels."""
     labels = graph.attribute("colocate")
     first_with: dict[str, int] = {}
     if not any(labels.values()):
@@ -241,9 +241,9 @@ def feasible_devices(
     Raises
     ------
     InputError
-        A pin that names neither a device nor a kind of device of the machine.
+        If a pin names neither a device nor a kind of device of the machine.
     InfeasibleError
-        There is none for some op; the message names the op and its group.
+        If an op has no such device; the message names the op and its group.
     """
     able = (np.array(cost_ns) != UNSET) & allowed_devices(graph, machine)
     leader = np.array(group_of)
@@ -262,11 +262,11 @@ def feasible_devices(
 def soft_devices(
     graph: Graph, machine: Machine, cost_ns: Sequence[IntArray], group_of: Sequence[int]
 ) -> list[list[int]]:
-    """Return the devices of each op when pins, and then colocation, give way where they must.
+    """Return the devices of each op, dropping pins and then colocation constraints that cannot be met.
 
     The pins of a group are merged in the order in which its ops join: two devices of one kind leave the kind,
-    two kinds leave nothing, and a pin that comes after them counts again. Pins that cannot be met count for
-    nothing, and if no device can run the whole group, its ops go where each wants. (``MergeDevNames`` with
+    two kinds leave nothing, and a later pin counts again. Pins that cannot be met are ignored, and if no
+    device can run the whole group, each of its ops is placed by itself. (``MergeDevNames`` with
     `allow_soft_placement` in tensorflow/core/util/device_name_utils.cc, measured with TensorFlow 2.21.)
 
     Parameters
@@ -289,14 +289,14 @@ def soft_devices(
 
 
 class _Pin(NamedTuple):
-    """The kind of device, and the device, that an op asks for; empty: any."""
+    """The kind of device and the device that an op asks for; empty: any."""
 
     kind: str = ""
     device: str = ""
 
     @classmethod
     def of(cls, pin: str, kind_of: Mapping[str, str]) -> _Pin:
-        """Return what a pin asks for: a device, a kind, or what the machine does not have."""
+        """Return what a pin asks for: a device, a kind, or one that the machine lacks."""
         if pin in kind_of:
             return cls(kind_of[pin], pin)
         if pin in kind_of.values():
@@ -305,7 +305,7 @@ class _Pin(NamedTuple):
         return cls(kind, pin if pin != kind else "")
 
     def merged(self, other: _Pin) -> _Pin:
-        """Return what is left when a pin comes to this one."""
+        """Return this pin merged with another."""
         if not self.kind or not other.kind:
             return other if other.kind else self
         if self.kind != other.kind:
@@ -315,7 +315,7 @@ class _Pin(NamedTuple):
 
 
 def _with_group(able: _Bools, leader: IntArray) -> _Bools:
-    """Return, per device and op, whether the device is able to take every op of the group."""
+    """Return, per device and op, whether the device can run every op of the op's group."""
     together = able.copy()
     for op in np.flatnonzero(leader != np.arange(len(leader))).tolist():
         together[:, leader[op]] &= able[:, op]
@@ -323,7 +323,7 @@ def _with_group(able: _Bools, leader: IntArray) -> _Bools:
 
 
 def _fits(pins: Sequence[_Pin], machine: Machine) -> _Bools:
-    """Return, per device and op, whether the pin of the op allows the device."""
+    """Return, per device and op, whether the op's pin allows the device."""
     rows = [
         [pin.kind in ("", d.kind) and pin.device in ("", d.name) for pin in pins] for d in machine.devices
     ]

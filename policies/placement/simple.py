@@ -1,4 +1,4 @@
-"""Placements that look at no cost: one device, each in turn, or the first kind that can."""
+"""Placements that ignore costs: one device, each in turn, or the first capable kind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class SinglePlacement(Placement):
     Parameters
     ----------
     device : str, optional
-        Its name; the first of the machine by default.
+        Name of the device; by default the machine's first.
 
     Examples
     --------
@@ -42,7 +42,7 @@ class SinglePlacement(Placement):
         Raises
         ------
         UnknownNameError
-            The machine has no such device.
+            If the machine has no such device.
         """
         chosen = 0 if self.device is None else machine.device_index(self.device)
         allowed = allowed_devices(graph, machine)
@@ -53,7 +53,7 @@ class SinglePlacement(Placement):
 class RoundRobinPlacement(Placement):
     """Ops in topological order on the devices in turn, skipping devices that cannot run an op.
 
-    Devices in turn: the baseline that looks at nothing, and spreads the work all the same.
+    Devices in turn: the baseline that ignores everything but still spreads the work.
 
     Examples
     --------
@@ -73,7 +73,7 @@ class RoundRobinPlacement(Placement):
         Raises
         ------
         InfeasibleError
-            An op, or a colocation group, that no device may run.
+            If no device may run an op or a colocation group.
         """
         group_of = colocation_groups(graph)
         choices = feasible_devices(graph, machine, cost_ns, group_of)
@@ -91,32 +91,32 @@ _METADATA = frozenset(("shape", "size", "rank"))
 
 
 class DeviceKind(Placement):
-    """Each op on the first device, by kind of device, that can run it.
+    """Each op on the first device that can run it, in order of device kind.
 
-    Placement by kind of device, as TensorFlow's placer does it: a GPU before a CPU, by what kernels allow.
+    Placement by kind of device, as in TensorFlow's placer: a GPU before a CPU, if there is a kernel for it.
 
     Two passes over the ops in topological order (TensorFlow, core/common_runtime/placer.cc)::
 
-        1. each op on the most preferred device that can run it, its pin and colocation group allowing;
-           an op that only looks at shapes stays with its input, if that is placed by then
-        2. sources (nothing to read, one output), left out before, go where all their consumers are
+        1. each op on the most preferred device that can run it and its pin and colocation group allow;
+           an op that reads only shapes stays with its input, if that is already placed
+        2. sources (no input, one output), skipped before, go where all their consumers are
 
-    so that a constant does not travel, and reading a shape moves no tensor. A colocation group goes where the
-    first of its ops does.
+    so that constants are not transferred and reading a shape moves no tensor. A colocation group goes where
+    the first of its ops does.
 
     Parameters
     ----------
     order : sequence of str
-        Kinds of device, the preferred one first; other kinds come after them. Devices of one kind
-        are taken in machine order: everything goes to the first that can run it.
+        Kinds of device, most preferred first; other kinds come after them. Devices of one kind are
+        tried in machine order: everything goes to the first that can run it.
     soft : bool
-        What to do with a pin or a colocation that cannot be met: ignore it (first the pins of a
-        group that cannot be met or contradict one another, then the colocation), or refuse.
+        Whether to ignore a pin or a colocation that cannot be met (first the pins of a group that
+        cannot be met or contradict one another, then the colocation); otherwise raise.
 
     Raises
     ------
     InputError
-        An order that is no list of kinds.
+        If `order` is not a list of kinds.
 
     Examples
     --------
@@ -143,7 +143,7 @@ class DeviceKind(Placement):
         Raises
         ------
         InfeasibleError
-            A pin or colocation that cannot be met, unless `soft`.
+            If a pin or colocation cannot be met, unless `soft`.
         """
         group_of = colocation_groups(graph)
         choices = (soft_devices if self.soft else feasible_devices)(graph, machine, cost_ns, group_of)
@@ -155,13 +155,13 @@ class DeviceKind(Placement):
     def _followed(
         self, graph: Graph, group_of: list[int], choices: list[list[int]], first: list[int]
     ) -> list[int]:
-        """Let shape ops follow their input and sources their consumers."""
+        """Place shape ops with their input and sources with their consumers."""
         metadata = [graph.kinds[code].lower() in _METADATA for code in graph.kind_code.tolist()]
         source = ((graph.inputs.counts() == 0) & (graph.outputs.counts() == 1)).tolist()
         device, of_group = list(first), dict[int, int]()
 
         def put(op: int, liked: set[int]) -> None:
-            """Put an op where its group is, else where it would follow somebody, else where it is."""
+            """Put an op where its group is, else on the one liked device, else leave it where it is."""
             for there in ({of_group.get(group_of[op], UNSET)}, liked):
                 if len(there) == 1 and there <= set(choices[op]):
                     device[op] = there.pop()

@@ -1,11 +1,11 @@
-"""The backward of a graph, op by op: what makes the gradients of an op's inputs from those of its outputs.
+"""The backward of a graph, op by op: the gradients of an op's inputs from those of its outputs.
 
 ::
 
     y = op(x, w)        dy ──► [rule of the op's kind] ──► a part of dx, a part of dw
-                        dx = the sum of its parts, once all ops that read x have given theirs
+                        dx = the sum of its parts, once every reader of x has given its own
 
-The rules, and what each costs, are in `policies.rewrite.backward`.
+The rules and their costs stand below.
 """
 
 from __future__ import annotations
@@ -23,22 +23,21 @@ from sim.graph.frames import has_control_flow
 from sim.graph.graph import Role
 
 # ----------------------------------------------------------------------------------------------------------
-# What the backward of each kind of op is made of, as multiples of what the forward does.
+# The backward of each kind of op, with costs as multiples of the forward's.
 #
-# A rule says what an op costs that makes the gradient of some of the inputs from the gradient ``dy`` of the
-# output. With x and w the inputs, y the output:
+# A rule gives the cost of an op that computes gradients of some inputs from the gradient ``dy`` of the
+# output. With inputs x and w and output y:
 #
-#     contraction   x·w        input gradient dy·w, weight gradient x·dy: an op each, each the forward's work
+#     contraction   x·w        input gradient dy·w, weight gradient x·dy: one op each, with the forward's work
 #     sum           x + b      dy itself; what was broadcast is summed up again (bias_add_grad, reduce_sum)
 #     product       x * b      dy * b and dy * x, each the forward's work, then as above
-#     mean, (x-b)^2            as TensorFlow: tile and divide; 2 dy times the difference, made again
+#     mean, (x-b)^2            as TensorFlow: tile and divide; 2 dy times the difference, recomputed
 #     function      f(x)       one op that reads dy and what the forward kept
-#     movement      reshape    the same movement back: no flop, and no byte where it is a view
+#     movement      reshape    the same movement back: no flop, and no bytes if it is a view
 #     anything else            one op that reads dy and all inputs, the forward's work for each gradient
 #
-# Work is counted from the operators' derivatives in the conventions of the importers (a multiply-add is 2
-# flop, a comparison or an elementary function 1): sigmoid 4 forward, its gradient dy * y * (1 - y) 3, and so
-# on.
+# Work is counted from the operators' derivatives in the importers' conventions (a multiply-add is 2 flop, a
+# comparison or an elementary function 1): sigmoid 4 forward, its gradient dy * y * (1 - y) 3, and so on.
 
 
 def _functions(reads: str, **work: str) -> dict[str, tuple[Fraction, str]]:
@@ -62,17 +61,17 @@ FUNCTIONS: Final = {
     **_functions("xy", max_pool="1", global_max_pool="1", reduce_max="1"),
     **_functions("", average_pool="1", global_average_pool="1", neg="1"),
 }
-"""Kind → flop of what makes the gradient of its first input (and, of a norm, of its scale and offset), as a
-multiple of the forward's, and what that reads besides ``dy``: ``"x"``, ``"y"``, ``"xy"`` or nothing."""
+"""Kind → flop of the gradient of its first input (for a norm, also of its scale and offset), as a multiple
+of the forward's, and what it reads besides ``dy``: ``"x"``, ``"y"``, ``"xy"`` or nothing."""
 
 SEVERAL: Final = {"attention": Fraction(5, 2)}
-"""Kind → work of an op that makes the gradients of all inputs from them, ``dy`` and the output.
+"""Kind → work of one op that computes all input gradients from the inputs, ``dy`` and the output.
 
-Attention: five products instead of two, as FlashAttention does it (arXiv 2205.14135, algorithm 4).
+Attention: five products instead of two, as in FlashAttention (arXiv 2205.14135, algorithm 4).
 """
 
 KEPT_OUTPUT: Final = frozenset({"softmax_cross_entropy", "sparse_softmax_cross_entropy"})
-"""Kinds whose second output is the gradient already, up to a product with ``dy``."""
+"""Kinds whose second output is already the gradient, up to a product with ``dy``."""
 
 MOVEMENTS: Final = {
     **dict.fromkeys(("reshape", "flatten", "squeeze", "unsqueeze"), "reshape"),
@@ -87,17 +86,17 @@ MOVEMENTS: Final = {
     "reduce_sum": "expand",
     "resize": "resize_grad",
 }
-"""Kind → kind of what moves the gradient back."""
+"""Kind → kind of the op that moves the gradient back."""
 
 PASSES: Final = frozenset({"identity", "read_variable"})
-"""Kinds whose gradient is that of their output, unchanged."""
+"""Kinds that pass the gradient of their output on unchanged."""
 
 _NO_NUMBERS = "shape size rank const no_op constant_of_shape range zeros_like ones_like one_hot argmax argmin"
 _STEPS = "sign floor ceil round and or not is_nan is_inf equal not_equal greater less"
 _NO_RESULT = "greater_or_equal less_or_equal stop_gradient assign assign_add assign_sub"
 
 CUT: Final = frozenset(f"{_NO_NUMBERS} {_STEPS} {_NO_RESULT}".split())
-"""Kinds that no gradient passes."""
+"""Kinds that pass no gradient."""
 
 
 OPTIMIZERS: Final[dict[str, tuple[tuple[str, ...], int]]] = {
@@ -105,10 +104,10 @@ OPTIMIZERS: Final[dict[str, tuple[tuple[str, ...], int]]] = {
     "momentum": (("velocity",), 4),
     "adam": (("first_moment", "second_moment"), 14),
 }
-"""What updating a parameter takes: states, and flop for each of its elements.
+"""Cost of updating a parameter: number of states, and flop per element.
 
 Scale and subtract; velocity on top (Polyak 1964); Kingma and Ba, arXiv 1412.6980, algorithm 1. States are as
-large as the parameter; those of one of 16 bits are in fp32, beside a copy of it in fp32 (mixed precision:
+large as the parameter; those of a 16-bit parameter are in fp32, beside an fp32 copy of it (mixed precision:
 arXiv 1910.02054, 3.1).
 """
 
@@ -120,33 +119,33 @@ _ONE: Final = Fraction(1)
 
 
 def elements(nbytes: int, dtype: str | None) -> int:
-    """Return how many elements of a data type (by default fp32) some bytes are."""
+    """Return how many elements of a data type (by default fp32) `nbytes` hold."""
     return nbytes // _ITEM.get(dtype or "fp32", 4)
 
 
 def differentiable(record: OpEntry) -> list[Edge]:
-    """Return the inputs that may have gradients: of a batch_norm not the last two, its running statistics."""
+    """Return the inputs that may have gradients: all but the running statistics, last two of a batch_norm."""
     if record.kind == "batch_norm" and len(record.inputs) >= 4:
         return record.inputs[:-2]
     return record.inputs
 
 
 class Backward:
-    """Goes through the ops, last first, and makes the gradients of what they read.
+    """Walks the ops backwards and builds the gradients of their inputs.
 
     Parameters
     ----------
     records : Records
-        The forward.
+        Forward graph.
     active : set of str
-        Tensors that have a gradient: a parameter leads to them.
+        Tensors that have a gradient, because they depend on a parameter.
     loss : str
-        The tensor to start from.
+        Tensor to start from.
 
     Attributes
     ----------
     made : list of Record
-        The ops of the backward, in the order in which they can run.
+        Ops of the backward, in an order in which they can run.
     """
 
     def __init__(self, records: Records, active: set[str], loss: str) -> None:
@@ -155,9 +154,9 @@ class Backward:
         self.parts: dict[str, list[str]] = {}
         self.sums: dict[str, str] = {}
         self.size: dict[str, int] = {}
-        """Bytes of what was made."""
+        """Bytes of the tensors created."""
         self.origin: dict[str, OpEntry] = {}
-        """Tensor → the op whose backward gave the first part of its gradient."""
+        """Tensor → the op whose backward computes the first part of its gradient."""
         op = records.producer(loss)
         assert op is not None
         nbytes = records.nbytes(loss)
@@ -166,7 +165,7 @@ class Backward:
         self._give(op, loss, seed.name)
 
     def gradient(self, tensor: str) -> str | None:
-        """Return the gradient of a tensor, its parts summed; None: it has none."""
+        """Return the gradient of a tensor, the sum of its parts; None: it has none."""
         parts = self.parts.get(tensor, [])
         if len(parts) < 2:
             return parts[0] if parts else None
@@ -179,7 +178,7 @@ class Backward:
         return self.sums[tensor]
 
     def through(self, op: OpEntry) -> None:
-        """Make the gradients of what `op` reads, if it has one itself."""
+        """Build the gradients of the inputs of `op`, if its output has one."""
         dy = [grad for grad in map(self.gradient, op.tensors) if grad is not None]
         wanted = [
             (k, tensor)
@@ -213,10 +212,10 @@ class Backward:
             named.add(what)
             kind, phase = CONTRACTIONS[op.kind][k], "W" if weight else "I"
             size = (self.records.nbytes(tensor),)
-            reads = [dy[0], *op.reads[1 - k : 2 - k]]  # nothing else, if the graph does not name the weight
+            reads = [dy[0], *op.reads[1 - k : 2 - k]]  # only dy, if the graph does not name the weight
             made = self.add(op, f"{op.name}/{what}", kind, reads, size, phase=phase, work=_ONE)
             if len(op.inputs) > 2:
-                made.flops = max(0, op.flops - elements(op.outputs[0], op.dtype))  # not the bias
+                made.flops = max(0, op.flops - elements(op.outputs[0], op.dtype))  # without the bias
             m, n, inner = (op.attributes.get(key) for key in "mnk")
             if m is not None and n is not None and inner is not None:
                 of = (m, inner, n) if k == 0 else (inner, n, m)
@@ -228,7 +227,7 @@ class Backward:
         self._give(op, wanted[0][1], dy[0])
 
     def _embedding(self, op: OpEntry, dy: list[str], wanted: list[tuple[int, str]]) -> None:
-        """Sum rows of ``dy`` up by their indices; further tables (positions) get sums over the batch."""
+        """Sum the rows of ``dy`` by index; further tables (positions) get sums over the batch."""
         (_, table), *more = wanted
         reads = [dy[0], op.reads[1]]
         self._give(op, table, self._sum(op, "weight_grad", "embedding_grad", reads, table, "W"))
@@ -248,7 +247,7 @@ class Backward:
         self._broadcast(op, made.name, wanted, negative=1)
 
     def _arithmetic(self, op: OpEntry, dy: list[str], wanted: list[tuple[int, str]]) -> None:
-        """Sums give ``dy`` on; products multiply it with the other factor; what was broadcast is summed."""
+        """Pass ``dy`` on for sums, times the other factor for products, and sum over broadcast axes."""
         if op.kind not in ("mul", "div"):
             self._broadcast(op, dy[0], wanted, negative=1 if op.kind == "sub" else -1)
             return
@@ -261,7 +260,7 @@ class Backward:
             self._broadcast(op, grad, [(k, tensor)])
 
     def _broadcast(self, op: OpEntry, dy: str, wanted: list[tuple[int, str]], negative: int = -1) -> None:
-        """Give ``dy`` to inputs, summed up over what was broadcast, and negated for one of them."""
+        """Pass ``dy`` to inputs, summed over broadcast axes, and negated for one of them."""
         for k, tensor in wanted:
             grad, size = dy, self.records.nbytes(tensor)
             if size < self.records.nbytes(op.name):
@@ -277,7 +276,7 @@ class Backward:
         made = self._together(op, MOVEMENTS[op.kind], dy, wanted, Fraction(0))
         if made.kind == "reduce_sum":
             made.flops = elements(self._nbytes(dy[0]), op.dtype)
-        elif made.kind in ("slice", "split", "unpack"):  # a part is read where it is written
+        elif made.kind in ("slice", "split", "unpack"):  # a part is a view of the whole
             made.bytes_read = made.bytes_written
         if op.attributes.get("view_of") is not None and len(dy) == len(wanted) == 1:
             made.attributes = {"view_of": 0}
@@ -304,7 +303,7 @@ class Backward:
     def _together(
         self, op: OpEntry, kind: str, reads: Sequence[str], wanted: list[tuple[int, str]], work: Fraction
     ) -> OpEntry:
-        """Make all gradients of an op in one."""
+        """Build all gradients of an op as one op."""
         outputs = tuple(self.records.nbytes(tensor) for _, tensor in wanted)
         made = self.add(op, f"{op.name}/grad", kind, reads, outputs, work=work)
         for output, (_, tensor) in enumerate(wanted):
@@ -314,7 +313,7 @@ class Backward:
     # -- pieces -----------------------------------------------------------------------------------
 
     def _is_parameter(self, tensor: str) -> bool:
-        """Whether a tensor is a parameter as it is read: through a variable's read or a reshape."""
+        """Return whether a tensor is a parameter, possibly behind a variable's read or a reshape."""
         producer = self.records.producer(tensor)
         while producer is not None and (producer.kind in PASSES or "view_of" in producer.attributes):
             tensor = producer.inputs[0][0]
@@ -326,7 +325,7 @@ class Backward:
         self.origin.setdefault(tensor, op)
 
     def _sum(self, op: OpEntry, name: str, kind: str, reads: list[str], tensor: str, phase: str) -> str:
-        """Add what sums up the first tensor that it reads, to the size of another."""
+        """Add an op that sums its first input to the size of another tensor."""
         made = self.add(op, f"{op.name}/{name}", kind, reads, (self.records.nbytes(tensor),), phase=phase)
         made.flops = elements(self._nbytes(reads[0]), op.dtype)
         return made.name
@@ -345,7 +344,7 @@ class Backward:
         phase: str = "I",
         work: Fraction = Fraction(0),
     ) -> OpEntry:
-        """Add an op of the backward of `op`: `work` times its flop, and its duration where it has one."""
+        """Add an op of the backward of `op`, with `work` times its flop and its duration, if it has one."""
         part = op.part(work or _ONE)
         record = op.like(
             self.records.free(name),
@@ -376,11 +375,11 @@ _RULES: Final[Mapping[str, _Rule]] = {
     "squared_difference": Backward._squared_difference,
     **dict.fromkeys(FUNCTIONS, Backward._function),
 }
-"""Kind → what makes the gradients of what it reads from those of its outputs."""
+"""Kind → method that builds the gradients of its inputs from those of its outputs."""
 
 
 def _sizes(op: OpEntry, kind: str) -> dict[str, Any]:
-    """Return the sizes of a gradient: those of its forward; of a bias, of the matrix that it sums up."""
+    """Return the size attributes of a gradient: those of its forward or, for a bias, of the summed matrix."""
     own = op.attributes
     if kind == "bias_add_grad" and {"m", "n"} <= own.keys():
         return {"rows": own["m"] * own.get("batch", 1), "columns": own["n"]}
@@ -397,17 +396,15 @@ def _sizes(op: OpEntry, kind: str) -> dict[str, Any]:
 #          w    v      ▼
 #              ┌── loss/loss_grad             backward, phases I (input gradients) and W (weight gradients),
 #              ▼                              last op first
-#     a/.. ◄─ b/input_grad   b/weight_grad ─► v/update         one update a parameter; the next iteration's
+#     a/.. ◄─ b/input_grad   b/weight_grad ─► v/update         one update per parameter; the next iteration's
 #       └──► a/weight_grad ─────────────────► w/update ╌╌►     forward follows it
 #
-# Gradients are made for what leads from a parameter to the loss, and for nothing else: the input of the
-# first layer gets none. Where a tensor is read several times its gradients are summed (``add_n``). What
-# each kind of op costs backwards is in `policies.rewrite.backward`. A gradient is where its forward op is
-# pinned.
+# Only tensors on a path from a parameter to the loss get gradients: the input of the first layer gets none.
+# The gradients of a tensor with several readers are summed (``add_n``). A gradient op is pinned to the device
+# of its forward op.
 #
-# What a recorded step has besides (moving averages that are computed op by op, learning rates, counters) is
-# not made. A ``batch_norm`` of inference computes its statistics in training: 7 flop an element instead of
-# 2.
+# Other work of a recorded step (moving averages computed op by op, learning rates, counters) is not added.
+# An inference ``batch_norm`` computes its statistics in training: 7 flop per element instead of 2.
 
 
 class TrainingRewrite:
@@ -416,21 +413,20 @@ class TrainingRewrite:
     Parameters
     ----------
     loss : str, optional
-        The op or tensor to start from; by default the only op that depends on a parameter and that nobody
-        reads.
+        Op or tensor to start from; by default the only op that depends on a parameter and has no reader.
     optimizer : str
-        ``"sgd"``, ``"momentum"`` or ``"adam"``: one op a parameter, and the states that it keeps.
+        ``"sgd"``, ``"momentum"`` or ``"adam"``: one op per parameter, with the states that it keeps.
     frozen : sequence of str
         Parameters that are not trained.
 
     Raises
     ------
     InputError
-        Another optimizer.
+        If the optimizer is unknown.
     UnknownNameError
-        A loss or a frozen parameter that the graph does not have (when applied).
+        If the graph lacks the loss or a frozen parameter (when applied).
     GraphError
-        Control flow, several ops that could be the loss, or no parameter that leads to it (when applied).
+        If there is control flow, more than one possible loss, or no parameter it depends on (when applied).
 
     Examples
     --------
@@ -495,7 +491,7 @@ class TrainingRewrite:
         return last[0]
 
     def _updates(self, records: Records, backward: Backward) -> dict[str, OpEntry]:
-        """Return parameter → the op that updates it, and add the optimizer's states to the graph."""
+        """Return parameter → op that updates it, after adding the optimizer's states to the graph."""
         states, per_element = OPTIMIZERS[self.optimizer]
         updates = {}
         readers = {tensor: op for op in reversed(records.ops.values()) for tensor in op.reads}  # the first
@@ -504,7 +500,7 @@ class TrainingRewrite:
             if gradient is None:
                 continue
             n, dtype = elements(given.nbytes, readers[name].dtype), readers[name].dtype
-            if readers[name].kind == "cast":  # whose data type may be that of either side
+            if readers[name].kind == "cast":  # a cast's data type may be that of either side
                 n, dtype = _cast(readers[name], readers, given.nbytes)
             mixed = ("fp32_copy",) if states and 4 * n > given.nbytes else ()
             kept = [records.free(f"{name}/{state}") for state in (*states, *mixed)]
@@ -529,7 +525,7 @@ class TrainingRewrite:
 
 
 def _cast(cast: OpEntry, readers: Mapping[str, OpEntry], nbytes: int) -> tuple[int, str | None]:
-    """Return how many elements a parameter has that is cast first, and of which data type they are."""
+    """Return the number of elements and the data type of a parameter that is cast first."""
     given = cast
     while cast.kind == "cast" and (reader := readers.get(cast.tensor())) is not None:
         size, cast = cast.outputs[0], reader
@@ -541,7 +537,7 @@ def _cast(cast: OpEntry, readers: Mapping[str, OpEntry], nbytes: int) -> tuple[i
 
 
 def _active(records: Records, order: Sequence[str], trained: set[str]) -> set[str]:
-    """Return the tensors through which a parameter reaches something: those that have a gradient."""
+    """Return the tensors that depend on a trained parameter and so have a gradient."""
     active = set(trained)
     for name in order:
         record = records.ops[name]

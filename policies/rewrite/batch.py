@@ -1,4 +1,4 @@
-"""Batch: a graph recorded with one sample, run with more.
+"""Batch: run a graph recorded with one sample on more samples.
 
 ::
 
@@ -6,10 +6,9 @@
                      ▲                                    ▲
                      w                                    w              and w once
 
-What depends on a graph input grows with it, in proportion; parameters and what is made of them alone do not.
-So an op that reads both reads its parameters once. That is exact where every sample is treated by itself, as
-at inference; a step of training is to be made from the larger forward
-(`policies.rewrite.backward`).
+Everything that depends on a graph input grows in proportion; parameters and everything computed from them
+alone do not. So an op that reads both reads its parameters once. That is exact if samples are independent,
+as in inference; build a training step from the larger forward (`policies.rewrite.backward`).
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from sim.base.errors import GraphError
 from sim.graph.graph import Role
 
 _NO_DATA: Final = frozenset({"shape", "size", "rank", "const", "no_op", "range"})
-"""Kinds whose output does not grow with what they read."""
+"""Kinds whose output does not grow with their inputs."""
 
 
 class Batch:
@@ -33,14 +32,14 @@ class Batch:
     Parameters
     ----------
     factor : int
-        How many samples there are for each that was recorded.
+        Number of samples per recorded sample.
 
     Raises
     ------
     InputError
-        Fewer than one.
+        If `factor` is below one.
     GraphError
-        An op that grows was measured: how long it takes with more samples is not known (when applied).
+        If an op that grows has a measured duration: its time with more samples is unknown (when applied).
 
     Examples
     --------

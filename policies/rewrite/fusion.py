@@ -1,19 +1,19 @@
-"""Fusion: one kernel where an op's only reader can be computed along with it.
+"""Fusion: one kernel for an op and its only reader, where they can be computed together.
 
 Two families of patterns::
 
     remapper      matmul or conv  + bias_add            (+ relu, relu6, elu, tanh, sigmoid, gelu)
                   conv            + batch_norm          (+ relu ...)
-    elementwise   any chain of elementwise ops; and, where that is faster, an elementwise op into each of
-                  several readers, which then compute it again instead of reading it:
+    elementwise   any chain of elementwise ops; and, if that is faster, an elementwise op into each of
+                  several readers, which then recompute it instead of reading it:
 
                         ┌► b                 a·b
                   x ─► a ┤        becomes  x ┤        when  t(a) + t(b) + t(c) > t(a·b) + t(a·c)
                         └► c                 a·c
 
-The fused op keeps the name of the last one, does the work of all, and neither writes nor reads the tensors
-in between: launch overhead and memory traffic are what is saved. Each op in between must have one reader,
-on the same device, and nothing may depend on it in another way.
+The fused op keeps the name of the last op, does the work of all, and neither writes nor reads the tensors
+in between, which saves launch overhead and memory traffic. Each op in between must have one reader, on the
+same device, and nothing else may depend on it.
 
 Source of the patterns: tensorflow/core/grappler/optimizers/remapper.cc.
 """
@@ -47,15 +47,15 @@ class Fusion:
     patterns : str
         ``"remapper"``, ``"elementwise"`` or ``"all"``.
     bandwidth_bytes_per_s, peak_flop_per_s : int
-        What a device moves and computes, to weigh computing again against reading: an op takes
-        ``issue_cost_ns`` and the longer of the two. 0: no op is fused into several readers.
+        Rates of a device, to weigh recomputing against reading: an op takes ``issue_cost_ns`` plus the
+        longer of its two times. 0: no op is fused into several readers.
     issue_cost_ns : int
-        What each kernel costs besides.
+        Fixed cost of each kernel.
 
     Raises
     ------
     InputError
-        Another word, a negative number, or one rate without the other.
+        If `patterns` is unknown, a number is negative, or one rate is given without the other.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Fusion:
     def apply(self, graph: Graph) -> Graph:
         """Return the graph with fused ops, whose attribute ``fused`` lists the kinds in them."""
         records = read(graph)
-        followed = {name for record in records.ops.values() for name, _ in record.after}  # none of them goes
+        followed = {name for record in records.ops.values() for name, _ in record.after}  # these stay
         order = [graph.op_names[op] for op in graph.topological_order.tolist()]
         self._into_only_readers(records, followed, order)
         if self.bytes_per_ns and self.patterns != "remapper":
@@ -86,7 +86,7 @@ class Fusion:
         return write(records)
 
     def _into_only_readers(self, records: Records, followed: Set[str], order: Sequence[str]) -> None:
-        """Make chains of ops of which each is read by the next alone, and one op of each chain."""
+        """Fuse each chain of ops in which every op is read only by the next."""
         place = {name: k for k, name in enumerate(order)}
         readers = records.readers()
         alone = {name for name, row in readers.items() if len(row) == 1 and name not in followed}
@@ -111,7 +111,7 @@ class Fusion:
         producer = chain.ops[-1]
         if len(producer.outputs) != 1 or producer.device != record.device:
             return False
-        for one in (producer, record):  # what is not strict starts with the first of its own inputs
+        for one in (producer, record):  # a non-strict op starts with the first of its own inputs
             if one.stateful or not one.attributes.get("strict", True):
                 return False
         if self.patterns != "elementwise" and _remapper([*chain.kinds[:3], record.kind]):
@@ -119,7 +119,7 @@ class Fusion:
         return self.patterns != "remapper" and chain.elementwise and record.kind in ELEMENTWISE
 
     def _into_all_readers(self, records: Records, followed: Set[str]) -> None:
-        """Let all readers of an op compute it themselves, where that takes less time in all."""
+        """Let all readers of an op recompute it, if that takes less time in total."""
         place = {name: k for k, name in enumerate(records.ops)}
         readers = {name: {record.name for record in row} for name, row in records.readers().items()}
         for name in place:
@@ -141,15 +141,15 @@ class Fusion:
 
 @dataclass
 class _Chain:
-    """Ops that become one, first to last.
+    """Ops to be fused into one, first to last.
 
     Attributes
     ----------
     ops : list of OpEntry
     kinds : list of str
-        Of all that is computed.
+        Kinds of everything computed.
     elementwise : bool
-        Whether all these kinds are.
+        Whether all these kinds are elementwise.
     """
 
     ops: list[OpEntry] = field(default_factory=list)
@@ -157,7 +157,7 @@ class _Chain:
     elementwise: bool = True
 
     def append(self, record: OpEntry) -> None:
-        """Let an op be computed after the others."""
+        """Append an op to be computed after the others."""
         kinds = _kinds(record)
         self.ops.append(record)
         self.kinds += kinds
@@ -165,9 +165,9 @@ class _Chain:
 
 
 def _feeds_itself(record: OpEntry, records: Records, place: Mapping[str, int]) -> bool:
-    """Whether an op reads of an earlier iteration what depends on it; `place` is a topological order.
+    """Return whether an op reads, from an earlier iteration, a tensor that depends on it.
 
-    Nothing else that it reads can depend on a producer that only it reads.
+    `place` is a topological order. No other input can depend on a producer that only this op reads.
     """
     above = records.makers(edge for edge in record.inputs if edge[1])
     seen: set[str] = set()
@@ -182,7 +182,7 @@ def _feeds_itself(record: OpEntry, records: Records, place: Mapping[str, int]) -
 
 
 def _can_be_in_all(producer: OpEntry, readers: Sequence[OpEntry]) -> bool:
-    """Whether each of an op's readers can compute it."""
+    """Return whether each of an op's readers can recompute it."""
     if len(producer.outputs) != 1 or producer.duration_ns is not None:
         return False
     return all(
@@ -208,7 +208,7 @@ def _remapper(kinds: list[str]) -> bool:
 
 
 def _fused(ops: Sequence[OpEntry]) -> OpEntry:
-    """Return the last op with the work of all: each reads the one before it."""
+    """Return the last op with the work of all; each op reads the one before it."""
     kinds = [kind for op in ops for kind in _kinds(op)]
     first, last = ops[0], ops[-1]
     inputs, attributes = [*first.inputs], {**first.attributes}
@@ -218,9 +218,9 @@ def _fused(ops: Sequence[OpEntry]) -> OpEntry:
         inputs += [edge for edge in op.inputs if edge[0] != producer.name]
         nbytes_read += max(0, op.bytes_read - between)
         nbytes_written = max(0, nbytes_written - between) + op.bytes_written
-        own = {key: value for key, value in op.attributes.items() if key not in SIZES}  # those of the first
+        own = {key: value for key, value in op.attributes.items() if key not in SIZES}  # not sizes
         attributes |= {**own, "fused": kinds}
-    # An explicit duration of some only: the cost model decides on all.
+    # If only some have explicit durations, the cost model decides for all.
     durations = [op.duration_ns for op in ops if op.duration_ns is not None]
     everywhere = set(first.duration_by_kind).intersection(*(op.duration_by_kind for op in ops))
     return replace(
@@ -242,13 +242,13 @@ _KINDS: Final = """
     mul div add sub where cast copy identity dropout reshape expand view masked_fill maximum clip
 """
 _BETWEEN: Final = frozenset(_KINDS.split())
-"""Kinds that work on each score by itself."""
+"""Kinds that work on each score separately."""
 
 
 class FuseAttention:
-    """Make one op of each product, softmax and product.
+    """Fuse each product, softmax and product into one op.
 
-    What exporters write as two products around a softmax becomes an op of kind attention.
+    Attention that an exporter wrote as two products around a softmax becomes one op of kind attention.
 
     ::
 
@@ -257,20 +257,20 @@ class FuseAttention:
                             mask
 
     The products multiply data, not parameters; between them and the softmax every op has one reader and
-    works on each score by itself. What it reads besides (a mask, a scale) the attention reads, too. It has
-    the name and the outputs of the last product, the work of all, and the bytes that cross its border, as a
-    fused kernel has (Dao et al., "FlashAttention", arXiv 2205.14135). ``context-parallel`` and
-    ``tensor-parallel`` need attention so, and ``training`` makes its gradient: this comes before it.
+    works on each score separately. The attention op also reads their other inputs (a mask, a scale). It has
+    the name and outputs of the last product, the work of all ops, and only the bytes that enter and leave it,
+    like a fused kernel (Dao et al., "FlashAttention", arXiv 2205.14135). ``context-parallel`` and
+    ``tensor-parallel`` need attention in this form; apply it before ``training``, which adds its gradient.
 
     Parameters
     ----------
     causal : bool
-        Whether a token sees those before it only; a mask's values are not in the graph.
+        Whether a token sees only earlier tokens; the graph does not hold a mask's values.
 
     Raises
     ------
     GraphError
-        There is none (when applied).
+        If there is no such attention (when applied).
 
     Examples
     --------
@@ -302,7 +302,7 @@ class FuseAttention:
         return write(records)
 
     def _fused(self, records: Records, softmax: OpEntry) -> bool:
-        """Make one op of all around a softmax; return whether that was possible."""
+        """Fuse the ops around a softmax; return whether that was possible."""
         readers = records.readers()
         chain, besides = [softmax], list[tuple[str, int]]()
         while chain[0].kind not in _PRODUCTS:

@@ -4,12 +4,12 @@
 
     NHWC:  x ─► conv ─► relu ─► conv ─► y
 
-    1. a transpose on both sides of each op that cares       x ─►T─► conv ─►T'─► relu ─►T─► conv ─►T'─► y
-    2. transposes sink through ops that do not care          x ─►T─► conv ─► relu ─►T'─►T─► conv ─►T'─► y
-    3. T' followed by T is nothing                           x ─►T─► conv ─► relu ─► conv ─►T'─► y
+    1. a transpose on both sides of each op with a format    x ─►T─► conv ─►T'─► relu ─►T─► conv ─►T'─► y
+    2. transposes sink through format-agnostic ops           x ─►T─► conv ─► relu ─►T'─►T─► conv ─►T'─► y
+    3. T' followed by T cancels                              x ─►T─► conv ─► relu ─► conv ─►T'─► y
 
-As tensorflow/core/grappler/optimizers/generic_layout_optimizer.cc. An op says its format by its attribute
-``data_format`` (``"NHWC"`` or ``"NCHW"``); a transpose reads and writes its tensor once.
+As in tensorflow/core/grappler/optimizers/generic_layout_optimizer.cc. An op's attribute ``data_format``
+(``"NHWC"`` or ``"NCHW"``) is its format; a transpose reads and writes its tensor once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sim import Graph
 
 FORMATS: Final = ("NHWC", "NCHW")
 AGNOSTIC: Final = ("relu", "add", "mul", "sigmoid", "tanh", "identity", "batch_norm", "dropout", "gelu")
-"""Kinds that compute the same in any format (all inputs in one)."""
+"""Format-agnostic kinds: they compute the same in any format, with all inputs in the same one."""
 
 
 class Layout:
@@ -37,7 +37,7 @@ class Layout:
     Raises
     ------
     InputError
-        Another word.
+        If `format` is any other word.
     """
 
     def __init__(self, format: str = "NCHW") -> None:
@@ -57,7 +57,7 @@ class Layout:
         """Put a transpose before the first input and after the first output of ops in the other format."""
         nbytes = [records.nbytes(record.inputs[0][0]) for record in differing]
         moved = {record.name: records.free(f"{record.name}/to_{current}") for record in differing}
-        for reader in records.ops.values():  # whoever follows an op still follows the op itself
+        for reader in records.ops.values():  # control edges still follow the op itself
             reader.inputs = [(moved.get(tensor, tensor), d) for tensor, d in reader.inputs]
         for record, size in zip(differing, nbytes, strict=True):
             record.attributes["data_format"] = self.format
@@ -71,7 +71,7 @@ class Layout:
 def _transpose(
     name: str, edge: Edge, way: tuple[str, str], nbytes: int, like: OpEntry, records: Records
 ) -> None:
-    """Add a transpose of what an edge brings, from one format to another, on the device of an op."""
+    """Add a transpose of an edge's tensor from one format to another, on the device of `like`."""
     new = OpEntry(name, "transpose", [edge], [], (nbytes,), device=like.device, dtype=like.dtype)
     new.bytes_read = new.bytes_written = nbytes
     new.attributes = dict(zip(("from", "to"), way, strict=True))
@@ -79,22 +79,22 @@ def _transpose(
 
 
 def _way(record: OpEntry | None) -> tuple[str, str] | None:
-    """Return from which format to which a transpose leads; None where an op is none."""
+    """Return a transpose's source and target formats; None: the op is not a transpose."""
     if record is None or record.kind != "transpose" or not {"from", "to"} <= record.attributes.keys():
         return None
     return record.attributes["from"], record.attributes["to"]
 
 
 class _Transposes:
-    """Transposes that sink and cancel until none can: the first that can, sinking before cancelling.
+    """Sinks and cancels transposes until none can move: the first that can, sinking before cancelling.
 
-    What a change may have made possible is looked at again, and nothing else.
+    Only ops that a change may have affected are looked at again.
     """
 
     def __init__(self, records: Records) -> None:
         self.records, self.followers = records, records.followers()
-        self.readers: dict[str, dict[str, int]] = {}  # who reads an op, and how often
-        self.place: dict[str, int] = {}  # in the order of the ops; a name that comes again has another one
+        self.readers: dict[str, dict[str, int]] = {}  # readers of each op, with counts
+        self.place: dict[str, int] = {}  # in op order; a reused name gets a new place
         self.count = 0
         self.to_sink: list[tuple[int, str]] = []
         self.to_cancel: list[tuple[int, str]] = []
@@ -106,7 +106,7 @@ class _Transposes:
             self._look_at(name)
 
     def settle(self) -> None:
-        """Sink and cancel."""
+        """Sink and cancel until nothing changes."""
         while self.to_sink or self.to_cancel:
             todo = self.to_sink or self.to_cancel
             place, name = heappop(todo)
@@ -114,7 +114,7 @@ class _Transposes:
                 (self._sink if todo is self.to_sink else self._cancel)(self.records.ops[name])
 
     def _sink(self, record: OpEntry) -> None:
-        """Move transposes below an op that does not care, when all its inputs are transposed alike."""
+        """Move transposes below a format-agnostic op if all its inputs are transposed alike."""
         above = [self.records.producer(tensor) for tensor, distance in record.inputs if not distance]
         ways = {_way(producer) for producer in above}
         way = ways.pop() if len(ways) == 1 and len(above) == len(record.inputs) else None
@@ -137,7 +137,7 @@ class _Transposes:
             self._look_at(name)
 
     def _cancel(self, record: OpEntry) -> None:
-        """Remove a pair of transposes that undo one another; who reads the second reads what was before."""
+        """Remove a pair of transposes that undo one another; readers of the second read the first's input."""
         way, (tensor, distance) = _way(record), record.inputs[0]
         above = self.records.producer(tensor)
         first = _way(above)
@@ -155,20 +155,20 @@ class _Transposes:
                 self._look_at(next(iter(self.readers[left.name])))
 
     def _hand_over(self, readers: list[OpEntry], old: str, new: str) -> None:
-        """Let ops read one tensor in place of another, and look at them again."""
+        """Make ops read one tensor in place of another, and queue them to be looked at again."""
         for reader in readers:
             self._read(reader, [(new if tensor == old else tensor, d) for tensor, d in reader.inputs])
             self._look_at(reader.name)
 
     def _look_at(self, name: str) -> None:
-        """Put an op among those to try."""
+        """Queue an op to be looked at."""
         record = self.records.ops[name]
         if record.kind in AGNOSTIC:
             heappush(self.to_sink, (self.place[name], name))
         elif _way(record) is not None:
             heappush(self.to_cancel, (self.place[name], name))
 
-    # -- who reads what --------------------------------------------------------------------------
+    # -- readers ---------------------------------------------------------------------------------
 
     def _add(self, name: str) -> None:
         self.readers[name] = {}
@@ -179,7 +179,7 @@ class _Transposes:
         return sum(self.readers[record.name].values()) == 1
 
     def _read(self, record: OpEntry, inputs: list[Edge]) -> None:
-        """Let an op read other tensors."""
+        """Replace the inputs of an op."""
         self._note(record, -1)
         record.inputs = inputs
         self._note(record, 1)
@@ -192,7 +192,7 @@ class _Transposes:
                 del row[record.name]
 
     def _drop(self, transpose: OpEntry) -> None:
-        """Remove a transpose; who followed it follows the op that makes what it read."""
+        """Remove a transpose; its followers follow the producer of its input instead."""
         self._note(transpose, -1)
         tensor, distance = transpose.inputs[0]
         producer = self.records.producer(tensor)

@@ -1,16 +1,16 @@
-"""Partition: one graph a device, with a Send and a Recv wherever an edge leaves one.
+"""Partition: one graph per device, with a Send and a Recv wherever an edge leaves a device.
 
 ::
 
-    cpu0:  a ──► send ═╗                    one pair for each (tensor, destination), shared by all users there
+    cpu0:  a ──► send ═╗                    one pair per (tensor, destination), shared by all users there
     gpu0:              ╚═► recv ──► b
                               └───► c
 
     cpu0:  a ╌╌► const ──► send ═╗          a control edge carries a dummy constant
     gpu0:                        ╚═► recv ──► identity ╌╌► b
 
-    a loop on two devices: the one without the loop's condition gets control nodes of its own, and is told
-    in each iteration whether there is one more:
+    a loop on two devices: the device without the loop's condition gets its own control nodes and learns in
+    each iteration whether there is another:
 
     cpu0:  ... loop_cond ──► send ═╗
                                    ╚═► recv ─┐
@@ -18,16 +18,15 @@
                                ▲ ╎╌╌► every recv of the iteration              │
                                └───────────────────────────────────────────────┘
 
-A pair's attribute ``key`` is ``source;destination;tensor``; at run time frame and iteration follow it, so
-that iterations do not mix. With ``rendezvous: true`` no edge leads from Send to Recv, as
-TensorFlow's graphs of different devices share none: they meet by key when they run
-(`sim.readiness.rendezvous`). Then every device of a loop gets control nodes, for its Recvs have to know that
-an iteration has begun.
+A pair's attribute ``key`` is ``source;destination;tensor``; at run time frame and iteration are appended, so
+that iterations do not mix. With ``rendezvous: true`` no edge leads from Send to Recv, since TensorFlow's
+graphs of different devices share none: the two meet by key at run time (`sim.readiness.rendezvous`). Then
+every device of a loop gets control nodes, because its Recvs have to know that an iteration has begun.
 
-The simulator inserts transfers by itself, so nothing has to be partitioned to be simulated. The explicit form
-takes the same time over the same links as long as sends and receives, which take none, need not wait for a
-thread or a stream. It is later where they do, and where the implicit form sends less: a control edge between
-devices costs it nothing, and of a loop's condition it only sends what a switch reads.
+The simulator inserts transfers itself, so a graph need not be partitioned to be simulated. The explicit form
+takes the same time over the same links unless Sends and Recvs, which take no time themselves, wait for a
+thread or a stream. It is slower if they do, and where the implicit form sends less: control edges between
+devices cost nothing there, and a loop's condition is sent only to switches that read it.
 
 Source: tensorflow/core/graph/graph_partition.cc.
 """
@@ -47,19 +46,19 @@ _BACK: Final = "next_iteration"
 class Partition:
     """Insert Sends and Recvs.
 
-    Every op has to be pinned to a device; in a scenario, ``compile: [partition]`` does that first, with the
-    placement of the scenario.
+    Every op has to be pinned to a device; in a scenario, ``compile: [partition]`` does that first, using the
+    scenario's placement.
 
     Parameters
     ----------
     rendezvous : bool, optional
-        Whether Recvs find their Sends by key at run time; else an edge leads from the one to the other. By
-        default an edge; in a scenario it is by key for a policy whose Recvs ask in turn (TensorFlow's).
+        Whether Recvs find their Sends by key at run time; otherwise an edge joins them. By default an edge;
+        in a scenario, by key for a policy whose Recvs ask in turn (TensorFlow's).
 
     Raises
     ------
     InputError
-        An op without a device (when applied).
+        If an op has no device (when applied).
 
     Examples
     --------
@@ -72,17 +71,17 @@ class Partition:
     """
 
     placed: Final = True
-    """It reads where ops run."""
+    """Whether the rewrite reads the placement."""
 
     def __init__(self, rendezvous: bool | None = None) -> None:
         self.rendezvous = rendezvous
 
     def under(self, policy: Policy) -> Partition:
-        """Return what is meant for a policy, where it has not been said."""
+        """Return this rewrite with the default of `rendezvous` for a policy."""
         return self if self.rendezvous is not None else Partition(policy.asks_in_turn)
 
     def apply(self, graph: Graph) -> Graph:
-        """Return the graphs of all devices as one, in which no edge but Send to Recv leaves a device."""
+        """Return all devices' graphs as one, in which only edges from Send to Recv leave a device."""
         records = read(graph)
         for name, record in records.ops.items():
             if record.device is None:
@@ -102,8 +101,8 @@ class Partition:
 def _colocate_with_merges(records: Records) -> None:
     """Put enters and next_iterations on the device of the merge that they feed: a loop closes on one device.
 
-    TensorFlow lowers loops so. What an enter sent would be asked for in each iteration, or told to be dead to
-    nobody.
+    TensorFlow lowers loops this way. Otherwise a Recv would ask in every iteration for a tensor that an enter
+    sends once, or a dead tensor would have no receiver.
     """
     for record in records.ops.values():
         if record.kind == "merge":
@@ -113,7 +112,7 @@ def _colocate_with_merges(records: Records) -> None:
 
 
 class _Cut:
-    """Cuts edges; new ops stand before the first op that needs them."""
+    """Cuts edges; each new op precedes the first op that needs it."""
 
     def __init__(self, records: Records, frames: dict[str, int], by_key: bool) -> None:
         self.records, self.frames, self.by_key = records, frames, by_key
@@ -121,7 +120,7 @@ class _Cut:
         self.received: dict[tuple[str, str], str] = {}
         self.controlled: dict[tuple[str, str], str] = {}
         self.starts: dict[tuple[int, str], str] = {}
-        """(frame, device) → the merge that starts an iteration there, of a loop decided elsewhere."""
+        """(frame, device) → merge that starts an iteration there, for a loop whose condition is elsewhere."""
 
     def result(self) -> Records:
         """Return all ops, old and new."""
@@ -130,7 +129,7 @@ class _Cut:
         return self.records
 
     def edges(self, record: OpEntry) -> None:
-        """Let `record` read and follow what is on its own device."""
+        """Make `record` read and follow only ops on its own device."""
         for k, (tensor, distance) in enumerate(record.inputs):
             producer = self.records.producer(tensor)
             if producer is not None and producer.device != record.device:
@@ -140,7 +139,7 @@ class _Cut:
                 record.after[k] = (self._follow(self.records.ops[name], record), distance)
 
     def _receive(self, tensor: str, producer: OpEntry, user: OpEntry) -> str:
-        """Return the tensor on the device of `user`, of which there is one there for all."""
+        """Return the copy of `tensor` on the device of `user`, shared by all its users there."""
         key = (tensor, str(user.device))
         if key not in self.received:
             frame = self.frames[producer.name]
@@ -171,7 +170,7 @@ class _Cut:
         return self._add(user, f"{base}/recv", "recv", target, inputs=found, after=after, **facts)
 
     def _add(self, user: OpEntry, name: str, kind: str, device: str | None, **facts: Any) -> str:
-        """Add an op that takes no time before `user`; of what is left out it has none, and one output."""
+        """Add an op that takes no time before `user`, by default with one output and nothing else."""
         nothing: dict[str, Any] = {"inputs": [], "after": [], "outputs": (0,)}
         record = OpEntry(name, kind, **(nothing | facts), duration_ns=0, device=device)
         self.before[user.name].append(record)
@@ -180,9 +179,9 @@ class _Cut:
     # -- loops over several devices --------------------------------------------------------------
 
     def loops(self, graph: Graph, structure: FrameStructure) -> None:
-        """Add control nodes to every device on which a loop has ops but not its condition.
+        """Add control nodes to every device with ops of a loop but not its condition.
 
-        By key, the condition's device gets them, too, as does one with ops in an inner loop only.
+        By key, the condition's device gets them too, as does a device with ops only in an inner loop.
         """
         inside: list[list[OpEntry]] = [[] for _ in structure.parent]
         deeper: list[list[OpEntry]] = [[] for _ in structure.parent]
@@ -194,7 +193,7 @@ class _Cut:
         for frame in range(1, len(structure.parent)):
             condition = next((record for record in inside[frame] if record.kind == "loop_cond"), None)
             if condition is None and not self.by_key:
-                continue  # a call in a frame of its own
+                continue  # a call, which has its own frame
             first_enter = next(op for op, child in structure.child_of.items() if child == frame)
             enter = self.records.ops[graph.op_names[first_enter]]
             there = [*inside[frame], *deeper[frame]]
@@ -207,13 +206,13 @@ class _Cut:
     def _outside(
         self, parent: int, inside: list[list[OpEntry]], first: OpEntry, enter: OpEntry
     ) -> list[Edge]:
-        """Return what starts a loop's control nodes: outside all loops nothing, else the outer iteration."""
+        """Return the start of a loop's control nodes: none outside all loops, else the outer iteration."""
         if parent == 0:
             return []
         start = self.starts.get((parent, str(first.device)))
         if start is not None:
             return [(start, 0)]
-        # The outer loop is decided here. A merge of it begins an iteration; what enters the inner loop may be
+        # The outer loop is decided here. One of its merges begins an iteration; a value entering the inner loop may be
         # dead in the last one.
         merges = (record for record in inside[parent] if record.kind == "merge")
         given = self.records.producer(enter.inputs[0][0])
@@ -227,7 +226,7 @@ class _Cut:
     def _control_loop(
         self, frame: int, condition: OpEntry | None, opened: OpEntry, first: OpEntry, outer: list[Edge]
     ) -> None:
-        """Add the control nodes of a loop, which `opened` enters, to the device of its op `first`."""
+        """Add the control nodes of the loop that `opened` enters to the device of its op `first`."""
         attributes = {k: v for k, v in opened.attributes.items() if k in ("frame", "parallel_iterations")}
         device = str(first.device)
         base = f"{attributes['frame']}/on_{device}"

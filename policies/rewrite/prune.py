@@ -1,4 +1,4 @@
-"""Prune: keep the ancestors of what is fetched; a feed cuts the graph.
+"""Prune: keep only the ancestors of the fetches; a feed cuts the graph.
 
 ::
 
@@ -10,14 +10,14 @@
                                  └╌╌► an op without inputs ╌╌► ...  ╌╌╌╌╌┘
 
 Reachability runs backwards over data and control edges, and from a Recv to the Sends of its key. A fed tensor
-becomes a graph input. With explicit nodes it becomes an Arg instead, and what is fetched is read by a RetVal;
-whatever has no edge into it follows the Source, and the Sink follows whatever has none out of it, so that the
-graph has one beginning and one end. (What ends inside a loop ends with each of its iterations, and the Sink
-does not follow it.)
+becomes a graph input. With explicit nodes it becomes an Arg instead, and a RetVal reads each fetch; ops
+without incoming edges follow the Source, and the Sink follows ops without outgoing edges, so that the graph
+has one beginning and one end. (An op that ends inside a loop ends with each iteration, so the Sink does not
+follow it.)
 
 As ``RewriteGraphForExecution`` and ``PruneForReverseReachability`` in tensorflow/core/graph/subgraph.cc, and
-``FixupSourceAndSinkEdges`` in tensorflow/core/graph/algorithm.cc. As there, an op that is fed still runs
-where another follows it by a control edge.
+``FixupSourceAndSinkEdges`` in tensorflow/core/graph/algorithm.cc. As there, a fed op still runs if another
+op follows it by a control edge.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ SINK: Final = "_sink"
 
 
 class Prune:
-    """Keep what the fetches need.
+    """Keep only ops that the fetches need.
 
     Parameters
     ----------
     fetches : sequence of str
-        Ops or tensors that are wanted; by default, without `targets` too, the ops that nobody reads or
-        follows, so that nothing is pruned.
+        Ops or tensors to keep; by default, without `targets`, the ops that no other reads or follows, so
+        that nothing is pruned.
     feeds : sequence of str
-        Tensors that are given: their producers need not run.
+        Tensors that are given, so that their producers need not run.
     targets : sequence of str
-        Ops that are to run although nothing of them is wanted.
+        Ops to run although their outputs are not fetched.
     explicit : bool
         Whether feeds become Arg nodes and fetches RetVal nodes, and Source and Sink tie loose ends.
     device : str, optional
-        Where those nodes are: a device, or kind of device (the client's CPU). By default placement decides.
+        Device or kind of device of those nodes (the client's CPU). By default placement decides.
 
     Raises
     ------
     UnknownNameError
-        A name that the graph does not have (when applied).
+        If the graph lacks a name (when applied).
     GraphError
-        Everything that is fetched is fed; an op of the graph has the name of an explicit node.
+        If every fetch is fed, or an op of the graph has the name of an explicit node.
 
     Examples
     --------
@@ -111,7 +111,7 @@ class Prune:
         return write(records)
 
     def _feed(self, records: Records, feeds: Sequence[str]) -> dict[str, str]:
-        """Let whoever reads a fed tensor read a graph input instead; return tensor → that input."""
+        """Replace fed tensors by graph inputs; return tensor → graph input."""
         fed = {
             name: f"arg/{name}" if self.explicit else f"feed of {name}"
             for name in feeds
@@ -129,7 +129,7 @@ class Prune:
         return node
 
     def _tie(self, records: Records, args: list[OpEntry], retvals: list[OpEntry]) -> None:
-        """Put Args before all ops and RetVals behind them, and tie loose ends to Source and Sink."""
+        """Put Args before all ops and RetVals after them, and tie loose ends to Source and Sink."""
         new = [SOURCE, *(r.name for r in (*args, *retvals)), SINK]
         for name in new:
             if name in records.ops or name in records.externals:
@@ -146,7 +146,7 @@ class Prune:
 
 
 def _tensor(records: Records, name: str) -> str:
-    """Return the tensor's name as edges have it: ``a`` for ``a:0``."""
+    """Return the tensor's name as used by edges: ``a`` for ``a:0``."""
     producer = records.producer(name)
     if producer is None and name not in records.externals:
         raise UnknownNameError("op or tensor", name, [*records.ops, *records.externals])
@@ -154,7 +154,7 @@ def _tensor(records: Records, name: str) -> str:
 
 
 def _ancestors(records: Records, wanted: Sequence[str]) -> set[str]:
-    """Return the ops that come before what is wanted, those of that among them."""
+    """Return the wanted ops and all their ancestors."""
     sends: dict[str, list[str]] = {}
     for record in records.ops.values():
         if record.kind == "send" and "key" in record.attributes:
@@ -174,7 +174,7 @@ def _ancestors(records: Records, wanted: Sequence[str]) -> set[str]:
 
 
 def _in_loops(records: Records) -> set[str]:
-    """Return the ops whose outputs are in a loop."""
+    """Return the ops whose outputs are inside a loop."""
     graph = write(records)
     if not has_control_flow(graph):
         return set()

@@ -1,6 +1,6 @@
-"""A graph as records that a rewrite may change, and back.
+"""Conversion of a graph to records that a rewrite may change, and back.
 
-Columns are for reading a million ops fast; a rewrite wants to rename an input or drop an op. So a step
+Columns suit reading a million ops fast; a rewrite needs to rename an input or drop an op. So a rewrite step
 turns the graph into `OpEntry` values by name, changes those, and builds a new graph from them.
 """
 
@@ -21,19 +21,18 @@ from sim.graph.frames import CONTROL_FLOW_KINDS, FrameStructure
 from sim.graph.graph import Role, output_name, split_output
 
 # ----------------------------------------------------------------------------------------------------------
-# Kinds of op with effects of their own: a closed list, by the names that importers give
-# (``stateful_kinds.json``).
+# Stateful kinds of op: a closed list, by the names that importers give (``stateful_kinds.json``).
 #
-# No step merges, folds or repeats them, however alike their inputs look: two random numbers are two, and a
-# variable may have changed between two reads.
+# No step merges, folds or repeats them, even with identical inputs: two random numbers differ, and a variable
+# may have changed between two reads.
 #
-# The kinds of TensorFlow are what Grappler does not take for free of side effects (``IsFreeOfSideEffect`` in
-# tensorflow/core/grappler/op_types.cc): an op that the registry of TensorFlow 2.21 marks as stateful
-# (whatever touches a resource is), that takes a reference, updates its input in place, sends, or is a
-# placeholder; and whatever has ``Queue`` in its name.
+# TensorFlow's kinds are those that Grappler does not consider free of side effects (``IsFreeOfSideEffect`` in
+# tensorflow/core/grappler/op_types.cc): ops that the registry of TensorFlow 2.21 marks as stateful (all that
+# touch a resource), that take a reference, update their input in place, send, or are a placeholder; and ops
+# with ``Queue`` in their name.
 
 IN_PLACE: Final = frozenset({"inplace_add", "inplace_sub", "inplace_update"})
-"""Kinds that write into what they read."""
+"""Kinds that write into their inputs."""
 
 STATEFUL: Final = CONTROL_FLOW_KINDS.union(
     *json.loads(Path(__file__).with_name("stateful_kinds.json").read_text(encoding="utf-8")).values()
@@ -44,7 +43,7 @@ STATEFUL: Final = CONTROL_FLOW_KINDS.union(
 # ----------------------------------------------------------------------------------------------------------
 
 Edge = tuple[str, int]
-"""A tensor that an op reads, or an op that it follows, and how many iterations earlier."""
+"""A tensor that an op reads, or an op that it follows, and the distance in iterations."""
 
 
 @dataclass
@@ -70,12 +69,12 @@ class OpEntry:
 
     @property
     def stateful(self) -> bool:
-        """Whether running it has effects of its own (a variable, a random number, a send)."""
+        """Whether running the op has side effects (a variable, a random number, a send)."""
         return bool(self.attributes.get("stateful", False)) or self.kind in STATEFUL or self.in_place
 
     @property
     def in_place(self) -> bool:
-        """Whether it writes into what it reads."""
+        """Whether the op writes into its inputs."""
         return self.kind in IN_PLACE or any(self.attributes.get(key) for key in ("inplace", "in_place"))
 
     def tensor(self, k: int = 0) -> str:
@@ -95,13 +94,13 @@ class OpEntry:
     def like(
         self, name: str, kind: str, reads: Iterable[str], outputs: Sequence[int], **facts: Any
     ) -> OpEntry:
-        """Return a new op beside this one: of its device, data type, stage, micro-batch and phase."""
+        """Return a new op with this one's device, data type, stage, micro-batch and phase."""
         where = {key: getattr(self, key) for key in ("device", "dtype", "stage", "micro_batch", "phase")}
         made = {"after": [], "bytes_written": sum(outputs), **where, **facts}
         return OpEntry(name, kind, [(tensor, 0) for tensor in reads], outputs=tuple(outputs), **made)
 
     def part(self, by: Fraction) -> OpEntry:
-        """Return an op of so many times the work, that takes so many times as long; bytes stay."""
+        """Return an op with `by` times the work and duration, and the same bytes."""
         n, d = by.numerator, by.denominator
         return replace(
             self,
@@ -111,7 +110,7 @@ class OpEntry:
         )
 
     def scaled(self, by: Fraction) -> OpEntry:
-        """Return an op of so many times the work, bytes and time."""
+        """Return an op with `by` times the work, bytes and duration."""
         made, n, d = self.part(by), by.numerator, by.denominator
         made.bytes_read = proportion(self.bytes_read, n, d)
         made.bytes_written = proportion(self.bytes_written, n, d)
@@ -119,7 +118,7 @@ class OpEntry:
 
 
 def proportion(value: int, new: int, old: int) -> int:
-    """Return value · new / old, half up; the value itself where `old` is 0.
+    """Return value · new / old, rounded half up; `value` itself if `old` is 0.
 
     Examples
     --------
@@ -146,10 +145,10 @@ class Records:
     ----------
     name : str
     ops : dict of str to Record
-        In graph order.
+        Ops in graph order.
     externals : dict of str to External
     device_facts : mapping
-        As of the graph.
+        The graph's own.
     """
 
     name: str
@@ -158,12 +157,12 @@ class Records:
     device_facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def make(self, record: OpEntry) -> OpEntry:
-        """Add an op under a name that others count on.
+        """Add an op under a name that others rely on.
 
         Raises
         ------
         GraphError
-            An op or a tensor has this name.
+            If an op or a tensor already has this name.
         """
         if record.name in self.ops or record.name in self.externals:
             message = f"two ops would be called {record.name!r}, the graph's and one that the rewrite makes"
@@ -172,24 +171,24 @@ class Records:
         return record
 
     def make_all(self, ops: Iterable[OpEntry]) -> None:
-        """Let these be all ops, in this order."""
+        """Replace all ops by `ops`, in this order."""
         self.ops = {}
         for record in ops:
             self.make(record)
 
     def free(self, name: str) -> str:
-        """Return a name for a new op: see `free_name`."""
+        """Return a free name for a new op; see `free_name`."""
         return free_name(name, self.ops, self.externals)
 
     def producer(self, tensor: str) -> OpEntry | None:
-        """Return the op that makes a tensor; None for a graph input or parameter."""
+        """Return the op that produces a tensor; None for a graph input or parameter."""
         if tensor in self.ops:
             return self.ops[tensor]
         made = split_output(tensor)
         return None if made is None else self.ops.get(made[0])
 
     def makers(self, edges: Iterable[Edge]) -> list[OpEntry]:
-        """Return the ops from which edges come, one for each that comes from an op."""
+        """Return the producer of each edge that comes from an op."""
         made = (self.producer(name) for name, _ in edges)
         return [each for each in made if each is not None]
 
@@ -231,7 +230,7 @@ class Records:
         return producer.outputs[k]
 
     def redirect(self, moved: Mapping[str, str]) -> None:
-        """Let whoever reads tensor `a` (or follows op `a`) read (follow) ``moved[a]`` instead."""
+        """Make readers of tensor `a` (or followers of op `a`) read (follow) ``moved[a]`` instead."""
 
         def followed(name: str) -> str:
             producer = self.producer(moved.get(name, name))
@@ -243,9 +242,9 @@ class Records:
             record.after = [edge for edge in after if edge[0] != record.name]
 
     def remove(self, names: Iterable[str], followers: dict[str, list[OpEntry]] | None = None) -> None:
-        """Drop ops; those that followed one by a control edge follow what it followed instead.
+        """Drop ops; ops that followed one by a control edge follow its predecessors instead.
 
-        `followers`, which is kept up to date, saves finding them anew in each of several calls.
+        `followers`, which is kept up to date, avoids recomputing them in repeated calls.
         """
         followers = self.followers() if followers is None else followers
         for name in names:
@@ -257,7 +256,7 @@ class Records:
                     followers[first].append(record)
 
     def remove_unused(self, names: Iterable[str]) -> None:
-        """Drop those of some ops that no other reads or follows, until each left is needed."""
+        """Drop those of `names` that no other op reads or follows, until all the rest are needed."""
         candidates = set(names)
         users = {name: len(row) for name, row in self.readers().items()}
         for name, row in self.followers().items():
@@ -272,7 +271,7 @@ class Records:
 
 
 def free_name(name: str, *taken: Container[str]) -> str:
-    """Return a name for an op that a rewrite makes: another one if an op or a tensor has this one.
+    """Return `name`, or a variant of it if an op or a tensor already has that name.
 
     Examples
     --------
@@ -340,7 +339,7 @@ def write(records: Records) -> Graph:
     Raises
     ------
     GraphError
-        The records are no graph any more (a step has a bug).
+        If the records no longer form a valid graph (a bug in a step).
     """
     builder = GraphBuilder(records.name)
     for name, external in records.externals.items():
@@ -352,7 +351,7 @@ def write(records: Records) -> Graph:
 
 
 def frames_given(graph: Graph, structure: FrameStructure) -> list[int]:
-    """Return for each op the frame into which it gives its outputs: of an enter the one that it opens."""
+    """Return the frame of each op's outputs; for an enter, the frame that it opens."""
     frames = list(structure.frame_of)
     for op in range(len(graph)):
         if graph.kind(op) == "exit":

@@ -1,11 +1,11 @@
-"""Arithmetic simplification: the same value for fewer operations.
+"""Arithmetic simplification: the same value from fewer operations.
 
 ::
 
     x + x + x                     3 · x                    (a product with a scalar constant)
     (a + s1) + (b + s2)           (a + b) + (s1 + s2)      (s scalars: one large sum fewer)
 
-Only sums that nobody else reads are taken apart. The second rule and its cost argument are from the
+Only sums with no other reader are taken apart. The second rule and its cost argument are from the
 TensorFlow white paper's successor, "TensorFlow Graph Optimizations" (Larsen and Shpeisman, 2019).
 """
 
@@ -37,25 +37,25 @@ def _is_sum(record: OpEntry) -> bool:
 
 
 class _Tree(NamedTuple):
-    """A tree of sums whose leaves are all one tensor, so many times."""
+    """A tree of sums whose leaves are all the same tensor, with their number."""
 
     term: str
     times: int
 
 
 def _repeated_sums(records: Records, order: list[str]) -> None:
-    """Turn x + x + ... + x into n·x; `order` is one in which ops come after what they read."""
+    """Turn x + x + ... + x into n·x; `order` is a topological order."""
     readers, followers = records.readers(), records.followers()
 
     def inner(tensor: str, reader: OpEntry) -> OpEntry | None:
-        """Return the sum that makes a tensor, where nobody but the sum that reads it needs it."""
+        """Return the sum that produces `tensor`, if only the sum `reader` needs it."""
         below = records.producer(tensor)
         if below is None or below.kind != "add" or any(d for _, d in below.inputs):
             return None
         alone = len(readers[below.name]) == 1 and not below.after
         return below if alone and below.device == reader.device else None
 
-    trees: dict[str, _Tree | None] = {}  # by the sum at the top; None: of several tensors
+    trees: dict[str, _Tree | None] = {}  # by top sum; None: several different tensors
     for name in order:
         record = records.ops[name]
         if record.kind != "add" or any(d for _, d in record.inputs):
@@ -69,7 +69,7 @@ def _repeated_sums(records: Records, order: list[str]) -> None:
         term = terms.pop() if len(terms) == 1 else None
         trees[name] = None if term is None else _Tree(term, times)
 
-    for name in reversed(order):  # a sum before those that it is made of
+    for name in reversed(order):  # a sum before its terms
         tree = trees.get(name)
         if tree is None or tree.times < 3 or name not in records.ops or not _is_sum(records.ops[name]):
             continue
@@ -114,7 +114,7 @@ def _scalar_sums(records: Records) -> None:
 
 
 def _tensor_and_scalar(record: OpEntry, records: Records) -> tuple[OpEntry, str, str] | None:
-    """Return a sum of a tensor and a scalar constant with the two; None where it is none."""
+    """Return a sum of a tensor and a scalar constant, with the two; None: it is not such a sum."""
     if not _is_sum(record):
         return None
     sides: dict[bool, str] = {}
@@ -133,16 +133,16 @@ SHAPE_KINDS: Final = frozenset({"shape", "rank", "size"})
 class ConstantFolding:
     """Fold constants, and products with constants.
 
-    Constant folding: what depends on constants only is computed before the run.
+    Constant folding: ops that depend only on constants are computed before the run.
 
     ::
 
         const ─► reshape ─► matmul        const' ─► matmul
-        shape(x) ─► fill ─►               (the shape of x is known: so is all that follows from it)
+        shape(x) ─► fill ─►               (the shape of x is known, and so is everything derived from it)
 
         mul(c1, mul(x, c2))               mul(x, c1·c2)
 
-    Folded ops become ``const`` ops of no cost that keep name and size. As in
+    Folded ops become ``const`` ops without cost that keep name and size. As in
     tensorflow/core/grappler/optimizers/constant_folding.cc, an op is not folded when its result would be
     larger than 10 MiB.
     """
@@ -172,7 +172,7 @@ class ConstantFolding:
 
 
 def _make_constant(record: OpEntry, records: Records) -> None:
-    """Turn an op into a constant that comes after all that it came after before."""
+    """Turn an op into a constant with control edges from all its former predecessors."""
     for tensor, distance in record.inputs:
         producer = records.producer(tensor)
         if producer is not None:
@@ -180,13 +180,13 @@ def _make_constant(record: OpEntry, records: Records) -> None:
     record.after = list(dict.fromkeys(record.after))
     record.kind = "const"
     record.inputs = []
-    record.attributes.pop("value", None)  # of a fill, one element of many
+    record.attributes.pop("value", None)  # for a fill, only one of many elements
     record.flops = record.bytes_read = record.bytes_written = 0
     record.duration_ns, record.duration_by_kind = 0, {}
 
 
 def _fold_products(records: Records) -> None:
-    """Rewrite ``mul(c1, mul(x, c2))`` to ``mul(x, c)`` where nobody else reads the inner product."""
+    """Rewrite ``mul(c1, mul(x, c2))`` to ``mul(x, c)`` if nothing else reads the inner product."""
     readers = records.readers()
     for outer in list(records.ops.values()):
         split = _constant_and_other(outer, records)
@@ -201,7 +201,7 @@ def _fold_products(records: Records) -> None:
 
 
 def _constant_and_other(record: OpEntry, records: Records) -> tuple[Edge, Edge] | None:
-    """Return (the constant input, the other one) of a product, None when not exactly one is constant."""
+    """Return (constant input, other input) of a product; None unless exactly one is constant."""
     if record.kind != "mul" or len(record.inputs) != 2:
         return None
     first, second = sorted(record.inputs, key=lambda edge: not _is_constant(edge[0], records))
@@ -217,36 +217,36 @@ def _is_constant(tensor: str, records: Records) -> bool:
 _COMMUTATIVE = """add mul add_n accumulate_nv2 approximate_equal bitwise_and bitwise_or bitwise_xor equal
     not_equal and or squared_difference"""
 COMMUTATIVE: Final = frozenset(_COMMUTATIVE.split())
-"""What TensorFlow's registry of ops marks as commutative."""
+"""Kinds that TensorFlow's op registry marks as commutative."""
 
 MERGED_ANYWAY: Final = frozenset({"assert", "print"})
-"""Stateful in TensorFlow's registry, "mistakenly" as Grappler has it."""
+"""Kinds marked stateful in TensorFlow's registry, "mistakenly" according to Grappler."""
 
 RESULT_LEFT_OUT: Final = frozenset({"reshape", "expand", "resize", "constant_of_shape"})
-"""Kinds with an operand that says what comes out, and that importers leave out where it is constant."""
+"""Kinds with an operand that determines the result and that importers omit if it is constant."""
 
 
 class CommonSubexpressions:
     """Merge equal ops.
 
-    Common subexpressions: one op where several compute the same from the same.
+    Common subexpression elimination: one op in place of several that compute the same from the same inputs.
 
-    Two ops are the same when kind, inputs, control inputs, attributes, sizes, data type and device are; the
-    first in program order stays. The operands of a commutative op may stand in any order.
+    Two ops are equal if kind, inputs, control inputs, attributes, sizes, data type and device are; the first
+    in program order stays. The operands of a commutative op may be in any order.
 
-    What is not known to be the same stays: an op with effects of its own (`policies.rewrite.records`),
-    what an op that works in place may write into, and what makes a value that the graph does not hold::
+    Ops not known to be equal stay: stateful ops (`policies.rewrite.records`), ops whose results an in-place
+    op may overwrite, and ops whose value the graph does not hold::
 
         const (no value)    const (no value)        two constants
         const (value: 3)    const (value: 3)        one
         reshape(x)          reshape(x)              two, where importers leave out the shape
 
-    As tensorflow/core/grappler/optimizers/common_subgraph_elimination.cc, which merges ``Assert`` and
-    ``Print`` too. There a constant is never without a value.
+    As in tensorflow/core/grappler/optimizers/common_subgraph_elimination.cc, which also merges ``Assert``
+    and ``Print``. There a constant always has a value.
     """
 
     def apply(self, graph: Graph) -> Graph:
-        """Return the graph with one of each."""
+        """Return the graph with equal ops merged."""
         records = read(graph)
         overwritten = _overwritten(records)
         first: dict[str, str] = {}
@@ -269,7 +269,7 @@ class CommonSubexpressions:
 
 
 def _is_known(record: OpEntry) -> bool:
-    """Whether the record tells all that decides what the op computes, and nothing but that comes of it."""
+    """Return whether the record determines the op's result and the op has no side effects."""
     if record.stateful and record.kind not in MERGED_ANYWAY:
         return False
     if not record.inputs:
@@ -278,7 +278,7 @@ def _is_known(record: OpEntry) -> bool:
 
 
 def _overwritten(records: Records) -> set[str]:
-    """Return the ops whose result an op that works in place may write into: all that it is computed from."""
+    """Return the ops whose results an in-place op may overwrite: all its ancestors."""
     found: set[str] = set()
     stack = [record.name for record in records.ops.values() if record.in_place]
     while stack:
@@ -289,16 +289,16 @@ def _overwritten(records: Records) -> set[str]:
 
 
 def _key(record: OpEntry) -> str:
-    """Return all that decides whether two ops are the same, as text."""
+    """Return, as text, everything that decides whether two ops are equal."""
     inputs = sorted(record.inputs) if record.kind in COMMUTATIVE else record.inputs
     facts = {**vars(record), "name": "", "inputs": inputs, "after": sorted(record.after)}
     return json.dumps(facts, sort_keys=True, default=repr)
 
 
 class BatchNorm:
-    """Merge each batch norm that is written out with running statistics into one op.
+    """Merge each batch norm written out with running statistics into one op.
 
-    Batch norm: one op where inference has written it out in sums and products.
+    Batch norm: one op in place of the sums and products that inference graphs contain.
 
     ::
 
@@ -308,9 +308,9 @@ class BatchNorm:
         mean ─────────► mul ─► sub ─┘
         beta ──────────────────┘
 
-    As TensorFlow's remapper and ONNX exporters do for what Keras writes out. The op multiplies and adds
-    once an element (2 flop, scale and shift folded), reads x and the four vectors, and is what `training`
-    knows how to differentiate with the statistics of a batch.
+    As TensorFlow's remapper and ONNX exporters do for Keras models. The op multiplies and adds once per
+    element (2 flop, scale and shift folded) and reads x and the four vectors; `training` knows its gradient
+    with batch statistics.
 
     Examples
     --------
@@ -348,11 +348,11 @@ class BatchNorm:
 _WRITTEN_OUT = ("add", ("mul", "x", "scale"), ("sub", "beta", ("mul", "mean", "scale")))
 _ROOT = ("rsqrt", ("add", "var", "eps"))
 _SCALES = (("mul", _ROOT, "gamma"), _ROOT)
-"""A kind with what it reads, in order; a word stands for a tensor, the same wherever it occurs."""
+"""A kind with its inputs in order; a word stands for the same tensor wherever it occurs."""
 
 
 def _match(records: Records, last: OpEntry) -> tuple[list[str], list[str]] | None:
-    """Return what the batch norm that ends with `last` reads, and its other ops; None: it is none."""
+    """Return the inputs and other ops of the batch norm that ends with `last`; None: it is not one."""
     found: dict[str, str] = {}
     ops: list[OpEntry] = []
 
