@@ -212,7 +212,7 @@ class _Cut:
         start = self.starts.get((parent, str(first.device)))
         if start is not None:
             return [(start, 0)]
-        # The outer loop is decided here. One of its merges begins an iteration; a value entering the inner loop may be
+        # The outer condition is here. A merge begins each outer iteration; values entering the inner loop may be
         # dead in the last one.
         merges = (record for record in inside[parent] if record.kind == "merge")
         given = self.records.producer(enter.inputs[0][0])
