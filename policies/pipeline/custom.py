@@ -1,10 +1,10 @@
-"""The user's own order (``custom``): a table of actions, one row a rank.
+"""The user's own order (``custom``): a table of actions, one row per rank.
 
     0F0,0F1,,,0B0,0B1          rank 0 holds stage 0, because its row has the actions of stage 0
-    ,1F0,1B0,1F1,1B1           rank 1 holds stage 1; empty cells are idle ticks and mean nothing
+    ,1F0,1B0,1F1,1B1           rank 1 holds stage 1; empty cells are idle ticks and are ignored
 
-The form is torch's (`policies.pipeline.custom`). Sizes follow from the table: as many ranks as
-rows, as many stages and micro-batches as the largest numbers say. A wrong order is refused with the reason
+The format is torch's (see below). Sizes follow from the table: one rank per row, and as many stages and
+micro-batches as its largest numbers imply. A wrong order is refused with the reason
 (`policies.pipeline.validate`).
 """
 
@@ -32,17 +32,17 @@ def custom(
     order: str | None = None,
     replicas: bool = False,
 ) -> Schedule:
-    r"""Read a schedule from a file, or from text.
+    r"""Return a schedule read from a file or from text.
 
     Parameters
     ----------
     ranks, micro_batches, chunks : int, optional
-        What the workload expects; a table of other sizes is refused.
+        Sizes that the workload expects; a table of other sizes is refused.
     file, order : str
-        Where the table is, or the table itself: exactly one of them.
+        Path of the table, or the table itself; give exactly one.
     replicas : bool
-        Allow a stage on several ranks, each with its own micro-batches. By default this is taken
-        for a mistake.
+        Whether a stage may be on several ranks, each with its own micro-batches. By default this is
+        an error.
 
     Returns
     -------
@@ -52,9 +52,9 @@ def custom(
     Raises
     ------
     InputError
-        There is no table or a wrong one; the message lists what is missing, doubled or impossible.
+        If there is no table or a wrong one; the message lists missing, duplicate or impossible actions.
     StuckError
-        The order deadlocks; the message says which rank waits for what.
+        If the order deadlocks; the message says which rank waits for what.
 
     Examples
     --------
@@ -77,13 +77,13 @@ def custom(
 
 
 def from_rows(rows: Rows, *, replicas: bool = False) -> Schedule:
-    """Make a schedule of rows: infer sizes and where the stages live.
+    """Return a schedule made from rows, with sizes and placement inferred.
 
     Raises
     ------
     InputError
-        No row has an action, or numbers are far beyond all actions; without `replicas`, one row has none, or
-        a stage is on several ranks.
+        If no row has an action or the numbers are far too large for the number of actions; without
+        `replicas`, if a row is empty or a stage is on several ranks.
     """
     actions = [
         (rank, a) for rank, program in enumerate(rows.programs) for slot in program for a in slot.parts
@@ -95,7 +95,7 @@ def from_rows(rows: Rows, *, replicas: bool = False) -> Schedule:
         raise InputError(f"row {idle + 1} of the custom order (rank {idle}) has no action; leave the row out")
     stages = 1 + max(a.stage for _, a in actions)
     micro_batches = 1 + max(a.micro_batch for _, a in actions)
-    if stages * micro_batches > 1000 * len(actions):  # of fewer the check of the whole tells what is missing
+    if stages * micro_batches > 1000 * len(actions):  # below this, validation lists what is missing
         numbers = f"{stages:,} stages and {micro_batches:,} micro-batches by its largest numbers"
         raise InputError(f"the custom order has {numbers}, and {len(actions):,} actions")
     ranks = len(rows.programs)
@@ -128,31 +128,31 @@ def from_rows(rows: Rows, *, replicas: bool = False) -> Schedule:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Schedules as text: torch's CSV form, written and read.
+# Schedules as text: writing and reading torch's CSV format.
 #
-# One row a rank, one cell a slot, an empty cell for an idle tick::
+# One row per rank, one cell per slot, an empty cell for an idle tick::
 #
 #     0F0,0F1,,,0B0,0B1
 #     ,1F0,1B0,1F1,1B1
 #
 # ``torch.distributed.pipelining`` writes this with ``_dump_csv`` and loads it with ``_load_csv``. Its
-# *lowered* form has communication in the same rows (``2SEND_F1``, ``0UNSHARD``); reading leaves those
-# cells out, since transfers follow from where the stages live, and counts them in
+# *lowered* form has communication in the same rows (``2SEND_F1``, ``0UNSHARD``); reading skips those
+# cells, because transfers follow from the placement of stages, and counts them in
 # ``meta["communication_skipped"]``.
 #
-# The rank whose row has a stage's actions holds that stage.
+# A rank holds the stages whose actions are in its row.
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What a table of actions says before anything is checked.
+    """The unchecked contents of a table of actions.
 
     Attributes
     ----------
     programs : tuple of tuple of Slot
-        One program a row, idle cells left out.
+        One program per row, without idle cells.
     communication_skipped : int
-        How many cells of communication were left out.
+        Number of communication cells skipped.
     """
 
     programs: tuple[tuple[Slot, ...], ...]
@@ -160,9 +160,9 @@ class Rows:
 
 
 def to_csv(schedule: Schedule) -> str:
-    r"""Write a schedule as torch's CSV, one row a rank, without idle cells.
+    r"""Return a schedule as torch's CSV, one row per rank, without idle cells.
 
-    Recompute actions (``1R2``) are written too; torch has no such action and refuses them.
+    Recompute actions (``1R2``) are included; torch has no such action and refuses them.
 
     Examples
     --------
@@ -174,21 +174,21 @@ def to_csv(schedule: Schedule) -> str:
 
 
 def parse_csv(text: str, *, source: str = "the order") -> Rows:
-    r"""Read the table of one program a row.
+    r"""Return the rows of a table with one program per row.
 
-    A row without commas may separate its cells by blanks. Empty rows at the end are left out.
+    A row without commas may separate its cells by blanks. Trailing empty rows are dropped.
 
     Parameters
     ----------
     text : str
         The table.
     source : str
-        What to call it in messages, such as a file's name.
+        Name for messages, such as a file name.
 
     Raises
     ------
     InputError
-        A cell is no action, or there is no row.
+        If a cell is not an action, or there is no row.
 
     Examples
     --------
@@ -212,19 +212,19 @@ def parse_csv(text: str, *, source: str = "the order") -> Rows:
 
 
 def read_csv(path: str | Path) -> Rows:
-    """Read a file by `parse_csv`.
+    """Return the rows of a file, read by `parse_csv`.
 
     Raises
     ------
     InputError
-        The file cannot be read, or is no such table.
+        If the file cannot be read or is not such a table.
     """
     text = read_text(path, unpack=False)
     first = next((cell for line in text.splitlines() for cell in _cells(line) if cell), "0F0")
     if not is_communication(first):
         try:
             parse_slot(first)
-        except InputError:  # some other file: none of it is shown
+        except InputError:  # an unrelated file: do not show its contents
             raise InputError(f"{path}: is no table of actions: its first cell is none, such as 0F3") from None
     return parse_csv(text, source=str(path))
 
@@ -235,18 +235,17 @@ def _cells(line: str) -> Iterable[str]:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# A schedule as a picture in text: one row a rank, one column a tick.
+# A schedule as a text picture: one row per rank, one column per tick.
 #
-#     rank 0  F0 F1 .  .  B0 -- .  B1 --     a slot's name stands at its first tick, -- at the others,
-#     rank 1  .  F0 B0 -- F1 B1 -- .  .      and . where the rank has nothing to do
+#     rank 0  F0 F1 .  .  B0 -- .  B1 --     a slot's name at its first tick, -- at the others,
+#     rank 1  .  F0 B0 -- F1 B1 -- .  .      and . where the rank is idle
 #
 # A tick is the greatest common divisor of all times. A name is phase and micro-batch. On ranks with two
-# stages the second one's names are small (``f0``): the second chunk, or the way up where two pipelines
-# cross. With more stages a rank, names are in full, as in torch's form (``4F0``). A compound slot is
-# ``F5&b1``.
+# stages the names of the second are in lower case (``f0``): the second chunk, or the upward pipeline of two.
+# With more stages per rank, names are in full, as in torch's format (``4F0``). A compound slot is ``F5&b1``.
 
 _MOST_TICKS = 4000
-"""Wider pictures are refused: they show nothing, and say so."""
+"""Columns of the widest picture; wider ones would be unreadable and are refused."""
 
 
 def unit_times() -> StageTimes:
@@ -261,19 +260,19 @@ def unit_times() -> StageTimes:
 
 
 def picture(schedule: Schedule, evaluation: Evaluation | None = None) -> str:
-    """Draw the grid rank × time.
+    """Return the schedule drawn as a grid of rank × time.
 
     Parameters
     ----------
     schedule : Schedule
-        What to draw.
+        Schedule to draw.
     evaluation : Evaluation, optional
-        When its slots run; by default `evaluate` with `unit_times`.
+        Times of its slots; by default `evaluate` with `unit_times`.
 
     Raises
     ------
     InputError
-        The picture would be wider than anyone can read.
+        If the picture would be too wide to read.
 
     Examples
     --------
@@ -307,7 +306,7 @@ def picture(schedule: Schedule, evaluation: Evaluation | None = None) -> str:
 
 
 def _namer(schedule: Schedule) -> Callable[[Action], str]:
-    """Choose how to write an action: as short as can be told apart on its rank."""
+    """Return a function that names an action, as briefly as is unambiguous on its rank."""
     lanes: list[set[tuple[int, int]]] = [set() for _ in range(schedule.ranks)]
     for number, placement in enumerate(schedule.placements):
         for stage, rank in enumerate(placement):

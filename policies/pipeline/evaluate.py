@@ -1,16 +1,16 @@
-r"""How long a schedule takes: the longest path through its programs, in exact whole numbers.
+r"""The duration of a schedule: the longest path through its programs, in exact integers.
 
-This is the reference that the simulator is compared with, so it shares nothing with it: no engine,
-no devices, only the two orders that bind an action. Its start is the latest of
+This is the reference for the simulator, so the two share nothing: there is no engine and there are no
+devices, only the two orders that constrain an action. Its start is the latest of
 
-* the end of the slot before it on its rank (a rank runs its program in order), and
-* the end of each of its inputs, plus the transfer time when the input was made on another rank.
+* the end of the previous slot on its rank (a rank runs its program in order), and
+* the end of each of its inputs, plus the transfer time if the input is from another rank.
 
     rank 0   [F0][F1]          [B0]...
                  \ c           / c
     rank 1       [F0][B0 = I W]/          a fused B gives its gradient at its end, a split one after I
 
-Times are whole numbers in any unit the caller likes (the project's is nanoseconds).
+Times are whole numbers in any unit (the project's is nanoseconds).
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ Transfer = int | Callable[[int, int], int]
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """What each phase takes on one stage.
+    """The time of each phase on one stage.
 
     Attributes
     ----------
     forward : int
-        F.
+        Time of F.
     backward : int, optional
-        B in one piece; by default ``input_grad + weight_grad``.
+        Time of a whole B; by default ``input_grad + weight_grad``.
     input_grad, weight_grad : int, optional
-        I and W; needed by schedules that split the backward.
+        Times of I and W; needed by schedules that split the backward.
     recompute : int, optional
-        R; by default ``forward``.
+        Time of R; by default ``forward``.
     overlapped : int, optional
-        A compound slot whose forward is this stage's; by default the sum of its parts.
+        Time of a compound slot with this stage's forward; by default the sum of its parts.
 
     Examples
     --------
@@ -71,7 +71,7 @@ class StageTimes:
 
     @property
     def total(self) -> int:
-        """Of forward and backward, where it has one."""
+        """Time of forward plus backward, if there is one."""
         return self.forward + (self._whole_backward or 0)
 
     def of(self, phase: str) -> int:
@@ -80,7 +80,7 @@ class StageTimes:
         Raises
         ------
         InputError
-            This phase has no time, such as I where only ``backward`` is given.
+            If this phase has no time, such as I if only ``backward`` is given.
         """
         match phase:
             case "F":
@@ -100,14 +100,14 @@ class StageTimes:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """When every slot runs, and what follows from it.
+    """The times of every slot, and measures derived from them.
 
     Attributes
     ----------
     starts, ends : tuple of tuple of int
-        Per rank, per slot of its program.
+        Times per rank and slot of its program.
     busy : tuple of int
-        Per rank, the sum of its slots' times.
+        Sum of the slots' times, per rank.
     """
 
     starts: tuple[tuple[int, ...], ...]
@@ -116,28 +116,28 @@ class Evaluation:
 
     @property
     def makespan(self) -> int:
-        """From time 0 to the last end anywhere."""
+        """Time from 0 to the last end of all ranks."""
         return max((ends[-1] for ends in self.ends if ends), default=0)
 
     @property
     def spans(self) -> tuple[int, ...]:
-        """Per rank, from its first start to its last end."""
+        """Time from the first start to the last end, per rank."""
         return tuple(e[-1] - s[0] if e else 0 for s, e in zip(self.starts, self.ends, strict=True))
 
     @property
     def idle(self) -> tuple[int, ...]:
-        """Per rank, the time inside its span at which it computes nothing."""
+        """Idle time inside the span, per rank."""
         return tuple(span - busy for span, busy in zip(self.spans, self.busy, strict=True))
 
     @property
     def bubble(self) -> Fraction:
-        """Idle share of all ranks over the makespan, fill and drain included: 1 - work/(ranks·makespan)."""
+        """Idle share of the makespan over all ranks, with fill and drain: 1 - work/(ranks·makespan)."""
         total = len(self.busy) * self.makespan
         return 1 - Fraction(sum(self.busy), total) if total else Fraction(0)
 
     @property
     def span_bubble(self) -> Fraction:
-        """Idle share inside the longest span of a rank (what "zero bubble" is about)."""
+        """Idle share of the longest span of a rank (the meaning of "zero bubble")."""
         span, busy = max(zip(self.spans, self.busy, strict=True))
         return 1 - Fraction(busy, span) if span else Fraction(0)
 
@@ -149,18 +149,18 @@ def evaluate(
     transfer: Transfer = 0,
     turns: Iterable[Turn] | None = None,
 ) -> Evaluation:
-    """Compute when every slot of `schedule` runs.
+    """Return the times of every slot of `schedule`.
 
     Parameters
     ----------
     schedule : Schedule
         Programs and placement.
     times : StageTimes or sequence of StageTimes
-        The same for all stages, or one a stage.
+        Times common to all stages, or one per stage.
     transfer : int or callable
-        Time between two different ranks; a function gets (source rank, destination rank).
+        Time between two different ranks; a function is called with (source rank, destination rank).
     turns : iterable of Turn, optional
-        `with_senders` of the schedule, where it is evaluated more than once.
+        `with_senders` of the schedule, for repeated evaluation.
 
     Returns
     -------
@@ -169,9 +169,9 @@ def evaluate(
     Raises
     ------
     InputError
-        A phase has no time, or there are not as many times as stages.
+        If a phase has no time, or the number of times is not the number of stages.
     StuckError
-        The programs deadlock; the message names who waits for what.
+        If the programs deadlock; the message names what each rank waits for.
 
     Examples
     --------
@@ -183,7 +183,7 @@ def evaluate(
     (33, Fraction(3, 11))
     """
     each = _one_a_stage(times, schedule.stages, "stage times")
-    took: dict[Slot | tuple[int, str], int] = {}  # what an action takes does not depend on its micro-batch
+    took: dict[Slot | tuple[int, str], int] = {}  # an action's time does not depend on its micro-batch
     starts: list[list[int]] = [[] for _ in schedule.programs]
     ends: list[list[int]] = [[] for _ in schedule.programs]
     free, end_of = [0] * schedule.ranks, list[int]()
@@ -207,22 +207,22 @@ def evaluate(
 
 
 Turn = tuple[int, Slot, Slot | tuple[int, str], list[tuple[int, int]]]
-"""Rank, slot, what has the same times, and what it needs: which turn, and the rank that sends it."""
+"""Rank, slot, key of its duration, and its inputs: (turn, sending rank) of each."""
 
 
 def with_senders(schedule: Schedule) -> Iterator[Turn]:
-    """Yield each slot after all that it needs; for evaluations at many times they are kept in a list.
+    """Yield each slot after all its inputs; keep them in a list to evaluate a schedule at many times.
 
     Raises
     ------
     StuckError
-        The programs deadlock.
+        If the programs deadlock.
     """
-    made: dict[Action, tuple[int, int]] = {}  # its turn and rank
+    made: dict[Action, tuple[int, int]] = {}  # turn and rank of each action
     limited = schedule.in_flight < schedule.micro_batches
     for number, (rank, slot, needs) in enumerate(in_turn(schedule)):
         sent = [made[need] for need in needs]
-        if limited:  # a micro-batch that is out sends nothing to the next
+        if limited:  # no data moves to the micro-batch that this one lets in
             k = slot.parts[0].micro_batch
             mine = zip(needs, sent, strict=True)
             sent = [of if need.micro_batch == k else (of[0], rank) for need, of in mine]
@@ -233,7 +233,7 @@ def with_senders(schedule: Schedule) -> Iterator[Turn]:
 
 
 def _duration(slot: Slot, times: Sequence[StageTimes]) -> int:
-    """Return how long a slot takes; of an overlap, the time of its forward's stage, if it gives one."""
+    """Return a slot's duration; for an overlap, the one given for its forward's stage, if any."""
     if isinstance(slot, Overlap):
         together = (times[a.stage].overlapped for a in slot.parts if a.phase == "F")
         known = next((ns for ns in together if ns is not None), None)
@@ -250,33 +250,33 @@ def _one_a_stage(given: T | Sequence[T], stages: int, what: str) -> Sequence[T]:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# How many activations are alive on each rank: a matter of order alone, not of time.
+# Activations alive on each rank, which depend only on the order, not on times.
 #
-# A rank runs its program in order, so what it holds when a slot starts follows from the slots before:
+# A rank runs its program in order, so its contents at a slot's start follow from the earlier slots:
 #
 #     F   stores the activations of a micro-batch        (with recompute: only the stage input)
 #     R   stores them again
 #     B   frees them
-#     I   frees what only the input gradient reads, W the rest
+#     I   frees what only the input gradient reads; W frees the rest
 #
-# The peak counts a slot's own activations and frees at its end. This is the column "activations alive
-# on rank r" of the published comparisons; what else a device holds (weights, gradients, optimizer
-# state, buffers) is the business of the simulation.
+# The peak includes a slot's own activations, and a slot frees at its end. This is the column "activations
+# alive on rank r" of the published comparisons; the simulation accounts for everything else on a device
+# (weights, gradients, optimizer state, buffers).
 
 
 @dataclass(frozen=True, slots=True)
 class StageActivations:
-    """What one micro-batch holds on one stage, in bytes or any other unit.
+    """Activation memory of one micro-batch on one stage, in bytes or any other unit.
 
     Attributes
     ----------
     full : int
-        From its F (or R) to its B, or to its I and W.
+        Amount held from F (or R) to B, or to I and W.
     kept_for_weight_grad : int, optional
-        The part that I leaves for W; by default all of it. The zero-bubble paper has, of
-        ``34·s·b·h + 5·s²·b·a`` bytes of a transformer layer, ``32·s·b·h`` left (section 2).
+        Part that I leaves for W; by default all of it. In the zero-bubble paper, ``32·s·b·h`` of the
+        ``34·s·b·h + 5·s²·b·a`` bytes of a transformer layer are left (section 2).
     stage_input : int
-        What a recomputed micro-batch keeps from its F to its R.
+        Amount that a recomputed micro-batch keeps from F to R.
     """
 
     full: int = 1
@@ -285,16 +285,15 @@ class StageActivations:
 
     @property
     def kept(self) -> int:
-        """What is left after I."""
+        """Amount left after I."""
         return self.full if self.kept_for_weight_grad is None else self.kept_for_weight_grad
 
 
 def transformer_activations(*, hidden: int, heads: int, sequence: int) -> StageActivations:
-    """Return what a transformer layer holds per sample and token, in bytes at 16 bit.
+    """Return the activation memory of a transformer layer per sample and token, in bytes at 16 bit.
 
     ``34·h + 5·a·s`` bytes from F to I and ``32·h`` from I to W, for hidden size h, a heads and
-    sequence length s: only the proportion matters for an order under a limit that counts
-    micro-batches.
+    sequence length s. If the limit counts micro-batches, only the ratio of the two matters.
 
     Source: Korthikanti et al., arXiv 2205.05198, section 4.1; Qi et al., arXiv 2401.10241, table 1.
 
@@ -314,15 +313,15 @@ def peak_activations(
     Parameters
     ----------
     schedule : Schedule
-        The order.
+        Schedule to measure.
     held : StageActivations or sequence of StageActivations
-        The same for all stages, or one a stage. By default each counts one: the result is the
-        number of micro-batches (times chunks) in flight.
+        Amounts common to all stages, or one per stage. By default each counts one, so the result
+        is the number of micro-batches (times chunks) in flight.
 
     Raises
     ------
     InputError
-        There are not as many entries as stages.
+        If the number of entries is not the number of stages.
 
     Examples
     --------
@@ -341,7 +340,7 @@ def peak_activations(
     freed = _total(np.select(ends, [full, full - kept, kept, full]))
     bounds = np.searchsorted(actions.slot, np.arange(actions.first[-1] + 1))
     alive = stored[bounds[1:]] - freed[bounds[:-1]]
-    before = (stored - freed)[bounds[actions.first]]  # what other ranks keep
+    before = (stored - freed)[bounds[actions.first]]  # kept by earlier ranks
     return tuple(
         int(np.max(alive[begin:end] - base, initial=0))
         for (begin, end), base in zip(pairwise(actions.first), before[:-1], strict=True)
@@ -349,15 +348,15 @@ def peak_activations(
 
 
 def _total(amounts: IntArray) -> IntArray:
-    """Return the sum of all before each, and of all."""
+    """Return the exclusive prefix sums, followed by the total."""
     return np.append(0, np.cumsum(amounts))
 
 
 # ----------------------------------------------------------------------------------------------------------
-# What the textbook says a schedule takes: formulas, each with the sizes for which it is exact.
+# Closed forms: textbook formulas for the duration of schedules, with the sizes for which each is exact.
 #
 # p ranks, m micro-batches, v chunks; F, B = I + W per stage (a chunk is a stage); equal stages, free
-# transfers. "Work" is what one rank computes: m·v·(F + B).
+# transfers. "Work" is the computing time of one rank: m·v·(F + B).
 #
 #     name                what       = work +                    exact when
 #     forward-only        makespan   (p-1)F                      always
@@ -375,11 +374,11 @@ def _total(amounts: IntArray) -> IntArray:
 # The bubble is the excess over the whole: for GPipe (p-1)/(m+p-1). Some papers give it relative to the
 # work, for interleaved (p-1)/(v·m): ``excess / work``.
 #
-# Outside these sizes the formulas are bounds or nothing; then there is no closed form, and
-# `policies.pipeline.evaluate` still computes the exact value.
+# Outside these sizes the formulas are at best bounds, so there is no closed form; `evaluate` still computes
+# the exact value.
 #
 # Sources: Huang et al., arXiv 1811.06965; Narayanan et al., arXiv 2104.04473, section 2.2; Qi et al.,
-# arXiv 2401.10241, section 2 (there for F+I ≥ 2W and I ≥ F; the maxima and domains here were found by
+# arXiv 2401.10241, section 2 (for F+I ≥ 2W and I ≥ F; our maxima and domains were found by
 # exhaustive evaluation and are property-tested); deepseek-ai/DualPipe, README.
 
 
@@ -390,13 +389,13 @@ class ClosedForm:
     Attributes
     ----------
     quantity : {"makespan", "span"}
-        What it gives: from first start to last end of all ranks, or the longest of one rank.
+        Measured time: from first start to last end of all ranks, or the longest of one rank.
     formula : str
-        The excess over the work, as in the table above.
+        Excess over the work, as in the table above.
     work : int
-        What one rank computes.
+        Computing time of one rank.
     excess : int
-        What the formula adds to it.
+        Value of the formula.
     """
 
     quantity: Literal["makespan", "span"]
@@ -411,23 +410,23 @@ class ClosedForm:
 
     @property
     def bubble(self) -> Fraction:
-        """The excess over the whole."""
+        """Excess divided by the total."""
         return Fraction(self.excess, self.value) if self.value else Fraction(0)
 
 
 def closed_form(
     name: str, *, ranks: int, micro_batches: int, chunks: int = 1, times: StageTimes
 ) -> ClosedForm | None:
-    """Return what the textbook says of a schedule, or None where no exact formula is known.
+    """Return the textbook formula of a schedule; None if no exact formula is known.
 
     Parameters
     ----------
     name : str
-        The schedule.
+        Name of the schedule.
     ranks, micro_batches, chunks : int
         Sizes.
     times : StageTimes
-        Times of every stage, all equal; transfers are free.
+        Times of each stage, equal for all; transfers are free.
 
     Examples
     --------
@@ -445,7 +444,7 @@ def closed_form(
 
 
 def _excess(name: str, p: int, m: int, times: StageTimes) -> int | None:
-    """Return the excess over the work, or None where the formula is not exact."""
+    """Return the excess over the work; None if the formula is not exact."""
     f, i, w = times.forward, times.input_grad, times.weight_grad
     match name:
         case "forward-only":

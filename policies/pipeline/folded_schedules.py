@@ -1,4 +1,4 @@
-"""Schedules that fold one pipeline into a V, or run two against each other; each function says its rule."""
+"""Schedules that fold one pipeline into a V, or run two in opposite directions; each function has its rule."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from sim.base.errors import MisfitError
 
 
 def require_two_chunks(name: str, chunks: int) -> None:
-    """Refuse a V of other than two stages a rank.
+    """Raise unless a V has two stages per rank.
 
     Raises
     ------
     MisfitError
-        `chunks` is not 2.
+        If `chunks` is not 2.
     """
     if chunks != 2:
         raise MisfitError(
@@ -40,18 +40,18 @@ def zb_v(ranks: int, micro_batches: int, chunks: int = 2) -> Schedule:
 
     Zero bubble in a V (``zb-v``): no bubble in any rank's span, within the memory of 1F1B.
 
-    Two stages a rank, folded: rank r has stages r and 2p-1-r, so that the last stage is where the first
-    one is, and the backward of a micro-batch starts on rank 0, where memory is freed first. Each rank
+    Two stages per rank, folded: rank r has stages r and 2p-1-r, so that the last stage is on the rank of the
+    first, and the backward of a micro-batch starts on rank 0, where memory is freed first. Each rank
     has at most 2p activations of these half-size stages alive.
 
     Rule, with F0, I0, W0 for the rank's first stage and F1, I1, W1 for its second, n = max(m, 2p-1):
 
         warm-up     2(p-r)-1 times F0;  r times F1 F0;  p-r times F1 I1 W1
         steady      F0 I0 W0 F1 I1 W1, until F0 and F1 have run n times (without F0 once it has)
-        cool-down   r times I0 I1;  p-r times I0 W0;  the W1 that are left;  the W0 that are left
+        cool-down   r times I0 I1;  p-r times I0 W0;  the remaining W1;  the remaining W0
 
-    and the micro-batches from m on left out. It has no bubble when F = I = W; for other times
-    ``zb-auto`` with ``chunks=2`` finds an order that has few.
+    without the micro-batches from m on. There is no bubble if F = I = W; for other times ``zb-auto``
+    with ``chunks=2`` finds an order with few bubbles.
 
     ``zb-v`` with 2 ranks, 4 micro-batches, F=I=W=1:
 
@@ -99,7 +99,7 @@ _Block = tuple[int, int, int, int]
 """Tick of F down, F up, I down, I up of micro-batch 0 on one rank."""
 
 _Early = Literal["", "I", "IF"]
-"""What may go before an action that waits for its input."""
+"""Actions that may run ahead of one that waits for its input."""
 
 _PERIOD = 6
 
@@ -109,22 +109,21 @@ def v_half(ranks: int, micro_batches: int, chunks: int = 2) -> Schedule:
 
     V-shaped schedules with half and a third of 1F1B's memory (``v-half``, ``v-min``).
 
-    The time between a micro-batch's forward and backward on a rank is what its activations cost. In a V
-    (rank r has stages r and 2p-1-r) a micro-batch comes by four times: F down, F up, I down, I up. A
-    *building block* says when, in ticks, and every micro-batch repeats it six ticks later (F and I of two
-    chunks, and two W):
+    A micro-batch's activations stay in memory from its forward to its backward on a rank. In a V (rank r has
+    stages r and 2p-1-r) a micro-batch visits a rank four times: F down, F up, I down, I up. A *building
+    block* gives the ticks, and every micro-batch repeats it six ticks later (F and I of two chunks, two W):
 
         v-min   F down at r    F up at 2p-1-r   I down at 2p+g+r      I up at 4p+g-1-r   g = 2 if 3 divides p
         v-half  F down at 2r   F up at 3p-2-r   I down at 3p+g-1+2r   I up at 6p+g-2-r   g = 3 if 2 divides p
 
-    (g, else 0, keeps the four off each other's ticks.) Over all ranks alike, the two lifetimes of a
-    micro-batch add up to 4p + 2g in v-min and 6p - 1 + 2g in v-half, against 12p in zb-v, and a sixth of
-    that is the number of activations alive.
+    (g, otherwise 0, keeps the four on different ticks.) On every rank, the two lifetimes of a micro-batch
+    add up to 4p + 2g in v-min and 6p - 1 + 2g in v-half, against 12p in zb-v, and a sixth of that is the
+    number of activations alive.
 
-    The blocks give the order of F and I; time gives the rest. A rank runs the next of its block, W when
-    that has no input yet or memory is full. At both ends of the batch, where blocks are missing, better
-    orders exist: an I that has its input may go before an action that has not, and so may an F where
-    memory lasts until its own turn. Strict order, early I, and early I and F are tried, and the shortest
+    The blocks give the order of F and I; timing gives the rest. A rank runs the next action of its block, or
+    a W if that has no input yet or memory is full. At both ends of the batch, where blocks are missing,
+    better orders exist: an I with its input may run ahead of an action without, and so may an F if memory
+    lasts until its own turn. Strict order, early I, and early I and F are tried; the one with the shortest
     longest span for F = I = W is taken.
 
     ``v-half`` with 2 ranks, 3 micro-batches, F=I=W=1:
@@ -182,7 +181,7 @@ def v_min(ranks: int, micro_batches: int, chunks: int = 2) -> Schedule:
 
 
 def _best(name: str, ranks: int, micro_batches: int, blocks: list[_Block]) -> Schedule:
-    """Choose what may go early on a batch just long enough to repeat itself, and write the real one."""
+    """Choose what may run early on a batch just long enough to be periodic, then write the real schedule."""
     limit = max(_peak(block) for block in blocks)
 
     def write(early: _Early, count: int) -> Schedule:
@@ -198,7 +197,7 @@ def _best(name: str, ranks: int, micro_batches: int, blocks: list[_Block]) -> Sc
 
 
 def _peak(block: _Block) -> int:
-    """Count the activations alive while blocks repeat: W runs in the first tick that no block takes."""
+    """Return the activations alive while blocks repeat; W runs in the first tick without a block's action."""
     due = deque(sorted((tick + _PERIOD * k, leg) for leg, tick in enumerate(block) for k in range(block[3])))
     alive = peak = pending = tick = 0
     while due:
@@ -215,7 +214,7 @@ def _peak(block: _Block) -> int:
 
 
 class _Writer:
-    """Run all ranks tick by tick; the legs are 0 F down, 1 F up, 2 I down, 3 I up."""
+    """Runs all ranks tick by tick; the legs are 0 F down, 1 F up, 2 I down, 3 I up."""
 
     def __init__(self, blocks: list[_Block], micro_batches: int, limit: int, early: _Early) -> None:
         self.blocks, self.micro_batches, self.limit, self.early = blocks, micro_batches, limit, early
@@ -224,7 +223,7 @@ class _Writer:
         self.pending: list[deque[Action]] = [deque() for _ in range(ranks)]
         self.alive = [0] * ranks
         self.done = [[0, 0, 0, 0] for _ in range(ranks)]
-        self.shown = [[0, 0, 0, 0] for _ in range(ranks)]  # done, as of the start of this tick
+        self.shown = [[0, 0, 0, 0] for _ in range(ranks)]  # done by the start of this tick
 
     def programs(self) -> list[list[Action]]:
         ranks = range(len(self.blocks))
@@ -242,7 +241,7 @@ class _Writer:
         return self.program
 
     def _choose(self, rank: int) -> int | None:
-        """Return the leg to run now, or None for a W (or nothing)."""
+        """Return the leg to run now; None for a W or nothing."""
         done, block = self.done[rank], self.blocks[rank]
         open_legs = [leg for leg in range(4) if done[leg] < self.micro_batches]
         if not open_legs:
@@ -263,12 +262,12 @@ class _Writer:
         return next((leg for leg in forwards if self._room_until_due(rank, leg)), None)
 
     def _ready(self, rank: int, leg: int) -> bool:
-        """Tell whether the input of the next action of `leg` was there when this tick began."""
+        """Return whether the next action of `leg` had its input when this tick began."""
         made_by = input_of_leg(leg, rank, len(self.blocks))
         return made_by is None or self.done[rank][leg] < self.shown[made_by[1]][made_by[0]]
 
     def _room_until_due(self, rank: int, leg: int) -> bool:
-        """Tell whether memory lasts if the next F of `leg` goes now and the rest keeps its order."""
+        """Return whether memory lasts if the next F of `leg` runs now and the rest stays in order."""
         block, done = self.blocks[rank], self.done[rank].copy()
         until = block[leg] + _PERIOD * done[leg]
         done[leg] += 1
@@ -301,16 +300,16 @@ class _Writer:
 def chimera(ranks: int, micro_batches: int) -> Schedule:
     """Generate the Chimera schedule with two pipelines.
 
-    Two opposite pipelines in each other's bubbles (``chimera``).
+    Two opposite pipelines that fill each other's bubbles (``chimera``).
 
     Two replicas of the model: one goes down the ranks, one up. Each takes half of a unit of p
-    micro-batches. Rule, with one tick for a F and one for a B: at its distance d from the start of its
+    micro-batches. Rule, with one tick for an F and one for a B: at distance d from the start of its
     pipeline (d = r going down, p-1-r going up), a rank runs the j-th micro-batch of unit u
 
         F at tick  2p·u + 2j + d            B at tick  2p·u + 2j + 2p-1-d
 
-    Going down and going up fall on ticks of different parity, F and B of the same parity on different
-    halves of a unit, so no tick is taken twice; a rank's program is its actions by tick.
+    Down and up fall on ticks of different parity, and F and B of the same parity on different halves of
+    a unit, so no tick is used twice; a rank's program is its actions in order of ticks.
 
     ``chimera`` with 4 ranks, 4 micro-batches, F=1, B=2; micro-batches 0, 1 go down and 2, 3 up:
 
@@ -319,9 +318,9 @@ def chimera(ranks: int, micro_batches: int) -> Schedule:
         rank 2  .  f2 F0 f3 F1 .  B0 -- b2 -- B1 -- b3 -- .  .
         rank 3  f2 f3 .  F0 B0 -- F1 B1 -- .  b2 -- .  .  b3 --
 
-    Activations alive: between p/2 + 1 on the first and last rank and p in the middle. More than p
-    micro-batches are the units one after the other ("direct concatenation"). Both replicas hold
-    weights, and their gradients have to be summed; that is the workload's business.
+    Activations alive: between p/2 + 1 on the first and last rank and p in the middle. With more than p
+    micro-batches the units follow one another ("direct concatenation"). Both replicas hold weights, whose
+    gradients must be summed; that is left to the workload.
 
     Source: Li and Hoefler, "Chimera", arXiv 2107.06925, section 3.
 
@@ -330,13 +329,13 @@ def chimera(ranks: int, micro_batches: int) -> Schedule:
     ranks : int
         Number of ranks, even.
     micro_batches : int
-        Number of micro-batches. Of each unit of `ranks` the first half goes down, the second up;
-        a last unit that is not full is halved likewise.
+        Number of micro-batches. The first half of each unit of `ranks` goes down, the second up; an
+        incomplete last unit is halved in the same way.
 
     Raises
     ------
     MisfitError
-        `ranks` is odd.
+        If `ranks` is odd.
 
     Examples
     --------
@@ -368,18 +367,18 @@ def chimera(ranks: int, micro_batches: int) -> Schedule:
 def dualpipe(ranks: int, micro_batches: int) -> Schedule:
     """Generate DualPipe: two replicas in opposite directions; micro-batches 0..m/2-1 go down, the rest up.
 
-    DeepSeek's DualPipe (``dualpipe``) and its cut-in-half V (``dualpipe-v``).
+    DeepSeek's DualPipe (``dualpipe``) and its half-size V (``dualpipe-v``).
 
     A forward and a backward of *different* micro-batches share one compound slot, so that the
     computation of one hides the communication of the other. Each rank has two lanes, 0 and 1:
 
-    * ``dualpipe``: the model twice, once down the ranks and once up; half of the micro-batches goes each
+    * ``dualpipe``: the model twice, once down the ranks and once up; half of the micro-batches go each
       way. Rank r of the first half and rank p-1-r run the same program with the directions exchanged.
     * ``dualpipe-v``: one model folded into a V; rank r has stages r and 2p-1-r. It is the first half of
-      the ranks of ``dualpipe``, whose middle hands over to itself.
+      the ranks of ``dualpipe``, with the middle rank sending to itself.
 
-    Rule, for h ranks in a half, this one being number r of them, and n micro-batches a lane (F0 is the
-    next forward of lane 0, F0&B1 a compound slot):
+    Rule, for rank r of the h ranks in a half, and n micro-batches per lane (F0 is the next forward of
+    lane 0, F0&B1 a compound slot):
 
         1  (h-1-r)·2 times  F0
         2  r+1              F0 F1
@@ -388,7 +387,7 @@ def dualpipe(ranks: int, micro_batches: int) -> Schedule:
         5  h-1-r            B1 F1&B0
         6  r+1              B1 B0              (its second half split: I, and W kept for later)
         7  h-1-r            W I0
-        8  the W that are left
+        8  the remaining W
 
     Sources: DeepSeek-AI, "DeepSeek-V3 Technical Report", arXiv 2412.19437; deepseek-ai/DualPipe,
     ``dualpipe/dualpipe.py`` and ``dualpipe/dualpipev.py`` (the eight steps, README: bubble and memory).
@@ -396,7 +395,7 @@ def dualpipe(ranks: int, micro_batches: int) -> Schedule:
     Raises
     ------
     MisfitError
-        `ranks` or `micro_batches` is odd, or there are fewer than two micro-batches a rank.
+        If `ranks` or `micro_batches` is odd, or there are fewer than two micro-batches per rank.
 
     Examples
     --------
@@ -421,7 +420,7 @@ def dualpipe(ranks: int, micro_batches: int) -> Schedule:
 
 
 def dualpipe_v(ranks: int, micro_batches: int, chunks: int = 2) -> Schedule:
-    """Generate DualPipeV: one model in a V, two stages a rank.
+    """Generate DualPipeV: one model in a V, two stages per rank.
 
     The rule is that of `dualpipe`.
 
@@ -430,12 +429,12 @@ def dualpipe_v(ranks: int, micro_batches: int, chunks: int = 2) -> Schedule:
         rank 0  F0 F1 F2 f0 i0 w0 f1 F3&b1 --    -- .  f2&B0 -- -- b2    -- .  f3&B1 -- -- b3 -- I2 W2 I3 W3
         rank 1  .  F0 f0 F1 f1 F2 b0 --    f2&B0 -- -- F3&b1 -- -- f3&B1 -- -- b2    -- B2 -- .  i3 I3 w3 W3
 
-    ``dualpipe-v`` equals ``torch.distributed.pipelining.ScheduleDualPipeV``, sizes refused included.
+    ``dualpipe-v`` equals ``torch.distributed.pipelining.ScheduleDualPipeV``, including the sizes refused.
 
     Raises
     ------
     MisfitError
-        There are not exactly two chunks, or fewer micro-batches than stages.
+        If there are not exactly two chunks, or fewer micro-batches than stages.
 
     Examples
     --------
@@ -456,7 +455,7 @@ def dualpipe_v(ranks: int, micro_batches: int, chunks: int = 2) -> Schedule:
 
 
 def _steps(lane0: StageLane, lane1: StageLane, ranks: int, rank: int, count: int) -> list[Slot]:
-    """Write the eight steps of the module's docstring."""
+    """Return the eight steps of `dualpipe`."""
     program = SlotProgram()
     after = ranks - 1 - rank
     program.repeat(2 * after, (lane0, "F"))
@@ -475,7 +474,7 @@ def _steps(lane0: StageLane, lane1: StageLane, ranks: int, rank: int, count: int
     for _ in range(after):
         program.add(lane1, "B")
         program.overlap(lane1, lane0)
-    # Of the 2(rank+1) backwards here, those after the middle one are split.
+    # Of these 2(rank+1) backwards, those after the middle are split.
     for i in range(2 * (rank + 1)):
         phase: Phase = "B" if i <= rank else "I"
         program.add(lane0 if i % 2 else lane1, phase)

@@ -1,16 +1,16 @@
-"""A pipeline schedule as data: one program a rank, and where each stage lives.
+"""A pipeline schedule as data: one program per rank, and the placement of the stages.
 
 A schedule holds no times. A rank runs its program strictly in order, each slot as soon as its
-inputs are there; what the inputs are is the same for every schedule:
+inputs arrive; the inputs are the same for every schedule:
 
-    F(s, k)            needs F(s-1, k); the first stage's F(p-1, k - in_flight), where inference limits them
+    F(s, k)            needs F(s-1, k); the first stage needs F(p-1, k - in_flight), if inference has a limit
     R(s, k)            needs F(s, k)
-    B or I of (s, k)   needs B or I of (s+1, k), and F(s, k), and R(s, k) where there is one
+    B or I of (s, k)   needs B or I of (s+1, k), and F(s, k), and R(s, k) if there is one
     W(s, k)            needs I(s, k)
 
-Where the stages live is a *placement*: stage → rank. Most schedules have one. In the bidirectional
-ones, and in PipeDream's replicated stages, a stage lives on several ranks and the micro-batch
-decides: placement number ``replica_of[k]`` is the one that micro-batch k uses.
+A *placement* maps stage → rank. Most schedules have one. In bidirectional schedules and with PipeDream's
+replicated stages, a stage is on several ranks and the micro-batch decides: micro-batch k uses
+placement number ``replica_of[k]``.
 
     loop (p=2, v=2)        V (p=2, v=2)          both ways (p=2, two placements)
     rank 0: stages 0, 2    rank 0: stages 0, 3   rank 0: stage 0 of one, stage 1 of the other
@@ -32,7 +32,7 @@ import numpy as np
 from sim.base.errors import InputError, UnknownNameError
 
 # ----------------------------------------------------------------------------------------------------------
-# The words of a pipeline program: actions, and slots that overlap two of them.
+# Elements of a pipeline program: actions, and slots that overlap two of them.
 #
 # An action is one phase of one micro-batch on one stage, written as
 # ``torch.distributed.pipelining`` writes it::
@@ -43,8 +43,8 @@ from sim.base.errors import InputError, UnknownNameError
 #     1R2                      recompute of the forward (ours; torch recomputes inside B)
 #     (0F5;7B1)OVERLAP_F_B     one slot: a forward and a backward of different micro-batches at once
 #
-# A rank's program is a sequence of slots. An `Action` is a slot by itself and an `Overlap` is a slot
-# of several; both answer ``slot.parts``, so that code which only counts actions has no special case.
+# A rank's program is a sequence of slots. An `Action` is a slot by itself and an `Overlap` is a slot of
+# several; both have ``slot.parts``, so that code that only counts actions needs no special case.
 
 Phase: TypeAlias = Literal["F", "B", "I", "W", "R"]
 
@@ -55,7 +55,7 @@ PHASES: Final[dict[Phase, str]] = {
     "W": "weight gradient",
     "R": "recompute",
 }
-"""Each phase letter with its name."""
+"""Phase letter → name."""
 
 _ACTION = re.compile(r"(\d+)([FBIWR])(\d+)")
 _OVERLAP = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
@@ -70,7 +70,7 @@ class Action(NamedTuple):
     stage : int
         Index of the stage in the whole pipeline, from 0.
     phase : {"F", "B", "I", "W", "R"}
-        What is computed, see `PHASES`.
+        Phase computed; see `PHASES`.
     micro_batch : int
         Index of the micro-batch, from 0.
 
@@ -96,7 +96,7 @@ class Action(NamedTuple):
 
 
 class Overlap(NamedTuple):
-    """A compound slot: its parts start together, when the inputs of all are there, and end together.
+    """A compound slot: its parts start together, once all have their inputs, and end together.
 
     Attributes
     ----------
@@ -119,12 +119,12 @@ Slot: TypeAlias = Action | Overlap
 
 
 def parse_action(text: str) -> Action:
-    """Read one action, the inverse of ``str(action)``.
+    """Return the action written as `text`; the inverse of ``str(action)``.
 
     Raises
     ------
     InputError
-        The text is no action.
+        If the text is not an action.
 
     Examples
     --------
@@ -141,12 +141,12 @@ def parse_action(text: str) -> Action:
 
 
 def parse_slot(text: str) -> Slot:
-    """Read one slot: an action, or several in ``(...;...)OVERLAP_F_B``.
+    """Return the slot written as `text`: an action, or several in ``(...;...)OVERLAP_F_B``.
 
     Raises
     ------
     InputError
-        The text is neither, or an overlap has fewer than two parts.
+        If the text is neither, or an overlap has fewer than two parts.
 
     Examples
     --------
@@ -163,11 +163,10 @@ def parse_slot(text: str) -> Slot:
 
 
 def is_communication(text: str) -> bool:
-    """Tell whether `text` is an action of torch's lowered form that computes nothing.
+    """Return whether `text` is an action of torch's lowered form that computes nothing.
 
     Torch writes sends, receives, FSDP's unshard and reshard, and gradient reduction into the same
-    table (``2SEND_F1``, ``0UNSHARD``). A schedule of ours leaves them out: transfers follow from the
-    stages.
+    table (``2SEND_F1``, ``0UNSHARD``). Our schedules leave them out: transfers follow from the placement.
 
     Examples
     --------
@@ -181,7 +180,7 @@ Placement: TypeAlias = tuple[int, ...]
 """The rank of each stage."""
 
 Programs: TypeAlias = tuple[tuple[Slot, ...], ...]
-"""One program a rank."""
+"""One program per rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,17 +190,17 @@ class Schedule:
     Attributes
     ----------
     name : str
-        The family that made it, such as ``"1f1b"``.
+        Family of the schedule, such as ``"1f1b"``.
     ranks, stages, chunks, micro_batches : int
-        Sizes; ``chunks`` is the number of stages that one rank holds of one placement.
+        Sizes; ``chunks`` is the number of stages that a rank holds of one placement.
     programs : tuple of tuple of Slot
-        One program a rank: its slots in the order in which it runs them.
+        One program per rank: its slots in running order.
     placements : tuple of Placement
-        Stage → rank, one for each replica of the pipeline.
+        Stage → rank, one per replica of the pipeline.
     replica_of : tuple of int
         Micro-batch → index into `placements`.
     meta : mapping
-        What the family wants to tell, such as the weight versions PipeDream keeps.
+        Further facts from the family, such as the weight versions PipeDream keeps.
 
     Examples
     --------
@@ -223,12 +222,12 @@ class Schedule:
 
     @property
     def forward_only(self) -> bool:
-        """Whether it is inference: there is no backward, and nothing is kept for one."""
+        """Whether this is inference: there is no backward, and nothing is kept for one."""
         return bool(self.meta.get("forward_only"))
 
     @property
     def in_flight(self) -> int:
-        """How many micro-batches of inference may be between first and last stage."""
+        """Most inference micro-batches allowed between first and last stage."""
         return self.meta.get("in_flight") or self.micro_batches
 
     @property
@@ -241,12 +240,12 @@ class Schedule:
         return self.placements[self.replica_of[micro_batch]][stage]
 
     def actions(self, rank: int) -> Iterator[Action]:
-        """Yield the actions of one rank in order, the parts of an overlap one after the other."""
+        """Yield the actions of one rank in order, the parts of an overlap one after another."""
         for slot in self.programs[rank]:
             yield from slot.parts
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
-        """Return the stages whose weights `rank` holds, in rising order."""
+        """Return the stages whose weights `rank` holds, in ascending order."""
         return tuple(s for s in range(self.stages) if any(place[s] == rank for place in self.placements))
 
 
@@ -260,7 +259,7 @@ def loop(ranks: int, chunks: int = 1) -> Placement:
 
 
 def vee(ranks: int) -> Placement:
-    """Place two stages a rank in the form of a V: rank r has stages r and 2·ranks - 1 - r.
+    """Place two stages per rank in a V: rank r has stages r and 2·ranks - 1 - r.
 
     >>> vee(2)
     (0, 1, 1, 0)
@@ -278,7 +277,7 @@ def one_pipeline(
     placement: Placement | None = None,
     meta: Mapping[str, Any] | None = None,
 ) -> Schedule:
-    """Make a schedule whose stages each live on one rank, by default in a `loop`."""
+    """Return a schedule with each stage on one rank, by default in a `loop`."""
     return Schedule(
         name=name,
         ranks=ranks,
@@ -293,7 +292,7 @@ def one_pipeline(
 
 
 def v_pipeline(name: str, programs: Iterable[Iterable[Slot]], *, ranks: int, **more: Any) -> Schedule:
-    """Make a schedule of one pipeline that goes down the ranks and up again, with two stages a rank."""
+    """Return a schedule of one pipeline that goes down the ranks and up again, two stages per rank."""
     return one_pipeline(name, programs, ranks=ranks, chunks=2, placement=vee(ranks), **more)
 
 
@@ -305,7 +304,7 @@ def bidirectional(
     micro_batches: int,
     replica_of: Iterable[int],
 ) -> Schedule:
-    """Make a schedule of two pipelines of one stage a rank: from rank 0 down, and from the last rank up.
+    """Return a schedule of two pipelines with one stage per rank: from rank 0 down, from the last rank up.
 
     >>> bidirectional("empty", [[], []], ranks=2, micro_batches=1, replica_of=[1]).placements
     ((0, 1), (1, 0))
@@ -315,26 +314,26 @@ def bidirectional(
 
 
 # ----------------------------------------------------------------------------------------------------------
-# The actions of a schedule as columns, for what is asked of all of them at once.
+# The actions of a schedule as columns, for operations on all of them at once.
 
 
 class Actions:
-    """The actions of all programs as columns, rank after rank, the parts of an overlap one after the other.
+    """The actions of all programs as columns, rank by rank, the parts of an overlap one after another.
 
     Attributes
     ----------
     stage, micro_batch : array of int
     phase : array of str
-        One letter.
+        One letter each.
     rank, slot : array of int
-        Where each is: its rank, and the number of its slot, counted over all ranks.
+        Rank of each action, and number of its slot, counted over all ranks.
     first : list of int
-        Number of each rank's first slot, and of all slots.
+        Number of each rank's first slot, followed by the number of slots.
     """
 
     def __init__(self, schedule: Schedule) -> None:
         slots = list(chain.from_iterable(schedule.programs))
-        plain = set(map(type, slots)) <= {Action}  # without overlaps a slot is an action
+        plain = set(map(type, slots)) <= {Action}  # without overlaps every slot is an action
         parts = 1 if plain else [len(slot.parts) for slot in slots]
         actions = slots if plain else [action for slot in slots for action in slot.parts]
         self.first = [0, *accumulate(map(len, schedule.programs))]
@@ -346,23 +345,23 @@ class Actions:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# A rank's program while it is being written: each lane counts its own micro-batches.
+# A rank's program under construction: each lane counts its own micro-batches.
 #
-# Handwritten schedules are told as "two forwards of chunk 0, then forward, backward of chunk 1, ...":
-# which stage and which phase, never which micro-batch, because each (stage, phase) takes its
-# micro-batches in order. So a rule names lanes and phases, and the counting is done here.
+# Handwritten schedules are described as "two forwards of chunk 0, then forward, backward of chunk 1, ...":
+# by stage and phase but never by micro-batch, because each (stage, phase) takes its micro-batches in
+# order. So a rule names lanes and phases, and the counting is done here.
 
 
 @dataclass(frozen=True, slots=True)
 class StageLane:
-    """One stage on a rank, and the micro-batches that come to it.
+    """One stage on a rank, and its micro-batches.
 
     Attributes
     ----------
     stage : int
-        The stage.
+        Index of the stage.
     first : int
-        Its first micro-batch; the others follow one by one.
+        Its first micro-batch; the others follow consecutively.
     """
 
     stage: int
@@ -371,9 +370,9 @@ class StageLane:
 
 @dataclass(slots=True)
 class SlotProgram:
-    """Slots so far, how often each (lane, phase) occurred, and which W are still to do.
+    """The slots so far, the count of each (lane, phase), and the pending W.
 
-    B counts as I: a lane whose backward is whole at first and split later goes on counting.
+    B counts as I, so that a lane whose backward is whole at first and split later keeps counting.
     """
 
     slots: list[Slot] = field(default_factory=list)
@@ -385,7 +384,7 @@ class SlotProgram:
         self.slots.append(self._next(lane, phase))
 
     def repeat(self, times: int, *steps: tuple[StageLane, Phase]) -> None:
-        """Append these steps so many times."""
+        """Append the steps `times` times."""
         for _ in range(times):
             for lane, phase in steps:
                 self.add(lane, phase)
@@ -409,22 +408,22 @@ class SlotProgram:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Checkpointing as a change of any schedule: an R just before the backward that needs it.
+# Checkpointing as a transformation of any schedule: an R just before the backward that needs it.
 #
-# A checkpointed forward keeps only its stage input; its activations are computed again when the
-# backward comes. Which micro-batches are checkpointed is torchgpipe's choice of three:
+# A checkpointed forward keeps only its stage input; its activations are recomputed before the
+# backward. As in torchgpipe there are three choices of micro-batches to checkpoint:
 #
 #     gpipe, never:         F0 F1 F2 B2 B1 B0
-#     gpipe, except_last:   F0 F1 F2 B2 R1 B1 R0 B0        the last one's backward follows at once
+#     gpipe, except_last:   F0 F1 F2 B2 R1 B1 R0 B0        the backward of the last follows at once
 #     gpipe, always:        F0 F1 F2 R2 B2 R1 B1 R0 B0
 #
-# R needs only what the rank has, so it overlaps the gradient's way from the next rank; at most one
-# recomputed micro-batch is alive at a time.
+# R needs only data of its own rank, so it overlaps the gradient's transfer from the next rank; at most
+# one recomputed micro-batch is alive at a time.
 #
 # Source: kakaobrain/torchgpipe, ``torchgpipe/checkpoint.py``; Chen et al., arXiv 1604.06174.
 
 Checkpoint = Literal["never", "except_last", "always"]
-"""Which micro-batches are recomputed."""
+"""The micro-batches to recompute."""
 
 
 def with_recompute(schedule: Schedule, checkpoint: Checkpoint) -> Schedule:
@@ -435,14 +434,14 @@ def with_recompute(schedule: Schedule, checkpoint: Checkpoint) -> Schedule:
     Parameters
     ----------
     schedule : Schedule
-        An order without R.
+        Schedule without R.
     checkpoint : {"never", "except_last", "always"}
-        ``except_last`` leaves out the last micro-batch.
+        ``except_last`` does not recompute the last micro-batch.
 
     Raises
     ------
     InputError
-        `checkpoint` is none of the three.
+        If `checkpoint` is none of the three.
 
     Examples
     --------
@@ -466,18 +465,18 @@ def with_recompute(schedule: Schedule, checkpoint: Checkpoint) -> Schedule:
 
 
 def without_backward_dependency(schedule: Schedule) -> Schedule:
-    """Return `schedule` as an autograd runs it that knows of no order between micro-batches.
+    """Return `schedule` as run by an autograd without dependencies between micro-batches.
 
-    On the last stage no gradient has to arrive, so nothing holds back a recomputation: all of them run
-    before the first backward, and all that they compute is alive at once. torchgpipe's fork and join
-    (its "backward dependency") is there to prevent this.
+    The last stage waits for no gradient, so nothing delays its recomputations: all of them run before the
+    first backward, and all their results are alive at once. torchgpipe's fork and join (its "backward
+    dependency") prevents this.
 
     Source: Kim et al., "torchgpipe", arXiv 2004.09910, section 3.2.2.
 
     Raises
     ------
     InputError
-        The last stage has forwards behind a recomputation, which could not move before it.
+        If the last stage has forwards after a recomputation, which could not move ahead of them.
 
     Examples
     --------

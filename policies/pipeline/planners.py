@@ -1,4 +1,4 @@
-"""Cutting a sequence of costs into consecutive blocks: evenly, or with the least largest block.
+"""Planners that cut a sequence of layers into stages: torchgpipe's and PipeDream's.
 
 Source of the block partition: kakaobrain/torchgpipe, ``torchgpipe/balance/blockpartition.py``, which its
 ``balance_by_time`` and ``balance_by_size`` use. It follows Bárány and Grinberg, "Block partitions of
@@ -17,16 +17,16 @@ from sim.base.errors import InputError, UnknownNameError
 from sim.base.units import NS_PER_S
 
 Balance = tuple[int, ...]
-"""How many elements each block has."""
+"""Number of elements in each block."""
 
 
 def check_balance(balance: Sequence[int], layers: int) -> Balance:
-    """Return a balance that the user gave.
+    """Return a balance given by the user.
 
     Raises
     ------
     InputError
-        A block is empty, or they do not add up to the number of layers.
+        If a block is empty, or the blocks do not add up to the number of layers.
 
     Examples
     --------
@@ -42,14 +42,14 @@ def check_balance(balance: Sequence[int], layers: int) -> Balance:
 
 
 def _totals(costs: Sequence[int], blocks: int) -> list[int]:
-    """Return the sums of the first 0, 1, 2, ... costs, if they can be cut into so many blocks."""
+    """Return the sums of the first 0, 1, 2, ... costs; raise if there are fewer costs than blocks."""
     if not 1 <= blocks <= len(costs):
         raise InputError(f"{len(costs)} layers cannot be cut into {blocks} stages; every stage needs one")
     return [0, *accumulate(costs)]
 
 
 def min_max(costs: Sequence[int], blocks: int) -> Balance:
-    """Return the balance whose largest block is smallest; of several, the one that cuts earliest.
+    """Return the balance with the smallest largest block; of several, the one that cuts earliest.
 
     Dynamic programming over prefixes, ``O(blocks · n²)``.
 
@@ -70,7 +70,7 @@ def min_max(costs: Sequence[int], blocks: int) -> Balance:
     (2, 2, 2)
     """
     n, total = len(costs), _totals(costs, blocks)
-    best = [*total[1:]]  # the least largest block of the first j + 1 elements in b blocks
+    best = [*total[1:]]  # smallest largest block of the first j + 1 elements in b blocks
     cuts: list[list[int]] = []
     for b in range(1, blocks):
         row, cut = [0] * n, [0] * n
@@ -86,16 +86,16 @@ def min_max(costs: Sequence[int], blocks: int) -> Balance:
 
 
 def block_partition(costs: Sequence[int], blocks: int) -> Balance:
-    """Return torchgpipe's balance: blocks that differ by little, where its rule comes to an end.
+    """Return torchgpipe's balance: blocks with nearly equal sums, if its rule terminates.
 
-    Costs are first normalised to (cost - least) / (largest - least), and every block begins with n // blocks
+    Costs are first normalised to (cost - least) / (largest - least), and every block starts with n // blocks
     of them. While the largest block is more than 1 larger than the smallest, the smallest takes an element
-    from its neighbour on the side of the largest. Of equal blocks the last is the largest and the first the
-    smallest; the largest stays the same until it has itself given one away. Sums are floating-point numbers,
-    added from left to right, as ties depend on their rounding.
+    from its neighbour on the side of the largest. Of equal blocks the last counts as largest and the first as
+    smallest; the largest stays the same until it has given an element away. Sums are floating-point numbers,
+    added from left to right, because ties depend on their rounding.
 
-    Bárány and Grinberg take the smallest block nearest to the largest. With the first one instead, an element
-    may be taken from an empty block, so that some costs end with an empty block, or never.
+    Bárány and Grinberg take the smallest block nearest to the largest. Taking the first one instead may take
+    an element from an empty block, so that for some costs the rule leaves an empty block or never ends.
 
     Parameters
     ----------
@@ -157,7 +157,7 @@ def _balance(bounds: Sequence[int]) -> Balance:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# What a planner knows of a layer; torchgpipe's two plans are block partitions, by time and by size.
+# A planner's view of a layer. torchgpipe's two plans are block partitions, by time and by size.
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,12 +167,12 @@ class LayerCost:
     Attributes
     ----------
     time_ns : int
-        Forward and backward.
+        Time of forward and backward.
     boundary_nbytes : int
-        What crosses a cut right behind it: its output, and what else later layers read from before.
+        Bytes across a cut right after it: its output, and earlier tensors that later layers read.
     parameter_nbytes : int
     kept_nbytes : int
-        What it keeps for its backward.
+        Bytes kept for its backward.
     """
 
     time_ns: int
@@ -182,7 +182,7 @@ class LayerCost:
 
 
 def by_size(layers: Sequence[LayerCost], stages: int) -> tuple[int, ...]:
-    """Return the block partition by parameters, twice (weights, gradients), + activations of a micro-batch.
+    """Return the block partition by twice the parameters (weights, gradients) + a micro-batch's activations.
 
     Source: kakaobrain/torchgpipe, ``torchgpipe.balance.balance_by_size``, with its default ``param_scale``.
 
@@ -195,33 +195,33 @@ def by_size(layers: Sequence[LayerCost], stages: int) -> tuple[int, ...]:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# PipeDream's planner: which layers make a stage, and on how many workers each stage is replicated.
+# PipeDream's planner: the layers of each stage, and the number of workers that replicate it.
 #
 #     A(i..j, m) = min over the last stage k+1..j on m' of the m workers of
 #                      max( A(i..k, m - m'),  sent(k, m'),  T(k+1..j, m') )
-#     A(i..j, m) = T(i..j, m)                                       where one stage is best
+#     A(i..j, m) = T(i..j, m)                                       if one stage is best
 #
 #                      ``paper``                                    ``optimizer``
 #     T(i..j, m)       max( time, 2·(m-1)·parameters / B ) / m      ( time + 4·(m-1)·parameters / (B·m) ) / m
 #     sent(k, m')      2·a_k / B                                    2·a_k / (B·m'), and 2·a_j / (B·m')
 #
-# a_k is what crosses the cut behind layer k (once forward, once back), and the second term of T the
-# synchronisation of m replicas. With several levels (GPUs in a server, servers in a rack) the plan of a level
-# is the "worker" of the next one, whose bandwidth is another. What the optimizer does besides: behind the
-# last layer nothing is sent; and the synchronisation of the first stage of layers i..j is divided by the
-# number of workers of the level below.
+# a_k is the data sent across the cut after layer k (once forward, once back), and the second term of T is the
+# synchronisation of m replicas. With several levels (GPUs in a server, servers in a rack) the plan of one
+# level is a "worker" of the next, which has its own bandwidth. The optimizer also sends nothing after the
+# last layer, and divides the synchronisation of the first stage of layers i..j by the number of workers of
+# the level below.
 #
 # Sources: ``paper`` is Narayanan et al., "PipeDream", SOSP 2019, section 3.1. ``optimizer`` is the program
 # published with it, msr-fiddle/pipedream, ``optimizer/optimizer_graph_hierarchical.py``, run with
-# ``--activation_compression_ratio 1``: without this option it leaves ``sent`` out.
+# ``--activation_compression_ratio 1``: without this option it ignores ``sent``.
 
 Rule = Literal["paper", "optimizer"]
-"""Whose costs: the paper's or those of the published program."""
+"""Source of the costs: the paper or the published program."""
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A level of the machine: so many workers (or whole lower levels), and the bandwidth between them."""
+    """A level of the machine: its number of workers (or whole lower levels) and their bandwidth."""
 
     workers: int
     bandwidth_bytes_per_s: int
@@ -229,7 +229,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """A stage: layers ``first..last`` (both included), on so many workers."""
+    """A stage: layers ``first..last`` (both included) and its number of workers."""
 
     first: int
     last: int
@@ -238,7 +238,7 @@ class StagePlan:
 
 @dataclass(frozen=True, slots=True)
 class PipedreamPlan:
-    """A plan.
+    """PipeDream's plan.
 
     Attributes
     ----------
@@ -252,39 +252,39 @@ class PipedreamPlan:
 
     @property
     def balance(self) -> tuple[int, ...]:
-        """How many layers each stage has."""
+        """Number of layers of each stage."""
         return tuple(stage.last - stage.first + 1 for stage in self.stages)
 
     @property
     def replicas(self) -> tuple[int, ...]:
-        """On how many workers each stage is."""
+        """Number of workers of each stage."""
         return tuple(stage.replicas for stage in self.stages)
 
 
 def plan_pipedream(
     layers: Sequence[LayerCost], levels: Sequence[Level], rule: Rule = "paper"
 ) -> PipedreamPlan:
-    """Return the plan whose slowest part is fastest; of equal ones, that with fewer stages.
+    """Return the plan whose slowest part is fastest; of equal plans, the one with fewer stages.
 
     Parameters
     ----------
     layers : sequence of LayerCost
-        In order, with times and sizes of one mini-batch.
+        Layers in order, with times and sizes of one mini-batch.
     levels : sequence of Level
-        From the innermost.
+        Levels from the innermost out.
     rule : {"paper", "optimizer"}
-        What replicas and transfers cost.
+        Cost rule of replicas and transfers.
 
     Raises
     ------
     InputError
-        No layers or no levels.
+        If there are no layers or no levels.
     UnknownNameError
-        No such rule.
+        If the rule is unknown.
 
     Examples
     --------
-    Two workers: one heavy layer of weights is better not replicated.
+    Two workers: it is better not to replicate a layer with heavy weights.
 
     >>> layers = [LayerCost(6_000_000, 10**6), LayerCost(4_000_000, 10**3, 10**9)]
     >>> plan_pipedream(layers, [Level(2, 10**10)]).replicas
@@ -313,7 +313,7 @@ _Plans = dict[tuple[int, int], tuple[float, tuple[StagePlan, ...]]]
 
 
 class _Paper:
-    """What replicas and transfers cost on a level, in ns."""
+    """Costs of replicas and transfers on a level, in ns, by the paper."""
 
     def __init__(self, layers: Sequence[LayerCost], level: Level, inner: int) -> None:
         self.per_byte = NS_PER_S / level.bandwidth_bytes_per_s
@@ -322,33 +322,33 @@ class _Paper:
         self.inner = inner
 
     def replicated(self, time: float, i: int, j: int, m: int, *, first: bool) -> float:
-        """Return what layers i..j take on m replicas; `first`: no layer planned is before them."""
+        """Return the time of layers i..j on m replicas; `first`: no planned layer is before them."""
         return max(time, 2 * (m - 1) * (self.weights[j + 1] - self.weights[i]) * self.per_byte) / m
 
     def sent(self, k: int, j: int, m: int) -> float:
-        """Return what the transfers of a last stage k+1..j on m replicas take."""
+        """Return the transfer time of a last stage k+1..j on m replicas."""
         return self.twice[k]
 
 
 class _Optimizer(_Paper):
-    """The same as the published program has it."""
+    """The same costs by the published program."""
 
     def replicated(self, time: float, i: int, j: int, m: int, *, first: bool) -> float:
-        """Return what layers i..j take on m replicas."""
+        """Return the time of layers i..j on m replicas."""
         sync = 4 * (m - 1) * (self.weights[j + 1] - self.weights[i]) * self.per_byte / m
         return (time + (sync / self.inner if first else sync)) / m
 
     def sent(self, k: int, j: int, m: int) -> float:
-        """Return what the transfers before and behind a last stage k+1..j on m replicas take."""
+        """Return the time of the transfers before and after a last stage k+1..j on m replicas."""
         behind = self.twice[j] if j < len(self.twice) - 1 else 0
         return max(self.twice[k], behind) / m
 
 
 def _level(below: _Plans, starts: Sequence[int], n: int, workers: int, costs: _Paper) -> _Plans:
-    """Return the best plan of every span of layers on one whole level."""
+    """Return the best plan of every span of layers on one level."""
     found: _Plans = {}
     for i in starts:
-        # best[m][j]: time, and the last stage's (first layer, replicas) with what is before it.
+        # best[m][j]: time, and the first layer and replicas of the last stage.
         best: list[dict[int, tuple[float, int, int]]] = [{} for _ in range(workers + 1)]
         for m in range(1, workers + 1):
             for j in range(i, n):
@@ -370,7 +370,7 @@ def _level(below: _Plans, starts: Sequence[int], n: int, workers: int, costs: _P
 def _stages(
     below: _Plans, best: Sequence[dict[int, tuple[float, int, int]]], i: int, j: int, m: int
 ) -> tuple[StagePlan, ...]:
-    """Follow the choices back from the last stage."""
+    """Return the stages, by following the choices back from the last one."""
     stages: tuple[StagePlan, ...] = ()
     while j >= i:
         _, first, replicas = best[m][j]

@@ -1,9 +1,9 @@
-"""The schedules by name: one group of entry points, from which names, options and refusals follow.
+"""The schedules by name, from one group of entry points that also defines their options.
 
-A family is a function ``make(ranks, micro_batches[, chunks], **options)``; its options are its
-keyword-only parameters, so that naming one in the signature is all it takes to add one; ``time_limit_ns``
-is written ``time_limit: 5s``, as everywhere. A default of `chunks` is taken when nothing is said. All
-families, those of other packages too, are entry points of the group ``sim.pipelines``.
+A family is a function ``make(ranks, micro_batches[, chunks], **options)``. Its options are its keyword-only
+parameters, so that adding one to the signature is enough; ``time_limit_ns`` is written ``time_limit: 5s``,
+as everywhere. The default of `chunks` applies if none is given. All families, including those of other
+packages, are entry points of the group ``sim.pipelines``.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from sim.base.errors import InputError, MisfitError, UnknownNameError, UnknownOp
 from sim.base.options import arguments, parameters, require_call, spelling
 
 # ----------------------------------------------------------------------------------------------------------
-# Checks of what a user may set: choices, sizes, counts; each refusal names what is accepted.
+# Checks of user input: choices, sizes, counts; each error names what is accepted.
 
 
 def require_positive(**sizes: object) -> None:
-    """Refuse sizes that are no whole numbers of at least one, naming the first such.
+    """Raise if a size is not a whole number of at least one, naming the first.
 
     Raises
     ------
     InputError
-        A size is not an integer, or is below one.
+        If a size is not an integer, or is below one.
 
     Examples
     --------
@@ -41,12 +41,12 @@ def require_positive(**sizes: object) -> None:
 
 
 def per_stage(name: str, value: int | Sequence[int], stages: int, *, least: int = 0) -> tuple[int, ...]:
-    """Return one whole number a stage: the given ones, or one number for all.
+    """Return one whole number per stage: the given ones, or one number for all.
 
     Raises
     ------
     InputError
-        There are not as many numbers as stages, or one is no whole number of at least `least`.
+        If the number of values is not the number of stages, or one is not an integer of at least `least`.
 
     Examples
     --------
@@ -72,7 +72,7 @@ _SIZES = ("ranks", "micro_batches", "chunks")
 
 
 def schedules() -> list[tuple[str, str]]:
-    """Return every schedule's name, with what it is in one line.
+    """Return every schedule's name with a one-line description.
 
     Examples
     --------
@@ -83,7 +83,7 @@ def schedules() -> list[tuple[str, str]]:
 
 
 def default_chunks(name: str) -> int:
-    """Return how many stages a rank has when nothing is said: 2 where a schedule may have several, else 1.
+    """Return the default number of stages per rank: 2 if a schedule may have several, else 1.
 
     With one chunk an interleaved schedule would be the plain one (arXiv 2104.04473, section 2.2).
 
@@ -119,23 +119,23 @@ def options(name: str) -> Mapping[str, Any]:
 
 
 def check_options(name: str, given: Mapping[str, Any], *, others: Collection[str] = ()) -> None:
-    """Refuse options that a schedule has not, without generating it.
+    """Raise if a schedule lacks one of the given options, without generating it.
 
     Parameters
     ----------
     name : str
         One of `schedules`.
     given : mapping of str to object
-        As for `generate`.
+        Options, as for `generate`.
     others : collection of str
-        What the caller takes besides, as ``chunks``.
+        Further names that the caller accepts, such as ``chunks``.
 
     Raises
     ------
     UnknownNameError
-        There is no such schedule.
+        If the schedule is unknown.
     InputError
-        There is no such option (the nearest is named), or its value is of another kind.
+        If an option is unknown (the nearest is named), or its value has the wrong type.
 
     Examples
     --------
@@ -172,11 +172,11 @@ def generate(
     name : str
         One of `schedules`.
     ranks, micro_batches : int
-        Sizes. Only ``custom`` can do without: its table has them.
+        Sizes. Only ``custom`` does not need them: its table has them.
     chunks : int, optional
-        Stages a rank; by default 1, and 2 for schedules with chunks.
+        Stages per rank; by default 1, and 2 for schedules with chunks.
     checkpoint : {"never", "except_last", "always"}
-        Which micro-batches are recomputed before their backward.
+        Micro-batches to recompute before their backward.
     **given
         The schedule's own `options`, such as ``order="fifo"``; quantities carry their unit, as in
         ``time_limit="5s"``.
@@ -188,9 +188,9 @@ def generate(
     Raises
     ------
     UnknownNameError
-        There is no such schedule, or an option has an unknown value.
+        If the schedule or the value of an option is unknown.
     InputError
-        A size is refused (the message says why), or there is no such option (the nearest is named).
+        If a size is refused (the message says why), or an option is unknown (the nearest is named).
 
     Examples
     --------
@@ -232,7 +232,7 @@ def _has_chunks(name: str) -> bool:
 
 
 def _family(name: str) -> Callable[..., Schedule]:
-    if ":" in name:  # a schedule is never code of a scenario
+    if ":" in name:  # a schedule must not be code named by a scenario
         raise UnknownNameError("pipeline schedule", name, plugins.names(_GROUP))
     make: Callable[..., Schedule] = plugins.lookup(_GROUP, name)
     chunked = callable(make) and "chunks" in parameters(make)

@@ -1,4 +1,4 @@
-"""Schedules in which each micro-batch goes from rank to rank one way; each function says its rule."""
+"""Schedules in which each micro-batch passes the ranks in one direction; each function states its rule."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def gpipe(ranks: int, micro_batches: int, *, order: Literal["lifo", "fifo"] = "l
     ranks, micro_batches : int
         Sizes.
     order : {"lifo", "fifo"}
-        The order of the backwards.
+        Order of the backwards.
 
     Raises
     ------
     InputError
-        Another word.
+        If `order` is any other word.
 
     Examples
     --------
@@ -90,7 +90,7 @@ def clock_cycles(micro_batches: int, stages: int) -> Iterator[list[tuple[int, in
 
 
 def clock_table(micro_batches: int, stages: int) -> str:
-    """Write the cycles as the table of `clock_cycles`: one row a cycle, one column a stage.
+    """Return the cycles as the table of `clock_cycles`: one row per cycle, one column per stage.
 
     Examples
     --------
@@ -112,9 +112,9 @@ def clock_table(micro_batches: int, stages: int) -> str:
 def alternate(
     forwards: Sequence[Action], backwards: Sequence[Action], warm_up: int, behind: int = 0
 ) -> list[Action]:
-    """Return a rank's program: `warm_up` forwards, one forward and one backward in turn, the backwards left.
+    """Return a rank's program: `warm_up` forwards, then alternating forward and backward, then backwards.
 
-    Of a split backward W runs `behind` micro-batches behind I, and what is left of it comes at the end.
+    If the backward is split, W runs `behind` micro-batches behind I, with the remaining W at the end.
 
     Examples
     --------
@@ -131,8 +131,8 @@ def alternate(
 
 
 def actions(stage: int, phase: Phase, micro_batches: Iterable[int]) -> list[Action]:
-    """Return one phase of one stage, micro-batch after micro-batch."""
-    make = partial(tuple.__new__, Action)  # makes what Action makes of them, in a third of the time
+    """Return one phase of one stage for each micro-batch in turn."""
+    make = partial(tuple.__new__, Action)  # same result as Action, in a third of the time
     return list(map(make, zip(repeat(stage), repeat(phase), micro_batches)))
 
 
@@ -144,8 +144,8 @@ def forward_only(ranks: int, micro_batches: int, *, in_flight: int | None = None
     ranks, micro_batches : int
         Sizes.
     in_flight : int, optional
-        The first stage begins a micro-batch only when the last one has ended the `in_flight`-th before it.
-        By default nothing holds it back.
+        Most micro-batches in flight: the first stage begins one only when the last stage has ended the
+        `in_flight`-th before it. By default there is no limit.
 
     Examples
     --------
@@ -165,7 +165,7 @@ def one_f_one_b(ranks: int, micro_batches: int) -> Schedule:
     One forward, one backward (``1f1b``), also known as PipeDream-flush.
 
     Rule: rank r starts with p - 1 - r forwards, then alternates one forward with one backward, then
-    runs the backwards that are left. It holds at most p - r activations, where GPipe holds m.
+    runs the remaining backwards. It holds at most p - r activations, where GPipe holds m.
 
     ``1f1b`` with 3 ranks, 4 micro-batches, F=1, B=2:
 
@@ -175,7 +175,7 @@ def one_f_one_b(ranks: int, micro_batches: int) -> Schedule:
 
     The order is that of ``torch.distributed.pipelining.Schedule1F1B``, which refuses fewer
     micro-batches than stages, and so do we. (Torch 2.13's *table* of this schedule numbers the last
-    rank's forwards 1..m; what it runs, and this, is 0..m-1.)
+    rank's forwards 1..m; what torch runs is 0..m-1, as here.)
 
     Sources: Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training", arXiv 2006.09503;
     Fan et al., "DAPPLE", arXiv 2007.01045.
@@ -183,7 +183,7 @@ def one_f_one_b(ranks: int, micro_batches: int) -> Schedule:
     Raises
     ------
     MisfitError
-        There are fewer micro-batches than ranks.
+        If there are fewer micro-batches than ranks.
 
     Examples
     --------
@@ -204,13 +204,13 @@ def one_f_one_b(ranks: int, micro_batches: int) -> Schedule:
 def zb_h1(ranks: int, micro_batches: int) -> Schedule:
     """Generate ZB-H1: within the memory of 1F1B.
 
-    Handwritten zero bubble (``zb-h1``, ``zb-h2``): the backward split, W where a bubble was.
+    Handwritten zero bubble (``zb-h1``, ``zb-h2``): a split backward, with W filling the bubbles.
 
-    The gradient travels on after I, so the next rank need not wait for W; W has no successor and can
-    fill a hole. Rule, with d = 1 for H1 and d = 2 for H2: rank r starts with d·(p-1-r) forwards, then
+    The gradient moves on after I, so the next rank need not wait for W; W has no successor and can fill
+    a gap. Rule, with d = 1 for H1 and d = 2 for H2: rank r starts with d·(p-1-r) forwards, then
     alternates F and I; W runs d·r micro-batches behind I: after the i-th I comes the (i-d·r)-th W, and
-    what is left comes at the end. So every rank has the same number of activations alive: p in H1, as
-    1F1B has on its first rank, and 2p - 1 in H2.
+    the remaining W come at the end. So every rank has the same number of activations alive: p in H1, as
+    on the first rank of 1F1B, and 2p - 1 in H2.
 
     ``zb-h1`` with 3 ranks, 5 micro-batches, F=I=W=1:
 
@@ -239,7 +239,7 @@ def zb_h2(ranks: int, micro_batches: int) -> Schedule:
         rank 1  .  F0 F1 F2 I0 F3 I1 F4 I2 W0 I3 W1 I4 W2 W3 W4 .
         rank 2  .  .  F0 I0 F1 I1 F2 I2 F3 I3 F4 I4 W0 W1 W2 W3 W4
 
-    H2 has no bubble inside any rank's span when F = I = W; the makespan still has (p-1)·F more, because
+    H2 has no bubble inside any rank's span when F = I = W; the makespan is still longer by (p-1)·F, because
     the last rank starts that much later.
 
     Examples
@@ -264,9 +264,9 @@ def looped_bfs(ranks: int, micro_batches: int, chunks: int = 2) -> Schedule:
 
     Breadth-first looping (``looped-bfs``): each chunk runs all its micro-batches at once.
 
-    Rule: stage s is on rank s mod p. A rank runs, chunk after chunk, F of every micro-batch; then,
-    chunks reversed, B of every micro-batch, the last one first. Like GPipe it holds all m·v
-    activations; its point is that each chunk's weights are gathered and its gradients reduced once.
+    Rule: stage s is on rank s mod p. A rank runs F of every micro-batch, chunk by chunk; then, with chunks
+    reversed, B of every micro-batch, the last one first. Like GPipe it holds all m·v activations; its
+    advantage is that each chunk's weights are gathered and its gradients reduced only once.
 
     ``looped-bfs`` with 2 ranks, 2 chunks, 2 micro-batches, F=1, B=2:
 
@@ -292,7 +292,7 @@ def looped_bfs(ranks: int, micro_batches: int, chunks: int = 2) -> Schedule:
 
 
 def round_size(name: str, ranks: int, micro_batches: int) -> int:
-    """Return how many micro-batches a chunk runs in a row.
+    """Return the number of micro-batches that a chunk runs in a row.
 
     Raises
     ------
@@ -340,20 +340,20 @@ def rounds_of(
 def interleaved_1f1b(ranks: int, micro_batches: int, chunks: int = 2) -> Schedule:
     """Generate the interleaved 1F1B schedule.
 
-    Megatron's virtual stages (``interleaved-1f1b``): 1F1B over several chunks a rank.
+    Megatron's virtual stages (``interleaved-1f1b``): 1F1B over several chunks per rank.
 
     Rule: stage s is on rank s mod p. Micro-batches go in rounds of g (p of them, when p divides m): a
     rank runs a round on its first chunk, then the same round on its second, and so on; backwards take
     the chunks from the last to the first. Rank r starts with (v-1)·g + 2(p-1-r) forwards, then
-    alternates one F with one B, then runs the backwards that are left. The bubble is v times smaller
-    than 1F1B's; transfers are v times more.
+    alternates one F with one B, then runs the remaining backwards. The bubble is v times smaller than
+    1F1B's, with v times as many transfers.
 
     ``interleaved-1f1b`` with 2 ranks, 2 chunks, 2 micro-batches, F=1, B=2:
 
         rank 0  F0 F1 f0 f1 .  .  b0 -- .  b1 -- B0 -- B1 --
         rank 1  .  F0 F1 f0 b0 -- f1 b1 -- B0 -- B1 -- .  .
 
-    The order, and the sizes refused, are those of ``torch.distributed.pipelining``'s
+    The order and the refused sizes are those of ``torch.distributed.pipelining``'s
     ``ScheduleInterleaved1F1B``: with max(1, m // p) rounds, m must be a multiple of the rounds.
 
     Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters",
@@ -375,16 +375,16 @@ def interleaved_1f1b(ranks: int, micro_batches: int, chunks: int = 2) -> Schedul
 def interleaved(
     name: str, backward: Phase, ahead: int, ranks: int, micro_batches: int, chunks: int
 ) -> Schedule:
-    """Alternate forwards and backwards over the chunks of each rank.
+    """Return a schedule that alternates forwards and backwards over the chunks of each rank.
 
     Parameters
     ----------
     name : str
-        Of the schedule.
+        Name of the schedule.
     backward : str
-        ``"B"``, or ``"I"`` with W behind it.
+        ``"B"``, or ``"I"`` followed by W.
     ahead : int
-        Forwards that a rank starts with more than the next rank.
+        Number of extra warm-up forwards of a rank over the next one.
     ranks, micro_batches, chunks : int
         Sizes of the schedule.
     """
@@ -401,18 +401,18 @@ def interleaved(
 def interleaved_zb(ranks: int, micro_batches: int, chunks: int = 2) -> Schedule:
     """Generate the interleaved zero-bubble schedule.
 
-    Zero bubble over interleaved chunks (``interleaved-zb``): the backward split, W kept for later.
+    Zero bubble over interleaved chunks (``interleaved-zb``): a split backward with W postponed.
 
     Rule: chunks and rounds as in ``interleaved-1f1b``, with half the extra warm-up, (v-1)·g + (p-1-r)
-    forwards, because the gradient travels on after I, without waiting for W. On rank r, W runs r
-    micro-batches behind I: after the i-th I comes the (i-r)-th W, and what is left comes at the end.
+    forwards, because the gradient moves on after I without waiting for W. On rank r, W runs r
+    micro-batches behind I: after the i-th I comes the (i-r)-th W, and the remaining W at the end.
 
     ``interleaved-zb`` with 2 ranks, 2 chunks, 2 micro-batches, F=I=W=1:
 
         rank 0  F0 F1 f0 f1 .  i0 w0 i1 w1 I0 W0 I1 W1
         rank 1  .  F0 F1 f0 i0 f1 i1 w0 I0 w1 I1 W0 W1
 
-    The order, and the sizes refused, are those of ``torch.distributed.pipelining``'s
+    The order and the refused sizes are those of ``torch.distributed.pipelining``'s
     ``ScheduleInterleavedZeroBubble``.
 
     Source: Qi et al., "Zero Bubble Pipeline Parallelism", arXiv 2401.10241 (ZB-1p's rule over chunks).
@@ -437,13 +437,13 @@ class Staleness:
     Attributes
     ----------
     rank, stage : int
-        Where.
+        Rank and stage described.
     versions : int
-        The largest number of weight versions in use at once in this run, the newest included.
+        Largest number of weight versions in use at once in this run, including the newest.
     forward_version : tuple of int
-        For each of the rank's mini-batches, in order, how many updates its F had seen.
+        Number of updates that F had seen, for each of the rank's mini-batches in order.
     staleness : tuple of int
-        For each, how many updates came between its F and its own update.
+        Number of updates between F and its own update, for each mini-batch.
     """
 
     rank: int
@@ -458,11 +458,11 @@ def pipedream(ranks: int, micro_batches: int, *, replicas: Sequence[int] | None 
 
     PipeDream's asynchronous 1F1B (``pipedream``): no flush, stashed weights, replicated stages.
 
-    Every mini-batch updates the weights of a stage as soon as its backward ends there; the next ones are
-    already under way. So the pipeline is never drained, and the price is *staleness*: F uses the newest
-    weights, and B must use the version its F saw, which is kept ("stashed") until then.
+    Every mini-batch updates the weights of a stage as soon as its backward ends there, while later ones are
+    already under way. So the pipeline never drains, at the price of *staleness*: F uses the newest weights,
+    and B must use the version its F saw, which is kept ("stashed") until then.
 
-    Rule: stage s has r_s replicas, each a rank; mini-batches go round-robin over the replicas. A rank of
+    Rule: stage s has r_s replicas, one per rank; mini-batches go round-robin over the replicas. A rank of
     stage s starts with floor((N - 1 - (r_0 + ... + r_{s-1})) / r_s) forwards, N = r_0 + r_1 + ..., then
     alternates one F with one B. It keeps warm-up + 1 versions of its weights.
 
@@ -485,7 +485,7 @@ def pipedream(ranks: int, micro_batches: int, *, replicas: Sequence[int] | None 
     micro_batches : int
         Number of mini-batches to run.
     replicas : sequence of int, optional
-        Replicas of each stage; by default one stage a rank.
+        Replicas of each stage; by default one stage per rank.
 
     Returns
     -------
@@ -495,7 +495,7 @@ def pipedream(ranks: int, micro_batches: int, *, replicas: Sequence[int] | None 
     Raises
     ------
     InputError
-        The replicas do not add up to the ranks.
+        If the replicas do not add up to the ranks.
 
     Examples
     --------
@@ -537,20 +537,20 @@ def pipedream(ranks: int, micro_batches: int, *, replicas: Sequence[int] | None 
 
 
 def staleness(schedule: Schedule) -> tuple[Staleness, ...]:
-    """Follow the weight versions through each rank's program, one update after each B.
+    """Return the weight versions along each rank's program, with one update after each B.
 
-    Replicas of a stage update together (their gradients are summed), so a rank's own backwards
-    count the updates.
+    Replicas of a stage update together (their gradients are summed), so the number of a rank's own
+    backwards is the number of updates.
 
     Parameters
     ----------
     schedule : Schedule
-        One stage a rank, backwards in one piece.
+        Schedule with one stage per rank and unsplit backwards.
 
     Returns
     -------
     tuple of Staleness
-        One a rank.
+        One per rank.
 
     Examples
     --------

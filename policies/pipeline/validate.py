@@ -1,12 +1,12 @@
-"""Is an order a schedule? If not, why, in words.
+"""Check whether an order is a valid schedule, and say in words why not.
 
 Two kinds of mistakes:
 
-* The programs do not say the right things: an action is missing, doubled, impossible (a stage or a
-  micro-batch that does not exist, a backward in one piece *and* in two, an action on a rank that
-  does not hold what it needs). This is wrong input: `InputError`, all mistakes at once.
-* The programs say the right things in an order that cannot be run: some ranks wait for each other
-  in a circle. This is a run that cannot go on: `StuckError`, with the circle.
+* The programs have the wrong actions: one is missing, duplicate or impossible (a stage or micro-batch
+  that does not exist, a backward both whole *and* split, an action on a rank that does not hold what
+  it needs). This is wrong input: `InputError`, with all mistakes at once.
+* The programs have the right actions in an order that cannot run: some ranks wait for each other in
+  a cycle. This is a run that cannot go on: `StuckError`, with the cycle.
 
     rank 0: 0F0 0B0 0F1 0B1        rank 0 waits with 0B0 for 1B0 of rank 1,
     rank 1: 1F1 1F0 1B0 1B1        rank 1 waits with 1F1 for 0F1 of rank 0, which stands behind 0B0
@@ -22,15 +22,15 @@ from policies.pipeline.pipeline_schedule import PHASES, Action, Phase, Schedule,
 from sim.base.errors import InputError, StuckError
 
 # ----------------------------------------------------------------------------------------------------------
-# What each action waits for, and where that is made.
+# The inputs of each action, and where they are computed.
 #
 #     F(s, k)           F(s-1, k)
 #     R(s, k)           F(s, k)
-#     B, I of (s, k)    F(s, k), R(s, k) where there is one, and B or I of (s+1, k)
+#     B, I of (s, k)    F(s, k), R(s, k) if there is one, and B or I of (s+1, k)
 #     W(s, k)           I(s, k)
 #
-# These are the edges of the graph that a pipeline's actions form; with the order of each rank's
-# program they decide everything about its times.
+# These are the edges of the graph of a pipeline's actions; together with the order of each rank's
+# program they determine all times.
 
 Place: TypeAlias = tuple[int, int]
 """(rank, position in its program)."""
@@ -42,12 +42,12 @@ class Dependencies:
     Parameters
     ----------
     schedule : Schedule
-        The order; it need not be a valid one.
+        Schedule, not necessarily valid.
 
     Attributes
     ----------
     place : dict of Action to Place
-        Where each action stands (the first place, should it stand at several).
+        Place of each action (the first, if there are several).
 
     Examples
     --------
@@ -68,8 +68,8 @@ class Dependencies:
                     self.place.setdefault(action, (rank, position))
 
     def of(self, slot: Slot) -> list[Action]:
-        """Return what all parts of `slot` need; also what no rank runs, if it is needed."""
-        if isinstance(slot, Action):  # the usual case, and the faster way
+        """Return the inputs of all parts of `slot`, including inputs that no rank computes."""
+        if isinstance(slot, Action):  # the usual case, faster this way
             return self._needs(slot)
         return [need for action in slot.parts for need in self._needs(action)]
 
@@ -96,21 +96,21 @@ class Dependencies:
 _HALVES: tuple[Phase, Phase] = ("I", "W")
 
 _SHOWN = 12
-"""How many mistakes a message lists before it counts the rest."""
+"""Most mistakes that a message lists before it counts the rest."""
 
 _NOBODY = -1
-"""Whom a rank waits for when no rank runs what it needs."""
+"""The rank waited for when no rank runs the needed action."""
 
 
 def validate(schedule: Schedule) -> None:
-    """Raise unless `schedule` computes every micro-batch once and can be run to its end.
+    """Raise unless `schedule` computes every micro-batch once and can run to its end.
 
     Raises
     ------
     InputError
-        Actions are missing, doubled or impossible; the message lists them.
+        If actions are missing, duplicate or impossible; the message lists them.
     StuckError
-        The order deadlocks; the message says which rank waits for what.
+        If the order deadlocks; the message says which rank waits for what.
 
     Examples
     --------
@@ -127,7 +127,7 @@ def validate(schedule: Schedule) -> None:
 
 
 def problems(schedule: Schedule) -> list[str]:
-    """List what is missing, doubled or impossible, one sentence each; empty when nothing is.
+    """Return one sentence for each missing, duplicate or impossible action.
 
     Examples
     --------
@@ -155,12 +155,12 @@ def problems(schedule: Schedule) -> list[str]:
 
 
 def in_turn(schedule: Schedule) -> Iterator[tuple[int, Slot, list[Action]]]:
-    """Yield each slot, with its rank and what it waits for, once all of that has been yielded.
+    """Yield each slot, with its rank and inputs, after all its inputs.
 
     Raises
     ------
     StuckError
-        No rank can go on.
+        If no rank can go on.
     """
     depends = Dependencies(schedule)
     made: set[Action] = set()
@@ -188,19 +188,19 @@ def in_turn(schedule: Schedule) -> Iterator[tuple[int, Slot, list[Action]]]:
 
 
 def explain_deadlock(schedule: Schedule, done: Sequence[int]) -> str:
-    """Say why no rank can go on after it ran the first ``done[rank]`` slots of its program.
+    """Return why no rank can go on after running the first ``done[rank]`` slots of its program.
 
     Parameters
     ----------
     schedule : Schedule
-        The order.
+        Schedule that is stuck.
     done : sequence of int
-        How many slots each rank has run.
+        Number of slots that each rank has run.
 
     Returns
     -------
     str
-        One line for each waiting rank, and the circle of ranks that wait for each other.
+        One line per waiting rank, and the cycle of ranks that wait for each other.
     """
     depends = Dependencies(schedule)
     made = {a for r, count in enumerate(done) for slot in schedule.programs[r][:count] for a in slot.parts}
@@ -218,7 +218,7 @@ def explain_deadlock(schedule: Schedule, done: Sequence[int]) -> str:
 
 
 def _wait(rank: int, position: int, slot: Slot, need: Action, place: Place | None) -> tuple[int, str]:
-    """Return the rank that `rank` waits for, and the sentence."""
+    """Return the rank that `rank` waits for, and a sentence about it."""
     start = f"rank {rank} waits at position {position} with {slot} for {need}"
     if place is None:
         return _NOBODY, f"{start}, which no rank runs"
@@ -230,7 +230,7 @@ def _wait(rank: int, position: int, slot: Slot, need: Action, place: Place | Non
 
 
 def _circle(waits: dict[int, int]) -> str:
-    """Follow who waits for whom from the first waiting rank until a rank comes twice."""
+    """Return the cycle found by following waits from the first waiting rank until a rank repeats."""
     if _NOBODY in waits.values():
         return "add the actions that no rank runs"
     path = [next(iter(waits))]
@@ -270,7 +270,7 @@ def _misplaced(schedule: Schedule, places: dict[Action, list[Place]]) -> Iterato
 
 
 def _incomplete(schedule: Schedule, stage: int, k: int, places: dict[Action, list[Place]]) -> Iterator[str]:
-    """Check that one micro-batch of one stage has F once, and either B or I with W."""
+    """Yield what one micro-batch of one stage lacks or repeats: F once, and either B or I with W."""
     has = Counter(phase for phase in PHASES if Action(stage, phase, k) in places)
     rank = schedule.rank_of(stage, k)
     if not has:

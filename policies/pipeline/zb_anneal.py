@@ -1,12 +1,12 @@
-"""A better order of a small zero-bubble schedule, by changes of a good one (simulated annealing).
+"""Simulated annealing that improves a good order of a small zero-bubble schedule.
 
 ::
 
-    rank 0   F0 F1 [F2][I0 W0] I1 ...      one to three actions go before others of their rank, mostly
-    rank 0   F0 F1 [I0 W0][F2] I1 ...      one that the end waits for, to the edge of its block
+    rank 0   F0 F1 [F2][I0 W0] I1 ...      one to three actions move ahead of others on their rank, mostly
+    rank 0   F0 F1 [I0 W0][F2] I1 ...      one on the critical path, to the edge of its block
 
-What is worse is taken, too, at first more often than later. The order of a rank keeps each action behind its
-input on the same rank and within the memory limit; one that deadlocks with the other ranks is dropped.
+Worse orders are accepted too, at first more often than later. The order of a rank keeps each action after its
+input on the same rank and within the memory limit; an order that deadlocks with other ranks is dropped.
 
 Sources: van Laarhoven, Aarts, Lenstra, "Job shop scheduling by simulated annealing", Operations Research
 40(1), 1992 (changes on the longest path); Nowicki and Smutnicki, "A fast taboo search algorithm for the job
@@ -25,22 +25,22 @@ from policies.pipeline.pipeline_schedule import Programs
 from policies.pipeline.zb_optimal import ZeroBubbleProblem, all_actions, first_starts, input_of, lag_of
 
 MOST_ACTIONS: Final = 256
-"""Of larger schedules too little would be tried."""
+"""Most actions of a schedule to anneal; for larger ones too few changes would be tried."""
 
 _MOST_TRIES: Final = 400
-"""So many changes are tried for each action of few, ..."""
+"""Changes tried per action of a schedule with few actions, ..."""
 
 _TIMED: Final = 4_000_000
-"""... and fewer of many, so that about a second passes: as many as are this number of actions in all."""
+"""... and fewer for many actions, to take about a second: changes times actions is at most this."""
 
 _WORSE: Final = 0.6
-"""What is longer by this part of an action is taken at first in one of e times."""
+"""Fraction of an action by which an order may be longer to be accepted at first with probability 1/e."""
 
 _UNKNOWN: Final = -1
 
 
 class Annealing:
-    """The actions of a problem by number, and what each waits for.
+    """The actions of a problem by number, with the inputs of each.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ class Annealing:
         self.begins = first_starts(problem) if span else [0] * problem.ranks
 
     def ends(self, order: Sequence[Sequence[int]]) -> list[int] | None:
-        """Return when each action ends, and 0 for what has no input; None: the ranks deadlock."""
+        """Return the end of each action, then 0 for actions without input; None: the ranks deadlock."""
         total = len(self.actions)
         ends = [_UNKNOWN] * total + [0]
         at, free, left = [0] * len(order), [0] * len(order), total
@@ -86,11 +86,11 @@ class Annealing:
         return ends
 
     def cost(self, order: Sequence[Sequence[int]], ends: Sequence[int]) -> int:
-        """Return what the objective says of an order."""
+        """Return the objective's value for an order."""
         return max(ends[program[-1]] - first for program, first in zip(order, self.begins, strict=True))
 
     def critical(self, order: Sequence[Sequence[int]], ends: Sequence[int]) -> list[int]:
-        """Return the actions that the end waits for, from the last to the first."""
+        """Return the actions on the critical path, from the last to the first."""
         before = {b: a for program in order for a, b in pairwise(program)}
         last = max(zip(order, self.begins, strict=True), key=lambda of: ends[of[0][-1]] - of[1])[0][-1]
         path, action = [], last
@@ -103,9 +103,9 @@ class Annealing:
     def changed(
         self, program: list[int], action: int, ends: Sequence[int], path: Collection[int], rng: Random
     ) -> list[int] | None:
-        """Return the program of a rank with an action elsewhere, and maybe what follows it; None: it cannot.
+        """Return a rank's program with an action, and maybe its followers, moved; None: it cannot move.
 
-        What the end waits for mostly goes to the begin or end of its block, or beyond, as only that may help.
+        A critical action mostly moves to the start or end of its block, or beyond, since only that can help.
         """
         here = program.index(action)
         first, last = here, here + 1
@@ -134,12 +134,12 @@ class Annealing:
         return new
 
     def _follows(self, program: Sequence[int], place: int, ends: Sequence[int]) -> bool:
-        """Whether an action begins as the one before it on its rank ends."""
+        """Return whether an action starts when the previous one on its rank ends."""
         return ends[program[place - 1]] == ends[program[place]] - self.duration[program[place]]
 
 
 def annealed(problem: ZeroBubbleProblem, programs: Programs, least: int) -> Programs:
-    """Return the best order found from a good one; the same for the same problem.
+    """Return the best order found from a good one, deterministically.
 
     Parameters
     ----------
@@ -147,7 +147,7 @@ def annealed(problem: ZeroBubbleProblem, programs: Programs, least: int) -> Prog
     programs : Programs
         An order within the memory limit.
     least : int
-        No order is better: the search ends where it finds one.
+        Lower bound; the search ends when an order reaches it.
     """
     of, rng = Annealing(problem), Random(0)
     order = [[of.number[slot.parts[0]] for slot in program] for program in programs]

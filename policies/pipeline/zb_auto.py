@@ -1,8 +1,8 @@
-"""An order made for given times (``zb-auto``): F, I, W, transfer and a memory limit in, order out.
+"""Search for an order given F, I, W, transfer times and a memory limit (``zb-auto``).
 
-The handwritten schedules assume F = I = W and free transfers. Real stages are otherwise, and then a
-search finds better orders: ZB-1p (memory limit p, that of 1F1B), ZB-2p (limit 2p), and with
-``chunks=2`` ZB-V (a V, limit 2p half-size stages, that of 1F1B).
+The handwritten schedules assume F = I = W and free transfers. Real stages differ, and then a search
+finds better orders: ZB-1p (memory limit p, that of 1F1B), ZB-2p (limit 2p), and with ``chunks=2``
+ZB-V (a V, limit 2p half-size stages, that of 1F1B).
 
 ``zb-auto`` with 3 ranks, 4 micro-batches, F=3, I=2, W=1, memory limit 4:
 
@@ -11,11 +11,11 @@ search finds better orders: ZB-1p (memory limit p, that of 1F1B), ZB-2p (limit 2
     rank 2  .  .  .  .  .  .  F0 -- -- I0 -- F1 -- -- I1 -- F2 -- -- I2 -- F3 -- -- I3 -- W0 W1 W2 W3 .
 
 ``solver="greedy"`` searches as the authors do (`policies.pipeline.zb_greedy`);
-from the published times it gets their published bubble rates.
-``solver="best"`` takes the published fixed orders of the same shape (ZB-H1, ZB-H2; ZB-V, V-Half, V-Min) into
-the choice, where they fit the limit: for some times, uneven ones above all, one of them is shorter. Of small
-sizes the best is changed as long as that helps (`policies.pipeline.zb_anneal`).
-``solver="cp-sat"`` proves the optimum of small sizes.
+from the published times it reproduces their published bubble rates.
+``solver="best"`` also considers the published fixed orders of the same shape (ZB-H1, ZB-H2; ZB-V, V-Half,
+V-Min) that fit the limit: for some times, especially uneven ones, one of them is shorter. For small
+sizes it then improves the best one (`policies.pipeline.zb_anneal`).
+``solver="cp-sat"`` proves the optimum for small sizes.
 
 Source: Qi et al., "Zero Bubble Pipeline Parallelism", arXiv 2401.10241, section 3.
 """
@@ -57,7 +57,7 @@ def zb_auto(
     solver: Solver = "best",
     time_limit_ns: int = 60 * NS_PER_S,
 ) -> Schedule:
-    """Search for an order with few bubbles.
+    """Return an order with few bubbles, found by search.
 
     Parameters
     ----------
@@ -66,42 +66,42 @@ def zb_auto(
     chunks : int
         1 for a straight pipeline, 2 for a V.
     forward, input_grad, weight_grad : int or sequence of int
-        Time of F, I, W: of every stage, or one a stage. Any unit. In a scenario the workload gives them, the
-        transfer, and what is held.
+        Times of F, I, W in any unit, common to all stages or one per stage. In a scenario the workload
+        gives them, the transfer time and the memory held.
     transfer : int
         Time between two ranks, in the same unit.
     in_flight : int, optional
-        Micro-batches that a rank may hold, each of the stage that keeps most; by default as many as 1F1B
-        holds on its first rank, ``ranks * chunks``.
+        Micro-batches that a rank may hold, each of the stage that keeps most; by default ``ranks * chunks``,
+        as many as 1F1B holds on its first rank.
     limit : int, optional
-        Instead: the most that a rank may hold, in the unit of `kept`. In a scenario a size, of all that a
-        rank holds: parameters, gradients and optimizer state, too.
+        In place of `in_flight`: the most that a rank may hold, in the unit of `kept`. In a scenario, a size
+        for everything that a rank holds, including parameters, gradients and optimizer state.
     kept : int or sequence of int or mapping
-        What a micro-batch holds on a stage from F to I; or ``backward``, that, and ``weight_grad``, what is
-        left of it from I to W. For a transformer layer see
+        Amount that a micro-batch holds on a stage from F to I; or a mapping with that as ``backward`` and
+        the amount left from I to W as ``weight_grad``. For a transformer layer see
         `policies.pipeline.evaluate.transformer_activations`.
     objective : {"span", "makespan"}
-        What to make small: the longest span of a rank, or the time from first start to last end.
+        Quantity to minimise: the longest span of a rank, or the time from first start to last end.
     solver : {"best", "greedy", "cp-sat"}
-        The best of the authors' search and the fixed orders, and of small sizes changes of it; the authors'
-        search alone (a fixed order only if it finds none); or search and prove (small sizes; needs the extra
-        ``opt``).
+        The best of the authors' search and the fixed orders, improved further for small sizes; the authors'
+        search alone (a fixed order only if it finds none); or an exact search with proof (small sizes; needs
+        the extra ``opt``).
     time_limit_ns : int
-        When CP-SAT stops, by the clock on the wall.
+        Wall-clock time limit of CP-SAT.
 
     Returns
     -------
     Schedule
-        With ``meta``: ``objective``, ``bound`` (none is below it) and ``proven`` (they are equal).
+        With ``meta``: ``objective``, ``bound`` (a lower bound) and ``proven`` (the two are equal).
 
     Raises
     ------
     InputError
-        There are more than two chunks, or an option is wrong.
+        If there are more than two chunks, or an option is wrong.
     InfeasibleError
-        No order fits the memory limit.
+        If no order fits the memory limit.
     MissingExtraError
-        CP-SAT is asked for, and ortools is not installed.
+        If CP-SAT is requested and ortools is not installed.
 
     Examples
     --------
@@ -154,12 +154,12 @@ def zb_auto(
 
 
 def _searched(problem: ZeroBubbleProblem, *, with_fixed: bool) -> Schedule:
-    """Return the cheapest of the orders found, or of the fixed ones that fit; the first of equals.
+    """Return the cheapest of the orders found and the fixed ones that fit; the first of equals.
 
     Raises
     ------
     InfeasibleError
-        The search finds no order within the memory limit, and no fixed order fits.
+        If the search finds no order within the memory limit and no fixed order fits.
     """
     failure: InfeasibleError | None = None
     found: list[Schedule] = []
@@ -185,7 +185,7 @@ def _told(value: int, bound: int) -> dict[str, Any]:
 
 
 def _fixed_that_fit(problem: ZeroBubbleProblem) -> Iterator[Schedule]:
-    """Yield the published orders of this shape within the memory limit: uneven times may suit them better."""
+    """Yield the published orders of this shape within the memory limit; they may suit uneven times better."""
     sizes = (problem.ranks, problem.micro_batches)
     for make in (zb_h1, zb_h2) if problem.chunks == 1 else (zb_v, v_half, v_min):
         fixed = make(*sizes)

@@ -1,17 +1,17 @@
-"""A good order under a memory limit, found greedily (the heuristic behind ZB-1p and ZB-2p).
+"""Greedy search for a good order under a memory limit (the heuristic behind ZB-1p and ZB-2p).
 
-The order is built with the clock running, one F and one I a rank and turn:
+The order is built in simulated time, with one F and one I per rank and turn:
 
 1. Warm-up. Every rank runs F of micro-batch 0. Then, from the last rank to the first, each adds
-   forwards while memory lasts and the first gradient has not arrived. Whether the last of them may
-   still run when the gradient arrives is switch ``delay_first_gradient``.
+   forwards while memory lasts and the first gradient has not arrived. The switch
+   ``delay_first_gradient`` decides whether the last may still be running when the gradient arrives.
 2. Turns. In each, first the ranks run one F, then, from the last to the first, one I. A W fills the
-   time until the input arrives wherever it fits whole. Where it does not fit whole, it is run when
-   the gap would make this rank the one with the longest bubble of all; for smaller gaps switch
-   ``fill_small_gaps`` decides. A W is also run when memory is short.
-   A rank that is two forwards or more ahead of the next one may skip its F, if that is cheaper than
+   time until the input arrives if it fits completely. If it does not, it runs only if the gap would
+   give this rank the longest bubble of all; for smaller gaps the switch ``fill_small_gaps`` decides.
+   A W also runs when memory is short.
+   A rank at least two forwards ahead of the next one may skip its F, if that is cheaper than
    making a gradient wait: switch ``skip_forwards``.
-3. The W that are left.
+3. The remaining W.
 
 ::
 
@@ -35,7 +35,7 @@ from policies.pipeline.zb_optimal import ZeroBubbleProblem, those_found
 from sim.base.errors import InfeasibleError
 
 # ----------------------------------------------------------------------------------------------------------
-# What both greedy searches for zero bubble keep of their ranks: clocks, memory, bubbles, waiting W.
+# State of the ranks in both greedy zero-bubble searches: clocks, memory, bubbles, pending W.
 #
 # A micro-batch travels over the ranks in legs, down on the even ones and up on the odd:
 #
@@ -49,7 +49,7 @@ from sim.base.errors import InfeasibleError
 
 
 def input_of_leg(leg: int, rank: int, ranks: int) -> tuple[int, int] | None:
-    """Return the (leg, rank) that makes the input of a leg on a rank; None where the pipeline begins.
+    """Return the (leg, rank) that computes the input of a leg on a rank; None at the pipeline's start.
 
     Examples
     --------
@@ -63,7 +63,7 @@ def input_of_leg(leg: int, rank: int, ranks: int) -> tuple[int, int] | None:
 
 
 def action_of_leg(leg: int, rank: int, ranks: int, legs: int, micro_batch: int) -> Action:
-    """Return what a micro-batch does on a rank, on one of its `legs` legs.
+    """Return the action of a micro-batch on a rank, for one of its `legs` legs.
 
     Examples
     --------
@@ -75,18 +75,18 @@ def action_of_leg(leg: int, rank: int, ranks: int, legs: int, micro_batch: int) 
 
 
 class GreedyRanks:
-    """The programs so far, and where each rank stands.
+    """The programs so far, and the state of each rank.
 
     Attributes
     ----------
     ends : list of list of list of int
-        By leg and rank: when each micro-batch was done.
+        End of each micro-batch, by leg and rank.
     program : list of list of Action
-        One a rank.
+        One per rank.
     pending : list of deque of Action
-        W of what had its I, the oldest first.
+        Pending W, whose I has run, oldest first.
     clock, memory, bubble : list of int
-        Of each rank: when it is free, what it holds, and how long it has waited since it began.
+        Per rank: time at which it is free, memory in use, and time waited since its start.
     longest_bubble : int
         The largest of `bubble` so far.
     """
@@ -103,18 +103,18 @@ class GreedyRanks:
         self.ends: list[list[list[int]]] = [[[] for _ in range(ranks)] for _ in range(2 * problem.chunks)]
 
     def programs(self) -> Programs:
-        """Run the W that are left; return the program of each rank."""
+        """Run the remaining W and return the program of each rank."""
         for rank in range(self.problem.ranks):
             while self.pending[rank]:
                 self.run_weight_grad(rank)
         return tuple(map(tuple, self.program))
 
     def count(self, leg: int, rank: int) -> int:
-        """Return how many micro-batches have done a leg on a rank."""
+        """Return the number of micro-batches that have done a leg on a rank."""
         return len(self.ends[leg][rank])
 
     def arrival(self, leg: int, rank: int) -> int | None:
-        """Return when the input of the next action of `leg` on `rank` arrives, None if it is not made."""
+        """Return when the input of the next action of `leg` on `rank` arrives; None: not computed yet."""
         made_by = input_of_leg(leg, rank, self.problem.ranks)
         if made_by is None:
             return 0
@@ -132,7 +132,7 @@ class GreedyRanks:
         self.ends[leg][rank].append(self.clock[rank])
 
     def append(self, rank: int, action: Action, arrival: int) -> None:
-        """Run `action`, whose input arrives then."""
+        """Run `action`, whose input arrives at `arrival`."""
         start = max(self.clock[rank], arrival)
         if self.program[rank]:
             self.bubble[rank] += start - self.clock[rank]
@@ -153,7 +153,7 @@ class GreedyRanks:
         Raises
         ------
         InfeasibleError
-            It does not fit, with all W done.
+            If it does not fit even with all W done.
         """
         size = self.problem.memory_change(rank, "F")
         while self.memory[rank] + size > self.problem.limit:
@@ -165,9 +165,9 @@ class GreedyRanks:
             self.run_weight_grad(rank)
 
     def fill(self, leg: int, rank: int, allowed: int | None) -> None:
-        """Run every W that is over before the input of `leg` arrives.
+        """Run every W that ends before the input of `leg` arrives.
 
-        If the gap that is left is longer than `allowed`, run one W more; None allows any gap.
+        If the remaining gap is longer than `allowed`, run one more W; None allows any gap.
         """
         arrival = self.arrival(leg, rank) or 0
         pending, duration = self.pending[rank], self.problem.duration
@@ -184,7 +184,7 @@ _F, _I = 0, 1
 
 
 def greedy_programs(problem: ZeroBubbleProblem) -> Iterator[Programs]:
-    """Return the programs of a straight pipeline for each setting of the switches that finds some.
+    """Yield the programs of a straight pipeline for each setting of the switches that finds one.
 
     Raises
     ------
@@ -195,7 +195,7 @@ def greedy_programs(problem: ZeroBubbleProblem) -> Iterator[Programs]:
 
 
 class _Search(GreedyRanks):
-    """One greedy run. Everything is indexed by rank, which is also the stage."""
+    """One greedy run; everything is indexed by rank, which is also the stage."""
 
     def __init__(
         self,
@@ -239,7 +239,7 @@ class _Search(GreedyRanks):
             self.run_leg(_I, rank)
 
     def _extra_forwards(self) -> list[int]:
-        """Count the forwards that each rank can run before the first gradient arrives."""
+        """Return the number of forwards that each rank can run before the first gradient arrives."""
         problem, last = self.problem, self.problem.ranks - 1
         extra = [0] * problem.ranks
         gradient = self.clock[last] + problem.duration(last, "I")
@@ -254,14 +254,14 @@ class _Search(GreedyRanks):
                 extra[rank] += 1
             gradient = max(now, arrival) + problem.duration(rank, "I")
         for rank in range(1, problem.ranks):
-            # Each rank stays behind the one before it, except where that one runs all its forwards.
+            # Each rank stays behind the previous one, unless that one runs all its forwards.
             before = extra[rank - 1]
             at_most = before if 1 + before == problem.micro_batches else max(0, before - 1)
             extra[rank] = min(extra[rank], at_most)
         return extra
 
     def _ranks_that_forward(self) -> list[bool]:
-        """Decide for each rank whether it runs a forward in this turn."""
+        """Return, for each rank, whether it runs a forward in this turn."""
         problem = self.problem
         going = [self.count(_F, rank) < problem.micro_batches for rank in range(problem.ranks)]
         if self.skip_forwards:
@@ -297,7 +297,7 @@ class _Search(GreedyRanks):
 
 
 # ----------------------------------------------------------------------------------------------------------
-# A good order of a V under a memory limit, found greedily (the heuristic behind ZB-V).
+# Greedy search for a good order of a V under a memory limit (the heuristic behind ZB-V).
 #
 # A micro-batch travels four legs over the ranks of a V, and each rank works on all four:
 #
@@ -306,27 +306,26 @@ class _Search(GreedyRanks):
 #     leg 2   I of the second chunk    rank 0 → p-1     down
 #     leg 3   I of the first chunk     rank p-1 → 0     up
 #
-# The order is built with the clock running:
+# The order is built in simulated time:
 #
 # 1. Warm-up. Micro-batch 0 goes down; on its way up, each rank (with the ranks above it) adds leg 0
 #    while memory lasts and micro-batch 0 has not come back. Then, alternating leg 0 and leg 1, each
 #    rank catches up with the one above it.
-# 2. Turns. In each, every rank runs one I (leg 3 where its gradient is there, else leg 2), then one F
-#    (leg 1 where its input is there, else leg 0), if it has one to run. A W fills the time until the
-#    input arrives wherever it fits whole; where it does not, it is run when the gap would make this
-#    rank the one with the longest bubble. Switches ``fill_before_forward`` and
-#    ``fill_before_leg_2`` turn that second rule off there.
-# 3. The W that are left.
+# 2. Turns. In each, every rank runs one I (leg 3 if its gradient has arrived, else leg 2), then one F
+#    (leg 1 if its input has arrived, else leg 0), if it has one to run. A W fills the time until the
+#    input arrives if it fits completely; otherwise it runs only if the gap would give this rank the
+#    longest bubble. The switches ``fill_before_forward`` and ``fill_before_leg_2`` turn the second
+#    rule off there.
+# 3. The remaining W.
 #
-# A run tells how long the bubble of each rank became. Where one rank's bubble is longest anyway, the
-# others need not fill gaps up to that length: the search runs again with what it learnt, as long as
-# the longest bubble shrinks.
+# A run shows the bubble of each rank. Since one rank's bubble is longest anyway, the others need not
+# fill gaps up to that length: the search repeats with this knowledge while the longest bubble shrinks.
 #
 # Source: Qi et al., arXiv 2401.10241, section 6 and appendix (the rules, in words).
 
 
 def greedy_v_programs(problem: ZeroBubbleProblem) -> Iterator[Programs]:
-    """Return the best programs of a V for each setting of the switches that finds some.
+    """Yield the best programs of a V for each setting of the switches that finds one.
 
     Raises
     ------
@@ -337,7 +336,7 @@ def greedy_v_programs(problem: ZeroBubbleProblem) -> Iterator[Programs]:
 
 
 def _learn(problem: ZeroBubbleProblem, before_forward: bool, before_leg_2: bool) -> Programs:
-    """Search again with the slack that the last search left, as long as that shortens the bubble."""
+    """Repeat the search with the slack that the last one left, while that shortens the bubble."""
     best = _VSearch(problem, before_forward, before_leg_2, [0] * problem.ranks).run()
     while True:
         try:
@@ -363,7 +362,7 @@ class _VSearch(GreedyRanks):
         self.next_leg = 0
 
     def run(self) -> _VSearch:
-        """Build the order, but for the W that are left at the end."""
+        """Build the order, except the remaining W at the end."""
         ranks = range(self.problem.ranks)
         self._warm_up()
         while any(self.count(3, rank) < self.problem.micro_batches for rank in ranks):
@@ -396,7 +395,7 @@ class _VSearch(GreedyRanks):
             self._catch_up(rank)
 
     def _catch_up(self, rank: int) -> None:
-        """Run leg 0 and leg 1 in turn on `rank` and all below, until it is not behind the rank above."""
+        """Alternate leg 0 and leg 1 on `rank` and all below, until it is not behind the rank above."""
         idle_passes = 0
         while self._is_behind(rank) and idle_passes < 2:
             idle_passes += 1
@@ -409,7 +408,7 @@ class _VSearch(GreedyRanks):
             self.next_leg = 1 - self.next_leg
 
     def _one_more_fits(self, rank: int) -> bool:
-        """Tell whether `rank` can run another leg 0 before micro-batch 0 comes back, and has the memory."""
+        """Return whether `rank` has time and memory for another leg 0 before micro-batch 0 comes back."""
         size = self.problem.memory_change(rank, "F")
         return (
             self.count(0, rank) < self.problem.micro_batches
@@ -418,7 +417,7 @@ class _VSearch(GreedyRanks):
         )
 
     def _is_behind(self, rank: int) -> bool:
-        """Tell whether `rank` has run fewer forwards than the rank above it."""
+        """Return whether `rank` has run fewer forwards than the rank above it."""
         above = rank - 1
         own = self.count(0, rank) + self.count(1, rank)
         return own < self.count(0, above) + self.count(1, above) or (

@@ -1,16 +1,16 @@
-"""The best order there is, for small sizes: the problem handed to CP-SAT (extra ``opt``).
+"""Optimal orders for small sizes, by CP-SAT (extra ``opt``).
 
-Every action is an interval of fixed length with a free start; then
+Every action is an interval of fixed length with a free start, such that
 
 * the actions of a rank do not overlap;
 * F, I and W wait for their inputs, with the transfer time between ranks;
-* each rank starts with F of micro-batch 0, as early as it can: no order is better for waiting;
-* what a rank holds never exceeds its limit (a reservoir: F takes ``full`` as it starts, and as they end I
-  gives back all but ``kept_for_weight_grad``, and W that);
-* micro-batches are alike, so each phase of a stage takes them in order (no solution is lost).
+* each rank starts with F of micro-batch 0 as early as it can, since waiting never helps;
+* a rank's memory never exceeds its limit (a reservoir: F takes ``full`` at its start; at their ends I
+  returns all but ``kept_for_weight_grad``, and W returns that);
+* each phase of a stage takes the micro-batches in order, which loses no solution because they are alike.
 
-The greedy order is the first hint, and the sum of a rank's actions a lower bound of its span, without
-which the solver hardly ever proves anything.
+The greedy order is the first hint. The sum of a rank's actions is a lower bound of its span, without
+which the solver rarely proves anything.
 
 Source: Qi et al., arXiv 2401.10241, section 3.2 and appendix (as an integer program).
 """
@@ -30,21 +30,21 @@ from sim.base.errors import InfeasibleError
 from sim.base.units import NS_PER_S, format_duration
 
 # ----------------------------------------------------------------------------------------------------------
-# The problem of the zero-bubble authors: in which order, given times and a memory limit?
+# The zero-bubble authors' problem: the best order for given times and a memory limit.
 #
-# Given F, I, W of each stage, the transfer time c and how much activation memory a rank may hold, find
-# the order of all actions with the least time. The greedy searches (`policies.pipeline.zb_greedy`)
-# and the exact solver take the same `ZeroBubbleProblem`, and `cost` judges them all.
+# Given F, I, W of each stage, the transfer time c and a rank's limit of activation memory, find the order
+# of all actions with the least time. The greedy searches (`policies.pipeline.zb_greedy`) and the exact
+# solver take the same `ZeroBubbleProblem`, and `cost` evaluates them all.
 #
 # Source: Qi et al., "Zero Bubble Pipeline Parallelism", arXiv 2401.10241, section 3.
 
 Objective = Literal["span", "makespan"]
-"""``span``: the longest a rank takes from its first start to its last end; ``makespan``: first to last."""
+"""``span``: the longest time of a rank from its first start to its last end; ``makespan``: of all ranks."""
 
 
 @dataclass(frozen=True)
 class ZeroBubbleProblem:
-    """What an order has to respect, and what it is judged by.
+    """The constraints and the objective of an order.
 
     Attributes
     ----------
@@ -55,13 +55,13 @@ class ZeroBubbleProblem:
     transfer : int
         Time between two ranks.
     held : tuple of StageActivations
-        What one micro-batch holds on each stage.
+        Activation memory of one micro-batch on each stage.
     limit : int
         The most a rank may hold, in the unit of `held`.
     objective : {"span", "makespan"}
-        What to make small.
+        Quantity to minimise.
     durations, memory_changes : dict of str to list of int
-        By phase, then stage: the same numbers, where the searches look them up.
+        The same numbers by phase, then stage, for fast look-up.
     """
 
     ranks: int
@@ -95,12 +95,12 @@ class ZeroBubbleProblem:
         return self.durations[phase][stage]
 
     def memory_change(self, stage: int, phase: str) -> int:
-        """Return what one action adds to (or, negative, takes from) the memory in use."""
+        """Return the change of memory in use by one action; negative if it frees memory."""
         return self.memory_changes[phase][stage]
 
 
 def cost(problem: ZeroBubbleProblem, schedule: Schedule) -> int:
-    """Return what the objective says of an order, by the longest-path evaluation."""
+    """Return the objective's value for an order, by the longest-path evaluation."""
     run = evaluate(schedule, problem.times, transfer=problem.transfer)
     return max(run.spans) if problem.objective == "span" else run.makespan
 
@@ -115,13 +115,13 @@ def all_actions(problem: ZeroBubbleProblem) -> Iterator[Action]:
 
 
 def first_starts(problem: ZeroBubbleProblem) -> list[int]:
-    """Return when each rank runs its first action, which is F of micro-batch 0 in any order."""
+    """Return the start of each rank's first action, which in any order is F of micro-batch 0."""
     forwards = (problem.duration(rank, "F") + problem.transfer for rank in range(problem.ranks - 1))
     return list(accumulate(forwards, initial=0))
 
 
 def input_of(problem: ZeroBubbleProblem, action: Action) -> Action | None:
-    """Return what an action waits for beside its rank; None: F of the first stage waits for nothing."""
+    """Return the input of an action; None for F of the first stage."""
     stage, phase, k = action
     if phase == "F":
         return Action(stage - 1, "F", k) if stage else None
@@ -131,13 +131,13 @@ def input_of(problem: ZeroBubbleProblem, action: Action) -> Action | None:
 
 
 def lag_of(problem: ZeroBubbleProblem, action: Action) -> int:
-    """Return how long the input of an action is on its way."""
+    """Return the transfer time of an action's input."""
     need, place = input_of(problem, action), problem.placement
     return problem.transfer if need is not None and place[need.stage] != place[action.stage] else 0
 
 
 def least_cost(problem: ZeroBubbleProblem) -> int:
-    """Return what no order is below: the work of a rank, and the way of a micro-batch there and back."""
+    """Return a lower bound: the work of a rank, or the round trip of a micro-batch."""
     first, ends, stages = first_starts(problem), dict[Action, int](), range(len(problem.times))
     work = list(first)
     phases: tuple[tuple[Phase, Sequence[int]], ...] = (("F", stages), ("I", stages[::-1]), ("W", stages))
@@ -152,12 +152,12 @@ def least_cost(problem: ZeroBubbleProblem) -> int:
 
 
 def those_found(searches: Iterable[Callable[[], Programs]]) -> Iterator[Programs]:
-    """Yield what each search finds; those that find no order within the memory limit are passed over.
+    """Yield the result of each search, skipping those that find no order within the memory limit.
 
     Raises
     ------
     InfeasibleError
-        None of them finds any.
+        If none of them finds one.
     """
     failure: InfeasibleError | None = None
     found = 0
@@ -179,7 +179,7 @@ def those_found(searches: Iterable[Callable[[], Programs]]) -> Iterator[Programs
 def optimal_programs(
     problem: ZeroBubbleProblem, hint: Schedule | None, *, time_limit_ns: int = 60 * NS_PER_S
 ) -> tuple[Programs, int, int]:
-    """Search for the best order; return it, its span or makespan, and a bound below which none can be.
+    """Return the best order found, its span or makespan, and a lower bound.
 
     Parameters
     ----------
@@ -188,16 +188,16 @@ def optimal_programs(
     hint : Schedule, optional
         A good order to start from.
     time_limit_ns : int
-        When to stop, in ns, and return the best so far.
+        Time in ns after which to stop and return the best so far.
 
     Raises
     ------
     MissingExtraError
-        ortools is not installed.
+        If ortools is not installed.
     InfeasibleError
-        No order fits the memory limit, or none was found in time.
+        If no order fits the memory limit, or none was found in time.
     """
-    if min(map(min, problem.durations.values())) == 0:  # of what takes no time, some goes first, too
+    if min(map(min, problem.durations.values())) == 0:  # actions of zero duration may also come first
         n = 1 + len(list(all_actions(problem)))
         longer = (StageTimes(*(n * t.of(p) or 1 for p in "FBIW")) for t in problem.times)
         scaled = replace(problem, times=tuple(longer), transfer=n * problem.transfer)
@@ -242,7 +242,7 @@ def optimal_programs(
 
 
 def _serial(problem: ZeroBubbleProblem) -> int:
-    """Return a time within which everything can run one after the other."""
+    """Return a time within which all actions can run one after another."""
     work = sum(problem.duration(a.stage, a.phase) for a in all_actions(problem))
     return work + 2 * problem.transfer * problem.micro_batches * problem.ranks * problem.chunks
 
@@ -270,7 +270,7 @@ def _within_memory(times: Activities, problem: ZeroBubbleProblem, start: dict[Ac
 def _ends(
     times: Activities, problem: ZeroBubbleProblem, start: dict[Action, Any], first: Sequence[int]
 ) -> None:
-    """Let the longest be what the objective says; the last micro-batch ends each phase."""
+    """Constrain the longest time to the objective; the last micro-batch ends each phase."""
     for action, begin in start.items():
         if action.micro_batch == problem.micro_batches - 1:
             end = begin + problem.duration(action.stage, action.phase)

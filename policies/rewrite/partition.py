@@ -212,8 +212,8 @@ class _Cut:
         start = self.starts.get((parent, str(first.device)))
         if start is not None:
             return [(start, 0)]
-        # The outer condition is here. A merge begins each outer iteration; values entering the inner loop may be
-        # dead in the last one.
+        # The outer condition is on this device. A merge begins an outer iteration; values entering the inner
+        # loop may be dead in the last one.
         merges = (record for record in inside[parent] if record.kind == "merge")
         given = self.records.producer(enter.inputs[0][0])
         begins = next(

@@ -1,1 +1,1 @@
-"""Serving: which requests run in the next step, and on which replica (``docs/serving.md``)."""
+"""Serving: the requests that run in the next step, and their replicas (``docs/serving.md``)."""

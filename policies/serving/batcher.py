@@ -1,15 +1,15 @@
-"""A batcher decides what the next step of a serving engine computes: it is told, asked, and never waits.
+"""Batchers, which decide what the next step of a serving engine computes, and never wait.
 
 ::
 
-    arrive(request)                    a request is there
-    schedule(now_ns) ──► Step          which requests take part, with how many tokens each
+    arrive(request)                    a request has arrived
+    schedule(now_ns) ──► Step          the requests that take part, with the number of tokens of each
     ended(step)                        the step is over: tokens are sampled, requests end
 
     Request   prompt + outputs = known tokens; computed: those whose keys and values are in the cache.
-              A step computes some of known - computed; one that computes the last samples the next token.
+              A step computes some of known - computed; if it computes the last, it samples the next token.
 
-First come, first served, a whole batch at a time, is in `policies.serving.classic.Static`.
+`policies.serving.classic.Static` is first come, first served, one whole batch at a time.
 """
 
 from __future__ import annotations
@@ -25,40 +25,40 @@ from policies.serving.kv_blocks import KvBlocks
 from sim.base.errors import InputError
 
 Segment = tuple[str, int]
-"""A name and a number of tokens: segments of one name have equal tokens from their beginning."""
+"""A name and a number of tokens: segments of the same name begin with the same tokens."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Request:
-    """A request, and how far it is.
+    """A request and its progress.
 
     Attributes
     ----------
     id : str
     arrival_ns, priority : int
-        Lower priorities go first, where a batcher has any.
+        Time of arrival, and priority, lowest first, if the batcher uses priorities.
     prompt, output : int
-        Tokens.
+        Number of tokens.
     segments : sequence of (str, int)
-        What the prompt is made of, for prefix caching; empty: like no other.
+        Parts of the prompt, for prefix caching; empty: the prompt shares no prefix.
     accepted : sequence of int
-        Of speculative decoding: how many drafts each step accepts, in turn.
+        Number of drafts that each step in turn accepts, in speculative decoding.
     remote : bool
-        The keys and values of its prompt lie elsewhere and are pulled.
+        Whether the keys and values of its prompt are elsewhere and are pulled.
     after : Request or None
-        It comes `delay_ns` after that has ended: the turn before.
+        Previous turn: this request arrives `delay_ns` after that one has ended.
     outputs, computed : int
-        Tokens that were sampled, and those whose keys and values are in the cache.
+        Number of sampled tokens, and of tokens whose keys and values are in the cache.
     sampled : int
-        Tokens that were sampled since it was admitted last.
+        Number of tokens sampled since its last admission.
     blocks : list of int
         Its block table.
     hits : int
-        Tokens that its first admission found in the cache.
+        Number of tokens that its first admission found in the cache.
     lost : int
-        Tokens that it would have found beside them, had their blocks not been taken.
+        Number of further tokens that it would have found, had their blocks not been reused.
     token_ns : array of int64
-        When each output was known.
+        Time at which each output was known.
     """
 
     id: str
@@ -92,11 +92,11 @@ class Request:
     token_ns: array[int] = field(default_factory=lambda: array("q"))
 
     def __repr__(self) -> str:
-        """Return its id and how far it is."""
+        """Return the request's id and progress."""
         return f"<Request {self.id}: {self.computed} of {self.known} computed, {self.outputs}/{self.output}>"
 
     def prompt_alone(self, replica: int) -> Request:
-        """Return a request of the same prompt for one token, whose blocks stay until they are freed."""
+        """Return a request of the same prompt for one token, whose blocks stay until freed."""
         twin = Request(
             self.id, self.arrival_ns, self.prompt, 1, priority=self.priority, segments=self.segments
         )
@@ -105,44 +105,44 @@ class Request:
 
     @property
     def known(self) -> int:
-        """Tokens of the prompt, and those that were sampled."""
+        """Number of prompt and sampled tokens."""
         return self.prompt + self.outputs
 
     @property
     def left(self) -> int:
-        """Tokens that are known and not computed."""
+        """Number of tokens that are known but not computed."""
         return self.known - self.computed
 
 
 @dataclass(slots=True)
 class Step:
-    """What one forward pass computes, and what came of it.
+    """One forward pass: its tokens, and its outcome.
 
     Attributes
     ----------
     tokens : dict of Request to int
-        In the order in which they were scheduled.
+        Tokens computed for each request, in scheduling order.
     hits : dict of Request to int
-        Of requests that were admitted: tokens found in the cache.
+        Tokens found in the cache, for each request admitted.
     preempted : list of Request
     drafts : dict of Request to int
-        Of speculative decoding: drafts among the tokens.
+        Drafts among the tokens, in speculative decoding.
     pulls : dict of Request to int
-        Tokens whose keys and values begin to be pulled from elsewhere.
+        Tokens whose keys and values start to be pulled from elsewhere.
     contexts : list of int
-        For each of `tokens`: the tokens before them, to which they attend, too.
+        For each entry of `tokens`, the number of earlier tokens that they also attend to.
     samples : list of Request
-        Those that know all of their tokens when it has ended, and sample the next one.
+        Requests whose known tokens are all computed by this step, and which sample the next one.
     why : str or None
-        What kept the first waiting request from being admitted: ``"blocks"``, ``"budget"``, ``"seats"``.
+        Why the first waiting request was not admitted: ``"blocks"``, ``"budget"``, ``"seats"``.
     head : Request or None
-        That request.
+        The first waiting request.
     waiting : int
-        Requests that wait, after scheduling.
+        Number of waiting requests after scheduling.
     used : int
-        Blocks in use, after scheduling.
+        Blocks in use after scheduling.
     out : dict of Request to int
-        Tokens that each yields, known when it has ended.
+        Tokens that each request yields, known when the step has ended.
     finished : list of Request
     """
 
@@ -162,18 +162,18 @@ class Step:
 
 
 class Batcher:
-    """Decides who takes part in the next step; override `fill`, or `arrive`, `schedule` and `ended`.
+    """Decides which requests run in the next step; override `fill`, or `arrive`, `schedule` and `ended`.
 
     Attributes
     ----------
     ahead : int
-        Steps that are scheduled while another runs.
+        Number of steps scheduled while another runs.
     reserved_blocks : int
-        Blocks that the engine keeps for itself.
+        Number of blocks that the engine keeps for itself.
     by_rank : bool
-        Whether requests wait by priority, and of one priority by arrival; else first come, first served.
+        Whether requests wait by priority, then arrival; otherwise first come, first served.
     cache : KvBlocks
-        Keys and values of its replica.
+        KV cache of its replica.
     max_model_len : int
         Most tokens of a request, prompt and outputs together.
     running : list of Request
@@ -189,11 +189,11 @@ class Batcher:
     waiting: deque[Request]
 
     def begin(self, cache: KvBlocks, max_model_len: int) -> None:
-        """Serve from a cache that is empty."""
+        """Start serving from an empty cache."""
         self.cache, self.max_model_len, self.running, self.waiting = cache, max_model_len, [], deque()
 
     def refuse(self, request: Request) -> str | None:
-        """Return why a request can never be served; None: it can."""
+        """Return why a request can never be served; None if it can."""
         tokens = request.prompt + request.output
         if tokens > self.max_model_len:
             return f"{tokens:,} tokens are more than max_model_len, {self.max_model_len:,}"
@@ -202,15 +202,15 @@ class Batcher:
         return None
 
     def arrive(self, request: Request) -> None:
-        """A request is there: it waits."""
+        """Put an arriving request in the waiting queue."""
         self.wait(request, self.waiting)
 
     def unfinished(self) -> int:
-        """Return how many requests arrived and have not finished."""
+        """Return the number of requests that have arrived and not finished."""
         return len(self.running) + len(self.waiting)
 
     def wait(self, request: Request, queue: deque[Request], *, first: bool = False) -> None:
-        """Let a request wait: at the end, or first of all; by rank in its place."""
+        """Queue a request at the end, or first if `first`, or in its place by rank."""
         if self.by_rank:
             insort(queue, request, key=rank)
         elif first:
@@ -221,7 +221,7 @@ class Batcher:
     # -- scheduling -------------------------------------------------------------------------------------
 
     def schedule(self, now_ns: int) -> Step:
-        """Return the next step; one without tokens where nothing can run."""
+        """Return the next step; it has no tokens if nothing can run."""
         step = Step()
         self.fill(step)
         for request in step.preempted:
@@ -240,11 +240,11 @@ class Batcher:
         return step
 
     def fill(self, step: Step) -> None:
-        """Say who takes part in a step, with how many tokens (`tokens`), and who was admitted (`hits`)."""
+        """Fill in the step's `tokens` per request, and the `hits` of the requests admitted."""
         raise InputError(f"{type(self).__name__} must define fill(step)")
 
     def preempt(self, step: Step, victim: Request) -> None:
-        """Let a running request wait before all others; what is computed is lost."""
+        """Move a running request to the front of the queue; its computed tokens are lost."""
         self.free(victim)
         victim.preemptions += 1
         step.preempted.append(victim)
@@ -253,13 +253,13 @@ class Batcher:
     # -- the end of a step ------------------------------------------------------------------------------
 
     def ended(self, step: Step) -> None:
-        """Sample a token for each of `Step.samples`; finish requests that have all, and free their blocks."""
+        """Sample a token for each of `Step.samples`; finish complete requests and free their blocks."""
         for request in step.samples:
             if not request.finished:
                 self.sample(step, request, 1)
 
     def sample(self, step: Step, request: Request, count: int) -> None:
-        """Let a request know so many more tokens; when it has all, take it out and free its blocks."""
+        """Add `count` sampled tokens to a request; if it is complete, remove it and free its blocks."""
         request.outputs += count
         request.sampled += count
         step.out[request] = count
@@ -281,14 +281,14 @@ class Batcher:
 
 
 def rank(request: Request) -> tuple[int, int, str]:
-    """Return who waits first and is preempted last, where priorities count."""
+    """Return the sort key by which requests wait first and are preempted last, with priorities."""
     return request.priority, request.arrival_ns, request.id
 
 
 class PrefixKeys:
-    """Names of blocks by their content: the tokens in them, and all that is before.
+    """Keys of blocks by content: their own tokens and all tokens before.
 
-    A key is a number; two blocks have the same number exactly if they end equal prefixes.
+    A key is a number; two blocks have the same number if and only if they end equal prefixes.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -296,12 +296,12 @@ class PrefixKeys:
         self._numbers: dict[tuple[object, ...], int] = {}
 
     def of(self, request: Request, blocks: int) -> list[int]:
-        """Return the keys of the first so many full blocks of a request, outputs included."""
+        """Return the keys of the first `blocks` full blocks of a request, including outputs."""
         self._extend(request.chain, request, blocks)
         return request.chain[:blocks]
 
     def prompt_of(self, request: Request) -> list[int]:
-        """Return the keys of the full blocks of its prompt, and keep nothing of it."""
+        """Return the keys of the full blocks of its prompt, without storing anything."""
         keys: list[int] = []
         self._extend(keys, request, request.prompt // self.block_size)
         return keys
@@ -315,7 +315,7 @@ class PrefixKeys:
 
 
 def _blocks(request: Request, begin: int, size: int) -> Iterator[tuple[object, ...]]:
-    """Yield the content of the blocks from a token on: (name, first token, tokens) of each part."""
+    """Yield the content of each block from token `begin` on: (name, first token, tokens) of each part."""
     prompt = request.segments or ((f"prompt of {request.id}", request.prompt),)
     content: list[object] = []
     room, at = size, 0

@@ -1,16 +1,16 @@
-"""Batchers before chunked prefill was everywhere, as Sarathi-Serve has them side by side.
+"""Batchers from before chunked prefill became universal, as implemented side by side in Sarathi-Serve.
 
 ::
 
     static      a batch is admitted when nothing runs, and runs until its last request has ended
     orca        every step: all running requests decode, waiting ones join with their whole prompt
-    vllm-v0     a step is either prompts, as many as fit, or a decode of all that run
-    sarathi     a step has so many tokens: decodes first, then chunks of prompts
+    vllm-v0     a step is either as many prompts as fit, or a decode of all running requests
+    sarathi     a step has a token budget: decodes first, then chunks of prompts
 
-    static, orca     each request owns the blocks of max_model_len from the beginning
-    others           ... of its prompt, and takes one when it needs one; the last to arrive is preempted
+    static, orca     each request owns the blocks of max_model_len from the start
+    others           ... of its prompt, and takes more as needed; the last to arrive is preempted
 
-A preempted request is computed again, outputs included, as if they were its prompt.
+A preempted request is recomputed, including its outputs, as if they were part of its prompt.
 
 Sources: microsoft/sarathi-serve 96f9911, ``sarathi/core/scheduler``, ``sarathi/core/block_space_manager``;
 Yu et al., Orca, OSDI 2022; Kwon et al., arXiv 2309.06180; Agrawal et al., arXiv 2403.02310.
@@ -53,11 +53,11 @@ class Static(Batcher):
             self.admit(step)
 
     def admit(self, step: Step, budget: int | None = None, *, whole: bool = True) -> None:
-        """Admit waiting requests in order, each with its prompt (not `whole`: what of it fits)."""
+        """Admit waiting requests in order, each with its prompt (not `whole`: as much as fits)."""
         while self.waiting:
             request = self.waiting[0]
             blocks = self.cache.needed(self.max_model_len if self.whole else request.known)
-            count = 0 if request.sampled else request.left  # of one just preempted nothing is left
+            count = 0 if request.sampled else request.left  # a request just preempted has nothing left
             if blocks > self.cache.free - self.watermark:
                 why = "blocks"
             elif len(self.running) >= self.max_num_seqs:
@@ -77,7 +77,7 @@ class Static(Batcher):
 
 
 class Orca(Static):
-    """Every step all running requests decode, and waiting ones join with their whole prompt."""
+    """In every step all running requests decode, and waiting ones join with their whole prompt."""
 
     def fill(self, step: Step) -> None:
         """Say who takes part in a step."""
@@ -87,14 +87,14 @@ class Orca(Static):
 
 
 class VllmV0(Static):
-    """A step is either prompts, as many as fit, or a decode of all that run.
+    """A step is either as many prompts as fit, or a decode of all running requests.
 
     Parameters
     ----------
     max_num_seqs : int
         Most requests that run at a time.
     max_num_batched_tokens : int
-        Most tokens of the prompts of a step.
+        Most prompt tokens of a step.
     """
 
     whole = False
@@ -104,7 +104,7 @@ class VllmV0(Static):
         self.budget = whole("batcher", "max_num_batched_tokens", max_num_batched_tokens)
 
     def has_all(self, request: Request) -> bool:
-        """Return whether a request has all its tokens since it was admitted last."""
+        """Return whether a request has all its tokens since its last admission."""
         return request.sampled >= request.output
 
     def fill(self, step: Step) -> None:
@@ -114,7 +114,7 @@ class VllmV0(Static):
             step.tokens |= {request: request.left for request in self.decoding(step)}
 
     def decoding(self, step: Step) -> list[Request]:
-        """Return who decodes, the first to arrive first; the last to arrive make room."""
+        """Return the requests that decode, in order of arrival; the last to arrive make room."""
         left = deque(sorted(self.running, key=lambda request: request.arrival_ns))
         kept, decoding = [], []
         while left:
@@ -137,14 +137,14 @@ class VllmV0(Static):
 
 
 class Sarathi(VllmV0):
-    """A step has so many tokens: decodes first, then chunks of prompts.
+    """A step has a token budget: decodes first, then chunks of prompts.
 
     Parameters
     ----------
     max_num_seqs : int
         Most requests that run at a time.
     max_num_batched_tokens : int
-        Tokens of a step.
+        Token budget of a step.
     """
 
     def __init__(self, *, max_num_seqs: int = 256, max_num_batched_tokens: int = 512) -> None:

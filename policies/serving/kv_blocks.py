@@ -1,13 +1,13 @@
-"""KV cache of a serving engine in blocks, with a prefix cache: what vLLM's block pool does.
+"""KV cache of a serving engine in blocks, with a prefix cache, like vLLM's block pool.
 
 ::
 
     free list   5  9  2  7 ...        taken from its head; freed blocks join its tail, a sequence's tail first
-                                      a free block keeps its key until it is taken: a hit brings it back
-    block       references  0: free   key  (key of the block before, its tokens); None: not full, or not kept
+                                      a free block keeps its key until it is reused: a hit brings it back
+    block       references  0: free   key  (previous block's key, its tokens); None: not full, or not kept
 
-A key stands for the whole prefix that ends with its block, so that equal keys mean equal keys and values.
-Two blocks may have one key; the one that was published first is found.
+A key stands for the whole prefix that ends with its block, so that equal keys mean equal contents.
+Two blocks may have the same key; the one published first is found.
 
 Source: vLLM 0.19.0, ``vllm/v1/core/block_pool.py``, ``kv_cache_manager.py``.
 """
@@ -29,16 +29,16 @@ class KvBlocks:
     Parameters
     ----------
     blocks : int
-        How many there are.
+        Number of blocks.
     block_size : int
-        Tokens of a block.
+        Tokens per block.
     reserved : int
-        The first so many are never given out: vLLM keeps block 0 for padding.
+        Number of first blocks that are never given out: vLLM keeps block 0 for padding.
 
     Raises
     ------
     InputError
-        No block is left to give out.
+        If no block is left to give out.
 
     Examples
     --------
@@ -60,7 +60,7 @@ class KvBlocks:
             )
         self.block_size, self.blocks = block_size, blocks
         self.usable = blocks - reserved
-        # Blocks that were ever given out, or are reserved; all others stand at the head of the free list.
+        # Only blocks ever given out, or reserved; all others are at the head of the free list.
         self.references = [0] * reserved
         self.key: list[Key | None] = [None] * reserved
         self._free: OrderedDict[int, None] = OrderedDict()
@@ -69,20 +69,20 @@ class KvBlocks:
 
     @property
     def free(self) -> int:
-        """Blocks that nobody refers to, those with a key included."""
+        """Number of unreferenced blocks, including those with a key."""
         return len(self._free) + self.blocks - len(self.references)
 
     @property
     def used(self) -> int:
-        """Blocks that somebody refers to."""
+        """Number of referenced blocks."""
         return self.usable - self.free
 
     def needed(self, tokens: int) -> int:
-        """Return how many blocks so many tokens take."""
+        """Return the number of blocks for `tokens` tokens."""
         return -(-tokens // self.block_size)
 
     def find(self, keys: Iterable[Key]) -> list[int]:
-        """Return the blocks of the longest run of leading keys that are there."""
+        """Return the blocks of the longest prefix of `keys` that is in the cache."""
         hits = []
         for key in keys:
             blocks = self._found.get(key)
@@ -92,7 +92,7 @@ class KvBlocks:
         return hits
 
     def lost(self, keys: Iterable[Key]) -> int:
-        """Return how many leading keys were there once, and had to make room, or are there."""
+        """Return how many leading keys are in the cache or were there once."""
         return sum(1 for _ in takewhile(lambda key: key in self._lost or key in self._found, keys))
 
     def unreferenced(self, blocks: Iterable[int]) -> int:
@@ -101,14 +101,14 @@ class KvBlocks:
         return sum(not references[block] for block in blocks)
 
     def share(self, blocks: Iterable[int]) -> None:
-        """Refer to blocks that were found."""
+        """Add a reference to blocks that were found."""
         for block in blocks:
             if not self.references[block]:
                 del self._free[block]
             self.references[block] += 1
 
     def take(self, count: int) -> list[int]:
-        """Return so many blocks from the head of the free list, without their keys; there are as many."""
+        """Return `count` blocks from the head of the free list, which must have them, without their keys."""
         given = len(self.references)
         taken = list(range(given, min(given + count, self.blocks)))
         self.references += [1] * len(taken)
@@ -121,7 +121,7 @@ class KvBlocks:
         return taken
 
     def forget(self, block: int) -> None:
-        """Take a block's key from it: what it held is no longer found."""
+        """Remove a block's key, so that its contents are no longer found."""
         key = self.key[block]
         if key is not None:
             self.key[block] = None
@@ -132,12 +132,12 @@ class KvBlocks:
                 self._lost.add(key)
 
     def publish(self, block: int, key: Key) -> None:
-        """Give a full block its key, by which it is found from now on."""
+        """Set the key of a full block, by which it is found from now on."""
         self.key[block] = key
         self._found[key] = (*self._found.get(key, ()), block)
 
     def release(self, table: Sequence[int]) -> None:
-        """Give back the blocks of a sequence, its tail first."""
+        """Release the blocks of a sequence, its tail first."""
         references = self.references
         for block in reversed(table):
             references[block] -= 1

@@ -1,9 +1,9 @@
-"""Routers: which replica serves a request. Each is asked once, when it arrives, and nothing moves afterwards.
+"""Routers, which choose a request's replica once, at its arrival.
 
 ::
 
-    loads        requests of each replica that have not finished; of equals the first one is meant
-    prefix-aware  the router's own memory of what it sent where, and not what the caches hold
+    loads         unfinished requests of each replica; of equal replicas the first is chosen
+    prefix-aware  uses the router's own record of what it sent where, not the contents of the caches
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class RequestRouter:
     replicas: int
 
     def begin(self, replicas: int, seed: int) -> None:
-        """Route to so many replicas, none of which has anything."""
+        """Start routing to `replicas` empty replicas."""
         self.replicas = replicas
 
     def route(self, request: Request, loads: Sequence[int]) -> int:
@@ -36,10 +36,10 @@ class RequestRouter:
 
 
 class RoundRobin(RequestRouter):
-    """One after the other."""
+    """The replicas in turn."""
 
     def begin(self, replicas: int, seed: int) -> None:
-        """Route to so many replicas, the first one first."""
+        """Start routing to `replicas` replicas, the first one first."""
         super().begin(replicas, seed)
         self.last = -1
 
@@ -61,35 +61,34 @@ class LeastOutstanding(RequestRouter):
 
 
 class PowerOfTwo(RequestRouter):
-    """Of two replicas that are drawn, the less loaded one."""
+    """The less loaded of two replicas drawn at random."""
 
     def begin(self, replicas: int, seed: int) -> None:
-        """Route to so many replicas; the seed draws."""
+        """Start routing to `replicas` replicas, with draws by `seed`."""
         super().begin(replicas, seed)
         self.drawn = random.Random(seed)
 
     def route(self, request: Request, loads: Sequence[int]) -> int:
-        """Return the less loaded one of two."""
+        """Return the less loaded of two."""
         if self.replicas == 1:
             return 0
         return min(sorted(self.drawn.sample(range(self.replicas), 2)), key=loads.__getitem__)
 
 
 class PrefixAware(RequestRouter):
-    """The replica that was sent the longest prefix of a prompt, as long as loads are balanced.
+    """The replica that was sent the longest prefix of a prompt, while loads are balanced.
 
-    Prefixes are compared in blocks of so many tokens, where sglang compares characters of the text.
+    Prefixes are compared in blocks of tokens, where sglang compares characters of the text.
 
     Parameters
     ----------
     threshold : float
-        Part of the prompt that has to be known; else the replica that was sent least is meant.
+        Fraction of the prompt that must be known; otherwise the replica that was sent least is chosen.
     imbalance : (float, float)
-        Loads are out of balance if the greatest exceeds the least by more than the first, and is more than
-        the second times as great: then the least loaded is meant. sglang's command line has 64 and 1.5, and
-        a threshold of 0.3.
+        Difference and ratio of the greatest to the least load; if both are exceeded, the least loaded
+        replica is chosen. sglang's command line has 64 and 1.5, and a threshold of 0.3.
     block_size : int
-        Tokens that are compared at once.
+        Tokens per block compared.
 
     Source: sgl-project/sglang 026f853, ``sgl-router/src/policies/cache_aware.rs``.
     """
@@ -100,13 +99,13 @@ class PrefixAware(RequestRouter):
         self.threshold, self.imbalance, self.block_size = threshold, imbalance, block_size
 
     def begin(self, replicas: int, seed: int) -> None:
-        """Route to so many replicas, none of which was sent anything."""
+        """Start routing to `replicas` replicas, none of which was sent anything."""
         super().begin(replicas, seed)
         self.keys = PrefixKeys(self.block_size)
         self.sent: list[set[int]] = [set() for _ in range(replicas)]
 
     def route(self, request: Request, loads: Sequence[int]) -> int:
-        """Return the replica that knows most of the prompt, or the one that has least."""
+        """Return the replica that knows most of the prompt, or else the least used or least loaded one."""
         keys = self.keys.prompt_of(request)
         least, most = min(loads), max(loads)
         if most - least > self.imbalance[0] and most > self.imbalance[1] * least:

@@ -1,17 +1,17 @@
-"""The scheduler of vLLM 0.19: prefill and decode are one, computed tokens catch up with known ones.
+"""The scheduler of vLLM 0.19: prefill and decode are unified; computed tokens catch up with known ones.
 
 ::
 
-    schedule    1  running requests, in order: what is known and not computed, within the budget
-                   no block is free: the last running request (by rank) is preempted, and waits first
-                2  waiting requests, if nobody was preempted, while there are budget and seats:
-                   the head's prefix is sought in the cache; what it needs is reserved, or all wait
-    ahead       step k+1 is scheduled while step k runs: its tokens are in flight, and counted as known
+    schedule    1  running requests, in order: their known but not computed tokens, within the budget;
+                   if no block is free, the last running request (by rank) is preempted and waits first
+                2  waiting requests, if none was preempted, while budget and seats last: the head's
+                   prefix is looked up in the cache; its blocks are reserved, or all requests wait
+    ahead       step k+1 is scheduled while step k runs: tokens in flight count as known
 
-    pull        a prompt that lies elsewhere: its blocks are reserved, it is put aside until it is there
+    pull        a prompt cached elsewhere: its blocks are reserved, and it is set aside until it arrives
 
-Source: vLLM 0.19.0, ``vllm/v1/core/sched/scheduler.py`` and ``async_scheduler.py``. It does, step by step and
-block by block, what that scheduler does (``tests/policies/test_serving_steps.py``).
+Source: vLLM 0.19.0, ``vllm/v1/core/sched/scheduler.py`` and ``async_scheduler.py``, which it matches step by
+step and block by block (``tests/policies/test_serving_steps.py``).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sim.base.errors import InputError
 
 
 class Vllm019(Batcher):
-    """vLLM 0.19.
+    """The scheduler of vLLM 0.19.
 
     Parameters
     ----------
@@ -35,22 +35,22 @@ class Vllm019(Batcher):
     max_num_batched_tokens : int
         Most tokens of a step.
     enable_chunked_prefill : bool
-        A prompt may be computed in parts.
+        Whether a prompt may be computed in parts.
     enable_prefix_caching : bool
-        Full blocks are found by later requests that begin with the same tokens.
+        Whether later requests that begin with the same tokens find full blocks.
     scheduling_policy : {"fcfs", "priority"}
-        Who waits first and is preempted last: who came first, or has the lowest priority.
+        Which request waits first and is preempted last: first to arrive, or lowest priority number.
     long_prefill_token_threshold : int
         Most tokens of one request in a step; 0: no limit.
     scheduler_reserve_full_isl : bool
-        A request is admitted only if all its known tokens would fit now.
+        Whether a request is admitted only if all its known tokens would fit now.
     num_speculative_tokens : int
-        Drafts that follow each sampled token.
+        Number of drafts after each sampled token.
     draft_model : bool or "eagle"
-        Drafts come from a model, whose tokens need blocks, too; otherwise from n-grams. EAGLE's does not find
-        the last block of a prefix: it wants the hidden states of its tokens.
+        Whether drafts come from a model, whose tokens also need blocks, rather than from n-grams. EAGLE
+        does not reuse the last block of a prefix, because it needs the hidden states of its tokens.
     async_scheduling : bool
-        A step is scheduled while another runs; default: unless there are drafts.
+        Whether a step is scheduled while another runs; by default unless there are drafts.
     """
 
     reserved_blocks = 1
@@ -96,13 +96,13 @@ class Vllm019(Batcher):
         self.keys = PrefixKeys(cache.block_size)
 
     def unfinished(self) -> int:
-        """Return how many run, wait, or are put aside."""
+        """Return the number of requests that run, wait or are set aside."""
         return super().unfinished() + len(self.aside)
 
     # -- scheduling -------------------------------------------------------------------------------------
 
     def fill(self, step: Step) -> None:
-        """Let running requests go on, and others join if nobody was preempted."""
+        """Schedule running requests, then admit waiting ones if none was preempted."""
         budget = self._run(step)
         if not step.preempted:
             self._admit(step, budget)
@@ -110,7 +110,7 @@ class Vllm019(Batcher):
             step.why, step.head = "blocks", self._head()[1]
 
     def _run(self, step: Step) -> int:
-        """Let running requests go on; return what is left of the budget."""
+        """Schedule running requests; return the remaining budget."""
         budget, longest = self.budget, self.max_model_len - 1
         running, tokens, size = self.running, step.tokens, self.cache.block_size
         look_ahead, caching = self.look_ahead, self.caching
@@ -155,8 +155,8 @@ class Vllm019(Batcher):
         return budget
 
     def _admit(self, step: Step, budget: int) -> None:
-        """Let waiting requests run, in order, until one cannot."""
-        passed: list[Request] = []  # their prompts are on the way
+        """Admit waiting requests in order, until one cannot run."""
+        passed: list[Request] = []  # requests whose prompts are being pulled
         while self.waiting or self.aside:
             if budget <= 0 or len(self.running) >= self.max_num_seqs:
                 step.why, step.head = "budget" if budget <= 0 else "seats", self._head()[1]
@@ -209,7 +209,7 @@ class Vllm019(Batcher):
             self.wait(request, self.aside, first=True)
 
     def _head(self) -> tuple[deque[Request], Request]:
-        """Return who is looked at next, and where it waits."""
+        """Return the next waiting request, and its queue."""
         queue = self.aside or self.waiting
         if self.by_rank and self.aside and self.waiting and rank(self.waiting[0]) < rank(self.aside[0]):
             queue = self.waiting
@@ -223,7 +223,7 @@ class Vllm019(Batcher):
         return max(want, 0) + self.cache.unreferenced(hits) <= self.cache.free
 
     def _reserve(self, request: Request, count: int, look_ahead: int, hits: list[int] | None = None) -> bool:
-        """Take blocks for so many more tokens; return whether they were there."""
+        """Take blocks for `count` more tokens; return whether there were enough."""
         cache, hits = self.cache, hits or []
         slots = request.computed + len(hits) * cache.block_size + count + look_ahead
         want = cache.needed(min(slots, self.max_model_len)) - len(request.blocks) - len(hits)
@@ -238,7 +238,7 @@ class Vllm019(Batcher):
         return True
 
     def _publish(self, request: Request, tokens: int) -> None:
-        """Make the full blocks of its first so many tokens known to others."""
+        """Publish the full blocks of the first `tokens` tokens of a request."""
         full = tokens // self.cache.block_size
         if full > request.published:
             keys = self.keys.of(request, full)
@@ -247,7 +247,7 @@ class Vllm019(Batcher):
             request.published = full
 
     def _pulled(self, request: Request) -> None:
-        """Go on with a request whose prompt has come: the last token is computed again, to sample from."""
+        """Resume a request whose prompt has arrived; its last token is recomputed, to sample from."""
         if self.caching:
             self._publish(request, request.prompt)
         request.computed = request.prompt - (request.prompt == request.known)
@@ -256,7 +256,7 @@ class Vllm019(Batcher):
     # -- the end of a step ------------------------------------------------------------------------------
 
     def ended(self, step: Step) -> None:
-        """Sample tokens; of drafts those that are accepted count as well."""
+        """Sample tokens, including accepted drafts."""
         ahead, size = self.ahead, self.cache.block_size
         for request in step.samples:
             if request.finished:
