@@ -1,4 +1,4 @@
-"""Schedules that fold one pipeline into a V, or run two in opposite directions; each function has its rule."""
+"""Schedules that fold a pipeline into a V, or run two in opposite directions; each function has its rule."""
 
 from __future__ import annotations
 
