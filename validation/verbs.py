@@ -68,7 +68,9 @@ def validate(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the steps without running them.")] = False,
     report: Annotated[
         Path | None,
-        typer.Option("--report", metavar="DIR", help="Predict again and report on what a folder holds."),
+        typer.Option(
+            "--report", metavar="DIR", help="Predict again, and report on the measurements in this folder."
+        ),
     ] = None,
     json: Json = False,
 ) -> None:

@@ -77,7 +77,7 @@ _OUTPUTS: Final = {
     "trace": "Write a trace for Perfetto (.json, .json.gz); FOLDER/ takes a file for each GPU.",
     "ops": "Write one row per task and transfer (.csv, .parquet, .json).",
     "memory": "Draw memory over time for each device (.png, .svg, .pdf).",
-    "links": "Draw how much of each link is used over time (.png, .svg, .pdf).",
+    "links": "Draw how busy each link is over time (.png, .svg, .pdf).",
     "roofline": "Draw the ops under the roofs of their devices (.png, .svg, .pdf).",
     "plan": "Write what the run decided (.json); `policy: {name: replay, file: FILE}` replays it.",
     "tuning": "Write the placements that `placement: auto-tune` tried, one row each (.csv, .parquet, .json).",
@@ -110,7 +110,7 @@ def with_outputs(verb: Callable[..., Any]) -> Callable[..., Any]:
 _GRACE_S: Final = 2.0
 
 _LimitOption = Annotated[
-    float | None, option("--limit SECONDS", "Stop after so many seconds, with exit status 124.")
+    float | None, option("--limit SECONDS", "Stop after this many seconds, with exit status 124.")
 ]
 
 
@@ -190,7 +190,7 @@ def _interrupt() -> None:
 SIMULATING: Final = ("run", "compare", "explain", "check", "whatif")
 """Verbs that take it: they run what they are given in this process."""
 
-_ForceOption = Annotated[bool, option("--force", "Run even what seems to need more memory than is free.")]
+_ForceOption = Annotated[bool, option("--force", "Run even if it seems to need more memory than is free.")]
 
 
 def with_force(verb: Callable[..., Any]) -> Callable[..., Any]:

@@ -73,19 +73,22 @@ Policies = Annotated[
 
 
 Maximise = Annotated[
-    str | None, option("--maximise RESULT", "Seek the most of a result: mfu, tokens_per_s, ...")
+    str | None, option("--maximise RESULT", "Find the largest value of a result: mfu, tokens_per_s, ...")
 ]
 
 Minimise = Annotated[
     str | None,
-    option("--minimise RESULT", "Seek the least of a result that `expect:` knows: makespan, step_time, ..."),
+    option(
+        "--minimise RESULT",
+        "Find the smallest value of a result that `expect:` knows: makespan, step_time, ...",
+    ),
 ]
 
 SubjectTo = Annotated[
     list[str] | None,
     option(
         "--subject-to LIMIT",
-        "A limit that the answer keeps: 'peak_memory.gpu0<=80GB', or fits; may be given several times.",
+        "A limit that the answer must keep: 'peak_memory.gpu0<=80GB', or fits; may be given several times.",
     ),
 ]
 
@@ -97,14 +100,14 @@ Sets = Annotated[
 ]
 
 AllowCode = Annotated[
-    bool, option("--allow-code", "Allow module:Class names in the scenario; this runs their code.")
+    bool, option("--allow-code", "Allow names of the form module:Class; this runs their code.")
 ]
 
 AllowOutside = Annotated[
     bool, option("--allow-outside", "Allow the scenario to name files outside its own folder.")
 ]
 
-Json = Annotated[bool, option("--json", "Print JSON.")]
+Json = Annotated[bool, option("--json", "Print the result as JSON.")]
 
 
 class Outputs(tuple[str, ...]):
@@ -112,7 +115,7 @@ class Outputs(tuple[str, ...]):
 
 
 Open = Annotated[
-    bool, option("--open", "Open that page in a browser; without --gantt FILE.html it is a temporary file.")
+    bool, option("--open", "Open the page of --gantt FILE.html in a browser; without that, a temporary one.")
 ]
 
 Arrows = Annotated[bool, option("--arrows", "Draw arrows from producers to consumers into the Gantt chart.")]

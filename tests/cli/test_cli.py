@@ -259,7 +259,7 @@ def test_import_of_what_is_no_model(tmp_path: Path) -> None:
 def test_version_and_help_are_wrapped_to_the_terminal() -> None:
     assert re.fullmatch(r"sim \d+\.\d+\.\d+\S*\nkernel: .+\n", sim("--version").stdout)
     helped = sim("run", "--help").stdout
-    assert re.search(r"with --set nothing is checked\. .* so +\n is a result", helped)
+    assert re.search(r"with --set none +\n is checked\. An op", helped)
 
 
 def add_verbs(app: typer.Typer) -> None:

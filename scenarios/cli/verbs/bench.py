@@ -18,18 +18,18 @@ def bench(
     policy: shared.Policies = None,
     sets: shared.Sets = None,
     limit: Annotated[
-        str, option("--limit TIME", "How long sim optimum searches each instance; 0: not at all.")
+        str, option("--limit TIME", "How long `sim optimum` searches each instance; 0: not at all.")
     ] = "10s",
     orders: Annotated[
-        int, option("--random N", "Of so many orders drawn the best counts; 0: none.", min=0)
+        int, option("--random N", "Try N random orders and keep the best; 0: none.", min=0)
     ] = 100,
     devices: Annotated[
         bool, option("--devices", "Also choose devices, as a flexible job shop does by itself.")
     ] = False,
-    jobs: Annotated[int, option("--jobs N", "How many processes to run on.", min=1)] = 1,
+    jobs: Annotated[int, option("--jobs N", "Run in N processes.", min=1)] = 1,
     out: Annotated[
         str | None,
-        option("--out FILE", "Write all rows (.csv, .json, .parquet); the same bench goes on from there."),
+        option("--out FILE", "Write all rows (.csv, .json, .parquet); the same command continues from it."),
     ] = None,
     plot: Annotated[
         str | None, option("--plot FILE", "Plot the performance profile (.png, .svg, .pdf).")
@@ -41,9 +41,9 @@ def bench(
 
     Instances are job shops (JSPLIB), flexible job shops, projects (PSPLIB, .sm), task graphs (.stg, with the
     machine given by --set) and scenarios. Best known values stand in bounds.csv (instance,lower,upper) or
-    instances.json beside them. A row tells of a set and a method: the mean gap to the best known, how often
-    it is reached, how often it is proven, and the mean of the seconds. With --out, what is done is remembered
-    in FILE.points. Exit status 1 if a result contradicts what is known, or an instance does not run.
+    instances.json beside them. Each row shows one method on one set: the mean gap to the best known makespan,
+    how many instances reach it, how many are proven, and the mean time. With --out, finished instances are
+    kept in FILE.points. Exit status 1 if a result contradicts what is known, or an instance does not run.
     """
     from scenarios.cli.output import print_json
     from scenarios.cli.running import Ticker, save_picture, say_written

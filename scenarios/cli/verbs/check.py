@@ -20,7 +20,7 @@ CheckFormat = Literal["text", "json", "github"]
 def check(
     paths: Annotated[list[str], argument("PATH...", "Scenario files, or folders of scenarios.")],
     update: Annotated[
-        bool, option("--update", "Write what came out into the scenario, in place of what does not hold.")
+        bool, option("--update", "Replace failed conditions in the scenario by the actual results.")
     ] = False,
     format: Annotated[
         CheckFormat, option("--format", "Text, JSON, or text whose failures are annotations on GitHub.")

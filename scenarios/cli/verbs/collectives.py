@@ -44,7 +44,7 @@ def collectives(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Print the algorithm, protocol and channels that NCCL 2.30 takes for a collective, and its time.
+    """Print the algorithm, protocol and channels that NCCL 2.30 chooses for a collective, and its time.
 
     The time is what NCCL itself expects and, within a node, also what rates fitted to measurements give. A
     channel is a thread block on an SM of its own. Each GPU has a network card of its own. For a machine

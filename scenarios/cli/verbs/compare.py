@@ -34,7 +34,7 @@ def compare(
     The table lists the fastest first. Below it, one line breaks down the makespan of the fastest, and one
     line for each other run explains why it is slower. A run that cannot be built, runs out of memory, gets
     stuck or has an op that fails gets a row that says so. Exit status 1 if there is such a run, or if a
-    result that the file expects (`expect:`) did not come out.
+    condition of `expect:` is not met.
     """
     from scenarios.cli.output import print_json, print_told
     from scenarios.cli.running import Charts, cases_of, compare_all, finish, say_written

@@ -31,11 +31,11 @@ def diff(
         str | None,
         option(
             "--over DURATION",
-            "Ignore differences of starts and durations up to this; default: 1us if one side was "
+            "Ignore differences in start and duration up to this; default: 1us if one side was "
             "recorded, else 0.",
         ),
     ] = None,
-    top: Annotated[int, option("--top N", "The most rows to show of each table.", min=1)] = 10,
+    top: Annotated[int, option("--top N", "Show at most N rows of each table.", min=1)] = 10,
     gantt: Annotated[
         list[str] | None,
         option("--gantt FILE", "Draw both on one time axis, with what moved (.png, .svg, .pdf)."),

@@ -15,22 +15,20 @@ def explain(
     policy: Policies = None,
     sets: Sets = None,
     device: Annotated[str | None, option("--device NAME", "Only this device.")] = None,
-    stream: Annotated[int | None, option("--stream N", "Only this stream, or worker, of the device.")] = None,
+    stream: Annotated[int | None, option("--stream N", "Only this stream (or worker) of the device.")] = None,
     begin: Annotated[str, option("--from TIME", "Only what happens from this time on, as in 3ms.")] = "0",
     end: Annotated[str | None, option("--to TIME", "Only what happens before this time.")] = None,
     op: Annotated[
         str | None,
-        option("--op NAME", "Tell what this op waited for, what led to it, and who waited for it."),
+        option("--op NAME", "Show what this op waited for, what led to it, and what waited for it."),
     ] = None,
-    most: Annotated[
-        int, option("--most", "How many of the longest steps and idle gaps to show.", min=0)
-    ] = 10,
+    most: Annotated[int, option("--most", "Show this many of the longest steps and idle gaps.", min=0)] = 10,
     json: Json = False,
     allowed: Allowed = NOTHING,
 ) -> None:
     """Show what the makespan consists of, the critical path that led to it, and why devices were idle.
 
-    --device, --stream, --from and --to limit the story to a place and a time; --op tells that of one op.
+    --device, --stream, --from and --to select a place and a time; --op selects one op.
     """
     from scenarios.builders.input_pipeline import limit_line
     from scenarios.cli.output import print_json

@@ -21,7 +21,7 @@ def policies(
     json: Json = False,
     allow_code: AllowCode = False,
 ) -> None:
-    """List what `policy` may name in a scenario: policies and the other decisions.
+    """List the policies and other decisions that a scenario may name under `policy:`.
 
     With a NAME: its options, with their types and defaults, and the rule that it follows, with its source. A
     class of yours, in the current folder or installed, is named module:Class.
@@ -51,7 +51,7 @@ def devices(
     ] = None,
     json: Json = False,
 ) -> None:
-    """List what `machine` may name in a scenario: presets, and the keys of a device."""
+    """List the presets that a scenario may name under `machine:`, and the keys of a device."""
     if name is not None:
         return _preset(name, json)
     _show(_HARDWARE, json)
@@ -74,7 +74,7 @@ def runtimes(
     ] = None,
     json: Json = False,
 ) -> None:
-    """List what `policy: {runtime: ...}` may name in a scenario."""
+    """List the runtimes that a scenario may name under `policy: {runtime: ...}`."""
     if name is None:
         return _show(_RUNTIMES, json)
     from sim.base import plugins

@@ -12,7 +12,9 @@ def optimum(
     scenario: ScenarioPath,
     policy: Policies = None,
     sets: Sets = None,
-    limit: Annotated[str, option("--limit TIME", "How long to search, in wall-clock time.")] = "60s",
+    limit: Annotated[
+        str, option("--limit TIME", "Search for at most this long, in wall-clock time.")
+    ] = "60s",
     devices: Annotated[
         bool, option("--devices", "Also choose devices: an op may go to any that can run it.")
     ] = False,
@@ -20,9 +22,7 @@ def optimum(
         str, option("--minimise RESULT", "makespan, weighted_tardiness, mean_flow_time or energy.")
     ] = "makespan",
     seed: Annotated[int, option("--seed", "Seed of the search.", min=0)] = 0,
-    jobs: Annotated[
-        int, option("--jobs N", "How many of the solver's strategies search side by side.", min=1)
-    ] = 1,
+    jobs: Annotated[int, option("--jobs N", "Run N of the solver's strategies in parallel.", min=1)] = 1,
     out: Annotated[
         str | None, option("--out FILE", "Write the best as a scenario (.yaml), beside this one.")
     ] = None,
@@ -31,11 +31,10 @@ def optimum(
 ) -> None:
     """Search for the order of ops, and their streams, with the least makespan, and prove how good it is.
 
-    The optimum is that of the scenario's own policy, or the first `--policy`: of its graph, on the devices
-    where it puts the ops. Other policies, and those under the scenario's `compare:`, are measured against it
-    if they do the same work there. Constraint programming finds it (the extra opt); what it finds is
-    simulated. What is proven within the limit is the same everywhere; how far an unproven search gets depends
-    on how fast this machine is.
+    The graph, and the devices of the ops, are those of the scenario's own policy, or of the first `--policy`.
+    Other policies, and those of `compare:`, are measured against the optimum if they do the same work there.
+    A constraint solver (the extra opt) searches, and its schedule is simulated. A proven result is the same
+    everywhere; how far an unproven search gets depends on the speed of this machine.
     """
     from policies.optimum_model import refuse_unmodelled
     from scenarios.cli.output import print_json

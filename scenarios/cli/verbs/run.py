@@ -30,10 +30,10 @@ def run(
 ) -> None:
     """Run a scenario under its own policy, or under those given by `--policy`.
 
-    Exit status 1 if a result that the file expects (`expect:`) did not come out; with `--set` nothing is
-    checked. An op that fails because the scenario says so is a result, not an error: the first line reports
-    it, and the exit status is 0. With several policies, `--json` prints a list, and each file holds all runs.
-    With `--repeat`, files and tables show the run with the scenario's own seed.
+    Exit status 1 if a condition of the file's `expect:` is not met; with `--set` none is checked. An op that
+    fails because the scenario says so is a result, not an error: the first line reports it, and the exit
+    status is 0. With several policies, `--json` prints a list, and each file holds all runs. With `--repeat`,
+    files and tables show the run with the scenario's own seed.
     """
     from scenarios.cli.output import print_json, print_repeats, print_told
     from scenarios.cli.running import Charts, cases_of, finish, run_all, run_repeatedly, say_written

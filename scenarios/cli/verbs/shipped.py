@@ -57,12 +57,12 @@ def new(
         str | None,
         option(
             "--template NAME",
-            "pipeline, gpu, cluster or trace, or any example that `sim list` names; taken as it is, "
+            "pipeline, gpu, cluster or trace, or any example that `sim list` names; copied "
             "without questions.",
             autocompletion=_complete,
         ),
     ] = None,
-    force: Annotated[bool, option("--force", "Replace a file that is there.")] = False,
+    force: Annotated[bool, option("--force", "Replace an existing file.")] = False,
 ) -> None:
     """Write a first scenario: from a few questions on a terminal, or from a template.
 

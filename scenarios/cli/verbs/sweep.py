@@ -17,7 +17,7 @@ def sweep(
         list[str],
         option(
             "--vary KEY=V1,V2,...",
-            "Values of a key, 1..8 or 1..64 x2 among them; several times for every combination.",
+            "A key and its values, as in 1,2,4 or 1..8 or 1..64 x2; several times for every combination.",
             autocompletion=shared.keys,
         ),
     ],
@@ -26,20 +26,21 @@ def sweep(
     minimise: shared.Minimise = None,
     maximise: shared.Maximise = None,
     subject_to: shared.SubjectTo = None,
-    jobs: Annotated[int, option("--jobs N", "How many processes to run on.", min=1)] = 1,
+    jobs: Annotated[int, option("--jobs N", "Run in N processes.", min=1)] = 1,
     dask: Annotated[str | None, option("--dask ADDRESS", "Run on this Dask cluster.")] = None,
     out: Annotated[
         str | None,
         option(
             "--out FILE",
-            "Write the table (.csv, .json, .parquet); the same sweep goes on from what is there.",
+            "Write the table (.csv, .json, .parquet); the same command continues from it.",
         ),
     ] = None,
     plot: Annotated[
         str | None,
         option(
             "--plot FILE",
-            "Plot the result that is sought, or the makespan, over the first key (.png, .svg, .pdf).",
+            "Plot the result of --minimise or --maximise, or the makespan, over the first key "
+            "(.png, .svg, .pdf).",
         ),
     ] = None,
     force: Annotated[
@@ -51,12 +52,11 @@ def sweep(
     """Run a scenario at every combination of settings and policies; one row each.
 
     Combinations whose sizes do not fit one another (8 heads on 3 ranks) are left out and counted. With
-    --out, points that are done are remembered in FILE.points: an interrupted sweep resumes where it stopped,
-    and a finished one is shown again at once, unless the scenario, a file that it names, or the program has
-    changed. A table of another sweep is replaced only with --force. A point that fails is a row that says
-    why. Exit status 1 if one does for another reason than that memory is short, or if all do. With
-    --minimise or --maximise the best point and its runner-up are named, and exit status 1 means that there
-    is none.
+    --out, finished points are kept in FILE.points: an interrupted sweep resumes where it stopped, and a
+    finished one is shown again at once, unless the scenario, a file that it names, or the program has
+    changed. Only --force replaces a table of another sweep. If a point fails, its row says why. Exit status 1
+    if all points fail, or one for another reason than lack of memory. --minimise and --maximise name the best
+    point and its runner-up; then exit status 1 means that there is none.
     """
     from scenarios.cli.output import print_json
     from scenarios.cli.running import Ticker, save_picture, say_written

@@ -26,7 +26,7 @@ def tune(
     schedules: Annotated[
         bool, option("--schedules", "Change orders, placements and streams; the default without --vary.")
     ] = False,
-    budget: Annotated[int, option("--budget N", "The most runs to make.", min=1)] = 1000,
+    budget: Annotated[int, option("--budget N", "Make at most N runs.", min=1)] = 1000,
     method: Annotated[
         str | None,
         option(
@@ -50,7 +50,7 @@ def tune(
     against: Annotated[
         str | None, option("--against RESULT", "A second result: also show the Pareto front of the two.")
     ] = None,
-    jobs: Annotated[int, option("--jobs N", "How many processes to run on.", min=1)] = 1,
+    jobs: Annotated[int, option("--jobs N", "Run in N processes.", min=1)] = 1,
     seed: Annotated[int, option("--seed", "Seed of the search.", min=0)] = 0,
     out: Annotated[
         str | None, option("--out FILE", "Write the winner as a scenario (.yaml), beside this one.")
@@ -59,13 +59,13 @@ def tune(
         str | None,
         option(
             "--table FILE",
-            "Write all trials (.csv, .parquet, .json). Runs are kept beside it, in FILE.points: a search "
-            "that was cut off goes on there.",
+            "Write all trials (.csv, .parquet, .json). Runs are kept beside it, in FILE.points: an "
+            "interrupted search continues from them.",
         ),
     ] = None,
     plot: Annotated[
         str | None,
-        option("--plot FILE", "Draw the course of the search, and the Pareto front (.png, .svg, .pdf)."),
+        option("--plot FILE", "Draw the progress of the search, and the Pareto front (.png, .svg, .pdf)."),
     ] = None,
     json: shared.Json = False,
     allowed: Allowed = NOTHING,
@@ -74,8 +74,8 @@ def tune(
 
     With --vary it tries settings. Without --vary, or with --schedules as well, it changes the order of ops,
     their devices and their streams, starting from the best of the scenario's policies. Each trial is a run as
-    `sim run` does it; any number of processes finds the same. --minimise or --maximise seeks another result.
-    Ctrl-C ends the search and keeps the best so far. Exit status 1 means that no trial kept the limits.
+    `sim run` does it; the result does not depend on --jobs. --minimise or --maximise searches for another
+    result. Ctrl-C ends the search and keeps the best so far. Exit status 1: no trial kept the limits.
     """
     from scenarios.cli.output import print_json
     from scenarios.cli.running import Ticker, save_picture, say_written

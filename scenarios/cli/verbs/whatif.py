@@ -34,7 +34,9 @@ def whatif(
         ),
     ] = None,
     sets: Sets = None,
-    plot: Annotated[str | None, option("--plot FILE", "Draw what is saved (.png, .svg, .pdf).")] = None,
+    plot: Annotated[
+        str | None, option("--plot FILE", "Draw how much time each change saves (.png, .svg, .pdf).")
+    ] = None,
     json: Json = False,
     allowed: Allowed = NOTHING,
 ) -> None:
