@@ -410,6 +410,8 @@ def read_events(path: str | os.PathLike[str], *, device: int | None = None) -> l
     data = read_bytes(path)
     if data[:1] == b"\x80":
         return events_of_snapshot(load_plain_pickle(data, shown), shown, device=device)
+    if device is not None:
+        raise InputError(f"{shown}: no device {device} to choose in JSON lines, which are of one device")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

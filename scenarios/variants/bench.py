@@ -156,7 +156,7 @@ def _table(path: Path) -> dict[str, Known]:
                 for row in json.loads(read_text(path)):
                     limits = row.get("bounds") or {}
                     both = (row.get("optimum") or limits.get(key) for key in ("lower", "upper"))
-                    found[row["name"]] = Known(*(_ns(value) for value in both))
+                    found[row["name"]] = _known(*both)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise InputError(f"should be a list of name, optimum, bounds: {error!r}") from None
             return found
@@ -165,9 +165,16 @@ def _table(path: Path) -> dict[str, Known]:
             raise InputError(f"line 1: should be instance,lower,upper, found {reader.fieldnames}")
         for row in reader:
             try:
-                found[row["instance"]] = Known(_ns(row["lower"]), _ns(row["upper"]))
+                found[row["instance"]] = _known(row["lower"], row["upper"])
             except InputError as error:
                 raise InputError(f"line {reader.line_num}: {error.message}") from None
+    return found
+
+
+def _known(lower: Any, upper: Any) -> Known:
+    found = Known(_ns(lower), _ns(upper))
+    if found.lower_ns is not None and found.upper_ns is not None and found.lower_ns > found.upper_ns:
+        raise InputError(f"the lower bound {lower} is above the upper one, {upper}")
     return found
 
 

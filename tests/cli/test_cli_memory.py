@@ -130,6 +130,7 @@ def test_options_of_the_real_allocators(trace: Path) -> None:
         (["--ops", "x.csv"], "--ops x.csv: holds the addresses of one allocator; name one --allocator"),
         (["--ops", "x.txt"], "--ops x.txt: should end in .csv"),
         (["--allocator", "scratchpad"], "the device"),
+        (["--device", "0"], "JSON lines, which are of one device"),
     ],
 )
 def test_mistakes(trace: Path, arguments: list[str], says: str) -> None:
