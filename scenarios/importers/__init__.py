@@ -1,4 +1,4 @@
-"""Reading graphs that other programs wrote: one module a format, found by content.
+"""Read graphs that other programs wrote: one module per format, found by content.
 
 ::
 
@@ -33,31 +33,31 @@ __all__ = ["Conversion", "Importer", "convert", "load_graph", "read_graph", "wri
 _GROUP = "sim.importers"
 
 _MOST_SAMPLES = 2**40
-"""Most samples of a batch: more than fit any memory."""
+"""Largest batch size accepted: more than fits any memory."""
 
 
 class Importer(Protocol):
-    """What reads one format. A module with these functions will do."""
+    """A reader of one format; a module with these functions is one."""
 
     def recognises(self, name: str, head: bytes) -> bool:
         """Whether a file of this name that begins with `head` (decompressed) is of this format."""
         ...
 
     def load(self, path: Any, *, batch: int | None = None, **options: Any) -> Graph:
-        """Read the file; an importer that cannot set the batch says so when it is given."""
+        """Read the file; raise if `batch` is given and the importer cannot set it."""
         ...
 
 
 class Conversion(NamedTuple):
-    """What `convert` did.
+    """Result of `convert`.
 
     Attributes
     ----------
     graph : Graph
     batch : int or None
-        Batch size of the numbers, when it is known.
+        Batch size of the numbers, if known.
     fixed_because : str or None
-        Why the file written can be read at this batch size only; None when it can be read at any.
+        Why the written file can be read at this batch size only; None if it can be read at any.
     """
 
     graph: Graph
@@ -73,20 +73,20 @@ def load_graph(
     Parameters
     ----------
     path : path or list of paths
-        Several files, or a folder, for an importer that takes them (``format="kineto"`` or ``"chakra"``).
+        Several files, or a folder, if the importer accepts them (``format="kineto"`` or ``"chakra"``).
     batch : int, optional
-        Batch size; by default the one of the file.
+        Batch size; default: that of the file.
     format : str, optional
-        Name of an importer, when the content does not tell.
+        Name of an importer, if the content does not tell.
     **options
-        What the importer of that format takes besides, such as ``dtype="bf16"`` for ONNX; and for all
-        formats ``attributes``, a mapping of ops to what is added to their attributes.
+        Further options of the importer, such as ``dtype="bf16"`` for ONNX; and for all
+        formats ``attributes``, a mapping of ops to attributes to add.
 
     Raises
     ------
     InputError
-        No such file, an unknown format, a file that is not what it says, or an option that the importer
-        does not have.
+        There is no such file, its format is unknown, its content is not valid for it, or the importer lacks
+        an option.
 
     Examples
     --------
@@ -99,7 +99,7 @@ def load_graph(
 
 
 def _told(path: StrPath | Sequence[StrPath]) -> str:
-    """Return what messages call one file or several."""
+    """Return the name of one file or several for messages."""
     if isinstance(path, str | os.PathLike):
         return os.fspath(path)
     return listed([os.fspath(each) for each in path] or ["no file"])
@@ -122,7 +122,7 @@ def convert(
     batch, format, **options
         As for `load_graph`.
     note : str, optional
-        Where the graph comes from and its licence, kept in the file.
+        Origin and licence of the graph, kept in the file.
 
     Raises
     ------
@@ -144,7 +144,7 @@ def convert(
 def _slope(
     importer: Importer, source: StrPath, graph: Graph, batch: int, options: dict[str, Any]
 ) -> tuple[BatchSlope | None, str]:
-    """Import twice more: the second graph gives the slope, the third checks that the line is straight."""
+    """Import twice more: the second graph gives the slope, the third checks linearity."""
     try:
         slope = slope_between(graph, batch, _load(importer, source, batch + 1, options), batch + 1)
         far = 2 * batch + 3
@@ -155,7 +155,7 @@ def _slope(
 
 
 def _importer(path: StrPath, format: str | None) -> Importer:
-    """Return the importer called `format`, or the one that recognises the file."""
+    """Return the importer named `format`, or the one that recognises the file."""
     if format is not None:
         return _checked(format)
     if os.path.isdir(path):
@@ -176,7 +176,7 @@ def _importer(path: StrPath, format: str | None) -> Importer:
 
 
 def _checked(name: str) -> Importer:
-    """Return an importer, once it has the two functions of one."""
+    """Return an importer after checking that it has both functions."""
     importer = plugins.lookup(_GROUP, name)
     require_call(f"the importer {name!r}", importer, "name", "head", method="recognises")
     require_call(f"the importer {name!r}", importer, "path", method="load")
@@ -192,7 +192,7 @@ _OF_DAMAGE: Final = (
     TypeError,
     ValueError,
 )
-"""What comes of a file that is not what it seems to be."""
+"""Exceptions caused by a file that is not what it seems to be."""
 
 
 def _load(
@@ -213,7 +213,7 @@ def _load(
 
 
 def _with_attributes(graph: Graph, added: Any) -> Graph:
-    """Return a graph whose ops have further attributes, by name of the op."""
+    """Return the graph with further attributes, by name of op."""
     attributes = dict(graph.attributes)
     with located("attributes"):
         for name, more in checked(Mapping[str, Mapping[str, Any]], added).items():

@@ -7,22 +7,21 @@
     node 435  ncclKernel_Broadcast...      COMM_COLL   BROADCAST of 212480 bytes  28 us
 
 * Every node is an op, named after its node and id, pinned to ``cpu`` or ``gpu``, with its measured duration.
-* ``data_deps`` are control edges. What they leave out, the order of streams and threads and what kernels wait
-  for on the GPU, is added by `chakra_order`. Tensors between kernels are those of their operators.
-* A collective has the kind of what it does (``all_reduce``, ...); its size is what it reads and writes.
-* In a trace made from PyTorch (its nodes have ``rf_id`` or ``seq_id``), ``ctrl_deps`` is the call that
-  encloses
-  a node, often the node itself: no order, and many name nodes that are not there. It becomes the attribute
+* ``data_deps`` are control edges. `chakra_order` adds what they leave out: the order of streams and threads,
+  and what kernels wait for on the GPU. Tensors between kernels are those of their operators.
+* A collective's kind is what it does (``all_reduce``, ...); its size is what it reads and writes.
+* In a trace from PyTorch (its nodes have ``rf_id`` or ``seq_id``), ``ctrl_deps`` is the call that encloses a
+  node, often the node itself: not an order, and many name nodes that do not exist. It becomes the attribute
   ``parent``. In any other trace ``ctrl_deps`` are control edges as well.
-* Outside PyTorch a collective without a duration takes what the machine says, and a computation that says its
-  flop (``num_ops``, with ``tensor_size`` bytes) what the device's cost model says.
-* Dependencies on nodes that are not in the file are reported, never dropped in silence.
+* Outside PyTorch the machine times a collective without a duration, and the device's cost model
+  times a computation that gives its flop (``num_ops``, with ``tensor_size`` bytes).
+* Dependencies on nodes that are not in the file are reported, never dropped silently.
 
 **Ranks** of a job are files whose names end in the rank (``trace.0.et``, ``trace.1.et``), as in ASTRA-sim.
-Their collectives meet by process group (``pg_name``), or by stream, as `rank_groups` says. All members end
-together, so the member that was recorded with the shortest time came last and waited for nobody: this is the
+Their collectives meet by process group (``pg_name``), or by stream, as in `rank_groups`. All members end
+together, so the member with the shortest recorded time came last and waited for nobody: its time is the
 transfer, and the duration of all. A send hands over its message and goes on; the message travels over the
-machine's links to the recv that ``comm_src``, ``comm_dst`` and ``comm_tag`` name, as in ASTRA-sim.
+machine's links to the recv that matches in ``comm_src``, ``comm_dst`` and ``comm_tag``, as in ASTRA-sim.
 """
 
 from __future__ import annotations
@@ -55,27 +54,27 @@ from sim.graph.walks import Dag, least_first
 # ----------------------------------------------------------------------------------------------------------
 # What a Chakra trace leaves out: the order on each stream and thread, and waits between them.
 #
-# Its dependencies say who launched a kernel, not what the kernel had to wait for on the GPU; by them alone
-# every collective runs at once (https://github.com/mlcommons/chakra/pull/126, issue 215):
+# Its dependencies say who launched a kernel, not what the kernel had to wait for on the GPU; with them alone
+# all collectives run at once (https://github.com/mlcommons/chakra/pull/126, issue 215):
 #
 #     thread 1    mm ──► all_reduce ──► item ──────────► add     in order; after what is read back
 #                 │          │            │               ▲
 #     stream 7    └► k0 ─ ─ ┐└──┐         └► copy to host ┘      in order
 #     stream 20             └ ─ ┴► nccl                          after what its thread launched before
 #
-# * **Order** is that of recorded starts, where all nodes have one; else of ids, which the PyTorch observer
-#   gives out as operators begin. A kernel counts when the host's op begins that launched it: of those that it
-#   depends on, the last. No op comes before what it depends on.
-# * **A stream, a thread** runs its ops in that order.
+# * **Order** is that of recorded starts if all nodes have one; otherwise of ids, which the PyTorch observer
+#   assigns as operators begin. A kernel is ordered by the start of the host op that launched it: the last one
+#   that it depends on. No op comes before its dependencies.
+# * **A stream or thread** runs its ops in that order.
 # * **A collective of PyTorch** waits for the kernel that its thread launched last: its stream waits for an
 #   event on the thread's current stream (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, ``syncStream``).
-# * **Who reads a tensor** waits for the kernel that wrote it, on whatever stream (`tensor_flow`). Written are
-#   an operator's outputs, the arguments that its schema marks so (``Tensor(a!)``), and what a collective
-#   reads: this is how the optimizer waits for the gradients' all-reduce, as the trace does not say where the
-#   program called ``wait``.
-# * **What reads back**: the host's next op waits for a copy to pageable memory, or of ``.item()``. The op
-#   that launches it was recorded with that wait in it. It keeps what launching ops of the trace take, in the
-#   median.
+# * **A reader of a tensor** waits for the kernel that wrote it, on any stream (`tensor_flow`). Written are an
+#   operator's outputs, the arguments that its schema marks as written (``Tensor(a!)``), and the inputs of a
+#   collective: this is how the optimizer waits for the gradients' all-reduce, because the trace does not say
+#   where the program called ``wait``.
+# * **Read-back**: the host's next op waits for a copy to pageable memory, or of ``.item()``. The op
+#   that launches the copy was recorded with that wait included. Its own time becomes the median of the
+#   trace's launching ops.
 
 _BACK: Final = re.compile(r"(DtoH|DeviceToHost).*Pageable", re.I)
 _TO_HOST: Final = re.compile(r"DtoH|DeviceToHost", re.I)
@@ -90,7 +89,7 @@ class ChakraOrder:
     ----------
     nodes : sequence of Node
     needs : sequence of sequence of int
-        What each depends on by the trace.
+        Dependencies of each node, by the trace.
     pytorch : bool
         Whether PyTorch was recorded.
 
@@ -99,7 +98,7 @@ class ChakraOrder:
     lanes : list
         Device, and stream or thread, of each node; None: unknown.
     launcher : list of int or None
-        Which op of the host launched a kernel.
+        Host op that launched each kernel.
     """
 
     def __init__(self, nodes: Sequence[ChakraNode], needs: Sequence[Sequence[int]], pytorch: bool) -> None:
@@ -117,7 +116,7 @@ class ChakraOrder:
 
     @cached_property
     def issued(self) -> list[int]:
-        """The nodes in order; those that depend on themselves have no place in it."""
+        """The nodes in order, except those that depend on themselves."""
         nodes, launcher = self._nodes, self.launcher
 
         def key(i: int) -> tuple[int, int, int]:
@@ -134,9 +133,9 @@ class ChakraOrder:
 
     @cached_property
     def before(self) -> list[list[int]]:
-        """What each node waits for that the trace does not say."""
+        """Dependencies of each node that the trace leaves out."""
         found: list[list[int]] = [[] for _ in self._nodes]
-        if len(self.issued) < len(self._nodes):  # a cycle: nothing is added to what the trace says
+        if len(self.issued) < len(self._nodes):  # a cycle: no dependencies are added
             return found
         last: dict[Hashable, int] = {}
         computing: dict[Hashable, int] = {}
@@ -170,7 +169,7 @@ class ChakraOrder:
 
     @cached_property
     def flows(self) -> Mapping[int, TaskFlow]:
-        """What kernels need of one another, by the tensors of their operators; counted as nodes."""
+        """Tensor dependencies between kernels, from their operators; by number of node."""
         if not self._pytorch or len(self.issued) < len(self._nodes):
             return {}
         kernels = [i for i in self.issued if not self._nodes[i].on_host]
@@ -179,7 +178,7 @@ class ChakraOrder:
         return {i: flow.numbered(kernels) for i, flow in flows}
 
     def _writes(self, i: int) -> list[Tensor]:
-        """Return the recorded outputs of a task, and what it writes in place."""
+        """Return the tensors that a task writes: recorded outputs, and those written in place."""
         node, launched = self._nodes[i], self.launcher[i]
         if node.type in _COMMUNICATES and not node.writes:
             return node.reads
@@ -191,7 +190,7 @@ class ChakraOrder:
         return [*node.writes, *(one for k in written_arguments(schema) if k < len(given) for one in given[k])]
 
     def _operator(self, i: int) -> Hashable:
-        """Return which call of an operator launched a task, and on which stream."""
+        """Return a key for the operator call that launched a task, and its stream."""
         launched = self.launcher[i]
         for node in (i, launched):
             if node is not None and (number := self._nodes[node].attributes.get("rf_id")):
@@ -199,7 +198,7 @@ class ChakraOrder:
         return None if launched is None else ("id", launched, self.lanes[i])
 
     def durations_ns(self) -> Iterator[tuple[int, int, int]]:
-        """Yield the ops of the host that waited: which, what they take themselves, and what they waited."""
+        """Yield host ops that waited: their number, their own time, and their wait."""
         launching = {launched for i, launched in enumerate(self.launcher) if launched is not None}
         waiting = {self.launcher[i] for i in range(len(self._nodes)) if self.reads_back(i)}
         own = sorted(self._nodes[i].duration_ns for i in launching - waiting)
@@ -210,7 +209,7 @@ class ChakraOrder:
 
 
 def _lane(node: ChakraNode) -> tuple[str, int] | None:
-    """Return where a node runs: the converter writes the thread of the launch beside a kernel's stream."""
+    """Return the lane of a node; beside a kernel's stream the converter writes the thread of its launch."""
     names = ("tid",) if node.on_host else ("stream", "tid")
     number = next((node.attributes[name] for name in names if name in node.attributes), None)
     return None if not isinstance(number, int) else ("thread" if node.on_host else "stream", number)
@@ -228,7 +227,7 @@ _OF_PYTORCH: Final = ("rf_id", "seq_id", "op_schema")
 
 
 def recognises(name: str, head: bytes) -> bool:
-    """Whether the file is a Chakra trace: by its name, as a protobuf has no mark of its own."""
+    """Whether the file is a Chakra trace, by its name: a protobuf has no signature."""
     return name.endswith(TRACES["chakra"])
 
 

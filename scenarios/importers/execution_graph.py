@@ -1,8 +1,8 @@
-"""Execution graphs of PyTorch: the operators of a program, with their tensors, and what each of them costs.
+"""Execution graphs of PyTorch: the operators of a program, with their tensors, and the cost of each.
 
-No time is recorded in one, so it is read beside a profiler's trace of the program: ``workload: {kineto:
-trace.json, execution_graph: et.json}``. `scenarios.importers.kineto.execution_kernels` says what it tells of
-kernels. Operators of a trace alone have their sizes from here, too (`sizes_of`).
+They contain no times, so they are read beside a profiler's trace of the program: ``workload: {kineto:
+trace.json, execution_graph: et.json}``. `scenarios.importers.kineto.execution_kernels` applies them to
+kernels. The sizes of operators in a trace alone come from here, too (`sizes_of`).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from sim.graph.views import VIEWS, WITHOUT_DATA
 # ----------------------------------------------------------------------------------------------------------
 # Execution graphs of PyTorch (ET JSON, ``ExecutionTraceObserver``): operators with their tensors.
 #
-# A file has one node for each call of an operator, with the call that encloses it, and what it was given and
-# returned. A tensor is ``[id, storage, offset, elements, bytes of an element, device]``, with its shape and
+# A file has one node per call of an operator, with the enclosing call, its inputs and
+# its outputs. A tensor is ``[id, storage, offset, elements, bytes per element, device]``, with shape and
 # type beside it. Two layouts are read::
 #
 #   1.0.1              {id, name, parent, rf_id, tid, inputs, input_shapes, input_types, outputs, ...}
@@ -42,10 +42,10 @@ from sim.graph.views import VIEWS, WITHOUT_DATA
 # Source: torch/csrc/profiler/standalone/execution_trace_observer.cpp (``writeJsonNode``).
 
 _MOST: Final = 2**48
-"""Most elements of a dimension, or bytes of a tensor: more are damage."""
+"""Largest dimension, or bytes of a tensor; larger numbers mean a damaged file."""
 
 _OTHER: Final = InputError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError
-"""What formulas raise of arguments that no operator of such a name has."""
+"""Exceptions of formulas for arguments that no such operator has."""
 
 DTYPES: Final = {
     "float": "fp32", "double": "fp64", "c10::Half": "fp16", "c10::BFloat16": "bf16", "int": "int32",
@@ -53,11 +53,11 @@ DTYPES: Final = {
     "unsigned char": "uint8", "bool": "bool", "c10::complex<float>": "complex64",
     "c10::complex<double>": "complex128", "c10::Float8_e4m3fn": "fp8", "c10::Float8_e5m2": "fp8",
 }  # fmt: skip
-"""What PyTorch calls a data type there -> our name."""
+"""PyTorch's name of a data type there -> our name."""
 
 
 class TensorValue(NamedTuple):
-    """A tensor that an operator was given or returned."""
+    """A tensor given to or returned by an operator."""
 
     tensor: Tensor
     shape: tuple[int, ...]
@@ -77,7 +77,7 @@ class Operator:
     id, parent : int
     name, schema : str
     rf_id : int
-        Number of the call, as the profiler counts them.
+        Number of the call, as the profiler counts calls.
     thread : int
     inputs, outputs : list
         Arguments.
@@ -94,18 +94,18 @@ class Operator:
 
     @cached_property
     def reads(self) -> list[Tensor]:
-        """The tensors that it was given."""
+        """Tensors that it was given."""
         return [value.tensor for value in tensors(self.inputs)]
 
     @cached_property
     def writes(self) -> list[Tensor]:
-        """The tensors that it returned, and those that its schema says it writes in place."""
+        """Tensors that it returned, and those that its schema marks as written in place."""
         placed = [self.inputs[i] for i in written_arguments(self.schema) if i < len(self.inputs)]
         return [value.tensor for value in tensors([*self.outputs, *placed])]
 
 
 def tensors(arguments: Sequence[Argument]) -> Iterator[TensorValue]:
-    """Yield the tensors of arguments, and of lists among them."""
+    """Yield the tensors in arguments, including those in lists."""
     for argument in arguments:
         if isinstance(argument, TensorValue):
             yield argument
@@ -119,7 +119,7 @@ def read_operators(path: StrPath) -> list[Operator]:
     Raises
     ------
     InputError
-        No such file, not JSON, no execution graph, or a node without what it must have (with its index).
+        There is no such file, it is not an execution graph, or a node lacks a field (with its index).
     """
     data = read_json(path)
     nodes = data.get("nodes") if isinstance(data, dict) else None
@@ -195,7 +195,7 @@ def _argument(value: Any, shape: Any, kind: Any) -> Argument:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# What an operator of an execution graph costs, by the formulas that PyTorch modules are costed by.
+# Costs of an execution graph's operators, by the same formulas as for PyTorch modules.
 
 _SAME: Final = {
     "cudnn_convolution": "conv2d", "_convolution": "conv2d", "convolution_overrideable": "conv2d",
@@ -207,14 +207,14 @@ _SAME: Final = {
     "gelu_backward": "gelu_grad", "native_batch_norm_backward": "batch_norm_grad",
     "cudnn_batch_norm_backward": "batch_norm_grad",
 }  # fmt: skip
-"""Operators inside others, and the ones whose formula is theirs."""
+"""Operators inside others, and the outer ones whose formula applies to them."""
 
 _NO_WORK: Final = frozenset({
     "as_strided", "empty", "empty_like", "empty_strided", "is_pinned", "is_same_size", "new_empty",
     "new_empty_strided", "record_stream", "resize", "resolve_conj", "resolve_neg", "result_type", "set_",
     "set", "_local_scalar_dense", "item",
 })  # fmt: skip
-"""Operators that only look at tensors, give them memory, or read one number back."""
+"""Operators that only view tensors, allocate them, or read one number back."""
 
 _FREE: Final = frozenset((*VIEWS, *WITHOUT_DATA))
 
@@ -229,12 +229,12 @@ class CostedOperator(NamedTuple):
 
 
 def is_view(operator: Operator) -> bool:
-    """Whether an operator only looks at its input in another way, or has no work."""
+    """Whether an operator only views its input, or does no work."""
     return plain_name(operator.name) in _NO_WORK or _kind(operator) in _FREE
 
 
 def known_cost(operator: Operator) -> CostedOperator | None:
-    """Return what an operator costs; None: it has no formula, or moves nothing."""
+    """Return the cost of an operator; None if it has no formula, or moves nothing."""
     name = plain_name(operator.name)
     try:
         if name == "convolution_backward":
@@ -252,7 +252,7 @@ def known_cost(operator: Operator) -> CostedOperator | None:
 
 
 def _attributes_of(name: str, node: Any) -> dict[str, Any]:
-    own = name in WINDOWS or name in CAUSAL  # their arguments stand elsewhere
+    own = name in WINDOWS or name in CAUSAL  # their arguments have other positions
     return attributes_of(name if own else _SAME.get(name, name), node)
 
 
@@ -261,27 +261,27 @@ _CONVOLUTIONS: Final = tuple(name for name in WINDOWS if "transpose" not in name
 _AS_FIRST: Final = ("_softmax", "_log_softmax", "native_layer_norm", "native_batch_norm", "cudnn_batch_norm",
     "_softmax_backward_data", "_log_softmax_backward_data", "native_batch_norm_backward",
     "cudnn_batch_norm_backward", *CAUSAL)  # fmt: skip
-"""Operators whose sizes their first inputs tell."""
+"""Operators whose sizes follow from their first inputs."""
 _IN_ONE: Final = {
     "_flash_attention_forward": (0, 8),
     "_efficient_attention_forward": (0, 9),
     "_flash_attention_backward": (1, 11),
     "_efficient_attention_backward": (1, 14),
 }
-"""Attention in one kernel, of (batch, length, heads, width): where queries stand, and what mask there is."""
+"""Attention in one kernel, on (batch, length, heads, width): position of queries, and of the mask."""
 _SIZED: Final = frozenset(
     f"aten::{name}"
     for name in (*_PRODUCTS, *_CONVOLUTIONS, *_AS_FIRST, *_IN_ONE, "index_select", "convolution_backward")
 )
 _IN_PLACE: Final = "copy", "fill", "zero"
-"""Operators that write their first input and do not read it."""
+"""Operators that write their first input without reading it."""
 _BOOLEAN: Final = re.compile("(not_)?equal|(greater|less)(_or_equal)?|and|or|not|xor")
-"""Kinds whose output has a byte an element."""
+"""Kinds whose output has one byte per element."""
 
 
 @cache
 def is_sized(name: str) -> bool:
-    """Whether the inputs of an operator, all that a profiler notes of it, tell its sizes, or its bytes.
+    """Whether the inputs of an operator, as a profiler notes them, determine its sizes or its bytes.
 
     Examples
     --------
@@ -293,20 +293,20 @@ def is_sized(name: str) -> bool:
 
 @cache
 def _streamed(name: str) -> str | None:
-    """Return the kind of an operator that goes through its inputs once, and whose output they tell."""
+    """Return the kind of an operator that reads its inputs once, and whose output they determine."""
     kind = _kind(Operator(0, 0, name, "", 0, 0, [], []))
     alike = kind in ELEMENTWISE or kind in ("where", "trilu") or str(kind)[:7] == "reduce_"
     return kind if alike else None
 
 
 def sizes_of(name: str, shapes: bytes, values: bytes, types: bytes = b"") -> dict[str, Any]:
-    """Return the sizes of an operator of a profiler's trace, or ``bytes_read`` and ``bytes_written``, and its
-    data type as ``dtype``; nothing where what is noted does not tell them.
+    """Return the sizes of an operator in a profiler's trace, or ``bytes_read`` and ``bytes_written``, and its
+    data type as ``dtype``; empty if the notes do not determine them.
 
     Parameters
     ----------
     name : str
-        Such as `is_sized`.
+        A name for which `is_sized` holds.
     shapes, values, types : bytes
         Its ``Input Dims``, ``Concrete Inputs`` and ``Input type`` as JSON; older profilers note only the
         first.
@@ -329,7 +329,7 @@ def sizes_of(name: str, shapes: bytes, values: bytes, types: bytes = b"") -> dic
 
 
 def _bytes_of(name: str, shapes: Sequence[Any], dtypes: Sequence[str | None]) -> dict[str, int]:
-    """Return what an operator reads and writes; an `InputError` where a type is not noted."""
+    """Return the bytes that an operator reads and writes; raise `InputError` if a type is missing."""
     given = [
         (tuple(_whole(n, _MOST) for n in shape), dtype_bits(dtype or "") // 8)
         for shape, dtype in zip(shapes, dtypes, strict=True)
@@ -370,7 +370,7 @@ def _sizes_of(name: str, shapes: Sequence[Any], values: bytes) -> dict[str, Any]
 
 
 def _noted(shape: Any, value: str = "") -> Argument:
-    """Return an input: a tensor has a shape, a number or a list of them a value as text."""
+    """Return an input: a tensor by its shape, a number or a list of numbers by its value as text."""
     if shape and not isinstance(shape[0], list):
         return TensorValue(Tensor(("", 0), 0), tuple(_whole(n, _MOST) for n in shape), None)
     try:
@@ -380,7 +380,7 @@ def _noted(shape: Any, value: str = "") -> Argument:
 
 
 def _attention_sizes(given: Sequence[Argument], at: int, mask: int) -> dict[str, Any]:
-    """Return the sizes of attention in one kernel, whose operands have the heads of a token together."""
+    """Return the sizes of attention in one kernel; its operands hold the heads of a token together."""
     shapes = [one.shape for one in given[at : at + 2]]
     operands = [TensorFacts((b, heads, s, d), 0) for b, s, heads, d in shapes]
     causal = given[mask]
@@ -389,7 +389,7 @@ def _attention_sizes(given: Sequence[Argument], at: int, mask: int) -> dict[str,
 
 
 def _convolved(x: tuple[int, ...], weight: tuple[int, ...], said: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the shape of what a convolution makes."""
+    """Return the output shape of a convolution."""
     axes = len(x) - 2
     strides, pads, dilations = (
         said[key] * (axes // len(said[key]) or 1) for key in ("strides", "pads", "dilations")
@@ -398,7 +398,7 @@ def _convolved(x: tuple[int, ...], weight: tuple[int, ...], said: Mapping[str, A
 
 
 def _gradients_sizes(given: Sequence[Argument]) -> dict[str, Any]:
-    """Return the sizes of a convolution from what its backward was given; what is not noted is inferred."""
+    """Return the sizes of a convolution from its backward's inputs; what is missing is inferred."""
     axes, listed = len(given[2].shape) - 2, [one if isinstance(one, list) else [] for one in given[4:7]]
     stride, padding, dilation = listed
     pads = padding * (2 * axes // len(padding)) if padding else []
@@ -409,7 +409,7 @@ def _gradients_sizes(given: Sequence[Argument]) -> dict[str, Any]:
 
 
 def bytes_of(operator: Operator) -> Cost:
-    """Return the bytes that an operator without a formula reads and writes."""
+    """Return the bytes read and written by an operator without a formula."""
     return Cost(0, *(sum(one.nbytes for one in side) for side in (operator.reads, operator.writes)))
 
 
@@ -442,7 +442,7 @@ def _facts(value: TensorValue) -> TensorFacts:
 
 
 def _node(operator: Operator) -> Any:
-    """Return an operator as `torch_ops` looks at one: a node of torch.fx."""
+    """Return an operator in the form that `torch_ops` reads: a node of torch.fx."""
     made = next(tensors(operator.outputs), None)
     args = tuple(
         SimpleNamespace(meta=_meta(one)) if isinstance(one, TensorValue) else one for one in operator.inputs

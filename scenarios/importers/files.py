@@ -1,4 +1,4 @@
-"""Bytes for importers: decompressed when they are compressed, and every failure in one line."""
+"""Read bytes for importers: decompressed if needed, with one line for every failure."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ TRACES: Final[Mapping[str, tuple[str, ...]]] = {
     "kineto": (".json", ".json.gz", ".sqlite", ".sqlite.gz", ".xplane.pb", ".xplane.pb.gz"),
     "chakra": (".et", ".et.gz", ".chakra", ".chakra.gz"),
 }
-"""Formats of which a folder holds the traces of all ranks of a job, and how their names end."""
+"""Formats whose folders hold the traces of all ranks of a job, and the endings of their names."""
 
 
 def read_json(path: StrPath) -> Any:
-    """Return what a JSON file holds.
+    """Return the content of a JSON file.
 
     Raises
     ------
@@ -38,14 +38,14 @@ def read_json(path: StrPath) -> Any:
 
 
 def as_utf8(content: bytes) -> bytes:
-    """Return text as UTF-8 without a byte order mark; what has none, and what is no text, as it is."""
+    """Return text as UTF-8 without a byte order mark; other content is returned as it is."""
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return content.decode("utf-16", "replace").encode()
     return content.removeprefix(codecs.BOM_UTF8)
 
 
 def read_head(path: StrPath, size: int = 1 << 16) -> bytes:
-    """Return the first `size` bytes of what `read_bytes` would return, as `as_utf8`."""
+    """Return the first `size` bytes of the result of `read_bytes`, as `as_utf8`."""
     return as_utf8(read_bytes(path, head=size))
 
 
@@ -54,12 +54,12 @@ _EXECUTION_GRAPH: Final = re.compile(rb'"schema"\s*:\s*"[0-9.]+(-chakra[0-9.]*)?
 
 
 def refuse_no_graph(path: StrPath, head: bytes) -> None:
-    """Refuse what is no graph by itself, saying what takes it.
+    """Raise if a file is not a graph by itself, and say what reads it.
 
     Raises
     ------
     InputError
-        It begins as a ``config.json`` of Hugging Face, as an execution graph of PyTorch, or as a scenario.
+        It begins like a ``config.json`` of Hugging Face, an execution graph of PyTorch, or a scenario.
     """
     if _SCENARIO.search(head):
         raise InputError(
@@ -80,7 +80,7 @@ def refuse_no_graph(path: StrPath, head: bytes) -> None:
 
 
 def stem(path: StrPath, *endings: str) -> str:
-    """Return the name of a file without its folder and its endings, ``.gz`` among them: that of its graph.
+    """Return the name of a file without folder and endings, including ``.gz``: the name of its graph.
 
     Examples
     --------
@@ -112,7 +112,7 @@ def files_in(folder: StrPath, *formats: str) -> list[str]:
         found = sorted(name for name in os.listdir(folder) if name.endswith(tuple(endings)))
     except OSError as error:
         raise InputError(f"{folder}: cannot be read ({error.strerror or error})") from None
-    if any(".xplane.pb" in name for name in found):  # beside which XLA's profiler draws the same as JSON
+    if any(".xplane.pb" in name for name in found):  # XLA's profiler writes the same as JSON beside it
         found = [name for name in found if not name.endswith(".trace.json.gz")]
     if not found:
         raise InputError(f"{folder}: no trace in this folder ({' or '.join(endings[:2])})")
@@ -132,23 +132,23 @@ def all_files(path: StrPath | Sequence[StrPath], format: str) -> list[StrPath]:
 
 
 def job_name(path: StrPath | Sequence[StrPath]) -> str:
-    """Return what the ranks of a job are called together: the name of their folder."""
+    """Return the common name of the ranks of a job: that of their folder."""
     first = path if isinstance(path, str | os.PathLike) else os.path.dirname(os.fspath(next(iter(path))))
     return os.path.basename(os.path.abspath(first)) or "ranks"
 
 
 def fixed_batch(path: StrPath, batch: int | None, why: str) -> None:
-    """Refuse a batch size for a file that has one of its own."""
+    """Raise if a batch size is given for a file that has its own."""
     if batch is not None:
         raise InputError(f"{path}: {why}, so batch={batch} cannot be set")
 
 
 MARKS: Final = re.compile(r"""'[^']*'|"(?:[^"\\]++|\\.)*+(?:"|$)|[()\[\]{},]""", re.DOTALL)
-"""Brackets and commas, and quoted texts, in which they mean nothing."""
+"""Brackets and commas, and quoted texts, in which they have no meaning."""
 
 
 def parts(text: str) -> list[str]:
-    """Return what commas separate, but for those in brackets and quotes, up to a bracket that was not opened.
+    """Split at commas outside brackets and quotes, up to a closing bracket without an opening one.
 
     Examples
     --------
@@ -168,7 +168,7 @@ def parts(text: str) -> list[str]:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# JSON that is checked against types while it is parsed; what is wrong is told with its place in the file.
+# JSON that is checked against types while it is parsed; errors give the position in the file.
 
 T = TypeVar("T")
 
@@ -176,7 +176,7 @@ _SHOWN = 5
 
 
 def parse(types: TypeAdapter[T], content: bytes, path: object) -> T:
-    """Return what `content` holds, checked against `types`.
+    """Return the parsed `content`, checked against `types`.
 
     Parameters
     ----------
@@ -189,8 +189,8 @@ def parse(types: TypeAdapter[T], content: bytes, path: object) -> T:
     Raises
     ------
     InputError
-        Not JSON, a missing or unknown key (with the nearest known one), a wrong type, a number out of
-        range: a line for each fault, of the first few. Or a key that stands twice.
+        It is not JSON, a key is missing or unknown (with the nearest known one), a type is wrong, a number
+        is out of range: a line for each of the first few faults. Or a key is repeated.
     """
     try:
         found = types.validate_json(content)
@@ -202,7 +202,7 @@ def parse(types: TypeAdapter[T], content: bytes, path: object) -> T:
             raise InputError(f"{path}: not JSON: {faults[0]['ctx']['error']}") from None
         data = json.loads(content)
         if isinstance(data, dict) and not data.keys() & _keys(types.json_schema()):
-            faults = [fault for fault in faults if fault["type"] == "missing"]  # other files are not shown
+            faults = [fault for fault in faults if fault["type"] == "missing"]  # others are not shown
         lines = list(dict.fromkeys(_line(fault, data, types) for fault in faults))
         more = f"\n(and {len(lines) - _SHOWN} more)" if len(lines) > _SHOWN else ""
         raise InputError("\n".join(f"{path}: {line}" for line in lines[:_SHOWN]) + more) from None
@@ -211,12 +211,12 @@ def parse(types: TypeAdapter[T], content: bytes, path: object) -> T:
 
 
 def _line(fault: Any, data: Any, types: TypeAdapter[Any]) -> str:
-    """Say where in the file a fault is, and what it is."""
+    """Return the position of a fault in the file, and what it is."""
     where, known = "", True
     for part in fault["loc"]:
         known = _has(data, part)
         if not known:
-            break  # pydantic adds the member of a union that it tried, or a key that is missing
+            break  # pydantic appends the member of a union that it tried, or a missing key
         data = data[part]
         where += f"[{part}]" if isinstance(part, int) else f".{part}"
         if isinstance(data, dict) and isinstance(part, int) and isinstance(data.get("name"), str):
@@ -246,59 +246,59 @@ def _keys(schema: Any) -> set[str]:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# JSON files of one long list: its items come one at a time, so that nobody has to hold them all.
+# JSON files of one long list: its items are read one at a time, so that they are never all in memory.
 #
 #     {"schemaVersion": 1, "traceEvents": [ {...}, {...}, ... ], "traceName": "..."}
 #                                           └──► yielded          └──► kept with the others
 #
 # The text is read in pieces. Items are parsed many at a time, up to a place where one object seems to follow
-# another. If it was none (inside an item, or a text), or if something is wrong, `json` parses the rest of the
-# piece item by item, and says what. An item that does not end in the text read so far is tried again with
-# twice as much.
+# another. If that was wrong (inside an item, or a text), or on any error, `json` parses the rest of the
+# piece item by item, and reports the error. An item that does not end in the text read so far is retried
+# with twice as much.
 
 Decode = Callable[[str], list[Any]]
-"""Parses the text of a list; ValueError or RecursionError: something is wrong with it."""
+"""Parses the text of a list; raises ValueError or RecursionError if something is wrong with it."""
 
 MOST_CHARACTERS: Final = 2**28
-"""Longest item, or other value, of a file."""
+"""Maximum length of an item, or another value, of a file."""
 
 _TOKEN: Final = 16
-"""So near the end of the text `json` may take for wrong, or whole, what goes on: ``-Infin``, ``1e``."""
+"""So near the end of the text, `json` may reject or misread a value that continues: ``-Infin``, ``1e``."""
 
 _SPACE: Final = re.compile(r"[ \t\n\r]*")
 _BETWEEN: Final = re.compile(r"\}[ \t\n\r]*,[ \t\n\r]*\{")
 _TOGETHER: Final = 2**16
-"""Characters parsed together: what is made of them should fit into a processor's cache."""
+"""Number of characters parsed together: the result should fit into a processor's cache."""
 _TRIES: Final = 100
-"""How many braces at the end of a piece are looked at for one that is followed by another item."""
+"""How many braces at the end of a piece are tried as the end of an item that another item follows."""
 
 
 def items(path: StrPath, what: str, key: str, others: dict[str, Any]) -> Iterator[Any]:
-    """Yield the items of the list `key` of a JSON object one by one, as `lists`."""
+    """Yield the items of the list `key` of a JSON object one by one, like `lists`."""
     return chain.from_iterable(lists(path, what, key, others))
 
 
 def lists(
     path: StrPath, what: str, key: str, others: dict[str, Any], decode: Decode = json.loads
 ) -> Iterator[list[Any]]:
-    """Yield the items of the list `key` of a JSON object, many at a time; a list instead of the object is it.
+    """Yield the items of the list `key` of a JSON object, many at a time; the file may be just the list.
 
     Parameters
     ----------
     path : path
         May be gzipped.
     what : str
-        What the file should be, for messages.
+        Expected content of the file, for messages.
     key : str
     others : dict
-        Gets the other members of the object; when the last item was yielded, all of them.
+        Receives the other members of the object; complete after the last item.
     decode : callable
-        What parses several items at once; it may leave out members that nobody asks for.
+        Parses several items at once; it may leave out members that nobody needs.
 
     Raises
     ------
     InputError
-        As `read_chunks`; the file is not JSON, neither object nor list, or has no such list, or two.
+        As `read_chunks`; or the file is not JSON, neither object nor list, or has no such list, or two.
     """
     text = _Text(path)
     found = False
@@ -317,26 +317,26 @@ def lists(
             else:
                 break
     else:
-        text.value()  # which may be no JSON at all
+        text.value()  # raises if it is not JSON at all
     if not found:
         raise InputError(f"{path}: not {what} (it has no list {key})")
     text.ends()
 
 
 class _Text:
-    """The text of a file, from where it is parsed to where it was read."""
+    """The text of a file, from the parsing position to the end of what was read."""
 
     def __init__(self, path: StrPath) -> None:
         self._path = path
         self._chunks = _decoded(path)
         self._text, self._at, self._over = "", 0, False
-        self._before = 0  # characters that were dropped
+        self._before = 0  # number of characters dropped
         self._decode = json.JSONDecoder().raw_decode
         self._more(1)
         self._skip()
 
     def takes(self, opening: str) -> bool:
-        """Whether a character comes next, and go behind it if so."""
+        """Whether a character comes next; if so, move past it."""
         if not self._text.startswith(opening, self._at):
             return False
         self._at += 1
@@ -344,13 +344,13 @@ class _Text:
         return True
 
     def rest_of_list(self, decode: Decode) -> Iterator[list[Any]]:
-        """Yield the items of a list behind its bracket."""
+        """Yield the items of a list after its bracket."""
         if self.takes("]"):
             return
-        unclear = -1  # up to where the text was read of which no more items are parsed together
+        unclear = -1  # up to this position no more items are parsed together
         while True:
             if len(self._text) - self._at < _TOGETHER and not self._over:
-                self._more(1)  # items at the end are torn, and would be tried in vain
+                self._more(1)  # items at the end are incomplete, and would fail
             read = self._before + len(self._text)
             many = self._together(decode) if read > unclear else []
             if not many:
@@ -361,7 +361,7 @@ class _Text:
                 return
 
     def _together(self, decode: Decode) -> list[Any]:
-        """Return items that come next, and go behind them; none if it is not clear where one ends."""
+        """Return the next items and move past them; none if it is not clear where one ends."""
         end = min(len(self._text), self._at + _TOGETHER)
         for _ in range(_TRIES):
             end = self._text.rfind("}", self._at, end)
@@ -377,7 +377,7 @@ class _Text:
         return []
 
     def rest_of_names(self) -> Iterator[str]:
-        """Yield the names of an object behind its brace; who gets one takes the value."""
+        """Yield the names of an object after its brace; the caller takes the value."""
         if self.takes("}"):
             return
         while True:
@@ -392,12 +392,12 @@ class _Text:
                 return
 
     def ends(self) -> None:
-        """Refuse what comes behind the end."""
+        """Raise if anything follows the end."""
         if self._at < len(self._text):
             raise self._wrong("Extra data", self._at)
 
     def value(self) -> Any:
-        """Return the value that comes next, and go behind it."""
+        """Return the next value and move past it."""
         wanted = 1
         while True:
             try:
@@ -415,7 +415,7 @@ class _Text:
             wanted = self._more(wanted)
 
     def _next(self, closing: str) -> str:
-        """Return what follows a value, a comma or the end of what it is in, and go behind it."""
+        """Return the comma, or the closing bracket, that follows a value, and move past it."""
         self._skip()
         mark = self._text[self._at : self._at + 1]
         if mark not in (",", closing):
@@ -425,7 +425,7 @@ class _Text:
         return mark
 
     def _skip(self) -> None:
-        """Go behind white space, and read on if nothing else is left."""
+        """Move past white space, reading on if nothing else is left."""
         while True:
             self._at = _SPACE.match(self._text, self._at).end()  # type: ignore[union-attr]
             if self._at < len(self._text) or self._over:
@@ -433,7 +433,7 @@ class _Text:
             self._more(1)
 
     def _more(self, wanted: int) -> int:
-        """Drop what was parsed; read at least so many characters more; return how many to ask for then."""
+        """Drop the parsed text; read at least `wanted` more characters; return how many to ask for next."""
         self._before += self._at
         pieces, size = [self._text[self._at :]], 0
         while size < wanted and not self._over:
@@ -454,7 +454,7 @@ class _Text:
 
 
 def _line_of(path: StrPath, position: int) -> tuple[int, int]:
-    """Return line and column of a character, from 1; who reads on without a fault counts none."""
+    """Return line and column of a character, from 1; only computed for an error."""
     line, began, before = 1, 0, 0
     for text in _decoded(path):
         gone = text[: position - before]
@@ -467,7 +467,7 @@ def _line_of(path: StrPath, position: int) -> tuple[int, int]:
 
 
 def _decoded(path: StrPath) -> Iterator[str]:
-    """Yield the text of a file, in the encodings that `json.loads` knows."""
+    """Yield the text of a file, in any encoding that `json.loads` accepts."""
     decoder: codecs.IncrementalDecoder | None = None
     size = 0
     try:

@@ -4,10 +4,10 @@
 
     {"schema": ..., "tensors": [...], "ops": [{...}, {...}, {...}, {...}, {...}]}
      ───────────────────────────────          ──────────── ──────────── ─────
-     checked as every file                    some at a time, so that a million never lie in memory
+     checked like any file                    some at a time, so that a million are never in memory
 
-Where anything is out of the ordinary (a wrong type, an unknown name, functions, growth with the batch), the
-file is left to the exact reader (`scenarios.importers.graph_json`), which reads it or words the error.
+For anything unusual (a wrong type, an unknown name, functions, growth with the batch), the
+exact reader takes over (`scenarios.importers.graph_json`), which reads the file or words the error.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from sim.base.arrays import UNSET, Codes, Csr, IntArray
 from sim.graph.graph import split_output
 
 # ----------------------------------------------------------------------------------------------------------
-# The shape of a graph file (``sim.graph/1``): what keys there are, and what each may hold.
+# The shape of a graph file (``sim.graph/1``): its keys, and the values of each.
 #
 # pydantic checks a file against these types while it parses it, and derives the JSON Schema from them;
-# `scenarios.importers.graph_json` says what the keys mean.
+# `scenarios.importers.graph_json` documents the keys.
 
 SCHEMA = "sim.graph/1"
-"""What the key ``schema`` must say."""
+"""Required value of the key ``schema``."""
 
 _MOST: Final = 2**63 - 1
 Amount = Annotated[int, Field(ge=0, le=_MOST), msgspec.Meta(ge=0, le=_MOST)]
@@ -46,14 +46,14 @@ _STRICT = ConfigDict(extra="forbid", strict=True)
 
 @with_config(_STRICT)
 class TensorSlope(TypedDict):
-    """What one more sample adds to a tensor."""
+    """Growth of a tensor with one more sample."""
 
     nbytes: Slope
 
 
 @with_config(_STRICT)
 class OpSlope(TypedDict):
-    """What one more sample adds to an op; what is left out does not grow."""
+    """Growth of an op with one more sample; omitted numbers do not grow."""
 
     outputs: NotRequired[list[Slope]]
     flops: NotRequired[Slope]
@@ -122,7 +122,7 @@ class GraphFileRecord(TypedDict):
 
 
 FILE = TypeAdapter(GraphFileRecord)
-"""What checks a whole file."""
+"""Validator of a whole file."""
 
 
 def json_schema() -> dict[str, Any]:
@@ -135,14 +135,14 @@ def json_schema() -> dict[str, Any]:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# The same for msgspec, which is many times faster. What is left out is "", -1 or empty here.
+# The same for msgspec, which is many times faster. Omitted values are "", -1 or empty here.
 
 # A name in a union has no `Meta`: msgspec 0.22 confuses it with that of the other member's number.
 _Names = list[str | tuple[str, Amount]]
 
 
 class _Op(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """What is usual of an op."""
+    """The usual fields of an op."""
 
     name: Name
     kind: Name = "op"
@@ -166,13 +166,13 @@ _NUMBERS: Final = ("flops", "bytes_read", "bytes_written", "duration_ns", "stage
 _WORDS: Final = ("kind", "device", "dtype", "phase")
 _STAND_IN: Final = msgspec.Raw(b'[{"name": "(the ops)"}]')
 _BLOCK: Final = 128
-"""Records of which there are objects at once: these should fit into the caches."""
+"""Number of records held as objects at once: these should fit into the caches."""
 
 
 def read_columns(content: bytes) -> tuple[GraphFileRecord, dict[str, Any]] | None:
-    """Return what a file holds besides its ops, and the ops as the arguments of `GraphBuilder.extend`.
+    """Return a file's content except its ops, and the ops as arguments of `GraphBuilder.extend`.
 
-    None where the exact reader is needed.
+    Return None if the exact reader is needed.
     """
     try:
         members = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
@@ -189,7 +189,7 @@ def read_columns(content: bytes) -> tuple[GraphFileRecord, dict[str, Any]] | Non
 
 
 def _columns(records: Sequence[msgspec.Raw], externals: Sequence[str]) -> dict[str, Any]:
-    """Return the columns of records; KeyError, ValueError or DecodeError where one is not as usual."""
+    """Return the columns of records; KeyError, ValueError or DecodeError if a record is unusual."""
     number = {name: -2 - k for k, name in enumerate(externals)}
     columns = {key: array("q") for key in (*_NUMBERS, *_WORDS)}
     words = {key: Codes({"": 0}) for key in _WORDS}
@@ -221,7 +221,7 @@ def _columns(records: Sequence[msgspec.Raw], externals: Sequence[str]) -> dict[s
     _need(not words["kind"].keys() & FUNCTIONAL_KINDS.keys())
     for name in number:
         if ":" in name:
-            _need((split_output(name) or ("",))[0] not in number)  # what it means depends on where it is read
+            _need((split_output(name) or ("",))[0] not in number)  # its meaning depends on where it is read
     n_outputs = np.asarray(counts)
     first = np.cumsum(n_outputs) - n_outputs
 
@@ -231,7 +231,7 @@ def _columns(records: Sequence[msgspec.Raw], externals: Sequence[str]) -> dict[s
         return int(first[number[op]]) + k
 
     read, followed = inputs.rows(output, first), after.rows(number.__getitem__)
-    _need(bool((followed.indices >= 0).all()))  # an input is not followed
+    _need(bool((followed.indices >= 0).all()))  # an input cannot be followed
     for name in externals:
         del number[name]
     found = {key: np.asarray(column) for key, column in columns.items()}
@@ -249,14 +249,14 @@ def _columns(records: Sequence[msgspec.Raw], externals: Sequence[str]) -> dict[s
 
 
 def _has_keys_once(texts: Sequence[msgspec.Raw | bytes]) -> bool:
-    """Whether no object has a key twice: what is read of it, written again, has as many quotation marks."""
+    """Whether no object repeats a key: then re-encoding it gives as many quotation marks."""
     text = b"".join(texts)
     again = msgspec.json.encode(list(map(msgspec.json.decode, texts)))
     return again.count(b'"') == text.count(b'"') and b"\\u0022" not in text
 
 
 class _References:
-    """What ops name, a row each: numbers of ops, -2 - k for external tensor k, and names that come later."""
+    """References of ops, one row each: op numbers, -2 - k for external tensor k, and names defined later."""
 
     def __init__(self, number: Mapping[str, int]) -> None:
         self._number = number
@@ -264,7 +264,7 @@ class _References:
         self._later: dict[int, str] = {}
 
     def add(self, rows: Sequence[_Names]) -> None:
-        """Add a row of each of some ops."""
+        """Add one row for each of some ops."""
         self._counts.fromlist(list(map(len, rows)))
         names: list[Any] = list(itertools.chain.from_iterable(rows))
         distances = [0] * len(names)
@@ -280,7 +280,7 @@ class _References:
             self._entries.fromlist([self._number.get(name, UNSET) for name in names])
 
     def rows(self, find: Callable[[str], int], first: IntArray | None = None) -> Csr:
-        """Return the rows, ops as their first tensors where these are given; `find` knows later names."""
+        """Return the rows, ops as their first tensors if `first` is given; `find` resolves later names."""
         entries = np.asarray(self._entries)
         if first is not None:
             np.copyto(entries, first.take(entries, mode="clip"), where=entries >= 0)

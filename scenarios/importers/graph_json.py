@@ -1,6 +1,6 @@
-"""Graph files (sim.graph/1): everything a `Graph` holds, in JSON with one record a line, maybe gzipped.
+"""Graph files (sim.graph/1): a whole `Graph` in JSON with one record per line, gzipped or not.
 
-It is the file that other tools write for us, and that `sim import` writes from every other format::
+Other tools write this format for us, and `sim import` converts every other format to it::
 
     {"schema": "sim.graph/1", "name": "two ops",
      "tensors": [{"name": "x", "role": "input", "nbytes": 4096},
@@ -8,20 +8,20 @@ It is the file that other tools write for us, and that `sim import` writes from 
      "ops": [{"name": "mm", "kind": "matmul", "inputs": ["x", "w"], "outputs": [4096], "flops": 2097152},
              {"name": "act", "kind": "relu", "inputs": ["mm"], "outputs": [4096], "after": ["mm"]}]}
 
-* ``tensors`` are those that no op produces; ``outputs`` are the sizes in bytes of those an op produces.
+* ``tensors`` are those that no op produces; ``outputs`` are the sizes in bytes of an op's outputs.
 * An input is ``"op"`` (its first output), ``"op:1"`` (its second), a name in ``tensors``, or
   ``["op", d]`` for what it produced d iterations earlier; ``after`` holds control edges, likewise.
 * Durations are whole nanoseconds: ``duration_ns`` anywhere, ``duration_by_kind_ns`` by kind of device.
-* ``attributes`` is for what models and runtimes know about: of control flow (``frame``, ``constant``,
+* ``attributes`` holds what models and runtimes use: for control flow (``frame``, ``constant``,
   ``parallel_iterations``, ``outcome``, ``trips``), ``fails``, ``colocate`` (ops or labels), ``expensive`` (a
   flag), ``view_of`` (the number of the input whose storage output 0 shares), the shape of a product (``m``,
-  ``n``, ``k``), and the operator's own. Tuples come back as lists.
-* ``functions`` are for ops of kind ``call``, ``if`` and ``while``, which are written out when the file is
+  ``n``, ``k``), and the operator's own. Tuples become lists.
+* ``functions`` are for ops of kind ``call``, ``if`` and ``while``, which are inlined when the file is
   read (`scenarios.ops.inlining`): ``{"name": "f", "inputs": ["a"], "ops": [...], "results": ["b"]}``.
-* What is left out is absent or zero; ``bytes_read`` and ``bytes_written`` are then those of the tensors.
-* ``devices`` says of devices that ops are pinned to what a recording knows, in the words of a machine's
-  description: ``{"gpu": {"gap": "1200ns"}}``. A scenario's machine has it where it says nothing else.
-* ``batch`` says at which batch size the numbers were taken, and ``per_sample`` by how much each grows
+* Omitted values are absent or zero; ``bytes_read`` and ``bytes_written`` default to those of the tensors.
+* ``devices`` holds facts of a recording about the devices that ops are pinned to, with the keys of a
+  machine: ``{"gpu": {"gap": "1200ns"}}``. They are defaults for a scenario's machine.
+* ``batch`` is the batch size of the numbers, and ``per_sample`` by how much each grows
   with one more sample; with both, `read_graph` gives the graph at any batch size, exactly.
 
 The JSON Schema is ``scenarios/graph.schema.json``. Equal graphs give equal bytes.
@@ -59,31 +59,31 @@ from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph, Role
 
 # ----------------------------------------------------------------------------------------------------------
-# One graph, any batch size: the numbers of a graph are straight lines in the batch.
+# One graph for any batch size: the numbers of a graph are linear in the batch.
 #
-# Activations grow by so many bytes a sample, weights do not; the work of an op likewise. So the graph at
+# Activations grow by some bytes per sample, weights do not; the work of an op likewise. So the graph at
 # one batch size and the slope of every number give the graph at any other, in whole numbers::
 #
 #     flops(batch) = flops(batch_0) + (batch - batch_0) * slope.flops
 #
-# The slope is not guessed: it is the difference between two imports (`slope_between`), and whoever takes
-# it may check it against a third (`is_straight`).
+# The slope is not guessed: it is the difference between two imports (`slope_between`), and may be
+# checked against a third (`is_straight`).
 
 _STRAIGHT = ("flops", "bytes_read", "bytes_written", "tensor_nbytes")
 """The columns that change with the batch; all others must not."""
 
 
 class BatchSlope(NamedTuple):
-    """How much each number of a graph grows with one more sample.
+    """Growth of each number of a graph with one more sample.
 
     Attributes
     ----------
     batch : int
-        The batch size of the graph that this belongs to.
+        Batch size of the graph to which the slope belongs.
     flops, bytes_read, bytes_written : array of int64, one entry per op
     tensor_nbytes : array of int64, one entry per tensor
     attributes : mapping of int to dict
-        op → growth of those of its attributes that grow (the rows of a matrix product).
+        op → growth of its growing attributes (the rows of a matrix product).
     """
 
     batch: int
@@ -105,7 +105,7 @@ def slope_between(at: Graph, batch: int, other: Graph, other_batch: int) -> Batc
     Raises
     ------
     GraphError
-        The two differ in more than their costs and sizes, or by no whole number a sample.
+        The graphs differ in more than costs and sizes, or not by a whole number per sample.
     """
     changing = (*_STRAIGHT, "attributes")
     for name in (field.name for field in fields(Graph)):
@@ -124,7 +124,7 @@ def slope_between(at: Graph, batch: int, other: Graph, other_batch: int) -> Batc
 
 
 def _attribute_slopes(at: Graph, other: Graph, step: int) -> dict[int, dict[str, int]]:
-    """Return the growth of the whole-number attributes that grow; nothing else may differ."""
+    """Return the growth of the whole-number attributes that grow; raise if anything else differs."""
     slopes: dict[int, dict[str, int]] = {}
     for op in sorted(at.attributes.keys() | other.attributes.keys()):
         one, two = at.attributes.get(op, {}), other.attributes.get(op, {})
@@ -146,13 +146,13 @@ def at_batch(graph: Graph, slope: BatchSlope, batch: int) -> Graph:
     Raises
     ------
     InputError
-        `batch` is less than 1, or some op has a measured duration, for which there is no rule.
+        `batch` is less than 1, or some op has a measured duration, which cannot be scaled.
     """
     if batch < 1:
         raise InputError(f"a batch has at least 1 sample, not {batch}")
     if batch == slope.batch:
         return graph
-    # What takes no time, as a switch or an enter, takes none at any batch.
+    # An op that takes no time, such as a switch or an enter, takes none at any batch size.
     timed = (graph.duration_ns > 0) | np.any(
         [np.zeros(len(graph), bool), *(column > 0 for column in graph.duration_by_kind.values())], axis=0
     )
@@ -187,7 +187,7 @@ def is_straight(graph: Graph, slope: BatchSlope, other: Graph, other_batch: int)
 
 
 def _same(a: object, b: object) -> bool:
-    """Compare what a field of `Graph` may hold."""
+    """Whether two values of a field of `Graph` are equal."""
     if isinstance(a, Csr) and isinstance(b, Csr):
         return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
@@ -198,28 +198,28 @@ def _same(a: object, b: object) -> bool:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Writing graph files (sim.graph/1); `scenarios.importers.graph_json` says what they hold.
+# Write graph files (sim.graph/1); see `scenarios.importers.graph_json` for their content.
 
 
 def write_graph(
     graph: Graph, path: StrPath, *, slope: BatchSlope | None = None, source: str | None = None
 ) -> None:
-    """Write `graph` to `path`, gzipped when the name ends in ``.gz``; whole or not at all.
+    """Write `graph` to `path`, atomically; gzipped if the name ends in ``.gz``.
 
     Parameters
     ----------
     graph : Graph
     path : path
     slope : BatchSlope, optional
-        How the numbers grow with the batch (`slope_between`); with it the
+        Growth of the numbers with the batch (`slope_between`); with it the
         file can be read at any batch size.
     source : str, optional
-        Where the graph comes from and its licence, for who reads the file.
+        Origin and licence of the graph, for readers of the file.
 
     Raises
     ------
     GraphError
-        An attribute that JSON cannot hold, or a name such as ``a:1`` that is both that of an op or
+        JSON cannot hold an attribute, or a name such as ``a:1`` is both that of an op or
         input and that of the second output of ``a``.
     InputError
         The file cannot be written.
@@ -259,7 +259,7 @@ def _tensors(graph: Graph, slope: BatchSlope | None) -> Iterator[TensorRecord]:
 
 
 def _ops(graph: Graph, slope: BatchSlope | None) -> Iterator[str]:
-    """Yield the line of every op; what is absent or zero is left out."""
+    """Yield the line of every op; absent or zero values are omitted."""
     columns = _columns(graph, slope)
     growth = _growth(graph, slope, columns)
     for i, name in enumerate(graph.op_names):
@@ -280,7 +280,7 @@ def _ops(graph: Graph, slope: BatchSlope | None) -> Iterator[str]:
 
 
 def _columns(graph: Graph, slope: BatchSlope | None) -> dict[str, list[Any]]:
-    """Return key -> one value an op, None where the key is left out."""
+    """Return key -> one value per op, None if the key is omitted."""
     by_kind = {kind: column.tolist() for kind, column in graph.duration_by_kind.items()}
     times = [{kind: c[i] for kind, c in by_kind.items() if c[i] != UNSET} for i in range(len(graph))]
     sizes = Csr(graph.outputs.indptr, graph.tensor_nbytes[graph.outputs.indices]).lists()
@@ -305,7 +305,7 @@ def _columns(graph: Graph, slope: BatchSlope | None) -> dict[str, list[Any]]:
 
 
 def _growth(graph: Graph, slope: BatchSlope | None, columns: dict[str, list[Any]]) -> list[dict[str, Any]]:
-    """Return what ``per_sample`` holds for every op."""
+    """Return the content of ``per_sample`` for every op."""
     if slope is None:
         return [{} for _ in graph.op_names]
     flops, read, written = (column.tolist() for column in slope[1:4])
@@ -333,7 +333,7 @@ def _numbers(column: IntArray, left_out: npt.NDArray[np.bool_]) -> list[int | No
 def _derived(
     graph: Graph, slope: BatchSlope | None, name: Literal["bytes_read", "bytes_written"], rows: Csr
 ) -> npt.NDArray[np.bool_]:
-    """Where the bytes of an op are those of its tensors, at every batch size."""
+    """Return for which ops the bytes are those of its tensors, at every batch size."""
     same: npt.NDArray[np.bool_] = getattr(graph, name) == rows.sums(graph.tensor_nbytes)
     if slope is not None:
         same &= getattr(slope, name) == rows.sums(slope.tensor_nbytes)
@@ -341,7 +341,7 @@ def _derived(
 
 
 def _references(names: list[str], rows: Csr, distance: IntArray) -> list[list[str | list[Any]] | None]:
-    """Return each row as names, or [name, distance] where the distance is not 0; None for an empty row."""
+    """Return each row as names, or [name, distance] if the distance is not 0; None for an empty row."""
     flat: list[str | list[Any]] = [
         names[entry] if d == 0 else [names[entry], d]
         for entry, d in zip(rows.indices.tolist(), distance.tolist(), strict=True)
@@ -350,7 +350,7 @@ def _references(names: list[str], rows: Csr, distance: IntArray) -> list[list[st
 
 
 def _tensor_names(graph: Graph) -> list[str]:
-    """Return how an input refers to each tensor."""
+    """Return the name by which inputs refer to each tensor."""
     names = graph.tensor_names()
     if len({*names}) < len(names):
         twice = next(name for name, n in Counter(names).items() if n > 1)
@@ -363,7 +363,7 @@ def _tensor_names(graph: Graph) -> list[str]:
 
 
 def recognises(name: str, head: bytes) -> bool:
-    """Whether `head`, the beginning of a file, is that of a graph file of any version."""
+    """Whether `head` is the beginning of a graph file of any version."""
     return re.search(rb'"schema"\s*:\s*"sim\.graph/', head) is not None
 
 
@@ -375,15 +375,15 @@ def read_graph(path: StrPath, *, batch: int | None = None) -> Graph:
     path : path
         JSON, gzipped or not.
     batch : int, optional
-        Batch size wanted; by default that of the file.
+        Batch size wanted; default: that of the file.
 
     Raises
     ------
     InputError
-        No such file, not JSON, wrong in some place (named), or `batch` given for a file that does not
-        say how its numbers grow with the batch.
+        There is no such file, it is not JSON, it has an error (with its position), or `batch` is given for a
+        file that does not say how its numbers grow with the batch.
     GraphError
-        A cycle, an unknown input, a duplicate name.
+        There is a cycle, an unknown input, or a duplicate name.
 
     Examples
     --------
@@ -417,7 +417,7 @@ load = read_graph
 
 
 def own_batch(path: StrPath) -> int | None:
-    """Return the batch size of the numbers in a file, when it says so."""
+    """Return the batch size of the numbers in a file, if given."""
     return parse(FILE, as_utf8(read_bytes(path)), path).get("batch")
 
 

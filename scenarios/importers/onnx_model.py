@@ -1,18 +1,18 @@
 """ONNX models (.onnx), by shape inference: what each node computes, reads and writes.
 
-One op for every node that runs. Weights are parameters, and so is whatever is computed from weights and
-shapes alone, as every runtime folds that before the first run::
+There is one op for every node that runs. Weights are parameters, and so is anything computed from weights
+and shapes alone, which every runtime folds before the first run::
 
     ConstantOfShape ──► w ──Reshape──► w' ─┐             parameter w ─┐
     data ──────────────────────────────Conv──►    =>     input data ─conv──►
 
-* Costs come from `scenarios.ops.op_costs`; the shape operands of Reshape, Slice, ... are no inputs.
-* The batch is the first axis of the model's inputs; any batch size can be asked for, and a batch baked
-  into constants is put right, or the model refused (`scenarios.importers.onnx_shapes`).
+* Costs come from `scenarios.ops.op_costs`; the shape operands of Reshape, Slice, ... are not inputs.
+* The batch is the first axis of the model's inputs; any batch size can be requested. A batch baked
+  into constants is corrected, or the model refused (`scenarios.importers.onnx_shapes`).
 * Views (reshape, squeeze, dropout at inference, ...) are ops of no cost with the attribute ``view_of``.
-* Outputs that nobody reads (masks of dropout, ...) are left out.
-* If and Loop become the ops of `scenarios.ops.inlining`, their subgraphs functions; the condition of an
-  If is told by ``outcome`` and how often a Loop runs by ``trips``, unless the model has them as constants
+* Outputs that nothing reads (masks of dropout, ...) are omitted.
+* If and Loop become ops of `scenarios.ops.inlining`, and their subgraphs functions; ``outcome`` gives the
+  condition of an If and ``trips`` the iterations of a Loop, unless the model has them as constants
   (`scenarios.importers.onnx_nodes`). Scan is refused.
 """
 
@@ -55,7 +55,7 @@ from sim.graph.views import VIEWS
 
 
 def recognises(name: str, head: bytes) -> bool:
-    """Whether the file is an ONNX model: by its name, as a protobuf has no mark of its own."""
+    """Whether the file is an ONNX model, by its name: a protobuf has no signature."""
     return name.removesuffix(".gz").endswith(".onnx")
 
 
@@ -75,7 +75,7 @@ def import_onnx(
     model : path or onnx.ModelProto
         Weights may be absent or in other files; only their shapes matter.
     batch : int, optional
-        First axis of the inputs; by default as in the file, if it is fixed there.
+        First axis of the inputs; default: as in the file, if it is fixed there.
     dtype : str, optional
         Type to compute and store in (``"fp16"``, ``"bf16"``, ``"int8"``) instead of the file's floating-point
         types; ``"tf32"``: products compute in it, and everything is stored in fp32.
@@ -86,15 +86,15 @@ def import_onnx(
         What to do about operators without a cost formula: refuse them, naming all, or count their
         bytes and no flop, with a warning that names them.
     attributes : mapping, or str, optional
-        Added to ops, and where control flow goes: ``{"l": {"trips": 8}, "l/body/if": {"outcome": True}}``.
-        Ops of subgraphs are called by their node, behind ``l/body/``, ``if/then/`` or ``if/else/``.
+        Added to ops, also for control flow: ``{"l": {"trips": 8}, "l/body/if": {"outcome": True}}``.
+        Ops of subgraphs are named after their node, behind ``l/body/``, ``if/then/`` or ``if/else/``.
         As text it is YAML: ``"{l: {trips: 8}}"``.
 
     Raises
     ------
     InputError
-        No ONNX model, unknown operators, control flow that is not told where it goes, open dimensions, or a
-        batch that cannot be set.
+        It is not an ONNX model, operators are unknown, an outcome or trip count is missing, dimensions are
+        open, or a batch cannot be set.
     UnknownNameError
         `attributes` or `dims` name something that the model does not have.
     MissingExtraError
@@ -133,7 +133,7 @@ load = import_onnx
 
 
 def own_batch(path: StrPath) -> int | None:
-    """Return the batch size that a file fixes, if it does: the first axis of its first input."""
+    """Return the batch size that a file fixes, if any: the first axis of its first input."""
     shapes = [given.type.tensor_type.shape.dim for given in inputs_of(_parse(path))]
     first = next((shape[0] for shape in shapes if shape), None)
     return int(first.dim_value) if first is not None and first.HasField("dim_value") else None
@@ -156,7 +156,7 @@ def _parse(path: StrPath) -> Any:
 
 
 def _is_text(message: Any) -> bool:
-    """Whether all text in a message is text: protobuf hands over what is no UTF-8 as bytes."""
+    """Whether all text in a message is valid: protobuf returns text that is not UTF-8 as bytes."""
     for described, value in message.ListFields():
         several = value if hasattr(value, "append") else [value]
         if described.type == described.TYPE_STRING and not all(isinstance(text, str) for text in several):
@@ -202,7 +202,7 @@ def _told(attributes: Mapping[str, Mapping[str, Any]] | str | None) -> Mapping[s
 
 
 def _check_outputs(model: Any) -> None:
-    """Refuse nodes that write nothing: ONNX's intermediate representation asks for one output at least."""
+    """Raise if a node writes nothing: ONNX's intermediate representation requires at least one output."""
     for node in nodes_of(model.graph):
         if not any(node.output):
             raise InputError(
@@ -211,7 +211,7 @@ def _check_outputs(model: Any) -> None:
 
 
 def _check_kinds(model: Any, unknown: str) -> None:
-    """Refuse, or warn of, operators that have no cost formula."""
+    """Raise, or warn, if operators have no cost formula."""
     counts = Counter(
         node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}::{node.op_type}"
         for node in nodes_of(model.graph)
@@ -222,15 +222,15 @@ def _check_kinds(model: Any, unknown: str) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# The ops of an ONNX model whose values are known: one of every node that runs, functions of subgraphs.
+# The ops of an ONNX model with inferred values: one for every node that runs, and functions for subgraphs.
 #
-# A subgraph may read what the graphs around it write; a function has inputs for all that it reads::
+# A subgraph may read values of the graphs around it; a function has inputs for all that it reads::
 #
 #     Loop "l" (x) { y = MatMul(v, w) }          w: a weight, or computed outside of the loop
 #
 #     l: while(body="l/body")  inputs [x, w]     l/body(v, w): ops MatMul(v, w), results [MatMul, w]
 #
-# So what a body reads of the graph around is collected while its ops are written down, and handed over by
+# So the values that a body reads from outside are collected while its ops are written, and passed by
 # the op that stands for it.
 
 Record = dict[str, Any]
@@ -247,16 +247,16 @@ def build_graph(graph: Any, scope: Scope, dtype: str | None, told: Told, name: s
     dtype : str, optional
         Floating-point type in place of the file's.
     told : mapping
-        Name of an op -> attributes that are added to it, and where control flow goes.
+        Name of an op -> attributes to add to it, including control flow.
     name : str
-        Of the result.
+        Name of the result.
 
     Raises
     ------
     GraphError
-        A cost that cannot be told.
+        A cost cannot be determined.
     UnknownNameError
-        `told` names an op that is not there.
+        `told` names an op that does not exist.
     """
     builder = GraphBuilder(name)
     for given in graph.input:
@@ -279,7 +279,7 @@ def build_graph(graph: Any, scope: Scope, dtype: str | None, told: Told, name: s
 
 @dataclass
 class _Whole:
-    """What the graphs of one model share; `steered` are the Loops and Ifs that `told` may name."""
+    """State shared by the graphs of one model; `steered` are the Loops and Ifs that `told` may name."""
 
     builder: GraphBuilder
     functions: dict[str, Function]
@@ -296,9 +296,9 @@ class _Ops:
     Parameters
     ----------
     prefix : str
-        Of the names that its ops will have.
+        Prefix of the names of its ops.
     refs : dict
-        Value -> how an op refers to it; to begin with, the inputs.
+        Value -> how an op refers to it; initially the inputs.
     parent : _Ops, optional
         The graph around it.
     """
@@ -310,12 +310,12 @@ class _Ops:
         self.whole, self.prefix, self.refs, self.parent = whole, prefix, refs, parent
         self.root: _Ops = self if parent is None else parent.root
         self.records: list[Record] = []
-        self.outside: dict[str, tuple[str, str]] = {}  # input of the function -> what to give for it
+        self.outside: dict[str, tuple[str, str]] = {}  # input of the function -> its argument
         self.taken = set(refs.values())
-        if parent is not None:  # names that its weights may have
+        if parent is not None:  # names for its weights
             own = self.values.keys() - parent.values.keys()
             self.taken |= {value for value in own if self.values[value].constant}
-        written = [node for node in graph.node if first_output(node) in self.values]  # others nobody reads
+        written = [node for node in graph.node if first_output(node) in self.values]  # others are not read
         self.running = [node for node in written if not self.values[first_output(node)].constant]
         inner = [g for node in self.running for n in _with_inner(node) for g in graphs_of(n).values()]
         self.read_here = {value for node in self.running for n in _with_inner(node) for value in n.input}
@@ -329,10 +329,10 @@ class _Ops:
     # -- what is read ----------------------------------------------------------------------------
 
     def declare(self) -> None:
-        """Declare the weights that the nodes of the model's own graph read, before any op has a name."""
+        """Declare the weights that nodes of the model's own graph read, before any op gets a name."""
         for node in self.running:
             operands = operands_of(node, self.values)
-            first = {"": 0, "If": 1, "Loop": 2}[control_kind(node)]  # behind what steers it
+            first = {"": 0, "If": 1, "Loop": 2}[control_kind(node)]  # after the input that steers it
             for i, value in enumerate(node.input):
                 if i >= first and value and self.values[value].constant and i not in operands:
                     self.read(value)
@@ -347,7 +347,7 @@ class _Ops:
         return self.refs[value]
 
     def hand(self, what: str, name: str) -> str:
-        """Return how an op refers to what a function needs from outside."""
+        """Return how an op refers to a value that a function needs from outside."""
         if what == "value":
             return self.read(name)
         return name if self.parent is None else self._given(what, name)
@@ -447,7 +447,7 @@ class _Ops:
         self._refer(node.output, name)
 
     def _predicate(self, node: Any, name: str) -> str:
-        """Return what decides: the op that computes the condition if it has an outcome, or one behind it."""
+        """Return the op that decides: that of the condition if it has an outcome, or a new one."""
         told, condition = self.whole.told, self.read(node.input[0])
         path = self.prefix + node_name(node)
         if "outcome" in told.get(path, {}):
@@ -505,7 +505,7 @@ class _Ops:
                 )
 
     def _variable(self, name: str) -> str:
-        """Return a name for a variable of a loop that is not that of an op which the loop reads."""
+        """Return a name for a loop variable that differs from those of ops that the loop reads."""
         while name in self.whole.node_names:
             name += "'"
         return name

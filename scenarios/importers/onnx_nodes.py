@@ -1,4 +1,4 @@
-"""Single nodes of an ONNX model, in our words: kind, name, attributes, sizes."""
+"""Single nodes of an ONNX model in our terms: kind, name, attributes, sizes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from scenarios.ops.op_formulas import OpFacts, TensorFacts
 from sim.base.errors import InputError
 
 # ----------------------------------------------------------------------------------------------------------
-# What is known of the values of an ONNX model before it runs.
+# Values of an ONNX model, as far as known before it runs.
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What is known of a value before the model runs.
+    """A value, as far as known before the model runs.
 
     Attributes
     ----------
@@ -30,13 +30,13 @@ class Value:
         Element type, a ``TensorProto.DataType``.
     shape : tuple of int
     data : array, optional
-        The content, when it is small and known.
+        The content, if it is small and known.
     constant : bool
         Whether it is the same in every run: a weight, or computed from weights and shapes only.
     from_shape : bool
         Whether the content depends on the shape of an activation.
     batch_first : bool
-        Whether the samples of a batch, if it holds one, lie one after the other.
+        Whether the samples of a batch, if it holds one, are contiguous one after the other.
     """
 
     elem: int
@@ -52,17 +52,17 @@ Values = dict[str, Value]
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What is known of the values that a graph or subgraph sees.
+    """The values that a graph or subgraph sees.
 
     Attributes
     ----------
     values : dict
         Its own and those of the graphs around it.
     inside : dict
-        (first output of a node, its attribute) -> what the subgraph there sees. Of an If whose condition is
+        (first output of a node, its attribute) -> scope of that subgraph. For an If whose condition is
         constant, only the branch that runs is there.
     trips : int or sequence of int, optional
-        Of the body of a loop: how often it runs.
+        For the body of a loop: its number of iterations.
     """
 
     values: Values
@@ -71,7 +71,7 @@ class Scope:
 
 
 def control_kind(node: Any) -> str:
-    """Return which of If and Loop a node is, or nothing."""
+    """Return "If" or "Loop" if the node is one, otherwise ""."""
     return str(node.op_type) if node.op_type in ("If", "Loop") and node.domain in ("", "ai.onnx") else ""
 
 
@@ -89,17 +89,17 @@ def nodes_of(graph: Any) -> Iterator[Any]:
 
 
 def first_output(node: Any) -> str:
-    """Return the first output that is not left out."""
+    """Return the first output that is not omitted."""
     return next(str(name) for name in node.output if name)
 
 
 def node_name(node: Any) -> str:
-    """Return how messages and ops call a node: its name, or that of its first output."""
+    """Return the name of a node for messages and ops: its own, or that of its first output."""
     return str(node.name or next((name for name in node.output if name), node.op_type))
 
 
 def shape_text(shape: tuple[int, ...]) -> str:
-    """Return a shape as people write it."""
+    """Return a shape in the usual notation."""
     return "x".join(map(str, shape)) or "a scalar"
 
 
@@ -110,19 +110,19 @@ _KINDS = {
     "Sum": "add_n", "Max": "maximum", "Min": "minimum", "Mean": "mean_n", "Swish": "silu",
     "Upsample": "resize", "SoftmaxCrossEntropyLoss": "softmax_cross_entropy",
 }  # fmt: skip
-"""Operators that are not called what the rule of `kind_of` gives."""
+"""Operators whose kind differs from the rule of `kind_of`."""
 
 _HOW = """shape axes starts ends steps split sizes scales roi pads constant_value repeats depth values ratio
     training_mode min max start limit delta K"""
 _OPERANDS = frozenset(_HOW.split())
-"""Inputs, by their formal names, that say how and not what: no tensor is read when they are known."""
+"""Inputs, by formal name, that parametrise the operator; they are not read as tensors if known."""
 
 _BATCH_DEPENDENT = frozenset({"shape", "sizes"})
-"""Of these the ones that the sizes of the output tell, and that change with the batch."""
+"""Those that follow from the sizes of the output, and change with the batch."""
 
 
 def kind_of(op_type: str) -> str:
-    """Return the kind of op that an ONNX operator is.
+    """Return the op kind of an ONNX operator.
 
     Examples
     --------
@@ -133,7 +133,7 @@ def kind_of(op_type: str) -> str:
 
 
 def operands_of(node: Any, values: Values) -> dict[int, tuple[str, Any]]:
-    """Return position -> (formal name, content) of the inputs that only say how."""
+    """Return position -> (formal name, content) of the inputs that are only parameters."""
     import onnx
 
     try:
@@ -151,7 +151,7 @@ def operands_of(node: Any, values: Values) -> dict[int, tuple[str, Any]]:
 def op_facts(
     node: Any, outputs: Iterable[str], values: Values, dtype: str | None
 ) -> tuple[OpFacts, list[str]]:
-    """Return what the cost formulas look at, and the values that are read; `outputs` are those that count."""
+    """Return the facts for cost formulas, and the values read; `outputs` are the outputs to count."""
     operands = operands_of(node, values)
     sources = [None if i in operands or not value else value for i, value in enumerate(node.input)]
     told = {key: content for key, content in operands.values() if key not in _BATCH_DEPENDENT}
@@ -180,7 +180,7 @@ def _dtype_of(value: Value, dtype: str | None) -> str:
 
 
 def compute_dtype(node: Any, values: Values, dtype: str | None) -> str:
-    """Return the type a node computes in: that of its result, or of what it compares."""
+    """Return the type in which a node computes: that of its result, or of what it compares."""
     result = _dtype_of(values[first_output(node)], dtype)
     if result == "bool" and node.input and node.input[0]:
         return _dtype_of(values[node.input[0]], dtype)
@@ -201,7 +201,7 @@ def _attributes_of(node: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return `value` as JSON has it: text for bytes, lists, and words for numbers that are not finite."""
+    """Return `value` as JSON: text for bytes, lists, and words for numbers that are not finite."""
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     if isinstance(value, float) and not math.isfinite(value):
@@ -218,7 +218,7 @@ def op_name(node: Any, taken: Container[str], spoken: set[str], n_outputs: int) 
     ----------
     node : onnx.NodeProto
     taken : container of str
-        The names there are already.
+        The existing names.
     spoken : set of str
         Every name in the model: ``a:1`` must not mean both one of them and the second output of ``a``.
     n_outputs : int
@@ -234,9 +234,9 @@ def op_name(node: Any, taken: Container[str], spoken: set[str], n_outputs: int) 
 
 
 # ----------------------------------------------------------------------------------------------------------
-# If and Loop of an ONNX model, before it runs: the shapes of their results, and which way they go.
+# If and Loop of an ONNX model, before it runs: the shapes of their results, and the path of control flow.
 #
-# Nothing is computed here, so which branch is taken and how often a body runs has to be known::
+# Nothing is computed here, so the branch taken and the number of iterations must be given::
 #
 #     If      a constant condition, or ``outcome`` when the model runs
 #     Loop    a constant trip count with a condition that stays true, or ``trips``
@@ -245,39 +245,39 @@ def op_name(node: Any, taken: Container[str], spoken: set[str], n_outputs: int) 
 # semantics are those of https://onnx.ai/onnx/operators/onnx__Loop.html and onnx__If.html.
 
 Told = Mapping[str, Mapping[str, Any]]
-"""Name of a Loop or If -> attributes that say what it does."""
+"""Name of a Loop or If -> attributes that give its outcome or trips."""
 
 BRANCHES = {"then_branch": "then", "else_branch": "else"}
-"""The subgraphs of an If, and how they are called in names of ops."""
+"""The subgraphs of an If, and their names in names of ops."""
 
 _Enter = Callable[[str, str, Values], Scope]
-"""(attribute, path, what the subgraph sees besides) -> what it sees in all."""
+"""(attribute, path, additional values of the subgraph) -> its whole scope."""
 
 _KEYS = {"If": ("outcome",), "Loop": ("trips", "parallel_iterations")}
 
 
 _Written = tuple[Values, dict[str, Scope]]
-"""What a node with subgraphs writes, and what these see, by attribute."""
+"""Outputs of a node with subgraphs, and the scopes of these, by attribute."""
 
 
 def control_values(node: Any, values: Values, path: str, told: Told, enter: _Enter) -> _Written:
-    """Return what an If or a Loop writes, and what its subgraphs see, by attribute.
+    """Return the outputs of an If or a Loop, and the scopes of its subgraphs, by attribute.
 
     Parameters
     ----------
     node : onnx.NodeProto
     values : dict
-        What the node sees.
+        The values that the node sees.
     path : str
-        What stands before the names of its graph's ops.
+        Prefix of the names of its graph's ops.
     told : mapping
     enter : callable
-        Looks at one of its subgraphs.
+        Infers one of its subgraphs.
 
     Raises
     ------
     InputError
-        An outcome or a trip count that is needed and not told, or shapes that differ between branches or
+        A required outcome or trip count is not given, or shapes differ between branches or
         iterations.
     """
     name = path + node_name(node)
@@ -292,7 +292,7 @@ def control_values(node: Any, values: Values, path: str, told: Told, enter: _Ent
 
 
 def constant(name: str, values: Values) -> Any:
-    """Return the number or truth value that is known of a value, or None."""
+    """Return the known number or truth value of a value, or None."""
     value = values[name]
     return value.data.reshape(-1)[0].item() if value.data is not None and value.data.size == 1 else None
 
@@ -302,7 +302,7 @@ def constant(name: str, values: Values) -> Any:
 
 def _if(node: Any, values: Values, name: str, about: Mapping[str, Any], enter: _Enter) -> _Written:
     known, outcome = constant(node.input[0], values), about.get("outcome")
-    if known is not None:  # as constant folding has it: the branch takes the node's place
+    if known is not None:  # as in constant folding, the branch replaces the node
         if outcome is not None and outcome != known:
             raise InputError(
                 f"attributes of {name!r}: its condition is the constant {str(bool(known)).lower()}, "
@@ -329,7 +329,7 @@ def _if(node: Any, values: Values, name: str, about: Mapping[str, Any], enter: _
 
 
 def _ends(node: Any, attribute: str, scope: Scope) -> list[Value]:
-    """Return the values that a subgraph hands back, at least as many as the node has outputs."""
+    """Return the results of a subgraph, at least as many as the node has outputs."""
     outputs = graphs_of(node)[attribute].output
     extra = 1 if attribute == "body" else 0  # whether to go on
     if len(outputs) < len(node.output) + extra:
@@ -341,7 +341,7 @@ def _ends(node: Any, attribute: str, scope: Scope) -> list[Value]:
 
 
 def _together(node: Any, ends: Sequence[Value]) -> Values:
-    """Return the results of a branch that always runs: constants if all are, as the node is one op."""
+    """Return the results of a branch that always runs: constant only if all are, as the node is one op."""
     folded = all(end.constant for end in ends)
     named = zip(node.output, ends, strict=True)
     return {output: replace(end, constant=folded) for output, end in named if output}
@@ -381,7 +381,7 @@ def _loop(node: Any, values: Values, name: str, about: Mapping[str, Any], enter:
     found: Values = {}
     for k, end in enumerate(_ends(node, "body", scope)[1:]):
         plain = replace(end, data=None, constant=False, from_shape=False)
-        if k >= len(starts):  # one row for each iteration
+        if k >= len(starts):  # a scan output: one row per iteration
             if not isinstance(trips, int):
                 raise InputError(
                     f"node {name!r} (Loop) collects {body.output[k + 1].name!r} over its iterations, so its "
@@ -396,7 +396,7 @@ def _loop(node: Any, values: Values, name: str, about: Mapping[str, Any], enter:
 def _trips(
     node: Any, values: Values, name: str, about: Mapping[str, Any], goes_on: bool | None
 ) -> int | Sequence[int]:
-    """Return how often the body runs: what was told, or what follows from constants."""
+    """Return the number of iterations: as given, or as it follows from constants."""
     given = [node.input[i] if len(node.input) > i else "" for i in (0, 1)]
     limit = constant(given[0], values) if given[0] else None
     begins = constant(given[1], values) if given[1] else True

@@ -1,14 +1,14 @@
 """Shapes of every value of an ONNX model, at any batch size.
 
-The model is run in the abstract, node by node in the order of the file. Of each value this knows type
-and shape (ONNX's own inference, one node at a time) and, for small ones, the content, so that a target
+The model is interpreted abstractly, node by node in the order of the file. For each value this keeps type
+and shape (from ONNX's own inference, one node at a time) and, for small ones, the content, so that a target
 shape that the model computes (``Shape -> Gather -> Concat -> Reshape``) is just numbers here::
 
     input (1, 3, 224, 224) ──Conv──► (1, 64, 112, 112) ──Shape──► [1, 64, 112, 112] (content known)
 
-A subgraph sees the values around it, and is looked at once: what a loop carries has one shape, and
-`scenarios.importers.onnx_nodes` says how often it runs. At another batch than the model's own,
-`scenarios.importers.onnx_shapes` puts right what is baked in.
+A subgraph sees the values around it, and is inferred once: loop variables keep one shape, and
+`scenarios.importers.onnx_nodes` gives the number of iterations. At a batch size other than the model's own,
+`scenarios.importers.onnx_shapes` corrects baked-in sizes.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from scenarios.importers.onnx_nodes import (
 from sim.base.errors import InputError, UnknownNameError
 
 _SMALL = 64
-"""Elements up to which the content of a value is followed: shapes, axes, sizes, not weights."""
+"""Maximum number of elements of values whose content is tracked: shapes, axes, sizes, not weights."""
 
 _SHAPE_ARITHMETIC = """Abs Add And Cast Ceil Concat ConstantOfShape Div Equal Expand Floor Gather Greater
     GreaterOrEqual Identity Less LessOrEqual Max Min Mod Mul Neg Not Or Range ReduceMax ReduceMin ReduceProd
     ReduceSum Reshape Slice Split Sqrt Squeeze Sub Transpose Unsqueeze Where Constant"""
 _FOLLOWED = frozenset(_SHAPE_ARITHMETIC.split())
-"""Operators with which models compute shapes: evaluated when all they read is known."""
+"""Operators with which models compute shapes: evaluated if all their inputs are known."""
 
 _RESHAPING = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze"})
 
@@ -55,7 +55,7 @@ _REFUSED = {
 
 
 class _Model(NamedTuple):
-    """What is the same in every subgraph."""
+    """State shared by all subgraphs."""
 
     graph: Any
     versions: dict[str, int]
@@ -74,14 +74,14 @@ def infer(
     inputs : mapping
         The model's inputs, at the batch size wanted.
     rebatch : Rebatch, optional
-        Given when that is not the model's own.
+        Given if that is not the model's own batch size.
     told : mapping, optional
         Name of a Loop or If -> its ``trips`` or ``outcome``.
 
     Raises
     ------
     InputError
-        A Scan, a trip count that nobody tells, a shape that cannot be known before the run, or a batch that
+        There is a Scan, a trip count is missing, a shape cannot be known before the run, or a batch
         is baked into the model in a way that cannot be undone; the node is named.
     """
     versions = {opset.domain: opset.version for opset in model.opset_import}
@@ -90,7 +90,7 @@ def infer(
 
 
 def _infer_graph(graph: Any, given: Values, rebatch: Rebatch | None, whole: _Model, path: str) -> Scope:
-    """Return what `graph` sees, where `given` are its inputs and what the graphs around it see."""
+    """Return the scope of `graph`; `given` are its inputs and the values of the graphs around it."""
     declared = _declared(graph) if whole.declare else {}
     scope = Scope(given)
     for tensor in graph.initializer:
@@ -122,7 +122,7 @@ def _infer_graph(graph: Any, given: Values, rebatch: Rebatch | None, whole: _Mod
 
 
 def _check_known(reader: str, names: Iterable[str], values: Values, whole: _Model) -> None:
-    """Check that what is read has been written, with a shape."""
+    """Raise if a value is read that has not been written, or has no known shape."""
     for name in names:
         if name not in values:
             writer = next((node for node in nodes_of(whole.graph) if name in node.output), None)
@@ -152,7 +152,7 @@ def _outputs(
     written: Values = {}
     for name in filter(None, node.output):
         value = inferred.get(name) or declared.get(name)
-        if value is not None:  # otherwise whoever reads it complains
+        if value is not None:  # otherwise its readers raise
             first = rebatch is None or batch_first(name, value.shape, given, rebatch)
             written[name] = Value(value.elem, value.shape, None, constant, from_shape, first)
     if node.op_type == "Reshape" and node.output[0] in written:
@@ -161,7 +161,7 @@ def _outputs(
 
 
 def _infer_node(node: Any, given: Values, versions: dict[str, int]) -> Values:
-    """Ask ONNX for the types of what `node` writes; what it cannot tell is left out."""
+    """Return the types that ONNX infers for the outputs of `node`; outputs without one are omitted."""
     import onnx
     from onnx import checker, helper, numpy_helper, shape_inference
 
@@ -182,7 +182,7 @@ def _infer_node(node: Any, given: Values, versions: dict[str, int]) -> Values:
 
 
 def _typed(kind: Any) -> Value | None:
-    """Return what a ``TypeProto`` says, or None when it leaves a dimension open."""
+    """Return the value described by a ``TypeProto``, or None if a dimension is open."""
     tensor = kind.tensor_type
     if not kind.HasField("tensor_type") or not tensor.HasField("shape"):
         return None
@@ -192,7 +192,7 @@ def _typed(kind: Any) -> Value | None:
 
 
 def _declared(graph: Any) -> Values:
-    """Return the shapes that the file states: for operators that ONNX knows nothing about."""
+    """Return the shapes that the file states, for operators unknown to ONNX."""
     stated = {info.name: _typed(info.type) for info in [*graph.value_info, *graph.output]}
     return {name: value for name, value in stated.items() if value is not None}
 
@@ -216,7 +216,7 @@ def _shape_of(node: Any, value: Value) -> Value:
 
 
 def _evaluate(node: Any, given: Values, written: Values, versions: dict[str, int]) -> Values:
-    """Return `written` with its content, where all that is read is known and small."""
+    """Return `written` with its content, if all inputs are known and small."""
     from onnx.reference import ReferenceEvaluator
 
     small = all(math.prod(value.shape) <= _SMALL for value in written.values())
@@ -230,7 +230,7 @@ def _evaluate(node: Any, given: Values, written: Values, versions: dict[str, int
     contents = {name: value.data for name, value in given.items()}
     try:
         results = ReferenceEvaluator(node, opsets=versions).run(None, contents)
-    except (TypeError, NotImplementedError):  # old versions that ONNX's own evaluator cannot do: not known
+    except (TypeError, NotImplementedError):  # old versions that ONNX's own evaluator lacks: not known
         return {}
     return {
         name: replace(value, data=np.asarray(data))
@@ -243,18 +243,18 @@ def _evaluate(node: Any, given: Values, written: Values, versions: dict[str, int
 #
 # The batch is the first axis of the inputs, and a model is often exported with it baked in: a Reshape to
 # the constant (1, 1024). At another batch size the constant is wrong. While the batch is the outermost
-# axis, n samples are n pieces of memory one after the other, and a reshape leaves memory as it is: so the
+# axis, n samples are n contiguous pieces of memory, and a reshape does not change memory: so the
 # right target is the old result with its first axis n times as long::
 #
 #     own batch 1:    (1, 1024, 1, 1) ──Reshape to (1, 1024)──►  (1, 1024)
 #     batch 32:      (32, 1024, 1, 1) ──Reshape to (32, 1024)──► (32, 1024)
 #
-# `check_scaled` then looks at every value: it must have grown along exactly one axis, or not at all. What
-# these two rules do not cover is refused.
+# `check_scaled` then checks every value: it must have grown along exactly one axis, or not at all. Other
+# cases are refused.
 
 
 class Rebatch(NamedTuple):
-    """A model at another batch size than its own.
+    """A model at a batch size other than its own.
 
     Attributes
     ----------
@@ -263,7 +263,7 @@ class Rebatch(NamedTuple):
     own, wanted : int
         The two batch sizes.
     inside : mapping
-        Those of its subgraphs, as in a `Scope`.
+        The same for its subgraphs, by the keys of `Scope.inside`.
     """
 
     base: Values
@@ -273,7 +273,7 @@ class Rebatch(NamedTuple):
 
     @classmethod
     def between(cls, base: Scope, own: Values, wanted: Values) -> Rebatch:
-        """Return the change from inputs to others that differ in nothing but the batch."""
+        """Return the change between two sets of inputs that differ only in the batch."""
         changed = next(name for name, value in own.items() if wanted[name].shape != value.shape)
         return cls(base.values, own[changed].shape[0], wanted[changed].shape[0], base.inside)
 
@@ -284,18 +284,18 @@ class Rebatch(NamedTuple):
 
     @property
     def factor(self) -> Fraction:
-        """How many times as long the batch is."""
+        """Ratio of the new batch size to the old one."""
         return Fraction(self.wanted, self.own)
 
 
 def inputs_of(model: Any) -> list[Any]:
-    """Return the inputs of a model that are no weights."""
+    """Return the inputs of a model other than weights."""
     weights = {tensor.name for tensor in model.graph.initializer}
     return [given for given in model.graph.input if given.name not in weights]
 
 
 def inputs_at(model: Any, batch: int | None, dims: Mapping[str, int]) -> tuple[Values | None, Values]:
-    """Return the inputs of `model` at its own batch and at the one wanted.
+    """Return the inputs of `model` at its own batch size and at the one wanted.
 
     Parameters
     ----------
@@ -307,15 +307,15 @@ def inputs_at(model: Any, batch: int | None, dims: Mapping[str, int]) -> tuple[V
     Returns
     -------
     own : dict or None
-        None unless the file fixes a batch and another one is wanted.
+        None unless the file fixes a batch size and another one is wanted.
     wanted : dict
 
     Raises
     ------
     InputError
-        A batch below 1, a dimension without a size, or an input that is no tensor.
+        The batch size is below 1, a dimension has no size, or an input is not a tensor.
     UnknownNameError
-        A name in `dims` that the model does not have.
+        `dims` has a name that the model does not have.
     """
     if batch is not None and batch < 1:
         raise InputError(f"a batch has at least 1 sample, not {batch}")
@@ -349,7 +349,7 @@ def inputs_at(model: Any, batch: int | None, dims: Mapping[str, int]) -> tuple[V
 
 
 def _check_closed(shapes: Mapping[str, list[int | str]]) -> None:
-    """Refuse dimensions that are still open."""
+    """Raise if a dimension is still open."""
     sizes = [(f"{name}[{i}]", dim) for name, shape in shapes.items() for i, dim in enumerate(shape)]
     left = ", ".join(where + (f" = {dim!r}" if dim else "") for where, dim in sizes if isinstance(dim, str))
     if left:
@@ -364,12 +364,12 @@ def _values(shapes: Mapping[str, list[Any]], elems: Mapping[str, int]) -> Values
 
 
 def check_scaled(scope: Scope, rebatch: Rebatch) -> None:
-    """Check that every value, of subgraphs too, is as at the model's own batch, or grown along one axis only.
+    """Check that every value, also in subgraphs, is unchanged by the batch or grew along one axis only.
 
     Raises
     ------
     InputError
-        Some value is neither; it is named.
+        A value, which is named, did neither.
     """
     for key, inner in scope.inside.items():
         check_scaled(inner, rebatch.of(key))
@@ -385,12 +385,12 @@ def check_scaled(scope: Scope, rebatch: Rebatch) -> None:
 
 
 def retarget(node: Any, given: Values, rebatch: Rebatch) -> Values:
-    """Return the target of a Reshape to constant numbers, for the batch wanted."""
+    """Return the target of a Reshape to constant numbers, at the batch size wanted."""
     source, target = given[node.input[0]], given[node.input[1]]
     before, after = rebatch.base[node.input[0]].shape, rebatch.base[node.output[0]].shape
     kept = target.data is None or target.from_shape or source.shape == before or not source.batch_first
     if kept or not after:
-        return {}  # the target holds if it says -1 or 0 in the right place
+        return {}  # the target is right already if it has -1 or 0 in the right place
     fits = [math.prod(after[: i + 1]) % rebatch.own == 0 for i in range(len(after))]
     axis = fits.index(True)
     shape = [math.ceil(n * rebatch.factor) if i == axis else n for i, n in enumerate(after)]
@@ -399,7 +399,7 @@ def retarget(node: Any, given: Values, rebatch: Rebatch) -> Values:
 
 
 def batch_first(name: str, shape: tuple[int, ...], given: Values, rebatch: Rebatch) -> bool:
-    """Whether the samples still lie one after the other in memory: nothing but ones before their axis."""
+    """Whether the samples are still contiguous one after the other: only ones precede their axis."""
     if not all(value.batch_first for value in given.values()):
         return False
     pairs = zip(rebatch.base[name].shape, shape, strict=False)
@@ -408,7 +408,7 @@ def batch_first(name: str, shape: tuple[int, ...], given: Values, rebatch: Rebat
 
 
 def check_elements(node: Any, source: Value, result: Value) -> None:
-    """Refuse a Reshape that does not keep the number of elements."""
+    """Raise if a Reshape changes the number of elements."""
     if math.prod(source.shape) != math.prod(result.shape):
         raise InputError(
             f"node {node_name(node)!r} (Reshape) makes {shape_text(result.shape)} of "

@@ -1,14 +1,14 @@
 """PipeDream layer profiles (.txt): layers with measured forward and backward times, as DAGs.
 
-A profile is text, one line a layer, then one line an edge::
+A profile is text, with one line per layer, then one line per edge::
 
     node7 -- LSTM(2048, 1024) -- forward_compute_time=3.190, backward_compute_time=5.348,
              activation_size=[6291456.0; 131072.0; 131072.0], parameter_size=50364416.000
         node6 -- node7
 
 Times are milliseconds, sizes bytes of one mini-batch; a layer with several outputs lists their sizes,
-and a ``__getitem__(k)`` after it picks output k. `read_profile` gives the layers, for whoever cuts them
-into stages; `load` gives the graph of one training step::
+and a ``__getitem__(k)`` after it picks output k. `read_profile` returns the layers, to be cut
+into stages; `load` returns the graph of one training step::
 
     F(a) ──► F(b) ──► F(c)         backward reads the layer's own activation and the gradients of
       ╎        ╎        ╎          its outputs; it writes one gradient for each layer before it
@@ -40,7 +40,7 @@ _KINDS = {
     "conv2d": "conv", "conv": "conv", "linear": "gemm", "maxpool2d": "max_pool",
     "avgpool2d": "average_pool", "batchnorm2d": "batch_norm", "view": "reshape", "size": "shape",
 }  # fmt: skip
-"""Classes of layers that our vocabulary calls something else."""
+"""Classes of layers with another name in our vocabulary."""
 _GETITEM = re.compile(r"__getitem__\((\d+)\)")
 
 
@@ -60,9 +60,9 @@ class LayerProfile:
         Size of each output.
     parameter_bytes : int
     predecessors : tuple of str
-        Names of the layers it reads, in the order of the file.
+        Names of the layers that it reads, in the order of the file.
     stage : int or None
-        Stage that the file assigns it to, if it does.
+        Stage to which the file assigns it, if any.
     """
 
     name: str
@@ -76,7 +76,7 @@ class LayerProfile:
 
     @property
     def kind(self) -> str:
-        """What it is in our words: ``"conv"`` for ``Conv2d(3, 64)``, otherwise its class in lower case."""
+        """Op kind in our terms: ``"conv"`` for ``Conv2d(3, 64)``, otherwise its class in lower case."""
         word = re.split(r"\W", self.description, maxsplit=1)[0].lower().strip("_").rstrip("0123456789")
         return _KINDS.get(word, word or "layer")
 
@@ -92,19 +92,19 @@ class LayerProfile:
 
 
 def recognises(name: str, head: bytes) -> bool:
-    """Whether `head` has a line of a layer."""
+    """Whether `head` contains the line of a layer."""
     return re.search(rb"^\S+ -- .* -- forward_compute_time=", head, re.MULTILINE) is not None
 
 
 def read_profile(path: StrPath) -> list[LayerProfile]:
-    """Return the layers of a profile, each after those it reads (ties: as the nodes are numbered).
+    """Return the layers of a profile, each after those it reads (ties in the order of node numbers).
 
     Raises
     ------
     InputError
-        No such file, or a line that is no layer and no edge; the message has its number.
+        There is no such file, or a line is neither layer nor edge; the message has its number.
     GraphError
-        A cycle, an edge to an unknown layer, or two layers of one name.
+        There is a cycle, an edge to an unknown layer, or two layers with one name.
 
     Examples
     --------
@@ -123,7 +123,7 @@ def read_profile(path: StrPath) -> list[LayerProfile]:
         elif match := _EDGE.fullmatch(line):
             edges.append((number, match["before"], match["after"]))
         elif line.strip():
-            shown = f": {line[:60]!r}" if found or edges else ""  # of some other file, nothing is shown
+            shown = f": {line[:60]!r}" if found or edges else ""  # show nothing of an unrelated file
             raise InputError(f"{path}:{number}: neither a layer nor an edge{shown}")
     for number, first, second in edges:
         for name in (first, second):
@@ -163,7 +163,7 @@ def _layer(match: re.Match[str], predecessors: list[str], path: StrPath) -> Laye
 def _number(text: str, where: str) -> Fraction:
     try:
         if len(text) > 40 or not math.isfinite(float(text)):
-            raise ValueError  # more digits, or a power of ten, would only take time
+            raise ValueError  # more digits, or a power of ten, would only cost time
         number = Fraction(text.strip())
     except (ValueError, ZeroDivisionError):
         raise InputError(f"{where}: {text.strip()!r} is no number") from None
@@ -178,7 +178,7 @@ def load(path: StrPath, *, batch: int | None = None) -> Graph:
     Raises
     ------
     InputError
-        A wrong file, or `batch` given: the times were measured at one batch size.
+        The file is wrong, or `batch` is given: the times were measured at one batch size.
     """
     fixed_batch(path, batch, "its times were measured at one batch size")
     layers = read_profile(path)

@@ -1,16 +1,16 @@
-"""Instances of schedulers' benchmarks: job shops, flexible job shops and projects, with their machine.
+"""Instances of scheduling benchmarks: job shops, flexible job shops and projects, with their machine.
 
 ::
 
-    job shop (JSPLIB)        6 6                         jobs, machines; then a line a job:
+    job shop (JSPLIB)        6 6                         jobs, machines; then a line per job:
                              2 1  0 3  1 6 ...           machine from 0, time; machine, time; ...
-    flexible job shop        10 6 2                      jobs, machines (and machines an op)
-                             6  2 1 5 3 4  1 5 3 ...     ops; of each: how many machines, and theirs
+    flexible job shop        10 6 2                      jobs, machines (and machines per op)
+                             6  2 1 5 3 4  1 5 3 ...     ops; for each: number of machines, machine and time
     project (PSPLIB, .sm)    PRECEDENCE RELATIONS, REQUESTS/DURATIONS, RESOURCEAVAILABILITIES
 
 A machine of a shop is a device that executes one op at a time. A project has one device, with a worker for
-each activity, and its resources are those of the machine. A time has no unit in the file; `unit` says what
-one is.
+each activity, and its resources are those of the machine. Times in the file have no unit; `unit` gives the
+duration of 1.
 
 Formats: https://github.com/tamy0612/JSPLIB; https://github.com/SchedulingLab/fjsp-instances; Kolisch and
 Sprecher, "PSPLIB, a project scheduling problem library", EJOR 96(1), 1997.
@@ -36,39 +36,39 @@ _PROJECT: Final = "REQUESTS/DURATIONS"
 
 
 class TextLine(NamedTuple):
-    """A line of numbers, and where it stands."""
+    """A line of numbers, with its position."""
 
     path: StrPath
     number: int
     words: list[str]
 
     def wrong(self, expected: str) -> NoReturn:
-        """Refuse the line."""
+        """Raise an error about the line."""
         found = shortened(" ".join(self.words))
         raise InputError(f"{self.path}: line {self.number}: should be {expected}, found {found!r}")
 
     def numbers(self, expected: str) -> list[int]:
-        """Return the numbers, or refuse the line."""
+        """Return the numbers; raise if the line has anything else."""
         if not all(re.fullmatch(r"\d{1,15}", word, re.ASCII) for word in self.words):
             self.wrong(f"{expected}, all whole numbers from 0")
         return [int(word) for word in self.words]
 
 
 def lines_of(path: StrPath, text: str) -> list[TextLine]:
-    """Return the lines that are no comment."""
+    """Return the lines that are not comments."""
     rows = ((number, line.partition("#")[0].split()) for number, line in enumerate(text.splitlines(), 1))
     return [TextLine(path, number, words) for number, words in rows if words]
 
 
 def _is_shop(head: bytes) -> list[list[str]]:
-    """Return the first rows of numbers of a file that is nothing else; empty: it has others."""
+    """Return the first rows of numbers; empty if the file has anything but numbers."""
     rows = [line.words for line in lines_of("", head.decode(errors="replace"))[:2]]
     plain = len(rows) == 2 and all(re.fullmatch(r"-?[\d.]+", word) for row in rows for word in row)
     return rows if plain and len(rows[0]) in (2, 3) else []
 
 
 def _job_lines(path: StrPath, most: int) -> tuple[int, list[TextLine]]:
-    """Return how many machines there are, and the line of each job."""
+    """Return the number of machines, and the line of each job."""
     lines = lines_of(path, read_text(path))
     if not lines:
         raise InputError(f"{path}: is empty; its first line should be JOBS MACHINES")
@@ -102,7 +102,7 @@ def _shop(path: StrPath, machines: int, jobs: Iterator[list[dict[int, int]]], un
 
 
 class JobShop:
-    """Job shops, as JSPLIB has them."""
+    """Job shops in the format of JSPLIB."""
 
     @staticmethod
     def recognises(name: str, head: bytes) -> bool:
@@ -112,12 +112,12 @@ class JobShop:
 
     @staticmethod
     def load(path: StrPath, *, batch: int | None = None, unit: str = "1us") -> Graph:
-        """Return the graph of a file; op k of job j is called ``j0.0``, and its machine ``m0``.
+        """Return the graph of a file; op k of job j is named ``j0.0``, its machine ``m0``.
 
         Raises
         ------
         InputError
-            Not such a file, with the number of the line; or `batch` given.
+            The file is not valid (with the number of the line), or `batch` is given.
         """
         fixed_batch(path, batch, "its times are given")
         machines, lines = _job_lines(path, 2)
@@ -137,7 +137,7 @@ class FlexibleJobShop:
 
     @staticmethod
     def recognises(name: str, head: bytes) -> bool:
-        """Whether the file is one: numbers that are no job shop, or by its name."""
+        """Whether the file is one: numbers that are not a job shop, or by its name."""
         return name.removesuffix(".gz").endswith(".fjs") or (
             bool(_is_shop(head)) and not JobShop.recognises(name, head)
         )
@@ -154,14 +154,14 @@ class FlexibleJobShop:
         batch : int, optional
             Not possible: times are given.
         unit : str
-            How long a time of 1 is.
+            Duration of a time of 1.
         machines_from : int, optional
-            The number of the first machine, 0 or 1; by default 0 if any op names a machine 0.
+            The number of the first machine, 0 or 1; default: 0 if any op names a machine 0.
 
         Raises
         ------
         InputError
-            Not such a file, with the number of the line; or `batch` given.
+            The file is not valid (with the number of the line), or `batch` is given.
         """
         fixed_batch(path, batch, "its times are given")
         machines, lines = _job_lines(path, 3)
@@ -192,7 +192,7 @@ def _flexible(line: TextLine) -> list[dict[int, int]]:
 
 
 class Project:
-    """Projects with scarce resources, as PSPLIB has them (.sm)."""
+    """Projects with scarce resources, in the format of PSPLIB (.sm)."""
 
     @staticmethod
     def recognises(name: str, head: bytes) -> bool:
@@ -201,12 +201,12 @@ class Project:
 
     @staticmethod
     def load(path: StrPath, *, batch: int | None = None, unit: str = "1us") -> Graph:
-        """Return the graph of a file; activities are called by their numbers.
+        """Return the graph of a file; activities are named by their numbers.
 
         Raises
         ------
         InputError
-            Not such a file, with the number of the line; several modes; `batch` given.
+            The file is not valid (with the number of the line), there are several modes, or `batch` is given.
         """
         fixed_batch(path, batch, "its times are given")
         unit_ns = parse_duration(unit, what="unit")
@@ -240,7 +240,7 @@ class Project:
 
 
 def _sections(path: StrPath) -> tuple[list[TextLine], list[TextLine], dict[str, int]]:
-    """Return the lines of successors and of requests, and how much there is of each resource."""
+    """Return the lines of successors and of requests, and the capacity of each resource."""
     found: dict[str, list[TextLine]] = {}
     section = ""
     for line in lines_of(path, read_text(path)):
@@ -265,7 +265,7 @@ def _sections(path: StrPath) -> tuple[list[TextLine], list[TextLine], dict[str, 
 
 
 def is_instance(path: StrPath) -> bool:
-    """Whether a file is an instance that says what it runs on; one that cannot be read is none."""
+    """Whether a file is an instance that includes its machine; False if it cannot be read."""
     with suppress(InputError, OSError):
         name, head = os.path.basename(os.fspath(path)), read_head(path)
         return any(known.recognises(name, head) for known in (Project, JobShop, FlexibleJobShop))

@@ -1,4 +1,4 @@
-"""Task graphs of the Standard Task Graph Set (.stg): processing times and who comes before whom.
+"""Task graphs of the Standard Task Graph Set (.stg): processing times and precedences.
 
 ::
 
@@ -12,10 +12,10 @@
     # comments, statistics
 
 With communication times (as in the set of the same name with communication, and in ``.stg`` files of other
-tools) a predecessor is followed by the time to send its result, which holds when the two run on different
-processors. It becomes bytes, at `bandwidth`, so that the machine's links decide.
+tools) a predecessor is followed by the time to send its result, needed if the two run on different
+processors. It becomes bytes, at `bandwidth`, so that the machine's links determine the time.
 
-A time has no unit in the file; `unit` says what one is.
+Times in the file have no unit; `unit` gives the duration of 1.
 
 Format: Tobita and Kasahara, "A standard task graph set for fair evaluation of multiprocessor scheduling
 algorithms", Journal of Scheduling 2002; https://www.kasahara.cs.waseda.ac.jp/schedule/format_e.html.
@@ -37,7 +37,7 @@ from sim.graph.graph import Graph
 
 
 def recognises(name: str, head: bytes) -> bool:
-    """Whether the file is one: by its name, as numbers have no mark of their own."""
+    """Whether the file is one, by its name: numbers have no signature."""
     return name.removesuffix(".gz").endswith(".stg")
 
 
@@ -57,24 +57,24 @@ def load(
     batch : int, optional
         Not possible: times are given.
     unit : str
-        How long a time of 1 is.
+        Duration of a time of 1.
     communication : {"no", "yes"}
         Whether every predecessor is followed by a communication time.
     bandwidth : str
-        At which rate a communication time is as long as the file says.
+        Bandwidth at which a communication time is as long as the file says.
 
     Returns
     -------
     Graph
-        Tasks are called ``"0"``, ``"1"``, ... as in the file. Without communication, edges are control edges.
-        With it, a task has an output for each successor, as the file gives each its own time.
+        Tasks are named ``"0"``, ``"1"``, ... as in the file. Without communication, edges are control edges.
+        With it, a task has an output for each successor, because the file gives each its own time.
 
     Raises
     ------
     InputError
-        Not such a file, with the number of the line; or `batch` given.
+        The file is not valid (with the number of the line), or `batch` is given.
     GraphError
-        A cycle, or a predecessor that is not there.
+        There is a cycle, or a predecessor does not exist.
     """
     fixed_batch(path, batch, "its times are given")
     unit_ns = parse_duration(unit, what="unit")
@@ -85,7 +85,7 @@ def load(
         raise InputError(f"{path}: not a task graph (its first line should be the number of tasks)")
     tasks = [_task(line, per_edge) for line in lines[1:]]
     count = Fraction(lines[0].words[0])
-    if len(tasks) not in (count, count + 2):  # the two dummies are mostly not counted
+    if len(tasks) not in (count, count + 2):  # the two dummies are usually not counted
         raise InputError(f"{path}: {count} tasks are announced (and two dummies), {len(tasks)} are there")
     outputs: dict[Fraction, list[int]] = {task: [] for task, _, _ in tasks}
     edges: dict[Fraction, list[str]] = {task: [] for task, _, _ in tasks}

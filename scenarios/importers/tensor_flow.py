@@ -1,4 +1,4 @@
-"""Who made what a task reads: true dependencies between kernels, from the storages of operators' tensors.
+"""Find which task made what a task reads: true dependencies between kernels, from operators' tensors.
 
 ::
 
@@ -7,12 +7,12 @@
     add_       C            C          k2                 k2 reads C of k1
     all_reduce C            C          k3, on stream 20   k3 reads C of k2: so stream 20 waits
 
-An operator's first kernel on a stream reads what the operator reads, its last one there writes what it
-writes, and each kernel between waits for the one before. A storage is read as its last writer left it. Who
-writes a storage in place also waits for those that read it before. A storage that an operator only writes is
-new memory, whatever was there: allocators use addresses again.
+An operator's first kernel on a stream reads the operator's inputs, its last one there writes its
+outputs, and each kernel between waits for the one before. A read gets what the last writer left. A writer
+in place also waits for earlier readers of the storage. A storage that an operator only writes is
+new memory, whatever was there: allocators reuse addresses.
 
-What PyTorch records of a tensor: id, id of its storage, offset, elements, bytes of an element, device
+PyTorch records of a tensor: id, id of its storage, offset, elements, bytes per element, device
 (torch/csrc/profiler/standalone/execution_trace_observer.cpp).
 """
 
@@ -26,7 +26,7 @@ from typing import NamedTuple
 from scenarios.importers.files import parts
 
 Storage = tuple[str, int]
-"""Where a tensor lies: device, and the number of the storage."""
+"""Location of a tensor: device, and number of the storage."""
 
 
 class Tensor(NamedTuple):
@@ -37,17 +37,17 @@ class Tensor(NamedTuple):
 
     @property
     def on_host(self) -> bool:
-        """Whether it lies in the host's memory."""
+        """Whether it is in the host's memory."""
         return self.storage[0].startswith(("cpu", "meta"))
 
 
 class Touch(NamedTuple):
-    """A task, and what its operator touches.
+    """A task, and the tensors that its operator reads and writes.
 
     Attributes
     ----------
     operator : hashable or None
-        Tasks of one call of an operator have the same, if they are on one stream; None: unknown.
+        Shared by the tasks of one call of an operator on one stream; None: unknown.
     reads, writes : sequence of Tensor
     """
 
@@ -57,7 +57,7 @@ class Touch(NamedTuple):
 
 
 def written_arguments(schema: str) -> list[int]:
-    """Return which arguments an operator writes in place, by its schema.
+    """Return the positions of the arguments that an operator writes in place, by its schema.
 
     Examples
     --------
@@ -70,14 +70,14 @@ def written_arguments(schema: str) -> list[int]:
 
 @dataclass
 class TaskFlow:
-    """What a task needs and makes.
+    """Dependencies and outputs of a task.
 
     Attributes
     ----------
     inputs : list of (int, int)
-        Task, and which of its outputs.
+        Task, and number of its output.
     after : list of int
-        Tasks that read what this one writes over.
+        Tasks that read what this one overwrites.
     outputs : list of int
         Bytes of each tensor that a later task reads.
     """
@@ -87,14 +87,14 @@ class TaskFlow:
     outputs: list[int] = field(default_factory=list)
 
     def numbered(self, tasks: Sequence[int]) -> TaskFlow:
-        """Return it with other numbers of tasks."""
+        """Return the same with tasks renumbered."""
         inputs = [(tasks[n], k) for n, k in self.inputs]
         return TaskFlow(inputs, [tasks[n] for n in self.after], self.outputs)
 
 
 @dataclass
 class _Content:
-    """What a storage holds: the task that wrote it, and which of its outputs it is."""
+    """Content of a storage: the task that wrote it, and the number of its output."""
 
     task: int
     nbytes: int
@@ -102,12 +102,12 @@ class _Content:
 
 
 def tensor_flow(tasks: Sequence[Touch]) -> list[TaskFlow]:
-    """Return what each task needs of the others; only earlier ones are needed.
+    """Return the dependencies of each task on earlier ones.
 
     Parameters
     ----------
     tasks : sequence of Touch
-        In the order in which they were launched. Tensors in the host's memory do not count: tasks of a GPU
+        In order of launch. Tensors in the host's memory do not count: tasks of a GPU
         do not wait for them.
 
     Examples
@@ -121,7 +121,7 @@ def tensor_flow(tasks: Sequence[Touch]) -> list[TaskFlow]:
     before: dict[Hashable, int] = {}
     held: dict[Storage, _Content] = {}
     readers: dict[Storage, list[int]] = defaultdict(list)
-    """Who has read a storage since it was written."""
+    """Tasks that have read a storage since it was written."""
     for i, task in enumerate(tasks):
         if task.operator is None:
             continue
@@ -149,7 +149,7 @@ def tensor_flow(tasks: Sequence[Touch]) -> list[TaskFlow]:
 
 
 def _read(flows: Sequence[TaskFlow], content: _Content) -> tuple[int, int]:
-    """Return where a content comes from, an output of its task from now on."""
+    """Return the task and output of a content, which counts as an output of its task from now on."""
     outputs = flows[content.task].outputs
     if content.output < 0:
         content.output = len(outputs)

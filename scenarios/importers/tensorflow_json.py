@@ -7,17 +7,17 @@
                 "shapes": [[32, 112, 112, 64]], "dtypes": ["float32"],
                 "device": "/device:GPU:0", "attributes": {}}, ...]}
 
-Every node that TensorFlow's executor would run is an op, the cheap ones (Const, NoOp, Identity) too, and
+Every node that TensorFlow's executor would run is an op, including cheap ones (Const, NoOp, Identity), and
 every control edge is kept; costs come from `scenarios.ops.op_costs`.
 
-* A Placeholder is an input of the graph; one of a resource is a variable: a parameter, as large as what
-  is read from it or assigned to it.
-* What is assigned to a variable in one iteration is read in the next: a control edge of distance 1 leads
+* A Placeholder is an input of the graph; if it is a resource, it is a variable: a parameter, as large as
+  what is read from it or assigned to it.
+* A value assigned to a variable in one iteration is read in the next: a control edge of distance 1 leads
   from every assignment to every read (in a graph without Switch and loops, where a distance means just that).
-* Loops (Enter, Merge, Switch, Exit, NextIteration) are kept: what a NextIteration gives to a Merge has
-  distance 1, as `sim.readiness.tokens` wants it.
+* Loops (Enter, Merge, Switch, Exit, NextIteration) are kept: the edge from a NextIteration to a Merge has
+  distance 1, as `sim.readiness.tokens` requires.
 * ``/device:GPU:0`` becomes the pin ``gpu0``, ``/device:GPU:*`` the pin ``gpu``.
-* A dimension that is not known (null or -1) is the batch, where it is the first one and `batch` is given.
+* An unknown dimension (null or -1) is the batch, if it is the first one and `batch` is given.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from sim.graph.frames import CONTROL_FLOW_KINDS
 from sim.graph.graph import Graph, output_name, split_output
 
 # ----------------------------------------------------------------------------------------------------------
-# What a recorded TensorFlow graph holds, in our words: its nodes, their kinds, sizes and variables.
+# Content of a recorded TensorFlow graph in our terms: its nodes, their kinds, sizes and variables.
 
 _DEVICE = re.compile(r"(?:^|/)(?:device:(\w+)|(CPU|GPU|TPU|NPU)):(\d+|\*)$", re.IGNORECASE)
 _STRICT = ConfigDict(extra="forbid", strict=True)
@@ -80,21 +80,21 @@ class Variable(NamedTuple):
 
 
 class RecordedNodes:
-    """The nodes of a file, with what is known of each by name.
+    """The nodes of a file, with their properties by name.
 
     Attributes
     ----------
     nodes : dict of str to Node
     kinds : dict of str to str
-        What each is in our words.
+        Op kind of each, in our terms.
     sources : dict of str to list of (str, int)
-        What each reads: node and output.
+        Inputs of each: node and output.
     tensors : dict of str to list of TensorFacts
-        Shape and size of what each writes.
+        Shape and size of its outputs.
     open : dict
-        (node, output) → in words, of each whose size is not known; it is counted as nothing.
+        (node, output) → description, for each output of unknown size; it is counted as nothing.
     externals : dict of str to Node
-        Those that stand for a tensor that is there before time 0.
+        Nodes for tensors that exist before time 0.
     """
 
     def __init__(self, file: File, batch: int | None) -> None:
@@ -125,7 +125,7 @@ class RecordedNodes:
             raise InputError(f"its shapes are those of one batch size, so batch={batch} cannot be set")
 
     def _sized(self, name: str, k: int, dtype: str, shape: list[int | None] | None) -> TensorFacts:
-        if dtype == "resource":  # a handle; what it stands for is a parameter
+        if dtype == "resource":  # a handle; the variable itself is a parameter
             return TensorFacts((), 0)
         if dtype not in dtypes.TENSORFLOW or shape is None or None in shape:
             self.open[name, k] = f"{name}:{k} ({dtype} {'of unknown rank' if shape is None else shape})"
@@ -134,7 +134,7 @@ class RecordedNodes:
         return TensorFacts(whole, dtypes.nbytes(whole, dtypes.TENSORFLOW[dtype]))
 
     def dtype(self, name: str) -> str | None:
-        """Return the type a node computes in: that of its result, or of what it compares or assigns."""
+        """Return the type in which a node computes: that of its result, or of what it compares or assigns."""
         results = [dtype for dtype in _dtypes(self.nodes[name])[:1] if dtype != "bool"]
         for theirs in [*results, *(_dtypes(self.nodes[source])[k] for source, k in self.sources[name])]:
             if theirs in dtypes.TENSORFLOW:
@@ -142,14 +142,14 @@ class RecordedNodes:
         return None
 
     def pin(self, name: str) -> str | None:
-        """Return our name of a device: gpu0 of ``/job:worker/device:GPU:0``, gpu of ``/device:GPU:*``."""
+        """Return our name of a device: gpu0 for ``/job:worker/device:GPU:0``, gpu for ``/device:GPU:*``."""
         text = self.nodes[name].get("device") or ""
         match = _DEVICE.search(text)
         return (match[1] or match[2]).lower() + match[3].removesuffix("*") if match else text or None
 
     @cached_property
     def variables(self) -> dict[str, Variable]:
-        """Each variable: as large as what is read from it or assigned to it, and who assigns to it."""
+        """Each variable: as large as what is read from or assigned to it, and the ops that assign to it."""
         sizes = {
             name: sum(tensor.nbytes for tensor in self.tensors[name])
             for name, node in self.externals.items()
@@ -178,7 +178,7 @@ def _is_external(node: TensorflowNode) -> bool:
     return (node["op"].startswith("Placeholder") or node["op"] in _PARAMETERS) and not waits
 
 
-# -- TensorFlow's words in ours -----------------------------------------------------------------
+# -- TensorFlow's terms in ours -----------------------------------------------------------------
 
 _PARAMETERS = frozenset({"VarHandleOp", "VariableV2", "Variable"})
 """Operators that stand for a variable, besides a Placeholder of a resource."""
@@ -206,7 +206,7 @@ _KINDS = {
 
 
 def kind_of(op: str) -> str:
-    """Return the kind of op that a TensorFlow operator is; versions (``ConcatV2``) do not matter.
+    """Return the op kind of a TensorFlow operator; its version (``ConcatV2``) does not matter.
 
     Examples
     --------
@@ -223,7 +223,7 @@ def op_facts(
     outputs: tuple[TensorFacts, ...],
     attributes: Mapping[str, Any],
 ) -> OpFacts:
-    """Return what the cost formulas look at; filters are height x width x in x out here."""
+    """Return the facts for cost formulas; filters are height x width x in x out here."""
     mode = "linear" if op == "ResizeBilinear" else "nearest"
     last = not str(attributes.get("data_format") or "NHWC").startswith("NC")
     facts: dict[str, Any] = {"weight_output_axis": -1, "mode": mode, "channels_last": last}
@@ -246,7 +246,7 @@ _NAMES = {"frame_name": "frame", "is_constant": "constant", "_class": "colocate"
 
 
 def plain_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the attributes under the names that the rest of the project knows.
+    """Return the attributes under the names used in the rest of the project.
 
     Examples
     --------
@@ -256,7 +256,7 @@ def plain_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
     plain = {_NAMES.get(key, key): value for key, value in attributes.items()}
     if "_class" in attributes:
         plain["colocate"] = [str(group).removeprefix("loc:@") for group in attributes["_class"] or ()]
-    if "tensor_name" in attributes:  # of a Send or a Recv: they meet by this
+    if "tensor_name" in attributes:  # the key by which a Send and a Recv meet
         ends = (attributes.get("send_device", ""), attributes.get("recv_device", ""))
         plain["key"] = ";".join((*map(str, ends), str(attributes["tensor_name"])))
     return plain
@@ -268,7 +268,7 @@ _FILE = TypeAdapter(File)
 
 
 def recognises(name: str, head: bytes) -> bool:
-    """Whether `head` begins a list of nodes, each with an ``op``."""
+    """Whether `head` begins a list of nodes that each have an ``op``."""
     return re.search(rb'"nodes"\s*:\s*\[\s*\{[^{}]*"op"\s*:', head) is not None
 
 
@@ -281,17 +281,17 @@ def import_tensorflow_json(
     ----------
     path : path
     batch : int, optional
-        Size of the first dimension where the file leaves it open.
+        Size of the first dimension if the file leaves it open.
     unknown : {"error", "bytes"}
         What to do about operators without a cost formula and tensors without a size: refuse them, or
-        count no flop and what bytes are known, with a warning that names them.
+        count no flop and only known bytes, with a warning that names them.
 
     Raises
     ------
     InputError
-        A wrong file, something unknown, or a `batch` for a file that leaves none open.
+        The file is wrong, something is unknown, or `batch` is given for a file that leaves none open.
     GraphError
-        An input that no node writes, or a cycle without a NextIteration in it.
+        There is an input that no node writes, or a cycle without a NextIteration.
 
     Examples
     --------
@@ -352,11 +352,11 @@ def _add(
     )
 
 
-# -- what cannot be --------------------------------------------------------------------------------
+# -- checks ----------------------------------------------------------------------------------------
 
 
 def _check(recorded: RecordedNodes, unknown: str) -> None:
-    """Refuse inputs from nowhere and loops; refuse or warn of what has no cost."""
+    """Raise if an input has no producer or there is an invalid loop; raise or warn if there is no cost."""
     kinds: Counter[str] = Counter()
     for name, node in recorded.nodes.items():
         if name not in recorded.externals and recorded.kinds[name] not in COSTS:

@@ -4,13 +4,13 @@
 
     nn.Module + example inputs ──torch.export──► ATen operators with shapes ──cost table──► Graph
 
-Nothing is computed: the exporter follows the module with tensors that have a shape and no content. The
-batch is that of the example inputs.
+Nothing is computed: the exporter traces the module with tensors that have a shape but no content. The
+batch size is that of the example inputs.
 
 * Parameters, buffers and constants are parameters of the graph under their own names.
-* Operators are those that the module calls (``linear``, ``scaled_dot_product_attention``), not what they
-  decompose into; each has a kind of `scenarios.ops.op_costs` and the attribute ``aten``.
-* An operator without a formula is refused, by name: it never costs nothing in silence.
+* Operators are those that the module calls (``linear``, ``scaled_dot_product_attention``), not their
+  decompositions; each has a kind of `scenarios.ops.op_costs` and the attribute ``aten``.
+* An operator without a formula is refused by name; it never silently costs nothing.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph, output_name
 
 # ----------------------------------------------------------------------------------------------------------
-# Operators of PyTorch's ATen, in the words of the cost table: kind, inputs in its order, attributes.
+# Operators of PyTorch's ATen, in the terms of the cost table: kind, inputs in its order, attributes.
 #
-# Most are called there what they are called here (``aten.relu`` is ``relu``); the tables hold the others.
-# What only changes strides, such as ``permute`` or ``expand``, is a view in PyTorch and moves nothing. What
-# then needs the elements in order, ``contiguous`` or a ``reshape`` that is no view, copies them: a transpose.
+# Most have the same name there and here (``aten.relu`` is ``relu``); the tables hold the others.
+# Operators that only change strides, such as ``permute`` or ``expand``, are views and move nothing.
+# Operators that then need contiguous elements, ``contiguous`` or some ``reshape``, copy them: a transpose.
 
 LISTS = frozenset({"split", "split_with_sizes", "chunk", "unbind", "tensor_split"})
-"""Operators whose outputs are views of their input, one after another."""
+"""Operators whose outputs are consecutive views of their input."""
 
 _VIEWS = """view reshape _unsafe_view flatten unflatten squeeze unsqueeze permute transpose t mT movedim
     swapaxes expand expand_as view_as slice select narrow detach alias identity lift_fresh_copy lift_fresh
@@ -74,7 +74,7 @@ _RESIZE = {"nearest2d": "nearest", "bilinear2d": "linear", "bicubic2d": "cubic"}
 
 
 def operator_name(target: Any) -> str:
-    """Return the plain name of what a node calls, without namespace, overload and the mark of in-place.
+    """Return the plain name of a node's target, without namespace, overload and in-place mark.
 
     Examples
     --------
@@ -87,7 +87,7 @@ def operator_name(target: Any) -> str:
 
 
 def plain_name(name: str) -> str:
-    """Return the same of what an operator is called in full."""
+    """Return the same for the full name of an operator."""
     namespace, colons, plain = name.partition("::")
     if not colons or namespace != "aten":
         return name
@@ -95,14 +95,14 @@ def plain_name(name: str) -> str:
 
 
 def kind_of(name: str, node: Any) -> str | None:
-    """Return the kind of op of an operator, or None when the cost table has none for it.
+    """Return the op kind of an operator, or None if the cost table has none for it.
 
     Parameters
     ----------
     name : str
-        As `operator_name` gives it.
+        As returned by `operator_name`.
     node : torch.fx.Node
-        Arguments, and tensors in its ``meta``, decide what a name leaves open.
+        Its arguments, and the tensors in its ``meta``, decide if the name does not.
     """
     source = node.args[0].meta.get("val") if node.args and hasattr(node.args[0], "meta") else None
     strided = source is not None and not source.is_contiguous()
@@ -114,7 +114,7 @@ def kind_of(name: str, node: Any) -> str | None:
         return "copy" if source is None else "transpose" if strided else "identity"
     if name == "clone" and strided and node.meta["val"].is_contiguous():
         return "transpose"
-    if name == "dropout":  # in training a mask is drawn and multiplied with
+    if name == "dropout":  # in training a mask is drawn and multiplied
         return "mul" if node.args[2] else "identity"
     if name == "linear":
         return "gemm" if len(node.args) > 2 and node.args[2] is not None else "matmul"
@@ -125,7 +125,7 @@ def kind_of(name: str, node: Any) -> str | None:
 
 
 def _is_view(source: Any, made: Any) -> bool:
-    """Whether a tensor in another shape needs no copy, as its strides are."""
+    """Whether a tensor can take another shape without a copy, by its strides."""
     try:
         source.view(made.shape)
     except (RuntimeError, ValueError):
@@ -134,14 +134,14 @@ def _is_view(source: Any, made: Any) -> bool:
 
 
 def ordered(name: str, tensors: list[Any]) -> list[Any]:
-    """Return the tensors that an operator reads in the order that its formula expects."""
+    """Return the tensors that an operator reads, in the order that its formula expects."""
     if name in ("addmm", "baddbmm"):  # (bias, a, b)
         return [*tensors[1:], tensors[0]]
     return tensors
 
 
 def plain_arguments(argument: Any) -> Any:
-    """Return arguments as JSON has them, without the tensors: what tells ``x * 2`` from ``x * 3``.
+    """Return arguments as JSON, without the tensors: they distinguish ``x * 2`` from ``x * 3``.
 
     Examples
     --------
@@ -165,24 +165,24 @@ WINDOWS: Final = {
     **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), (3, 4, 7)),
     "cudnn_convolution": (3, 2, 4),
 }
-"""Convolution -> where its arguments of `_CONV` stand (ATen/native/native_functions.yaml)."""
+"""Convolution -> positions of its arguments of `_CONV` (ATen/native/native_functions.yaml)."""
 
 CAUSAL: Final = {
     "scaled_dot_product_attention": 5,
     "_scaled_dot_product_flash_attention": 4,
     "_scaled_dot_product_efficient_attention": 6,
 }
-"""Attention -> where it says whether it is causal."""
+"""Attention -> position of the argument that says whether it is causal."""
 
 
 def _numbers(argument: Any) -> list[int]:
-    """Return the whole numbers of an argument; none where it is none, or a word."""
+    """Return the whole numbers of an argument; empty for None or a word."""
     listed = argument if isinstance(argument, list | tuple) else [argument]
     return [int(n) for n in listed] if all(isinstance(n, int) for n in listed) else []
 
 
 def attributes_of(name: str, node: Any) -> dict[str, Any]:
-    """Return what a formula has to know besides the shapes."""
+    """Return what a formula needs besides the shapes."""
     args = node.args
 
     def said(position: int, key: str, default: Any = None) -> Any:
@@ -192,7 +192,7 @@ def attributes_of(name: str, node: Any) -> dict[str, Any]:
         padding, dilation = _numbers(said(3, "padding")), _numbers(said(4, "dilation"))
         found = {
             "kernel_shape": _numbers(args[1]),
-            "strides": _numbers(said(2, "stride")) or _numbers(args[1]),  # none: side by side
+            "strides": _numbers(said(2, "stride")) or _numbers(args[1]),  # none: windows do not overlap
             "pads": padding * (2 if len(padding) == len(_numbers(args[1])) else 1),
             "dilations": dilation if name.startswith("max_pool") else [],
         }
@@ -242,7 +242,7 @@ def import_torch(
     Parameters
     ----------
     module : torch.nn.Module
-        In the mode (training or evaluation) that it is to run in.
+        In the mode (training or evaluation) in which it is to run.
     inputs : sequence
         Example inputs: shapes and types matter, content does not.
     keywords : mapping, optional
@@ -268,7 +268,7 @@ def import_torch(
     name = type(module).__name__
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of PyTorch about its own inside
+            warnings.simplefilter("ignore")  # PyTorch's warnings about its own internals
             program = torch.export.export(module, tuple(inputs), dict(keywords or {}))
     except Exception as error:  # other people's code, traced by other people's code: whatever it raises
         first = str(error).strip().partition("\n")[0]
@@ -280,7 +280,7 @@ def import_torch(
 
 
 def _calls(program: Any) -> Iterator[Any]:
-    """Yield the nodes that run; an assertion about shapes and types is over when the graph is made."""
+    """Yield the nodes that run; assertions about shapes and types have been checked by then."""
     for node in program.graph.nodes:
         if node.op == "call_function" and not operator_name(node.target).startswith(("_assert", "sym_")):
             yield node
@@ -291,7 +291,7 @@ def _is_getitem(node: Any) -> bool:
 
 
 def _check(called: Sequence[Any], name: str, unknown: str) -> None:
-    """Refuse, or warn of, operators that have no cost formula."""
+    """Raise, or warn, if operators have no cost formula."""
     counts = Counter(
         str(node.target)
         for node in called
@@ -348,7 +348,7 @@ def _externals(builder: GraphBuilder, program: Any, refs: dict[Any, str], dtype:
 
 
 def _tensors(*arguments: Any) -> Iterator[Any]:
-    """Yield the nodes among arguments that are tensors, those in lists included."""
+    """Yield the arguments that are nodes of tensors, including those in lists."""
     for argument in arguments:
         if isinstance(argument, Mapping):
             yield from _tensors(*argument.values())
@@ -385,6 +385,6 @@ def _dtype(value: Any, dtype: str | None) -> str:
 
 
 def _computed_in(node: Any, dtype: str | None) -> str | None:
-    """Return the type of the tensors read, which is that of the arithmetic; else of what is written."""
+    """Return the type of arithmetic: that of the tensors read, else that of what is written."""
     read = [value for tensor in _tensors(node.args, node.kwargs) for value in _values(tensor)]
     return dtypes.computed([_dtype(value, dtype) for value in [*read, *_values(node)]])

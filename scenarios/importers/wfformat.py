@@ -9,9 +9,9 @@
       "execution": {
         "tasks": [{"id", "runtimeInSeconds", "command", "coreCount", "machines"}]}}
 
-A file that a task writes is one of its outputs, and whoever reads it reads that tensor; a file that nobody
-writes is an input of the graph. ``parents`` and ``children`` are control edges where no file says the same.
-Both forms are read: since 1.4 as above, and up to 1.3, where a task has its ``runtime`` and ``files`` itself
+A file that a task writes is one of its outputs, and its readers read that tensor; a file that nobody
+writes is an input of the graph. ``parents`` and ``children`` are control edges unless a file implies them.
+Both forms are read: since 1.4 as above, and up to 1.3, in which ``runtime`` and ``files`` are part of a task
 (``link``: input or output).
 
 Format: https://github.com/wfcommons/WfFormat; Coleman et al., "WfCommons: A framework for enabling scientific
@@ -35,12 +35,12 @@ from sim.graph.frames import CONTROL_FLOW_KINDS
 from sim.graph.graph import Graph
 
 _OTHERWISE_MEANT: Final = CONTROL_FLOW_KINDS | {"send", "recv"}
-"""Kinds of op that are no programs."""
+"""Kinds of op that cannot be names of programs."""
 
 
 @dataclass
 class _Task:
-    """A task, of either form of the format."""
+    """A task, from either form of the format."""
 
     id: str
     kind: str
@@ -70,16 +70,16 @@ def load(path: StrPath, *, batch: int | None = None) -> Graph:
     Returns
     -------
     Graph
-        One op a task, called by its id, of the kind of its program's name (``merge (program)`` where that is
-        a kind of control flow); the recorded ``cores``,
+        One op per task, named by its id; its kind is the program's name (``merge (program)`` if that is
+        also a kind of control flow). The recorded ``cores``,
         ``machine`` and ``program`` are attributes.
 
     Raises
     ------
     InputError
-        Not WfFormat, or `batch` given; with the place in the file.
+        The file is not WfFormat (with the position in the file), or `batch` is given.
     GraphError
-        A cycle, two tasks that write one file, or a parent that is not there.
+        There is a cycle, two tasks write one file, or a parent does not exist.
     """
     fixed_batch(path, batch, "its runtimes were measured")
     data = read_json(path)
@@ -97,7 +97,7 @@ def load(path: StrPath, *, batch: int | None = None) -> Graph:
 
 
 def _modern(workflow: Mapping[str, Any]) -> tuple[list[_Task], dict[str, int]]:
-    """Read the form since 1.4: what is to be done apart from what was measured."""
+    """Read the form since 1.4, which separates the specification from the measurements."""
     plan = workflow["specification"]
     runs = workflow.get("execution", {}).get("tasks", [])
     measured = {task["id"]: task for task in runs}
@@ -113,7 +113,7 @@ def _modern(workflow: Mapping[str, Any]) -> tuple[list[_Task], dict[str, int]]:
 
 
 def _classic(workflow: Mapping[str, Any]) -> tuple[list[_Task], dict[str, int]]:
-    """Read the form up to 1.3: everything at the task, which is known by its name."""
+    """Read the form up to 1.3, which keeps everything at the task and identifies it by name."""
     given = workflow.get("tasks", workflow.get("jobs"))
     if given is None:
         raise KeyError("tasks")
@@ -133,7 +133,7 @@ def _id(task: Mapping[str, Any]) -> str:
 
 
 def _kind(task: Mapping[str, Any], run: Mapping[str, Any]) -> str:
-    """Return the program's name, else the task's without its number."""
+    """Return the name of the program, or else of the task without its number."""
     program = run.get("command", {}).get("program") or task.get("category")
     return str(program or re.sub(r"[_-]?(ID)?\d+$", "", task["name"]))
 
@@ -199,7 +199,7 @@ def _build(name: str, tasks: list[_Task], sizes: Mapping[str, int]) -> Graph:
 
 
 def _inputs(task: _Task, writer: Mapping[str, tuple[str, int]], ids: set[str]) -> Iterator[str]:
-    """Yield how the op refers to the files it reads; one that it writes itself is updated in place."""
+    """Yield how the op refers to the files it reads; a file that it also writes is updated in place."""
     for file in dict.fromkeys(task.reads):
         if file not in writer:
             yield f"file {file}" if file in ids else file

@@ -1,14 +1,14 @@
-"""What an instruction of an XLA program computes, from the shapes that its text writes beside it.
+"""The work of an instruction of an XLA program, from the shapes in its text.
 
 ::
 
     dot_general  (32, 20) x (20, 64), contracting 1 x 0   ──►  matmul, m 32, n 64, k 20, 81,920 flop
     reduce       (32, 10) over 1 by add                   ──►  reduce_sum, 32 rows of 10, 288 flop
 
-The flop are those that XLA itself counts, so that a program has here what ``lowered.cost_analysis()`` says:
-a convolution multiplies no padding, a reduction takes an operation less than it has elements. Elementary
-functions (exp, tanh, ...), which XLA counts apart as ``transcendentals``, are a flop each, as in
-`scenarios.ops.op_costs`. A collective has none. What is sliced, or updated in place, moves that part only.
+The flop are those that XLA itself counts, so that they equal ``lowered.cost_analysis()``:
+a convolution multiplies no padding, a reduction takes one operation less than it has elements. Elementary
+functions (exp, tanh, ...), which XLA counts separately as ``transcendentals``, are one flop each, as in
+`scenarios.ops.op_costs`. A collective has none. A slice or an update in place moves only that part.
 
 Source: ``xla/service/hlo_cost_analysis.cc`` (https://github.com/openxla/xla); for the instructions,
 https://openxla.org/xla/operation_semantics and https://openxla.org/stablehlo/spec.
@@ -34,40 +34,40 @@ class Array(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """How many elements it has."""
+        """Number of elements."""
         return math.prod(self.dims)
 
     @property
     def nbytes(self) -> int:
-        """How many bytes it has."""
+        """Number of bytes."""
         return dtypes.nbytes(self.dims, self.dtype)
 
 
 Shape = Array | tuple[Any, ...]
-"""A tensor, or a tuple of shapes; of a token, the empty one."""
+"""A tensor, or a tuple of shapes; the empty tuple for a token."""
 
 Operand = tuple[str, int | None]
-"""Name of an instruction, and which of its results where it has several."""
+"""Name of an instruction, and number of its result if it has several."""
 
 
 @dataclass
 class Instruction:
-    """One instruction, in HLO's words whatever text it is from.
+    """An instruction in HLO's terms, whichever text it comes from.
 
     Attributes
     ----------
     name : str
-        By which others of its computation read it.
+        Name by which others of its computation read it.
     label : str
-        What its op is called.
+        Name of its op.
     opcode : str
         ``"dot"``, ``"dynamic-slice"``, ...
     shape : Shape
     operands : list of Operand
     attributes : dict
-        What costs depend on: ``window``, ``dim_labels``, ``lhs_contracting_dims``, ``replica_groups``, ...
+        Relevant to costs: ``window``, ``dim_labels``, ``lhs_contracting_dims``, ``replica_groups``, ...
     called : list of Computation
-        Of a ``while``: condition, body.
+        For a ``while``: condition, body.
     """
 
     name: str
@@ -80,13 +80,13 @@ class Instruction:
 
     @property
     def results(self) -> list[Array]:
-        """The tensors that it makes."""
+        """The tensors that it produces."""
         return [*leaves(self.shape)]
 
 
 @dataclass
 class Computation:
-    """Instructions that follow one another, as a function; each reads those before it.
+    """A sequence of instructions, like a function; each reads those before it.
 
     Attributes
     ----------
@@ -94,9 +94,9 @@ class Computation:
     instructions : dict of str to Instruction
         By name, in order.
     root : Operand
-        What it returns.
+        Its result.
     outer : Computation or None
-        Whose instructions it may read besides (a region of StableHLO).
+        A computation whose instructions it may also read (for a region of StableHLO).
     """
 
     name: str
@@ -105,7 +105,7 @@ class Computation:
     outer: Computation | None = None
 
     def shape(self, operand: Operand) -> Shape:
-        """Return the shape of what an instruction reads."""
+        """Return the shape of an operand."""
         name, index = operand
         found = self.instructions.get(name)
         if found is None:
@@ -115,11 +115,11 @@ class Computation:
         return found.shape if index is None or isinstance(found.shape, Array) else found.shape[index]
 
     def shapes(self, instruction: Instruction) -> list[Array]:
-        """Return the tensors that an instruction reads, of tuples each."""
+        """Return the tensors that an instruction reads, including those in tuples."""
         return [one for operand in instruction.operands for one in leaves(self.shape(operand))]
 
     def end(self) -> Instruction | None:
-        """Return the instruction that makes what is returned."""
+        """Return the instruction that produces the result."""
         return self.instructions.get(self.root[0])
 
 
@@ -132,7 +132,7 @@ def leaves(shape: Shape) -> Iterator[Array]:
             yield from leaves(one)
 
 
-# -- what instructions are called here ------------------------------------------------------------
+# -- kinds of instructions ------------------------------------------------------------------------
 
 
 def _words(text: str) -> dict[str, str]:
@@ -151,7 +151,7 @@ TRANSCENDENTAL: Final = _words(
     """exponential:exp exponential-minus-one:exp log log-plus-one:log logistic:sigmoid power:pow sqrt cbrt
     rsqrt tanh sine:sin cosine:cos tan atan2 erf rng:random rng-bit-generator:random"""
 )
-"""What XLA counts as ``transcendentals``."""
+"""Operations that XLA counts as ``transcendentals``."""
 
 _MOVES: Final = _words(
     """copy transpose concatenate:concat pad reverse slice dynamic-slice:slice dynamic-update-slice gather
@@ -190,7 +190,7 @@ _EXPANDED: Final = {
     "bessel-i1e": (83, 1),
     "next-after": (24, 0),
 }
-"""Functions that XLA writes out in HLO: flop and transcendentals of an element, of fp32."""
+"""Functions that XLA expands in HLO: flop and transcendentals per element, in fp32."""
 
 _KINDS: Final = {
     **{opcode: opcode.replace("-", "_") for opcode in _EXPANDED},
@@ -204,7 +204,7 @@ _CUDNN: Final = re.compile(r"__cudnn\$conv(BackwardInput|BackwardFilter|\w*Forwa
 
 
 def product_of(instruction: Instruction) -> str:
-    """Return ``dot`` or ``convolution``, of a library's call for one as well; of all others nothing."""
+    """Return ``dot`` or ``convolution``, also for a library call of one; "" for all others."""
     target = str(instruction.attributes.get("target", ""))
     if instruction.opcode == "convolution" or _CUDNN.match(target):
         return "convolution"
@@ -216,13 +216,13 @@ def product_of(instruction: Instruction) -> str:
 
 
 def kind_of(instruction: Instruction, given: Sequence[Array]) -> str | None:
-    """Return the kind of op, None where the instruction is not known.
+    """Return the op kind, or None if the instruction is not known.
 
     Parameters
     ----------
     instruction : Instruction
     given : sequence of Array
-        What it reads.
+        Its operands.
     """
     opcode = instruction.opcode
     if product := product_of(instruction):
@@ -256,13 +256,13 @@ def kind_of(instruction: Instruction, given: Sequence[Array]) -> str | None:
 
 
 class XlaWork(NamedTuple):
-    """What XLA counts: floating-point operations and, apart from them, elementary functions."""
+    """XLA's counts: floating-point operations and, separately, elementary functions."""
 
     flops: int = 0
     transcendentals: int = 0
 
     def times(self, n: int) -> XlaWork:
-        """Return the work of so many of these."""
+        """Return the work of `n` of these."""
         return XlaWork(self.flops * n, self.transcendentals * n)
 
 
@@ -272,21 +272,21 @@ def _sum(works: Iterable[XlaWork]) -> XlaWork:
 
 
 class Costs:
-    """The work of instructions; that of each computation is counted once."""
+    """The work of instructions; each computation is counted once."""
 
     def __init__(self) -> None:
         self._known: dict[int, XlaWork] = {}
 
     def of(self, computation: Computation) -> XlaWork:
-        """Return the work of a computation, of loops as far as their text tells it."""
+        """Return the work of a computation; loops count as far as their text gives the trips."""
         if id(computation) not in self._known:
-            self._known[id(computation)] = XlaWork()  # of one that calls itself, which is refused elsewhere
+            self._known[id(computation)] = XlaWork()  # for recursion, which is refused elsewhere
             works = (self.work(one, computation.shapes(one)) for one in computation.instructions.values())
             self._known[id(computation)] = _sum(works)
         return self._known[id(computation)]
 
     def work(self, instruction: Instruction, given: Sequence[Array]) -> XlaWork:
-        """Return the work of an instruction that reads these tensors."""
+        """Return the work of an instruction with these operands."""
         opcode, called = instruction.opcode, instruction.called
         results = instruction.results
         made = results[0].elements if results else 0
@@ -339,21 +339,21 @@ class Costs:
         return XlaWork()
 
     def _applied(self, instruction: Instruction) -> XlaWork:
-        """Return the work of what a reduction applies."""
+        """Return the work of the function that a reduction applies."""
         return self.of(instruction.called[0]) if instruction.called else XlaWork(1)
 
 
 def _misfit(instruction: Instruction, given: Sequence[Array]) -> InputError:
-    """Return the error about what cannot be computed of that."""
+    """Return the error for operands that an instruction cannot have."""
     shapes, made = " and ".join(str([*one.dims]) for one in given), [*instruction.results[0].dims]
     return InputError(f"{instruction.label}: {instruction.opcode} does not make {made} of {shapes}")
 
 
 class Convolution:
-    """A convolution by its window and the names of its axes, ``bf01_oi01->bf01``.
+    """A convolution with its window and the names of its axes, ``bf01_oi01->bf01``.
 
-    A call of cuDNN for a gradient writes them as of the forward. In a plain instruction a gradient of the
-    input has a dilated image, and one of weights takes the batch for channels.
+    A cuDNN call for a gradient writes them as in the forward. In a plain instruction a gradient of the
+    input has a dilated image, and a gradient of the weights treats the batch as channels.
     """
 
     def __init__(self, instruction: Instruction, given: Sequence[Array]) -> None:
@@ -409,12 +409,12 @@ class Convolution:
         return int(pairs)
 
     def sizes(self) -> dict[str, Any]:
-        """Return the sizes that cost models know it by: those of the forward convolution."""
+        """Return the sizes that cost models use: those of the forward convolution."""
         x, w, y = ([array[axis] for axis in self.axes] for array in (self.x, self.w, self.y))
         low, high = ([pad[side] for pad in self.pads] for side in (0, 1))
         found = {"batch": self.x["b"], "in_channels": self.x["f"], "out_channels": self.y["f"]}
         image, kernel, stride, dilation = x, w, self.stride, self.kernel_step
-        if self.kind == "conv_weight_grad" and not self._forward:  # the batch is what is summed over
+        if self.kind == "conv_weight_grad" and not self._forward:  # the sum is over the batch
             found = {"batch": self.x["f"], "in_channels": self.x["b"], "out_channels": self.y["f"]}
             if self.batch_group > 1:
                 found = {"batch": self.w["i"], "in_channels": self.x["b"], "out_channels": self.w["o"]}
@@ -431,7 +431,7 @@ class Convolution:
 
 
 def _positions(made: int, kernel: int, size: int, steps: tuple[int, int], low: int, apart: int) -> int:
-    """Return how many pairs of an element made and one of the kernel meet an element of the image.
+    """Return how many pairs of an output element and a kernel element meet an element of the image.
 
     They are o and k with ``o stride + k dilation - low = i apart`` for an i below `size`.
     """
@@ -462,7 +462,7 @@ _MOST_POSITIONS: Final = 2**20
 
 
 def sizes_of(instruction: Instruction, given: Sequence[Array]) -> dict[str, Any]:
-    """Return the sizes by which cost models know an op (`scenarios.ops.op_formulas`)."""
+    """Return the sizes of an op that cost models use (`scenarios.ops.op_formulas`)."""
     product = product_of(instruction)
     if product == "convolution":
         return Convolution(instruction, given).sizes()
@@ -499,7 +499,7 @@ _PICKS: Final = ("slice", "dynamic-slice", "gather")
 
 
 def bytes_moved(instruction: Instruction, given: Sequence[Array]) -> tuple[list[int], list[int], int | None]:
-    """Return the bytes of each tensor read, of each written, and which is updated in place, if one is."""
+    """Return the bytes of each tensor read and written, and which one is updated in place, if any."""
     read, written = [one.nbytes for one in given], [one.nbytes for one in instruction.results]
     if instruction.opcode in _PICKS:
         return [written[0], *read[1:]], written, None
@@ -516,7 +516,7 @@ def bytes_moved(instruction: Instruction, given: Sequence[Array]) -> tuple[list[
 def _fusion_bytes(
     inside: Computation, read: list[int], written: list[int]
 ) -> tuple[list[int], list[int], int | None]:
-    """Return what a fusion moves: of what is only sliced inside the slices, of what is updated the update."""
+    """Return the bytes that a fusion moves: only slices of sliced inputs, only updates of updated ones."""
     readers: dict[str, list[tuple[Instruction, int]]] = {}
     for one in inside.instructions.values():
         for place, (name, _) in enumerate(one.operands):

@@ -1,4 +1,4 @@
-"""The text of an HLO module: ``lowered.as_text(dialect="hlo")``, ``compiled.as_text()``, XLA's dumps.
+"""Text of an HLO module: ``lowered.as_text(dialect="hlo")``, ``compiled.as_text()``, XLA's dumps.
 
 ::
 
@@ -14,8 +14,8 @@
       ROOT %fusion = f32[8,32]{1,0} fusion(%x), kind=kLoop, calls=%fused_computation, metadata={...}
     }
 
-A line is an instruction: name, shape with its layout, opcode, what it reads, attributes. Long ones go on in
-lines that are none. Only attributes on which a cost depends are kept.
+A line is an instruction: name, shape with its layout, opcode, operands, attributes. A long instruction
+continues on further lines. Only attributes on which a cost depends are kept.
 
 Source: https://openxla.org/xla/operation_semantics; ``xla/hlo/parser/hlo_parser.cc``.
 """
@@ -45,10 +45,10 @@ DTYPES: Final = {
     "c64": "complex64",
     "c128": "complex128",
 }
-"""HLO's types of numbers in our words; those of 8 and 4 bits with a fraction have longer names."""
+"""HLO's number types in our terms; fractional types of 8 and 4 bits have longer names."""
 
 MOST_DEPTH: Final = 100
-"""How deep shapes, regions and calls may lie in one another."""
+"""Maximum nesting of shapes, regions and calls."""
 
 
 @dataclass
@@ -60,13 +60,13 @@ class XlaModule:
     name : str
     entry : Computation
     n_devices : int
-        That run it, each its part.
+        Number of devices that run it, each its part.
     compiled : bool
-        Whether its instructions are what runs.
+        Whether its instructions are those that run.
     for_cpu : bool
-        Whether what runs was made for a CPU, as settings show that only XLA's backend of CPUs has.
+        Whether it was compiled for a CPU, as shown by settings of XLA's CPU backend only.
     simplified : bool
-        Whether XLA leaves out products with 1 and sums with 0 when it makes HLO of it.
+        Whether XLA drops products with 1 and sums with 0 when it converts the text to HLO.
     """
 
     name: str
@@ -78,12 +78,12 @@ class XlaModule:
 
 
 def dtype_of(name: str) -> str:
-    """Return our name of a type of HLO or StableHLO.
+    """Return our name for a type of HLO or StableHLO.
 
     Raises
     ------
     InputError
-        It has no size.
+        The type has no size.
     """
     lower = name.lower()
     if lower in DTYPES:
@@ -97,7 +97,7 @@ def dtype_of(name: str) -> str:
 
 @contextmanager
 def at_line(number: int) -> Iterator[None]:
-    """Begin the message of an error with a line of the file."""
+    """Prefix the message of an error with a line of the file."""
     try:
         yield
     except InputError as error:
@@ -110,12 +110,12 @@ def at_line(number: int) -> Iterator[None]:
 
 
 def closing(text: str, opening: int) -> int:
-    """Return where the bracket closes that opens there.
+    """Return the position of the bracket that closes the one at `opening`.
 
     Raises
     ------
     InputError
-        It does not.
+        It is not closed.
     """
     depth = 0
     for mark in MARKS.finditer(text, opening):
@@ -126,7 +126,7 @@ def closing(text: str, opening: int) -> int:
 
 
 def _opened(line: str) -> int:
-    """Return how many brackets a line opens more than it closes."""
+    """Return how many more brackets a line opens than it closes."""
     marks = [mark[0] for mark in MARKS.finditer(line)]
     return sum(mark in "([{" for mark in marks) - sum(mark in ")]}" for mark in marks)
 
@@ -137,7 +137,7 @@ def numbers(text: str) -> list[int]:
     Raises
     ------
     InputError
-        One is longer than any of a program.
+        A number is too long for a program.
     """
     found = re.findall(r"-?\d+", text)
     if any(len(number) > _DIGITS for number in found):
@@ -154,7 +154,7 @@ _COMMENT: Final = re.compile(r"/\*[^*]*\*/")
 
 
 def _shape(text: str, at: int, depth: int = 0) -> tuple[Shape, int]:
-    """Return the shape that begins there, and where it ends."""
+    """Return the shape that begins at `at`, and its end."""
     if depth > MOST_DEPTH:
         raise InputError(f"a shape with more than {MOST_DEPTH} tuples in one another")
     if text.startswith("(", at):
@@ -181,12 +181,12 @@ _TOLD: Final = re.compile(r"\b(num_partitions|replica_count)=(\d{1,6})\b")
 
 
 def read_hlo(text: str) -> XlaModule:
-    """Return the program that an HLO text holds.
+    """Return the program in an HLO text.
 
     Raises
     ------
     InputError
-        With the line: one that is no instruction, a shape that is none, a computation that is not there, ...
+        With the line: an instruction or a shape is invalid, a computation does not exist, ...
     """
     first, _, _ = text.lstrip().partition("\n")
     known: dict[str, Computation] = {}
@@ -263,7 +263,7 @@ _COUNTS: Final = ("index", "feature_group_count", "batch_group_count")
 
 
 def _instruction(text: str) -> tuple[Instruction, list[str]]:
-    """Return an instruction, and the names of what it calls."""
+    """Return an instruction, and the names of the computations that it calls."""
     head = _INSTRUCTION.match(text)
     if head is None:
         raise InputError(f"no instruction: {text[:60]!r}")
@@ -290,7 +290,7 @@ def _instruction(text: str) -> tuple[Instruction, list[str]]:
         found.operands = [(part.split()[-1].removeprefix("%"), None) for part in parts(inside)]
     _keep(found, said)
     called = _CALLS.get(opcode, ("to_apply", "calls"))
-    # A custom call names helpers, and a collective its sum, of which no cost depends.
+    # A custom call names helpers, and a collective its sum, on which no cost depends.
     names = [] if opcode == "custom-call" else [said[key] for key in called if key in said]
     return found, [name for each in names for name in re.findall(r"[\w.$:\-]+", each)]
 
@@ -326,7 +326,7 @@ _DOT_AXES: Final = re.compile(r'"([lr]hs)_(contracting|batch)_dimensions":\s*\[(
 
 
 def _keep_config(config: str, into: dict[str, Any]) -> None:
-    """Keep what the backend knows of loops, of products of libraries, and of what runs synchronously."""
+    """Keep the backend's facts about loops, products of libraries, and synchronous instructions."""
     if trips := _TRIPS.search(config):
         into["trips"] = int(trips[1])
     for side, which, axes in _DOT_AXES.findall(config):
@@ -336,7 +336,7 @@ def _keep_config(config: str, into: dict[str, Any]) -> None:
 
 
 def _window(text: str) -> dict[str, Any]:
-    """Return what a window says of each axis: ``{size=3x3 pad=0_1x0_1}``."""
+    """Return the values of a window for each axis: ``{size=3x3 pad=0_1x0_1}``."""
     found: dict[str, Any] = {}
     for key, value in re.findall(r"(\w+)=([\d_x\-]+)", text):
         axes = value.split("x")
@@ -349,7 +349,7 @@ def _window(text: str) -> dict[str, Any]:
 
 
 def replica_groups(text: str) -> list[list[int]]:
-    """Return groups of ranks, which are listed or, of an array, its rows.
+    """Return groups of ranks, given as a list or as the rows of an array.
 
     Examples
     --------
@@ -378,7 +378,7 @@ _MOST_RANKS: Final = 100_000
 
 
 def number_of(text: str) -> int | float | None:
-    """Return the number, or truth value, that a scalar constant is."""
+    """Return the value of a scalar constant, a number or truth value, or None."""
     text = text.strip()
     if text in ("true", "false"):
         return int(text == "true")

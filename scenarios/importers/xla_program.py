@@ -6,12 +6,12 @@
     lowered.as_text(dialect="hlo")  HLO         ─┼──► instructions ──► ops with kinds, sizes, flop and bytes
     compiled.as_text()              HLO, fused  ─┘                     on each device its part
 
-* Calls are written out, and so are loops whose counts the text tells, as those of ``scan`` and ``fori_loop``.
-* A fusion is one op: the flop of all that is in it, the bytes that it reads and writes, kind and sizes of
-  its heaviest product, convolution or other instruction. The attribute ``fused`` lists all kinds.
-* Arguments and arrays of constants are parameters. Tuples, bitcasts and reshapes are no ops. In a text that
-  is not compiled broadcasts, iotas and arithmetic on loop counters are none: XLA has them in other kernels.
-* Of a program of several devices each runs its part (``gpu0``, ``gpu1``, ...), and collectives meet by
+* Calls are inlined, and loops whose trip counts follow from the text, as those of ``scan`` and ``fori_loop``.
+* A fusion is one op: the flop of all its instructions, the bytes that it reads and writes, and kind and sizes
+  of its heaviest product, convolution or other instruction. The attribute ``fused`` lists all kinds.
+* Arguments and constant arrays are parameters. Tuples, bitcasts and reshapes are not ops. In a text that
+  is not compiled, neither are broadcasts, iotas and arithmetic on loop counters: XLA fuses them.
+* In a program for several devices each runs its part (``gpu0``, ``gpu1``, ...), and collectives meet by
   replica groups. A start and its done are one op, on stream 1 beside the others on stream 0.
 """
 
@@ -60,7 +60,7 @@ from sim.graph.graph import Graph, output_name
 
 _MOST_BYTES: Final = 2**28
 _MOST_INSTRUCTIONS: Final = 500_000
-"""Most instructions of a program with its calls and loops written out."""
+"""Maximum number of instructions of a program after inlining calls and loops."""
 
 _STABLEHLO: Final = re.compile(rb"(?:\s|#[^\n]*\n)*module\b[^\n]*\{")
 
@@ -80,24 +80,24 @@ def load(path: StrPath, *, batch: int | None = None, unknown: Literal["error", "
     batch : int, optional
         Not possible: shapes are those of one batch size.
     unknown : {"error", "bytes"}
-        What to do about instructions without a cost formula, such as calls of libraries: refuse them, naming
+        What to do about instructions without a cost formula, such as library calls: refuse them, naming
         all, or count their bytes and no flop, with a warning that names them.
 
     Returns
     -------
     Graph
-        Of one device, wherever it is put; of several, on ``gpu0``, ``gpu1``, ...
+        For one device, not pinned; for several, on ``gpu0``, ``gpu1``, ...
 
     Raises
     ------
     InputError
-        A damaged text, shapes that are open, unknown instructions, or more of them than fit.
+        The text is damaged, shapes are open, or instructions are unknown or too many.
 
     Warns
     -----
     UserWarning
-        A loop whose count is not known runs once; of a conditional the branch with most flop runs; the text
-        is not compiled, so that what XLA would fuse is single ops; or it is not divided among its devices.
+        A loop with an unknown trip count runs once; of a conditional the branch with most flop runs; the text
+        is not compiled, so that single ops stand for what XLA would fuse; or it is not partitioned.
     """
     fixed_batch(path, batch, "its shapes are those of one batch size")
     text = read_text(path, most=_MOST_BYTES)
@@ -113,14 +113,14 @@ _SAME: Final = (
     *("async-update", "async-done", "copy-done", "all-reduce-done", "all-gather-done"),
     "collective-permute-done",
 )
-"""Instructions whose first result is their first operand; what a start made is what its done hands on."""
+"""Instructions whose first result is their first operand; a done passes on the result of its start."""
 
 _SHARDING: Final = re.compile(r"Sharding$|SPMD\w+Shape$|xla\.sdy\.|annotate_|MoveTo\w+$|PinToDevice\w*$|X64")
-"""Custom calls that say where a tensor is."""
+"""Custom calls that only annotate the placement of a tensor."""
 
 
 class _Program:
-    """Follows a program and writes its ops."""
+    """Traces a program and writes its ops."""
 
     def __init__(self, module: XlaModule, unknown: str) -> None:
         self._module, self._unknown = module, unknown
@@ -130,7 +130,7 @@ class _Program:
         self._lengths: dict[int, int] = {}
         self._unclear: dict[str, list[str]] = {}
         self._without: Counter[str] = Counter()
-        self._outside: bool | None = None  # ops of global shapes, beside a part for each device
+        self._outside: bool | None = None  # whether ops have global shapes, besides the devices' parts
         self._asynchronous = False
         self._groups: dict[tuple[int, ...], str] = {}
         self._collectives = 0
@@ -160,7 +160,7 @@ class _Program:
         return self._on_devices(graph, n) if self._collectives and n > 1 else graph
 
     def _tell(self, path: StrPath) -> None:
-        """Say what was assumed."""
+        """Warn of what was assumed."""
         without_formula(self._without, self._unknown, UNKNOWN_BYTES)
         told = []
         for what, (first, *others) in self._unclear.items():
@@ -180,7 +180,7 @@ class _Program:
         for one in told:
             warnings.warn(f"{path}: {one}", stacklevel=4)
 
-    # -- following ------------------------------------------------------------------------------
+    # -- tracing --------------------------------------------------------------------------------
 
     def _run(
         self,
@@ -190,7 +190,7 @@ class _Program:
         outer: ChainMap[str, TracedShape] | None = None,
         stream: int | None = None,
     ) -> TracedShape:
-        """Write the ops of a computation; return what it returns."""
+        """Write the ops of a computation and return its result."""
         self._depth += 1
         length = self._seen + self._length(computation, self._depth)
         at_most(_MOST_INSTRUCTIONS, length, "instructions, with loops and calls written out,")
@@ -230,7 +230,7 @@ class _Program:
         return value(*computation.root)
 
     def _length(self, computation: Computation, depth: int) -> int:
-        """Return how many instructions a computation has with its calls written out, and its loops once."""
+        """Return the number of instructions after inlining calls, counting loops once."""
         if depth > MOST_DEPTH:
             raise InputError(
                 f"{computation.name}: more than {MOST_DEPTH} calls in one another, or it calls itself"
@@ -250,7 +250,7 @@ class _Program:
         known: ChainMap[str, TracedShape],
         stream: int | None,
     ) -> TracedShape:
-        """Follow an instruction; return what it makes."""
+        """Trace an instruction and return its result."""
         opcode, called = one.opcode, one.called
         where = f"{path}{one.label}"
         target = str(one.attributes.get("target", ""))
@@ -298,7 +298,7 @@ class _Program:
         return self._op(one, read, where, stream)
 
     def _constant(self, one: Instruction, where: str) -> TracedShape:
-        """Return a constant; an array of several numbers is in memory, as a parameter."""
+        """Return a constant; an array of several numbers is in memory, like a parameter."""
         if one.opcode == "iota" and self._module.compiled:
             return self._op(one, [], where, None)
         several = one.opcode == "constant" and not one.attributes.get("splat")
@@ -314,7 +314,7 @@ class _Program:
     def _loop(
         self, one: Instruction, given: list[TracedShape], where: str, known: ChainMap[str, TracedShape]
     ) -> TracedShape:
-        """Follow a loop as often as it runs."""
+        """Trace all iterations of a loop."""
         if len(one.called) != 2:
             raise InputError(f"{one.label}: a loop has a condition and a body")
         condition, body = one.called
@@ -340,9 +340,9 @@ class _Program:
     def _holds(
         self, condition: Computation, state: Sequence[TracedShape], known: ChainMap[str, TracedShape]
     ) -> bool | None:
-        """Return whether a condition is true, if its numbers are known."""
+        """Return whether a condition is true, or None if its numbers are unknown."""
         silent, self._silent = self._silent, True
-        compiled, self._module.compiled = self._module.compiled, False  # constants are followed
+        compiled, self._module.compiled = self._module.compiled, False  # so that constants are traced
         found = self._run(condition, state, "", known)
         self._silent, self._module.compiled = silent, compiled
         return None if not isinstance(found, Traced) or found.number is None else bool(found.number)
@@ -350,13 +350,13 @@ class _Program:
     def _branch(
         self, one: Instruction, given: list[TracedShape], where: str, known: ChainMap[str, TracedShape]
     ) -> TracedShape:
-        """Follow the branch that is taken, or else the one with most flop."""
+        """Trace the branch that is taken, or, if unknown, the one with most flop."""
         chosen = flat(given[0])[0] if given else None
         if not one.called or chosen is None:
             raise InputError(f"{one.label}: a conditional without branches")
         n = None if chosen.number is None else int(chosen.number)
         if n is not None and chosen.array.dtype == "bool":
-            n = int(not n)  # the first is that of true
+            n = int(not n)  # the first branch is that of true
         if n is None or not 0 <= n < len(one.called):
             work = [sum(self._costs.of(each)) for each in one.called]
             n = work.index(max(work))
@@ -423,7 +423,7 @@ class _Program:
         return shaped(made, outputs)
 
     def _heaviest(self, one: Instruction, arrays: list[Array]) -> tuple[Instruction, list[Array]]:
-        """Return the instruction that an op is known by, of a fusion the heaviest, and what that reads."""
+        """Return the instruction that gives an op its kind (of a fusion the heaviest), and its operands."""
         if one.opcode != "fusion":
             return one, arrays
         inside = one.called[0]
@@ -450,7 +450,7 @@ class _Program:
     # -- devices --------------------------------------------------------------------------------
 
     def _collective(self, one: Instruction, where: str) -> dict[str, Any]:
-        """Return who meets in a collective, for `_on_devices`."""
+        """Return the participants of a collective, for `_on_devices`."""
         self._collectives += 1
         groups = one.attributes.get("replica_groups") or [[*range(self._module.n_devices)]]
         pairs = one.attributes.get("source_target_pairs")
@@ -469,7 +469,7 @@ class _Program:
         return found
 
     def _on_devices(self, graph: Graph, n: int) -> Graph:
-        """Return what every device runs, each in its groups."""
+        """Return the graph of all devices, each in its groups."""
         names = gpus(n)
 
         def on(attributes: Mapping[str, Any], rank: int) -> Mapping[str, Any]:
@@ -495,7 +495,7 @@ _NOTHING: Final = (
 
 
 def _made(one: Instruction) -> Shape:
-    """Return what an instruction makes: what starts has its operands in its shape as well."""
+    """Return the shape of a result; the shape of a start also includes its operands."""
     shape = one.shape
     if not isinstance(shape, Array) and len(shape) > 1:
         if one.opcode in ("all-gather-start", "collective-permute-start"):

@@ -1,4 +1,4 @@
-"""The text of a StableHLO module: ``jax.jit(f).lower(...).as_text()``, or what other frameworks write.
+"""Text of a StableHLO module: ``jax.jit(f).lower(...).as_text()``, or from other frameworks.
 
 ::
 
@@ -14,8 +14,8 @@
       }
     }
 
-A line begins an operation, or closes a region of one. Operations become the instructions of HLO that they
-stand for, with attributes under HLO's names; a region is a computation that reads what is around it.
+A line begins an operation, or closes a region of one. Operations become the equivalent instructions of
+HLO, with attributes under HLO's names; a region is a computation that also reads values around it.
 
 Source: https://openxla.org/stablehlo/spec.
 """
@@ -45,7 +45,7 @@ _RENAMED: Final = {
     "sdy.sharding-constraint": "opt-barrier",
     "sdy.reshard": "opt-barrier",
 }
-"""Operations that are not called as in HLO."""
+"""Operations with another name in HLO."""
 
 _TYPE: Final = re.compile(r"tensor<((?:[\d?]++x)*+)(?:complex<f(32|64)>|([\w.!]+))[^<>]*>|!stablehlo\.token")
 _VALUE: Final = re.compile(r"%([\w$.\-]+)(?:#(\d{1,6}))?")
@@ -59,12 +59,12 @@ _RETURNS: Final = frozenset({"return", "func.return", "stablehlo.return", "sdy.r
 
 
 def read_stablehlo(text: str) -> XlaModule:
-    """Return the program that a StableHLO text holds.
+    """Return the program in a StableHLO text.
 
     Raises
     ------
     InputError
-        With the line: an operation without types, a function that is not there, a region without an end, ...
+        With the line: an operation has no types, a function does not exist, a region does not end, ...
     """
     if " loc(" in text:
         text = _LOCATION.sub("", text)
@@ -104,7 +104,7 @@ def read_stablehlo(text: str) -> XlaModule:
 
 
 class _Lines:
-    """The lines of a module, from the one that is read next."""
+    """The lines of a module, starting with the next one to read."""
 
     def __init__(self, text: str) -> None:
         self._lines = text.split("\n")
@@ -113,7 +113,7 @@ class _Lines:
         self._depth = 0
 
     def take(self) -> str | None:
-        """Return the next line, and go behind it; None at the end."""
+        """Return the next line and move past it; None at the end."""
         if self.number >= len(self._lines):
             return None
         self.number += 1
@@ -214,7 +214,7 @@ class _Lines:
 
 
 def _operands(found: Iterable[tuple[str, ...]]) -> list[Operand]:
-    """Return what is read, by name and by number of the result, which is nothing of the only one."""
+    """Return operands by name and number of the result, which is None if there is only one."""
     return [(name, int(index) if index else None) for name, index in found]
 
 
@@ -244,7 +244,7 @@ def _shapes(text: str) -> list[Shape]:
 
 
 def _plain(name: str) -> str:
-    """Return a type of MLIR as HLO calls it: ``i32`` has a sign, ``i1`` is a truth value."""
+    """Return HLO's name of an MLIR type: ``i32`` is signed, ``i1`` is a truth value."""
     if name == "i1":
         return "pred"
     if found := re.fullmatch(r"(u?)i(\d+)", name):
@@ -256,7 +256,7 @@ def _plain(name: str) -> str:
 
 
 def _list(key: str, text: str) -> list[int] | None:
-    """Return the numbers of an attribute, of one that is an array of equal ones all of them."""
+    """Return the numbers of an attribute; an array of equal numbers is expanded."""
     found = re.search(rf"\b{key} = {_NUMBERS}", text)
     if found is None:
         return None

@@ -1,10 +1,10 @@
-"""What is known of the tensors of an XLA program while it is followed: their bytes, and constant numbers.
+"""Tensors of an XLA program while it is traced: their bytes, and constant numbers.
 
 ::
 
     scan    i = 0, x  ──►  i < 10 ?  i + 1, body(x)  ──►  i < 10 ?  ...       so the body runs ten times
 
-Counters of loops are constants, and what is computed of constants alone is one; no op computes it.
+Loop counters are constants, and so is anything computed from constants alone; no op computes it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sim.base.errors import InputError
 
 @dataclass(frozen=True)
 class Traced:
-    """A tensor while the program is followed.
+    """A tensor while the program is traced.
 
     Attributes
     ----------
@@ -28,13 +28,13 @@ class Traced:
     ref : str or None
         How an op refers to it; None: a constant, which is part of the kernel that reads it.
     nbytes : int
-        That it has in memory: a broadcast has those of what it repeats.
+        Bytes in memory: for a broadcast, those of what it repeats.
     outer : bool
-        Whether it is there before the program begins.
+        Whether it exists before the program begins.
     number : int, float or None
-        What a constant is, where that is known.
+        Value of a constant, if known.
     literal : bool
-        Whether XLA looks at the number when it turns the text into HLO.
+        Whether XLA uses the number when it converts the text to HLO.
     """
 
     array: Array
@@ -57,7 +57,7 @@ def flat(values: TracedShape | Sequence[TracedShape]) -> list[Traced]:
 
 
 def shaped(shape: Shape, values: Iterator[Traced]) -> TracedShape:
-    """Return values, one for each tensor of a shape, in tuples as there."""
+    """Return values, one for each tensor of a shape, in tuples of the same structure."""
     return next(values) if isinstance(shape, Array) else [shaped(one, values) for one in shape]
 
 
@@ -86,7 +86,7 @@ _LARGEST: Final = 2**63
 
 
 def number_made(one: Instruction, given: Sequence[int | float | None]) -> int | float | None:
-    """Return what an instruction makes of known numbers, as far as loops count with it."""
+    """Return the result of an instruction on known numbers, as far as loop counting needs it."""
     known = [number for number in given if number is not None]
     if len(known) < len(given) or not known:
         return None
@@ -100,7 +100,7 @@ def number_made(one: Instruction, given: Sequence[int | float | None]) -> int | 
 
 
 def unchanged(one: Instruction, given: Sequence[Traced]) -> Traced | None:
-    """Return the operand that an instruction hands on: it multiplies by 1, adds 0, or is an and with true."""
+    """Return the operand that an instruction passes on: it multiplies by 1, adds 0, or ands with true."""
     neutral = {"multiply": 1, "add": 0, "and": 1}.get(one.opcode)
     if neutral is None or len(given) != 2 or given[0].array != given[1].array:
         return None
@@ -110,7 +110,7 @@ def unchanged(one: Instruction, given: Sequence[Traced]) -> Traced | None:
 
 
 def same_order(array: Array, axes: Sequence[int]) -> bool:
-    """Whether a transposition leaves the order of bytes as it is: it only moves axes of length 1."""
+    """Whether a transposition keeps the order of bytes: it only moves axes of length 1."""
     if sorted(axes) != [*range(len(array.dims))]:
         raise InputError(f"a transposition of {len(array.dims)} axes by {list(axes)[:8]}")
     long = [axis for axis in axes if array.dims[axis] != 1]

@@ -1,1 +1,1 @@
-"""What importers and inline ops share: attributes, costs by formula, functions, control flow."""
+"""Shared by importers and inline ops: attributes, costs by formula, functions, control flow."""

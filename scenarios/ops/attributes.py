@@ -1,12 +1,12 @@
-"""Attributes of ops: which there are, and what each may be, read once, where they come in.
+"""Attributes of ops: their names and types, checked once, where they are read.
 
 ::
 
     attributes: {strict: false}   ──► ATTRIBUTES["strict"].read ──► False
     attributes: {strct: false}    ──► unknown attribute 'strct'; did you mean 'strict'?
 
-Whoever uses one may rely on its type. The sizes of ops (``m``, ``seq_len``; `scenarios.ops.op_formulas`) are
-attributes too, and so is each axis of a cost table of a device's own.
+Code that uses an attribute may rely on its type. The sizes of ops (``m``, ``seq_len``;
+`scenarios.ops.op_formulas`) are attributes too, and so is each axis of a device's own cost table.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sim.machine.machine import Machine
 
 
 def _axes_of_image(value: Any) -> Any:
-    """Read one whole number, or one for each axis."""
+    """Read one whole number, or one per axis."""
     return [whole(one) for one in value] if isinstance(value, list | tuple) else whole(value)
 
 
@@ -42,38 +42,38 @@ ATTRIBUTES: Final[Mapping[str, Any]] = {
     **READERS,
     **dict.fromkeys(_WHOLE.split(), whole),
     **dict.fromkeys(_IMAGE.split(), _axes_of_image),
-    "group": lambda value: value if isinstance(value, str) else whole(value),  # of a send, its group call
+    "group": lambda value: value if isinstance(value, str) else whole(value),  # the group call of a send
     **dict.fromkeys(("causal", "transposed"), flag),
 }
-"""Name -> what reads it, or raises `InputError`."""
+"""Name -> reader of its value, which raises `InputError` if it is wrong."""
 
 _ALIKE: Final = (
     *("ends", "kv_num_heads", "repeats", "scores", "sizes", "is_causal", "weights", "K", "M"),
     *("dilation", "groups", "ksize", "stride", "input_shapes", "output_shapes"),
 )
-"""Attributes and operands of operators that are nearly called as ours: of ONNX (of 371 names, all that it
-has, with those that importers made of every other file at hand, there are no others), PyTorch, TensorFlow."""
+"""Attributes and operands of operators with names similar to ours: of ONNX (of its 371 names, and those that
+importers made of every other file at hand, there are no others), PyTorch, TensorFlow."""
 
 
 def read_attribute(name: str, value: Any, machine: Machine) -> None:
-    """Refuse an attribute that nobody reads, or whose value is of another type.
+    """Raise if nothing reads an attribute, or if its value has the wrong type.
 
     Parameters
     ----------
     name : str
     value : JSON value
     machine : Machine
-        Its cost models may read more: the axes of tables, and whatever those of other packages ask for.
+        Its cost models may read more: axes of tables, and attributes that those of other packages ask for.
 
     Raises
     ------
     UnknownNameError
-        Nobody reads it; the message has the nearest name.
+        Nothing reads it; the message has the nearest name.
     InputError
-        A value of another type.
+        The value has the wrong type.
     """
     if name in ("release", "due") and value and not isinstance(value, str):
-        raise InputError(f"{value!r} has no unit: write a time as in '4us'")  # in graphs it is ns
+        raise InputError(f"{value!r} has no unit: write a time as in '4us'")  # graphs have it in ns
     if name in ATTRIBUTES:
         ATTRIBUTES[name](value)
         return
@@ -86,7 +86,7 @@ def read_attribute(name: str, value: Any, machine: Machine) -> None:
     if name in axes:
         return
     known = [*ATTRIBUTES, *sorted(axes)]
-    ours = (FixedCost, FittedCost, RooflineCost, TableCost, TiledCost)  # that ask for nothing else
+    ours = (FixedCost, FittedCost, RooflineCost, TableCost, TiledCost)  # these need no other attributes
     if nearest(name, known) is not None or all(isinstance(one, ours) for one in models):
         raise UnknownNameError("attribute", name, known)
 
@@ -98,7 +98,7 @@ def _cost_models(machine: Machine) -> list[CostModel]:
 
 
 def _axes(models: Sequence[CostModel]) -> set[str]:
-    """Return the axes of cost tables, which are attributes, too."""
+    """Return the axes of cost tables, which are also attributes."""
     from devices.cost.cost_models import TableCost
 
     return {axis.name for one in models if isinstance(one, TableCost) for t in one.tables for axis in t.axes}
@@ -106,20 +106,20 @@ def _axes(models: Sequence[CostModel]) -> set[str]:
 
 @cache
 def _meant(name: str) -> str | None:
-    """Return the attribute that is nearly called so; asked of the same few names in every run of a search."""
+    """Return the known attribute of a similar name; cached, as every run of a search asks for a few."""
     return nearest(name, ATTRIBUTES, likeness=0.8)
 
 
 def check_attributes(graph: Graph, machine: Machine) -> None:
-    """Warn of slips of the pen in a graph from a file.
+    """Warn of probable misspellings among the attributes of a graph from a file.
 
-    What nobody reads may be there, as importers bring operators' own attributes along. But a slip is likelier
-    than an operator's attribute that is called nearly as one of ours.
+    Unread attributes are allowed, because importers keep those of the operators. But a name similar to one of
+    ours is more likely a misspelling than an operator's own attribute.
 
     Warns
     -----
     UserWarning
-        An attribute that nobody reads, and is nearly called as one of ours.
+        Nothing reads an attribute, and its name is similar to one of ours.
     """
     unread = set().union(*graph.attributes.values()).difference(ATTRIBUTES, _ALIKE)
     near = {name: meant for name in unread if (meant := _meant(name))}
@@ -133,10 +133,10 @@ def check_attributes(graph: Graph, machine: Machine) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Names and sizes of data types: ours, and what ONNX and TensorFlow call them.
+# Names and sizes of data types: ours, and those of ONNX and TensorFlow.
 
 FLOATING = frozenset(name for name in BITS if name.startswith(("fp", "bf")))
-"""The types that `dtype=` of an importer replaces."""
+"""The types that an importer's `dtype=` replaces."""
 
 _INTEGERS = [name for name in BITS if "int" in name]
 
@@ -168,7 +168,7 @@ TENSORFLOW = {name: name for name in [*_INTEGERS, "bool", "complex64", "complex1
 
 
 def snake_case(operator: str) -> str:
-    """Return the name of an operator of ONNX or TensorFlow as kinds of op are written.
+    """Return the name of an ONNX or TensorFlow operator in the form of op kinds.
 
     Examples
     --------
@@ -179,12 +179,12 @@ def snake_case(operator: str) -> str:
 
 
 def computed(names: Sequence[str]) -> str | None:
-    """Return in what type arithmetic on tensors of some types is: the first floating one, else the first."""
+    """Return the type of arithmetic on tensors of some types: the first floating one, else the first."""
     return next((name for name in names if name in FLOATING), names[0] if names else None)
 
 
 def check_dtype(name: str) -> str:
-    """Return `name` when it is one of ours.
+    """Return `name` if it is one of our data types.
 
     Raises
     ------
@@ -199,12 +199,12 @@ def check_dtype(name: str) -> str:
 
 
 def stored_in(dtype: str | None) -> str | None:
-    """Return in what type a model that computes in `dtype` keeps its tensors: fp32 for tf32.
+    """Return the type in which a model that computes in `dtype` stores its tensors: fp32 for tf32.
 
     Raises
     ------
     UnknownNameError
-        Nobody knows it; the message has the nearest name.
+        The type is unknown; the message has the nearest name.
     """
     if dtype is None or dtype == "tf32":
         return dtype and "fp32"
@@ -212,14 +212,14 @@ def stored_in(dtype: str | None) -> str | None:
 
 
 def computed_in(dtype: str | None, graph: Graph) -> Graph:
-    """Return a graph whose products of fp32 compute in tf32, if that is asked for; other ops never do.
+    """Return the graph with its fp32 products computed in tf32, if requested; other ops never are.
 
-    So PyTorch has it (``torch.backends.cuda.matmul.allow_tf32``, ``torch.backends.cudnn.allow_tf32``).
+    This is PyTorch's rule (``torch.backends.cuda.matmul.allow_tf32``, ``torch.backends.cudnn.allow_tf32``).
 
     Warns
     -----
     UserWarning
-        A quantized type: its scales and conversions are not in the graph.
+        The type is quantized: its scales and conversions are not in the graph.
     """
     if dtype not in (None, "tf32") and nbytes((2,), dtype) <= 2:
         told = f"{graph.name}: in {dtype} as asked for; what scales and conversions cost is not added"
@@ -234,7 +234,7 @@ def computed_in(dtype: str | None, graph: Graph) -> Graph:
 
 
 def nbytes(shape: Sequence[int], dtype: str) -> int:
-    """Return the bytes of a tensor.
+    """Return the number of bytes of a tensor.
 
     Examples
     --------

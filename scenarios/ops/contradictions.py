@@ -1,4 +1,4 @@
-"""Ops whose sizes say something else than their flop and bytes, told in one line.
+"""Warn of ops whose sizes contradict their flop and bytes.
 
 ::
 
@@ -6,10 +6,10 @@
 
     op 'a' (matmul): m, n and k say 2 GFLOP, its flops are 8 GFLOP
 
-A cost model that knows shapes goes by sizes, a roofline by flop and bytes. Within a factor of two they may
-differ: so much are a bias, a result in a wider type, scores that a mask hides. What else is counted in
-several ways, as what a backward reads again, is a least and a most here. Ops that have a duration are not
-looked at, nor are bytes of an op without a data type.
+A cost model that knows shapes uses sizes, a roofline uses flop and bytes. They may differ by a factor of two,
+to allow for a bias, a result in a wider type, or scores that a mask hides. Quantities with several ways of
+counting, such as what a backward reads again, have a minimum and a maximum. Ops with a duration are
+not checked, nor are the bytes of an op without a data type.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from sim.graph.graph import Graph
 
 _FACTOR: Final = 2
 _WIDEST: Final = 4
-"""Bytes of an element of a result, at most, where less is computed in fewer."""
+"""Most bytes per element of a result; its inputs may have fewer."""
 
 Sizes = Mapping[str, Any]
 Said = tuple[tuple[float, float], tuple[float, float]]
-"""The least and the most flop, and elements that are read and written."""
+"""Minimum and maximum of the flop, and of the elements that are read and written."""
 
 
 def warn_of_contradictions(graph: Graph) -> None:
-    """Warn, once, of ops whose sizes contradict their flop or bytes.
+    """Warn once of ops whose sizes contradict their flop or bytes.
 
     Warns
     -----
     UserWarning
-        About the first of them, with the number of others.
+        Names the first such op and the number of others.
 
     Examples
     --------
@@ -69,7 +69,7 @@ def warn_of_contradictions(graph: Graph) -> None:
             continue
         try:
             (least, most), (low, high) = rule[1](sizes)
-        except (TypeError, IndexError, ZeroDivisionError):  # other attributes of these names
+        except (TypeError, IndexError, ZeroDivisionError):  # attributes with other meanings of these names
             continue
         said = _said(flops[op], least, most, "its flops are", format_flops)
         if not said and dtypes[op] != UNSET and (size := each[dtypes[op]]):
@@ -89,7 +89,7 @@ def warn_of_contradictions(graph: Graph) -> None:
 
 
 def _said(has: int, low: float, high: float, what: str, text: Callable[..., str]) -> str:
-    """Return what sizes say and what an op has, if this is out of their range; else, or of 0, nothing."""
+    """Return what the sizes imply and what the op has, if they contradict; "" if not, or if it has 0."""
     if not has or (low <= _FACTOR * has and has <= _FACTOR * high):
         return ""
     return f"{text(round(high if has > high else low))}, {what} {text(has)}"
@@ -102,18 +102,18 @@ def _is_size(value: Any) -> bool:
     return listed and all(type(n) is int and n >= 0 for n in value)
 
 
-# -- what sizes say -------------------------------------------------------------------------------
+# -- flop and elements implied by sizes -----------------------------------------------------------
 
 
 def _product(of: Sizes) -> Said:
-    """All three matrices of each product; or one left matrix with all the right ones."""
+    """Each product reads its own three matrices; or one left matrix is shared by all the right ones."""
     m, n, k, batch = of["m"], of["n"], of["k"], of.get("batch", 1)
     flops, others = 2 * batch * m * n * k, batch * (k + m) * n
     return (flops, flops), (m * k + others, batch * m * k + others)
 
 
 def _attention(of: Sizes, least: int = 4, most: int = 4, times: int = 1) -> Said:
-    """Two products forward, five in the backward; at most of all scores, though a mask hides some."""
+    """Two products forward, five backward; the maximum counts all scores even if a mask hides some."""
     keys, width = of.get("kv_len", of["seq_len"]), of["head_dim"]
     rows, seen = of["heads"] * of["seq_len"], min(keys, of.get("window") or keys)
     low = least * of["batch"] * rows * seen * width // (2 if of.get("causal") else 1)
@@ -142,7 +142,7 @@ def _conv_grad(of: Sizes) -> Said:
 
 
 def _rows(of: Sizes) -> Said:
-    """A loss writes little, a backward may read and write four."""
+    """A loss may write little, a backward may read and write four tensors."""
     return (0, math.inf), (of["rows"] * of["columns"], 4 * of["rows"] * of["columns"])
 
 
@@ -159,4 +159,4 @@ _RULES: Final[Mapping[str, tuple[str, Callable[[Sizes], Said]]]] = {
     "conv_grad": (_OF_CONV, _conv_grad),
     **dict.fromkeys(_ON_ROWS.split(), ("rows columns", _rows)),
 }
-"""Kinds of op -> the sizes that have to be there (lists have one number for each axis), and what they say."""
+"""Op kind -> the sizes that it must have (lists have one number per axis), and what they imply."""

@@ -1,4 +1,4 @@
-"""Conditions and loops as the ops that TensorFlow makes of them.
+"""Conditions and loops as the ops into which TensorFlow translates them.
 
 `cond` and `while_loop` add switches, merges, enters, exits and next_iterations to a `GraphBuilder`,
 so that nobody has to wire frames by hand::
@@ -36,7 +36,7 @@ def cond(
     *,
     device: str | None = None,
 ) -> list[str]:
-    """Add a condition; return the names of its results.
+    """Add a condition and return the names of its results.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ def cond(
         ``then(builder, {value: its name inside the branch})`` adds the branch's ops and returns its
         results; both branches return equally many.
     device : str, optional
-        Where switches and merges run.
+        Device of switches and merges.
 
     Raises
     ------
@@ -99,7 +99,7 @@ def while_loop(
     condition: Test | None = None,
     device: str | None = None,
 ) -> dict[str, str]:
-    """Add a loop; return, for each variable, the name of its value when the loop is over.
+    """Add a loop; return, for each variable, the name of its value after the loop.
 
     Parameters
     ----------
@@ -112,18 +112,18 @@ def while_loop(
         ``body(builder, {variable or invariant: its name inside})`` adds the body's ops and returns,
         for each variable, the tensor with its next value (a variable left out keeps its value).
     trips : int or sequence of int
-        How many iterations the loop makes; a list has one entry for each time it is entered.
+        Number of iterations; a list has one entry for each time the loop is entered.
     invariants : sequence of str
         Tensors from outside that every iteration reads.
     parallel_iterations : int
-        Iterations in flight at most; 1 is one after another.
+        Maximum number of iterations in flight; 1 is one after another.
     condition_ns : int
-        How long the condition takes in each iteration.
+        Duration of the condition in each iteration.
     condition : callable, optional
         ``condition(builder, {variable or invariant: its name inside})`` adds the condition's ops, in place
-        of a single one, and returns the one that decides.
+        of a single one, and returns the op that decides.
     device : str, optional
-        Where the control-flow ops run.
+        Device of the control-flow ops.
 
     Examples
     --------
@@ -169,8 +169,8 @@ def while_loop(
     after = {**inside, **body(builder, dict(inside))}
     out = {}
     for variable in variables:
-        # What every iteration has from the beginning would go on to the next one without the condition. It is
-        # put behind it, as by TensorFlow's `_MaybeAddControlDependency` (python/ops/control_flow_ops.py).
+        # An invariant would go on to the next iteration without waiting for the condition. It is put behind
+        # the condition, as by TensorFlow's `_MaybeAddControlDependency` (python/ops/control_flow_ops.py).
         goes = [add(f"{variable}/body", "identity", [inside[variable]])] if after[variable] in kept else []
         add(f"{variable}/next", "next_iteration", [after[variable]], goes)
         out[variable] = add(f"{variable}/exit", "exit", [f"{name}/{variable}/switch"])

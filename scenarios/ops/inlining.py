@@ -1,4 +1,4 @@
-"""Inlining: the ops of functions, in place of those that stand for them.
+"""Inlining: replace ops that call functions by the ops of these functions.
 
 ::
 
@@ -7,12 +7,12 @@
     x ─► f ─► y              becomes    x ─► f/h ─► f/k ─► y
 
 A body's names are those of its op and itself, joined by ``/``. Conditions and loops become the ops of
-`scenarios.ops.control_flow`. What an op follows, the ops at which its body begins follow; an op without
+`scenarios.ops.control_flow`. The first ops of a body follow whatever its op follows; an op without
 inputs in a branch or a loop follows the switch. With ``own_frame: true`` a call runs in a frame of its own,
-behind an enter for each input and before an exit for each result. An op of a loop's body that reads nothing
-but invariants follows the switch too: else it would run, and begin another iteration, after the last one.
+behind an enter for each input and before an exit for each result. An op of a loop's body that reads only
+invariants follows the switch too: otherwise it would run, and begin another iteration, after the last one.
 
-TensorFlow 2 writes functions out in the same way (tensorflow/core/common_runtime/lower_if_op.cc,
+TensorFlow 2 inlines functions in the same way (tensorflow/core/common_runtime/lower_if_op.cc,
 lower_while_op.cc, inline_function_utils.cc).
 """
 
@@ -29,7 +29,7 @@ from sim.graph.builder import GraphBuilder
 from sim.graph.graph import output_name, split_output
 
 # ----------------------------------------------------------------------------------------------------------
-# Functions: ops that stand for other ops, which are written out when the graph is built.
+# Functions: some ops stand for other ops, which replace them when the graph is built.
 #
 # A function has inputs, ops and results. Three kinds of op name functions in their attributes:
 #
@@ -39,31 +39,31 @@ from sim.graph.graph import output_name, split_output
 #  while   body, cond (optional), trips,       the inputs are the first values of the loop's variables, which
 #          parallel_iterations                 are inputs and results of the body; cond's result decides
 #
-# Functional If and While as ONNX has them, and TensorFlow 2. `scenarios.ops.inlining` writes them out.
+# These are the functional If and While of ONNX and TensorFlow 2. `scenarios.ops.inlining` inlines them.
 
 FUNCTIONAL_KINDS: Final[Mapping[str, tuple[str, ...]]] = {
     "call": ("body",),
     "if": ("then", "else"),
     "while": ("body",),
 }
-"""Kinds of op that stand for others, and the attributes that name their functions."""
+"""Kinds of functional op, and the attributes that name their functions."""
 
 Record = Mapping[str, Any]
 """Arguments of `GraphBuilder.op`."""
 
 
 class Function(NamedTuple):
-    """Ops with inputs and results.
+    """A function: ops with inputs and results.
 
     Attributes
     ----------
     name : str
     inputs : tuple of str
-        Names by which its ops read what is given.
+        Names by which its ops read its arguments.
     ops : tuple of mapping
         Arguments of `GraphBuilder.op`, each with its ``name``.
     results : tuple of str
-        Outputs of its ops, or inputs that are passed through.
+        Outputs of its ops, or inputs that are passed through unchanged.
     """
 
     name: str
@@ -73,17 +73,17 @@ class Function(NamedTuple):
 
 
 def is_functional(record: Record) -> bool:
-    """Whether an op stands for others: its kind says so, and its attributes name a function."""
+    """Whether an op is functional: its kind says so, and its attributes name a function."""
     names = FUNCTIONAL_KINDS.get(record.get("kind", ""))
     return names is not None and any(name in (record.get("attributes") or {}) for name in names)
 
 
 def check_size(records: Sequence[Record], functions: Mapping[str, Function]) -> None:
-    """Refuse what would become too many ops, or is nested too deeply, before any of it is written out."""
+    """Raise before inlining if the result would have too many ops or be nested too deeply."""
     known: dict[str, tuple[int, int]] = {}
 
     def measure(ops: Sequence[Record], above: tuple[str, ...]) -> tuple[int, int]:
-        """Return the number of ops that some ops become, and how deeply they are nested."""
+        """Return the number of ops after inlining, and the depth of nesting."""
         if len(above) > _DEEPEST:
             raise GraphError(
                 f"functions call one another more than {_DEEPEST} levels deep ({above[0]!r} ...)"
@@ -91,7 +91,7 @@ def check_size(records: Sequence[Record], functions: Mapping[str, Function]) -> 
         count, depth = len(ops), 0
         for op in filter(is_functional, ops):
             called = {op["attributes"].get(key) for key in ("body", "then", "else", "cond")}
-            for name in called & functions.keys() - set(above):  # one that calls itself is refused later
+            for name in called & functions.keys() - set(above):  # recursion is refused later
                 if name not in known:
                     known[name] = measure(functions[name].ops, (*above, name))
                 count, depth = count + known[name][0], max(depth, 1 + known[name][1])
@@ -110,7 +110,7 @@ _DEEPEST: Final = 64
 
 
 def add_ops(builder: GraphBuilder, records: Sequence[Record], functions: Mapping[str, Function]) -> None:
-    """Add ops to a builder, with the ops of functions in place of those that name one.
+    """Add ops to a builder, replacing functional ones by the ops of their functions.
 
     Parameters
     ----------
@@ -122,7 +122,7 @@ def add_ops(builder: GraphBuilder, records: Sequence[Record], functions: Mapping
     Raises
     ------
     GraphError
-        An unknown function, a function that calls itself, the wrong number of inputs or results.
+        A function is unknown or calls itself, or the number of inputs or results is wrong.
 
     Examples
     --------
@@ -144,24 +144,24 @@ def add_ops(builder: GraphBuilder, records: Sequence[Record], functions: Mapping
 
 @dataclass
 class _Scope:
-    """The ops of a graph, or of one use of a function.
+    """Ops of a graph, or of one inlined use of a function.
 
     Attributes
     ----------
     prefix : str
-        Of the names of its ops.
+        Prefix of the names of its ops.
     given : mapping
-        Input of the function → name of what is given for it.
+        Input of the function → name of its argument.
     begins : sequence
-        What an op follows that reads no other op of the function.
+        Edges for ops that read no other op of the function.
     pivot : callable
-        Returns what an op follows besides that reads nothing, or nothing but `free`; adds it when asked.
+        Returns an edge for ops that read nothing, or only `free` tensors; adds its op on demand.
     free : set of str
-        Tensors that are there in all iterations of the loop, in the one after its last, too.
+        Tensors that exist in all iterations of the loop, also in the one after its last.
     stack : tuple of str
-        Functions that are being written out.
+        Functions being inlined.
     key : str
-        The attribute that leads to the function.
+        The attribute that named the function.
     """
 
     builder: GraphBuilder
@@ -176,12 +176,12 @@ class _Scope:
     key: str = ""
 
     def __post_init__(self) -> None:
-        """Prepare for what the ops stand for: of each functional one, its results and where it ends."""
+        """Prepare results and last ops of functional ops, which are inlined on demand."""
         self.records = {record["name"]: record for record in self.ops}
         self.done: dict[str, tuple[list[Any], list[str]] | None] = {}
 
     def add(self) -> None:
-        """Add every op, functional ones when they are first needed."""
+        """Add every op; functional ones are inlined when they are first needed."""
         for name, record in self.records.items():
             if is_functional(record):
                 self._written(name)
@@ -189,7 +189,7 @@ class _Scope:
                 self.builder.op(**{**record, **self._edges(record), "name": self.prefix + name})
 
     def _edges(self, record: Record) -> dict[str, Any]:
-        """Return what an op reads and follows, in the graph that is built."""
+        """Return the inputs and control edges of an op in the graph being built."""
         read, follow = record.get("inputs") or (), record.get("after") or ()
         inputs = [self.value(ref) for ref in read]
         after = [edge for ref in follow for edge in self._control(ref)]
@@ -204,7 +204,7 @@ class _Scope:
         return (value if isinstance(value, str) else value[0]) in self.free
 
     def _entering(self, value: Any, after: Sequence[Any]) -> Sequence[Any]:
-        """Return what a value follows on its way into a frame: what the op follows, or if free, the pivot."""
+        """Return what a value follows on its way into a frame: as its op does, or, if free, the pivot."""
         return after or (self.pivot() if self._is_free(value) else ())
 
     def _split(self, ref: Any) -> tuple[str, int, int]:
@@ -216,7 +216,7 @@ class _Scope:
         return (op, k, distance) if op in self.records else (name, 0, distance)
 
     def value(self, ref: Any) -> Any:
-        """Return what a reference means in the graph that is built."""
+        """Return the meaning of a reference in the graph being built."""
         name, k, distance = self._split(ref)
         if name in self.given:
             return _later(self.given[name], distance)
@@ -244,10 +244,10 @@ class _Scope:
     def _where(self) -> str:
         return f"function {self.stack[-1]!r}, written out for {self.prefix.rstrip('/')!r}"
 
-    # -- ops that stand for others ---------------------------------------------------------------
+    # -- functional ops --------------------------------------------------------------------------
 
     def _written(self, name: str) -> tuple[list[Any], list[str]]:
-        """Return results and ends of a functional op, which is written out the first time."""
+        """Return results and last ops of a functional op, inlining it the first time."""
         if name not in self.done:
             record = self.records[name]
             if record["attributes"].get("fails"):
@@ -257,7 +257,7 @@ class _Scope:
             write = {"call": self._call, "if": self._if, "while": self._while}[record["kind"]]
             self.done[name] = write(record, edges["inputs"], edges["after"])
         written = self.done[name]
-        if written is None:  # over iterations, too, this has no meaning
+        if written is None:  # a cycle; it has no meaning across iterations either
             op = self.prefix + name
             raise self._wrong(op, " stands for other ops, which cannot wait for its results")
         return written
@@ -284,7 +284,7 @@ class _Scope:
     def _write(
         self, function: Function, prefix: str, given: Sequence[Any], key: str, **around: Any
     ) -> tuple[list[Any], list[str]]:
-        """Add the ops of a function; return its results, and the ops at which it ends."""
+        """Add the ops of a function; return its results and its last ops."""
         values = dict(zip(function.inputs, given, strict=True))
         around |= {"stack": (*self.stack, function.name), "key": key}
         scope = _Scope(self.builder, self.functions, function.ops, prefix, values, **around)
@@ -296,13 +296,13 @@ class _Scope:
         return results, [edge for name in last for edge in scope._control(name)]
 
     def _starts(self, function: Function, *above: str) -> bool:
-        """Whether an op of a function, or of one that it calls, starts by itself in a branch."""
+        """Whether an op of a function, or of one that it calls, has no inputs and so needs the pivot."""
         above = (*above, function.name)
         for op in function.ops:
             if not op.get("inputs") and not op.get("after"):
                 return True
             called = str(op["attributes"].get("body")) if is_functional(op) and op["kind"] == "call" else ""
-            # One that calls itself is refused later.
+            # Recursion is refused later.
             inner = self.functions.get(called) if called not in above else None
             if inner is not None and self._starts(inner, *above):
                 return True
@@ -355,7 +355,7 @@ class _Scope:
                 given = [inside[x] for x in values]
                 results, ends = self._write(sides[key], f"{name}/{key}/", given, key, pivot=lambda: pivot)
                 stray = [end for end in ends if end not in results]
-                if stray:  # nobody reads them: the op is over when they are
+                if stray:  # nothing reads them, but the op ends only when they do
                     results[0] = self._identity(f"{name}/{key}/end", results[0], stray)
                 return results
 
@@ -425,7 +425,7 @@ class _Scope:
 
 
 def _later(value: Any, distance: int) -> Any:
-    """Return a reference `distance` iterations further back."""
+    """Return a reference from `distance` iterations further back."""
     if not distance:
         return value
     return (value, distance) if isinstance(value, str) else (value[0], value[1] + distance)

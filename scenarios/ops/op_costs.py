@@ -1,7 +1,7 @@
-"""What an op costs, from the shapes it reads and writes: one table, kind -> formula.
+"""The cost of an op from the shapes that it reads and writes: one table, kind -> formula.
 
 Every importer that knows shapes (ONNX, TensorFlow) names its ops in the vocabulary of this table and
-asks `cost_of`; a kind that is not in the table is refused by the importer, never counted as nothing.
+asks `cost_of`; importers refuse a kind that is not in the table, and never count it as nothing.
 
 ::
 
@@ -10,18 +10,18 @@ asks `cost_of`; a kind that is not in the table is refused by the importer, neve
 Conventions
 -----------
 * A multiply-add is **2 flop**. A comparison and an elementary function (exp, log, sqrt, tanh, erf, ...)
-  are 1 flop an element each; composite functions count their steps (sigmoid: negate, exp, add,
+  are 1 flop per element each; composite functions count their steps (sigmoid: negate, exp, add,
   divide = 4). The literature's GMAC figures are half of ours.
 * Direct algorithms: no Winograd, FFT or Strassen, and no skipping of masked parts.
-* A kernel reads each input once and writes each output once (what a perfect cache would see).
-  Ops that touch only a part (gather, slice, split) read what they write.
+* A kernel reads each input once and writes each output once (as with a perfect cache).
+  Ops that touch only a part (gather, slice, split) read as much as they write.
 * **Views are free**: reshape, flatten, squeeze, identity, dropout at inference, ... change the description
-  of a tensor and move no byte: 0 flop, 0 bytes. So are ops that only look at a shape.
-* A result whose size the data decide (non_zero, unique) is written with the shape that the model declares.
+  of a tensor and move no byte: 0 flop, 0 bytes. The same holds for ops that only query a shape.
+* A result whose size depends on the data (non_zero, unique) has the shape that the model declares.
 * Data movers (transpose, concat, pad, cast, ...) are 0 flop and all bytes.
 
 The counts follow from the definitions of the operators (https://onnx.ai/onnx/operators/ and
-https://www.tensorflow.org/api_docs/python/tf/raw_ops); the convention of two flop a multiply-add is that
+https://www.tensorflow.org/api_docs/python/tf/raw_ops); the convention of two flop per multiply-add is that
 of LAPACK Working Note 41, appendix C.
 """
 
@@ -43,7 +43,7 @@ UNKNOWN_BYTES: Final = (
     "unknown: bytes in the scenario's workload, --set unknown=bytes of sim import, "
     "or unknown='bytes' in Python"
 )
-"""How ops without a formula are let pass, for messages."""
+"""How to accept ops without a formula, for messages."""
 
 
 def cost_of(op: OpFacts) -> Cost:
@@ -52,7 +52,7 @@ def cost_of(op: OpFacts) -> Cost:
     Raises
     ------
     UnknownNameError
-        No formula for ``op.kind``.
+        There is no formula for ``op.kind``.
     GraphError
         An input that the formula needs is absent.
 
@@ -72,7 +72,7 @@ def cost_of(op: OpFacts) -> Cost:
 def op_arguments(
     op: OpFacts, where: str, attributes: Mapping[str, Any], *, known: bool = True
 ) -> dict[str, Any]:
-    """Return what `GraphBuilder.op` takes of an op with shapes: kind, sizes of outputs, cost, attributes.
+    """Return the arguments of `GraphBuilder.op` for an op with shapes: kind, outputs, cost, attributes.
 
     Parameters
     ----------
@@ -80,9 +80,9 @@ def op_arguments(
     where : str
         The op, in messages.
     attributes : mapping
-        To these are added the sizes by which cost models know it, and of a view, whose it is.
+        Extended by the sizes that cost models use and, for a view, by its source.
     known : bool
-        Whether a formula can be asked; else the op has no flop, and the bytes of its tensors.
+        Whether there is a formula; if not, the op has no flop, and the bytes of its tensors.
 
     Raises
     ------
@@ -99,7 +99,7 @@ def op_arguments(
 
 
 def without_formula(operators: Mapping[str, int], unknown: str, way_out: str, where: str = "") -> None:
-    """Refuse operators that have no formula, or warn of them; nothing where there are none.
+    """Raise or warn if there are operators without a formula.
 
     Parameters
     ----------
@@ -108,9 +108,9 @@ def without_formula(operators: Mapping[str, int], unknown: str, way_out: str, wh
     unknown : {"error", "bytes"}
         Refuse, or warn.
     way_out : str
-        How to let them pass.
+        How to accept them.
     where : str
-        Begins a message.
+        Beginning of the message.
     """
     if unknown not in ("error", "bytes"):
         raise UnknownNameError("value of unknown", unknown, ("error", "bytes"))
@@ -143,10 +143,10 @@ _FLOPS_PER_OUTPUT = {
     13: "layer_norm_grad",  # normalise 2, scale 1, two sums 3, input's gradient 4, scale's and shift's 3
     7: "layer_norm instance_norm group_norm mean_variance_norm",
 }
-"""Flop an element of the first output, counted from the operators' definitions."""
+"""Flop per element of the first output, counted from the operators' definitions."""
 
 ELEMENTWISE: Final = frozenset(kind for kinds in _FLOPS_PER_OUTPUT.values() for kind in kinds.split())
-"""Kinds whose output is as large as their inputs, broadcast."""
+"""Kinds whose output has the broadcast shape of their inputs."""
 
 _FLOPS_PER_INPUT = {
     1: """reduce_sum reduce_mean reduce_max reduce_min reduce_prod reduce_all reduce_any argmax argmin
@@ -156,14 +156,14 @@ _FLOPS_PER_INPUT = {
     7: "softmax_cross_entropy sparse_softmax_cross_entropy",
     9: "batch_norm_grad",
 }
-"""Flop an element of the first input."""
+"""Flop per element of the first input."""
 
 _OWN_FLOPS = (
     *(f.conv, f.conv_transpose, f.depthwise_conv, f.conv_input_grad, f.conv_weight_grad),
     *(f.matmul, f.einsum, f.attention, f.attention_grad),
     *(f.lrn, f.batch_norm, f.resize, f.top_k, f.unique),
 )
-"""Flop of the kinds that are called as their formula."""
+"""Flop formulas with the names of their kinds."""
 
 COSTS: Mapping[str, Formula] = {
     **dict.fromkeys([*VIEWS, *WITHOUT_DATA], f.free),
@@ -174,7 +174,7 @@ COSTS: Mapping[str, Formula] = {
     **{kind: f.per_input(n) for n, kinds in _FLOPS_PER_INPUT.items() for kind in kinds.split()},
     **{flops.__name__: f.streamed(flops) for flops in _OWN_FLOPS},
     "gemm": f.streamed(f.matmul),
-    "embedding_grad": f.streamed(lambda op: op.input(1).elements),  # (indices, gradient): one sum an element
+    "embedding_grad": f.streamed(lambda op: op.input(1).elements),  # (indices, gradient): one sum per element
     "adam": f.adam,
     "lstm": f.recurrent(gates=4, pointwise=26),  # 8 additions, 3 sigmoid, 2 tanh, 3 products, 1 sum
     "gru": f.recurrent(gates=3, pointwise=20),  # 6 additions, 2 sigmoid, 1 tanh, 3 products, 2 sums
@@ -190,23 +190,23 @@ COSTS: Mapping[str, Formula] = {
     "assign_add": f.assign(1, variables_read=1, variables_written=1),
     "assign_sub": f.assign(1, variables_read=1, variables_written=1),
 }
-"""Kind of op -> its cost formula."""
+"""Op kind -> its cost formula."""
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Ops of which nothing is said: no duration, no flops, no bytes.
+# Ops without any cost: no duration, no flops, no bytes.
 #
 # A cost model would give them no time, and a forgotten number would look like a fast op. So they are refused,
-# but for kinds that do no work by their nature (`FREE`), and where a model times them by something else.
+# except for kinds that do no work by their nature (`FREE`), and for models that time them by something else.
 
 
 def refuse_costless(job: Job) -> None:
-    """Refuse an op that takes no time because nothing is said of it.
+    """Raise if an op takes no time because none of its costs is given.
 
     Raises
     ------
     GraphError
-        About the first of them.
+        For the first such op.
     """
     from devices.cost.cost_models import models_of
 
@@ -215,7 +215,7 @@ def refuse_costless(job: Job) -> None:
     unsaid &= (graph.bytes_read == 0) & (graph.bytes_written == 0) & ~graph.is_kind(*FREE)
     for by_kind in graph.duration_by_kind.values():
         unsaid &= by_kind == UNSET
-    if job.machine.collectives is not None:  # whose model has been asked
+    if job.machine.collectives is not None:  # its model has timed them
         unsaid &= ~job.meets
     if not unsaid.any():
         return
@@ -225,7 +225,7 @@ def refuse_costless(job: Job) -> None:
         if not _by_rates(device):
             nothing &= ~here
         elif device.details.preset and device.cost is not None and (unsaid & here).any():
-            # The overhead of a preset's kind is no time that somebody meant the op to take.
+            # The overhead of a preset's kind is not a time that somebody gave to the op.
             last = models_of(device.cost)[-1]
             nothing |= unsaid & here & (last.durations_ns(graph, device) == job.duration_ns)
     if nothing.any():
@@ -238,7 +238,7 @@ def refuse_costless(job: Job) -> None:
 
 
 def _by_rates(device: Device) -> bool:
-    """Whether what the device times is reckoned from flops and bytes, or not at all."""
+    """Whether the device times ops by flops and bytes, or not at all."""
     from devices.cost.cost_models import RooflineCost, models_of
     from devices.cost.npu_tiles import TiledCost
 

@@ -1,7 +1,7 @@
-"""The formulas behind `scenarios.ops.op_costs`: what an op does, counted from its shapes.
+"""The formulas behind `scenarios.ops.op_costs`: the work of an op, counted from its shapes.
 
-The conventions (2 flop a multiply-add, each byte once, views free) are stated there. A formula is a
-function `OpFacts` -> `Cost`, or makes one.
+The conventions are stated there (2 flop per multiply-add, each byte once, views free). A formula is a
+function `OpFacts` -> `Cost`, or returns one.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ class TensorFacts(NamedTuple):
 
 
 class OpFacts(NamedTuple):
-    """What a formula may look at.
+    """The input of a formula.
 
     Attributes
     ----------
     kind : str
         Key of `scenarios.ops.op_costs.COSTS`.
     inputs : tuple of TensorFacts or None
-        In the operator's order; None for an optional input that is left out.
+        In the operator's order; None for an omitted optional input.
     outputs : tuple of TensorFacts
     attributes : mapping
-        ``weight_output_axis`` (conv; 0 when left out), ``kernel_shape`` (pools), ``size`` (lrn), ``mode``
-        (resize), ``equation`` (einsum), ``q_num_heads`` (attention), ``training_mode`` (batch_norm); and what
-        `scenarios.ops.op_formulas` looks at.
+        ``weight_output_axis`` (conv; default 0), ``kernel_shape`` (pools), ``size`` (lrn), ``mode``
+        (resize), ``equation`` (einsum), ``q_num_heads`` (attention), ``training_mode`` (batch_norm); and
+        those that `scenarios.ops.op_formulas` reads.
     """
 
     kind: str
@@ -47,7 +47,7 @@ class OpFacts(NamedTuple):
     attributes: Mapping[str, Any] = {}
 
     def input(self, i: int) -> TensorFacts:
-        """Return input `i`, which the formula needs; GraphError when it is absent."""
+        """Return input `i`, which the formula needs; raise GraphError if it is absent."""
         found = self.inputs[i] if i < len(self.inputs) else None
         if found is None:
             raise GraphError(f"the cost of {self.kind!r} needs its input {i}, which is absent")
@@ -59,7 +59,7 @@ class OpFacts(NamedTuple):
 
     @property
     def output(self) -> TensorFacts:
-        """The first output; GraphError when there is none."""
+        """The first output; raises GraphError if there is none."""
         if not self.outputs:
             raise GraphError(f"the cost of {self.kind!r} needs its output, which is absent")
         return self.outputs[0]
@@ -90,7 +90,7 @@ Formula = Callable[[OpFacts], Cost]
 
 
 def streamed(flops: Callable[[OpFacts], int]) -> Formula:
-    """Every input read once, every output written once, `flops` of arithmetic."""
+    """Read every input once, write every output once, and do `flops` of arithmetic."""
     return lambda op: Cost(flops(op), op.read, op.written)
 
 
@@ -103,7 +103,7 @@ def move(op: OpFacts) -> Cost:
 
 
 def pick(op: OpFacts) -> Cost:
-    """Copy a part: of the first input only what is written; the other inputs (indices) in full."""
+    """Copy a part: of the first input read only what is written; read the other inputs (indices) in full."""
     return Cost(0, op.written + op.read - op.input(0).nbytes, op.written)
 
 
@@ -119,7 +119,7 @@ def per_input(count: int) -> Formula:
 
 
 def macs_per_output(weight: TensorFacts, axis: int) -> int:
-    """Multiply-adds for one output element of a convolution: channels in a group x window."""
+    """Multiply-adds per output element of a convolution: channels in a group x window."""
     return weight.elements // max(1, weight.shape[axis])
 
 
@@ -132,7 +132,7 @@ def conv(op: OpFacts) -> int:
     return 2 * op.output.elements * macs_per_output(op.input(1), axis) + bias(op)
 
 
-def conv_transpose(op: OpFacts) -> int:  # every input element meets the window of every output channel
+def conv_transpose(op: OpFacts) -> int:  # every input element is multiplied by each output channel's window
     return 2 * op.input(0).elements * macs_per_output(op.input(1), 0) + bias(op)
 
 
@@ -141,7 +141,7 @@ def depthwise_conv(op: OpFacts) -> int:  # weight: window x channels x multiplie
     return 2 * op.output.elements * (op.input(1).elements // max(1, channels))
 
 
-def conv_input_grad(op: OpFacts) -> int:  # (input sizes, filter, output gradient): the work of the forward
+def conv_input_grad(op: OpFacts) -> int:  # (input sizes, filter, output gradient): as much as the forward
     return 2 * op.input(2).elements * macs_per_output(op.input(1), -1)
 
 
@@ -150,7 +150,7 @@ def conv_weight_grad(op: OpFacts) -> int:  # (input, filter sizes, output gradie
 
 
 def inner_length(op: OpFacts) -> int:
-    """Return K of a product (.., M, K) x (.., K, N), whichever of the two is stored transposed."""
+    """Return K of a product (.., M, K) x (.., K, N), also if one of the two is stored transposed."""
     a, b, out = op.input(0), op.input(1), op.output
     if len(a.shape) < 2 or len(b.shape) < 2:
         return a.shape[-1] if a.shape else 1
@@ -178,7 +178,7 @@ def einsum_sizes(op: OpFacts) -> tuple[list[set[str]], dict[str, int]]:
         size |= dict(zip(before, shape, strict=False))
         if behind:
             size |= dict(zip(behind, shape[-len(behind) :], strict=False))
-        if dots:  # broadcast dimensions, counted from the last one
+        if dots:  # broadcast dimensions, numbered from the last one
             middle = shape[len(before) : len(shape) - len(behind)]
             for k, n in enumerate(reversed(middle)):
                 labels[i].add(f".{k}")
@@ -187,7 +187,7 @@ def einsum_sizes(op: OpFacts) -> tuple[list[set[str]], dict[str, int]]:
 
 
 def einsum(op: OpFacts) -> int:
-    """One multiply-add for each point of the space of all labels, as the operator's definition has it."""
+    """One multiply-add for each point of the space of all labels, by the operator's definition."""
     labels, size = einsum_sizes(op)
     return 2 * math.prod(size.values()) if len(labels) > 1 else math.prod(size.values())
 
@@ -202,10 +202,10 @@ def attention(op: OpFacts) -> int:
 
 
 def attention_grad(op: OpFacts) -> int:
-    """Gradients of queries, keys and values from (q, k, v, gradient, output), as FlashAttention does.
+    """Gradients of queries, keys and values from (q, k, v, gradient, output), as in FlashAttention.
 
-    Five products instead of the forward's two, as it computes the scores again; an element of the scores
-    costs scale 1 + softmax 5 again, and P * (dP - D) and its scale 3; D is a product with the output's
+    Five products instead of the forward's two, because the scores are recomputed; an element of the scores
+    costs scale 1 + softmax 5 again, and 3 for P * (dP - D) and its scale; D is a product with the output's
     gradient, row by row (Dao et al., arXiv 2205.14135, algorithm 4).
     """
     q, k = op.input(0), op.input(1)
@@ -215,7 +215,7 @@ def attention_grad(op: OpFacts) -> int:
 
 
 def recurrent(gates: int, pointwise: int) -> Formula:
-    """Both products of every gate for every step, and the elementwise part of the cell."""
+    """Both products of every gate at every step, and the elementwise part of the cell."""
 
     def flops(op: OpFacts) -> int:
         x, w, r = op.input(0), op.input(1), op.input(2)
@@ -229,7 +229,7 @@ def recurrent(gates: int, pointwise: int) -> Formula:
 
 
 def pool(op: OpFacts) -> int:
-    """Window elements an output; where the window is not known, every input element once (no overlap)."""
+    """Window elements per output; if the window is unknown, every input element once (no overlap)."""
     window = op.attributes.get("kernel_shape")
     if window is None:
         return op.input(0).elements
@@ -252,14 +252,14 @@ def batch_norm(op: OpFacts) -> int:
 
 
 def resize(op: OpFacts) -> int:
-    """A multiply-add for every tap: 2 a resized axis when linear, 4 when cubic; none when nearest."""
+    """A multiply-add per tap: 2 per resized axis if linear, 4 if cubic; none if nearest."""
     taps = {"nearest": 0, "linear": 2, "cubic": 4}.get(str(op.attributes.get("mode", "nearest")), 4)
     resized = sum(a != b for a, b in zip(op.input(0).shape, op.output.shape, strict=False))
     return 2 * taps**resized * op.output.elements if taps and resized else 0
 
 
 def nary(extra: int) -> Formula:
-    """n - 1 two-operand steps an element, and `extra` after them."""
+    """n - 1 two-operand steps per element, and `extra` steps after them."""
     return streamed(lambda op: (max(0, len(op.inputs) - 1) + extra) * op.output.elements)
 
 
@@ -278,18 +278,18 @@ def assign(flops: int, variables_read: int, variables_written: int) -> Formula:
 def adam(op: OpFacts) -> Cost:
     """Update (gradient, optimizer state, weight) in place.
 
-    Moments 3 + 4 flop an element, their corrections 2, and square root, add, divide, scale, subtract 5
+    Moments 3 + 4 flop per element, their corrections 2, and square root, add, divide, scale, subtract 5
     (Kingma and Ba, arXiv 1412.6980, algorithm 1). The weight is written from its copy in the state.
     """
     gradient, state, weight = op.input(0), op.input(1), op.input(2)
     return Cost(14 * gradient.elements, gradient.nbytes + state.nbytes, state.nbytes + weight.nbytes)
 
 
-# -- choosing and ordering: a comparison is 1 flop, as everywhere -------------------------------------
+# -- selection and sorting: a comparison is 1 flop, as everywhere -------------------------------------
 
 
 def top_k(op: OpFacts) -> int:
-    """The k largest of each row: every element goes once through a heap of k, one level a comparison.
+    """The k largest of each row: every element passes once through a heap of k, one level per comparison.
 
     n elements take n ceil(log2(k + 1)) comparisons, one each for k = 1, as argmax (Knuth, The Art of Computer
     Programming 3, section 5.2.3). An upper bound: most elements are smaller than the root, and stop there.
@@ -302,39 +302,39 @@ def top_k(op: OpFacts) -> int:
 def unique(op: OpFacts) -> int:
     """Sort, then compare neighbours: n ceil(log2 n) + n - 1 comparisons of n elements.
 
-    The bound of merging (Knuth, The Art of Computer Programming 3, section 5.2.4), which numpy's and ONNX's
-    sorted result need; for rows (``axis``) each comparison is one of their elements.
+    The bound of merge sort (Knuth, The Art of Computer Programming 3, section 5.2.4), needed for numpy's and
+    ONNX's sorted result; for rows (``axis``) each comparison is of one of their elements.
     """
     n = op.input(0).elements
     return n * (n - 1).bit_length() + n - 1 if n else 0
 
 
 # ----------------------------------------------------------------------------------------------------------
-# The sizes of an op by which cost models know it, as attributes under the same names from every source.
+# Sizes of an op that cost models use, as attributes with the same names from every source.
 #
 # ::
 #
 #     matmul          (2, 3, 5) x (5, 7)               m 6, n 7, k 5           one right matrix: all rows
-#                     (2, 3, 5) x (2, 5, 7)   batch 2, m 3, n 7, k 5           a product for each right matrix
-#     attention       batch, seq_len, kv_len, heads, kv_heads, head_dim, causal, window (where there is one)
-#     conv, pools     batch, in_channels, out_channels, group, and of each axis of the image input_shape,
+#                     (2, 3, 5) x (2, 5, 7)   batch 2, m 3, n 7, k 5           a product per right matrix
+#     attention       batch, seq_len, kv_len, heads, kv_heads, head_dim, causal, window (if there is one)
+#     conv, pools     batch, in_channels, out_channels, group, and per axis of the image input_shape,
 #                     kernel_shape, strides, dilations, pads (all begins, then all ends)
 #     rows            rows, columns: softmax, norms, losses, top_k, cum_sum work along columns; a reduction
-#                     makes each of its rows of so many; gather copies rows
+#                     reduces columns to one per row; gather copies rows
 #
-# A right matrix stored (n, k) has ``transposed`` (of a square one only where its operator says so). Gradients
-# have the sizes of their forward: those of products are products and have their own. What bytes tell, as of
-# elementwise ops and copies, has none. Names and order of axes are ONNX's
-# (https://onnx.ai/onnx/operators/onnx__Conv.html), whatever the framework stores last.
+# A right matrix stored (n, k) has ``transposed`` (a square one only if its operator says so). Gradients
+# have the sizes of their forward; products in them are products with their own sizes. Ops that bytes describe
+# (elementwise ops, copies) have no sizes. Names and order of axes are ONNX's
+# (https://onnx.ai/onnx/operators/onnx__Conv.html), whichever axis the framework stores last.
 
 Sizes = dict[str, Any]
 Shape = tuple[int, ...]
 
 
 def measured_shape(op: OpFacts) -> Sizes:
-    """Return the sizes of an op; none where its kind has none, or its operands do not tell them.
+    """Return the sizes of an op; none if its kind has none, or its operands do not determine them.
 
-    Besides shapes it looks at the attributes ``channels_last``, ``axis``, ``num_groups``, ``transposed`` (or
+    Besides shapes it uses the attributes ``channels_last``, ``axis``, ``num_groups``, ``transposed`` (or
     ``transB``), ``strides``, ``pads``, ``dilations``, ``is_causal``, ``kv_num_heads``, ``window``.
 
     Examples
@@ -349,7 +349,7 @@ def measured_shape(op: OpFacts) -> Sizes:
         return {}
     try:
         return rule(op)
-    except (IndexError, ZeroDivisionError):  # fewer axes than it takes, or nothing in one
+    except (IndexError, ZeroDivisionError):  # too few axes, or an empty one
         return {}
 
 
@@ -431,7 +431,7 @@ def _pool(op: OpFacts) -> Sizes:
 
 
 def _windows(op: OpFacts, x: Shape, y: Shape, window: Shape | None, group: int) -> Sizes:
-    """Return the sizes of windows that make `y` of `x`; side by side, where it is not said how large."""
+    """Return the sizes of the windows that turn `x` into `y`; without a given window, they do not overlap."""
     last = _channels_last(op)
     image, made = (shape[1:-1] if last else shape[2:] for shape in (x, y))
     wide, narrow = (made, image) if op.kind == "conv_transpose" else (image, made)
@@ -443,10 +443,10 @@ def _windows(op: OpFacts, x: Shape, y: Shape, window: Shape | None, group: int) 
     if not len(wide) == len(narrow) == len(window) == len(dilations):
         return {}
     spans = [1 + d * (n - 1) for n, d in zip(window, dilations, strict=True)]
-    if len(strides) != len(image):  # the least that make no more than there is
+    if len(strides) != len(image):  # the smallest that make no more than the output
         strides = [max(1, math.ceil((a - n + 1) / b)) for a, b, n in zip(wide, narrow, spans, strict=True)]
     pads = [int(n) for n in op.attributes.get("pads") or ()]
-    if len(pads) != 2 * len(image):  # as many as make all that there is
+    if len(pads) != 2 * len(image):  # as many as the whole output needs
         sizes = zip(wide, narrow, spans, strides, strict=True)
         both = [max(0, (b - 1) * s + n - a) for a, b, n, s in sizes]
         pads = [n // 2 for n in both] + [n - n // 2 for n in both]
@@ -466,7 +466,7 @@ def _windows(op: OpFacts, x: Shape, y: Shape, window: Shape | None, group: int) 
 def convolved(
     image: Shape, kernel: Shape, strides: Sequence[int], pads: Sequence[int], dilations: Sequence[int]
 ) -> list[int]:
-    """Return the sizes of what a convolution makes of an image; pads: of all axes before, then after."""
+    """Return the output sizes of a convolution on an image; pads: before all axes, then after them."""
     return [
         (size + pads[i] + pads[len(image) + i] - dilations[i] * (kernel[i] - 1) - 1) // strides[i] + 1
         for i, size in enumerate(image)
@@ -474,7 +474,7 @@ def convolved(
 
 
 def _each(op: OpFacts, name: str, axes: int) -> list[int]:
-    """Return what an attribute says of each axis; nothing where it is not there."""
+    """Return an attribute's value for each axis; empty if it is absent."""
     given = [int(n) for n in op.attributes.get(name) or ()]
     return given * axes if len(given) == 1 else given
 
@@ -496,7 +496,7 @@ _OPERANDS: Final[Mapping[str, Callable[[OpFacts], tuple[Shape, Shape, Shape]]]] 
     "conv_weight_grad": lambda op: (op.input(0).shape, op.output.shape, op.input(2).shape),
     "conv_grad": lambda op: (op.input(1).shape, op.input(2).shape, op.input(0).shape),
 }
-"""Kind -> input, filter and output of the convolution."""
+"""Kind -> positions of input, filter and output of the convolution."""
 
 # -- rows -----------------------------------------------------------------------------------------
 
@@ -506,7 +506,7 @@ def _rows(elements: int, columns: int) -> Sizes:
 
 
 def _along(default: int) -> Callable[[OpFacts], Sizes]:
-    """Rows along one axis of the first input."""
+    """Rows lie along one axis of the first input."""
     return lambda op: _rows(op.input(0).elements, op.input(0).shape[_axis(op, default)])
 
 
@@ -516,7 +516,7 @@ def _axis(op: OpFacts, default: int) -> int:
 
 
 def _behind(op: OpFacts) -> Sizes:
-    """All axes from one on are a row."""
+    """All axes from one on form a row."""
     return _rows(op.input(0).elements, math.prod(op.input(0).shape[_axis(op, -1) :]))
 
 

@@ -1,1 +1,1 @@
-"""Recorded programs as they ran, and what if they had run otherwise."""
+"""Recorded programs as they ran, and what-if variants of them."""

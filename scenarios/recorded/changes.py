@@ -4,10 +4,10 @@
 
     workload:
       kineto: trace.json.gz
-      what_if: {issue_cost: x0.5, scale: {gemm: x0.5}}           a mapping: always in the order of this file
+      what_if: {issue_cost: x0.5, scale: {gemm: x0.5}}           a mapping: applied in the order of this file
       what_if: [{scale: {gemm: x0.5}}, {fuse: [elementwise]}]     a list: one mapping after another
 
-A change that leaves the graph as it is says so.
+A change without effect on the graph gives a warning.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _HostWork = Annotated[
 
 
 class _Short(Shorthand):
-    """A plain value that stands for a mapping with one or several keys; true for all defaults."""
+    """A plain value that stands for a mapping with one or several keys; true stands for all defaults."""
 
     def whole(self, value: Any) -> Any:
         """Return the mapping that a value stands for."""
@@ -51,14 +51,14 @@ class _Short(Shorthand):
 
 
 class Remove(Strict):
-    """Ops that are not there."""
+    """Ops to remove."""
 
     ops: _Words
     host: _HostWork = "stays"
 
 
 class Fuse(Strict):
-    """Kernels that stand one behind another on a stream and become one."""
+    """Consecutive kernels on a stream that become one."""
 
     ops: _Words = Field(description="a sequence to look for; one word: any number of such kernels")
     duration: Duration | None = Field(None, description="default: what the parts take together")
@@ -66,7 +66,7 @@ class Fuse(Strict):
 
 
 class OtherDevice(Strict):
-    """Another GPU: recorded durations, by what both take for such kernels."""
+    """Another GPU: durations are converted by the cost models of both."""
 
     source: Name = Field(alias="from", description="preset of the GPU that was recorded")
     target: Name = Field(alias="to", description="preset of the other one")
@@ -83,7 +83,7 @@ class Bandwidth(Strict):
 
 
 class CudaGraph(Strict):
-    """Launches between synchronisations become one."""
+    """All launches between two synchronisations become one."""
 
     issue_cost: Duration | None = Field(None, description="what a launch costs the host; default: 2.5us")
     node: Duration | None = Field(
@@ -123,7 +123,7 @@ class WhatIf(Strict):
     ] = 1
 
     def steps(self) -> Iterator[tuple[tuple[str | int, ...], Callable[[Graph], Graph]]]:
-        """Yield what is done, with the path of its key."""
+        """Yield each change with the path of its key."""
         from scenarios.recorded import durations, launches, other_gpu
 
         if (gone := self.remove) is not None:
@@ -168,7 +168,7 @@ def _as_list(value: Any) -> Any:
 
 
 class _OneOrSeveral:
-    """Describes a list to editors, in place of which its one item may stand."""
+    """Schema for editors of a list that may be given as its only item."""
 
     def __get_pydantic_json_schema__(self, core: Any, handler: Any) -> dict[str, Any]:
         schema = handler(core)
@@ -185,25 +185,25 @@ AnyWhatIf = Annotated[
 
 
 def applied(graph: Graph, changes: Sequence[WhatIf], *, path: Sequence[str | int] = ()) -> Graph:
-    """Return a graph after changes.
+    """Return the graph after the changes.
 
     Parameters
     ----------
     graph : Graph
     changes : sequence of WhatIf
     path : sequence of str or int
-        Where they stand, for messages.
+        Their path in the scenario, for messages.
 
     Raises
     ------
     InputError
-        A word is about nothing in the graph, or a change cannot be made of such a recording; its path begins
-        at `path`.
+        A word matches nothing in the graph, or the recording does not allow a change; the error's path begins
+        with `path`.
 
     Warns
     -----
     UserWarning
-        A change changes nothing, or the recording does not tell all that it would take to know.
+        A change has no effect, or the recording lacks information that would be needed.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""What-ifs that change how long ops take, and nothing else: the same ops in the same order."""
+"""What-ifs that change only the durations of ops: the same ops in the same order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sim.explain.communication import INSIDE, inside_ns
 from sim.graph.graph import Graph
 
 # ----------------------------------------------------------------------------------------------------------
-# How a what-if changes a duration: by a factor (``x0.5``), or to a new value (``2us``).
+# A what-if changes a duration by a factor (``x0.5``), or to a new value (``2us``).
 
 _FACTOR: Final = re.compile(r"\s*[x×]\s*([0-9][0-9_]*\.?[0-9]*|\.[0-9]+)\s*")
 _MOST: Final = 1_000_000
@@ -41,14 +41,14 @@ class Change(NamedTuple):
     value_ns: int | None = None
 
     def of(self, durations_ns: Iterable[int]) -> list[int]:
-        """Return durations after the change, each rounded half up."""
+        """Return the durations after the change, each rounded half up."""
         if self.value_ns is not None:
             return [self.value_ns for _ in durations_ns]
         above, below = 2 * self.factor.numerator, 2 * self.factor.denominator
         return [(above * ns + self.factor.denominator) // below for ns in durations_ns]
 
     def of_part(self, part_ns: int, whole_ns: int) -> int:
-        """Return a part of a duration, which keeps its share of the whole."""
+        """Return a part of a duration after the change; its share of the whole stays the same."""
         if self.value_ns is None:
             return self.of([part_ns])[0]
         return round_half_up(Fraction(self.value_ns * part_ns, whole_ns)) if whole_ns else self.value_ns
@@ -60,7 +60,7 @@ def read_factor(value: object) -> Fraction:
     Raises
     ------
     InputError
-        It is none.
+        It is not a factor.
 
     Examples
     --------
@@ -79,7 +79,7 @@ def read_factor(value: object) -> Fraction:
 
 
 def read_change(value: object) -> Change:
-    """Read a factor, or a new value.
+    """Read a factor or a new value.
 
     Raises
     ------
@@ -120,20 +120,20 @@ AnyChange = Annotated[
 # ----------------------------------------------------------------------------------------------------------
 
 _PARTS = "call_ns", "rest_of_call_ns", INSIDE
-"""Attributes that are parts of an op: of the host's, and what it communicates itself."""
+"""Attributes that are parts of an op's duration: of the host's work, and its own communication."""
 
 
 def scaled(graph: Graph, changes: Mapping[str, Change]) -> Graph:
-    """Return a graph whose ops, by name (`select`), take a factor of their time, or another one.
+    """Return a graph in which the ops that words name (`select`) have scaled or new durations.
 
-    An op that several words are about is changed by each of them, in their order. Of an op that computes and
-    communicates in turn ``kernels`` is the one part, ``collectives`` the other; any other word is about all
+    If several words match an op, each changes it, in their order. For an op that computes and
+    communicates in turn, ``kernels`` names the one part, ``collectives`` the other; any other word names all
     of it.
 
     Raises
     ------
     InputError
-        A word is about no op, or about one that has no duration of its own.
+        A word matches no op, or an op without a duration of its own.
 
     Examples
     --------
@@ -154,10 +154,10 @@ def scaled(graph: Graph, changes: Mapping[str, Change]) -> Graph:
 
 
 def more_bandwidth(graph: Graph, collectives: Fraction, transfers: Fraction) -> Graph:
-    """Return a graph whose links have so many times the bandwidth.
+    """Return a graph whose links have a multiple of their bandwidth.
 
-    All of a copy, or of a collective's transfer, is taken for bandwidth: its latency, too, which a recording
-    does not tell apart. So what comes out is the most that bandwidth can do.
+    All time of a copy, or of a collective's transfer, is attributed to bandwidth, including latency, which
+    a recording does not distinguish. The result is thus the largest possible effect of bandwidth.
     """
     if collectives != 1:
         graph = _communicating(graph, None, Change(1 / collectives))
@@ -167,16 +167,16 @@ def more_bandwidth(graph: Graph, collectives: Fraction, transfers: Fraction) -> 
 
 
 def faster_host(graph: Graph, factor: Fraction) -> Graph:
-    """Return a graph whose host takes a factor of its time for its own work, launches among it.
+    """Return a graph whose host's own work, including launches, is scaled by a factor.
 
-    A call that waits still waits as long as it has to; what it does afterwards is work. What a host did
-    before its recording began stays as it is.
+    A call that waits still waits as long as it must; what it does afterwards is work. The time before the
+    recording of a host began does not change.
     """
     return _changed(graph, roles.host_ops(graph), Change(factor))
 
 
 def issue_cost(graph: Graph, change: Change) -> Graph:
-    """Return a graph whose launch calls take a factor of their own time, or another one.
+    """Return a graph whose launch calls have their own time scaled or replaced.
 
     The host's work between calls stays.
 
@@ -201,12 +201,12 @@ def issue_cost(graph: Graph, change: Change) -> Graph:
 
 
 def other_gap(graph: Graph, change: Change) -> Graph:
-    """Return a graph of a recording whose GPUs take a factor of the gap between kernels, or another one.
+    """Return the graph of a recording with the gap between kernels of its GPUs scaled or replaced.
 
     Raises
     ------
     InputError
-        The recording does not tell a gap.
+        The recording does not show a gap.
     """
     gaps = {pin: known["gap"] for pin, known in graph.device_facts.items() if "gap" in known}
     if not gaps:
@@ -219,11 +219,11 @@ def other_gap(graph: Graph, change: Change) -> Graph:
 
 
 _Part = tuple[int, str, int, int]
-"""An op, the attribute that is a part of its duration, and how long that was and is now."""
+"""An op, the attribute with a part of its duration, and that part before and after, in ns."""
 
 
 def _with_parts(graph: Graph, parts: Iterable[_Part]) -> Graph:
-    """Return a graph with other parts of durations; the same one if none changes."""
+    """Return a graph with changed parts of durations; the same graph if nothing changes."""
     ns, attributes = graph.duration_ns.copy(), dict(graph.attributes)
     for op, part, was_ns, now_ns in parts:
         if now_ns != was_ns:
@@ -233,7 +233,7 @@ def _with_parts(graph: Graph, parts: Iterable[_Part]) -> Graph:
 
 
 def _next_on_thread(graph: Graph) -> dict[int, int]:
-    """Return the op that a host's thread does next, of each op of it."""
+    """Return, for each op of a host thread, the next op of that thread."""
     last: dict[tuple[int, object], int] = {}
     following = {}
     for op, number in graph.attribute("thread").items():
@@ -245,11 +245,11 @@ def _next_on_thread(graph: Graph) -> dict[int, int]:
 
 
 def _communicating(graph: Graph, names: Names | None, change: Change) -> Graph:
-    """Return a graph in which collectives take another time, and what other ops communicate themselves."""
+    """Return a graph with changed durations of collectives, and of other ops' own communication."""
     inside = inside_ns(graph)
     parts = np.flatnonzero(inside).tolist() if change.value_ns is None else []
     if names is not None and not parts:
-        names.find("collectives")  # refuses a graph that has none
+        names.find("collectives")  # raises if the graph has none
     graph = _changed(graph, roles.collectives(graph), change)
     was = inside[parts].tolist()
     changed = zip(parts, was, change.of(was), strict=True)
@@ -257,9 +257,9 @@ def _communicating(graph: Graph, names: Names | None, change: Change) -> Graph:
 
 
 def _changed(graph: Graph, which: BoolArray, change: Change, *, stays: bool = False) -> Graph:
-    """Return a graph in which some ops take longer or shorter; the same one if nothing changes.
+    """Return a graph with changed durations of some ops; the same graph if nothing changes.
 
-    `stays` keeps what they communicate themselves.
+    With `stays` the ops' own communication keeps its duration.
     """
     ops = np.flatnonzero(which)
     kept = inside_ns(graph) if stays else np.zeros(len(graph), np.int64)

@@ -1,25 +1,25 @@
 """What if kernels were launched as CUDA graphs, or on more streams?
 
-As graphs there is one launch between two synchronisations, instead of many.
+With graphs there is one launch between two synchronisations, instead of many.
 
 ::
 
     recorded    host  [work,a][work,b][work,c][sync  ]       graph   host  [work,abc][sync]
                 gpu          a       b       c                       gpu            abc
 
-What a thread launches between two calls that wait for the device is one graph: a call that waits cannot be
-captured, nor can a copy that the host waits for, whose launch stays by itself. So does that of a copy from
-the host: it brings what the host has made by then (a batch, from the data loader), before the replay that
-reads it. Within a graph, tasks have the order of their streams and events, as a capture has. A replay does
-not execute what the host did between the launches: arguments are set up, and ops dispatched, once; what it
-did before the first launch, and after the last, stays. If it did something else in between, this is the
-most that graphs can give.
+The launches of a thread between two calls that wait for the device form one graph: a call that waits cannot
+be captured, nor can a copy that the host waits for, which keeps its own launch. So does a copy from
+the host: it brings data that the host has prepared (a batch, from the data loader), before the replay that
+reads it. Within a graph, tasks keep the order of their streams and events, as in a capture. A replay does
+not repeat the host's work between the launches: arguments are set up, and ops dispatched, once; its
+work before the first launch, and after the last, stays. If the host did something else in between, the
+result is an upper bound on the gain from graphs.
 
 Sources: CUDA C++ Programming Guide, "CUDA Graphs", "Stream capture" and "Prohibited and unhandled
 operations"; PyTorch, "Accelerating PyTorch with CUDA Graphs" (blog, 2021), whose replays follow copies into
-static inputs. A launch: 2.5 us, and 1 ns a node, by "Constant time launch for straight-line CUDA graphs and
-other performance enhancements" (NVIDIA technical blog, 2024, CUDA 12.6). The gap between the kernels of a
-graph is the recording's, if no other is given.
+static inputs. Cost of a launch: 2.5 us, and 1 ns per node, from "Constant time launch for straight-line CUDA
+graphs and other performance enhancements" (NVIDIA technical blog, 2024, CUDA 12.6). The gap between kernels
+of a graph is the recording's, unless another one is given.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ from sim.base.units import format_duration
 from sim.graph.graph import Graph
 
 LAUNCH_NS: Final = 2500
-"""What launching a graph costs the host,"""
+"""Host time to launch a graph,"""
 
 NODE_NS: Final = 1
-"""and how much more each task in it."""
+"""and additional host time for each task in it."""
 
 _FROM_HOST: Final = re.compile(r"Memcpy HtoD|CopyHostToDevice")
 
 
 def with_cuda_graphs(graph: Graph, *, launch_ns: int = LAUNCH_NS, node_ns: int = NODE_NS) -> Graph:
-    """Return a graph in which launches between synchronisations are one.
+    """Return a graph in which all launches between two synchronisations are one.
 
     Parameters
     ----------
     graph : Graph
     launch_ns, node_ns : int
-        What the host takes for a launch, and besides for each task in it.
+        Host time per launch, and in addition per task in it.
 
     Raises
     ------
@@ -81,14 +81,14 @@ def with_cuda_graphs(graph: Graph, *, launch_ns: int = LAUNCH_NS, node_ns: int =
 
 
 def _captured(program: RecordedProgram, thread: list[str]) -> Iterator[list[str]]:
-    """Yield what a thread does from the first launch of each graph to its last one."""
+    """Yield, for each graph, what a thread does from its first launch to its last one."""
     ops, mine = program.records.ops, set(thread)
     part: list[str] = []
-    length = 0  # up to the last launch
+    length = 0  # up to and including the last launch
     for name in thread:
         is_launch = name in program.tasks_of
         alone = is_launch and (program.wait_of(name) is not None or _brings_input(program, name))
-        queued = is_launch and "recorded_wait_ns" in ops[name].attributes  # in a full launch queue
+        queued = is_launch and "recorded_wait_ns" in ops[name].attributes  # waited for the full launch queue
         waits = not queued and any(before not in mine for before, _ in ops[name].after)
         if alone or waits or ops[name].kind == "synchronize":
             if length:
@@ -102,7 +102,7 @@ def _captured(program: RecordedProgram, thread: list[str]) -> Iterator[list[str]
 
 
 def _dispatch_ns(program: RecordedProgram, part: list[str]) -> int:
-    """Return what the host does between the first launch of a graph and its last one, but for launching."""
+    """Return the host's time between the first and the last launch of a graph, other than for launching."""
     calls_ns = sum(program.call_ns(name) for name in part if name in program.tasks_of)
     before_ns = (program.records.ops[part[0]].duration_ns or 0) - program.call_ns(part[0])
     return sum(program.records.ops[name].duration_ns or 0 for name in part) - calls_ns - before_ns
@@ -115,7 +115,7 @@ def _brings_input(program: RecordedProgram, launch: str) -> bool:
 
 
 def _as_one_launch(program: RecordedProgram, part: list[str], launch_ns: int, node_ns: int) -> None:
-    """Make the first launch of a graph the one of all its tasks; the others have to go."""
+    """Turn the first launch of a graph into the launch of all its tasks; the caller removes the others."""
     first = part[0]
     record = program.records.ops[first]
     nodes = sum(len(program.tasks_of.get(name, ())) for name in part)
@@ -129,40 +129,40 @@ def _as_one_launch(program: RecordedProgram, part: list[str], launch_ns: int, no
 
 
 # ----------------------------------------------------------------------------------------------------------
-# What if the kernels of a stream were spread over several?
+# What if the kernels of a stream were spread over several streams?
 #
-# The order of a stream is more than what its kernels need, and a recording seldom tells what they need. So::
+# The order of a stream is stricter than its kernels need, and a recording seldom tells what they need. So::
 #
-#     kernels read what others wrote, by       order is kept where they do, among the kernels of one operator,
-#     the graph (an execution graph)           and where an edge says so that is not the stream's
-#     nothing of that is known                 the same; kernels of different operators are then taken to be
-#                                              independent, with a warning: what comes out is the most that
-#                                              streams can give
+#     kernels' reads are known                 order is kept between producer and reader, among the kernels of
+#     (an execution graph)                     one operator, and along edges that do not come from the stream
+#     nothing is known                         the same; kernels of different operators are assumed to be
+#                                              independent, with a warning: the result is an upper bound on
+#                                              the gain from streams
 #
-# What calls say is kept in any case: who waits for an event of the stream, or for the stream, waits for all
-# kernels that were on it by then, and who comes after a wait of the stream comes after what it waited for. A
+# Synchronisation calls are kept in any case: who waits for an event of the stream, or for the stream, waits
+# for all its kernels so far, and what comes after a wait of the stream comes after what that waited for. A
 # copy that the host waits for is waited for alone::
 #
 #     recorded    stream 7   a ─ b ─ c ─ record e             2 streams    7   a ─── c ─┐
 #                 stream 20                       wait e ─ d               8   b ───────┴► d
 #
-# A kernel goes where the one is that it needs, else on the stream that is free first. A stream with
-# collectives stays as it is, as the kernels of a communicator run one after another.
+# A kernel goes to the stream of a kernel that it needs, else to the first free stream. A stream with
+# collectives stays as it is, because the kernels of a communicator run one after another.
 
 
 def on_more_streams(graph: Graph, count: int) -> Graph:
-    """Return a graph whose streams are `count` each, where kernels are independent.
+    """Return a graph with each stream split into `count`, as far as kernels are independent.
 
     Parameters
     ----------
     graph : Graph
     count : int
-        Streams for each one that was recorded.
+        Streams per recorded stream.
 
     Warns
     -----
     UserWarning
-        What kernels read is not known.
+        The recording does not tell what kernels read.
     """
     if count == 1:
         return graph
@@ -194,7 +194,7 @@ def on_more_streams(graph: Graph, count: int) -> Graph:
 
 
 _Unit = list[OpEntry]
-"""A task, after the idle time before it."""
+"""A task, preceded by its idle time if it has some."""
 
 
 def _units(lane: Sequence[OpEntry]) -> list[_Unit]:
@@ -209,7 +209,7 @@ def _units(lane: Sequence[OpEntry]) -> list[_Unit]:
 
 
 def _needs(program: RecordedProgram, units: Sequence[_Unit]) -> tuple[list[list[int]], bool]:
-    """Return which units of a stream each needs, and whether that is known by what it reads."""
+    """Return the units that each unit of a stream needs, and whether that is known from what it reads."""
     number = {record.name: n for n, unit in enumerate(units) for record in unit}
     reads = [
         {number[o] for tensor, _ in unit[-1].inputs if (o := program.owner(tensor)) in number}
@@ -226,13 +226,13 @@ def _needs(program: RecordedProgram, units: Sequence[_Unit]) -> tuple[list[list[
 
 
 def _operator(unit: _Unit) -> object:
-    """Return what launched a unit, if that is known."""
+    """Return the operator that launched a unit, if known."""
     own = unit[-1].attributes
     return own.get("operator", own.get("parent"))
 
 
 def _spread(units: Sequence[_Unit], needs: Sequence[Sequence[int]], count: int) -> list[int]:
-    """Return the stream of each unit: that of one it needs, if it is the last there, else the first free."""
+    """Return the stream of each unit: that of one it needs, if that is last there, else the first free."""
     last, until, end, found = [-1] * count, [0] * count, [0] * len(units), []
     for n, unit in enumerate(units):
         ready = max((end[before] for before in needs[n]), default=0)
@@ -250,10 +250,10 @@ def _move(
     spread: Sequence[int],
     names: Sequence[Any],
 ) -> None:
-    """Put units on their streams, and let everybody wait for what they waited for."""
+    """Put units on their streams, and replace waits accordingly."""
     ops = program.records.ops
     number = {record.name: n for n, unit in enumerate(units) for record in unit}
-    latest: list[dict[int, int]] = []  # of each unit: the last one of each stream by then
+    latest: list[dict[int, int]] = []  # for each unit: the last unit of each stream so far
     now: dict[int, int] = {}
     arrived: dict[int, dict[Edge, None]] = {k: {} for k in range(len(names))}
     for n, unit in enumerate(units):
@@ -287,39 +287,39 @@ def _move(
 
 
 # ----------------------------------------------------------------------------------------------------------
-# What if several kernels were one: ``fuse: [[gelu, dropout], elementwise]``.
+# What if several kernels were fused: ``fuse: [[gelu, dropout], elementwise]``.
 #
-# A sequence of words (`scenarios.recorded.select`) is looked for on each stream, from the left; one
-# word stands for any number of kernels in a row::
+# A sequence of words (`scenarios.recorded.select`) is searched for on each stream, from the left; a single
+# word matches any number of consecutive kernels::
 #
 #     [a, b]      a b c a b    ──►    (ab) c (ab)
 #     [a]         a a b a      ──►    (aa) b a
 #
-# The kernel in their place takes what they took together, without the gaps between them, or what it is given.
-# Copies between host and device, and collectives, are no such kernels. It waits for all that they waited for,
-# and is launched where the last of them was, when all that it reads is there. The calls that launched the
-# others go, and the host's work between them stays.
+# The fused kernel takes as long as its parts together, without the gaps between them, or a given time.
+# Copies between host and device, and collectives, cannot be fused. The fused kernel waits for all that its
+# parts waited for, and is launched with the last of them, when all its inputs are there. The launch calls of
+# the others are removed, and the host's work between them stays.
 
 
 def fused(
     graph: Graph, words: Sequence[str], *, duration_ns: int | None = None, host_work: bool = True
 ) -> Graph:
-    """Return a graph in which kernels that stand one behind another on a stream are one.
+    """Return a graph in which matching consecutive kernels of a stream are fused.
 
     Parameters
     ----------
     graph : Graph
     words : sequence of str
-        What to look for.
+        Words to search for.
     duration_ns : int, optional
-        What the kernel takes; by default what its parts take.
+        Duration of the fused kernel; default: the sum of its parts.
     host_work : bool
-        Whether the host's work before the calls that go stays.
+        Whether the host's work before the removed calls stays.
 
     Raises
     ------
     InputError
-        A word is about no op, no such kernels stand one behind another, or none of them can be one.
+        A word matches no op, no matching kernels are consecutive, or none of them can be fused.
     """
     kernels = roles.tasks(graph) & ~roles.collectives(graph) & ~roles.transfers(graph)
     names, place = Names(graph), {name: i for i, name in enumerate(graph.op_names)}
@@ -354,13 +354,13 @@ def fused(
 
 
 def _fuse(program: RecordedProgram, members: Sequence[str], duration_ns: int | None) -> dict[str, list[Edge]]:
-    """Let the last kernel do what all did; return the others, with what takes their place."""
+    """Turn the last kernel into the fused one; return the others, with what replaces them."""
     ops = program.records.ops
     parts: list[OpEntry] = [ops[name] for name in members]
     first, last = parts[0], parts[-1]
     idle = [name for part in parts[1:] if (name := program.delay_of(part)) is not None]
     before = program.delay_of(first)
-    if before is not None:  # until its launch, which is now that of the last
+    if before is not None:  # it lasts until the launch, which is now that of the last kernel
         mine = program.launch_of.get(before)
         ops[before].after = [
             (program.launch_of[last.name], 0) if edge[0] == mine and last.name in program.launch_of else edge
@@ -380,7 +380,7 @@ def _fuse(program: RecordedProgram, members: Sequence[str], duration_ns: int | N
 
 
 def _found(fits: Sequence[Sequence[bool]]) -> Iterator[list[int]]:
-    """Yield numbers of kernels that stand one behind another and fit the words."""
+    """Yield the numbers of consecutive kernels that match the words."""
     at, n = 0, len(fits[0]) if fits else 0
     while at < len(fits):
         end = at
@@ -395,13 +395,13 @@ def _found(fits: Sequence[Sequence[bool]]) -> Iterator[list[int]]:
 
 
 _Told = tuple[Sequence[int], int]
-"""Kernels that cannot be one, and an op that comes between them."""
+"""Kernels that cannot be fused, and an op that comes between them."""
 
 
 def _between(graph: Graph, successors: Sequence[Sequence[int]], members: Sequence[int]) -> int | None:
-    """Return an op that has to come after one of some kernels and before a later one; None: there is none."""
+    """Return an op that must come after one of some kernels and before a later one, or None."""
     last, own = members[-1], set(members)
-    first: dict[int, int] = {}  # of each op that is reached: the one by which the way leaves the kernels
+    first: dict[int, int] = {}  # for each reached op: the first op on the path after the kernels
     stack = [*members[:-1]]
     while stack:
         came = stack.pop()
@@ -419,11 +419,11 @@ def _between(graph: Graph, successors: Sequence[Sequence[int]], members: Sequenc
 
 
 def _without_cycle(graph: Graph, groups: Sequence[Sequence[int]]) -> tuple[list[Sequence[int]], _Told | None]:
-    """Return groups of kernels that can be one all together, and one that cannot.
+    """Return the groups of kernels that can all be fused together, and one that cannot.
 
     ::
 
-        a1 ──► b2      a1 a2 as one and b1 b2 as one would wait for each other
+        a1 ──► b2      a1 a2 fused and b1 b2 fused would wait for each other
         b1 ──► a2
     """
     kept, told = list(groups), None
@@ -433,7 +433,7 @@ def _without_cycle(graph: Graph, groups: Sequence[Sequence[int]]) -> tuple[list[
         as_one = np.arange(len(graph))
         for members in kept:
             as_one[members] = members[-1]
-        for op in idle:  # goes with what it delays
+        for op in idle:  # idle time goes with the op that it delays
             if len(behind := {*as_one[successors[op]].tolist()}) == 1:
                 (as_one[op],) = behind
         producer, consumer = as_one[edges.producer], as_one[edges.consumer]
@@ -455,14 +455,14 @@ def _without_cycle(graph: Graph, groups: Sequence[Sequence[int]]) -> tuple[list[
 
 
 # ----------------------------------------------------------------------------------------------------------
-# What if some ops were not there: ``remove: [DtoH, aten::dropout]``.
+# What if some ops were removed: ``remove: [DtoH, aten::dropout]``.
 
 
 def removed(graph: Graph, words: Sequence[str], *, host_work: bool = True) -> Graph:
-    """Return a graph without ops (`scenarios.recorded.select`); the order of all others stays.
+    """Return a graph without the matching ops (`scenarios.recorded.select`); the order of all others stays.
 
-    A kernel goes with its launch call, and with idle time before it that nothing explains; a copy that the
-    host waited for goes with the wait.
+    A kernel is removed with its launch call, and with unexplained idle time before it; a copy that the
+    host waited for is removed with the wait.
 
     Parameters
     ----------
@@ -474,7 +474,7 @@ def removed(graph: Graph, words: Sequence[str], *, host_work: bool = True) -> Gr
     Raises
     ------
     InputError
-        A word is about no op, all are gone, or a collective is left that a rank does not take part in.
+        A word matches no op, nothing would be left, or a rank would be missing from a remaining collective.
     """
     which = np.any([*Names(graph).find_each(words)], axis=0)
     if which.all():
@@ -486,7 +486,7 @@ def removed(graph: Graph, words: Sequence[str], *, host_work: bool = True) -> Gr
 
 
 def _refuse_alone(graph: Graph, which: BoolArray) -> None:
-    """Refuse to take a collective from some ranks only: the others would wait for it, or meet another one."""
+    """Raise if a collective would be removed from only some ranks: the others would wait, or mismatch."""
     left: dict[str, dict[str, int]] = {}
     for op in graph.in_communicators:
         of = left.setdefault(str(graph.attributes[op]["communicator"]), {})

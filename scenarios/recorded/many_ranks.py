@@ -6,22 +6,21 @@
                nccl on group "1" of 2 ranks    ──►       rank0 meets rank1 on tp, ranks 2, 4, 6 on dp ...
                nccl on group "0" of 4 ranks              rank3: gpu3, cpu3, ops rank3/...
 
-What is assumed, as the recording of one rank does not say it:
+Assumptions, because the recording of one rank does not tell:
 
-* **Every rank runs this program**, with these durations: the same layers, sizes and host. So a pipeline,
-  whose
-  stages differ, cannot be made so, nor experts that are not loaded alike. Noise makes ranks differ.
-* **Groups.** A collective goes to the dimension, or dimensions, whose group is as large as its process group;
-  if the ranks of the process group are known, and are those of the layout, to the one that has these ranks.
-  Whatever is not clear has to be said (`groups`).
-* **Transfers.** A recorded collective waited for the ranks that came late, and how long is not known. Of all
-  calls of one kind, process group and size the shortest one waited least: that is what each of them takes
-  (``fastest``). A recording with one call of a size has nothing to compare; what waiting is left in its time,
-  stays. ``machine`` leaves the recorded times out, and the machine's model of collectives says them.
-  ``recorded`` keeps each as it was, waiting included.
-* Sends and receives keep their recorded times and meet nobody, as a recording does not name the other side.
+* **Every rank runs this program**, with these durations: the same layers, sizes and host. This excludes a
+  pipeline, whose stages differ, and experts with unequal loads. Noise makes ranks differ.
+* **Groups.** A collective belongs to the dimension, or dimensions, whose group is as large as its process
+  group; if the ranks of the process group are known, and are those of the layout, to the one that has these
+  ranks. Ambiguous groups have to be given (`groups`).
+* **Transfers.** A recorded collective includes an unknown wait for late ranks. Of all calls with
+  the same kind, process group and size, the shortest waited least: each of them gets its duration
+  (``fastest``). A size with a single call has nothing to compare; waiting contained in its time
+  stays. ``machine`` drops the recorded times and uses the machine's model of collectives.
+  ``recorded`` keeps each time as it was, waiting included.
+* Sends and receives keep their recorded times and meet nobody, because a recording does not name their peer.
 
-A rank that is late, by noise or as the scenario says, makes others wait then, on the right groups.
+A rank that is late, by noise or by the scenario, then makes others wait, in the right groups.
 """
 
 from __future__ import annotations
@@ -52,16 +51,16 @@ _PAIRS: Final = frozenset({"send", "recv"})
 
 @dataclass(frozen=True)
 class RankLayout:
-    """Ranks, and who communicates with whom.
+    """A layout of ranks, and who communicates with whom.
 
     Attributes
     ----------
     sizes : mapping of str to int
         Dimension of parallelism → its size.
     order : str, optional
-        Dimensions, the fastest changing first, such as ``tp-dp``; default Megatron-LM's, then as they stand.
+        Dimensions, the fastest changing first, such as ``tp-dp``; default: Megatron-LM's, then as given.
     groups : mapping of str to str
-        Process group, or stream, of the recording → dimension, or several (``cp-dp``).
+        Process group, or stream, of the recording → its dimension or dimensions (``cp-dp``).
     collectives : {"fastest", "machine", "recorded"}
         How long collectives take.
     """
@@ -81,25 +80,25 @@ class RankLayout:
 
 
 def on_layout(graph: Graph, layout: RankLayout) -> Graph:
-    """Return the graph in which every rank runs a recorded program.
+    """Return the graph in which every rank of the layout runs a recorded program.
 
     Parameters
     ----------
     graph : Graph
-        Of the recording of one process with one GPU.
+        Recording of one process with one GPU.
     layout : Layout
 
     Raises
     ------
     InputError
-        The recording is of several ranks or GPUs, the layout has stages, a group of collectives fits none of
-        its dimensions or several, or the size of a collective is not known and the machine should say its
+        The recording has several ranks or GPUs, the layout has stages, a group of collectives fits none of
+        its dimensions or several, or the size of a collective is unknown although the machine should give its
         time.
 
     Warns
     -----
     UserWarning
-        Collectives keep recorded times that may contain waiting.
+        Collectives keep recorded times that may include waiting.
     """
     _check(graph, layout)
     grid = layout.grid
@@ -136,7 +135,7 @@ def on_layout(graph: Graph, layout: RankLayout) -> Graph:
 
 
 def _check(graph: Graph, layout: RankLayout) -> None:
-    """Refuse what cannot be put on ranks."""
+    """Raise if a recording cannot be run on several ranks."""
     if graph.in_communicators:
         raise InputError("the recording is of several ranks already", path=("ranks",))
     tasks = ~roles.has_key(graph, "thread") & (graph.pin_code != UNSET)
@@ -152,13 +151,13 @@ def _check(graph: Graph, layout: RankLayout) -> None:
 
 
 def _key(graph: Graph, op: int) -> str:
-    """Return how the group of a collective is called: by its process group, or else its stream."""
+    """Return the name of a collective's group: its process group, or else its stream."""
     own = graph.attributes.get(op, {})
     return str(own.get("process_group", own.get("stream", "")))
 
 
 def _dimensions(graph: Graph, layout: RankLayout, grid: Grid, key: str, op: int) -> str:
-    """Return which dimensions a group of the recording is, in one word; none: a rank alone."""
+    """Return the dimensions that a recorded group spans, in one word; empty for a single rank."""
     given = layout.groups.get(key)
     if given is not None:
         wrong = [name for name in given.split("-") if name not in grid.sizes]
@@ -194,7 +193,7 @@ def _dimensions(graph: Graph, layout: RankLayout, grid: Grid, key: str, op: int)
 def _transferring(
     graph: Graph, layout: RankLayout, grid: Grid, met: Mapping[int, str], calls: Mapping[int, str]
 ) -> Graph:
-    """Return the program of a rank with collectives that transfer, and know their dimensions."""
+    """Return the program of a rank whose collectives have transfer times and know their dimensions."""
     ns, written = graph.duration_ns.copy(), graph.bytes_written.copy()
     alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
     unsized = []
@@ -233,22 +232,22 @@ def _transferring(
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Recordings where a scenario is expected: ``sim run trace.json.gz`` runs it as it was recorded.
+# Recordings in place of a scenario: ``sim run trace.json.gz`` runs the trace as it was recorded.
 
 _MODELS = (".onnx", ".pt2", ".keras", ".pb", ".pbtxt", ".dot", ".hlo", ".mlir")
 _ENDINGS = (*chain.from_iterable(TRACES.values()),)
 
 
 def format_of(path: StrPath) -> str | None:
-    """Return the workload's key for a recording: ``kineto``, ``chakra`` or ``graph``; None if it is none.
+    """Return the workload's key for a recording: ``kineto``, ``chakra`` or ``graph``; None for other files.
 
-    So it does for an instance of a scheduler's benchmark, which has its machine, too. A folder is that of the
-    ranks of a job. Of a graph file the first ops tell whether they were recorded.
+    An instance of a scheduling benchmark, which includes its machine, counts too. A folder holds the ranks
+    of a job. For a graph file, the first ops show whether they were recorded.
 
     Raises
     ------
     InputError
-        A packed file that is damaged (no scenario is packed), a model or its sizes, or a report of Nsight
+        The file is a damaged archive (no scenario is one), a model or its sizes, or a report of Nsight
         Systems that was not exported.
     """
     from scenarios.importers import chakra, graph_json
@@ -271,7 +270,7 @@ def format_of(path: StrPath) -> str | None:
     except InputError:
         if os.fspath(path).endswith(".gz"):
             raise
-        return None  # whoever reads all of it says why
+        return None  # the full reader reports the reason
     if graph_json.recognises(name, head):
         return "graph" if b'"recorded_start_ns"' in head else None
     formats = {"chakra": chakra, "kineto": kineto}
@@ -282,12 +281,12 @@ def format_of(path: StrPath) -> str | None:
 
 
 def as_scenario(path: StrPath) -> dict[str, Any]:
-    """Return the scenario in which a recording runs as it was recorded; it names it relative to its folder.
+    """Return the scenario that runs a recording as it was recorded, with a path relative to its folder.
 
     Raises
     ------
     InputError
-        It is no recording.
+        It is not a recording.
     """
     key = format_of(path)
     if key is None:

@@ -1,20 +1,20 @@
-"""What if the program had run on another GPU: recorded durations, by what both take for such kernels.
+"""What if the program had run on another GPU: recorded durations, converted by the models of both GPUs.
 
 ::
 
-    sizes or bytes known   what the other GPU's cost model says (`devices.cost`), times what the recorded
-                           kernel took beyond its own GPU's: all of it in one generation, else its square root
+    sizes or bytes known   the other GPU's cost model (`devices.cost`), times the ratio of recorded and
+                           modelled time on its own GPU: all of it in one generation, else its square root
     its kind moves data    the ratio of the bandwidths                      (elementwise, copy, reduce, ...)
     any other kind         between the ratio of bandwidths and that of peak rates in its data type (else
                            in those that both devices have)
-    ... with fewer blocks than SMs   between that and 1: it waits for latencies, not for rates
+    ... with fewer blocks than SMs   between that and 1: it is bound by latencies, not rates
 
 The middle of a range is its geometric mean. Collectives, copies between host and device, and the host stay
 as they are; launch latency and gaps are the device's.
 
-What a kernel takes beyond the model another GPU shares in part: of its logarithm 0.70 in one generation, 0.46
-from one to another, by the same kernels on pairs of GPUs (`studies.kernels.moved`). In a recording it is
-more, whose library, strides and caches are not those of the tables.
+The ratio of actual to modelled time is partly the same on another GPU: 0.70 of its logarithm in one
+generation, 0.46 across generations, from the same kernels on pairs of GPUs (`studies.kernels.moved`). In a
+recording the ratio is larger: its library, strides and caches are not those of the tables.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from sim.graph.graph import Graph
 from sim.machine.device import Device
 
 Bound = Literal["low", "middle", "high"]
-"""Which end of what is possible: of durations."""
+"""Which end, or the middle, of the range of possible durations."""
 
 _SHARED: Final = 0.5
-"""Of the logarithm of what a kernel takes beyond the model: shared with a GPU of another generation."""
+"""Share of the logarithm of actual over modelled time that carries over to another generation of GPU."""
 _DOUBTFUL: Final = 2.5
-"""Times as long as modelled: recordings of six GPUs took 0.9 to 1.9 times."""
+"""Doubtful ratio of actual to modelled time: recordings of six GPUs had 0.9 to 1.9."""
 _ANOTHER: Final = 20.0
-"""... and a kernel that took so many times as long as its sizes say, or is so much shorter, has others."""
+"""Beyond this ratio, or its inverse, the kernel must have other sizes than given."""
 _MOVES: Final = frozenset(
     {"elementwise", "copy", "fill", "reduce", "gather", "layer_norm", "batch_norm", "softmax", "cat"}
 )
@@ -62,10 +62,10 @@ class _Gpu(NamedTuple):
 
     @classmethod
     def of(cls, name: str) -> _Gpu:
-        """Return the GPU of a preset, or of the one whose name begins so."""
+        """Return the GPU of a preset, given its name or the beginning of it."""
         known = _gpu_presets()
         fitting = [each for each in known if each == name] or [x for x in known if x.startswith(name)]
-        if len(fitting) > 1:  # the board of a server, where there are several
+        if len(fitting) > 1:  # several boards: prefer that of a server
             fitting = [each for each in fitting if "-sxm" in each] or fitting
         if len(fitting) > 1:
             raise InputError(f"{name!r} may be {' or '.join(fitting)}")
@@ -83,7 +83,7 @@ class _Gpu(NamedTuple):
         )
 
     def asked(self, graph: Graph) -> tuple[FloatArray, FloatArray]:
-        """Return the ns that each op takes, NaN where that is not known, and the log half widths."""
+        """Return the ns of each op, NaN if unknown, and the log half widths."""
         cost = self.device.cost
         assert cost is not None  # presets of GPUs have one
         ns, width = cost.durations_ns(graph, self.device).astype(float), cost.spread(graph, self.device)
@@ -91,26 +91,26 @@ class _Gpu(NamedTuple):
 
 
 def on_device(graph: Graph, source: str, target: str, bound: Bound = "middle") -> Graph:
-    """Return a graph whose kernels take as long as they would on another GPU.
+    """Return the graph with the durations that its kernels would have on another GPU.
 
     Parameters
     ----------
     graph : Graph
     source, target : str
-        Presets of the GPU of the recording and of the other one, or how the name of one begins.
+        Presets of the GPU of the recording and of the other one, or the beginning of their names.
     bound : str
-        The least, the middle or the most that the durations may be: of those that a cost model says the ends
+        Low end, middle or high end of the possible durations; with a cost model, the ends are those
         of its 80 % interval.
 
     Raises
     ------
     InputError
-        No such preset, no rates in it, or no kernels.
+        There is no such preset, it has no rates, or there are no kernels.
 
     Warns
     -----
     UserWarning
-        How far apart the ends are, and what is not known; a `source` that is not the GPU of the recording.
+        How far apart the ends are, and what is unknown; or `source` is not the GPU of the recording.
     """
     with located("from"):
         before = _Gpu.of(source)
@@ -143,7 +143,7 @@ def on_device(graph: Graph, source: str, target: str, bound: Bound = "middle") -
 def moved_ns(
     ns: npt.ArrayLike, own_ns: FloatArray, other_ns: FloatArray, *, same_generation: bool
 ) -> FloatArray:
-    """Return what kernels take on another GPU that took `ns`, where both models say `own_ns` and `other_ns`.
+    """Return times on another GPU of kernels that took `ns`, given both models' times `own_ns`, `other_ns`.
 
     Examples
     --------
@@ -157,8 +157,8 @@ def moved_ns(
 def _ratios(
     graph: Graph, which: BoolArray, before: _Gpu, after: _Gpu
 ) -> tuple[FloatArray, FloatArray, int, int]:
-    """Return between which factors of its time each kernel is; of how many the sizes are known, and how many
-    others have fewer blocks than the GPU has SMs.
+    """Return the lowest and highest factor of each kernel's time; the number of kernels of known size, and of
+    others with fewer blocks than the GPU has SMs.
     """
     (own, _), (other, width) = (gpu.asked(graph) for gpu in (before, after))
     same = before.generation == after.generation
@@ -197,10 +197,10 @@ def _by_kind(graph: Graph, op: int, before: _Gpu, after: _Gpu) -> tuple[float, f
 
 
 def is_of_model(description: str, preset: str) -> bool:
-    """Whether a GPU, by what its driver calls it or by a preset, is of the model of a preset.
+    """Whether a GPU, given as its driver's name for it or as a preset, is of the model of a preset.
 
-    The model counts: it is how names of presets begin, and words in what drivers say. Sizes and boards are
-    written in too many ways.
+    Only the model is compared: the beginning of presets' names, and a word in drivers' names. Sizes and
+    boards are written in too many ways.
 
     Examples
     --------
@@ -212,7 +212,7 @@ def is_of_model(description: str, preset: str) -> bool:
 
 
 def _recorded_elsewhere(graph: Graph, source: str) -> str | None:
-    """Return what is wrong where the recording names another GPU than `source`; None: nothing is."""
+    """Return what is wrong if the recording names another GPU than `source`, else None."""
     known = _gpu_presets()
     for facts in graph.device_facts.values():
         own = [name for name in known if is_of_model(facts.get("description", ""), name)]

@@ -1,13 +1,13 @@
-"""A recorded program under change: who launched what, what is on which stream, and how ops are taken out.
+"""A recorded program being changed: who launched what, what is on which stream, and removal of ops.
 
-Order is kept when an op goes: what followed it follows what it followed::
+Order is kept when an op is removed: its followers then follow what it followed::
 
     launch ──► launch ──► launch            launch ──► launch (the host's work before the call, or nothing)
       │          │          │                 │             │
       └► a ────► b ───────► c                 └► a ───────► c
                  └──────► synchronize              └──────► synchronize
 
-Its launch is no reason for anything else to wait, and goes with it.
+Nothing else needs to wait for its launch, which is removed with it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _WAITS: Final = "synchronize"
 
 
 class RecordedProgram:
-    """A graph as records, and what each of them is.
+    """A graph as records, with the role of each.
 
     Parameters
     ----------
@@ -39,17 +39,17 @@ class RecordedProgram:
     ----------
     records : Records
     order : list of str
-        All ops, each after what it waits for.
+        All ops, each after the ops it waits for.
     tasks : set of str
-        What runs on a GPU, without idle time that nothing explains.
+        Ops that run on a GPU, without unexplained idle time.
     launch_of : dict of str to str
         Task → the op that launches it.
     tasks_of : dict of str to list of str
-        ... and back.
+        The inverse: op → the tasks that it launches.
     threads, lanes : dict of (device, thread or stream) to list of str
-        What a host's thread does, and what runs on a stream, in order.
+        Ops of a host thread, and ops on a stream, in order.
     following : dict of str to str
-        Op of a thread → what the thread does next.
+        Op of a thread → the next op of that thread.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -71,7 +71,7 @@ class RecordedProgram:
                 self.lanes.setdefault((record.device, own["stream"]), []).append(record.name)
                 launch = next((name for name, _ in record.after if name in launches), None)
                 if launch is None and (before := self.delay_of(record)) is not None:
-                    launch = self.launch_of.get(before)  # the launch of idle time is that of the task behind
+                    launch = self.launch_of.get(before)  # idle time has the launch of the task behind it
                 if launch is not None:
                     self.launch_of[record.name] = launch
                     if record.name in self.tasks:
@@ -79,30 +79,30 @@ class RecordedProgram:
         self.following = {a: b for thread in self.threads.values() for a, b in pairwise(thread)}
 
     def delay_of(self, record: OpEntry) -> str | None:
-        """Return the idle time before a task that nothing explains, if there is some."""
+        """Return the unexplained idle time before a task, if there is some."""
         ops = self.records.ops
         return next((name for name, _ in record.after if name in ops and ops[name].kind == "delay"), None)
 
     def graph(self) -> Graph:
-        """Return the graph as it is now."""
+        """Return the current graph."""
         return replace(write(self.records), device_facts=self._facts)
 
     # -- the host --------------------------------------------------------------------------------------
 
     def call_ns(self, launch: str) -> int:
-        """Return how much of a launch is its call."""
+        """Return how much of a launch op's time is the call itself."""
         record = self.records.ops[launch]
         return int(record.attributes.get("call_ns", record.duration_ns or 0))
 
     def end_call(self, launch: str) -> None:
-        """Let a launch call end with its op: what is left of it in the next op of its thread goes."""
+        """End a launch call with its op, removing the rest of it from the next op of the thread."""
         if (name := self.following.get(launch)) is not None:
             record = self.records.ops[name]
             rest_ns = int(record.attributes.pop("rest_of_call_ns", 0))
             record.duration_ns = max(0, (record.duration_ns or 0) - rest_ns)
 
     def wait_of(self, launch: str) -> str | None:
-        """Return the wait that is part of the same call: of the launch of a copy that the host waits for."""
+        """Return the wait in the same call as a launch: the host waits for the launched copy."""
         name = self.following.get(launch)
         if name is None:
             return None
@@ -111,21 +111,21 @@ class RecordedProgram:
         return name if one else None
 
     def forget_inferred(self) -> int:
-        """Take away what the host waits for by inference alone, and held nothing; return how many waits."""
+        """Remove host waits that are only inferred and delayed nothing; return their number."""
         found = [record for record in self.records.ops.values() if "inferred_wait" in record.attributes]
         for record in found:
             record.after = self._of_host(record)
         return len(found)
 
-    # -- taking ops out ----------------------------------------------------------------------------
+    # -- removing ops ------------------------------------------------------------------------------
 
     def drop(self, names: Iterable[str], *, host_work: bool = True) -> None:
-        """Take out tasks, each with the idle time before it, its launch, and the host's wait for it.
+        """Remove tasks, each with the idle time before it, its launch, and the host's wait for it.
 
         Parameters
         ----------
         names : iterable of str
-            Of any ops; of those that are no tasks nothing else goes.
+            Names of any ops; for an op that is not a task nothing else is removed.
         host_work : bool
             Whether the host's work before each launch stays.
         """
@@ -139,10 +139,10 @@ class RecordedProgram:
         self.contract(through | self.without_launches(gone, host_work=host_work))
 
     def without_launches(self, gone: Collection[str], *, host_work: bool) -> dict[str, list[Edge]]:
-        """Take calls of which all tasks go out of their threads; return, for `contract`, those that go whole.
+        """Remove calls whose tasks all go from their threads; return the empty ones, for `contract`.
 
-        If the host's work before a call stays, it is an op of its own then. What waited for a copy that the
-        call launched goes.
+        If the host's work before a call stays, it becomes an op of its own. Waits for a copy that the
+        call launched are removed.
         """
         launches = {self.launch_of[name] for name in gone if name in self.launch_of}
         idle = [
@@ -168,7 +168,7 @@ class RecordedProgram:
         return empty
 
     def _of_host(self, record: OpEntry) -> list[Edge]:
-        """Return what an op of the host waits for on the host."""
+        """Return the host ops that an op of the host waits for."""
         return [edge for edge in record.after if edge[0] in self._on_host]
 
     def contract(
@@ -176,14 +176,14 @@ class RecordedProgram:
         through: Mapping[str, Sequence[Edge]],
         reads: Mapping[str, Sequence[Edge]] = MappingProxyType({}),
     ) -> None:
-        """Take ops out.
+        """Remove ops.
 
         Parameters
         ----------
         through : mapping of str to sequence of (str, int)
-            Op that goes → what is followed by those who followed it.
+            Removed op → what its followers then follow.
         reads : mapping of str to sequence of (str, int)
-            ... → what is read by those who read it; by default what it reads itself.
+            Removed op → what its readers then read; default: its own inputs.
         """
         ops = self.records.ops
         after: dict[str, dict[Edge, None]] = {}
@@ -193,7 +193,7 @@ class RecordedProgram:
                 after[name] = self._instead(through[name], after, name)
                 inputs[name] = self._instead(reads.get(name, ops[name].inputs), inputs, name)
         for known in (after, inputs):
-            for name in known:  # what is of an earlier iteration may go, too
+            for name in known:  # ops of an earlier iteration may also be removed
                 known[name] = self._to_the_end(name, known)
         for name in through:
             del ops[name]
@@ -208,7 +208,7 @@ class RecordedProgram:
                 record.after = list(dict.fromkeys([*record.after, *behind]))
 
     def _to_the_end(self, name: str, known: Mapping[str, Mapping[Edge, None]]) -> dict[Edge, None]:
-        """Return what stands for an op that goes, none of which goes itself."""
+        """Return the edges that replace a removed op, followed until none leads to a removed op."""
         found: dict[Edge, None] = {}
         seen, left = {name}, [*known[name]][::-1]
         while left:
@@ -222,14 +222,14 @@ class RecordedProgram:
         return found
 
     def owner(self, tensor: str) -> str:
-        """Return the op that makes a tensor (or the tensor, if it is an input of the graph)."""
+        """Return the op that makes a tensor, or the tensor itself if it is an input of the graph."""
         op, _ = split_output(tensor) or (tensor, 0)
         return tensor if tensor in self.records.ops else op
 
     def _instead(
         self, edges: Iterable[Edge], known: Mapping[str, Mapping[Edge, None]], of: str
     ) -> dict[Edge, None]:
-        """Return edges with what stands for ops that go; an op does not wait for itself."""
+        """Return edges with removed ops replaced; an op does not wait for itself."""
         found: dict[Edge, None] = {}
         for name, distance in edges:
             owner = name if name in known else self.owner(name)

@@ -1,14 +1,14 @@
-"""Which ops a what-if is about, by one word::
+"""Select the ops that a what-if is about, by one word::
 
 gemm                     all matrix products           transfers    copies between host and device
 kernels                  all kernels that compute      collectives  what communicates between ranks
 matmul, copy, launch     a kind of op
 gpu, gpu3, cpu           the ops of a device, or of all devices of a kind; not idle time (`delay`), nor
-                         what was `before` a recording
-aten::addmm              what an operator launched, and the host's time until each launch
-Layer, Layer_3           the same of modules of a class, of one, or of a range of the program
+                         the time `before` a recording
+aten::addmm              ops launched by an operator, and the host's time until each launch
+Layer, Layer_3           the same for all modules of a class, for one module, or for a range of the program
 DtoH, DtoH.17            kernels of a name, one op
-*softmax*, rank3/*       a pattern of any of these; of a kernel's full name, too
+*softmax*, rank3/*       a pattern for any of these; also for a kernel's full name
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from sim.explain.narration import names_around
 from sim.graph.graph import Graph
 
 # ----------------------------------------------------------------------------------------------------------
-# What the ops of a recorded graph are: tasks of a GPU, calls of the host, copies, collectives.
+# Roles of the ops of a recorded graph: tasks of a GPU, calls of the host, copies, collectives.
 #
-# By attributes that importers of recordings write: ``stream`` for what ran on a GPU, ``thread`` for what the
-# host did. A ``delay`` on either is neither: it stands for idle time that nothing explains.
+# Importers of recordings mark them by attributes: ``stream`` for tasks of a GPU, ``thread`` for ops of the
+# host. A ``delay`` on either is neither: it stands for unexplained idle time.
 
 _BETWEEN: Final = re.compile(
     r"Memcpy (?!DtoD)|Device -> (Pinned|Pageable|Host)|(Pinned|Pageable|Host) -> Device"
@@ -46,13 +46,13 @@ def has_key(graph: Graph, key: str) -> BoolArray:
 
 
 def tasks(graph: Graph) -> BoolArray:
-    """Return which ops ran on a GPU; of a graph that is no recording all.
+    """Return which ops ran on a GPU; all ops if the graph is not a recording.
 
-    An op with neither stream nor thread did if others on devices of its name (``gpu``, as of ``gpu3``) have
-    streams.
+    An op with neither stream nor thread ran there if other ops on devices of its name (``gpu`` for ``gpu3``)
+    have streams.
     """
     streams, threads = has_key(graph, "stream"), has_key(graph, "thread")
-    pins = [pin.rstrip("0123456789") for pin in graph.pins] + [""]  # the last one: of no device
+    pins = [pin.rstrip("0123456789") for pin in graph.pins] + [""]  # the last one: no device
     of_gpu = {pins[code] for code in np.unique(graph.pin_code[streams]).tolist()}
     if not threads.any():
         of_gpu |= {""} if streams.any() else set(pins)
@@ -66,24 +66,24 @@ def recorded(graph: Graph) -> bool:
 
 
 def host_ops(graph: Graph) -> BoolArray:
-    """Return which ops are the host's own work; what it did before its recording began is unknown."""
+    """Return which ops are the host's own work; its work before its recording began is unknown."""
     return has_key(graph, "thread") & ~graph.is_kind("before", "delay")
 
 
 def launches(graph: Graph) -> BoolArray:
-    """Return which ops are calls that launch."""
+    """Return which ops are launch calls."""
     return has_key(graph, "thread") & graph.is_kind("launch")
 
 
 def kernels(graph: Graph) -> BoolArray:
-    """Return which ops of a GPU compute: kernels that copy, cast or concatenate, too, and no memcpy."""
+    """Return which ops of a GPU compute, including kernels that copy, cast or concatenate, but no memcpy."""
     return tasks(graph) & ~moving_kinds(graph) & ~collectives(graph)
 
 
 def collectives(graph: Graph) -> BoolArray:
-    """Return which ops communicate: those of a communicator, and kernels of NCCL (or RCCL).
+    """Return which ops communicate: those with a communicator, and kernels of NCCL (or RCCL).
 
-    Of a graph that is no recording the kind tells, too.
+    If the graph is not a recording, the kind of an op counts, too.
     """
     found = has_key(graph, "communicator") | has_key(graph, "comm_type")
     if not recorded(graph):
@@ -104,7 +104,7 @@ def transfers(graph: Graph) -> BoolArray:
 
 
 def pinned_to(graph: Graph, device: str) -> BoolArray:
-    """Return which ops are pinned to a device, or to a device of a kind (``gpu``)."""
+    """Return which ops are pinned to a device, or to any device of a kind (``gpu``)."""
     known = [pin == device or pin.rstrip("0123456789") == device for pin in graph.pins]
     return np.array([*known, False], np.bool_)[graph.pin_code]
 
@@ -117,11 +117,11 @@ GROUPS: Final[Mapping[str, Callable[[Graph], BoolArray]]] = {
     "transfers": transfers,
     "collectives": collectives,
 }
-"""What no single attribute tells."""
+"""Words for groups that no single attribute defines."""
 
 
 class Names:
-    """What the ops of a graph can be called.
+    """The names by which ops of a graph can be selected.
 
     Parameters
     ----------
@@ -138,7 +138,7 @@ class Names:
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        self._of: dict[str, list[int]] = {}  # name → ops, but for kinds, devices and names of single ops
+        self._of: dict[str, list[int]] = {}  # name → ops, except for kinds, devices and names of single ops
         self._full: dict[str, list[int]] = {}
         for op, name in enumerate(graph.op_names):
             self._of.setdefault(_short(name), []).append(op)
@@ -151,14 +151,14 @@ class Names:
                     self._of.setdefault(name, []).append(op)
 
     def find(self, word: str) -> BoolArray:
-        """Return which ops a word is about.
+        """Return which ops a word matches.
 
         Raises
         ------
         UnknownNameError
-            There is none; the message has the nearest name.
+            No op matches; the message has the nearest name.
         InputError
-            A pattern that fits nothing, or a group of which there is none.
+            A pattern matches nothing, or a group is empty.
         """
         graph, found = self._graph, np.zeros(len(self._graph), np.bool_)
         if "*" in word or "?" in word:
@@ -191,12 +191,12 @@ class Names:
         return found
 
     def find_each(self, words: Iterable[str]) -> Iterator[BoolArray]:
-        """Yield which ops each of some words is about; an error has the number of its word as path."""
+        """Yield which ops each word matches; an error has the number of its word as path."""
         for n, word in enumerate(words):
             with located(n):
                 yield self.find(word)
 
 
 def _short(name: str) -> str:
-    """Return the name that numbered ops share: of ``rank3/gemm.17`` it is ``gemm``."""
+    """Return the name that numbered ops share: ``gemm`` for ``rank3/gemm.17``."""
     return re.sub(r"^rank\d+/|[.#]\d+$", "", name)

@@ -7,9 +7,9 @@
     machine               gpu: {kind: gpu, streams: 2}  cpu: {kind: cpu, cores: 2}
     policy                each op on its own stream (`policies.streams`), launched ahead
 
-A device for each pin, as many streams or workers as were recorded, and the gaps and latencies that the
-recording shows (`Graph.device_facts`). Durations are measured, so that nothing is shared and nothing else
-costs anything.
+The machine has a device for each pin, as many streams or workers as were recorded, and the gaps and latencies
+that the recording shows (`Graph.device_facts`). Durations are measured, so nothing is shared and nothing else
+costs time.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from sim.job.noise import Noise
 from sim.trace import Trace
 
 AS_RECORDED: Final = {"preset": "recorded"}
-"""The description of the machine on which something was recorded."""
+"""The description of the machine on which a recording was made."""
 
 POLICY: Final = {"name": "ready-queue", "synchronisation": "issue", "streams": "recorded"}
-"""What decides when a recording runs as it was recorded."""
+"""The policy under which a recording runs as it was recorded."""
 
 
 def recorded_machine(graph: Graph) -> dict[str, Any]:
-    """Return the machine on which a recording runs as it was recorded, in the words of a scenario.
+    """Return the machine on which a recording runs as it was recorded, in the form of a scenario.
 
     Examples
     --------
@@ -67,19 +67,19 @@ def recorded_machine(graph: Graph) -> dict[str, Any]:
 
 
 def _rank_of(device: str) -> int:
-    """Return the number at the end of a device's name, which ranks share: theirs stand together."""
+    """Return the number at the end of a device's name; devices of a rank share it and are grouped."""
     found = re.search(r"\d+$", device)
     return int(found[0]) if found else UNSET
 
 
 def run_recorded(graph: Graph, *, noise: Noise | None = None) -> Trace:
-    """Run a recording as it was recorded.
+    """Simulate a recording as it was recorded.
 
     Parameters
     ----------
     graph : Graph
     noise : Noise, optional
-        ``Noise(devices={"gpu": 0.01})`` is a GPU 100 times faster.
+        ``Noise(devices={"gpu": 0.01})`` makes the GPU 100 times faster.
     """
     machine = make_machine(recorded_machine(graph))
     policy = ReadyQueue(synchronisation="issue")
@@ -87,22 +87,22 @@ def run_recorded(graph: Graph, *, noise: Noise | None = None) -> Trace:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# What a recording knows of its machine, for what a scenario leaves open.
+# Facts about its machine from a recording, for keys that a scenario leaves open.
 #
-#     machine: {preset: recorded}                              all of it; so does a scenario without a machine
-#     machine: {preset: recorded, devices: {gpu: {gap: 0}}}    all of it, but for the gap
+#     machine: {preset: recorded}                              all of it; the default without a machine
+#     machine: {preset: recorded, devices: {gpu: {gap: 0}}}    all of it, except for the gap
 #     machine: {devices: {gpu0: {kind: gpu, streams: 4}}}      gap, event_hop and launch_latency of gpu0
 #
-# A key that a description has, itself or by its preset, is never changed.
+# A key given by a description, directly or through its preset, is never changed.
 
 
 def as_recorded_machine(spec: Mapping[str, Any], graph: Graph) -> dict[str, Any]:
-    """Return a description whose preset is the machine of a recording, written out; any other as it is.
+    """Return a description with preset ``recorded`` written out; return any other one unchanged.
 
     Raises
     ------
     InputError
-        The graph is no recording: none of its ops has a stream or a thread.
+        The graph is not a recording: none of its ops has a stream or a thread.
 
     Examples
     --------
@@ -128,7 +128,7 @@ def as_recorded_machine(spec: Mapping[str, Any], graph: Graph) -> dict[str, Any]
 
 
 def with_facts(spec: Mapping[str, Any], graph: Graph, origin: Origin = NOWHERE) -> dict[str, Any]:
-    """Return a description with what a recording knows of its GPUs, where the description says nothing.
+    """Return a description extended by the recording's facts about its GPUs, for keys that are not given.
 
     Examples
     --------
@@ -152,7 +152,7 @@ def with_facts(spec: Mapping[str, Any], graph: Graph, origin: Origin = NOWHERE) 
 
 
 # ----------------------------------------------------------------------------------------------------------
-# The schedule that was recorded: when each op of a recording ran, and where.
+# The recorded schedule: when and where each op of a recording ran.
 #
 # ::
 #
@@ -161,9 +161,9 @@ def with_facts(spec: Mapping[str, Any], graph: Graph, origin: Origin = NOWHERE) 
 #       gemm.0     gpu   stream 7    9  30      ──►     0  (cpu, thread0)         0    5000
 #       ...                                             1  (gpu, 7)            9000   39000
 #
-# An op ends ``recorded_ns`` after it starts, or else its duration. A collective of ranks has both: its
-# duration is the transfer alone, and what was recorded holds its waiting, too. So has a kernel that began
-# before the one before it ended.
+# An op ends ``recorded_ns`` after it starts, or else after its duration. A collective of ranks has both: its
+# duration is only the transfer, and the recorded time includes its waiting. The same holds for a kernel that
+# began before the previous one ended.
 
 Lane = tuple[str, object]
 """A device, by the op's pin, and the stream or thread on it."""
@@ -171,14 +171,14 @@ Lane = tuple[str, object]
 
 @dataclass(frozen=True)
 class RecordedTimes:
-    """A recorded schedule: one entry an op that was recorded, in order of ops.
+    """A recorded schedule: one entry per recorded op, in order of ops.
 
     Attributes
     ----------
     op : array
         Indices of ops.
     lane : array
-        Of each: an index into `lanes`.
+        Index into `lanes` for each op.
     start_ns, end_ns : array
     lanes : tuple of Lane
         In order of first use.
@@ -192,14 +192,14 @@ class RecordedTimes:
 
 
 def recorded_lanes(graph: Graph) -> list[Lane]:
-    """Return where each op was recorded; the device alone where neither stream nor thread is known."""
+    """Return where each op was recorded: only the device if neither stream nor thread is known."""
     lane = {**graph.attribute("thread"), **graph.attribute("stream")}
-    pins = [*graph.pins, ""]  # the last, -1, is of ops that have none
+    pins = [*graph.pins, ""]  # the last, -1, is for ops without a pin
     return [(pins[code], lane.get(op)) for op, code in enumerate(graph.pin_code.tolist())]
 
 
 def as_recorded(graph: Graph) -> RecordedTimes:
-    """Return the schedule that was recorded, of the ops with an attribute ``recorded_start_ns``.
+    """Return the recorded schedule of the ops with an attribute ``recorded_start_ns``.
 
     Examples
     --------
@@ -219,29 +219,29 @@ def as_recorded(graph: Graph) -> RecordedTimes:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# How much of a makespan nothing explains: the delays of a recording on the executed path.
+# How much of a makespan is unexplained: the delays of a recording on the executed path.
 #
-#     stream 7    [a][ delay.1 ][b]                          a delay is what kept b, and nothing in the trace
-#     stream 20   [c                ][ delay.2 ][d]          says what; the path goes back from d: delay.2, c
+#     stream 7    [a][ delay.1 ][b]                          b was held up by a delay, which nothing in the
+#     stream 20   [c                ][ delay.2 ][d]          trace explains; the path goes back from d: c
 #
-# A *delay* is idle time of a stream that no launch, no task and no event explains, beyond what the GPU itself
-# takes (`scenarios.importers.kineto.kineto`). The executed path (`sim.explain.path`) leads from time 0 to
-# the end of the run without a hole: delays on it are part of the makespan, those beside it held nothing up.
+# A *delay* is idle time of a stream that no launch, task or event explains, beyond the overhead of the GPU
+# itself (`scenarios.importers.kineto.kineto`). The executed path (`sim.explain.path`) leads from time 0 to
+# the end of the run without a gap: delays on it are part of the makespan, other delays held nothing up.
 
 
 class Residue(NamedTuple):
-    """What nothing explains.
+    """The unexplained part of a run.
 
     Attributes
     ----------
     ns : int
-        On the executed path.
+        Delays on the executed path.
     share : float
-        That part of the makespan, from 0 to 1.
+        Their part of the makespan, from 0 to 1.
     delays : int
-        How many there are in all.
+        Number of all delays.
     delays_ns : int
-        How long they are together, on all streams.
+        Their total duration, on all streams.
     """
 
     ns: int
@@ -251,7 +251,7 @@ class Residue(NamedTuple):
 
 
 def residue(trace: Trace) -> Residue | None:
-    """Return what part of a recording's run nothing explains; None: it is no recording."""
+    """Return the unexplained part of a recording's run, or None if it is not a recording."""
     if not trace.is_delay.any():
         return Residue(0, 0.0, 0, 0) if trace.job.graph.device_facts else None
     from sim.explain.path import executed_path

@@ -588,8 +588,8 @@ def step_trace(training: Training, schedule: Schedule | None = None) -> Trace:
     Parameters
     ----------
     training : Training
-    Default: the training's own.
-        By default the training's own.
+    schedule : Schedule, optional
+        Default: the training's own.
     """
     return _run(*step_graph(training, schedule or training.schedule))
 
