@@ -242,6 +242,7 @@ def test_halving_answers_at_the_last_level_only(tmp_path: Path) -> None:
         (["--out", "elsewhere/best.yaml"], "what a scenario names is found beside it; write into"),
         (["--vary", "machine.devices.cpu0.core=1"], "no such key; did you mean 'cores'?"),
         (["--minimise", "makspan"], "unknown result 'makspan'"),
+        (["--against", "makespan"], "--against makespan: the search is for it already"),
     ],
 )
 def test_wrong_words_are_one_line(tmp_path: Path, options: list[str], message: str) -> None:

@@ -108,6 +108,8 @@ def tune(
     assert goal is not None
     if against is not None:
         read_goal(against, None)
+        if against == goal.what:
+            raise InputError(f"--against {against}: the search is for it already; name another result")
     levels = None if level is None else next(iter(axes_of([level], "--level").items()))
     results = tuple(dict.fromkeys([*goal.results, *([] if against is None else [against])]))
     variants = Variants(scenario, sets or (), allowed, results, whole=False)
