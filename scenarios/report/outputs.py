@@ -126,9 +126,9 @@ def write_outputs(
     Raises
     ------
     InputError
-        The first of those that cannot be drawn, after all others were written.
+        What cannot be drawn, after all others were written.
     """
-    refused = None
+    refused = []
     for what, path in _each(files):
         try:
             if (write := _FILES[what][1]) is not None:
@@ -136,11 +136,11 @@ def write_outputs(
             else:
                 _write_chart(results, path, arrows=arrows, critical_path=critical_path)
         except InputError as error:
-            refused = refused or error
+            refused.append(str(error))
         else:
             wrote(path)
     if refused:
-        raise refused
+        raise InputError("\n".join(refused))
 
 
 def check_path(option: str, path: str | None, endings: tuple[str, ...]) -> None:

@@ -385,10 +385,10 @@ def _roofs(ax: Axes, trace: Record, sorts: Sequence[OpPoints]) -> None:
         if not math.isnan(slope):
             ax.annotate(
                 f"{_rate(slope)}B/s",
-                (left, float(y[0])),
-                (10, 2),
+                (float(x[60]), float(y[60])),
+                (-3, 3),  # above the roof, where no op is
                 textcoords="offset points",
-                va="top",
+                ha="right",
                 fontsize=8,
             )
     ax.set_xlim(left, right)

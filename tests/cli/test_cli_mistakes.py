@@ -245,10 +245,11 @@ def test_a_kind_of_device_that_is_nearly_one_of_ours(tmp_path: Path) -> None:
 
 def test_a_picture_that_cannot_be_drawn_does_not_take_the_result_along(tmp_path: Path) -> None:
     text = "machine: {devices: {d: {kind: gpu}}}\nworkload: {ops: {a: {duration: 1us}}}\npolicy: in-order\n"
-    done = sim("run", write(tmp_path, text), "--memory", tmp_path / "memory.png")
+    wanted = [name for option in ("memory", "links") for name in (f"--{option}", tmp_path / f"{option}.png")]
+    done = sim("run", write(tmp_path, text), *wanted)
     assert done.exit_code == 2
     assert "makespan 1 us" in done.stdout
-    assert "there is nothing to draw" in done.stderr
+    assert done.stderr.count(": there is nothing to draw: ") == 2, "each that is missing"
 
 
 def test_an_allocation_trace_without_events(tmp_path: Path) -> None:

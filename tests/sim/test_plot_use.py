@@ -113,6 +113,9 @@ def test_roofs_are_those_of_the_cost_model(cost: Any, peaks: list[float], bandwi
     np.testing.assert_array_equal(points.roof_flop_per_s, peaks)
     np.testing.assert_equal(points.roof_bytes_per_s, bandwidth)
     texts = {text.get_text() for text in roofline(trace).texts}
+    assert {text.get_ha() for text in roofline(trace).texts} <= {"right"}, (
+        "above a rising roof: ops are below"
+    )
     names = {"bf16: 4 Gflop/s", "fp32: 1 Gflop/s", "1 GB/s"} if cost is ROOF else set()
     assert names <= texts
     assert bool(texts) == (not np.isnan(peaks[0]))
