@@ -1,14 +1,14 @@
-"""Keys that have an effect only under a condition, in one table; where it does not hold, the key is refused.
+"""Table of the keys that have an effect only under a condition; without it, the key is refused.
 
-A key that is read and then ignored is a result that the reader of a scenario takes for another one::
+A key that is read and then ignored would mislead the reader of the scenario about its result::
 
     machine: {devices: {gpu0: {kind: gpu, copy_engines: 1}}}       no links: nothing is ever copied
-                                          └──► machine.devices.gpu0.copy_engines: has no effect: ...
+                                         └──► machine.devices.gpu0.copy_engines: has no effect: ...
 
-Where a key stands decides in which runs it has to count. One in the file counts in the scenario's own run or
-in an entry of ``compare``; one in the ``set:`` of an entry counts in that entry; one given with ``--set``
-counts in that run. Once ``--set`` has changed a scenario, the keys of its file are not checked, and what
-``--vary`` tries never is: a sweep may pass points at which a key means nothing. Neither are presets.
+Where a key is written decides in which runs it must have an effect. A key of the file: in the scenario's own
+run or in an entry of ``compare``; one in the ``set:`` of an entry: in that entry; one of ``--set``: in that
+run. Once ``--set`` has changed a scenario, the keys of its file are not checked. Values tried by
+``--vary`` are never checked, because a sweep may pass points at which a key means nothing. Nor are presets.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Keys of who decides: what policies know, how durations vary, threads, sessions.
+# Keys of decisions: what policies know, how durations vary, threads, sessions.
 
 
 def _tensorflow(case: Case) -> TensorFlowExecutor | None:
@@ -49,7 +49,7 @@ def _pools(case: Case, loc: Loc) -> bool:
 
 
 def _makes_intra_op_pool(case: Case, loc: Loc) -> bool:
-    """Whether the pool has the size that the session at `loc` asks for."""
+    """Whether the intra-op pool has the size that the session at `loc` asks for."""
     asked = case.scenario.document.at(loc)
     return asked is not None and asked.value == case.intra_op_threads
 
@@ -124,7 +124,7 @@ def _stragglers(case: Case) -> Any:
 
 
 def _phase(*letters: str) -> Callable[[Case, Loc], bool]:
-    """Return a condition that holds where the schedule has such an action, alone or beside another."""
+    """Return a condition that holds if the schedule has an action of these phases, alone or in one slot."""
     return lambda case, loc: any(set(letters) <= set(phase.split("+")) for phase in case.work.graph.phases)
 
 
@@ -182,7 +182,7 @@ OF_PIPELINES: Final[tuple[Rule, ...]] = (
 
 
 def _of_pipeline(names: tuple[str, ...], holds: Callable[[InputPipeline, Case], bool], why: str) -> Rule:
-    """Return the rule of keys of a builder, which holds for all but those with an input pipeline."""
+    """Return a rule for keys of a builder; it can be broken only if the builder is an input pipeline."""
 
     def holds_for(case: Case, loc: Loc) -> bool:
         from scenarios.builders.input_pipeline import InputPipeline
@@ -194,7 +194,7 @@ def _of_pipeline(names: tuple[str, ...], holds: Callable[[InputPipeline, Case], 
 
 
 def _has_recorded_gap(case: Case, loc: Loc) -> bool:
-    """Whether the gap of some GPU is the recording's."""
+    """Whether some GPU of the machine has the gap of the recording."""
     known = case.work.graph.device_facts
     return any(
         parse_duration(facts["gap"]) == device.gap_ns
@@ -239,7 +239,7 @@ OF_WORKLOADS: Final[tuple[Rule, ...]] = (
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Keys of a training run: what no recovery policy of it asks for, what happens after its end.
+# Keys of a training run: what none of its recovery policies uses, and what happens after its end.
 
 
 def _training(case: Case) -> TrainingRun:
@@ -252,7 +252,7 @@ def _recoveries(case: Case) -> set[str]:
 
 
 def _before_the_end(case: Case, loc: Loc) -> bool:
-    """Whether the time at `loc` is one of the run."""
+    """Whether the time at `loc` is before the end of the training run."""
     end_ns, given = _training(case).duration, case.scenario.document.at(loc)
     return end_ns is None or given is None or parse_duration(given.value) < end_ns
 
@@ -295,7 +295,7 @@ RULES: Final[tuple[Rule, ...]] = (
     *OF_MEMORY,
     *OF_DECISIONS,
 )
-"""Every key that has an effect only under a condition that a scenario decides."""
+"""All keys that have an effect only under a condition that depends on the scenario."""
 
 
 def refuse_without_effect(case: Case) -> None:
@@ -304,15 +304,15 @@ def refuse_without_effect(case: Case) -> None:
     Parameters
     ----------
     case : Case
-        What is about to run.
+        The run that is about to start.
 
     Raises
     ------
     ScenarioError
-        A line for each, with its place, why it has no effect, and what to do.
+        One line per key, with its place, why it has no effect, and what to do.
     """
     document, base = case.scenario.document, case.base.document
-    if document.changed == {"--vary"}:  # nobody asked for anything else of this point
+    if document.changed == {"--vary"}:  # only a sweep set the values of this point
         return
     lines: dict[str, Place] = {}
     for rule in RULES:
@@ -332,7 +332,7 @@ def refuse_without_effect(case: Case) -> None:
 
 
 def _others(case: Case) -> Iterator[Case]:
-    """Yield the runs that the file describes besides; one that is wrong will say so when it is run."""
+    """Yield the other runs that the file describes; a wrong one is skipped, and reported when it is run."""
     base = case.base
     for i in (None, *range(len(base.variants))):
         with suppress(ScenarioError):

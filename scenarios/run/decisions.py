@@ -1,4 +1,4 @@
-"""Names in a scenario to objects that decide: policy, placement, streams, linearizer.
+"""Turns the names in a scenario into the objects that decide: policy, placement, streams, linearizer.
 
 ::
 
@@ -6,8 +6,8 @@
               │                   │          └──► PerBranch(spread="next")             └──► passed on, or set
               └──► OutOfOrder(window=4)
 
-Options are the parameters of whatever the name stands for, so that a new policy needs no schema of its
-own. A parameter ``timeout_ns`` is written ``timeout: 10us``, and ``limit_bytes`` ``limit: 4MB``.
+Options are the parameters of the named class or function, so a new policy needs no schema of its own.
+A parameter ``timeout_ns`` is written ``timeout: 10us``, and ``limit_bytes`` ``limit: 4MB``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sim.policy import Policy as IssuePolicy
 
 
 class Rewrite(Protocol):
-    """A graph to a graph; `placed` is true when it reads where ops run."""
+    """Turns a graph into another graph; its attribute `placed` is true if it needs to know where ops run."""
 
     def apply(self, graph: Graph) -> Graph:
         """Return the rewritten graph."""
@@ -37,7 +37,7 @@ class Rewrite(Protocol):
 
 
 class RewriteStep(NamedTuple):
-    """A rewrite, and where the scenario names it."""
+    """A rewrite, and the place at which the scenario names it."""
 
     name: str
     rewrite: Rewrite
@@ -45,29 +45,29 @@ class RewriteStep(NamedTuple):
 
 
 class Decisions(NamedTuple):
-    """Everything that is decided, as objects.
+    """All decisions of a run, as objects.
 
     Attributes
     ----------
     label : str
-        What the results call it.
+        Name in the results.
     policy : Policy
     placement, streams, linearize : optional
         None: the default of `sim.job.build_job.make_job`.
     knowledge : str
     estimate_error : float
     loc : Loc
-        Where the decisions stand in the scenario.
+        Place of the decisions in the scenario.
     compile : tuple of Step
         Rewrites of the graph, in order.
     cuda_graph : bool
-        Whether the ops of a device are launched as one.
+        Whether the ops of a device are launched as one CUDA graph.
     intra_op_threads : int or None
-        Threads of the pool that ops of all CPUs share, 0: as many as cores; None: there is none.
+        Threads in the pool that the ops of each CPU share; 0: as many as cores; None: no such pool.
     said : PolicyFields or None
-        What they were made of; None: something else, too.
+        The fields from which the objects were made; None if something else was used, too.
     allocators : mapping of str to mapping
-        Kind of device → its allocator, as the runtime names them; nothing without a runtime that does.
+        Kind of device → its allocator, as the runtime names them; empty if no runtime names any.
     """
 
     label: str
@@ -86,10 +86,10 @@ class Decisions(NamedTuple):
 
 
 def overlay(base: PolicyFields, over: PolicyFields) -> PolicyFields:
-    """Return `base` with what `over` says in its place.
+    """Return `base` overridden by `over`.
 
-    A policy that `over` names comes with its own options; decisions that `over` does not mention stay as
-    they are in `base`. A runtime is a set of all decisions, and nothing of `base` stays.
+    If `over` names a policy, the options of `base` are dropped. Decisions that `over` does not mention stay
+    as they are in `base`. A runtime is a set of all decisions: if `over` names one, nothing of `base` stays.
     """
     if over.runtime is not None:
         base = PolicyFields()
@@ -119,18 +119,18 @@ def resolve(
     ----------
     spec : Policy
     label : str
-        What the results will call it.
+        Name in the results.
     document, loc
-        Where it stands, for messages and for what it may name.
+        Place of the specification, for messages and for what it may name.
     knowledge : str
         What the scenario lets policies know, unless `spec` says otherwise.
     inherited : bool
-        Whether `spec` got its synchronisation from another policy: one that does not take it ignores it.
+        Whether the synchronisation comes from another policy; a policy that does not take it ignores it.
 
     Raises
     ------
     ScenarioError
-        An unknown name (with the nearest known), an unknown option, or a wrong value of one.
+        An unknown name (with the nearest known one), an unknown option, or a wrong value of an option.
     """
     with _placing(document, loc):
         spec, allocators = _with_runtime(spec, document, loc)
@@ -167,7 +167,7 @@ def resolve(
 
 @contextmanager
 def _placing(document: Document, loc: Loc) -> Iterator[None]:
-    """Give an error its place; what is no option of a policy may be a key of all policies, misspelt."""
+    """Add a place to errors; an unknown option may be a misspelt key that all policies have."""
     keys = (VariantFields if loc[:1] == ("compare",) else PolicyFields).model_fields
     with document.placing(*loc):
         try:
@@ -179,7 +179,7 @@ def _placing(document: Document, loc: Loc) -> Iterator[None]:
 
 
 def _under(policy: Any, rewrite: Any) -> Any:
-    """Return a rewrite as it is meant for a policy."""
+    """Return the rewrite, adapted to the policy if it is a partition."""
     from policies.rewrite.partition import Partition
 
     return rewrite.under(policy) if isinstance(rewrite, Partition) else rewrite
@@ -188,14 +188,14 @@ def _under(policy: Any, rewrite: Any) -> Any:
 def resolve_schedule(
     spec: PolicyFields, label: str, workload: Workload, document: Document, loc: Loc
 ) -> tuple[Decisions, PolicyFields]:
-    """Return the decisions of a pipeline, or of a serving engine, and its policy with a name.
+    """Return the decisions of a pipeline or of a serving engine, and its policy fields with a name.
 
-    The programs of the ranks decide: every rank issues its own, in order.
+    The programs of the ranks decide: each rank issues its own program in order.
 
     Raises
     ------
     ScenarioError
-        The policy names no schedule, a decision that a schedule makes itself, or an option that it has not.
+        The policy names no schedule, a decision that the schedule makes itself, or an unknown option.
     """
     from policies.issue.program_order import InOrder
     from scenarios.builders.pipeline_graph import AsWritten, CommunicationStream
@@ -229,7 +229,7 @@ def resolve_schedule(
 def _with_runtime(
     spec: PolicyFields, document: Document, loc: Loc
 ) -> tuple[PolicyFields, Mapping[str, Mapping[str, Any]]]:
-    """Put the decisions of a runtime beneath those that are given; return its allocators apart."""
+    """Return `spec` with what it leaves open decided by its runtime, and the runtime's allocators."""
     if spec.runtime is None:
         return spec, {}
     if spec.name is not None:
@@ -243,7 +243,7 @@ def _with_runtime(
 
 
 def resolve_recoveries(choices: Sequence[Choice], document: Document, loc: Loc) -> dict[str, Recovery]:
-    """Make the recovery policies of a training run, by name.
+    """Return the recovery policies of a training run, by name.
 
     Raises
     ------
@@ -260,7 +260,7 @@ def resolve_recoveries(choices: Sequence[Choice], document: Document, loc: Loc) 
 
 
 def _policy(spec: PolicyFields, loc: Loc, origin: plugins.Origin, *, inherited: bool) -> IssuePolicy:
-    """Make the policy itself; how it synchronises is an option of most, and an attribute of all."""
+    """Return the policy; synchronisation is an option of most policies, and an attribute of all."""
     assert spec.name is not None
     options = dict(spec.options)
     thing = _look_up("sim.policies", spec.name, "name", loc, origin)
@@ -288,11 +288,11 @@ _METHODS: Final = {
     "compile": ("sim.rewrites", "apply", ("graph",)),
     "recovery": ("sim.recoveries", "after_failure", ("fleet",)),
 }
-"""Who takes each decision: its group of plugins, its method, and what that is called with."""
+"""For each decision: its group of plugins, the method that decides, and the arguments of that method."""
 
 
 def _chosen(key: str, choice: Choice, origin: plugins.Origin) -> Any:
-    """Make the object that a choice names, which decides by one method."""
+    """Return the object that a choice names, after checking its one deciding method."""
     group, method, called_with = _METHODS[key]
     made = call_with_options(origin.lookup(group, choice.name), choice.name, choice.options, origin)
     require_call(f"the {plugins.GROUPS[group]} {choice.name!r}", made, *called_with, method=method)
@@ -300,6 +300,6 @@ def _chosen(key: str, choice: Choice, origin: plugins.Origin) -> Any:
 
 
 def _look_up(group: str, name: str, key: str, loc: Loc, origin: plugins.Origin) -> Any:
-    """Return what is known by a name, which stands under `key`; on the command line there is but the name."""
+    """Return the plugin of a name that is written under `key`; a name on the command line has no key."""
     with located(*([key] if loc else [])):
         return origin.lookup(group, name)

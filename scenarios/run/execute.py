@@ -1,4 +1,4 @@
-"""Running a scenario: from the file's words to a trace, its summary, and what was expected of it."""
+"""Runs a scenario and returns its trace, its summary, and the outcome of its expectations."""
 
 from __future__ import annotations
 
@@ -44,22 +44,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """What came out of one run.
+    """The result of one run.
 
     Attributes
     ----------
     case : Case
     trace : Trace
     expectations : tuple of Expectation
-        What is expected of it: nothing of what the file says, once settings have changed the file.
+        Expectations to check; those of the file are left out once settings have changed the scenario.
     tried : tuple of Tried
-        What its placement tried, where it searches.
+        What the placement tried, if it searches.
     recordings : dict of str to list of MemoryEvent, optional
-        What was asked of the allocator of each device, where that was written down.
+        Requests to the allocator of each device, if they were recorded.
     training : Training, optional
-        The run of many steps, of which this is one.
+        The training run of many steps, of which this run simulates one.
     new_tables : bool
-        Whether tables of ops that schedules are held to need not be there yet.
+        Whether the tables of ops to which schedules are compared may be missing.
     """
 
     case: Case
@@ -71,16 +71,16 @@ class Result:
     new_tables: bool = False
 
     def __repr__(self) -> str:
-        """Return who ran, and the makespan."""
+        """Return the scenario, the policy, and the makespan."""
         return f"<Result of {self.scenario!r} under {self.policy!r}: {self.trace.makespan_ns} ns>"
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: the lines and tables that ``sim run`` prints."""
+        """Return the lines and tables that ``sim run`` prints, for a notebook."""
         return card_of(self.title, self.sections)
 
     @property
     def title(self) -> str:
-        """Who ran what."""
+        """Scenario and policy, as a heading."""
         return f"{self.scenario}: {self.policy}"
 
     @property
@@ -90,17 +90,17 @@ class Result:
 
     @property
     def policy(self) -> str:
-        """What the policy is called in the scenario."""
+        """Label of the policy in the scenario."""
         return self.case.label
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """The numbers: see `sim.metrics.summary`, and `scenarios.fields.results`."""
+        """The numbers of the run: see `sim.metrics.summary` and `scenarios.fields.results`."""
         return self._told(causes=True)
 
     @cached_property
     def numbers(self) -> dict[str, Any]:
-        """The summary without what takes most of its time: causes, how sure it is, who held memory."""
+        """The summary without its slowest parts: causes of idle time, residue, and holders of memory."""
         return self._told(causes=False)
 
     def _told(self, *, causes: bool) -> dict[str, Any]:
@@ -120,7 +120,7 @@ class Result:
         for name, more in told.pop("devices", {}).items():
             found["devices"][name] |= more
         found |= told
-        if "serving" in told:  # its steps are released, and no jobs that anybody waits for
+        if "serving" in told:  # its tasks are engine steps, not jobs that someone waits for
             found.pop("mean_flow_time_ns", None)
             found |= {"gap": None, "no_gap": "another batcher would make other steps"}
         content = self.case.scenario.content
@@ -135,7 +135,7 @@ class Result:
 
     @cached_property
     def sections(self) -> list[Section]:
-        """What there is to tell, as lines and tables: what ``sim run`` prints, and a notebook shows."""
+        """The result as lines and tables, which ``sim run`` prints and a notebook shows."""
         summary, runs = self.summary, {self.policy: self.trace}
         lines = summary_lines(self.trace, summary)
         lines += [tuned(self.tried)] if self.tried else []
@@ -151,15 +151,15 @@ class Result:
 
     @cached_property
     def lives(self) -> Mapping[str, Life]:
-        """What became of the training run, by recovery policy."""
+        """The course of the training run under each recovery policy."""
         return {} if self.training is None else self.training.lives(self.trace)
 
     @cached_property
     def outcomes(self) -> tuple[Outcome, ...]:
-        """What became of each expectation."""
+        """The outcome of each expectation."""
         unrecorded = ""
         if not self.new_tables and all(each.table is None for each in self.expectations):
-            base = self.case.base  # the file, and the policy where it is not the scenario's own
+            base = self.case.base  # the file, and the policy unless it is the scenario's own
             words = ["--policy", self.policy] if self.policy in base.variants else []
             unrecorded = shlex.join([str(base.document.path), *words])
         return tuple(
@@ -168,7 +168,7 @@ class Result:
         )
 
     def _other(self, label: str) -> Result:
-        """Return another run of the scenario, which is run once for all that is expected beside it."""
+        """Return another run of the scenario; each is run once for all expectations that refer to it."""
         base, known = self.case.base, self.case.base.other_runs
         if label not in known:
             case = base.case(label if label in base.variants else None)
@@ -180,13 +180,13 @@ class Result:
         return result
 
     def share(self) -> None:
-        """Let this be the run that expectations of others name; one under other decisions is none."""
+        """Let expectations of other runs refer to this run, unless a command gave other decisions."""
         if self.case.decisions.loc:  # the scenario's own, or an entry of compare
             self.case.base.other_runs.setdefault(self.policy, self)
 
     @property
     def passed(self) -> bool:
-        """Whether everything expected came out."""
+        """Whether all expectations were met."""
         return all(outcome.passed for outcome in self.outcomes)
 
     def to_json(self) -> dict[str, Any]:
@@ -207,14 +207,14 @@ def run_scenario(
     policy : str, optional
         See `Scenario.case`.
     observers : iterable of Observer
-        Told of every start and end.
+        Called at every start and end of a task.
     check : bool
         Whether to assert the invariants of the trace afterwards.
 
     Raises
     ------
     InputError
-        The scenario is wrong: an unknown name, an op that no device can run.
+        The scenario is wrong: for example an unknown name, or an op that no device can run.
     RunError
         The run cannot go on: out of memory, stuck.
 
@@ -240,12 +240,12 @@ def run_case(
 ) -> Result:
     """Run one case of a scenario; see `run_scenario`.
 
-    A `job` is in place of that of the case (`scenarios.run.prepare_job.job_of`). `record_memory` keeps
-    `Result.recordings`; bytes are then counted where the scenario has no allocator. Unless it has to be one
-    that `fits`, a run whose memory is short only when all is over is a result, too, as it is where the
-    scenario says what it expects of that.
-    `new_tables` is `Result.new_tables`. `change` returns another job with the same ops, after all that
-    is decided before time 0.
+    A given `job` replaces that of the case (`scenarios.run.prepare_job.job_of`). `record_memory` fills
+    `Result.recordings`; without an allocator in the scenario, bytes are then counted. With `fits`, a step
+    whose memory turns out too small at the end raises, unless the scenario has an expectation about that;
+    without `fits` it is a result as well.
+    `new_tables` is `Result.new_tables`. `change` returns a modified job with the same ops, after all
+    decisions that are made before time 0.
     """
     job = job or job_of(case)
     job = job if change is None else change(job)
@@ -254,7 +254,7 @@ def run_case(
     expectations = tuple(
         expectation
         for expectation in case.expectations
-        # What the file expects holds for what the file says; settings may bring expectations of their own.
+        # Expectations of the file hold for the file as it is; settings may bring expectations of their own.
         if not case.scenario.document.changed or not expectation.in_file
     )
     if (folding := job.machine.folding) is not None:
@@ -273,7 +273,7 @@ def run_case(
 
 
 def names_of(job: Job, recoveries: Sequence[str] = ()) -> dict[str, list[str]]:
-    """Return the names that expectations of a run may speak of."""
+    """Return the names that expectations of a run may refer to."""
     return {
         "device": [device.name for device in job.machine.devices],
         "link": [link.name for link in job.machine.links],
@@ -283,7 +283,7 @@ def names_of(job: Job, recoveries: Sequence[str] = ()) -> dict[str, list[str]]:
 
 
 def _training_of(case: Case) -> RecoveryRuns | None:
-    """Return the run of many steps that the scenario describes, if it does."""
+    """Return the run of many steps that the scenario describes, or None."""
     scenario, section = case.scenario, case.scenario.content.training_run
     if section is None:
         return None
@@ -298,7 +298,7 @@ def _training_of(case: Case) -> RecoveryRuns | None:
 def trace_of(
     case: Case, job: Job, observers: Iterable[Observer] = (), recordings: Recordings | None = None
 ) -> Trace:
-    """Run the job of a case: with an allocator if one is chosen, and where memory turns out to be short."""
+    """Run the job of a case, simulating memory if an allocator is chosen or memory turns out too small."""
     decisions, document = case.decisions, case.scenario.document
     memory = memory_of(case.scenario, job, decisions.policy, decisions.allocators, recordings)
     try:
@@ -309,21 +309,21 @@ def trace_of(
         raise
     except NotOnKernelError as error:
         raise document.error(("engine",), str(error)) from error
-    except (InputError, InfeasibleError) as error:  # the graph asks for what cannot be, as only now is seen
+    except (InputError, InfeasibleError) as error:  # the graph asks for the impossible, which shows only now
         if not has_place(error):
             raise
         raise placed(error, case) from error
     if memory is None and case.make is None and exceeds_memory(trace):
         from devices.memory.run_memory import tensor_memory
 
-        # Again, and counted: it ends where memory ends, and says who held what.
+        # Run again and count bytes: that run ends where memory runs out, and says who held what.
         counted = dict.fromkeys((device.name for device in job.machine.devices), _ideal())
         trace = run_job(job, decisions.policy, memory=tensor_memory(counted))
     return trace
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Memory of a run: who hands it out, how long tensors keep it, and whether it is simulated at all.
+# Memory of a run: which allocator serves it, how long tensors live, and whether it is simulated at all.
 #
 # ::
 #
@@ -333,20 +333,20 @@ def trace_of(
 #     memory: {lifetime: issue, when_full: wait}                      without naming an allocator
 #     memory: {allocator: runtime}                                    the one that the policy's runtime has
 #
-# Without an allocator bytes are counted against the capacity of the device, at no cost. Where the policy
+# Without an allocator, bytes are counted against the capacity of the device, at no cost. If the policy
 # synchronises by issue (as PyTorch does on a GPU), tensors live from issue to issue, else from start to end,
 # unless the scenario says otherwise, or a plan has places for copies between devices.
 #
-# Without any of these nothing is simulated: memory is what the tensors alone take. A run that then turns out
-# to need more than a device has is repeated with memory, so that it ends where memory ends and says who held
-# what.
+# Without any of these keys, memory is not simulated: its use is the sum of the live tensors. A run that then
+# turns out to need more than a device has is repeated with memory, so that it ends where memory runs out and
+# says who held what.
 
 RUNTIME: Final = "runtime"
-"""In place of the name of an allocator: the one that the policy's runtime names."""
+"""Used in place of an allocator's name: the allocator that the policy's runtime names."""
 
 
 def _ideal() -> MemorySpec:
-    """Return what counts bytes against the capacity, without rounding, fragments or costs."""
+    """Return an allocator that counts bytes against the capacity, without rounding, fragments or costs."""
     from devices.memory.registry import MemorySpec
 
     return MemorySpec("counted", options={"asynchronous": True})
@@ -359,19 +359,19 @@ def memory_of(
     allocators: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
     recordings: Recordings | None = None,
 ) -> TensorMemories | None:
-    """Return what an engine takes as `memory`; None when nobody says or asks anything of memory.
+    """Return the `memory` argument of the engine; None if neither scenario nor caller asks for memory.
 
     Parameters
     ----------
     scenario : Scenario
-        Its ``memory:`` and the virtual devices of its machine.
+        Scenario, for its ``memory:`` and the virtual devices of its machine.
     job : Job
     policy : Policy
-        How it synchronises decides on lifetimes that nobody gives.
+        Policy whose synchronisation decides on lifetimes that are not given.
     allocators : mapping of str to mapping
         Kind of device → the allocator that ``runtime`` stands for; on other kinds bytes are counted.
     recordings : dict of str to list of MemoryEvent, optional
-        Where what is asked of the allocators is to be written down.
+        Receives the requests to the allocators.
 
     Raises
     ------
@@ -424,7 +424,7 @@ def _of_runtime(
     scenario: Scenario,
     loc: Loc,
 ) -> Choice | None:
-    """Return the runtime's allocator for a kind of device, with more options; None: bytes are counted."""
+    """Return the runtime's allocator for a kind of device, with `choice`'s options; None: count bytes."""
     if not allocators:
         runtimes = {name: plugins.lookup("sim.runtimes", name) for name in plugins.names("sim.runtimes")}
         known = ", ".join(name for name, choices in runtimes.items() if "allocator" in choices)
@@ -436,18 +436,18 @@ def _of_runtime(
 
 
 def exceeds_memory(trace: Trace) -> bool:
-    """Whether the tensors of a run, which did not ask for memory, take more than some device has.
+    """Return whether the tensors of a run without simulated memory need more than some device has.
 
     Raises
     ------
     OutOfMemoryError
-        They do, and no allocator can be asked where that happens: not if ops may fail.
+        They do, and ops may fail, so the run cannot be repeated with an allocator to find out where.
     """
     job = trace.job
     capacity = {d.name: d.memory_bytes for d in job.machine.devices if d.memory_bytes is not None}
     everything = int(job.graph.tensor_nbytes.sum()) * job.iterations
     if all(everything <= nbytes for nbytes in capacity.values()) and not has_control_flow(job.graph):
-        return False  # no device ever holds more than all tensors of all iterations
+        return False  # no device ever holds more than all tensors of all iterations together
     peak = peak_bytes(trace)
     full = [name for name, nbytes in capacity.items() if peak[name] > nbytes]
     if full and trace.on_failure is not None:
@@ -456,7 +456,7 @@ def exceeds_memory(trace: Trace) -> bool:
 
 
 def _story(use: MemoryUse, limit: int) -> str:
-    """Say what was in memory when most was, as `devices.memory.allocator` says it of an allocator."""
+    """Return a message on the contents of memory at the peak, in the form of `devices.memory.allocator`."""
     holders = "; ".join(f"{h.name!r} {format_bytes(h.nbytes, iec=True)}" for h in use.holders[:5])
     short = format_bytes(use.peak_bytes - limit, iec=True)
     return (

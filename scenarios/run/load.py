@@ -1,4 +1,4 @@
-"""Reading scenarios, from a file or from a text.
+"""Reads scenarios from a file or from a text.
 
 ::
 
@@ -29,10 +29,10 @@ def load_scenario(
     ----------
     path : path
     sets : iterable of str
-        ``KEY=VALUE`` texts that change the file's values before they are checked: a dotted path (list
-        items by number) and a YAML value.
+        ``KEY=VALUE`` texts that change values of the file before it is checked: KEY is a dotted path (list
+        items by number), VALUE is a YAML value.
     vary : iterable of str
-        More of them, of one point of a sweep: messages speak of ``--vary``.
+        Further texts of this kind, from one point of a sweep: messages call them ``--vary``.
     allow_code : bool
         Whether the scenario may name ``module:Class``, which runs other people's code.
     allow_outside : bool
@@ -41,7 +41,7 @@ def load_scenario(
     Raises
     ------
     ScenarioError
-        With file, line and column: whatever is wrong with the file.
+        Something is wrong with the file; the message has file, line and column.
 
     Examples
     --------
@@ -60,13 +60,13 @@ def read_scenario(
     allow_code: bool = False,
     allow_outside: bool = False,
 ) -> Scenario:
-    """Return the scenario that a text is, in a program or a notebook.
+    """Return the scenario in a text, for use in a program or a notebook.
 
     Parameters
     ----------
     text : str
     folder : path
-        Where the files are that it names.
+        Folder of the files that the text names.
     sets : iterable of str
         As for `load_scenario`.
     allow_code, allow_outside : bool

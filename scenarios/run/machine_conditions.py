@@ -1,4 +1,4 @@
-"""Keys of a device: copies and launches, what tasks share, what ops cost."""
+"""Conditions of the keys of a machine: copies and launches, sharing, cost of ops, links, and memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# What a rule is: some keys of a scenario, and the condition under which they have an effect.
+# A rule: some keys of a scenario, and the condition under which they have an effect.
 
 
 class Rule(NamedTuple):
@@ -30,9 +30,9 @@ class Rule(NamedTuple):
     keys : tuple of str
         Dotted paths; ``*`` is any key of a mapping or item of a list.
     holds : callable
-        ``holds(case, loc)``: whether the key at `loc` has an effect in a run.
+        ``holds(case, loc)`` returns whether the key at `loc` has an effect in a run.
     why : str
-        The end of the message: why it has none, and what to do.
+        End of the message: why the key has no effect, and what to do.
     """
 
     keys: tuple[str, ...]
@@ -44,14 +44,14 @@ class Rule(NamedTuple):
 
 
 class _Described(NamedTuple):
-    """A device in a run, and what is said of it, presets included, read."""
+    """A device in a run, and the values of its description, including those of presets."""
 
     case: Case
     device: Device
     values: Mapping[str, Any]
 
     def linked(self) -> bool:
-        """Whether a link leads to it."""
+        """Whether a link connects the device."""
         links = self.case.work.machine.links
         return any(self.device.name in (link.source, link.destination) for link in links)
 
@@ -59,23 +59,23 @@ class _Described(NamedTuple):
         return self.case.decisions.policy.synchronisation == "issue"
 
     def may_compete(self) -> bool:
-        """Whether its tasks may want more than it has."""
+        """Whether its tasks may want more cores or streams than it has."""
         device = self.device
         if device.workers:
             return device.workers * device.cores_per_op > device.cores
         return device.lanes > 1
 
     def shares(self, *kinds: str) -> bool:
-        """Whether its tasks share something, in one of these ways."""
+        """Whether its tasks share a resource, in one of the ways `kinds` if any are given."""
         processor: object = self.device.processor
         if isinstance(processor, CorePoolIfShort) and not self.case.work.graph.attribute("cores"):
             return False
         return processor is not None and (not kinds or self.values.get("sharing") in kinds)
 
     def timed(self) -> bool:
-        """Whether its cost model is asked: some op that may run there has no duration of its own."""
+        """Whether its cost model is used: some op that may run there has no duration of its own."""
         if self.case.scenario.content.workload.asks_cost_models() or self.case.decisions.compile:
-            return True  # a rewrite may make ops that have none
+            return True  # a rewrite may create ops without a duration
         graph, device = self.case.work.graph, self.device
         asked = graph.given_ns(device.kind, device.name) == UNSET
         if not asked.any():
@@ -90,7 +90,7 @@ class _Described(NamedTuple):
         return {next(iter(one), None) if isinstance(one, Mapping) else one for one in each}
 
     def rated(self) -> bool:
-        """Whether its cost is reckoned from its rates."""
+        """Whether some of its cost models compute durations from its rates."""
         return not self.costs() <= {"fixed", "table"}
 
     def fitted(self) -> bool:
@@ -98,17 +98,17 @@ class _Described(NamedTuple):
         return "fitted" in self.costs() and self.timed()
 
     def by_roofline(self, *needs: str) -> bool:
-        """Whether a roofline or tiles time some op with one of the rates `needs`."""
+        """Whether a roofline or tile model times some op with one of the rates `needs`."""
         given = not needs or any(value_at(self.values, key) is not None for key in needs)
         return given and self.rated() and self.timed()
 
 
 _AS_THERE_ARE: Final = (PerBranch, RoundRobinStreams, SingleStream, type(None))
-"""Stream assignments that use the streams that there are."""
+"""Stream assignments that use the streams a device has, however many."""
 
 
 def _entry(case: Case, loc: Loc) -> list[_Described]:
-    """Return the devices of an entry of ``devices``, in all nodes: that one, or those of a count."""
+    """Return the devices of an entry of ``devices``, in all nodes; an entry with a count is several."""
     entry, devices = rf"(node\d+/)?{re.escape(str(loc[2]))}", _devices(case)
     one = [each for each in devices if re.fullmatch(entry, each.device.name)]
     return one or [each for each in devices if re.fullmatch(rf"{entry}\d+", each.device.name)]
@@ -117,7 +117,7 @@ def _entry(case: Case, loc: Loc) -> list[_Described]:
 def _devices(case: Case) -> list[_Described]:
     described = case.scenario.described_devices
     devices = case.work.machine.devices
-    if not isinstance(case.decisions.streams, _AS_THERE_ARE):  # it may name several where the number is open
+    if not isinstance(case.decisions.streams, _AS_THERE_ARE):  # if the number is open, it may use several
         devices = tuple(d.for_streams(d, 2) if d.for_streams is not None else d for d in devices)
     return [
         _Described(case, device, described[device.name]) for device in devices if device.name in described
@@ -125,7 +125,7 @@ def _devices(case: Case) -> list[_Described]:
 
 
 def _of_devices(names: tuple[str, ...], holds: Callable[[_Described], bool], why: str) -> Rule:
-    """Return the rule of keys of a device: that it holds for some device that an entry stands for."""
+    """Return a rule for keys of a device, which holds if it holds for some device of the entry."""
     keys = tuple(f"machine.devices.*.{name}" for name in names)
     return Rule(keys, lambda case, loc: any(map(holds, _entry(case, loc))), why)
 
@@ -320,7 +320,7 @@ def _memory(case: Case) -> MemoryFields:
 
 
 def _limit_counts(case: Case, loc: Loc) -> bool:
-    """Whether an op of a model may run where the allocator with its limit manages memory."""
+    """Whether an op of the model at `loc` may run on a device that this allocator manages."""
     from devices.memory.device_memory import Groups
 
     graph, own = case.work.graph, _memory(case).devices
@@ -344,7 +344,7 @@ def _may_be_full(case: Case, loc: Loc) -> bool:
     return (
         any(device.memory_bytes is not None for device in case.work.machine.devices)
         or any("virtual_devices" in values for values in case.scenario.described_devices.values())
-        # Options may be limits, and a place of a plan may be taken.
+        # Options may be limits, and the place that a plan gives a tensor may be in use.
         or any(choice.options or choice.name in plans for choice in chosen if choice)
     )
 

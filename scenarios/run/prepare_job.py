@@ -1,4 +1,4 @@
-"""The job of a case: what is decided before time 0, or refused with its place in the file."""
+"""Makes the job of a case: takes all decisions that precede time 0, or refuses them with their place."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ from sim.job.noise import Noise
 from sim.machine.machine import Machine
 
 # ----------------------------------------------------------------------------------------------------------
-# Words of a scenario from closed lists: kinds of op and of device, data types, attributes of ops.
+# Words from closed lists in a scenario: kinds of op and of device, data types, attributes of ops.
 #
-# A word that nobody knows is refused where it stands, with the nearest known one. It would be read, match
+# An unknown word is refused at its place, with the nearest known one. Otherwise it would be read, match
 # nothing, and change the result:
 #
 #     efficiency: {matmull: 0.5}    no op is a matmull, so products run at the peak
@@ -56,7 +56,7 @@ _KEYS_BY_KIND: Final = (
 )
 """Mappings whose keys are kinds of op."""
 _OF_POLICIES: Final = ("policy.streams.streams.*", "compare.*.streams.streams.*")
-"""The same where policies stand."""
+"""The same for the options of policies."""
 _LISTS: Final = tuple(f"machine.devices.*.{name}.*" for name in LISTS_OF_KINDS)
 _OPS: Final = ("workload.ops.*", "workload.functions.*.ops.*")
 _EVERY_OP: Final = (*_OPS, *(f"workload.sessions.*.{op}" for op in _OPS))
@@ -64,21 +64,21 @@ _OF_FILES: Final = ("workload.attributes.*.*", "workload.sessions.*.workload.att
 
 
 def check_words(document: Document, graph: Graph, machine: Machine, own: Iterable[str] = ()) -> None:
-    """Refuse words of machine and workload that nobody knows.
+    """Refuse unknown words in the descriptions of machine and workload.
 
     Parameters
     ----------
     document : Document
     graph : Graph
-        As the workload made it: an importer's kinds are known, too.
+        Graph as the workload made it: kinds of op that come from an importer are known, too.
     machine : Machine
     own : iterable of str
-        Kinds of op that the workload names as its own.
+        Kinds of op that the workload defines itself.
 
     Raises
     ------
     ScenarioError
-        At the word.
+        A word is unknown; the message has its place.
     """
     words = {loc: _text(document, loc) for loc in _matching(document, (f"{op}.kind" for op in _EVERY_OP))}
     _need_kinds(words, own, document)
@@ -110,7 +110,7 @@ def check_words(document: Document, graph: Graph, machine: Machine, own: Iterabl
 
 
 def _of_an_op(error: UnknownNameError, document: Document, graph: Graph, ops: BoolArray) -> ScenarioError:
-    """Return an error about a word of a graph file: it names the first of the ops that have it."""
+    """Return an error about a word of a graph file, which names the first op that has the word."""
     near, op = hint(error.name, error.known), graph.op_names[int(ops.argmax())]
     return document.error(("workload",), f"op {op!r}: unknown {error.what} {error.name!r}{near}")
 
@@ -141,22 +141,22 @@ def _need(what: str, word: str, known: Iterable[str], document: Document, loc: L
 
 
 def job_of(case: Case) -> Job:
-    """Return the job of a case: everything that is decided before time 0.
+    """Return the job of a case, with everything that is decided before time 0.
 
     Raises
     ------
     ScenarioError
-        An op that no device can run, or a wrong decision; with its place where that is known.
+        An op that no device can run, or a wrong decision; with its place if that is known.
     """
     return Jobs(case)()
 
 
 _FEW_TASKS: Final = 100_000
-"""Of a job of more nothing is kept for a case like it: it would take as much memory again."""
+"""Jobs of more tasks are not cached for similar cases: that would double the memory."""
 
 
 class Jobs:
-    """The jobs of a case, one a seed; what a seed does not change is worked out, and checked, once."""
+    """Makes the jobs of a case, one per seed; what does not depend on the seed is made and checked once."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
@@ -164,9 +164,9 @@ class Jobs:
         self.last: Job | None = None
 
     def __call__(self, seed: int | None = None) -> Job:
-        """Return the job with a seed, by default the scenario's; raises as `job_of` does."""
+        """Return the job for a seed, by default the scenario's; raises as `job_of` does."""
         case = self.case
-        case.work  # noqa: B018 (a workload that cannot be made says so itself)
+        case.work  # noqa: B018 (if the workload cannot be built, its own error is raised)
         try:
             job = self._job(case.scenario.content.seed if seed is None else seed)
             if not self.checked:
@@ -176,7 +176,7 @@ class Jobs:
         except ScenarioError:
             raise
         except (InfeasibleError, InputError) as error:
-            # Nothing has run yet: it is the scenario that asks for what cannot be.
+            # Nothing has run yet, so it is the scenario that asks for the impossible.
             raise placed(error, case) from error
 
     def _job(self, seed: int) -> Job:
@@ -191,7 +191,7 @@ class Jobs:
         made = self._made(seed)
         job = made if decisions.policy.one_process else with_processes(made)
         job = launched(job, decisions.policy.synchronisation, as_graph=decisions.cuda_graph)
-        if decisions.knowledge != "estimate" and job.graph is made.graph:  # else the seed draws more
+        if decisions.knowledge != "estimate" and job.graph is made.graph:  # otherwise it depends on the seed
             self.last = job
             if key is not None and len(job.graph) * job.iterations <= _FEW_TASKS:
                 case.scenario.checked["job"] = work, key, job
@@ -200,7 +200,7 @@ class Jobs:
 
     @cached_property
     def _key(self) -> tuple[Any, ...] | None:
-        """What the job follows from besides its work, seed and noise; None: from something else, too."""
+        """Key of everything that decides the job besides work, seed and noise; None if it is incomplete."""
         case, decisions, content = self.case, self.case.decisions, self.case.scenario.content
         if (said := decisions.said) is None or case.make is not None:
             return None
@@ -263,7 +263,7 @@ class Jobs:
         decisions = case.decisions
         entry, of = case.scenario.checked.get("effects", (None, None))
         if decisions.said is not None or entry != decisions.loc or of is not case.scenario:
-            refuse_without_effect(case)  # once, and not for each schedule that a search tries
+            refuse_without_effect(case)  # once, not for each schedule that a search tries
             case.scenario.checked["effects"] = decisions.loc, case.scenario
         known, of = case.scenario.checked.get("costs"), (case.work.graph, job.graph, job)
         case.scenario.checked["costs"] = of
@@ -284,7 +284,7 @@ class Jobs:
 
 
 def _cost_alike(one: Job, other: Job) -> bool:
-    """Whether ops lie on the same devices, which ask the same cost models, as far as jobs of one graph go."""
+    """Whether two jobs of one graph have ops on the same devices, with the same cost models."""
     ours, theirs = one.machine.devices, other.machine.devices
     return (
         len(ours) == len(theirs)
@@ -296,12 +296,12 @@ def _cost_alike(one: Job, other: Job) -> bool:
 
 
 def _same(known: Any, things: Sequence[object]) -> bool:
-    """Whether what was looked at begins with the same things."""
+    """Whether the objects in `known`, which were checked before, begin with these very `things`."""
     return known is not None and all(one is other for one, other in zip(known, things, strict=False))
 
 
 def _compiled(case: Case) -> tuple[Graph, Placement | None, Machine]:
-    """Return what runs, the placement that is left to make, and the machine, folded if ranks are."""
+    """Return the graph that runs, the placement still to be made, and the machine, with ranks folded."""
     work, decisions, document = case.work, case.decisions, case.scenario.document
     if not decisions.compile and case.scenario.content.fold is not True:
         return work.graph, decisions.placement, work.machine
@@ -324,7 +324,7 @@ def _compiled(case: Case) -> tuple[Graph, Placement | None, Machine]:
 
 
 def _check_failures(case: Case, job: Job) -> None:
-    """Refuse what nobody knows to follow from an op that fails."""
+    """Refuse a job with ops that may fail if the consequences are not modelled."""
     from sim.engine.failing_ops import refuse_unknown
 
     document = case.scenario.document
@@ -338,7 +338,7 @@ def _check_failures(case: Case, job: Job) -> None:
 
 
 def _check_faults(case: Case, job: Job) -> None:
-    """Refuse what nobody knows to follow when a part of the machine fails."""
+    """Refuse a job with faults of the machine if the consequences are not modelled."""
     from sim.engine.attempts import refuse_with_faults
 
     content, document = case.scenario.content, case.scenario.document
@@ -350,7 +350,7 @@ def _check_faults(case: Case, job: Job) -> None:
 
 
 def _check_names(scenario: Scenario, graph: Graph, machine: Machine) -> None:
-    """Refuse a device, or a model with memory of its own, that nobody has: a slip of the pen."""
+    """Refuse names of devices, and of models with memory of their own, that do not exist."""
     document, devices = scenario.document, [device.name for device in machine.devices]
     for loc in _matching(document, ("noise.devices.*", "memory.devices.*")):
         _need("device", str(loc[-1]), devices, document, loc)
@@ -368,17 +368,17 @@ def _check_names(scenario: Scenario, graph: Graph, machine: Machine) -> None:
 
 
 def _decided(error: SimError) -> TypeGuard[InputError]:
-    """Whether the linearizer or the stream assignment refused (`sim.job.job.Job.order`, `lane`)."""
+    """Whether the linearizer or the stream assignment raised it (`sim.job.job.Job.order`, `lane`)."""
     return isinstance(error, InputError) and error.path[:1] in (("linearize",), ("streams",))
 
 
 def has_place(error: InputError | InfeasibleError) -> bool:
-    """Whether an error says which op it is about, or which decision refused."""
+    """Whether an error says which op it is about, or which decision raised it."""
     return error.op is not None or isinstance(error, GraphError | InfeasibleError) or _decided(error)
 
 
 def placed(error: InputError | InfeasibleError, case: Case) -> ScenarioError:
-    """Return an error with the place of the op that it is about, or of the decision that refused."""
+    """Return the error with the place of its op, or of the decision that raised it."""
     from scenarios.workloads.workload import op_message, op_place
 
     document = case.scenario.document

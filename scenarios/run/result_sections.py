@@ -1,9 +1,9 @@
-"""What is told of a run below its devices, as lines and rows: a terminal and a notebook show the same.
+"""Sections of a result below the table of its devices, as lines and rows for a terminal or a notebook.
 
 ::
 
-    lines            33 ranks, 4 stages, ...        what `sim.export.tables` has for every run comes before:
-    rows             rank   span   ...              a line about the makespan, a row a device
+    lines            33 ranks, 4 stages, ...        `sim.export.tables` provides what precedes them for
+    rows             rank   span   ...              every run: a line about the makespan, a row per device
     notes            ...
 """
 
@@ -26,19 +26,19 @@ _MOST_LAYERS: Final = 20
 _MOST_STALENESS: Final = 12
 """How many rows the table of staleness has."""
 _MOST_FOLDED: Final = 10
-"""Of how many devices is told what they stand for."""
+"""For how many devices the folded ones are listed."""
 _HOUR_NS: Final = 3_600_000_000_000
 
 
 def sections(summary: Mapping[str, Any], plan: TrainingPlan | None = None) -> Iterator[Section]:
-    """Yield what a run has besides its devices: memory, links, a pipeline, experts, a training, ...
+    """Yield the sections of a run besides its devices: memory, links, a pipeline, experts, a training, ...
 
     Parameters
     ----------
     summary : mapping
-        As `scenarios.run.execute.Result` has it.
+        Summary of `scenarios.run.execute.Result`.
     plan : TrainingPlan, optional
-        Of a run of many steps.
+        Plan of the training run, if the scenario has one.
     """
     for part in (_memory(summary.get("memory", {})), _links(summary["links"])):
         if any(part.tables):
@@ -83,7 +83,7 @@ def _left_out(n: int, what: str) -> list[str]:
 
 
 def _training(plan: TrainingPlan, told: Mapping[str, Any]) -> Section:
-    """Return a line about machines and intervals, and a row for each recovery policy."""
+    """Return a line about workers and checkpoint intervals, and a row for each recovery policy."""
     machines = f"{plan.workers:,} worker{'s' * (plan.workers > 1)}"
     machines += f", {plan.spares:,} spare" if plan.spares else ""
     columns = ["recovery", "goodput", "steps", "end", *STATES, "lost", "interruptions"]
@@ -98,7 +98,7 @@ def _training(plan: TrainingPlan, told: Mapping[str, Any]) -> Section:
 
 
 def _experts(experts: Mapping[str, Any]) -> Section:
-    """Return how tokens fell on ranks that share experts; of many layers the least balanced."""
+    """Return how tokens are spread over ranks that share experts; of many layers, the least balanced."""
     layers: Mapping[str, Mapping[str, Any]] = experts.get("layers", {})
     shown = sorted(layers, key=lambda name: -layers[name]["imbalance"])[:_MOST_LAYERS]
     rows = (
@@ -117,7 +117,7 @@ def _experts(experts: Mapping[str, Any]) -> Section:
 
 
 def _staleness(told: Mapping[str, Any]) -> Section:
-    """Return how many updates came with which staleness; the rarest and largest in one row."""
+    """Return the number of updates for each staleness; the largest ones share a row."""
     counts = told["counts"]
     few = counts if len(counts) <= _MOST_STALENESS else counts[: _MOST_STALENESS - 1]
     rows = [(str(stale), n) for stale, n in enumerate(few)]
@@ -130,7 +130,7 @@ def _staleness(told: Mapping[str, Any]) -> Section:
 
 
 def _links(links: Mapping[str, Mapping[str, Any]]) -> Section:
-    """Return how links were used; of many those that were contended and busy longest."""
+    """Return the use of the links; of many, those that were contended and busy longest."""
     links = {name: use for name, use in links.items() if use["bytes"]}
     shown = sorted(links, key=lambda name: (-links[name]["contended_ns"], -links[name]["busy_ns"]))[
         :_MOST_LINKS
@@ -181,7 +181,7 @@ def _pipeline(told: Mapping[str, Any]) -> Section:
 
 
 def _train(told: Mapping[str, Any]) -> Section:
-    """Return time and rate of a training step, and for each rank where its time and its memory go."""
+    """Return time and rate of a training step, and where the time and memory of each rank go."""
     limit, peak = told["capacity_bytes"], told["peak_bytes"]
     same = told.get("folded", {}).get("each_stands_for", 1)
     fits = ""
@@ -237,25 +237,25 @@ def _train(told: Mapping[str, Any]) -> Section:
 
 
 def _ranks(rank: int, of: Mapping[str, Any]) -> str:
-    """Return a rank by its number in a pipeline, or by its device and how many do the same."""
+    """Return the name of a rank, its number or its device, and how many others do the same."""
     more = of.get("stands_for", 1) - 1
     return f"{of.get('device', rank)}" + (f" and {more:,} more" if more else "")
 
 
 def outcome_sections(outcomes: Sequence[Outcome]) -> list[Section]:
-    """Return what is not as expected, or that all is; nothing when nothing was expected."""
+    """Return the failed expectations, or that all are met; nothing if there are none."""
     failed = [f"not as expected: {outcome.message}" for outcome in outcomes if not outcome.passed]
     return [Section(failed or ["all as expected"])] if outcomes else []
 
 
 def model_notes(summaries: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return what times rest on where nobody chose it: the model of collectives, what kernels take."""
+    """Return the models behind the times that nobody chose: of collectives, and of kernels."""
     told = (summary.get(key) for summary in summaries for key in ("collectives", "note"))
     return list(dict.fromkeys(line for line in told if line))
 
 
 def tuned(tried: Sequence[Tried]) -> str:
-    """Say in one line what a placement that searches began with, and what it found."""
+    """Return a line with the first and the best makespan that a searching placement found."""
     first = next(one for one in tried if one.makespan_ns is not None)
     assert first.makespan_ns is not None
     assert tried[-1].best_ns is not None
@@ -266,7 +266,7 @@ def tuned(tried: Sequence[Tried]) -> str:
 
 
 def folded(told: Mapping[str, Any]) -> str:
-    """Say which devices are shown for how many, and what sets them apart."""
+    """Return lines that say which devices stand for how many, and what sets them apart."""
     into = told["into"]
     lines = [
         f"{told['devices']:,} devices folded into {len(into):,}; figures of each hold for all it stands for"
@@ -287,12 +287,12 @@ def _intervals(found: Mapping[str, int] | None) -> str:
 
 
 def _long(ns: int) -> str:
-    """Return a duration, from two hours on in hours."""
+    """Return a formatted duration, in hours from two hours on."""
     return format_duration(ns) if ns < 2 * _HOUR_NS else f"{ns / _HOUR_NS:.4g} h"
 
 
 def _causes(counts: Mapping[str, int]) -> str:
-    """Return the three causes that interrupted most, and how often all others did."""
+    """Return the three most frequent causes of interruptions with counts, and the count of all others."""
     ranked = sorted((item for item in counts.items() if item[1]), key=lambda item: -item[1])
     others = sum(count for _, count in ranked[3:])
     shown = [*ranked[:3], *([("others", others)] if others else [])]
@@ -300,7 +300,7 @@ def _causes(counts: Mapping[str, int]) -> str:
 
 
 def little_room(peak: int, limit: int) -> str:
-    """Return what to know where a peak of tensors leaves less than a twentieth of memory free; else nothing.
+    """Return a caveat if a peak of tensors leaves less than a twentieth of memory free, else nothing.
 
     PyTorch's caching allocator needed a device 3 % larger than the tensors of a ResNet-50, TensorFlow's 9 %
     (docs/memory.md); a CUDA context and NCCL's buffers come on top.

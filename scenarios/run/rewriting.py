@@ -1,4 +1,4 @@
-"""Compiling: the rewrites that a scenario lists, applied to its graph before anything is placed or run.
+"""Compiles a graph: applies the rewrites that a scenario lists, before anything is placed or run.
 
 ::
 
@@ -6,9 +6,9 @@
 
     graph ──prune──► ──constant-folding──► ──fusion──► what runs      sim run --show-graph BEFORE AFTER
 
-Steps are applied in the order in which they stand. One that needs to know where ops run (its attribute
-``placed`` is true, as of `policies.rewrite.partition`) gets a graph in which every op is pinned where the
-placement puts it.
+Steps are applied in the order of the list. A step that needs to know where ops run (its attribute
+``placed`` is true, as in `policies.rewrite.partition`) gets a graph in which each op is pinned to the device
+that the placement chooses.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def compile_graph(
     document: Document,
     make_ranks: MakeRanks,
 ) -> tuple[Graph, Placement | None, Machine]:
-    """Apply the steps in order; return what runs, the placement that is left to make, and the machine.
+    """Apply the steps in order; return the graph that runs, the placement still to be made, and the machine.
 
     Parameters
     ----------
@@ -62,17 +62,17 @@ def compile_graph(
     steps : sequence of Step
     machine : Machine
     placement : Placement or None
-        For the steps that need to know where ops run.
+        Placement for the steps that need to know where ops run.
     document : Document
-        For messages.
+        Document, for messages.
     make_ranks : callable
-        Returns what ranks run, and on which machine, after the step that is the last to change them
+        Returns the graph of all ranks and its machine, after the last step that changes them
         (`scenarios.run.rewriting`).
 
     Raises
     ------
     ScenarioError
-        A step that cannot be applied, or that removes an op that may fail, with its place.
+        A step cannot be applied, or removes an op that may fail; the message has its place.
     """
     ranked: Ranked | None = None
     for k, step in enumerate(steps):
@@ -108,18 +108,18 @@ def compile_graph(
             raise
         except InputError as error:
             told = error.message if error.path else str(error)
-            told = told.removeprefix(f"{step.name}: ")  # with which some errors begin
+            told = told.removeprefix(f"{step.name}: ")  # some errors begin with it
             raise document.error((*step.loc, *error.path), f"{step.name}: {told}") from error
     return graph, placement, machine
 
 
 def _keep_failures(before: Graph, after: Graph | None) -> None:
-    """Refuse a rewrite after which an op does not fail any more; None: one whose ops have other names.
+    """Refuse a rewrite that removes an op that may fail; `after` is None if the rewrite renames all ops.
 
     Raises
     ------
     InputError
-        Naming the op.
+        The message names the op.
     """
     may_fail = [op for op, fails in before.attribute("fails").items() if fails]
     names = set(after.op_names) if may_fail and after is not None else ()
@@ -143,17 +143,17 @@ def pinned(graph: Graph, machine: Machine, device_of: IntArray) -> Graph:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Whether ranks that do the same are simulated once: ``fold: auto | true | false``.
+# Whether ranks that do the same are simulated as one: ``fold: auto | true | false``.
 #
 #     compile: [training, {name: ddp, ranks: 16384}]     ──►  one rank is made, and stands for 16,384
 #     noise: {devices: {gpu17: 1.2}}                     ──►  two: gpu17, and gpu0 for the other 16,383
 #     noise: {jitter: 0.05}                               ──►  not folded: each rank has its own luck
 #
 # ``auto`` folds more than 256 ranks, and warns if it cannot; ``true`` folds, or says why that would not be
-# exact. How ranks are sorted, `policies.parallel.folding` says.
+# exact. `policies.parallel.folding` decides which ranks do the same.
 
 _FEW: Final = 256
-"""So many ranks are simulated one by one, unless something else is asked for."""
+"""Up to this many ranks are simulated one by one, unless the scenario says otherwise."""
 
 _BY_DEVICE: Final = (
     *(InOrder, OutOfOrder, ReadyQueue, CriticalPath),
@@ -162,20 +162,20 @@ _BY_DEVICE: Final = (
     PinnedPlacement,
     type(None),
 )
-"""What decides for the ops of a device as if there were no others."""
+"""Classes that decide for the ops of a device independently of other devices."""
 
 
 class NotFoldedWarning(UserWarning):
-    """Ranks could not be folded, and all are simulated."""
+    """Warns that ranks could not be folded, so all are simulated."""
 
 
 def make_ranks(case: Case, ranked: Ranked, step: RewriteStep) -> tuple[Graph, Machine]:
-    """Return what ranks run, and on which machine, after the step that is the last to change them.
+    """Return the graph of all ranks and its machine, after the last step that changes them.
 
     Raises
     ------
     ScenarioError
-        The scenario wants them folded, and something sets them apart.
+        The scenario asks for folded ranks, and something sets them apart.
     """
     content, machine = case.scenario.content, case.work.machine
     n = ranked.grid.ranks
@@ -192,7 +192,7 @@ def make_ranks(case: Case, ranked: Ranked, step: RewriteStep) -> tuple[Graph, Ma
 
 
 def _reasons(case: Case, step: RewriteStep) -> Iterator[str]:
-    """Yield what of the scenario treats ranks one by one."""
+    """Yield the parts of the scenario that treat ranks individually."""
     content, decisions = case.scenario.content, case.decisions
     noise = content.noise
     if noise is not None and noise.jitter:
@@ -212,11 +212,11 @@ def _reasons(case: Case, step: RewriteStep) -> Iterator[str]:
 
 
 def _facts(case: Case, ranks: tuple[str, ...]) -> Iterator[dict[str, Hashable]]:
-    """Yield what is said of each rank."""
+    """Yield the description of each rank, by which ranks are told apart."""
     content, described = case.scenario.content, case.scenario.described_devices
     noisy = {} if content.noise is None else content.noise.devices
     memory = {} if content.memory is None else content.memory.devices
-    told: dict[int, dict[str, Hashable]] = {}  # devices of a count have one description
+    told: dict[int, dict[str, Hashable]] = {}  # the devices of an entry with a count share one description
     threads = {name: host.threads for host in case.work.machine.hosts for name in host.serves}
     for name in ranks:
         values: dict[str, Any] = described[name]

@@ -1,4 +1,4 @@
-"""What is said beside results: unused devices, bounds that say nothing, streams that nobody uses."""
+"""Notes beside results: unused devices, missing lower bounds, unused streams."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def unused_notes(unused: Mapping[str, Sequence[str]]) -> list[str]:
     Parameters
     ----------
     unused : mapping of str to sequence of str
-        Run -> its unused devices; where not all runs have the same ones, a line names its runs.
+        Run -> its unused devices; if runs differ, each line names its runs.
 
     Examples
     --------
@@ -45,7 +45,7 @@ def unused_notes(unused: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def no_gap_notes(reasons: Iterable[str | None]) -> list[str]:
-    """Return a line for each reason why runs are not measured against a lower bound.
+    """Return a line for each reason why runs are not compared with a lower bound.
 
     Examples
     --------
@@ -56,7 +56,7 @@ def no_gap_notes(reasons: Iterable[str | None]) -> list[str]:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Streams that nobody was told to use.
+# Streams that no assignment uses.
 #
 #     gpu0 (streams: 4)   stream 0  a b c d e f      policy.streams says nothing: all ops are on the first,
 #                         stream 1                   so `streams: 4` changes nothing, and a sweep over it
@@ -68,12 +68,12 @@ def no_gap_notes(reasons: Iterable[str | None]) -> list[str]:
 
 
 def stream_notes(runs: Mapping[str, Trace]) -> list[str]:
-    """Return a line for each device that ran several ops on one of its streams because none were assigned.
+    """Return a line for each device whose ops all ran on one of its streams for lack of an assignment.
 
     Parameters
     ----------
     runs : mapping of str to Trace
-        Runs of one scenario; where there are several, a line names those that it holds for.
+        Runs of one scenario; if there are several, each line names the runs it is about.
 
     Examples
     --------
@@ -111,7 +111,7 @@ def _unused_resources(runs: Iterable[Trace]) -> list[str]:
 
 
 def _recorded_in_vain(runs: Mapping[str, Trace]) -> dict[str, str]:
-    """Return a line for each run without an assignment of ops that name several streams."""
+    """Return a line for each run whose ops name several streams, but which has no stream assignment."""
     found = {}
     for policy, trace in runs.items():
         job = trace.job
@@ -136,7 +136,7 @@ def _recorded_in_vain(runs: Mapping[str, Trace]) -> dict[str, str]:
 
 
 def _free_transfers(runs: Iterable[Trace]) -> list[str]:
-    """Return a line if what moves to or from a preset takes no time, as there are no links."""
+    """Return a line if transfers to or from a preset device take no time because there are no links."""
     for job in (trace.job for trace in runs):
         if job.machine.links or job.machine.network is not None:
             continue
@@ -158,7 +158,7 @@ def _free_transfers(runs: Iterable[Trace]) -> list[str]:
 
 
 def _as_on_another_gpu(runs: Iterable[Trace]) -> list[str]:
-    """Return a line if kernels that were recorded on one GPU run as fast on a preset of another."""
+    """Return a line if kernels recorded on one GPU keep their durations on a preset of another."""
     for job in (trace.job for trace in runs):
         facts, used = job.graph.device_facts, set(job.device_of.tolist())
         every = [known["description"] for known in facts.values() if "description" in known]
@@ -174,7 +174,7 @@ def _as_on_another_gpu(runs: Iterable[Trace]) -> list[str]:
 
 
 def _shared_twice(runs: Iterable[Trace]) -> list[str]:
-    """Return a line if kernels that shared SMs when they were recorded share them once more."""
+    """Return a line if kernels that shared SMs when they were recorded share them again."""
     names: dict[str, None] = {}
     for job in (trace.job for trace in runs):
         if job.graph.attribute("recorded_start_ns"):
@@ -192,12 +192,12 @@ def _shared_twice(runs: Iterable[Trace]) -> list[str]:
 
 
 def _and_others(first: str, n: int) -> str:
-    """Return the name of a device, and how many of `n` there are besides."""
+    """Return the name of the first of `n` devices, and how many others there are."""
     return first + (f" and {n - 1} other device{'s' * (n > 2)}" if n > 1 else "")
 
 
 def _on_one_stream(trace: Trace) -> list[tuple[str, int]]:
-    """Return names and streams of the devices of which, without an assignment, one stream had all the ops."""
+    """Return name and number of streams of each device that, unassigned, ran all its ops on one stream."""
     if trace.job.streams is not None:
         return []
     machine = trace.job.machine

@@ -1,9 +1,9 @@
-"""What a scenario is, and what follows from it: its machine and graph, and the runs that it describes.
+"""A scenario and what follows from it: its machine, its graph, and the runs that it describes.
 
 ::
 
     Document ──schema──► ScenarioFile ──► Scenario: machine, graph, policy ──► Case: one run
-                                          (cached: what nobody asks for is not built)
+                                          (cached: nothing is built before it is asked for)
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from sim.notebook import card
 
 @dataclass(frozen=True, eq=False)
 class Scenario:
-    """A scenario file that keeps the schema.
+    """A scenario file that conforms to the schema.
 
     Attributes
     ----------
     content : ScenarioFile
-        What it says.
+        Content of the file.
     document : Document
-        How it says it: where each thing stands.
+        Text of the file, with the place of each key and value.
     """
 
     content: ScenarioFile
@@ -54,13 +54,13 @@ class Scenario:
         return f"<Scenario {self.name!r}>"
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: the name and the description, as it was typed."""
+        """Return the name and the description, as it was typed, for a notebook."""
         others = [f"compare: {', '.join(self.variants)}"] if self.variants else []
         return card(self.name, others, text=(self.content.description or "").strip())
 
     @property
     def name(self) -> str:
-        """Its name, else the name of its file."""
+        """Name of the scenario, or else of its file."""
         return self.content.name or self.document.title
 
     @cached_property
@@ -70,20 +70,20 @@ class Scenario:
         Raises
         ------
         ScenarioError
-            There is none, or its description contradicts itself.
+            The machine is missing, or its description contradicts itself.
         """
         return self._machine_of(self.machine_spec)
 
     def machine_with(self, intra_op_threads: int | None) -> Machine:
-        """Return the machine with so many threads in the intra-op pool of each CPU.
+        """Return the machine with `intra_op_threads` threads in the intra-op pool of each CPU.
 
-        0: as many as cores; None: as the machine is described.
+        0: as many as cores; None: as the description says.
 
         Raises
         ------
         ScenarioError
-            As for `machine`; a CPU that says ``intra_op_parallelism_threads`` itself, or several CPUs of one
-            process.
+            As for `machine`; also if a CPU gives ``intra_op_parallelism_threads`` itself, or if several CPUs
+            belong to one process.
         """
         if intra_op_threads is None:
             return self.machine
@@ -106,19 +106,19 @@ class Scenario:
         return self._machine_of({**self.machine_spec, "devices": devices})
 
     def _machine_of(self, spec: dict[str, Any]) -> Machine:
-        """Return what a description, the scenario's cost model and what its recording knows make."""
+        """Return the machine of a description, with the scenario's cost model and facts of its recording."""
         content, document, origin = self.content, self.document, self.document.origin
         if not spec:
             raise document.error((), "machine: is missing")
         recording = content.workload.recording(document)
         try:
-            # Kinds of op are checked where those of the graph are known (`scenarios.run.prepare_job`).
+            # Kinds of op are checked once those of the graph are known (`scenarios.run.prepare_job`).
             spec = _with_cost(spec, content.cost, origin)
             spec = spec if recording is None else with_facts(spec, recording, origin)
             return make_machine(spec, origin=origin, kinds=None)
         except InputError as error:
             if error.path[3:4] == ("cost",) and document.at(error.path[:4]) is None:
-                error.path = error.path[3:]  # it is the scenario's
+                error.path = error.path[3:]  # the cost model is the scenario's, not the device's
             if content.machine is None and error.path[:1] == ("machine",):
                 message = f"its default machine cannot be: {error}"
                 raise document.error(("workload",), message, key=True) from error
@@ -126,7 +126,7 @@ class Scenario:
 
     @cached_property
     def machine_spec(self) -> dict[str, Any]:
-        """What the scenario says of its machine; that of a recording, where it is meant, is written out."""
+        """Description of the machine; if it is that of a recording, it is written out in full."""
         spec = self._given_machine
         if spec.get("preset") != AS_RECORDED["preset"]:
             return spec
@@ -136,25 +136,25 @@ class Scenario:
         try:
             return as_recorded_machine(spec, recording)
         except InputError as error:
-            if self.content.machine is None:  # of a graph that is no recording
+            if self.content.machine is None:  # the graph is no recording
                 return {}
             raise self.document.wrong(error) from error
 
     @cached_property
     def _given_machine(self) -> dict[str, Any]:
-        """What the scenario says of its machine, or its workload of the one that is meant."""
+        """Description of the machine as the scenario gives it, or the default of its workload."""
         if self.content.machine is None:
             return dict(self.content.workload.default_machine() or {})
         return self.content.machine.model_dump(by_alias=True, exclude_unset=True)
 
     @cached_property
     def described_devices(self) -> dict[str, dict[str, Any]]:
-        """What its description says of each device: see `devices.machine.described_devices`."""
+        """Description of each device by its name: see `devices.machine.described_devices`."""
         return described_devices(self.machine_spec, self.document.origin)
 
     @cached_property
     def checked(self) -> dict[str, Any]:
-        """What was found to be right with machine and graph; who looks writes here."""
+        """Results of checks that passed, and for which objects; the checks themselves write them."""
         return {}
 
     @cached_property
@@ -164,7 +164,7 @@ class Scenario:
         Raises
         ------
         InputError
-            It cannot be built.
+            The graph cannot be built.
         """
         if self.content.workload.runs_code and not self.document.allowed.code:
             message = "runs code, which a scenario may not do by itself; allow it with --allow-code"
@@ -173,7 +173,7 @@ class Scenario:
 
     @cached_property
     def policy(self) -> PolicyFields:
-        """What the file says of the policy, over what its workload brings."""
+        """Policy fields of the file, overlaid on the defaults of the workload."""
         brought = self.content.workload.default_policy()
         if brought is None and self._given_machine.get("preset") == AS_RECORDED["preset"]:
             brought = POLICY
@@ -189,16 +189,16 @@ class Scenario:
         return [entry.label or entry.name or entry.runtime or own for entry in self.content.compare]
 
     def case(self, policy: str | None = None) -> Case:
-        """Return the run under a policy.
+        """Return the run of the scenario under a policy.
 
         Parameters
         ----------
         policy : str, optional
-            The label of an entry of ``compare``, a policy, or a runtime; by default the scenario's own
-            policy. A policy is overlaid on the scenario's, as an entry of ``compare`` is: placement, streams
-            and what else it does not say stay; a runtime replaces all of it. Where a policy and a runtime
-            have the same name, the policy is meant. Only the scenario's own and its entries have
-            expectations.
+            Label of an entry of ``compare``, or name of a policy or a runtime; by default the scenario's own
+            policy. A policy is overlaid on the scenario's, like an entry of ``compare``: placement, streams
+            and other decisions that it leaves open stay; a runtime replaces all of them. If a policy and a
+            runtime have the same name, it means the policy. Only the scenario's own policy and its entries
+            have expectations.
 
         Raises
         ------
@@ -221,7 +221,7 @@ class Scenario:
         return self._case(overlay(self.policy, self._named(policy)), policy, named)
 
     def _named(self, policy: str) -> PolicyFields:
-        """Return what a name on the command line stands for: a schedule, a policy, else a runtime."""
+        """Return the policy fields for a name on the command line: a schedule, a policy, or a runtime."""
         workload, of_graphs = self.content.workload, "sim.policies"
         runtimes, known = plugins.names("sim.runtimes"), plugins.names(workload.deciders or of_graphs)
         if policy in known or ":" in policy:
@@ -243,18 +243,18 @@ class Scenario:
         raise Place("--policy").error(f"unknown policy {policy!r}{near}")
 
     def cases(self) -> list[Case]:
-        """Return every run that the scenario compares, or its own run when it compares nothing."""
+        """Return all runs that the scenario compares, or its own run if it compares nothing."""
         return [self.entry(i) for i in range(len(self.variants))] or [self.case()]
 
     def left_out(self) -> str | None:
-        """Return the label of the policy that the file gives, if ``compare`` lists others, and not that."""
+        """Return the label of the file's own policy if ``compare`` lists other policies but not this one."""
         own, entries = self.policy, self.content.compare
         if "policy" not in self.content.model_fields_set or own.name is own.runtime is None:
             return None
         return _own_label(own) if entries and all(overlay(own, each) != own for each in entries) else None
 
     def check(self) -> None:
-        """Refuse what is wrong with the policy or an entry of ``compare``, whether or not it is run.
+        """Raise if the policy or an entry of ``compare`` is wrong, whether or not it is run.
 
         Raises
         ------
@@ -266,28 +266,28 @@ class Scenario:
         policy, expect = self.policy, self.content.expect
         if policy.name is not None or policy.runtime is not None:
             said = "policy" in self.content.model_fields_set
-        else:  # every entry names its own; an option, which none of them takes, belongs to nothing
+        else:  # each entry names its own policy, so the options of this one belong to nothing
             said = bool(policy.options)
         if said or any(not isinstance(each, dict) for each in expect.values()):
             self.case()
 
     def expected(self) -> list[Case]:
-        """Return the runs of which something is expected: the scenario's own, and entries of ``compare``."""
+        """Return the runs that have expectations: the scenario's own, and entries of ``compare``."""
         expects = self.content.expect or any(entry.expect for entry in self.content.compare)
         cases = [self.case(), *map(self.entry, range(len(self.variants)))] if expects else []
         return [case for case in cases if case.expectations]
 
     @cached_property
     def other_runs(self) -> dict[str, Any]:
-        """What came out of runs that expectations of others may name, by label; who runs them writes here."""
+        """Results of the runs that expectations of others may name, by label; whoever runs them fills it."""
         return {}
 
     def _others(self, label: str) -> list[str]:
-        """Return the labels of the runs that an expectation of the run `label` may name."""
+        """Return the labels of the other runs, which expectations of the run `label` may name."""
         return [each for each in dict.fromkeys([*self.variants, _own_label(self.policy)]) if each != label]
 
     def _expected_of(self, label: str) -> tuple[Expectation, ...]:
-        """Return what the scenario's ``expect`` says under the label of a run."""
+        """Return the expectations that the scenario's ``expect`` lists under the label of a run."""
         expect = self.content.expect.get(label)
         if not isinstance(expect, dict):
             return ()
@@ -299,7 +299,7 @@ class Scenario:
         Raises
         ------
         ScenarioError
-            An unknown name, a wrong option, or a setting that the scenario cannot have.
+            An unknown name, a wrong option, or an invalid setting.
         """
         entry, loc = self.content.compare[i], ("compare", i)
         scenario = self
@@ -324,7 +324,7 @@ class Scenario:
         *,
         base: Scenario | None = None,
     ) -> Case:
-        """Return the run under a policy that stands at `loc` in `document`; no `loc`: on the command line."""
+        """Return the run under the policy at `loc` in `document`; empty `loc`: from the command line."""
         content, base = self.content, base or self
         if not content.workload.deciders:
             known = content.knowledge
@@ -349,25 +349,25 @@ _DECIDERS: Final = {
     "sim.pipelines": "the workload is no pipeline",
     "sim.batchers": "the workload is no serving engine",
 }
-"""Groups of policies that make a graph, and why none of them is meant where there is one."""
+"""Groups of policies that make a graph, and why none of them fits a workload that is a graph."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One run that a scenario describes: its work, who decides, and what has to come out.
+    """One run that a scenario describes: its work, its decisions, and its expectations.
 
     Attributes
     ----------
     scenario : Scenario
-        With the settings of the case.
+        Scenario with the settings of the case.
     decisions : Decisions
     expectations : tuple of Expectation
     make : callable, optional
-        Returns graph and machine, where they depend on the policy (a pipeline's schedule).
+        Returns graph and machine if they depend on the policy (a pipeline's schedule).
     misfit : callable
-        Returns why sizes do not fit one another; see `scenarios.workloads.workload.Workload.misfit`.
+        Returns why sizes do not fit together; see `scenarios.workloads.workload.Workload.misfit`.
     base : Scenario
-        The scenario as its file says it; an entry of ``compare`` may have changed it.
+        Scenario as in its file; that of an entry of ``compare`` may have been changed.
     """
 
     scenario: Scenario
@@ -379,7 +379,7 @@ class Case:
 
     @cached_property
     def work(self) -> Work:
-        """Graph, machine, and what the summary tells besides."""
+        """Graph, machine, and the workload's contribution to the summary."""
         if self.make is not None:
             return self.make()
         machine = self.scenario.machine_with(self.intra_op_threads)
@@ -394,7 +394,7 @@ class Case:
 
     @property
     def label(self) -> str:
-        """What results call it."""
+        """Label of the run in results."""
         return self.decisions.label
 
     def deciding(self, **decisions: Any) -> Case:
@@ -403,19 +403,19 @@ class Case:
 
 
 def scenario_of(document: Document, like: Scenario | None = None) -> Scenario:
-    """Return a scenario whose file was read already.
+    """Return the scenario of a document.
 
     Parameters
     ----------
     document : Document
     like : Scenario, optional
-        Of the same file under other settings: what these leave alone is neither made nor checked again, and
-        policies are looked at when they are asked for.
+        Scenario of the same file under other settings: parts that the settings leave alone are neither built
+        nor checked again, and policies are checked only when they are asked for.
 
     Raises
     ------
     ScenarioError
-        Whatever is wrong with it.
+        Something is wrong with it.
     """
     scenario = _read(document, like)
     if like is None:
@@ -425,11 +425,11 @@ def scenario_of(document: Document, like: Scenario | None = None) -> Scenario:
 
 _WORK: Final = ("machine", "workload", "cost")
 _FOLLOWS: Final = ("machine", "machine_spec", "described_devices", "graph")
-"""What follows from the keys of `_WORK` alone, if it was asked for."""
+"""Properties that depend on the keys of `_WORK` alone, and are kept if they were computed."""
 
 
 def _read(document: Document, like: Scenario | None) -> Scenario:
-    """Return a scenario whose policies are not looked at yet."""
+    """Return a scenario whose policies are not checked yet."""
     root = document.root
     known = None
     if like is not None and like.document.root.child("workload") is root.child("workload"):
@@ -440,7 +440,7 @@ def _read(document: Document, like: Scenario | None) -> Scenario:
         raise scenario_error(error, model_for(root.plain()), document) from None
     scenario = Scenario(content, document)
     if like is not None and known is not None:
-        vars(scenario)["checked"] = like.checked  # says of which graph and machine
+        vars(scenario)["checked"] = like.checked  # its entries say for which graph and machine
     if like is not None and all(like.document.root.child(key) is root.child(key) for key in _WORK):
         vars(scenario).update({name: vars(like)[name] for name in _FOLLOWS if name in vars(like)})
     for i, label in enumerate(scenario.variants):
