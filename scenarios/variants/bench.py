@@ -1,19 +1,19 @@
-"""Policies and solvers on a set of instances: gaps to the best known, proofs and times.
+"""Runs policies and solvers on a set of instances: gaps to the best known values, proofs and times.
 
 ::
 
-    sets/job_shop/ft06, la01 ...      instances: files that say what they run on, and scenarios
-                  bounds.csv          instance,lower,upper  of those whose best is known (or instances.json)
+    sets/job_shop/ft06, la01 ...      instances: files that describe their machine, and scenarios
+                  bounds.csv          instance,lower,upper: best known values of instances (or instances.json)
          │
-         ├─► each policy              as the scenario runs under it
-         ├─► heft, random             the list schedule; the best of some orders drawn, what is ready first
-         └─► optimum                  `sim optimum` within a limit
+         ├─► each policy              the scenario's run under it
+         ├─► heft, random             the list schedule; the best of several orders drawn at random
+         └─► optimum                  `sim optimum` within a time limit
                   │
-                  └─► makespan, gap, lower bound, proven, seconds      a row an instance and method
+                  └─► makespan, gap, lower bound, proven, seconds      one row per instance and method
 
-A gap is to the best known upper bound, or where none is known, to the best of this run. Seconds, and what a
-search has found when its time is up, depend on the machine; all else does not. Each row is remembered as it
-is done, as those of a sweep are.
+A gap is measured to the best known upper bound or, if none is known, to the best makespan of this bench.
+Seconds, and the best solution found within a time limit, depend on the machine; nothing else does. Each row
+is kept as soon as it is finished, as in a sweep.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ from sim.job.job import Job
 HEFT: Final = "heft"
 RANDOM: Final = "random"
 OPTIMUM: Final = "optimum"
-"""Methods beside policies."""
+"""Methods that are not policies."""
 
 SHIPPED: Final = Path(__file__).parents[1] / "examples" / "instances"
-"""Where the sets are that ship, each a folder."""
+"""Folder of the sets of instances that ship, each a folder."""
 
 _BOUNDS: Final = ("bounds.csv", "instances.json")
-"""Files of best known values, beside the instances or above them."""
+"""Names of the files of best known values, in the folder of the instances or above."""
 
 
 class Point(NamedTuple):
@@ -72,11 +72,11 @@ class Point(NamedTuple):
     method : str
         `HEFT`, `RANDOM`, `OPTIMUM`, or a policy.
     sets : tuple of str
-        ``KEY=VALUE``.
+        ``KEY=VALUE`` settings.
     effort : int
-        How long to search, in ns; of `RANDOM` how many orders.
+        Time limit of a search in ns; for `RANDOM`, the number of orders.
     devices : bool
-        Whether ops may go to any device.
+        Whether the method may choose the device of each op.
     allowed : Allowed
     """
 
@@ -89,26 +89,26 @@ class Point(NamedTuple):
 
     @property
     def key(self) -> str:
-        """What tells it from others, for what is remembered."""
+        """Key that identifies the point among the kept rows."""
         return json.dumps([self.path, self.method, self.sets, self.effort, self.devices])
 
 
 class Known(NamedTuple):
-    """What is known of the optimum of an instance, in ns; None: nothing."""
+    """Known bounds of the optimum of an instance, in ns; None if unknown."""
 
     lower_ns: int | None = None
     upper_ns: int | None = None
 
 
 def instances_in(paths: Sequence[str]) -> list[str]:
-    """Return the instances that are files, or lie in folders, however deep, in order of their names.
+    """Return the given files, and the instances in the given folders at any depth, sorted by name.
 
-    A set that ships goes by its name: ``job_shop``, ``projects``.
+    A set that ships can be given by its name: ``job_shop``, ``projects``.
 
     Raises
     ------
     InputError
-        A folder has none, or a file is none.
+        A folder has no instance, or a path does not exist.
     """
     found: list[str] = []
     sets = {folder.name: str(folder) for folder in sorted(SHIPPED.iterdir()) if folder.is_dir()}
@@ -131,12 +131,12 @@ def instances_in(paths: Sequence[str]) -> list[str]:
 
 
 def known_of(path: str) -> Known:
-    """Return what a table beside an instance, or above it, says of its optimum.
+    """Return the known bounds of an instance from a table in its folder or above.
 
     Raises
     ------
     InputError
-        The table is not one.
+        The table cannot be read.
     """
     file = Path(path).resolve()
     names = {file.name, file.name.removesuffix(".gz"), file.stem}
@@ -148,7 +148,7 @@ def known_of(path: str) -> Known:
 
 
 def _table(path: Path) -> dict[str, Known]:
-    """Return what a table says of each instance."""
+    """Return the known bounds of each instance in a table."""
     found: dict[str, Known] = {}
     with in_file(path):
         if path.suffix == ".json":
@@ -179,7 +179,7 @@ def _known(lower: Any, upper: Any) -> Known:
 
 
 def _ns(value: Any) -> int | None:
-    """Return a bound in ns: a number is one of the unit of files, a us."""
+    """Return a bound in ns; a number without a unit is in the time unit of instance files, read as us."""
     if value in (None, ""):
         return None
     text = str(value)
@@ -190,7 +190,7 @@ def _ns(value: Any) -> int | None:
 
 
 def run_point(point: Point) -> Row:
-    """Run a method on an instance; return what came of it."""
+    """Run a method on an instance; return the row of its result."""
     began = time.perf_counter()
     row: Row = {"set": os.path.basename(os.path.dirname(os.path.abspath(point.path)))}
     row |= {"instance": os.path.basename(point.path), "method": point.method, "makespan_ns": None}
@@ -217,7 +217,7 @@ def run_point(point: Point) -> Row:
 
 def _refuse_unknown(points: Sequence[Point]) -> None:
     for point in points:
-        with suppress(SimError):  # its row says what is wrong with an instance
+        with suppress(SimError):  # the row of a wrong instance shows its error
             scenario = scenario_of(document_of(point))
             break
     else:
@@ -228,7 +228,7 @@ def _refuse_unknown(points: Sequence[Point]) -> None:
 
 
 def document_of(point: Point) -> Document:
-    """Return the scenario of a point; around a graph that does not say what it runs on, the settings do."""
+    """Return the scenario of a point; for a plain graph, the settings describe the machine."""
     if point.path.endswith((".yaml", ".yml")) or is_instance(point.path):
         document = Document.read(point.path, point.allowed)
     else:
@@ -239,7 +239,7 @@ def document_of(point: Point) -> Document:
 
 
 def _may_move(job: Job) -> bool:
-    """Whether ops take a time of their own on each device: which one takes it is what is asked."""
+    """Whether ops have a duration for each single device, so that choosing devices is part of the problem."""
     return any(name in job.machine.positions for name in job.graph.duration_by_kind)
 
 
@@ -253,7 +253,7 @@ def _makespan(result: Result) -> int:
 
 
 def _cases(case: Case, point: Point, placed: bool) -> Iterator[Case]:
-    """Yield what a method runs."""
+    """Yield the cases that a method runs."""
     if point.method not in (HEFT, RANDOM):
         yield case
         return
@@ -280,27 +280,27 @@ def bench(
     out: str | Path | None = None,
     done: Callable[[int, int], None] = lambda k, n: None,
 ) -> list[Row]:
-    """Run all points; return their rows in order, with the gaps.
+    """Run all points; return their rows in order, with their gaps.
 
     Parameters
     ----------
     points : sequence of Point
     executor : concurrent.futures.Executor, optional
-        Where they run; by default here, one after another.
+        Executor of the runs; by default they run here, one after another.
     out : path, optional
-        Write the table there; what is done is remembered beside it, and not run again.
+        File for the table; finished points are kept beside it, and not run again.
     done : callable
-        Told (how many are done, of how many).
+        Called with the number of finished points and the number of all points.
 
     Raises
     ------
     InputError
-        A table of bounds is none, or another bench writes the same table now; a policy that the first
-        instance does not know.
+        A table of bounds cannot be read, another bench is writing the same table, or the first instance does
+        not know a policy.
     RunError
-        A process ended by itself.
+        A process ended unexpectedly.
     KeyboardInterrupt
-        By Ctrl-C; it says what is done.
+        By Ctrl-C; the message says how many points are finished.
     """
     _refuse_unknown(points)
     known = {point.path: known_of(point.path) for point in points}
@@ -335,16 +335,16 @@ def _rows(
 
 
 def _stamp(point: Point) -> str:
-    """Return a hash of the instance, of what it is laid over, and of all files that it names."""
+    """Return a hash of the instance, the settings over it, and all files that it names."""
     own = hashlib.sha256(read_bytes(point.path, unpack=False)).hexdigest()
-    with suppress(SimError):  # its row says what is wrong with it
+    with suppress(SimError):  # its row shows the error
         variant = Variant(policy=point.method)
         return own + stamps(document_of(point), [variant])[1][variant.key]
     return own
 
 
 def with_gaps(points: Sequence[Point], rows: Sequence[Row], known: Mapping[str, Known]) -> list[Row]:
-    """Return rows with what is known of their instance, and by which part they are above the best."""
+    """Return the rows with the known bounds of their instance, and with their relative gap to the best."""
     best: dict[str, int] = {}
     for point, row in zip(points, rows, strict=True):
         ns = row["makespan_ns"]
@@ -362,7 +362,7 @@ def with_gaps(points: Sequence[Point], rows: Sequence[Row], known: Mapping[str, 
 
 
 def contradictions(rows: Sequence[Row]) -> list[str]:
-    """Return what cannot be: a run below a known lower bound, or a bound above a run that is known."""
+    """Return contradictions: runs below a known lower bound, and bounds above a known makespan."""
     found = []
     for row in rows:
         name, ns, bound = f"{row['instance']}, {row['method']}", row["makespan_ns"], row["lower_bound_ns"]
@@ -375,18 +375,18 @@ def contradictions(rows: Sequence[Row]) -> list[str]:
 
 
 class Standing(NamedTuple):
-    """How a method did on a set.
+    """The results of a method on a set.
 
     Attributes
     ----------
     instances : int
-        On which it came to an end.
+        Number of instances on which it finished.
     gap : float, optional
-        Mean over these; None if there are none.
+        Mean gap over these; None if there are none.
     best, proven : int
-        How often it is as good as the best known, and how often it says for sure that nothing is better.
+        Number of instances on which it equals the best known value, and on which it proves optimality.
     seconds : float
-        Mean.
+        Mean time.
     """
 
     set: str
@@ -399,7 +399,7 @@ class Standing(NamedTuple):
 
 
 def standings(rows: Sequence[Row]) -> list[Standing]:
-    """Return how each method did on each set, in order of the rows."""
+    """Return the results of each method on each set, in the order of the rows."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row["set"], row["method"]), []).append(row)
@@ -415,9 +415,9 @@ def standings(rows: Sequence[Row]) -> list[Standing]:
 
 
 def profile(rows: Sequence[Row]) -> dict[str, list[tuple[Fraction, Fraction]]]:
-    """Return the performance profile of each method: (ratio, share of the instances that are within it).
+    """Return the performance profile of each method: (ratio, share of the instances within that ratio).
 
-    A ratio is that of a makespan to the best of all methods (Dolan and Moré, "Benchmarking optimization
+    A ratio is a makespan over the best of all methods (Dolan and Moré, "Benchmarking optimization
     software with performance profiles", Math. Program. 91, 2002).
 
     Examples

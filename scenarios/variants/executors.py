@@ -1,4 +1,4 @@
-"""Where variants run: on processes of this machine, or on a Dask cluster."""
+"""Executors on which variants run: processes of this machine, or a Dask cluster."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _R = TypeVar("_R")
 
 @contextmanager
 def without_interrupts() -> Iterator[None]:
-    """Hold Ctrl-C back while the block runs: it is heard at its end.
+    """Delay Ctrl-C until the end of the block.
 
-    Processes that start meanwhile inherit that. An interrupt while a lock is taken would leave it taken.
+    Processes that start meanwhile inherit that. An interrupt while a lock is held would leave it locked.
     """
     before, heard = signal.getsignal(signal.SIGINT), []
     noted = current_thread() is main_thread() and callable(before)
-    if noted:  # the mask below is that of this thread: another one may take the signal
+    if noted:  # the mask below is for this thread only: another one may receive the signal
         signal.signal(signal.SIGINT, lambda *said: heard.append(said))
     masks = hasattr(signal, "pthread_sigmask")
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if masks else None
@@ -46,7 +46,7 @@ def without_interrupts() -> Iterator[None]:
 def run_on(
     executor: Executor, run: Callable[[_P], _R], points: Iterable[_P], ahead: int | None = None
 ) -> Generator[tuple[_P, _R], None, None]:
-    """Yield points with what came of them, as they end.
+    """Yield points with the results of `run`, as they finish.
 
     Parameters
     ----------
@@ -54,19 +54,19 @@ def run_on(
     run : callable
     points : iterable
     ahead : int, optional
-        How many run at once; they come in order then. By default all do.
+        Number of points that run at once; results then come in order. By default all run at once.
 
     Raises
     ------
     RunError
-        A process ended by itself.
+        A process ended unexpectedly.
     """
     left = iter(points)
     running: dict[Future[_R], _P] = {}
-    ended: SimpleQueue[Future[_R]] = SimpleQueue()  # an interrupt leaves no lock of it taken
+    ended: SimpleQueue[Future[_R]] = SimpleQueue()  # an interrupt does not leave it locked
 
     def submit(most: int | None) -> None:
-        with without_interrupts():  # which processes that start now inherit: Ctrl-C is for this one alone
+        with without_interrupts():  # processes that start now inherit it: Ctrl-C is for this one alone
             for point in itertools.islice(left, most):
                 future = executor.submit(run, point)
                 running[future] = point
@@ -88,9 +88,9 @@ def run_on(
 
 @contextmanager
 def _heard_once() -> Iterator[Callable[[], object]]:
-    """Let Ctrl-C be heard once while the block runs: another would cut short what the first has to end.
+    """Handle only the first Ctrl-C in the block: a second one would interrupt the clean-up of the first.
 
-    Gives what ignores it from now on. A mask would not do, as other threads take the signal.
+    Yields a function that ignores Ctrl-C from then on. A mask would not do, as other threads may receive it.
     """
     before = signal.getsignal(signal.SIGINT)
     if current_thread() is not main_thread() or not callable(before):
@@ -125,15 +125,15 @@ def _begin(begin: Callable[[], None]) -> None:
 
 @contextmanager
 def process_executor(jobs: int, begin: Callable[[], None]) -> Iterator[Executor]:
-    """Give an executor on so many processes, which end at once if something goes wrong here.
+    """Yield an executor on `jobs` processes, which end at once if something goes wrong here.
 
-    They also end if this process is killed: one that waits for work would wait for ever.
+    They also end if this process is killed; otherwise idle ones would wait for work for ever.
 
     Parameters
     ----------
     jobs : int
     begin : callable
-        What each process does first.
+        Called first in each process.
     """
     others = active_children()
     with (
@@ -144,7 +144,7 @@ def process_executor(jobs: int, begin: Callable[[], None]) -> Iterator[Executor]
             yield executor
         except BaseException:
             deaf()
-            for process in active_children():  # one that was being started, the executor does not know
+            for process in active_children():  # the executor does not know one that is just starting
                 if process not in others:
                     process.terminate()
             executor.shutdown(cancel_futures=True)
@@ -154,7 +154,7 @@ def process_executor(jobs: int, begin: Callable[[], None]) -> Iterator[Executor]
 def executor_of(
     jobs: int, begin: Callable[[], None], dask: str | None = None
 ) -> AbstractContextManager[Executor | None]:
-    """Give what variants run on: a Dask cluster where there is an address, processes, or None: here."""
+    """Return what variants run on: a Dask cluster if there is an address, processes, or None for here."""
     if dask is not None:
         return dask_executor(dask)
     return process_executor(jobs, begin) if jobs > 1 else nullcontext()
@@ -162,14 +162,14 @@ def executor_of(
 
 @contextmanager
 def dask_executor(address: str) -> Iterator[Executor]:
-    """Give an executor on the Dask cluster at `address`, and leave the cluster afterwards.
+    """Yield an executor on the Dask cluster at `address`, and leave the cluster afterwards.
 
     Raises
     ------
     MissingExtraError
         The extra ``dask`` is not installed.
     InputError
-        `address` is none.
+        `address` is not valid.
     """
     with extra("dask", "a sweep on a Dask cluster"):
         from distributed import Client

@@ -1,4 +1,4 @@
-"""What-ifs of a scenario's machine: each bottleneck taken away, one after another, to see what it costs.
+"""What-ifs of a scenario's machine: each removes one bottleneck, to see what that bottleneck costs.
 
 ::
 
@@ -6,8 +6,7 @@
     links take no time        memory without limit           'conv3' twice as fast
     communication twice as fast, communication takes no time
 
-A recording has no such machine: there the what-ifs of `scenarios.variants.what_ifs` say what would
-change.
+A recording has no such machine; the what-ifs of `scenarios.variants.what_ifs` apply to recordings.
 """
 
 from __future__ import annotations
@@ -32,26 +31,26 @@ from sim.trace import Trace
 
 _NONE: Final = np.zeros(0, np.int64)
 _FREE: Final[Mapping[str, Any]] = {"issue_ns": 0, "issue_ns_by_kind": {}, "launch_latency_ns": 0, "gap_ns": 0}
-"""What issuing and launching on a device cost where they cost nothing."""
+"""Fields of a device on which issuing and launching cost nothing."""
 
 MOST_OPS: Final = 3
-"""Ops that are tried one by one: those that take longest on the executed critical path."""
+"""Number of ops that are tried one by one: those that take longest on the executed critical path."""
 
 MOST_DEVICES: Final = 8
-"""More that differ are tried together only, by kind."""
+"""If more groups of devices differ, devices are tried by kind only."""
 
 
 def machine_trials(trace: Trace) -> list[Variant]:
-    """Return what is tried of the machine of a run, its communication, and the ops on its critical path.
+    """Return what-ifs of the machine of a run, of its communication, and of the ops on its critical path.
 
-    Of what cannot matter the reason is told: memory without limit where nothing waits for memory, a stream
-    more where no op would go there. What takes half its time stays as it was decided: its device, its place
-    in the order, its stream.
+    One that cannot matter has its reason: unlimited memory if nothing waits for memory, one more stream if no
+    op would use it. An op that takes half its time keeps what was decided for it: its device, its place in
+    the order, its stream.
 
     Parameters
     ----------
     trace : Trace
-        The run as it is.
+        Trace of the run without changes.
 
     Examples
     --------
@@ -85,11 +84,11 @@ def machine_trials(trace: Trace) -> list[Variant]:
 
 
 def _of_communication(trace: Trace) -> Iterator[Variant]:
-    """Yield collectives, and links, that take less time."""
+    """Yield what-ifs with faster collectives and links."""
     job, machine = trace.job, trace.job.machine
     moves = job.graph.is_kind(*COMMUNICATION - {"copy", "transfer"}) | job.meets
     if job.collectives is not None:
-        moves[job.collectives.op[job.carried]] = False  # links carry them: how long they take, these say
+        moves[job.collectives.op[job.carried]] = False  # carried by links, which decide their time
     inside = inside_ns(job.graph)
     if (job.duration_ns[moves] > 0).any() or inside.any():
         yield Variant(
@@ -123,9 +122,9 @@ def _costs(device: Device) -> bool:
 
 
 def _by_device(trace: Trace, computes: BoolArray) -> Iterator[Variant]:
-    """Yield the devices twice as fast, and with a stream more.
+    """Yield what-ifs with devices twice as fast, and with one more stream.
 
-    Those that are equal and compute as long are tried together; where many differ, all of a kind are.
+    Equal devices that compute equally long are tried together; if there are many groups, all of a kind are.
     """
     job = trace.job
     used = np.flatnonzero(np.bincount(trace.device, minlength=len(job.machine.devices))).tolist()
@@ -164,7 +163,7 @@ def _with_stream(names: set[str]) -> Callable[[Device], Device]:
 
 
 def _is_used(job: Job, more: Callable[[Device], Device]) -> bool:
-    """Whether an op would go to one more stream: not without an assignment, nor where ops name theirs."""
+    """Whether an op would use one more stream: not without an assignment, nor if ops name their streams."""
     devices = job.machine.devices
     wider = tuple(map(more, devices))
     if job.streams is None:
@@ -174,7 +173,7 @@ def _is_used(job: Job, more: Callable[[Device], Device]) -> bool:
 
 
 def _trial(label: str, change: Callable[[Device], Device], why_not: str = "") -> Variant:
-    """Return a what-if that changes each device, or why it is not tried."""
+    """Return a what-if that changes each device, or that has a reason not to be tried."""
 
     def changed(machine: Machine) -> Machine:
         return replace(machine, devices=tuple(map(change, machine.devices)))
@@ -183,7 +182,7 @@ def _trial(label: str, change: Callable[[Device], Device], why_not: str = "") ->
 
 
 def _computing(ops: BoolArray) -> Callable[[Job], Job]:
-    """Return a change that halves what some ops compute, and leaves what these communicate themselves."""
+    """Return a change that halves the computation of some ops, but not their own communication."""
 
     def changed(job: Job) -> Job:
         inside = inside_ns(job.graph)
@@ -193,12 +192,12 @@ def _computing(ops: BoolArray) -> Callable[[Job], Job]:
 
 
 def _half(ns: IntArray, ops: BoolArray) -> IntArray:
-    """Return durations, of some ops halved and rounded up."""
+    """Return durations with those of `ops` halved and rounded up."""
     return np.where(ops, -(-ns // 2), ns)
 
 
 def _taking(change: Callable[[IntArray], IntArray]) -> Callable[[Job], Job]:
-    """Return a change of all durations of a job: those that are, are drawn, and are known."""
+    """Return a change that applies to all durations of a job: actual, noisy, and known ones."""
 
     def changed(job: Job) -> Job:
         if job.drawn is not None:
@@ -224,7 +223,7 @@ def _longest_on_path(trace: Trace) -> list[int]:
 
 
 def _on_all_ranks(trace: Trace, op: int) -> IntArray:
-    """Return an op, and of a collective also those that it meets: it takes as long as the slowest of them."""
+    """Return an op, and the other members of its collective, which takes as long as the slowest of them."""
     if trace.meetings is None or not trace.job.meets[op]:
         return np.array([op])
     ops, meeting = trace.tasks["op"][trace.meetings.row], trace.meetings.meeting
@@ -232,7 +231,7 @@ def _on_all_ranks(trace: Trace, op: int) -> IntArray:
 
 
 def _grouped(numbers: Iterable[int], key: Callable[[int], object]) -> list[list[int]]:
-    """Return numbers with equal keys, which need no hash, together, in the order of the first of each."""
+    """Return groups of numbers with equal keys, in order of their first number; keys need no hash."""
     groups: list[tuple[object, list[int]]] = []
     for number in numbers:
         mine = key(number)

@@ -1,12 +1,12 @@
-"""Runs of one case under several seeds, and how the makespan is distributed over them.
+"""Runs one case with several seeds, and describes the distribution of the makespan.
 
 ::
 
     seed       0     1     2     3     4    ...   the scenario's seed, and those after it
     makespan  101   98    107   99    103   ...   p5 ≤ p50 ≤ p95: makespans that occurred, no interpolation
 
-The seed draws the noise, the error of estimates, and whatever a policy leaves to chance. Without any of these
-all runs are the same.
+The seed draws the noise, the errors of estimates, and the random choices of a policy. Without these, all
+runs are the same.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from sim.base.units import round_half_up
 from sim.trace import Trace
 
 _FEW: Final = 6
-"""Of fewer runs not even the least and the largest hold the median between them in 95 of 100 cases."""
+"""With fewer runs even the interval from the least to the largest covers the median in under 95% of cases."""
 
 
 @dataclass(frozen=True, eq=False)
 class Repeats:
-    """What came out of several runs of one case.
+    """The results of several runs of one case.
 
     Attributes
     ----------
     result : Result
         The run with the first seed.
     seeds, makespan_ns : sequence of int
-        One entry a run.
+        One entry per run.
     failed : sequence of int, optional
-        The seeds with which an op failed, where some op may.
+        Seeds with which an op failed, if ops may fail.
     """
 
     result: Result
@@ -50,7 +50,7 @@ class Repeats:
     failed: Sequence[int] | None = None
 
     def percentile_ns(self, percent: int) -> int:
-        """Return the least makespan that at least so many per cent of the runs do not exceed.
+        """Return the least makespan that at least `percent` per cent of the runs do not exceed.
 
         Examples
         --------
@@ -60,10 +60,10 @@ class Repeats:
         return int(np.percentile(self.makespan_ns, percent, method="inverted_cdf"))
 
     def intervals(self) -> dict[str, Any]:
-        """Return the mean, and within what mean and median lie in 95 of 100 cases; None of few runs.
+        """Return the mean, and 95% confidence intervals of mean and median; None for few runs.
 
-        The interval of the mean is Student's, that of the median between two makespans, of whatever
-        distribution: each run is below the median or above it as a coin falls.
+        The interval of the mean is Student's. That of the median lies between two of the makespans and holds
+        for any distribution: each run is below or above the median with probability one half.
 
         Examples
         --------
@@ -78,12 +78,12 @@ class Repeats:
         found["mean_interval_ns"] = [round_half_up(mean + side) for side in (-off, off)]
         k = np.arange(1, n // 2)
         ways = np.concatenate(([0.0], np.cumsum(np.log((n - k + 1) / k))))  # logarithms of binomials
-        below = np.cumsum(np.exp(ways - n * np.log(2)))  # how likely it is that so many runs are, or fewer
+        below = np.cumsum(np.exp(ways - n * np.log(2)))  # probability that at most this many are below
         rank = int(np.searchsorted(below, 0.025, side="right")) - 1
         return found | {"p50_interval_ns": [ranked[rank], ranked[n - 1 - rank]]}
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain values: what ``sim run --repeat`` adds to its JSON."""
+        """Return plain values, which ``sim run --repeat`` adds to its JSON."""
         return {
             "runs": len(self.seeds),
             "seeds": list(self.seeds),
@@ -97,9 +97,9 @@ class Repeats:
 
 
 def mean_with_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean, and how far from it the true one is at most in 95 of 100 cases, after Student.
+    """Return the mean, and half the width of its 95% confidence interval after Student.
 
-    His quantile is that of Cornish and Fisher's expansion (Abramowitz and Stegun 26.7.5).
+    Student's quantile comes from Cornish and Fisher's expansion (Abramowitz and Stegun 26.7.5).
 
     Examples
     --------
@@ -113,7 +113,7 @@ def mean_with_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def repeat(case: Case, runs: int) -> Repeats:
-    """Run a case with its seed and those after it.
+    """Run a case with its seed and the seeds after it.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ def repeat(case: Case, runs: int) -> Repeats:
     InputError
         Fewer than one run.
     RunError
-        One of them cannot go on.
+        One of the runs cannot continue.
     """
     at_most(MOST_RUNS, runs, "runs")
     if runs < 1:
@@ -141,5 +141,5 @@ def repeat(case: Case, runs: int) -> Repeats:
 
 
 def _outcome(trace: Trace) -> tuple[int, bool]:
-    """Return the makespan of a run, and whether an op failed; the rest of it is let go."""
+    """Return the makespan of a run, and whether an op failed; the trace is not kept."""
     return trace.makespan_ns, trace.failed

@@ -1,4 +1,4 @@
-"""A schedule that a search can change: an order of the ops, a device for each, and a stream.
+"""A schedule that a search can change: an order of the ops, and a device and a stream for each.
 
 ::
 
@@ -6,8 +6,7 @@
     device    0 0 1 0 1        c moves ──► another that can run it
     stream    0 0 0 1 0        e moves ──► another of its device
 
-Of the ops that are ready, an issuer takes the first in the order (list scheduling, `OutOfOrder` without a
-window).
+An issuer takes the first ready op in the order (list scheduling, `OutOfOrder` without a window).
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ from sim.trace import Trace
 
 @dataclass(frozen=True)
 class SearchSchedule:
-    """What a search changes.
+    """A schedule as a search changes it.
 
     Attributes
     ----------
     order : tuple of int
         The ops, first to last.
     device, lane : tuple of int
-        Of each op: index of its device, and number of its stream within the device.
+        For each op, the index of its device and the number of its stream within that device.
     """
 
     order: tuple[int, ...]
@@ -44,28 +43,28 @@ class SearchSchedule:
 
     @classmethod
     def of(cls, trace: Trace) -> SearchSchedule:
-        """Return that of a run: its ops in the order in which they were issued."""
+        """Return the schedule of a run: its ops in the order in which they were issued."""
         tasks, job = trace.tasks, trace.job
         by_issue = np.lexsort((tasks["start_ns"], tasks["issue_ns"]))
         order = dict.fromkeys(tasks["op"][by_issue].tolist())
-        order |= dict.fromkeys(range(len(job.graph)))  # what never ran
+        order |= dict.fromkeys(range(len(job.graph)))  # ops that never ran
         first = np.array(job.machine.first_stream)
         lane = np.maximum(job.stream_of - first[job.device_of], 0)
         return cls(tuple(order), tuple(job.device_of.tolist()), tuple(lane.tolist()))
 
     def by_host(self, job: Job) -> SearchSchedule:
-        """Return it with the ops of each host together: what others issue in between changes nothing."""
+        """Return the schedule with the ops of each host together; how hosts interleave has no effect."""
         order = np.array(self.order)
         host = job.groups_that_serve(np.array(self.device), job.process_of)[order]
         return replace(self, order=tuple(order[np.argsort(host, kind="stable")].tolist()))
 
     def assign(self, job: Job) -> Sequence[int]:
-        """Return its streams, as a decision (`sim.job.job.StreamAssignment`)."""
+        """Return the streams, as a decision (`sim.job.job.StreamAssignment`)."""
         return self.lane
 
 
 class Given(Placement):
-    """Devices that are a list; what else is possible it learns when it is asked (`problem`)."""
+    """A placement on listed devices; when it is called, it keeps the alternatives (`problem`)."""
 
     def __init__(self, devices: Sequence[int]) -> None:
         self.devices = devices
@@ -89,13 +88,13 @@ class ListedOrder:
 
 
 class Space:
-    """The schedules of a job: what may be changed.
+    """The space of schedules of a job, as changes of a schedule.
 
     Parameters
     ----------
     job : Job
     problem : Problem, optional
-        Where ops may be; without it they stay on their devices.
+        Possible devices of the ops; without it they stay on their devices.
     """
 
     def __init__(self, job: Job, problem: Problem | None = None) -> None:
@@ -109,7 +108,7 @@ class Space:
                 self.after[producer].append(consumer)
         self.lanes = [1 if device.workers else device.lanes for device in job.machine.devices]
         group_of = range(n) if problem is None else problem.group_of
-        self.members: dict[int, list[int]] = {}  # what is colocated moves together
+        self.members: dict[int, list[int]] = {}  # colocated ops move together
         for op, group in enumerate(group_of):
             self.members.setdefault(group, []).append(op)
         self.devices = [[int(here)] for here in job.device_of] if problem is None else problem.devices_of
@@ -118,7 +117,7 @@ class Space:
     def neighbours(
         self, schedule: SearchSchedule, rng: random.Random
     ) -> Iterator[tuple[str, SearchSchedule]]:
-        """Yield changed schedules, and what was changed; no more where hardly anything can be."""
+        """Yield changed schedules, and what was changed; ends if almost nothing can be changed."""
         n = len(schedule.order)
         for _ in range(100 * n):
             op = rng.randrange(n)
@@ -143,13 +142,13 @@ class Space:
                 yield "order", replace(schedule, order=order)
 
     def _gain(self, group: int, here: int, there: int) -> float:
-        """Return how many times as fast an op is there: a slow device is worth fewer trials."""
+        """Return the speed-up of an op on the device `there`: a slow device deserves fewer trials."""
         assert self.problem is not None
         costs = self.problem.cost_ns[group]
         return costs[here] / costs[there] if costs[there] else 1.0
 
     def _moved(self, order: Sequence[int], op: int, rng: random.Random) -> tuple[int, ...] | None:
-        """Return the order with an op elsewhere between its last producer and its first consumer."""
+        """Return the order with an op moved between its last producer and its first consumer, or None."""
         place = {other: k for k, other in enumerate(order)}
         here = place[op]
         first = max((place[p] + 1 for p in self.before[op]), default=0)

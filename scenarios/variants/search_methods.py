@@ -1,17 +1,17 @@
-"""How a search goes over settings: each method asks for points one after another and is told what came out.
+"""Methods to search settings: each asks for points, one batch after another, and is sent their costs.
 
 ::
 
-    axes     batch = 1, 8, 32        streams = 1, 2, 4            a point: the number of a value of each axis
+    axes     batch = 1, 8, 32        streams = 1, 2, 4            a point: the index of a value on each axis
     grid     every point                                          for spaces within the budget
     random   points drawn without repetition
-    local    points drawn; from the best of them to neighbours, where hardly worse is accepted, less and less
-             so; then from the next best
-    halving  many points at a cheap level, the better third of them at the next, ... (Jamieson and Talwalkar
+    local    random points; from the best of them to neighbours, of which slightly worse ones are accepted,
+             less and less so; then from the next best
+    halving  many points at a cheap level, the best third of them at the next, ... (Jamieson and Talwalkar
              2016, "Non-stochastic best arm identification and hyperparameter optimization", AISTATS)
     optuna   the tree-structured Parzen estimator of Optuna, an extra (Bergstra et al. 2011, NeurIPS 24)
 
-A method never asks for a point twice at one level, and is the same for the same seed.
+A method never asks for the same point twice at one level, and depends on nothing but the seed and the costs.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ from typing import Final, NamedTuple
 from sim.base.errors import extra
 
 At = tuple[int, ...]
-"""The number of a value of each axis."""
+"""A point: the index of a value on each axis."""
 
 
 class Ask(NamedTuple):
-    """A point that a search wants to know about, and how exactly: `level` 0 is the cheapest."""
+    """A point whose cost a search asks for, and the fidelity of its run: `level` 0 is the cheapest."""
 
     at: At
     level: int = 0
 
 
 Search = Generator[list[Ask], Iterator[float | None], None]
-"""Yields what it asks; is sent the cost of each in turn, which is to be small, or None: it is no answer.
+"""Yields points; is sent an iterator of their costs in turn (less is better; None: the point is no answer).
 
-Costs are worked out as they are taken, so that who has heard enough stops, and nothing more is run. They end
-with the budget.
+Costs are computed as they are taken: a search that has seen enough stops, and nothing more is run. The costs
+end with the budget.
 """
 
 Method = Callable[[Sequence[int], int, int, int], Search]
 """``method(sizes of the axes, levels, budget, seed)``."""
 
 _KEPT: Final = 3
-"""Of so many points one goes on to the next level of `halving`."""
+"""One in this many points goes on to the next level of `halving`."""
 
 _WORSE: Final = 0.05
-"""So much worse, relatively, is accepted by `local` at first; less and less so."""
+"""By which part a neighbour may be worse in `local` at first; the allowance shrinks."""
 
 _DRAWN: Final = 0.4
 _DRAWN_LEAST: Final = 8
-"""`local` draws so much of its budget, and so many points at least: neighbours of a bad one are bad, too."""
+"""Part of the budget, and least number of points, that `local` draws: neighbours of bad points are bad."""
 
 AHEAD: Final = 8
-"""So many neighbours are asked for at once: what follows them does not depend on how many are run at once."""
+"""Number of neighbours asked for together, fixed so that the search does not depend on parallelism."""
 
 
 def _grid(sizes: Sequence[int], levels: int, budget: int, seed: int) -> Search:
@@ -120,7 +120,7 @@ def _optuna(sizes: Sequence[int], levels: int, budget: int, seed: int) -> Search
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
     known: dict[At, float | None] = {}
-    for _ in range(20 * budget):  # which repeats points, once it is sure of them
+    for _ in range(20 * budget):  # Optuna repeats points once it is sure of them
         if len(known) >= min(budget, math.prod(sizes)):
             return
         trial = study.ask()
@@ -154,13 +154,13 @@ def _at(number: int, sizes: Sequence[int]) -> At:
 
 
 def _drawn(sizes: Sequence[int], most: int, rng: random.Random) -> list[int]:
-    """Return numbers of different points in random order."""
+    """Return the numbers of up to `most` different points in random order."""
     size = math.prod(sizes)
     return rng.sample(range(size), min(size, most))
 
 
 def _unseen(sizes: Sequence[int], seen: set[At], rng: random.Random) -> At:
-    """Return a point that was not seen: a random one, or where most were, the next."""
+    """Return a point that is not in `seen`: the first one after a random number."""
     size = math.prod(sizes)
     number = rng.randrange(size)
     while _at(number, sizes) in seen:
@@ -169,7 +169,7 @@ def _unseen(sizes: Sequence[int], seen: set[At], rng: random.Random) -> At:
 
 
 def _neighbour(at: At, sizes: Sequence[int], rng: random.Random) -> At:
-    """Return a point with another value of one axis: half of the time the next or the one before."""
+    """Return a point with another value on one axis, half of the time an adjacent value."""
     axis = rng.choice([k for k, size in enumerate(sizes) if size > 1] or [0])
     others = [value for value in range(sizes[axis]) if value != at[axis]] or [at[axis]]
     near = [value for value in others if abs(value - at[axis]) == 1]

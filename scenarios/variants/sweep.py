@@ -1,19 +1,19 @@
-"""A scenario at many settings: every combination, on as many workers as there are, resumable.
+"""Runs a scenario at many settings: all combinations, on several workers if wanted, resumable.
 
 ::
 
     --vary workload.batch=1,8,32 --vary machine.devices.gpu0.streams=1,4     6 points, the last key fastest
            │
-           └► FILE.points   one line of JSON for each point that is done, as it is done, with a stamp of what
+           └► FILE.points   one line of JSON per finished point, written at once, with a stamp of everything
            │                its results depend on
-           └► FILE          all points in order, when all are done
+           └► FILE          all points in order, when all are finished
 
-Points whose sizes do not fit one another (3 ranks for 8 heads) are left out before anything runs, and counted
-by reason (`Variants.fitting`). A sweep that was interrupted goes on where it was, and one that ended is there
-at once: points in the first file are not run again, unless the scenario, a file that it names, or this
-program has changed since, which a warning says. A point that fails (out of memory, say) is a row that says
-so. A table that is there is not replaced by another one unless it is forced. Two sweeps cannot write one
-table at once.
+Points whose sizes do not fit together (3 ranks for 8 heads) are left out before anything runs, and counted by
+reason (`Variants.fitting`). An interrupted sweep continues where it stopped, and a finished one returns at
+once: points in the first file are not run again, unless the scenario, a file that it names, or this program
+has changed since, which a warning says. A point that fails (out of memory, say) is a row with its error. A
+table of other points is not overwritten unless that is forced. Two sweeps cannot write the same table at the
+same time.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from sim.export.tables import csv_text, text_of_csv
 
 
 class Interrupted(KeyboardInterrupt):
-    """A sweep was interrupted; `rows` are those of the points that were done."""
+    """Raised when a sweep is interrupted; `rows` are those of the finished points."""
 
     def __init__(self, rows: list[Row], told: str) -> None:
         super().__init__(told)
@@ -60,27 +60,26 @@ def sweep(
     force: bool = False,
     done: Callable[[int, int], None] = lambda k, n: None,
 ) -> list[Row]:
-    """Run all points; return their rows in order.
+    """Run all points and return their rows in order.
 
     Parameters
     ----------
     variants : Variants
-        Of the scenario.
+        Variants of the scenario.
     points : sequence of Variant
     executor : concurrent.futures.Executor, optional
-        Where they run (processes, a Dask cluster); by default here, one after another.
+        Executor of the runs (processes, a Dask cluster); by default they run here, one after another.
     out : path, optional
-        Write the table there. Finished points are remembered beside it, in ``FILE.points``, and not run
-        again.
+        File for the table. Finished points are kept beside it, in ``FILE.points``, and not run again.
     force : bool
-        Whether another table there is replaced.
+        Whether to replace another table in that file.
     done : callable
-        Told (how many are done, of how many).
+        Called with the number of finished points and the number of all points.
 
     Raises
     ------
     InputError
-        No point's settings make a scenario, or another table is there already.
+        No point has valid settings, or the file holds another table already.
     Interrupted
         By Ctrl-C.
     """
@@ -123,17 +122,17 @@ def _sweep(
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Files of a sweep: the table, and what is remembered of its points.
+# Files of a sweep: the table, and the finished points.
 
 _ROOT: Final = Path(__file__).parents[2]
 
 
 def stamps(document: Document, points: Sequence[Variant]) -> tuple[str, dict[str, str]]:
-    """Return a hash of what all results together depend on, and of what those of each point do, by its key.
+    """Return a hash of everything that the results depend on, and one for each point, by its key.
 
-    These are the scenario (with what it extends and what is set), this program, and the files that the
-    scenario and the values of the point name; of code of one's own, ``module:Class``, the modules of its
-    folder.
+    They depend on the scenario (with what it extends and what is set), this program, and the files that the
+    scenario and the values of the point name. For the user's own code, ``module:Class``, these files are the
+    modules in its folder.
     """
     plain = document.root.plain()
 
@@ -158,7 +157,7 @@ def stamps(document: Document, points: Sequence[Variant]) -> tuple[str, dict[str
         own = base.copy()
         own.update(content(point.policy) if point.policy else b"")
         for _, value in point.settings:
-            with suppress(InputError):  # the run of the point says where it is wrong
+            with suppress(InputError):  # the run of the point reports the error
                 for text in texts_in(read_yaml_text(value, "--vary", places=False).plain()):
                     own.update(content(text))
         found[point.key] = own.hexdigest()
@@ -167,7 +166,7 @@ def stamps(document: Document, points: Sequence[Variant]) -> tuple[str, dict[str
 
 @cache
 def program() -> str:
-    """Return a hash of this program's files, for what is kept: between two versions they change, too."""
+    """Return a hash of this program's files, which change between two releases as well."""
     found = hashlib.sha256()
     for package in ("sim", "devices", "policies", "scenarios"):
         for path in sorted(_ROOT.joinpath(package).rglob("*")):
@@ -179,29 +178,29 @@ def program() -> str:
 class _Point(Protocol):
     @property
     def key(self) -> str:
-        """What tells it from the others."""
+        """Key that identifies the point."""
 
 
 _P = TypeVar("_P", bound=_Point)
 
 
 class KeptRows:
-    """Rows of runs by the key of their point, in a file from which a command that was cut off goes on.
+    """Rows of runs by the key of their point, in a file from which an interrupted command continues.
 
     Parameters
     ----------
     path : path, optional
-        Without it nothing is kept.
+        File of the rows; without it nothing is kept.
     now : mapping of str to str
-        What the row of each point depends on: one that depended on something else is none.
+        Stamp of what the row of each point depends on; rows with another stamp are ignored.
     columns : sequence of str
-        Those that a row has, unless it failed.
+        Columns that every row of a successful run has.
 
     Attributes
     ----------
     rows : dict of str to dict
     changed : int
-        Points that are in the file, and whose rows depended on something else.
+        Number of points in the file whose rows were ignored because of another stamp.
     """
 
     def __init__(self, path: Path | None, now: Mapping[str, str], columns: Sequence[str] = ()) -> None:
@@ -213,7 +212,7 @@ class KeptRows:
         for line in there.splitlines():
             with suppress(
                 ValueError, TypeError, KeyError
-            ):  # cut off when the sweep died, or of another point
+            ):  # a line cut off when the sweep was killed, or that of another point
                 entry = json.loads(line)
                 whole = "makespan_ns" not in entry["row"] or all(name in entry["row"] for name in columns)
                 if entry["scenario"] != now[entry["point"]]:
@@ -223,7 +222,7 @@ class KeptRows:
         self.changed = len(changed - self.rows.keys())
 
     def put(self, key: str, row: Row) -> None:
-        """Add a row, and a line to the file."""
+        """Add a row, and append it to the file."""
         self.rows[key] = row
         if self.path is not None:
             try:
@@ -242,9 +241,9 @@ class KeptRows:
         run: Callable[[Sequence[_P]], Iterable[tuple[_P, Row]]],
         done: Callable[[int, int], None],
     ) -> list[Row]:
-        """Run the points that are not there; return the rows of all, in order.
+        """Run the points without a row; return the rows of all points in order.
 
-        The file is written anew: without points of others, and lines that were cut off.
+        The file is rewritten without rows of other points and without incomplete lines.
         """
         done(len(self.rows), len(points))
         for point, row in run([point for point in points if point.key not in self.rows]):
@@ -257,17 +256,17 @@ class KeptRows:
 
 @contextmanager
 def sweeping(out: str | Path) -> Iterator[Path]:
-    """Give the file of points of a table, which nobody else writes meanwhile.
+    """Yield the file of points of a table, and keep other sweeps from writing it meanwhile.
 
     Raises
     ------
     InputError
-        Another sweep writes the same table now.
+        Another sweep is writing the same table.
     """
     points = Path(f"{out}.points")
     with points.open("a", encoding="utf-8") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it ends with the process, however that ends
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released when the process ends, in any way
         except OSError:
             raise InputError(f"{out}: another sweep is writing it; name another file, or wait") from None
         try:
@@ -278,13 +277,13 @@ def sweeping(out: str | Path) -> Iterator[Path]:
 
 
 def check_same_table(out: str | Path, points: Sequence[Variant]) -> None:
-    """Refuse to write over a file that is not the table of the same points."""
+    """Raise if a file exists that is not the table of the same points."""
     path = Path(out)
     if not path.exists() or not points:
         return
     keys = [column_of(key) for key, _ in points[0].settings]
     found: list[Row] = []
-    with suppress(ValueError, TypeError, KeyError, csv.Error):  # no table at all is refused below
+    with suppress(ValueError, TypeError, KeyError, csv.Error):  # a file that is no table is refused below
         found = _read_rows(path)
         there = [[row.get(key) for key in keys] for row in found if "policy" in row]
         if there == [[value for _, value in point.settings] for point in points]:
@@ -315,7 +314,7 @@ def _read_rows(path: Path) -> list[Row]:
 
 
 def write_rows(rows: Sequence[Row], path: str | Path) -> None:
-    """Write rows as a table: ``.json``, ``.parquet``, else CSV."""
+    """Write rows as a table in the format of the suffix: ``.json``, ``.parquet``, else CSV."""
     write_bytes(path, _content(rows, path))
 
 

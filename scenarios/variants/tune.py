@@ -1,4 +1,4 @@
-"""The best of many runs of a scenario: over settings, then over orders, placements and streams.
+"""Searches for the best run of a scenario: over settings, then over orders, placements and streams.
 
 ::
 
@@ -7,14 +7,14 @@
     change its schedule ──► better, or hardly
                                                              ▲ go back, or on from there ◄──┘ worse?
 
-The second search accepts what is worse by a threshold that shrinks to nothing (Dueck and Scheuer 1990,
-"Threshold accepting", J. Comput. Phys. 90), as placement `auto-tune` does. Everything is run as `sim run`
-runs it, so what holds for a run (memory, links, communicators, limits of the answer) holds for each trial.
+The second search accepts worse schedules within a threshold that shrinks to zero (Dueck and Scheuer 1990,
+"Threshold accepting", J. Comput. Phys. 90), as placement `auto-tune` does. Each trial runs as `sim run` would
+run it, with memory, links, communicators and limits of the answer.
 
-Where the seed changes what comes out, a trial is a run with each of some seeds, the same for all trials, and
-its result their mean: of many trials on one seed the best is the one that this seed favours. One that is far
-behind the best with each of the first seeds is dropped, and its other runs go to other trials. What the best
-is worth is measured on seeds that no trial has seen (`Fresh`).
+If the seed changes the result, a trial consists of runs with several seeds, the same for all trials, and its
+result is their mean: with a single seed, the best of many trials would be the one that this seed favours. A
+trial that is far behind the best with each of its first seeds is dropped, which saves its other runs. The
+best trial is finally measured on seeds that no trial has seen (`Fresh`).
 """
 
 from __future__ import annotations
@@ -49,22 +49,22 @@ from sim.graph.frames import has_control_flow
 from sim.trace import Trace
 
 _WORSE: Final = 0.005
-"""So much worse, relatively, a schedule may be at first to be gone on from."""
+"""By which part a schedule may be worse, at first, to be accepted as the next starting point."""
 
 _SEEDS: Final = 5
-"""With so many seeds a trial runs where they matter."""
+"""Number of seeds of a trial, if seeds matter."""
 
 _LOOKED_AT: Final = 50
 """Points of which one has to have a result for the search to learn whether seeds matter."""
 
 _FIRST: Final = 2
-"""With so many a trial may be dropped: where it is behind the best with each by more than that varies."""
+"""After this many seeds a trial is dropped if it is behind the best with each, by more than the spread."""
 
 _UNSEEN: Final = 20
-"""With so many others the best and what it is compared with run after the search."""
+"""Number of further seeds with which the best and its baseline run after the search."""
 
 _ORDERS: Final = (CriticalPathFirst(), MemoryAware())
-"""Orders that are tried before they are changed, on the run's own streams and on one for each branch."""
+"""Orders to begin with, on the run's own streams and on one stream per branch."""
 
 
 class Trial(NamedTuple):
@@ -73,15 +73,15 @@ class Trial(NamedTuple):
     Attributes
     ----------
     what : str
-        How it came about: ``"settings"``; ``"start"``, its schedule as a ``"list"``, or what was changed of
+        Origin of the trial: ``"settings"``; ``"start"``; its schedule as a ``"list"``; or what was changed of
         that: ``"order"``, ``"stream"``, ``"device"``.
     variant : Variant
     row : dict
-        Its settings, the results that are sought or limited, and ``error``: None, or why it is no answer.
+        Settings, the results that are optimized or limited, and ``error``: None, or why it is no answer.
     level : int
-        How exactly it was run; see `scenarios.variants.search_methods`. None: it is a candidate for the best.
+        Fidelity of the run; see `scenarios.variants.search_methods`. None: it is a candidate for the best.
     own : dict or None
-        Its row with the scenario's own seed, where `row` has means over several; None: `row` is it.
+        Row with the scenario's own seed if `row` has means over several seeds; None: `row` is that row.
     """
 
     what: str
@@ -92,20 +92,20 @@ class Trial(NamedTuple):
 
 
 class Fresh(NamedTuple):
-    """What the best came to on seeds that no trial has seen, beside where the search began.
+    """The result of the best trial on seeds that no trial has seen, compared with the start of the search.
 
     Attributes
     ----------
     runs : int
-        Seeds.
+        Number of seeds.
     against : str
-        What it is compared with: the policy with which the search for a schedule began.
+        The baseline: the policy with which the search for a schedule began.
     best, before : float
-        Mean result of the best, and of that.
+        Mean result of the best trial, and of the baseline.
     gain : float
-        By which part of `before` the best is better, on average over pairs of runs with one seed.
+        Relative improvement over `before`, as the mean over pairs of runs with the same seed.
     interval : tuple of float
-        Within what that lies in 95 of 100 cases.
+        95% confidence interval of the gain.
     """
 
     runs: int
@@ -118,21 +118,21 @@ class Fresh(NamedTuple):
 
 @dataclass
 class Tuning:
-    """What a search has found so far.
+    """The findings of a search so far.
 
     Attributes
     ----------
     goal : Goal
     trials : list of Trial
-        In the order in which they were run.
+        Trials, in the order in which they were run.
     best : int or None
         Index of the best trial: the first of equal ones.
     case, start : Case or None
-        What the best trial ran, and the best of those with which the search for a schedule began.
+        Case of the best trial, and of the best start of the search for a schedule.
     seeds : int
-        With how many a trial ran.
+        Number of seeds of a trial.
     fresh : Fresh or None
-        What the best is worth on others; None: the seed does not matter, or there is nothing to compare with.
+        Result of the best on other seeds; None: the seed does not matter, or there is no baseline.
     """
 
     goal: Goal
@@ -145,12 +145,12 @@ class Tuning:
 
     @cached_property
     def trace(self) -> Trace:
-        """The run of the best trial, which runs again: it may have been in another process."""
+        """Trace of the best trial, which is run again because it may have run in another process."""
         assert self.case is not None
         return run_case(self.case, fits=False).trace
 
     def add(self, trial: Trial, case: Callable[[], Case]) -> float | None:
-        """Put a trial, which ran a case, down and return its cost: small is good; None: it is no answer."""
+        """Record a trial and its case; return its cost (smaller is better), or None if it is no answer."""
         self.trials.append(trial)
         if not self.goal.allows(trial.row):
             return None
@@ -162,17 +162,17 @@ class Tuning:
 
     @property
     def answers(self) -> list[int]:
-        """The trials that keep to the limits, and are exact."""
+        """Indices of the trials that are exact and within the limits."""
         allows = self.goal.allows
         return [k for k, trial in enumerate(self.trials) if trial.level is None and allows(trial.row)]
 
     def cost(self, trial: Trial) -> float:
-        """Return what is to be small."""
+        """Return the number that the search minimizes."""
         value: float = trial.row[self.goal.column]
         return -value if self.goal.most else value
 
     def front(self, against: str) -> list[int]:
-        """Return the trials that no other one beats in both the goal and the least of another result."""
+        """Return the Pareto-optimal trials: none is better in both the goal and the other result."""
         column = column_of_result(against)
         answers = [k for k in self.answers if self.trials[k].row.get(column) is not None]
         points = [(self.cost(self.trials[k]), self.trials[k].row[column]) for k in answers]
@@ -180,7 +180,7 @@ class Tuning:
 
 
 def _key(variant: Variant) -> str:
-    """Return what tells a run from the others of a search."""
+    """Return the key that identifies a run within a search."""
     schedule = hashlib.sha256(repr(variant.schedule).encode()).hexdigest() if variant.schedule else ""
     return variant.key + schedule
 
@@ -192,23 +192,23 @@ class Tuner:
     Attributes
     ----------
     variants : Variants
-        Of the scenario; their rows tell what the goal asks for.
+        Variants of the scenario; their rows hold what the goal asks for.
     goal : Goal
     axes : mapping of str to list of str
-        What is varied: key → values.
+        Varied keys → their values.
     policies : sequence of str or None
-        Policies that are tried, as ``sim run --policy`` takes them; None: the scenario's own.
+        Policies to try, as in ``sim run --policy``; None: the scenario's own.
     levels : (str, list of str), optional
         A key and its values, the cheapest first, for ``halving``; only the last value is an answer.
     seed : int
     tell : callable
-        Told after each trial.
+        Called after each trial.
     jobs : int
-        How many trials run at once, if `executor` is set. What is found does not depend on it.
+        Number of trials that run at once, if `executor` is set. The findings do not depend on it.
     runs : int
-        How many there were.
+        Number of runs so far.
     kept : KeptRows, optional
-        What an earlier search came to.
+        Rows of an earlier search.
     """
 
     variants: Variants
@@ -225,16 +225,16 @@ class Tuner:
 
     @cached_property
     def tuning(self) -> Tuning:
-        """What was found so far."""
+        """The findings so far."""
         return Tuning(self.goal)
 
     @cached_property
     def _values(self) -> dict[int, list[float]]:
-        """What the goal came to with each seed, by trial."""
+        """Values of the goal with each seed, by trial."""
         return {}
 
     def stamp(self) -> str:
-        """Return a hash of all that rows of runs depend on: the scenario, its files, this program."""
+        """Return a hash of everything that rows of runs depend on: the scenario, its files, this program."""
         values = [((key, value),) for key, values in self.axes.items() for value in values]
         points = [Variant(each) for each in values] + [Variant(policy=policy) for policy in self.policies]
         return f"{stamps(self.variants.document, points)[0]} {program()} {self.variants.results}"
@@ -243,13 +243,13 @@ class Tuner:
 
     @cached_property
     def seeds(self) -> range:
-        """The seeds of a trial: the scenario's own, and others after it if that changes what comes out."""
+        """The seeds of a trial: the scenario's own, and those after it if the seed changes the result."""
         sizes = (*map(len, self.axes.values()), len(self.policies))
         for at in itertools.islice(itertools.product(*map(range, sizes)), _LOOKED_AT):
             first = self._variant(Ask(at))
             try:
                 of = self.variants.scenario(first.texts).content.seed
-            except InputError:  # as its row will say
+            except InputError:  # its row will show the error
                 continue
             seeds = range(of, of + _SEEDS)
             if "seed" in dict(first.settings):
@@ -265,7 +265,7 @@ class Tuner:
         return seeds
 
     def _joined(self, variant: Variant, rows: Sequence[Row]) -> tuple[Row, Row | None]:
-        """Return what a variant came to on average, and with the first seed; one that is no answer stands."""
+        """Return the mean row of a variant and its row with the first seed; or the row of a failed run."""
         if len(rows) == 1:
             return rows[0], None
         if all(self.goal.allows(row) for row in rows):
@@ -285,13 +285,13 @@ class Tuner:
         return rows[0] | means | whole, rows[0]
 
     def compare_on_fresh_seeds(self) -> None:
-        """Run the best, and where the search began, on seeds that no trial has seen, if seeds matter."""
+        """Run the best trial and its baseline on seeds that no trial has seen, if seeds matter."""
         tuning = self.tuning
         if len(self.seeds) == 1 or tuning.case is None:
             return
         try:
             before = tuning.start or self.variants.case(Variant(policy=self.policies[0]))
-        except InputError:  # only with settings it is a scenario
+        except InputError:  # it is a valid scenario only with settings
             return
         against = "the scenario as it is" if tuning.start is None else before.label
         first = self.seeds[-1] + 1
@@ -311,25 +311,25 @@ class Tuner:
 
     @property
     def size(self) -> int:
-        """How many settings there are."""
+        """Number of points in the space of settings and policies."""
         return math.prod(map(len, self.axes.values())) * len(self.policies)
 
     def settings(self, method: str | None, budget: int) -> None:
-        """Search over settings and policies, with so many runs at most.
+        """Search over settings and policies, with at most `budget` runs.
 
         Parameters
         ----------
         method : str, optional
-            One of `METHODS`; by default every point if the budget allows, else ``local``, and ``halving``
-            if there are levels.
+            One of `METHODS`; by default ``halving`` if there are levels, else all points if the budget
+            allows, else ``local``.
         budget : int
 
         Raises
         ------
         UnknownNameError
-            No such method.
+            The method is unknown.
         InputError
-            Levels without ``halving`` or the other way round; no settings that make a scenario.
+            Levels without ``halving`` or the other way round; no settings make a valid scenario.
         """
         whole = max(1, budget // len(self.seeds))
         method = method or ("halving" if self.levels else "grid" if self.size <= whole else "local")
@@ -342,17 +342,17 @@ class Tuner:
                 else f"--level is for --method halving, not {method}"
             )
         sizes = [len(values) for values in self.axes.values()] + [len(self.policies)]
-        points = whole if len(self.seeds) == 1 else max(1, budget // _FIRST)  # at most: all may be dropped
+        points = whole if len(self.seeds) == 1 else max(1, budget // _FIRST)  # at most: if all are dropped
         search = METHODS[method](sizes, 1 if self.levels is None else len(self.levels[1]), points, self.seed)
         with suppress(StopIteration):
             asks, before = next(search), -1
-            while len(self.tuning.trials) > before:  # else the budget is used up
+            while len(self.tuning.trials) > before:  # otherwise the budget is used up
                 before = len(self.tuning.trials)
                 asks = search.send(self._costs(asks, budget))
         refuse_all_invalid([trial.row for trial in self.tuning.trials])
 
     def _costs(self, asks: Sequence[Ask], budget: int) -> Iterator[float | None]:
-        """Yield the cost of each point, as far as the budget goes."""
+        """Yield the cost of each point until the budget is used up."""
         asks = asks[: budget - self.runs]
         with closing(self._rows([self._variant(ask) for ask in asks], budget)) as rows:
             for ask, (variant, row, own) in zip(asks, rows, strict=False):
@@ -369,14 +369,14 @@ class Tuner:
     # -- schedules ----------------------------------------------------------------------------
 
     def schedules(self, budget: int) -> None:
-        """Search over orders, placements and streams: from the best so far, or from what the scenario says.
+        """Search over orders, placements and streams, from the best trial so far or from the scenario.
 
         Raises
         ------
         InputError
-            A scenario whose ops have no one order: control flow, folded ranks.
+            The ops of the scenario have no single order: control flow, folded ranks.
         RunError
-            Nothing to start from could run.
+            No starting point could run.
         """
         started: list[tuple[float, Variant, Result]] = []
         for start in self._starts():
@@ -404,7 +404,7 @@ class Tuner:
         return [Variant(policy=policy) for policy in policies]
 
     def _walk(self, start: Variant, result: Result, budget: int) -> None:
-        """Change the schedule of a run, again and again, until the budget is used up."""
+        """Change the schedule of a run step by step until the budget is used up."""
         trace = result.trace
         if trace.job.machine.folding is not None:
             raise InputError("ranks are folded, and all ranks of a kind have one schedule: set fold: false")
@@ -444,7 +444,7 @@ class Tuner:
     def _ahead(
         neighbours: Iterator[tuple[str, SearchSchedule]], seen: Collection[SearchSchedule], most: int
     ) -> list[tuple[str, SearchSchedule]]:
-        """Return some changed schedules that were not seen, and what was changed."""
+        """Return the next changed schedules that are new, and what was changed in each."""
         found: dict[SearchSchedule, str] = {}
         for what, near in itertools.islice(neighbours, 20 * AHEAD):
             if near not in seen:
@@ -458,9 +458,9 @@ class Tuner:
     def _rows(
         self, variants: Sequence[Variant], budget: int
     ) -> Generator[tuple[Variant, Row, Row | None], None, None]:
-        """Yield variants with what they came to, and with their rows of the first seed where it matters.
+        """Yield variants with their rows, and with their rows of the first seed if seeds matter.
 
-        As long as the budget of runs allows; what runs at once does not change what is dropped.
+        Ends when the budget of runs is used up; what is dropped does not depend on what runs at once.
         """
         seeds, together = self.seeds, len(variants) if len(self.seeds) == 1 else AHEAD
         for at in range(0, len(variants), max(1, together)):
@@ -479,7 +479,7 @@ class Tuner:
                     yield variant, *self._joined(variant, rows)
 
     def _run(self, variants: Sequence[Variant]) -> Generator[Row, None, None]:
-        """Yield the rows of runs, and count them; those that are kept need not run."""
+        """Yield the rows of variants, and count the runs; kept rows need not run again."""
         kept = self.kept
         known = [None if kept is None else kept.rows.get(_key(variant)) for variant in variants]
         left = [variant for variant, row in zip(variants, known, strict=True) if row is None]
@@ -493,7 +493,7 @@ class Tuner:
                 yield row
 
     def _is_behind(self, rows: Sequence[Row], best: int | None) -> bool:
-        """Whether a trial is behind the best, with each seed so far, by more than that varies over seeds."""
+        """Whether a trial is behind the best with each seed so far, by more than the spread over seeds."""
         if best is None or not all(self.goal.allows(row) for row in rows):
             return False
         known, column = self._values[best], self.goal.column
@@ -502,7 +502,7 @@ class Tuner:
         return all(sign * (row[column] - of) > varies for row, of in zip(rows, known, strict=False))
 
     def _begin(self, what: str, variant: Variant, **decisions: Any) -> tuple[float | None, Result | None]:
-        """Run a variant here, with some decisions of its own, and put it down; what comes of it is needed."""
+        """Run a variant in this process, with some decisions of its own, because its result is needed."""
         each = [_seeded(variant, seed) for seed in self.seeds] if len(self.seeds) > 1 else [variant]
         runs = [attempt(self.variants.case(one).deciding(**decisions)) for one in each]
         self.runs += len(runs)
@@ -515,7 +515,7 @@ class Tuner:
         return self._put_down(Trial(what, variant, row, None, own), case), runs[0].result
 
     def _put_down(self, trial: Trial, case: Case | None = None) -> float | None:
-        """Put a trial down and return its cost; None: it is no answer."""
+        """Record a trial and return its cost, or None if it is no answer."""
         cost = self.tuning.add(trial, lambda: case or self.variants.case(trial.variant))
         self.tell(self.tuning)
         return cost

@@ -1,4 +1,4 @@
-"""What a search found, as plain values and as a table."""
+"""The findings of a search, as plain values, a table, a scenario, and a picture."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 
 TUNING_SCHEMA: Final = "sim.tuning/1"
-"""What ``"schema"`` says in the output of ``sim tune --json``."""
+"""Value of ``"schema"`` in the output of ``sim tune --json``."""
 
 
 def tuning_report(tuning: Tuning, against: str | None = None) -> dict[str, Any]:
-    """Return what ``sim tune --json`` prints: the best trial, where the search began, how it got better."""
+    """Return what ``sim tune --json`` prints: the best trial, the starts of the search, the improvements."""
     trials = tuning.trials
     told = {
         "schema": TUNING_SCHEMA,
@@ -52,7 +52,7 @@ def tuning_report(tuning: Tuning, against: str | None = None) -> dict[str, Any]:
 
 
 def _bound(tuning: Tuning) -> dict[str, Any]:
-    """Return how far the makespan of the best is above its lower bound; see `sim.metrics.summary`."""
+    """Return by how much the makespan of the best exceeds its lower bound; see `sim.metrics.summary`."""
     limits, makespan_ns = bounds(tuning.trace), tuning.trace.makespan_ns
     return {
         "lower_bound_ns": limits.lower_bound_ns,
@@ -62,7 +62,7 @@ def _bound(tuning: Tuning) -> dict[str, Any]:
 
 
 def improvements(tuning: Tuning) -> list[int]:
-    """Return the trials that were the best when they were run."""
+    """Return the trials that were the best so far when they were run."""
     found: list[int] = []
     for k in tuning.answers:
         if not found or tuning.cost(tuning.trials[k]) < tuning.cost(tuning.trials[found[-1]]):
@@ -76,23 +76,23 @@ def _plain(tuning: Tuning, k: int) -> dict[str, Any]:
 
 
 def trial_table(tuning: Tuning) -> pd.DataFrame:
-    """Return one row a trial."""
+    """Return a table with one row per trial."""
     import pandas as pd
 
     return pd.DataFrame([_plain(tuning, k) for k in range(len(tuning.trials))])
 
 
 # ----------------------------------------------------------------------------------------------------------
-# What a search found as a scenario that can be run again: settings, the plan it follows, what it reached.
+# The best trial as a scenario that can be run again: its settings, its plan, and its result.
 
 
 def check_winner(path: str, scenario: str) -> None:
-    """Refuse a file that could not be run: what a scenario names is found beside it.
+    """Raise if a file is not a possible place for the scenario: the files it names are found beside it.
 
     Raises
     ------
     InputError
-        Another folder than the scenario's, no ``.yaml``, or a file that cannot be written.
+        The folder is not the scenario's, the suffix is not ``.yaml``, or the file cannot be written.
     """
     if not path.endswith((".yaml", ".yml")):
         raise InputError(f"--out {path}: should end in .yaml")
@@ -129,9 +129,9 @@ def write_winner(tuning: Tuning, path: str) -> list[str]:
 def write_found(
     path: str, document: Document, trace: Trace, follows: str | None, *, expect: Any, head: str
 ) -> list[str]:
-    """Write a scenario, and the plan of a run if `follows` is how it synchronises there; return the files.
+    """Write a scenario, and the plan of a run unless `follows`, its synchronisation, is None.
 
-    A plan keeps orders and streams, and where that does not make the same run again, also times.
+    Returns the files. A plan has orders and streams; if that does not reproduce the run, it also has times.
 
     Raises
     ------
@@ -158,30 +158,30 @@ def write_found(
 
 
 def _starts(trace: Trace) -> IntArray:
-    """Return when each task starts, by their numbers."""
+    """Return the start time of each task, by task number."""
     return trace.tasks["start_ns"][np.argsort(trace.tasks["id"])]
 
 
 class _Plain(yaml.SafeDumper):
-    """Writes what stands twice twice, without anchors."""
+    """A YAML dumper that writes repeated values in full, without anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        """Whether a value is written out wherever it stands."""
+        """Return True, so that a value is written out wherever it occurs."""
         return True
 
 
 # ----------------------------------------------------------------------------------------------------------
-# A search as a picture: the best so far by trial, and the front of the goal against another result.
+# Pictures of a search: the best so far by trial, and the front of the goal against another result.
 
 
 def tuning_figure(tuning: Tuning, against: str | None = None) -> Figure:
-    """Return the picture of a search; with `against` a second one beside it.
+    """Return a figure of the progress of a search; with `against`, also of the front beside it.
 
     Parameters
     ----------
     tuning : Tuning
     against : str, optional
-        Another result, which is to be small.
+        Another result to minimize.
     """
     from matplotlib.figure import Figure
 
@@ -208,14 +208,14 @@ def progress_plot(tuning: Tuning, ax: Axes) -> None:
     ax.set_xlabel("trial")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     if pad := 0.08 * abs(best[0] - best[-1]):
-        ax.set_ylim(min(best) - pad, max(best) + pad)  # trials that are far worse would hide what happened
+        ax.set_ylim(min(best) - pad, max(best) + pad)  # far worse trials would hide the progress
     label_result(ax.yaxis, goal.what)
     ax.legend(frameon=False)
     plain(ax)
 
 
 def front_plot(tuning: Tuning, against: str, ax: Axes) -> None:
-    """Draw the goal against another result, and the trials that no other beats in both."""
+    """Draw the goal against another result, and the Pareto front."""
     from sim.plot.theme import OKABE_ITO, plain
 
     goal, column = tuning.goal, column_of_result(against)

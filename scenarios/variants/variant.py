@@ -1,12 +1,12 @@
-"""A variant of a scenario: what changes of it, its run, and its row in a table, or why it has none.
+"""A variant of a scenario: what it changes, its run, and its row in a table, or why it has none.
 
 ::
 
     Variant   settings, policy, schedule ──► Case ──► VariantRun: result, error ──► row: settings, policy,
                                              here, or on an executor             results, error
 
-`sim compare`, `sweep`, `tune`, `whatif` and `optimum` run what they run as attempts: what cannot be built,
-runs out of memory or gets stuck is an answer, too.
+`sim compare`, `sweep`, `tune`, `whatif` and `optimum` run variants as attempts: one that cannot be built,
+runs out of memory or gets stuck is a result, too.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from sim.machine.machine import Machine
 
 Row = dict[str, Any]
 WhatIfText = Mapping[str, Any] | list[dict[str, Any]]
-"""A what-if as a scenario has it: changes at once, or a list of such, one after another."""
+"""A what-if as in a scenario: changes that apply together, or a list of such changes, applied in turn."""
 
 
 class Variant(NamedTuple):
-    """What changes of a scenario.
+    """The changes that make a variant of a scenario.
 
     Attributes
     ----------
@@ -53,15 +53,15 @@ class Variant(NamedTuple):
     policy : str or None
         See `scenarios.run.scenario.Scenario.case`.
     schedule : SearchSchedule, optional
-        What runs in place of the policy's own.
+        Schedule that runs in place of the policy's own.
     label : str
-        What it is called, where that is not what it changes.
+        Name of the variant, unless that is its settings and policy.
     what_if : mapping or list of mapping, optional
-        What changes of the graph, as ``workload: {what_if: ...}`` has it (`scenarios.variants.what_ifs`).
+        Changes of the graph, as in ``workload: {what_if: ...}`` (`scenarios.variants.what_ifs`).
     machine, job : callable, optional
-        ``machine(machine)`` and ``job(job)`` return each as it would be, where no key of a scenario says it.
+        ``machine(machine)`` and ``job(job)`` return a changed machine and job, for changes without a key.
     why_not : str
-        Why it need not run; empty: it does.
+        Why the variant is not run; empty: it is run.
     """
 
     settings: tuple[tuple[str, str], ...] = ()
@@ -75,7 +75,7 @@ class Variant(NamedTuple):
 
     @property
     def key(self) -> str:
-        """What tells this point of a sweep from the others."""
+        """Key that identifies this point of a sweep."""
         return json.dumps([list(map(list, self.settings)), self.policy])
 
     @property
@@ -89,17 +89,17 @@ class Variant(NamedTuple):
 
 
 class VariantRun(NamedTuple):
-    """What came of running a case.
+    """The outcome of running a case.
 
     Attributes
     ----------
     label : str
-        What the run is called.
+        Label of the run.
     result : Result or None
-        None: it could not begin or go on.
+        Result of the run; None if it could not start or continue.
     error : SimError or None
-        Why not; or why what came out is no answer: memory is short when all is over, or an op failed, so that
-        it is not the same work.
+        Why it could not; or why the result is no valid answer: memory is too small at the end, or an op
+        failed, so that the run did not do the same work.
     """
 
     label: str
@@ -108,23 +108,23 @@ class VariantRun(NamedTuple):
 
     @property
     def what(self) -> str:
-        """What became of it: one of `scenarios.fields.results.OUTCOMES`."""
+        """Kind of outcome: one of `scenarios.fields.results.OUTCOMES`."""
         return DONE if self.error is None else outcome_of(self.error)
 
     @property
     def line(self) -> str:
-        """The first line of the error; empty: there is none."""
+        """The first line of the error; empty if there is none."""
         return "" if self.error is None else str(self.error).partition("\n")[0]
 
 
 def attempt(case: Case, *, advise: bool = False, **how: Any) -> VariantRun:
-    """Run a case; whatever is wrong with it, or happens to it, is what came of it.
+    """Run a case; return an error of the case or of its run as the outcome.
 
     Parameters
     ----------
     case : Case
     advise : bool
-        Whether to say what would help where memory is short when all is over.
+        Whether to say what would help if memory is too small at the end.
     **how
         As for `scenarios.run.execute.run_case`.
     """
@@ -157,7 +157,7 @@ _OF_TRAINING: Final = (
 )
 
 _INVALID: Final = "invalid: "
-"""Before what is wrong with the settings of a variant."""
+"""Prefix of errors in the settings of a variant."""
 
 
 def column_of(key: str) -> str:
@@ -174,20 +174,20 @@ def column_of(key: str) -> str:
 class Variants:
     """The variants of one scenario: the case of each, and its row.
 
-    What variants share is read, checked and built once.
+    What variants have in common is read, checked and built once.
 
     Parameters
     ----------
     path : str
-        The scenario.
+        File of the scenario.
     sets : sequence of str
-        ``KEY=VALUE`` for all of them.
+        ``KEY=VALUE`` settings of all variants.
     allowed : Allowed
-        What it may name.
+        What the scenario may name.
     results : sequence of str
-        What rows tell besides, by the names of ``expect:``.
+        Further results in the rows, by their names in ``expect:``.
     whole : bool
-        Whether rows tell what a sweep shows of every run; else `results` alone.
+        Whether rows hold everything that a sweep shows of each run; otherwise `results` alone.
     """
 
     def __init__(
@@ -204,13 +204,13 @@ class Variants:
         self.results, self.whole = tuple(results), whole
         self._last: tuple[Variant, Case] | None = None
         self._read: tuple[list[str], Scenario] | None = None
-        with suppress(InputError):  # settings may be what makes it a scenario
+        with suppress(InputError):  # only the settings of a variant may make it a valid scenario
             self._read = [], scenario_of(self.document)
         self._sound = self._read is not None
 
     @property
     def made_of(self) -> tuple[str, tuple[str, ...], Allowed]:
-        """The scenario, its settings, and what it may name."""
+        """The scenario file, its settings, and what it may name."""
         return self._made_of[:3]
 
     def scenario(self, settings: Sequence[str] = ()) -> Scenario:
@@ -219,7 +219,7 @@ class Variants:
         Raises
         ------
         InputError
-            Settings that make no scenario.
+            The settings do not make a valid scenario.
         """
         last = self._read  # threads of an executor may be here at once
         if last is not None and last[0] == [*settings]:
@@ -232,12 +232,12 @@ class Variants:
         return scenario
 
     def case(self, variant: Variant) -> Case:
-        """Return the run that is meant.
+        """Return the run of a variant.
 
         Raises
         ------
         InputError
-            Settings that make no scenario.
+            The settings do not make a valid scenario.
         """
         assert not variant.what_if, "scenarios.variants.what_ifs.WhatIfs runs it"
         assert variant.machine is None, "scenarios.variants.what_ifs.WhatIfs runs it"
@@ -256,12 +256,12 @@ class Variants:
         )
 
     def row(self, variant: Variant) -> Row:
-        """Run a variant; return its settings and its numbers, and what went wrong: with settings or the run.
+        """Run a variant; return its settings, its numbers, and the error of its settings or its run.
 
         Raises
         ------
         InputError
-            Its run has no such result as is wanted.
+            The run does not have one of the requested results.
         """
         try:
             case = self.case(variant)
@@ -270,7 +270,7 @@ class Variants:
         return self.row_of(variant, attempt(case, change=variant.job))
 
     def row_of(self, variant: Variant, found: VariantRun) -> Row:
-        """Return the row of what came of a variant; numbers too if memory is short at the end."""
+        """Return the row of a variant's outcome; it has numbers even if memory is too small at the end."""
         row: Row = {column_of(key): value for key, value in variant.settings}
         row |= {"policy": found.label, "outcome": found.what}
         if (result := found.result) is not None:
@@ -297,18 +297,18 @@ class Variants:
         ----------
         variants : sequence of Variant
         executor : concurrent.futures.Executor, optional
-            Where they run (processes, a Dask cluster); by default here, one after another.
+            Executor of the runs (processes, a Dask cluster); by default they run here, one after another.
         ahead : int, optional
-            How many run at once; their rows come in order then. By default all do.
+            Number of variants that run at once; rows then come in order. By default all run at once.
         stamp : str
-            What the files are that they need: an executor that has seen it does not read the scenario again.
+            Hash of the files that they need: an executor that has seen it does not read the scenario again.
 
         Raises
         ------
         InputError
             As for `row`.
         RunError
-            A process ended by itself.
+            A process ended unexpectedly.
         """
         if executor is None:
             for variant in variants:
@@ -317,9 +317,9 @@ class Variants:
         yield from run_on(executor, partial(run_variant, stamp, self._made_of), variants, ahead)
 
     def fitting(self, variants: Sequence[Variant]) -> tuple[list[Variant], dict[str, int]]:
-        """Return the variants whose sizes fit one another, and how many do not, by reason.
+        """Return the variants whose sizes fit together, and the number of those that do not, by reason.
 
-        Nothing is run or built. Workloads that do not know such sizes are asked for one variant alone.
+        Nothing is run or built. A workload that does not check its sizes is asked about one variant only.
 
         Raises
         ------
@@ -332,7 +332,7 @@ class Variants:
             try:
                 case = self.case(variant)
                 reason = case.misfit()
-            except InputError:  # its row will say so
+            except InputError:  # its row will show the error
                 found.append(variant)
                 continue
             if not i and type(case.scenario.content.workload).misfit is Workload.misfit:
@@ -353,25 +353,25 @@ def run_variant(stamp: str, made_of: tuple[Any, ...], variant: Variant) -> Row:
 
 @lru_cache(maxsize=1)
 def _there(stamp: str, made_of: tuple[Any, ...]) -> Variants:
-    """Return the variants of which this process has some: the `stamp` says what their files are."""
+    """Return the variants that a worker process caches; `stamp` identifies the contents of their files."""
     *given, whole = made_of
     return Variants(*given, whole=whole)
 
 
 def refuse_all_invalid(rows: Sequence[Row]) -> None:
-    """Refuse settings with which no variant makes a scenario: it is not their values.
+    """Raise if no variant makes a valid scenario: then the varied values are not the reason.
 
     Raises
     ------
     InputError
-        What is wrong with the first.
+        With the error of the first variant.
     """
     if rows and all(str(row["error"]).startswith(_INVALID) for row in rows):
         raise InputError(str(rows[0]["error"]).removeprefix(_INVALID))
 
 
 def _numbers(result: Result) -> Row:
-    """Return what a table tells of every run."""
+    """Return the numbers that a table shows of every run."""
     summary = result.numbers
     row: Row = {key: summary[key] for key in ("makespan_ns", "lower_bound_ns", "gap")}
     if summary["no_gap"]:
@@ -397,16 +397,16 @@ def _numbers(result: Result) -> Row:
 
 
 def value_of(name: str, result: Result) -> Value:
-    """Return a result of a run by its name of ``expect:``."""
-    if name == "makespan":  # without all the numbers of a summary
+    """Return a result of a run by its name in ``expect:``."""
+    if name == "makespan":  # avoids computing a whole summary
         return result.trace.makespan_ns
-    with suppress(InputError):  # it is one of the causes
+    with suppress(InputError):  # a cause, which only the whole summary has
         return result_of_run(name, result.numbers, result.trace)
     return result_of_run(name, result.summary, result.trace)
 
 
 def _counted(reasons: Mapping[str, int]) -> str:
-    """Return reasons with their numbers, the most frequent first."""
+    """Return reasons with their counts, the most frequent first."""
     ranked = sorted(reasons.items(), key=lambda item: -item[1])
     return "; ".join(f"{count:,} {reason}" for reason, count in ranked)
 
@@ -423,14 +423,14 @@ def points_of(vary: Sequence[str], policies: Sequence[str | None] = (None,)) -> 
     Parameters
     ----------
     vary : sequence of str
-        ``KEY=V1,V2,...``; commas inside brackets, braces or quotes belong to a value. ``1..8`` is all whole
-        numbers from 1 to 8, ``1..64 x2`` 1, 2, 4 and so on, each twice the one before.
+        ``KEY=V1,V2,...``; commas inside brackets, braces or quotes belong to a value. ``1..8`` means all
+        whole numbers from 1 to 8, ``1..64 x2`` means 1, 2, 4 and so on, each twice the one before.
     policies : sequence of str
 
     Raises
     ------
     InputError
-        No ``=``, no value, or a key, a value or a policy given twice.
+        No ``=``, no value, or a key, value or policy given twice.
 
     Examples
     --------
@@ -469,7 +469,7 @@ def _refuse_twice(values: Sequence[str | None], where: str) -> None:
 
 
 def _range(value: str) -> Sequence[str]:
-    """Return the whole numbers of ``1..8`` or ``1..64 x2``; any other value is itself."""
+    """Return the whole numbers of ``1..8`` or ``1..64 x2``; any other value stays as it is."""
     if (found := re.fullmatch(r"(\d{1,18})\.\.(\d{1,18})(?: ?x(\d{1,18}))?", value)) is None:
         return (value,)
     first, last, factor = (int(part or 0) for part in found.groups())
@@ -482,7 +482,7 @@ def _range(value: str) -> Sequence[str]:
 
 
 def _split(text: str) -> Iterator[str]:
-    """Split at commas outside brackets and quotes."""
+    """Yield the parts between commas that are outside brackets and quotes."""
     depth, quote, start = 0, "", 0
     for i, c in enumerate(text):
         if quote:

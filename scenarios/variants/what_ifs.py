@@ -1,4 +1,4 @@
-"""What-ifs of one recording, or scenario, tried one after another: which, and what comes out of each."""
+"""What-ifs of one recording or scenario, tried one after another: the standard list, and their results."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from sim.graph.graph import Graph
 from sim.trace import Trace
 
 # ----------------------------------------------------------------------------------------------------------
-# Which rank the others wait for, and how much more it has to do than they.
+# The straggler: the rank that the others wait for, and how much more work it has.
 #
 #     rank 0   ──── [all-reduce.......]        blame of rank 2: from the arrival of rank 1, the last but one,
 #     rank 1   ──────── [all-reduce...]        until its own
@@ -47,13 +47,13 @@ def straggler(graph: Graph) -> tuple[int, dict[str, float]] | None:
     Parameters
     ----------
     graph : Graph
-        Of the ranks of a job: rank 3 is ``gpu3`` and ``cpu3``.
+        Graph of the ranks of a job: rank 3 is ``gpu3`` and ``cpu3``.
 
     Returns
     -------
     (int, dict of str to float) or None
-        For its host and for its GPU, the median of the others' own work over its own, where that is less than
-        one. None: there are no ranks, or nobody waits.
+        The rank; for its host and its GPU, the median of the others' own work over its own, if that is below
+        one. None: there are no ranks, or none waits.
     """
     blame: dict[int, int] = {}
     for arrivals in _arrivals(graph).values():
@@ -79,7 +79,7 @@ def straggler(graph: Graph) -> tuple[int, dict[str, float]] | None:
 
 
 def _arrivals(graph: Graph) -> dict[str, dict[int, list[int]]]:
-    """Return by communicator and rank when its collectives were recorded to start."""
+    """Return the recorded start times of collectives, by communicator and rank."""
     found: dict[str, dict[int, list[int]]] = {}
     for op in graph.in_communicators:
         own, pin = graph.attributes[op], graph.pins[int(graph.pin_code[op])]
@@ -91,24 +91,24 @@ def _arrivals(graph: Graph) -> dict[str, dict[int, list[int]]]:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# The what-ifs that `sim whatif` tries of any recording: what helps how much.
+# The what-ifs that `sim whatif` tries with any recording, to see what helps how much.
 
 MOST_KINDS: Final = 5
-"""Kinds of kernel that are tried one by one: those that take longest together."""
+"""Number of kinds of kernel that are tried one by one: those with the longest total time."""
 MOST_NAMES: Final = 3
-"""Operators, and classes of modules, that are tried one by one."""
+"""Number of operators, and of classes of modules, that are tried one by one."""
 _NEARLY_ALL: Final = 0.9
 _OF_KIND: Final = {"kernel": "kernels of no known kind"}
-"""What kinds are called, where that is not clear from their names."""
+"""Labels of kinds whose names are not clear."""
 
 
 def what_if(label: str, changes: WhatIfText, why_not: str = "") -> Variant:
-    """Return a what-if of the graph, as a scenario has it."""
+    """Return a what-if of the graph, with changes as in a scenario."""
     return Variant(label=label, what_if=changes, why_not=why_not)
 
 
 def standard_trials(graph: Graph) -> list[Variant]:
-    """Return what is tried of a graph, and what cannot be, with the reason.
+    """Return the what-ifs of a graph, including those that cannot be tried, with the reason.
 
     Examples
     --------
@@ -156,12 +156,12 @@ def standard_trials(graph: Graph) -> list[Variant]:
 
 
 def chosen(trials: list[Variant], only: list[str]) -> list[Variant]:
-    """Return the trials that have one of some keys, or a word of it in their label.
+    """Return the trials that have one of the given words as a key, or in their label.
 
     Raises
     ------
     UnknownNameError
-        A word is in none of them.
+        No trial has one of the words.
     """
     found: dict[int, Variant] = {}
     for word in only:
@@ -176,7 +176,7 @@ def chosen(trials: list[Variant], only: list[str]) -> list[Variant]:
 
 
 def _longest_kinds(graph: Graph) -> list[str]:
-    """Return the kinds of kernel that take longest together."""
+    """Return the kinds of kernel with the longest total time."""
     ops = roles.tasks(graph) & ~roles.collectives(graph) & ~roles.transfers(graph) & (graph.duration_ns > 0)
     total = np.bincount(graph.kind_code[ops], graph.duration_ns[ops], len(graph.kinds))
     first = np.argsort(-total, kind="stable")[:MOST_KINDS]
@@ -184,7 +184,7 @@ def _longest_kinds(graph: Graph) -> list[str]:
 
 
 def _longest_names(graph: Graph, key: str) -> list[str]:
-    """Return the operators, or classes of modules, that take longest with all they call, but nearly all."""
+    """Return the operators or module classes with the longest total time, except those of nearly all work."""
     work_ns = np.where(roles.collectives(graph) | roles.transfers(graph), 0, graph.duration_ns).clip(0)
     total, whole = Counter[str](), int(work_ns.sum())
     for op, path in graph.attribute(key).items():
@@ -195,12 +195,12 @@ def _longest_names(graph: Graph, key: str) -> list[str]:
 
 
 def _own_communication(graph: Graph, kind: str) -> str:
-    """Return what to say of a kind of which ops communicate themselves: all of their time is halved."""
+    """Return an addition to the label of a kind with ops that communicate: all of their time is halved."""
     return ", what it communicates included" if inside_ns(graph)[graph.is_kind(kind)].any() else ""
 
 
 def _without_straggler(graph: Graph) -> Iterator[Variant]:
-    """Yield what if the rank that is last most were as fast as the median of the others."""
+    """Yield the what-if in which the straggler is as fast as the median of the other ranks."""
     found = straggler(graph)
     if found is not None:
         rank, factors = found
@@ -213,13 +213,13 @@ def _without_straggler(graph: Graph) -> Iterator[Variant]:
 # ----------------------------------------------------------------------------------------------------------
 
 _MATTERS = 0.005
-"""Part of the makespan by which two models of a recording have to differ to be told apart."""
+"""Part of the makespan by which two models of a recording must differ to be reported apart."""
 
 
 class WhatIfs(Variants):
-    """The variants of a scenario, or of a recording on the machine that it shows, that change no settings.
+    """The what-ifs of a scenario, or of a recording on its own machine; they change no settings.
 
-    It is read once, and simulated for each.
+    The scenario is read once, and simulated for each what-if.
     """
 
     @property
@@ -229,7 +229,7 @@ class WhatIfs(Variants):
 
     @property
     def settings(self) -> list[Variant]:
-        """What it is, and settings that may help, where its graph follows from them; else nothing."""
+        """Settings that may help a workload whose graph follows from settings, after the scenario itself."""
         case = self._as_it_is
         found = case.scenario.content.workload.what_ifs(case.scenario.policy)
         trials = [Variant(tuple(changes.items()), label=label) for label, changes in found.items()]
@@ -241,33 +241,33 @@ class WhatIfs(Variants):
 
     @cached_property
     def graph(self) -> Graph:
-        """Its graph; ops that have no duration of their own get what cost models say of them."""
+        """Graph of the scenario; ops without a duration of their own get that of the cost models."""
         graph = self._as_it_is.work.graph
         if (graph.duration_ns != UNSET).all():
             return graph
         job = job_of(self._as_it_is)
-        if len(job.graph) != len(graph):  # compiled: what is compiled has no durations
+        if len(job.graph) != len(graph):  # compiled: the original ops have no durations
             return graph
         return replace(graph, duration_ns=np.asarray(job.duration_ns), duration_by_kind={})
 
     @cached_property
     def trace(self) -> Trace:
-        """The run as it is."""
+        """Trace of the run without changes."""
         return run_case(self.case(Variant())).trace
 
     @property
     def timed(self) -> bool:
-        """Whether all ops have a duration: else the policy makes others of them, which have."""
+        """Whether all ops have a duration; if not, the policy replaces them by ops that have one."""
         return bool((self.graph.duration_ns != UNSET).all())
 
     @property
     def recorded_ns(self) -> int | None:
-        """From the begin of a recording to the end of what was recorded last; None: it is none."""
+        """Time from the start of a recording to the last recorded end; None if this is no recording."""
         found = as_recorded(self.graph)
         return int(found.end_ns.max()) if len(found.op) else None
 
     def case(self, variant: Variant) -> Case:
-        """Return the run of a what-if: on the machine that its graph shows, where it is a recording."""
+        """Return the run of a what-if; a recording runs on the machine that its graph shows."""
         assert not variant.settings, "a what-if changes no settings"
         graph, case = self.graph, self._as_it_is
         if variant.what_if:
@@ -284,7 +284,7 @@ class WhatIfs(Variants):
         return replace(case, make=lambda: work)
 
     def without_inferred(self) -> tuple[WhatIfs | None, int]:
-        """Return it without waits of the host that show in nothing that was recorded, and how many."""
+        """Return these what-ifs without inferred host waits that held nothing when recorded; their number."""
         if not len(self.graph.attribute("inferred_wait")):
             return None, 0
         program, other = RecordedProgram(self.graph), copy(self)
@@ -295,29 +295,28 @@ class WhatIfs(Variants):
 
 
 def try_all(what_ifs: WhatIfs, trials: Sequence[Variant], given: Sequence[Variant] = ()) -> Iterator[Row]:
-    """Yield what comes out as it is, and of each what-if.
+    """Yield the row of the run without changes, and of each what-if.
 
-    What cannot be done of such a recording is an outcome, too.
+    A what-if that cannot be applied has a row as well.
 
     Parameters
     ----------
     what_ifs : WhatIfs
     trials : sequence of Variant
     given : sequence of Variant
-        More of them, which somebody asked for: a mistake in one is an error.
+        Further what-ifs, given by the user: a mistake in one is an error.
 
     Yields
     ------
     dict
-        ``label`` and ``what_if``; ``makespan_ns`` and ``saved_ns``, None where it cannot be done;
-        ``other_saved_ns``, what is saved without the waits of the host that were inferred and held nothing
-        when recorded (None: as much, or there are none); ``notes``: what was assumed, or why it cannot be
-        done.
+        ``label`` and ``what_if``; ``makespan_ns`` and ``saved_ns``, None if it cannot be applied;
+        ``other_saved_ns``, the time saved without the inferred host waits that held nothing when recorded
+        (None: as much, or there are none); ``notes``: what was assumed, or why it cannot be applied.
 
     Raises
     ------
     InputError
-        A what-if that somebody gave cannot be done; nothing was tried then.
+        A what-if given by the user cannot be applied; then nothing is tried.
     """
     for trial in given:
         with asked(trial.label):
@@ -363,7 +362,7 @@ def _row(trial: Variant, base_ns: int, makespan_ns: int | None, *notes: str) -> 
 
 @contextmanager
 def asked(text: str) -> Iterator[None]:
-    """Say of which what-if of the command line an error inside is."""
+    """Name the what-if of the command line in errors raised in the block."""
     try:
         yield
     except InputError as error:
@@ -371,7 +370,7 @@ def asked(text: str) -> Iterator[None]:
 
 
 def _noted(what_ifs: WhatIfs, trial: Variant) -> tuple[Case, list[str]]:
-    """Return the run of a what-if, and what it assumes."""
+    """Return the run of a what-if, and notes about its assumptions."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         case = what_ifs.case(trial)
@@ -379,12 +378,12 @@ def _noted(what_ifs: WhatIfs, trial: Variant) -> tuple[Case, list[str]]:
 
 
 def read_what_if(value: WhatIfText) -> list[WhatIf]:
-    """Return changes, one after another, from what a scenario would have.
+    """Return the what-ifs to apply one after another, from a value as in a scenario.
 
     Raises
     ------
     InputError
-        An unknown key, or a value that is none of it.
+        An unknown key, or a wrong value.
     """
     found = []
     for n, each in enumerate(value if isinstance(value, list) else [value]):
