@@ -1,21 +1,21 @@
-"""What a scenario says of parts of the machine that fail, slow down and come back.
+"""The ``faults:`` of a scenario: parts of the machine that fail, slow down and recover.
 
 ::
 
     faults:
-      failures:                                        at given times, by MTBF, or as they were counted once
+      failures:                                        at given times, by MTBF, or by a count of past failures
         crash: {worker: worker1, at: [30us], repair: 1ms}
         cable: {link: "leaf0->*", mtbf: 200000h, repair: 1h}
         counted: {device: "gpu*", file: counted.csv, over: 1296h, devices: 16384}
       slow_downs:
         heat: {device: gpu0, at: [5us], duration: 20us, factor: 2}
-      timeout: {transfer: 1s, collectives: 10min}      who notices, and when
+      timeout: {transfer: 1s, collectives: 10min}      how failures are noticed
       health_check: {every: 10s, timeout: 1s}
-      restart: 10min                                   what follows
+      restart: 10min                                   what happens then
       checkpoint: {every: 2, restore: 1min}
 
-This is about the tasks and transfers of some steps; `scenarios.training_run.fields` says when machines fail
-in the same words (`EventFields`, `CountedFields`), of many steps of one length.
+These faults meet the tasks and transfers of a few steps. `scenarios.training_run.fields` describes failures
+in a run of many steps of equal length, with the same fields (`EventFields`, `CountedFields`).
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from sim.machine.links import Link
 from sim.machine.machine import Machine
 
 # ----------------------------------------------------------------------------------------------------------
-# Causes of failures as somebody counted them: a CSV file with the columns ``component`` and ``count``.
+# Counted causes of failures: a CSV file with the columns ``component`` and ``count``.
 
 
 def read_causes(path: Path) -> dict[str, int]:
-    """Return component → count; other columns are left alone, and causes that never occurred left out.
+    """Return component → count of a file; other columns are ignored, and causes with count 0 left out.
 
     Raises
     ------
     InputError
-        A column that is missing, a row that is none, a component that is counted twice, or nothing counted.
+        A column is missing, a row is malformed, a component is counted twice, or all counts are 0.
     """
     rows = csv.DictReader(read_text(path).splitlines())
     missing = [name for name in ("component", "count") if name not in (rows.fieldnames or ())]
@@ -86,7 +86,7 @@ class EventFields(Strict):
     mtbf: _Positive | None = Field(None, description="mean time between two events of each part")
 
     def ways(self) -> dict[str, bool]:
-        """Return the ways of saying when, and which are used."""
+        """Return the alternative ways to say when, and whether each is used."""
         return {"at": self.at is not None, "mtbf": self.mtbf is not None}
 
     @model_validator(mode="after")
@@ -96,7 +96,7 @@ class EventFields(Strict):
 
 
 def need_one(given: Mapping[str, bool]) -> None:
-    """Refuse none, or several, of keys of which one is needed."""
+    """Raise unless exactly one of the keys is given."""
     if sum(given.values()) != 1:
         found = " and ".join(name for name, used in given.items() if used)
         raise fault(f"needs one of {', '.join(given)}; found {found or 'none'}")
@@ -111,7 +111,7 @@ class CountedFields(EventFields):
     devices: Count | None = Field(None, description="parts on which they were counted")
 
     def ways(self) -> dict[str, bool]:
-        """Return the ways of saying when, and which are used."""
+        """Return the alternative ways to say when, and whether each is used."""
         return {**super().ways(), "count": self.count is not None, "file": self.file is not None}
 
     @model_validator(mode="after")
@@ -122,7 +122,7 @@ class CountedFields(EventFields):
         return self
 
     def counted_mtbf_ns(self, name: str, document: Document) -> dict[str, Fraction]:
-        """Return the mean time between two events of a part, by cause; nothing where none were counted."""
+        """Return the mean time between two events of a part, by cause; empty if none were counted."""
         if self.over is None or self.devices is None:
             return {}
         counts = {name: self.count or 0}
@@ -147,12 +147,12 @@ class CauseFields(EventFields):
         return self
 
     def parts(self, machine: Machine) -> dict[str, Any]:
-        """Return the arguments of a `Cause` that say what it meets, and when.
+        """Return the arguments of a `Cause` for its parts and times.
 
         Raises
         ------
         UnknownNameError
-            No part has such a name.
+            No part has this name.
         """
         names: dict[PartKind, Sequence[str]] = {
             "device": [device.name for device in machine.devices],
@@ -266,12 +266,12 @@ class FaultFields(Strict):
         return self
 
     def faults(self, machine: Machine, document: Document) -> Faults:
-        """Return it for `sim.job.build_job.make_job`.
+        """Return the faults for `sim.job.build_job.make_job`.
 
         Raises
         ------
         ScenarioError
-            A part that the machine does not have, or a file of causes that cannot be read.
+            The machine does not have a part, or a file of causes cannot be read.
         """
         with document.placing("faults", "failures"):
             causes = list(self._failures(machine, document))

@@ -1,11 +1,11 @@
-"""What a search looks for, in the results of ``expect:``: the least or the most of one, and limits on others.
+"""The goal of a search: the least or the most of a result of ``expect:``, and limits on other results.
 
 ::
 
     --minimise step_time      --maximise tokens_per_s
     --subject-to 'peak_memory.gpu0<=80GB'      --subject-to 'mfu>=40%'      --subject-to fits
 
-Of rows that failed (out of memory, say) none is ever the answer, so that ``fits`` is always meant.
+A row that failed (out of memory, say) is never the answer, so ``fits`` is always implied.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Limit(NamedTuple):
 
     @property
     def column(self) -> str:
-        """Where a row has it."""
+        """Column of the result in a row."""
         return column_of_result(self.what)
 
     def holds(self, row: Mapping[str, Any]) -> bool:
-        """Whether it holds in a row of results."""
+        """Whether the limit holds in a row of results."""
         return holds(row[self.column], self.condition)
 
     def __str__(self) -> str:
@@ -49,7 +49,7 @@ class Limit(NamedTuple):
 
 
 class Goal(NamedTuple):
-    """The least, or the most, of a result, under some limits."""
+    """The goal of a search: the least or the most of a result, under some limits."""
 
     what: str
     most: bool = False
@@ -57,26 +57,26 @@ class Goal(NamedTuple):
 
     @property
     def results(self) -> tuple[str, ...]:
-        """The results that it asks for."""
+        """The results that the goal and its limits need."""
         return tuple(dict.fromkeys([self.what, *(limit.what for limit in self.limits)]))
 
     @property
     def column(self) -> str:
-        """Where a row has what is sought."""
+        """Column of the optimized result in a row."""
         return column_of_result(self.what)
 
     def allows(self, row: Mapping[str, Any]) -> bool:
-        """Whether a row is an answer at all."""
+        """Whether a row is an answer: it did not fail and keeps all limits."""
         return not row["error"] and all(limit.holds(row) for limit in self.limits)
 
     def ranked(self, rows: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Return which rows are answers, the best first; of equal ones the first in the table."""
+        """Return the indices of the answers, the best first; equal ones in the order of the table."""
         sign = -1 if self.most else 1
         allowed = [i for i, row in enumerate(rows) if self.allows(row)]
         return sorted(allowed, key=lambda i: sign * rows[i][self.column])
 
     def answer(self, rows: Sequence[Mapping[str, Any]], settings: Sequence[str] = ()) -> dict[str, Any]:
-        """Return the best row and its runner-up (None: there is none), and how many answers there are."""
+        """Return the number of answers, the best row, and the runner-up; None if there is none."""
         ranked = self.ranked(rows)
         best, second = ([*(group[0] for group in alike(rows, ranked, settings)[:2]), None, None])[:2]
         return {
@@ -89,15 +89,15 @@ class Goal(NamedTuple):
 def alike(
     rows: Sequence[Mapping[str, Any]], ranked: Sequence[int], settings: Sequence[str]
 ) -> list[list[int]]:
-    """Return answers in groups, in their order: those of a group are the same in every number they came to.
+    """Return answers in groups with equal results, in the given order.
 
     Parameters
     ----------
     rows : sequence of mapping
     ranked : sequence of int
-        As `Goal.ranked` returns them.
+        Indices as `Goal.ranked` returns them.
     settings : sequence of str
-        Columns that were varied.
+        Columns that were varied, which are not results.
 
     Examples
     --------
@@ -119,12 +119,12 @@ def alike(
 
 
 def read_goal(minimise: str | None, maximise: str | None, subject_to: Sequence[str] = ()) -> Goal | None:
-    """Read the words of the command line; None: nothing is sought.
+    """Return the goal that the options of a command line describe, or None.
 
     Raises
     ------
     InputError
-        Both at once, limits alone, an unknown result, one that has no order, a value without its unit.
+        Both at once, limits alone, an unknown result, a result without an order, a value without a unit.
 
     Examples
     --------
@@ -164,7 +164,7 @@ def _limits(texts: Sequence[str]) -> Iterator[Limit]:
 
 
 def front(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Return the indices of the points that no other one beats in both values, by rising first value.
+    """Return the indices of the Pareto-optimal points (less is better), by rising first value.
 
     Examples
     --------

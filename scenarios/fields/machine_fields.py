@@ -1,13 +1,13 @@
 """The ``machine:`` part of a scenario, as pydantic models made from the tables in `devices.describe.fields`.
 
-A key of a device is defined once, there: what it means, how it is read, what it looks like. Here each
-table becomes a model, so that a wrong value gets its place in the file, and editors get its description::
+A key of a device is defined only there: its meaning, how it is read, an example. Here each table becomes a
+model, so that an error has its place in the file, and editors show the description::
 
     Field("gap", "duration", "least time between two tasks of a stream")
         ──►  model field `gap`, checked by TYPES["duration"].read, JSON Schema "number and unit"
 
-Values are checked and left as written: `devices.machine.make_machine` lays them over presets and reads them.
-A file names a few of a hundred keys: it is read by models of these, and the model of all explains its faults.
+Values are checked and kept as written: `devices.machine.make_machine` lays them over presets and reads them.
+A file uses few of a hundred keys: models of just these keys read it; the model of all keys explains errors.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _json_schema(row: Row) -> dict[str, Any]:
 
 
 def _checked(row: Row) -> Any:
-    """Return the type of a value: checked by the table's reader, and kept as it was written."""
+    """Return the type of a value: checked by the table's reader, but kept as it was written."""
 
     def check(value: Any) -> Any:
         if value is None:
@@ -46,13 +46,13 @@ def _checked(row: Row) -> Any:
 def _model(
     name: str, doc: str, rows: Mapping[str, Row], named: frozenset[str] | None, **special: Any
 ) -> type[BaseModel]:
-    """Return a model with a field for each row that is named; `special` gives the types that are models."""
+    """Return a model with a field for each row in `named`; `special` gives the types that are models."""
     fields: dict[str, Any] = {}
     for row in rows.values():
         if named is not None and row.name not in named:
             continue
         description = row.doc if row.name in special else None
-        # Left out is fine, and `gap:` with nothing behind it is not: only the default goes unchecked.
+        # A key may be left out, but `gap:` without a value is an error: only the default goes unchecked.
         field = Field(default=None, alias=row.name, description=description, validate_default=False)
         fields[f"{row.name}_"] = (special.get(row.name, _checked(row)), field)
     return create_model(name, __base__=Strict, __doc__=doc, __module__=__name__, **fields)
@@ -60,7 +60,7 @@ def _model(
 
 @cache
 def machine_model(named: frozenset[str] | None = None) -> type[BaseModel]:
-    """Return a model of ``machine:`` with the keys that are named, or with all."""
+    """Return a model of ``machine:`` with the given keys, or with all."""
     about = "A device: a preset, or a kind with its numbers; left out is the ideal."
     device = _model("Device", about, DEVICE_FIELDS, named)
     link = _model("Link", "A link between devices.", LINK_FIELDS, named)

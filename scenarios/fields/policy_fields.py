@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# A decision of a scenario: the name of what decides, and its options.
+# A decision of a scenario: the name of a plugin that decides, and its options.
 #
 #     placement: heft                                 streams: {name: per-branch, spread: next}
 
 
 class WithOptions(Strict):
-    """Keys that are known, and any others: the options of what is named."""
+    """Known keys, and any others: the options of what is named."""
 
     model_config = ConfigDict(extra="allow")
 
     @property
     def options(self) -> dict[str, Any]:
-        """The keys that are no field."""
+        """The keys that are not fields."""
         return dict(self.__pydantic_extra__ or {})
 
 
@@ -108,7 +108,7 @@ Expect = Annotated[dict[str, _AnyCondition], Field(default_factory=dict, descrip
 
 
 def _of_a_run(value: Any) -> str:
-    """Tell conditions on several results from a condition on one, misspelt keys included."""
+    """Return whether conditions are on one result or on several results of a run, despite misspelt keys."""
     keys = [str(key) for key in value] if isinstance(value, dict) else []
     if not keys or any(key in Condition.model_fields for key in keys):
         return "<condition>"
@@ -153,12 +153,12 @@ AnyVariant = Annotated[VariantFields, Shorthand("name")]
 # ----------------------------------------------------------------------------------------------------------
 # Noise of a scenario: ``noise: {jitter: 0.05, devices: {gpu1: 1.2}, stragglers: {...}}``.
 #
-# The words of `sim.job.noise.Noise`, checked and placed in the file.
+# The same terms as in `sim.job.noise.Noise`, checked and with places in the file.
 
 Factor = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 """A factor of durations: 1.2 is 20 % slower."""
 Slowness = Annotated[float, Field(gt=1, allow_inf_nan=False)]
-"""A factor that slows down."""
+"""A factor above 1, which slows down."""
 Probability = Annotated[
     float,
     BeforeValidator(reader(lambda value: float(parse_fraction(value, what="")))),
@@ -186,7 +186,7 @@ class NoiseFields(Strict):
     stragglers: StragglerFields | None = Field(default=None, description="tasks that take much longer")
 
     def noise(self, known: Container[str]) -> Noise:
-        """Return it for `sim.job.build_job.make_job`, of the devices that are `known`."""
+        """Return the noise for `sim.job.build_job.make_job`, for those devices that are in `known`."""
         from sim.job.noise import Noise
 
         devices = {name: factor for name, factor in self.devices.items() if name in known}
@@ -195,7 +195,7 @@ class NoiseFields(Strict):
 
 
 # ----------------------------------------------------------------------------------------------------------
-# The ``memory:`` of a scenario: who manages it, when tensors take it, and what happens when there is none.
+# The ``memory:`` of a scenario: its allocator, the lifetime of tensors, and what happens when it is full.
 #
 #     memory:
 #       allocator: {name: caching, malloc: 50us}         of every device, or `runtime` ...
@@ -203,7 +203,7 @@ class NoiseFields(Strict):
 #       lifetime: issue
 #       when_full: wait
 #
-# What it all does is in `scenarios.run.execute`.
+# `scenarios.run.execute` explains what these keys do.
 
 
 class MemoryFields(Strict):

@@ -1,9 +1,9 @@
-"""What may be asked of a run: results by name, in the units that people write, and where a summary has them.
+"""Results that may be asked of a run: by name, in the units that people write, with their summary keys.
 
 ::
 
     makespan              of the run            `RESULTS` lists all
-    peak_memory.gpu0      of a device           so do links, and recoveries of a training run
+    peak_memory.gpu0      of a device           also of links, and of the recoveries of a training run
     start.conv            of an op; conv[2] in the third iteration
     order, order.gpu0     of the run, or of one device
 """
@@ -42,7 +42,7 @@ Value = int | float | str | list[str]
 
 
 class Unit(NamedTuple):
-    """How values of a sort are read from a scenario and shown to a reader: exactly, or rounded (`brief`)."""
+    """A unit: how values are read from a scenario, and shown exactly or rounded (`brief`)."""
 
     read: Callable[[Any], Value]
     show: Callable[[Any], str]
@@ -70,7 +70,7 @@ def _number(value: Any) -> float:
 
 
 def _part(value: Any) -> float:
-    """Return a number that may be a percentage, of more than 100, too."""
+    """Return a number that may be written as a percentage, even above 100."""
     if isinstance(value, str) and value.endswith("%"):
         with suppress(ValueError):
             return float(value[:-1]) / 100
@@ -92,11 +92,11 @@ def _file(value: Any) -> str:
 DONE: Final = "done"
 OUT_OF_MEMORY: Final = "out of memory"
 OUTCOMES: Final = (DONE, OUT_OF_MEMORY, "stuck", "an op failed", "cannot be built")
-"""How a run may end, or that it does not begin."""
+"""How a run may end, or why it does not start."""
 
 
 def outcome_of(error: SimError) -> str:
-    """Return the one of `OUTCOMES` that an error is."""
+    """Return the member of `OUTCOMES` that an error belongs to."""
     if isinstance(error, InputError):
         return "cannot be built"
     if isinstance(error, OutOfMemoryError):
@@ -156,17 +156,17 @@ ORDER = Unit(_names, lambda value: f"[{', '.join(value)}]")
 
 
 class _Result(NamedTuple):
-    """One thing that may be expected.
+    """A result that a scenario may have expectations of.
 
     Attributes
     ----------
     unit : Unit
     of : str
-        What must be named behind the dot: ``"device"``, ``"link"``, ``"op"``, ``"recovery"``, or nothing.
+        What is named after the dot: ``"device"``, ``"link"``, ``"op"``, ``"recovery"``, or nothing.
     key : str
-        Where it is in the summary, or in that of the device, link or pipeline; of an op: the column.
+        Key in the summary, or in its part for the device, link or pipeline; for an op, the column.
     may_be_whole : bool
-        Whether nothing need be named, and the whole run is meant then.
+        Whether the name may be left out, which means the whole run.
     """
 
     unit: Unit
@@ -176,22 +176,22 @@ class _Result(NamedTuple):
 
     @property
     def is_amount(self) -> bool:
-        """Whether one of it is more than another."""
+        """Whether values can be ordered as smaller and larger."""
         return self.unit not in (FILE, ORDER, WORD, OUTCOME, FLAG)
 
     def read_text(self, text: str) -> Value:
-        """Return a value that is written as text, in base units.
+        """Return a value in base units from text.
 
         Raises
         ------
         InputError
-            It has no unit, or another one.
+            The text has no unit, or a wrong one.
         """
         plain = {"true": True, "false": False}.get(text) if self.unit is FLAG else _plain_number(text)
         return self.unit.read(text if plain is None else plain)
 
     def get(self, summary: Summary, trace: Trace, name: str) -> Value | None:
-        """Return what came out; None: the run has no such result."""
+        """Return the value of a run, or None if the run has no such result."""
         if self.unit is ORDER:
             here = trace.executed
             if name:
@@ -292,11 +292,11 @@ RESULTS: Final[Mapping[str, _Result]] = {
     "order": _Result(ORDER, "device", "op", may_be_whole=True),
     "schedule": _Result(FILE, "", ""),
 }
-"""What may be expected: of the run, of ``.DEVICE``, ``.LINK``, ``.OP``, or of training ``.RECOVERY``."""
+"""All results: of the run, of ``.DEVICE``, ``.LINK``, ``.OP``, or of a training run's ``.RECOVERY``."""
 
 
 def check_named(what: str) -> None:
-    """Refuse what is no result, or names nothing behind its dot and should, or the reverse.
+    """Raise if the result is unknown, or if a name after its dot is missing or superfluous.
 
     Raises
     ------
@@ -314,7 +314,7 @@ def check_named(what: str) -> None:
 
 
 def holds(actual: Any, condition: Mapping[str, Any]) -> bool:
-    """Whether a value is what a condition in base units says."""
+    """Whether a value meets a condition in base units."""
     if "tolerance" in condition:
         equal = abs(actual - condition["equals"]) <= condition["tolerance"]
     else:
@@ -330,7 +330,7 @@ def _plain_number(text: str) -> int | float | None:
 
 
 def column_of_result(what: str) -> str:
-    """Return the column of a table of runs that has a result: ``makespan_ns``, ``gpu0.peak_memory_bytes``."""
+    """Return the column of a result in a table of runs: ``makespan_ns``, ``gpu0.peak_memory_bytes``."""
     kind, _, name = what.partition(".")
     return f"{name}.{RESULTS[kind].key}" if name else RESULTS[kind].key
 
@@ -345,7 +345,7 @@ def result_of_run(what: str, summary: Summary, trace: Trace) -> Value:
     """
     kind, _, name = what.partition(".")
     found = None
-    with suppress(KeyError):  # a device, a link that this run has not
+    with suppress(KeyError):  # this run has no such device or link
         found = RESULTS[kind].get(summary, trace, name)
     if found is None:
         raise InputError(f"{what}: {no_such_result(what)}")
@@ -353,7 +353,7 @@ def result_of_run(what: str, summary: Summary, trace: Trace) -> Value:
 
 
 def no_such_result(what: str, whose: str = "this run") -> str:
-    """Return that a run has no such result, and what to write where it may be of a part of it."""
+    """Return a message that a run lacks a result, and what to write if it is a result of a part."""
     kind, _, name = what.partition(".")
     result = RESULTS[kind]
     why = OBJECTIVES.get(result.key, ("", ""))[1]
@@ -363,7 +363,7 @@ def no_such_result(what: str, whose: str = "this run") -> str:
 
 
 def shown_result(what: str, value: Value) -> str:
-    """Return a result as people read it, with its unit, and rounded."""
+    """Return a result as text for people, rounded and with its unit."""
     unit = RESULTS[what.partition(".")[0]].unit
     return (unit.brief or unit.show)(value)
 
@@ -387,14 +387,14 @@ def label_result(axis: XAxis | YAxis, what: str) -> None:
 
 
 def row_names(trace: Trace) -> list[str]:
-    """Return what each row of the trace is called, in start order."""
+    """Return the name of each row of the trace, in start order."""
     names = task_names(trace.job)
     tasks = trace.tasks["iteration"] * len(trace.job.graph) + trace.tasks["op"]
     return [names[task] for task in tasks.tolist()]
 
 
 def _exposed_ns(trace: Trace, device: str) -> int:
-    """Return how long a device communicates or waits for others to, and computes nothing (`sim explain`)."""
+    """Return how long a device computes nothing while it communicates or waits for it (`sim explain`)."""
     from sim.explain.communication import exposed_communication
     from sim.explain.derived import DerivedColumns
 
@@ -402,7 +402,7 @@ def _exposed_ns(trace: Trace, device: str) -> int:
 
 
 def task_names(job: Job) -> list[str]:
-    """Return what each task is called: the op, with the iteration if there are more than one."""
+    """Return the name of each task: its op, with the iteration if there are several."""
     ops = job.graph.op_names
     if job.iterations == 1:
         return list(ops)
@@ -410,21 +410,21 @@ def task_names(job: Job) -> list[str]:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# How much a run gets done in a second: micro-batches of a pipeline, samples of a model with a batch.
+# Throughput of a run: micro-batches of a pipeline, samples of a model with a batch size.
 
 RATES: Final = ("micro_batches_per_s", "samples_per_s")
 
 
 def throughput(summary: Mapping[str, Any], iterations: int, batch: int | None) -> dict[str, float]:
-    """Return what is known of `RATES`, over all iterations.
+    """Return those of `RATES` that are known, over all iterations.
 
     Parameters
     ----------
     summary : mapping
-        Of the run, with the keys ``pipeline`` and ``train`` where it has them.
+        Summary of the run, with the keys ``pipeline`` and ``train`` if it has them.
     iterations : int
     batch : int or None
-        The samples of an iteration.
+        Samples per iteration.
 
     Examples
     --------

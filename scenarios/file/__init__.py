@@ -1,1 +1,1 @@
-"""A scenario file as text with places: YAML, the document, and what pydantic found wrong."""
+"""A scenario file as text with places: YAML, the document, and pydantic's errors in it."""

@@ -1,7 +1,7 @@
-"""A scenario file as it was written: finding places in it, changing values of it, naming what is wrong.
+"""A scenario file as it was written: finds places in it, changes its values, and locates errors.
 
-A path is a tuple of keys and list indices, ``("workload", "ops", "b", "inputs", 0)``, and is written
-``workload.ops.b.inputs.0``, in messages as on the command line (``--set``).
+A path is a tuple of keys and list indices, ``("workload", "ops", "b", "inputs", 0)``. It is written
+``workload.ops.b.inputs.0``, both in messages and on the command line (``--set``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Loc = tuple[str | int, ...]
 
 
 def dotted(loc: Loc) -> str:
-    """Return a path as it is written.
+    """Return a path as text.
 
     Examples
     --------
@@ -34,12 +34,12 @@ def dotted(loc: Loc) -> str:
 
 
 def key_and_value(setting: str, option: str, example: str) -> tuple[str, str]:
-    """Split what an option of the command line sets.
+    """Return the key and the value of a ``KEY=VALUE`` option.
 
     Raises
     ------
     ScenarioError
-        It has no key, or no ``=``.
+        The key or the ``=`` is missing.
     """
     key, equals, value = setting.partition("=")
     key = key.strip()
@@ -50,7 +50,7 @@ def key_and_value(setting: str, option: str, example: str) -> tuple[str, str]:
 
 
 def plain_settings(settings: Iterable[str], example: str) -> dict[str, Any]:
-    """Return what ``--set`` gives to something else than a scenario: keys, and values that are YAML."""
+    """Return the keys and YAML values of ``--set`` options that do not change a scenario."""
     found = {}
     for setting in settings:
         key, value = key_and_value(setting, "--set", example)
@@ -60,16 +60,16 @@ def plain_settings(settings: Iterable[str], example: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Document:
-    """A YAML tree and the file it came from.
+    """The YAML tree of a scenario, and its file.
 
     Attributes
     ----------
     root : Node
-        The whole tree, after ``--set``.
+        Whole tree, after ``--set``.
     path : Path
-        The file; relative files that it names are found from its folder.
+        File; relative paths in it start at its folder.
     changed : frozenset of str
-        The options that changed it; without any it is what the file says.
+        Options that changed the document; empty: it is as in the file.
     allowed : Allowed
         Whether it may name code, and files outside its folder.
     """
@@ -81,12 +81,12 @@ class Document:
 
     @classmethod
     def read(cls, path: str | Path, allowed: Allowed = NOTHING) -> Document:
-        """Read a file, laid over the one that it extends; a recording is the scenario that runs it.
+        """Return the document of a file, over the one it extends; a recording becomes a scenario to run it.
 
         Raises
         ------
         ScenarioError
-            A file cannot be read, is not a YAML mapping, extends itself, or is of an unknown version.
+            A file cannot be read, is not a YAML mapping, extends itself, or has an unknown version.
         """
         if os.path.isdir(path) or not str(path).endswith((".yaml", ".yml")):
             from scenarios.recorded.many_ranks import as_scenario, format_of
@@ -99,12 +99,12 @@ class Document:
 
     @classmethod
     def written(cls, text: str, folder: str | Path, allowed: Allowed = NOTHING) -> Document:
-        """Return what the text of a file in a folder would be.
+        """Return the document of a text as if it were a file in a folder.
 
         Raises
         ------
         ScenarioError
-            As of a file.
+            As for a file.
         """
         path = Path(folder) / "scenario"
         root = _whole(read_yaml_text(text, path.name), path, allowed.outside)
@@ -112,33 +112,33 @@ class Document:
 
     @property
     def title(self) -> str:
-        """What the scenario calls itself, else the name of its file."""
+        """Name that the scenario gives itself, or else the name of its file."""
         name = self.root.child("name")
         return str(name.value) if name and name.value else Path(self.path.name.removesuffix(".gz")).stem
 
     @property
     def directory(self) -> Path:
-        """Folder in which relative files are looked for."""
+        """Folder at which relative paths start."""
         return self.path.parent
 
     @property
     def origin(self) -> Origin:
-        """What it may name, and from where."""
+        """Origin of the names in the document: its folder, and what it may name."""
         return Origin(self.directory, *self.allowed)
 
     def file(self, name: str) -> Path:
-        """Return where a file named by the scenario is: in its folder, unless others are allowed."""
+        """Return the path of a file named by the scenario; it must be in its folder unless others may be."""
         return self.origin.file(name)
 
     def at(self, loc: Loc) -> Node | None:
-        """Return the value at `loc`, None when there is none."""
+        """Return the value at `loc`, or None."""
         node: Node | None = self.root
         for part in loc:
             node = node and node.child(part)
         return node
 
     def said(self, loc: Loc, *key: str | int) -> Loc:
-        """Return where a key is said: what an entry of ``compare`` at `loc` leaves out, ``policy`` says."""
+        """Return where a key is given: in the entry of ``compare`` at `loc`, or in ``policy``."""
         entry, policy = self.at(loc), self.at(("policy",))
         if loc[:1] != ("compare",) or not key or entry is None or policy is None:
             return loc
@@ -148,7 +148,7 @@ class Document:
         return ("policy",) if key[0] in base and not {key[0], "runtime"} & own.keys() else loc
 
     def matching(self, pattern: str) -> list[Loc]:
-        """Return the paths that fit a dotted one in which ``*`` is any key of a mapping or item of a list."""
+        """Return the paths that match a dotted pattern; ``*`` is any key of a mapping or item of a list."""
         found: list[tuple[Loc, Node]] = [((), self.root)]
         for part in pattern.split("."):
             below: list[tuple[Loc, Node]] = []
@@ -164,18 +164,18 @@ class Document:
         return [loc for loc, _ in found]
 
     def place(self, loc: Loc, *, key: bool = False) -> Place:
-        """Return where the value at `loc` stands (or its key), or the nearest thing around it."""
+        """Return the place of the value at `loc` (or of its key), or of the nearest value around it."""
         return self.root.place_of(loc, key=key)
 
     def error(self, loc: Loc, message: str, *, key: bool = False) -> ScenarioError:
-        """Return an error that begins with place and path."""
+        """Return an error that begins with its place and path."""
         place, path = self.place(loc, key=key), f"{dotted(loc)}: " if loc else ""
-        if message.startswith(own := f"{place.source}: "):  # a recording or an instance, given as it is
+        if message.startswith(own := f"{place.source}: "):  # a recording or an instance, not a scenario file
             return place.error(message.removeprefix(own))
         return place.error(f"{path}{message.removeprefix(path)}")
 
     def wrong(self, error: InputError, loc: Loc = ()) -> ScenarioError:
-        """Return `error` with its place: its path begins at `loc`."""
+        """Return `error` with its place, from its path relative to `loc`."""
         loc = self.said(loc, *error.path[:1])
         if isinstance(error, UnknownNameError):
             near = hint(error.name, error.known)
@@ -186,10 +186,10 @@ class Document:
 
     @contextmanager
     def placing(self, *loc: str | int) -> Iterator[None]:
-        """Give an error that is raised inside its place: its path begins at `loc`."""
+        """Add the place to an error raised in the block, from its path relative to `loc`."""
         try:
             yield
-        except ScenarioError:  # it has its place
+        except ScenarioError:  # it has its place already
             raise
         except InputError as error:
             raise self.wrong(error, loc) from error
@@ -201,12 +201,12 @@ class Document:
         ----------
         settings : iterable of str
         option : str
-            What gave them on the command line, for messages.
+            Option of the command line that gave them, for messages.
 
         Raises
         ------
         ScenarioError
-            A setting without ``=``, a value that is not YAML, or a key that leads nowhere.
+            A setting has no ``=``, a value is not YAML, or a key does not exist.
         """
         document = self
         for setting in settings:
@@ -218,7 +218,7 @@ class Document:
         return document
 
     def with_values(self, values: Mapping[str, Any], loc: Loc) -> Document:
-        """Return the document changed by the values of the mapping at `loc`: paths to values (``set:``)."""
+        """Return the document changed by the mapping at `loc` (``set:``), from paths to values."""
         document = self
         for key in values:
             node = self.at((*loc, key))
@@ -237,11 +237,11 @@ class Document:
 
 
 VERSIONS: Final = (1,)
-"""Versions of the format that can be read; a file that names none is of the last one."""
+"""Versions of the format that can be read; a file without a version has the last one."""
 
 
 def _whole(root: Node, path: Path, allow_outside: bool, above: tuple[Path, ...] = ()) -> Node:
-    """Return what a file says, laid over the one that it extends; `above` are the files that extend it."""
+    """Return the tree of a file, over the one that it extends; `above` are the files that extend it."""
     if not isinstance(root.value, dict):
         raise root.place.error("a scenario is a mapping: 'name: ...', 'machine: ...', 'workload: ...'")
     schema, version, extends = (root.child(key) for key in ("schema", "version", "extends"))
@@ -267,7 +267,7 @@ def _whole(root: Node, path: Path, allow_outside: bool, above: tuple[Path, ...] 
     try:
         return _laid_over(_whole(read_yaml(base), base, allow_outside, seen), root)
     except ScenarioError as error:
-        if str(error).startswith(f"{base}: "):  # of the whole file: it is missing, or cannot be read
+        if str(error).startswith(f"{base}: "):  # about the whole file: it is missing, or cannot be read
             raise extends.place.error(f"extends: {error}") from None
         raise
 
@@ -277,13 +277,13 @@ _SHORT: Final = {
     "calibration": "from",
     **dict.fromkeys(("policy", "placement", "streams", "linearize", "allocator"), "name"),
 }
-"""Where a name may stand for a mapping that has it under this key: ``--set`` may add keys to it."""
+"""Keys whose mapping may be written as a mere name, the value of this key: ``--set`` may add keys to it."""
 
 
 def _laid_over(base: Node, over: Node) -> Node:
-    """Return `base` with what `over` says in its place: mappings key by key, anything else as a whole.
+    """Return `base` overridden by `over`: mappings key by key, anything else as a whole.
 
-    A mapping that names another preset is of another thing: of the one before only how many there are stays.
+    A mapping with another preset describes another thing: of the old one, only the number of them is kept.
     """
     if not isinstance(base.value, dict) or not isinstance(over.value, dict):
         return over
@@ -295,10 +295,10 @@ def _laid_over(base: Node, over: Node) -> Node:
 
 
 def _replaced(node: Node, rest: str, whole: str, value: Node, place: Place) -> Node:
-    """Return a copy of `node` with `value` at the path `rest`, sharing what is not on the way."""
+    """Return a copy of `node` with `value` at the path `rest`, sharing all nodes off the path."""
     at = whole[: len(whole) - len(rest)].rstrip(".")
     if isinstance(node.value, dict):
-        # Names may contain dots: the longest key that fits is meant.
+        # Names may contain dots, so the longest matching key is meant.
         fitting = [key for key in node.value if rest == key or rest.startswith(f"{key}.")]
         name = max(fitting, key=len, default=rest)
         below = rest[len(name) + 1 :]
@@ -307,7 +307,7 @@ def _replaced(node: Node, rest: str, whole: str, value: Node, place: Place) -> N
             known = hint(first, node.value)
             add = f" (a new one is given whole: {at}.{first}={{...}})" if known.startswith("; known") else ""
             raise place.error(f"there is no key {first!r} under {at!r}{known}{add}")
-        if not fitting and dot:  # a part that the file leaves out, such as the machine; the schema checks it
+        if not fitting and dot:  # a section that the file leaves out, such as machine; the schema checks it
             made = _replaced(Node({}, place), beyond, whole, value, place)
             return Node({**node.value, first: made}, node.place, {**node.keys, first: place})
         new = _replaced(node.value[name], below, whole, value, place) if below else value
@@ -328,5 +328,5 @@ def _replaced(node: Node, rest: str, whole: str, value: Node, place: Place) -> N
 
 
 def _short(at: str) -> str | None:
-    """Return the key that a name stands for, where one may stand in place of a mapping."""
+    """Return the key that a mere name stands for at this path, or None if it stands for nothing."""
     return _SHORT.get(at.rpartition(".")[2])

@@ -1,4 +1,4 @@
-"""What pydantic found wrong, in this project's words and with its place in the file.
+"""Turns pydantic's errors into this project's messages, with their places in the file.
 
 ::
 
@@ -20,23 +20,23 @@ from sim.base.errors import InputError, ScenarioError, hint, nearest
 from sim.base.options import misfit_text
 
 SHOWN: Final = 10
-"""Number of faults that are shown; a file with more has usually one cause."""
+"""Number of faults shown; a file with more usually has a single cause."""
 
 _SHAPES: Final = ("string_type", "list_type", "dict_type", "model_type", "model_attributes_type")
 _PLAIN: Final = ("bool_type", "int_type", "float_type", "literal_error")
-"""Faults of a value that is another kind of thing than is accepted; the others where it has parts."""
+"""Errors of a value of the wrong kind; those of `_PLAIN` only if the value is a mapping or a list."""
 
 
 def scenario_error(error: ValidationError, model: type[BaseModel], document: Document) -> ScenarioError:
-    """Return one error for all that is wrong with a file, a line each, in the order of the file.
+    """Return one error for all faults of a file, with a line for each, in the order of the file.
 
     Parameters
     ----------
     error : ValidationError
     model : type
-        What was validated; it knows the keys there are.
+        Validated model, which has the known keys.
     document : Document
-        The file.
+        Document of the file.
     """
     lines: dict[str, Place] = {}
     for loc, shown, message, key in _told(error, model, document.root.plain()):
@@ -47,13 +47,13 @@ def scenario_error(error: ValidationError, model: type[BaseModel], document: Doc
 
 
 def input_error(error: ValidationError, model: type[BaseModel], given: Mapping[str, Any]) -> InputError:
-    """Return one error for all that is wrong with what Python code gives to a model, a line each."""
+    """Return one error for all faults in values that Python code gives to a model, with a line for each."""
     errors = [InputError(text, path=shown) for _, shown, text, _ in _told(error, model, given)]
     return errors[0] if len(errors) == 1 else InputError("\n".join(map(str, errors)))
 
 
 def _told(error: ValidationError, model: type[BaseModel], given: Any) -> Iterator[tuple[Loc, Loc, str, bool]]:
-    """Yield of each fault its path in what was given, the path to show, the message, and if it is a key."""
+    """Yield for each fault its path in the input, the path to show, the message, and whether it is a key."""
     faults = error.errors(include_url=False)
     for fault in faults:
         if fault["type"] == "scenario":
@@ -70,17 +70,17 @@ def _told(error: ValidationError, model: type[BaseModel], given: Any) -> Iterato
     fitting.update(at[:k] for at in there for k in range(len(at)))
     for fault, loc, shape in zip(faults, there, shapes, strict=True):
         if shape and loc in fitting:
-            continue  # of a union: another of its members has this shape, and another fault
+            continue  # another member of the union has this shape, and the fault is in there
         missing = fault["type"] == "missing"
         unknown = fault["type"] == "extra_forbidden"
-        if missing and fault["loc"] in meant:  # it is there, misspelt or misplaced, as another line says
+        if missing and fault["loc"] in meant:  # it is present but misspelt or misplaced: another line says so
             continue
         message = _unknown(fault["loc"], model) if unknown else _message(fault)
         yield loc, (*loc, fault["loc"][-1]) if missing else loc, message, unknown
 
 
 def in_order(lines: Mapping[str, Place]) -> ScenarioError:
-    """Return one error of several lines, each with its place, in the order of the file."""
+    """Return one error from several lines with places, in the order of the file."""
     ordered = sorted(lines, key=lambda line: (lines[line].source, lines[line].line, lines[line].column))
     more = f"\n(and {len(ordered) - SHOWN} more)" if len(ordered) > SHOWN else ""
     error = ScenarioError("\n".join(ordered[:SHOWN]) + more)
@@ -89,7 +89,7 @@ def in_order(lines: Mapping[str, Place]) -> ScenarioError:
 
 
 def _existing(loc: Loc, given: Any) -> Loc:
-    """Return the part of pydantic's path that is in what was given: it adds names of union members to it."""
+    """Return the part of pydantic's path that is in the input: pydantic adds names of union members."""
     found: list[str | int] = []
     for part in loc:
         key = str(part) if isinstance(given, Mapping) else part
@@ -117,27 +117,27 @@ def _unknown(loc: Loc, model: type[BaseModel]) -> str:
 
 
 def _meant(loc: Loc, model: type[BaseModel]) -> list[Loc]:
-    """Return the keys beside an unknown one that may be meant: where it belongs, else the nearest."""
+    """Return the paths that an unknown key may stand for: where it belongs, or else the nearest key."""
     near = nearest(str(loc[-1]), sorted(_keys_at(model, loc[:-1])))
     names = _homes(loc, model) or ([near] if near else [])
     return [(*loc[:-1], name) for name in names]
 
 
 def _homes(loc: Loc, model: type[BaseModel]) -> list[str]:
-    """Return the blocks beside an unknown key that have a key of that name; those of attributes are open."""
+    """Return the sections beside an unknown key that accept it; attributes accept any of `ATTRIBUTES`."""
     beside, name = sorted(_keys_at(model, loc[:-1])), str(loc[-1])
     found = [block for block in beside if name in _keys_at(model, (*loc[:-1], block))]
     return found or [block for block in beside if block == "attributes" and name in ATTRIBUTES]
 
 
 def _keys_at(model: type[BaseModel], loc: Loc) -> set[str]:
-    """Return the keys that the mapping at `loc` may have."""
+    """Return the keys that the mapping at `loc` accepts."""
     fields = [found.model_fields.items() for found in _models_at(model, loc)]
     return {field.alias or name for each in fields for name, field in each}
 
 
 def _models_at(annotation: Any, loc: Loc) -> Iterator[type[BaseModel]]:
-    """Yield the models that the value at `loc` may be validated by, following unions, lists and dicts."""
+    """Yield the models that may validate the value at `loc`, following unions, lists and dicts."""
     annotation = getattr(annotation, "__value__", annotation)  # a named type
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         if not loc:
@@ -148,7 +148,7 @@ def _models_at(annotation: Any, loc: Loc) -> Iterator[type[BaseModel]]:
                 yield from _models_at(field.annotation, loc[1:])
         return
     if get_origin(annotation) in (dict, list):
-        if loc:  # an item of it
+        if loc:  # an item
             yield from _models_at(get_args(annotation)[-1], loc[1:])
         return
     if get_origin(annotation) is Annotated and isinstance(get_args(annotation)[-1], Discriminator):

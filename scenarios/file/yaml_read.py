@@ -1,18 +1,18 @@
-"""YAML as data with places: every value knows the file, line and column it came from.
+"""YAML as data with places: every value has the file, line and column it came from.
 
-A scenario is written by hand, so a mistake in it is answered with its place. PyYAML's events carry
-places; they are turned into a tree of `Node` here, without recursion, and checked on the way::
+A scenario is written by hand, so an error in it needs its place. PyYAML's events carry places; this module
+turns them into a tree of `Node`, without recursion, and checks them on the way::
 
     bytes ─ decode ─► text ─ yaml.parse ─► events ─ _Composer ─► Node ─ Node.plain() ─► dict, list, str, int
 
-What differs from ``yaml.safe_load``, which reads YAML 1.1:
+Differences from ``yaml.safe_load``, which reads YAML 1.1:
 
 * Scalars are read by the core schema of YAML 1.2.2 (https://yaml.org/spec/1.2.2/, section 10.3.2), so that
   ``1e9`` is a number, and ``12:30``, ``on``, ``off``, ``yes``, ``no`` and ``2024-01-01`` are text.
-* A key given twice is an error, not a silent loss. Keys are text, whatever they look like.
-* Aliases and merge keys (``<<: *base``) work, and may not multiply the file beyond `MAX_ALIASED` values
-  (a "YAML bomb" is a few lines that stand for billions), nor contain themselves.
-* There are no tags but ``!!str``: a scenario is data and makes no objects.
+* A duplicate key is an error, not a silent loss. Keys are always text.
+* Aliases and merge keys (``<<: *base``) work, but they may not expand the file by more than `MAX_ALIASED`
+  values (a "YAML bomb" is a few lines that stand for billions), nor contain themselves.
+* No tags but ``!!str`` are accepted: a scenario is data and creates no objects.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from sim.base.files import FileTooLargeError, read_bytes
 from sim.base.startup import collector_paused
 
 MAX_BYTES: Final = 16 * 2**20
-"""Largest file read. Large graphs belong in graph files, which are read a thousand times faster."""
+"""Largest accepted file. Large graphs belong in graph files, which are read a thousand times faster."""
 
 LONG_BYTES: Final = 4 * 2**20
-"""A file of which reading takes some ten seconds: who waits is told of graph files before."""
+"""Size of a file that takes several seconds to read; a warning then points to graph files beforehand."""
 
 MAX_DEPTH: Final = 64
-"""Deepest nesting. Nothing in a scenario is nested deeper than a dozen levels."""
+"""Deepest accepted nesting. Real scenarios are never nested deeper than a dozen levels."""
 
 MAX_ALIASED: Final = 20_000
-"""How many values aliases may stand for, beyond those that are written out."""
+"""Number of values that aliases may stand for, beyond those that are written out."""
 
 Scalar = str | int | float | bool | None
 
@@ -59,7 +59,7 @@ _FLOAT: Final = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?
 
 
 class Place(NamedTuple):
-    """Where something stands: file (or another source), line and column, counted from 1; 0 is unknown."""
+    """A place in a file or another source, by line and column, counted from 1; 0 means unknown."""
 
     source: str
     line: int = 0
@@ -70,7 +70,7 @@ class Place(NamedTuple):
         return f"{self.source}:{self.line}:{self.column}" if self.line else self.source
 
     def error(self, message: str) -> ScenarioError:
-        """Return an error that begins with this place; of long numbers and quoted names it has the ends."""
+        """Return an error that begins with this place; long numbers and quoted names are shortened."""
         shown = _LONG.sub(lambda found: shortened(found[0]), message)
         error = ScenarioError(f"{self}: {shown}")
         error.placed = [(self, shown)]
@@ -78,12 +78,12 @@ class Place(NamedTuple):
 
 
 _LONG: Final = re.compile(rf"(?<=')[^'\s]{{{LONGEST_NAME + 1},}}(?=')|\d{{{LONGEST_NAME + 1},}}")
-"""A name in quotes, or a number, that is longer than a message shows."""
+"""A quoted name or a number that is too long to show in a message."""
 
 
 @dataclass(slots=True)
 class Node:
-    """A value of a YAML file and where it stands.
+    """A value of a YAML file, and its place.
 
     Attributes
     ----------
@@ -91,9 +91,9 @@ class Node:
     place : Place
         Where the value begins.
     keys : dict of str to Place
-        Of a mapping: where each key stands.
+        For a mapping, the place of each key.
     size : int
-        Number of values in it, itself included, aliases counted each time they occur.
+        Number of values in it, including itself; aliases count each time they occur.
     """
 
     value: Scalar | list[Node] | dict[str, Node]
@@ -102,7 +102,7 @@ class Node:
     size: int = 1
 
     def plain(self, *, leave_out: Collection[str] = ()) -> Any:
-        """Return the value as plain dicts, lists and scalars; of some keys of a mapping, None."""
+        """Return the value as plain dicts, lists and scalars, with None for the keys in `leave_out`."""
         if isinstance(self.value, dict):
             return {key: None if key in leave_out else node.plain() for key, node in self.value.items()}
         if isinstance(self.value, list):
@@ -110,7 +110,7 @@ class Node:
         return self.value
 
     def child(self, part: str | int) -> Node | None:
-        """Return the value under a key or list index, None when there is none."""
+        """Return the value under a key or list index, or None."""
         if isinstance(self.value, dict):
             return self.value.get(str(part))
         if isinstance(self.value, list) and isinstance(part, int) and 0 <= part < len(self.value):
@@ -118,7 +118,7 @@ class Node:
         return None
 
     def place_of(self, path: tuple[str | int, ...], *, key: bool = False) -> Place:
-        """Return where the value at `path` stands (or its key), or the nearest thing around it."""
+        """Return the place of the value at `path` (or of its key), or of the nearest value around it."""
         node, place = self, self.place
         for i, part in enumerate(path):
             if key and i == len(path) - 1 and str(part) in node.keys:
@@ -134,12 +134,12 @@ _TOO_DEEP: Final = f"is nested more than {MAX_DEPTH} levels deep"
 
 
 def read_yaml(path: str | Path) -> Node:
-    """Read a YAML file.
+    """Return the tree of a YAML file.
 
     Raises
     ------
     ScenarioError
-        There is no such file, it is no regular one, binary, not UTF-8, empty, too large, or not YAML.
+        The file is missing, not a regular file, binary, not UTF-8, empty, too large, or not YAML.
     """
     source = str(path)
     advice = "keep a large graph in a graph file (sim import) and name that in the scenario"
@@ -172,19 +172,19 @@ def _decode(content: bytes, source: str) -> str:
 
 
 def read_yaml_text(text: str, source: str, *, places: bool = True) -> Node:
-    """Read YAML from `text`; `source` is what it is called in messages.
+    """Return the tree of a YAML text; `source` is its name in messages.
 
     Parameters
     ----------
     text : str
     source : str
     places : bool
-        Whether lines and columns mean something to the reader of a message (not on a command line).
+        Whether lines and columns help the reader of a message (not for a command line).
 
     Raises
     ------
     ScenarioError
-        Not YAML, empty, more than one document, a doubled key, a tag, or aliases out of bounds.
+        Not YAML, empty, more than one document, a duplicate key, a tag, or too many aliases.
     """
     composer = _Composer(source, places)
     try:
@@ -194,7 +194,7 @@ def read_yaml_text(text: str, source: str, *, places: bool = True) -> Node:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         why = ", ".join(part for part in (error.context, error.problem) if part)
-        if "nesting depth" in why:  # libyaml has a limit, too, from PyYAML 6.0.4 on
+        if "nesting depth" in why:  # libyaml has a limit as well, since PyYAML 6.0.4
             raise composer.place(mark).error(_TOO_DEEP) from None
         raise composer.place(mark).error(f"not YAML: {why}{_hint(text, mark)}") from None
     except (yaml.YAMLError, UnicodeEncodeError) as error:
@@ -205,7 +205,7 @@ def read_yaml_text(text: str, source: str, *, places: bool = True) -> Node:
 
 
 def texts_in(value: Any) -> Iterator[str]:
-    """Yield every text in a plain value that may name a file: most texts name none, and some are too long."""
+    """Yield the texts in a plain value that may name a file; most name none, and very long ones cannot."""
     if isinstance(value, dict | list):
         for inside in value.values() if isinstance(value, dict) else value:
             yield from texts_in(inside)
@@ -214,7 +214,7 @@ def texts_in(value: Any) -> Iterator[str]:
 
 
 def _hint(text: str, mark: Any) -> str:
-    """Say what is wrong with the most frequent of all indentations."""
+    """Return advice about the most frequent error: tabs in the indentation."""
     line = text.split("\n")[mark.line] if mark is not None and mark.line < text.count("\n") + 1 else ""
     return "; indent with spaces, not with tabs" if "\t" in line[: len(line) - len(line.lstrip())] else ""
 
@@ -235,7 +235,7 @@ class _Open:
 
 
 class _Composer:
-    """Events in, one tree of nodes out; what is open stands on a stack, so that depth costs no recursion."""
+    """Builds a tree of nodes from events; open collections are on a stack, so depth needs no recursion."""
 
     def __init__(self, source: str, places: bool) -> None:
         self.source, self.places = source, places
@@ -317,7 +317,7 @@ class _Composer:
                 top.merged += list(_mappings(node))
                 top.node.size += node.size
                 return
-            if node.value is None:  # nothing is written: its own place is wherever the next thing is
+            if node.value is None:  # an empty value has the place of whatever follows it: use the key's
                 node.place = top.node.keys[key]
             top.node.value[key] = node
         elif isinstance(top.node.value, list):
@@ -326,7 +326,7 @@ class _Composer:
 
 
 def _mappings(node: Node) -> Iterator[Node]:
-    """Yield what a merge key names: a mapping, or several."""
+    """Yield the mappings of a merge key: one or several."""
     several = node.value if isinstance(node.value, list) else [node]
     for one in several:
         if not isinstance(one.value, dict):
@@ -335,7 +335,7 @@ def _mappings(node: Node) -> Iterator[Node]:
 
 
 def _merge(into: Node, other: Node) -> None:
-    """Add the keys of `other` that `into` has not (https://yaml.org/type/merge.html)."""
+    """Add the keys of `other` that `into` lacks (https://yaml.org/type/merge.html)."""
     assert isinstance(into.value, dict)
     assert isinstance(other.value, dict)
     for key, node in other.value.items():
@@ -345,13 +345,13 @@ def _merge(into: Node, other: Node) -> None:
 
 
 def _scalar(event: Any) -> Scalar:
-    """Return what a scalar means in the core schema of YAML 1.2; whatever is quoted or tagged is text."""
+    """Return the value of a scalar in the core schema of YAML 1.2; quoted or tagged scalars are text."""
     text: str = event.value
     if event.style not in (None, "") or event.tag is not None:
         return text
     if text in _WORDS:
         return _WORDS[text]
-    if len(text) > 400:  # no number that anybody writes, and Python refuses integers of thousands of digits
+    if len(text) > 400:  # nobody writes such numbers, and Python refuses integers of thousands of digits
         return text
     if _INT.fullmatch(text):
         return int(text)
