@@ -1,1 +1,1 @@
-"""Serving: requests in place of steps, on replicas of one model (``docs/serving.md``)."""
+"""Serving: requests instead of steps, on replicas of one model (``docs/serving.md``)."""

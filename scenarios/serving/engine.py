@@ -1,4 +1,4 @@
-"""The loop of serving engines: requests arrive, are routed to a replica, and run step by step.
+"""The event loop of serving engines: requests arrive, are routed to a replica, and run step by step.
 
 ::
 
@@ -6,8 +6,8 @@
     ahead            schedule 1, 2 ─► [ step 1 ][ step 2 ]
                                                └► ended 1, schedule 3 ...
 
-An engine takes all requests that have arrived before it schedules. Idle, it sleeps until one comes; where it
-can schedule nothing although some are unfinished it looks again after a millisecond.
+An engine takes all requests that have arrived before it schedules. Without requests, it sleeps until one
+arrives; if it can schedule none of its unfinished requests, it tries again after a millisecond.
 
 Source: vLLM 0.19.0, ``vllm/v1/engine/core.py`` (``step``, ``step_with_batch_queue``).
 """
@@ -27,19 +27,19 @@ from sim.base.errors import StuckError
 from sim.base.units import NS_PER_S
 
 PASS_NS: Final = 1_000_000
-"""What a pass takes that scheduled nothing although requests are unfinished."""
+"""Time of a pass that schedules nothing although requests are unfinished."""
 
 
 @dataclass(slots=True)
 class EnginePass:
-    """A pass of the scheduler of a replica: when its step ran, and what is kept of that (see `Step`).
+    """A pass of the scheduler of a replica: when its step ran, and what is kept of it (see `Step`).
 
     Attributes
     ----------
     replica : int
     scheduled_ns, start_ns, end_ns : int
     tokens, requests, decodes : int
-        Of the step; decodes are requests with one token.
+        Sizes of the step; decodes are requests with one token.
     waiting, used, preempted : int
     why, head : str or None
     """
@@ -59,7 +59,7 @@ class EnginePass:
 
     @classmethod
     def of(cls, step: Step, replica: int, scheduled_ns: int, start_ns: int, end_ns: int) -> EnginePass:
-        """Return what is kept of a step."""
+        """Return the pass that ran a step."""
         counts = step.tokens.values()
         decodes = sum(count == 1 for count in counts)
         kept = (sum(counts), len(counts), decodes, step.waiting, step.used, len(step.preempted))
@@ -68,18 +68,18 @@ class EnginePass:
 
 
 Observer = Callable[[EnginePass, Step], None]
-"""Told of each pass: at its end, or at once where it scheduled nothing."""
+"""Called for each pass: at its end, or at once if it scheduled nothing."""
 
 
 class Arrivals:
-    """When requests come: at their times, after the turn before, or (`closed`) so many at a time.
+    """Arrivals of requests: at their times, after the previous turn, or `closed`, to keep a number in flight.
 
     Parameters
     ----------
     requests : iterable of Request
-        By arrival.
+        Requests in order of arrival.
     closed : int, optional
-        The next comes when fewer are unfinished.
+        Number of requests in flight: the next one arrives when fewer are unfinished.
     """
 
     def __init__(self, requests: Iterable[Request], closed: int | None = None) -> None:
@@ -93,22 +93,22 @@ class Arrivals:
         self._closed = closed
 
     def __bool__(self) -> bool:
-        """Whether any is still to come."""
+        """Whether any request is still to come."""
         return bool(self._coming or self._turns)
 
     def ended(self, request: Request, now_ns: int) -> list[Request]:
-        """Return the requests that come after one that has ended, with the time of their arrival."""
+        """Return the requests that follow one that has ended, with their arrival times set."""
         turns = self._turns.pop(request, [])
         for turn in turns:
             turn.arrival_ns = now_ns + turn.delay_ns
         return turns
 
     def next_ns(self) -> int | None:
-        """Return when the next one comes; None: not before another has finished, or never."""
+        """Return the next arrival time, or None if it depends on another request or none is left."""
         return None if self._closed is not None or not self._coming else self._coming[0].arrival_ns
 
     def take(self, now_ns: int, unfinished: int) -> Generator[Request, None, None]:
-        """Yield those that have come by now, while so many have not finished."""
+        """Yield the requests that have arrived by now, given the number of unfinished ones."""
         while self._coming:
             if self._closed is None:
                 if self._coming[0].arrival_ns > now_ns:
@@ -122,14 +122,14 @@ class Arrivals:
 
 
 StepTime = Callable[[Step], int]
-"""``step_ns(step)`` returns what a step takes."""
+"""``step_ns(step)`` returns the duration of a step."""
 PullEnd = Callable[[int, Request, int], int]
-"""``pull(now_ns, request, tokens)`` returns when the keys and values of its prompt are there."""
+"""``pull(now_ns, request, tokens)`` returns when the keys and values of the request's prompt have arrived."""
 
 
 @dataclass
 class Pull:
-    """Keys and values come over a link that a replica has to itself, one prompt after the other."""
+    """Transfer of keys and values over a link that each replica has to itself, one prompt after another."""
 
     latency_ns: int
     token_bytes: int
@@ -137,7 +137,7 @@ class Pull:
     free_ns: dict[int, int] = field(default_factory=dict)
 
     def __call__(self, now_ns: int, request: Request, tokens: int) -> int:
-        """Return when those of so many tokens are there."""
+        """Return when the keys and values of `tokens` tokens have arrived."""
         ns = self.latency_ns
         if self.bytes_per_s is not None:
             ns += -(-tokens * self.token_bytes * NS_PER_S // self.bytes_per_s)
@@ -147,17 +147,17 @@ class Pull:
 
 @dataclass
 class Serve:
-    """Engines, a router before them, and what their steps take.
+    """Engines with a router before them, and the durations of their steps.
 
     Attributes
     ----------
     step_ns : callable
     router : RequestRouter, optional
-        Default: all go to the first replica.
+        Default: all requests go to the first replica.
     pull : callable, optional
-        Where prompts are computed elsewhere.
+        Given if other replicas compute the prompts.
     host_ns : int
-        From scheduling a step to its earliest start.
+        Time from scheduling a step to its earliest start.
     observers : sequence of callable
     """
 
@@ -170,30 +170,30 @@ class Serve:
     def run(
         self, batchers: Sequence[Batcher], arrivals: Arrivals, prefill: Sequence[Batcher] = ()
     ) -> list[EnginePass]:
-        """Serve requests until all are finished; return what was scheduled, in order.
+        """Serve requests until all are finished; return the passes in order.
 
         Parameters
         ----------
         batchers : sequence of Batcher
-            One a replica, ready to begin.
+            One per replica, ready to begin.
         arrivals : Arrivals
         prefill : sequence of Batcher
-            Replicas that compute prompts for the others; they are counted behind them.
+            Replicas that compute prompts for the others; they are numbered after them.
 
         Raises
         ------
         StuckError
-            Requests are unfinished, and nothing will ever run again.
+            Requests are unfinished, and nothing can ever run again.
         """
         self.env, self.arrivals, self.first_prefill = simpy.Environment(0), arrivals, len(batchers)
         self.batchers = [*batchers, *prefill]
         self.loads = [0] * len(batchers)
-        self.prompts = [0] * len(prefill)  # that each of these has
-        self.twins: dict[Request, Request] = {}  # one that computes a prompt, and the other
+        self.prompts = [0] * len(prefill)  # unfinished prompts of each
+        self.twins: dict[Request, Request] = {}  # request that computes a prompt → the request it is for
         self.twin_of: dict[Request, Request] = {}
         self.inbox: list[list[Request]] = [[] for _ in self.batchers]
         self.idle: list[simpy.Event | None] = [None] * len(self.batchers)
-        self.free_ns = [0] * len(self.batchers)  # when each has ended its last step
+        self.free_ns = [0] * len(self.batchers)  # when the last step of each ends
         self.passes: list[EnginePass] = []
         self.env.process(self.arriving())
         for replica in range(len(self.batchers)):
@@ -202,24 +202,24 @@ class Serve:
         return self.passes
 
     def arriving(self) -> Generator[simpy.Event, Any, None]:
-        """Route requests at the time that they come."""
+        """Route requests at their arrival times."""
         self.route()
         while (next_ns := self.arrivals.next_ns()) is not None:
             yield self.env.timeout(next_ns - self.env.now)
             self.route()
 
     def route(self) -> None:
-        """Give each request that has come to a replica, and wake that if it sleeps."""
+        """Send each arrived request to a replica, and wake that replica if it sleeps."""
         for request in self.arrivals.take(int(self.env.now), sum(self.loads)):
             self.send(request)
 
     def coming(self, request: Request) -> Generator[simpy.Event, Any, None]:
-        """Route a request at its time."""
+        """Send a request at its arrival time."""
         yield self.env.timeout(request.arrival_ns - self.env.now)
         self.send(request)
 
     def send(self, request: Request) -> None:
-        """Give a request to a replica, or its prompt to one of those that compute prompts."""
+        """Send a request to a replica, or its prompt to a replica that computes prompts."""
         request.replica = 0 if self.router is None else self.router.route(request, self.loads)
         self.loads[request.replica] += 1
         if not self.prompts:
@@ -232,7 +232,7 @@ class Serve:
         self.hand(twin, twin.replica)
 
     def hand(self, request: Request, replica: int) -> None:
-        """Put a request before a replica, and wake that if it sleeps."""
+        """Put a request into the inbox of a replica, and wake the replica if it sleeps."""
         self.inbox[replica].append(request)
         if (idle := self.idle[replica]) is not None:
             self.idle[replica] = None
@@ -282,18 +282,18 @@ class Serve:
                 yield env.timeout(PASS_NS)
 
     def tell(self, over: EnginePass, step: Step) -> None:
-        """Tell observers of a pass."""
+        """Call the observers for a pass."""
         for observe in self.observers:
             observe(over, step)
 
     def may_come(self, replica: int) -> bool:
-        """Return whether another request may come to a replica, or blocks of a prompt become free."""
+        """Return whether a replica may get another request, or may get back the blocks of a prompt."""
         if self.arrivals.next_ns() is not None or self.inbox[replica] or self.twins:
             return True
         return bool(self.arrivals) and max(self.free_ns) >= self.env.now  # when another replica is done
 
     def begin_pulls(self, step: Step, on_the_way: dict[Request, int]) -> None:
-        """Let keys and values of prompts come; what they were computed in is free when they are there."""
+        """Start the transfer of keys and values of prompts; their blocks become free when it ends."""
         for request, tokens in step.pulls.items():
             assert self.pull is not None
             on_the_way[request] = self.pull(int(self.env.now), request, tokens)
@@ -307,7 +307,7 @@ class Serve:
         self.batchers[twin.replica].free(twin)
 
     def end(self, replica: int, step: Step) -> None:
-        """Let requests know their tokens; hand on those whose prompts are computed."""
+        """Record the tokens of requests; hand on requests whose prompts are computed."""
         self.batchers[replica].ended(step)
         now = int(self.env.now)
         if replica < self.first_prefill:

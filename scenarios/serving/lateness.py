@@ -1,18 +1,18 @@
-"""Why a request was late: its time divided, to the nanosecond.
+"""Why a request was late: its time divided into parts that add up to the nanosecond.
 
 ::
 
     arrival                first step                                                     last token
       │ queue: next step │ blocks, budget, seats │ prefill │ decode │ shared │ preempted │ recompute │
 
-    next step    until the engine looked at it, a step being under way
-    blocks       the first of those that waited did not fit into the cache; budget, seats: nor into the step
-    prefill      steps with a part of its prompt; lost: the part of them that a prefix would have saved whose
-                 blocks had been taken
-    decode       steps that sampled one token; shared: with others' prompts in them
-    budget       between two of its steps it ran, and others took the whole step (`turn`)
-    preempted    it had lost its blocks; recompute: steps that compute again what it had known
-    pull         keys and values of its prompt were on the way
+    next step    until the end of the step during which it arrived
+    blocks       the first waiting request did not fit into the cache; budget, seats: nor into the step
+    prefill      steps with a part of its prompt; lost: the part of them that a prefix would have saved if its
+                 blocks had not been taken
+    decode       steps that sampled one token; shared: together with prompts of others
+    budget       between two of its steps it was running, but others took the whole step (`turn`)
+    preempted    it had lost its blocks; recompute: steps that compute lost tokens again
+    pull         keys and values of its prompt were being transferred
 """
 
 from __future__ import annotations
@@ -43,39 +43,39 @@ PARTS: Final = (
 
 @dataclass
 class Lateness:
-    """Where the time of a request went: to its first token, and to its last, in ns by part."""
+    """The time of a request to its first and to its last token, in ns by part."""
 
     at_ns: int
     state: str = "new"
     first_ns: dict[str, int] = field(default_factory=dict)
     all_ns: dict[str, int] = field(default_factory=dict)
-    again: int = 0  # tokens that are computed once more
+    again: int = 0  # tokens still to be recomputed
 
     def add(self, part: str, ns: int) -> None:
-        """Count so much time to a part."""
+        """Add time to a part."""
         if ns > 0:
             self.all_ns[part] = self.all_ns.get(part, 0) + ns
 
 
 @dataclass
 class _Engine:
-    """A replica so far: who decodes in every step is settled when that ends, the others step by step."""
+    """A replica so far; requests that decode in every step are settled at their end, others at each step."""
 
     passes: list[EnginePass] = field(default_factory=list)
-    queued_ns: list[tuple[int, ...]] = field(default_factory=list)  # until each was scheduled, by `QUEUE`
+    queued_ns: list[tuple[int, ...]] = field(default_factory=list)  # queue time by `QUEUE`, up to each pass
     end_ns: int = 0
-    decode_ns: int = 0  # of all steps without prompts, and with them
+    decode_ns: int = 0  # of all steps without prompts; shared_ns: with prompts
     shared_ns: int = 0
     steady: dict[Request, tuple[int, int]] = field(default_factory=dict)
     others: dict[Request, None] = field(default_factory=dict)
 
     def add(self, over: EnginePass) -> None:
-        """Take in the next pass."""
+        """Record the next pass."""
         self.queued_ns.append(self.queued(over.scheduled_ns))
         self.passes.append(over)
 
     def queued(self, until_ns: int) -> tuple[int, ...]:
-        """Return how long what kept those who wait, until a time."""
+        """Return the queue time up to a moment, by its causes."""
         i = bisect_right(self.passes, until_ns, key=lambda each: each.scheduled_ns) - 1
         begun = self.passes[i].scheduled_ns if i >= 0 else 0
         why = QUEUE.index((self.passes[i].why or QUEUE[0]) if i >= 0 else QUEUE[0])
@@ -84,14 +84,14 @@ class _Engine:
 
 
 class LatenessObserver:
-    """Divides the time of requests, pass by pass (`scenarios.serving.engine.Observer`).
+    """Divides the time of requests into parts, pass by pass (`scenarios.serving.engine.Observer`).
 
     The parts of a request add up to the time from its arrival to its last token.
 
     Attributes
     ----------
     of : dict of str to Lateness
-        By id of request.
+        Times by the id of the request.
     """
 
     def __init__(self) -> None:
@@ -99,7 +99,7 @@ class LatenessObserver:
         self._engines: dict[int, _Engine] = {}
 
     def __call__(self, over: EnginePass, step: Step) -> None:
-        """Take in a pass that is over."""
+        """Record a pass that has ended."""
         engine = self._engines.setdefault(over.replica, _Engine())
         engine.add(over)
         for request in step.preempted:
@@ -118,7 +118,7 @@ class LatenessObserver:
             del engine.others[request]
 
     def _take(self, engine: _Engine, over: EnginePass, step: Step) -> None:
-        """Take in a step."""
+        """Record a step."""
         here = [request for request in engine.others if request in step.tokens]
         if over.requests - len(here) < len(engine.steady):
             for request in [request for request in engine.steady if request not in step.tokens]:
@@ -145,7 +145,7 @@ class LatenessObserver:
     def _spend(
         self, late: Lateness, request: Request, count: int, over: EnginePass, step: Step, *, others: bool
     ) -> None:
-        """Count the time of a step to what it did for a request."""
+        """Add the time of a step to the part that it served for a request."""
         ns = over.end_ns - max(over.start_ns, late.at_ns)
         if late.again > 0:
             late.add("recompute", ns)
@@ -159,7 +159,7 @@ class LatenessObserver:
             late.add("shared" if others else "decode", ns)
 
     def _settle(self, engine: _Engine, request: Request, state: str) -> None:
-        """Count the steps of a request that decoded in all of them so far; it does no more."""
+        """Add the steps of a request that decoded in all of them so far, and set its new state."""
         late = self._late(request)
         if (begun := engine.steady.pop(request, None)) is not None:
             decode, shared = engine.decode_ns - begun[0], engine.shared_ns - begun[1]
@@ -171,20 +171,20 @@ class LatenessObserver:
         engine.others[request] = None
 
     def _late(self, request: Request) -> Lateness:
-        """Return what is known of a request, or of one whose prompt is computed for it."""
+        """Return the times of a request; one that computes its prompt has the same id."""
         if request.id not in self.of:
             self.of[request.id] = Lateness(request.arrival_ns)
         return self.of[request.id]
 
     def _wait(self, late: Lateness, until_ns: int, engine: _Engine) -> None:
-        """Divide the time in a queue by what kept it."""
+        """Divide the time in the queue by its causes."""
         if until_ns > late.at_ns:
             for part, *ns in zip(QUEUE, engine.queued(late.at_ns), engine.queued(until_ns), strict=True):
                 late.add(part, ns[1] - ns[0])
             late.at_ns = until_ns
 
     def behind(self, request: Request) -> Mapping[str, int]:
-        """Return the requests that were first in the queue while a request waited, and for how long."""
+        """Return the requests at the head of the queue while a request waited, and how long each was."""
         until = request.arrival_ns if request.scheduled_ns is None else request.scheduled_ns
         passes, found = self._engines[request.replica].passes, dict[str, int]()
         for each, after in pairwise([*passes, None]):

@@ -1,8 +1,8 @@
-"""A measured run of a serving engine, in the numbers of a simulated one, to put both side by side.
+"""A measured run of a serving engine, with the same metrics as a simulated one, to compare the two.
 
 ::
 
-    vLLM's benchmark     its result, with or without --save-detailed: what it says of itself is taken as it is
+    vLLM's benchmark     its result, with or without --save-detailed; its own figures are kept as they are
     LLMServingSim        requests.jsonl of a recorded run: {queued_ts, first_token_ts, last_token_ts, ...}: s
 
 Sources: vLLM 0.19.0, ``vllm/benchmarks/serve.py``; casys-kaist/LLMServingSim.
@@ -27,25 +27,25 @@ _OWN: Final = (
     *("request_throughput", "output_throughput", "total_token_throughput"),
     *(f"{stat}_{metric}_ms" for metric in METRICS for stat in STATS),
 )
-"""What vLLM's result says of all requests."""
+"""Figures in vLLM's result that concern all requests."""
 _LISTS: Final = ("input_lens", "output_lens", "ttfts", "itls")
 _TIMES: Final = ("queued_ts", "first_token_ts", "last_token_ts")
 
 
 def measured_metrics(path: Path, limits: Mapping[str, int]) -> dict[str, Any]:
-    """Return the numbers of a measured run, by the keys of `serving_metrics`; those that it says or implies.
+    """Return the metrics of a measured run that are known, by the keys of `serving_metrics`.
 
     Parameters
     ----------
     path : path
         May be gzipped.
     limits : mapping of str to int
-        ``ttft``, ``tpot``, ``e2el`` in ns, for the goodput, where each request was recorded.
+        ``ttft``, ``tpot``, ``e2el`` in ns, for the goodput, if each request was recorded.
 
     Raises
     ------
     InputError
-        It is no such file, or a value is wrong.
+        The file has another format, or a value is wrong.
     """
     with in_file(path):
         rows = [row for _, row in read_rows(path, whole=True)]
@@ -61,11 +61,11 @@ def measured_metrics(path: Path, limits: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _of_vllm(row: Row, limits: Mapping[str, int]) -> dict[str, Any]:
-    """Return the numbers of a result; what it does not say of all requests is computed from each."""
+    """Return the metrics of a vLLM result; those that it does not state are computed from its requests."""
     own = {key: row[key] for key in _OWN if isinstance(row.get(key), int | float)}
     if not row.keys() >= set(_LISTS):
         return own
-    each = [of for of in zip(*(row[key] for key in _LISTS), strict=True) if of[1]]  # others failed
+    each = [of for of in zip(*(row[key] for key in _LISTS), strict=True) if of[1]]  # the others failed
     prompts, tokens, ttft, itls = (list(of) for of in zip(*each, strict=True))
     first = _ns(ttft)
     gaps = [_ns(of) for of in itls]

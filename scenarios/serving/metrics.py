@@ -1,4 +1,4 @@
-"""Latencies and rates of served requests, as vLLM's benchmark defines them, with its keys.
+"""Latencies and rates of served requests, defined and named as in vLLM's benchmark.
 
 ::
 
@@ -24,20 +24,20 @@ from sim.base.units import NS_PER_MS, NS_PER_S
 METRICS: Final = ("ttft", "tpot", "itl", "e2el")
 STATS: Final = ("mean", "median", "p99", "std")
 _FEW, _BACKLOG, _GROWTH, _TIMES = 20, 0.02, 1.2, 64
-"""The queue grows where so many requests wait for their first token in the last third of the arrivals' time,
-this part of all at least, and in each third so many times as many as in the one before: means of so many
-times each. Of 100 drawn runs of 500 requests that tells none at 0.9 of what can be served, 67 at 1.1 times,
-and all at 1.5 times."""
+"""The queue grows if at least this many requests, and this part of all, wait for their first token in the
+last third of the arrival period, and if in the second and last third this many times as many wait as in the
+third before. Each is a mean over this many moments. Of 100 drawn runs of 500 requests, that holds for none at
+0.9 of the capacity, for 67 at 1.1 times, and for all at 1.5 times."""
 
 
 def serving_metrics(requests: Sequence[Request], limits: Mapping[str, int]) -> dict[str, Any]:
-    """Return the numbers of finished requests.
+    """Return the metrics of finished requests.
 
     Parameters
     ----------
     requests : sequence of Request
     limits : mapping of str to int
-        ``ttft``, ``tpot``, ``e2el`` in ns: a request that keeps all of them counts in the goodput.
+        ``ttft``, ``tpot``, ``e2el`` in ns: a request within all of them counts in the goodput.
 
     Examples
     --------
@@ -59,7 +59,7 @@ def serving_metrics(requests: Sequence[Request], limits: Mapping[str, int]) -> d
             np.array([request.token_ns[-1] for request in requests], np.int64),
             np.array([len(at) for at in tokens]),
             prompts,
-            pooled[pooled > 0],  # tokens of one step have one gap
+            pooled[pooled > 0],  # tokens of the same step have no gap
             limits,
         ),
         "hit_share": sum(request.hits or 0 for request in requests) / prompts if prompts else 0.0,
@@ -77,18 +77,18 @@ def latency_metrics(
     gaps: IntArray | None,
     limits: Mapping[str, int],
 ) -> dict[str, Any]:
-    """Return rates and latencies of requests.
+    """Return the rates and latencies of requests.
 
     Parameters
     ----------
     arrival, first, last : array of int
-        When each came, had its first token, and its last, in ns.
+        Times of arrival, first token and last token of each, in ns.
     tokens : array of int
-        That each was answered with.
+        Number of tokens in the answer to each.
     prompts : int
         Tokens of all prompts.
     gaps : array of int or None
-        Between steps that gave a request tokens, of all requests, in ns; None: not known.
+        Times between steps that gave a request tokens, of all requests, in ns; None: unknown.
     limits : mapping of str to int
     """
     seconds = float(last.max() - arrival.min()) / NS_PER_S or 1.0
@@ -127,7 +127,7 @@ def _stats(name: str, ms: FloatArray) -> dict[str, float]:
 
 
 def _growing(arrival: IntArray, first: IntArray) -> str | None:
-    """Say that requests come faster than they are served; None: they do not, or it cannot be told."""
+    """Return a message if requests arrive faster than they are served; None if not, or if unknown."""
     n, begin, end = len(arrival), int(arrival.min()), int(arrival.max())
     times = np.linspace(begin, end, 3 * _TIMES + 1)
     come, begun = (np.searchsorted(np.sort(of), times, "right") for of in (arrival, first))

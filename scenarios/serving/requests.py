@@ -1,13 +1,13 @@
-"""The requests of a serving run: drawn, or those of a trace.
+"""The requests of a serving run: drawn at random, or from a trace.
 
 ::
 
     {rate: 8/s, prompt: 1024, output: 256, count: 500}      Poisson; burstiness: 0.5 comes in bursts
-    {in_flight: 64, prompt: [512, 1024], output: 256, count: 500}      the next comes when another has ended
-    {trace: mooncake.jsonl}         what a file is, its first line says
+    {in_flight: 64, prompt: [512, 1024], output: 256, count: 500}      one arrives whenever another ends
+    {trace: mooncake.jsonl}         the first line decides the format
 
     Mooncake, AIPerf, Dynamo   {timestamp: ms, input_length, output_length, hash_ids: [of 512 tokens each]}
-                               a later line of a session_id comes `delay` ms after the one before has ended
+                               a later line of a session_id arrives `delay` ms after the previous one ended
     Azure 2023, 2024           TIMESTAMP,ContextTokens,GeneratedTokens
     BurstGPT                   Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
     LLMServingSim              {input_toks, output_toks, arrival_time_ns (or arrival_time: s), input_tok_ids}
@@ -44,17 +44,17 @@ from sim.base.files import read_bytes
 from sim.base.units import NS_PER_MS, NS_PER_S, parse_duration, parse_rate, round_half_up
 
 _MOST: Final = 1e15
-"""No time is as far away, in s or ms."""
+"""Bound of all times in traces, in s or ms."""
 _VLLM_LISTS: Final = {"start_time": "start_times", "prompt": "input_lens", "output": "output_lens"}
-"""Of a row -> the list in vLLM's result."""
+"""Key of a row -> the list in vLLM's result."""
 _OURS: Final = {"arrival", "prompt", "output"}
-"""Keys that tell our own format."""
+"""Keys that identify our own format."""
 
 Row = Mapping[str, Any]
 
 
 def _range(value: Any) -> tuple[int, int]:
-    """Return the least and the most of a number of tokens."""
+    """Return the least and the largest number of tokens."""
     given = value if isinstance(value, list) else [value, value]
     if len(given) != 2 or any(isinstance(each, bool) or not isinstance(each, int) for each in given):
         raise InputError(f"should be a number of tokens, or [least, most], not {value!r}")
@@ -78,7 +78,7 @@ Rate = Annotated[
 
 
 class RequestsFields(Strict):
-    """Requests: of a trace, at a rate, or so many at a time."""
+    """Requests: from a trace, at a rate, or with a constant number in flight."""
 
     trace: Annotated[File | None, Field(description="a file of requests with their times")] = None
     rate: Annotated[Rate | None, Field(description="that many come, at random, as in 8/s")] = None
@@ -110,12 +110,12 @@ class RequestsFields(Strict):
         return self
 
     def requests(self, document: Document, seed: int) -> tuple[list[Request], int | None]:
-        """Return requests by arrival, and how many are under way at a time, if that says when they come.
+        """Return the requests by arrival, and the number in flight if that decides the arrival times.
 
         Raises
         ------
         InputError
-            A trace that cannot be read; more requests, or later ones, than there can be.
+            The trace cannot be read, or there are too many requests or too late ones.
         """
         if self.trace is not None:
             return read_requests(document.file(self.trace), self.count), None
@@ -150,19 +150,19 @@ class RequestsFields(Strict):
 
 
 def read_requests(path: Path, count: int | None = None) -> list[Request]:
-    """Return the requests of a trace, by arrival; those that come at the same time as they stand there.
+    """Return the requests of a trace by arrival; simultaneous ones keep the order of the file.
 
     Parameters
     ----------
     path : path
         May be gzipped.
     count : int, optional
-        Only so many, the first of the file.
+        Number of requests to read from the start of the file; by default all.
 
     Raises
     ------
     InputError
-        With file and line: not one of the formats, a value that is missing or wrong.
+        The format is unknown, or a value is missing or wrong; the message has file and line.
     """
     with in_file(path):
         rows = list(islice(read_rows(path), count))
@@ -200,9 +200,9 @@ def read_requests(path: Path, count: int | None = None) -> list[Request]:
 
 
 def read_rows(path: Path, *, whole: bool = False) -> Iterator[tuple[int, Row]]:
-    """Yield line and content of each row of a JSONL or CSV file.
+    """Yield the line number and content of each row of a JSONL or CSV file.
 
-    vLLM's result is one line: yield a row for each of its requests, unless it is wanted `whole`.
+    vLLM's result is one line: it yields a row for each of its requests, unless it is wanted `whole`.
     """
     text = read_bytes(path).decode("utf-8-sig", "replace")
     if not text.lstrip().startswith("{"):
@@ -252,7 +252,7 @@ def _number(row: Row, key: str, default: float | None = None) -> float:
 
 
 def _segments(what: str, ids: Sequence[Any], size: int, prompt: int, name: str) -> list[tuple[str, int]]:
-    """Return what a prompt is made of: blocks of so many tokens, and the rest, which is like no other."""
+    """Return the segments of a prompt: blocks of `size` tokens, and the rest, which is unique."""
     segments = [
         (f"{what} {id}", min(size, prompt - at)) for id, at in zip(ids, range(0, prompt, size), strict=False)
     ]
@@ -261,18 +261,18 @@ def _segments(what: str, ids: Sequence[Any], size: int, prompt: int, name: str) 
 
 
 class _Format(NamedTuple):
-    """A format of traces.
+    """A format of traces by others.
 
     Attributes
     ----------
     at : str
-        Key of the time at which a request comes.
+        Key of the arrival time.
     unit_ns : int
-        Of that; 0: it is a date.
+        Unit of that time; 0: it is a date.
     prompt, output, id : str
-        Keys of its tokens and its name.
+        Keys of the token counts and of the name.
     made_of : (str, str, int)
-        What blocks of a prompt are called, the key of their numbers, and the tokens of each.
+        Name of the blocks of a prompt, key of their ids, and tokens per block.
     """
 
     at: str
@@ -284,11 +284,11 @@ class _Format(NamedTuple):
 
     @property
     def needs(self) -> set[str]:
-        """Keys that tell it."""
+        """Keys that identify the format."""
         return {self.at, self.prompt, self.output}
 
     def at_ns(self, row: Row) -> int:
-        """Return when a request comes."""
+        """Return the arrival time of a row."""
         if self.unit_ns == 1:
             return _whole(row, self.at)
         if self.unit_ns:
@@ -298,7 +298,7 @@ class _Format(NamedTuple):
         return round(seconds) * NS_PER_S + int(digits.rstrip("Z")[:9].ljust(9, "0"))
 
     def request(self, row: Row, name: str, turns: dict[Any, Request]) -> Request:
-        """Return the request of a row; one of a session may follow the one before."""
+        """Return the request of a row, which may follow the previous turn of its session."""
         prompt, output, (what, key, size) = _whole(row, self.prompt), _whole(row, self.output), self.made_of
         before = turns.get(row.get("session_id"))
         follows = before is not None and ("delay" in row or self.at not in row)
@@ -320,7 +320,7 @@ _FORMATS: Final = (
     _Format("arrival_time", NS_PER_S, "input_toks", "output_toks", _IDS, "request_id"),
     _Format("start_time", NS_PER_S, "prompt", "output"),
 )
-"""Those of others."""
+"""Formats other than our own."""
 
 
 def _ours(row: Row, name: str, turns: dict[Any, Request]) -> Request:

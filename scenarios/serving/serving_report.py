@@ -1,4 +1,4 @@
-"""What is told of a serving run: rates, latencies as vLLM's benchmark has them, why requests were late."""
+"""The report of a serving run: rates, latencies as in vLLM's benchmark, and why requests were late."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sim.export.tables import percent, titled
 from sim.notebook import Section
 
 _SLOWEST: Final = 5
-"""Requests that are told one by one: those that waited longest for their first token."""
+"""Number of requests that are listed: those that waited longest for their first token."""
 OF_SERVING: Final = {
     "GPUs": "gpus",
     "requests/s": "request_throughput",
@@ -28,27 +28,27 @@ OF_SERVING: Final = {
     "hits": "hit_share",
     "preempted": "preemptions",
 }
-"""Title of a column of a table of serving runs -> its number."""
+"""Column title in a table of serving runs -> key of its number."""
 
 
 @dataclass(frozen=True, eq=False)
 class Served:
-    """Requests that were served, and how.
+    """A finished serving run: its requests, its passes, and its replicas.
 
     Attributes
     ----------
     requests : sequence of Request
     passes : sequence of EnginePass
     batchers : sequence of Batcher
-        One a replica; those that compute prompts alone are behind them.
+        One per replica; those that only compute prompts come last.
     replicas : int
-        Without those that compute prompts alone.
+        Number of replicas, without those that only compute prompts.
     tensor, blocks : int
-        GPUs, and blocks of keys and values, of each.
+        GPUs, and blocks of keys and values, per replica.
     late : LatenessObserver
-        That was told of the passes.
+        Observer of the passes.
     fixed_bytes, block_bytes : int or None
-        What weights and activations, and a block, take in the memory of each GPU; None: not known.
+        Bytes of weights and activations, and of a block, in the memory of each GPU; None: unknown.
     """
 
     requests: Sequence[Request]
@@ -69,7 +69,7 @@ class Served:
 
 
 def device_report(served: Served) -> dict[str, dict[str, int | None]]:
-    """Return the memory of each GPU of the engines: what was in use at most, and what blocks reserve."""
+    """Return the memory of each GPU of the engines: the peak in use, and what the blocks reserve."""
     if served.fixed_bytes is None:
         return {name: dict.fromkeys(("peak_memory_bytes", "peak_reserved_bytes")) for name in served.names}
     most = [_engine(served, i)["peak_blocks"] for i in range(len(served.batchers))]
@@ -83,13 +83,13 @@ def device_report(served: Served) -> dict[str, dict[str, int | None]]:
 
 
 def serving_report(served: Served, limits: Mapping[str, int]) -> dict[str, Any]:
-    """Return the key ``serving`` of the summary of a run.
+    """Return the value of the key ``serving`` in the summary of a run.
 
     Parameters
     ----------
     served : Served
     limits : mapping of str to int
-        ``ttft``, ``tpot``, ``e2el`` to ns, those that are given.
+        ``ttft``, ``tpot``, ``e2el`` → ns, if given.
     """
     late = served.late.of
     slowest = sorted(served.requests, key=lambda each: each.arrival_ns - each.token_ns[0])[:_SLOWEST]
@@ -138,7 +138,7 @@ def _engine(served: Served, i: int) -> dict[str, Any]:
 
 
 def serving_section(told: Mapping[str, Any]) -> Section:
-    """Return what is told of a serving run as lines and tables."""
+    """Return the report of a serving run as lines and tables."""
     replicas, gpus = told["replicas"], told["gpus"]
     line = f"{told['requests']:,} requests on {replicas:,} replica{'s'[: replicas != 1]}"
     line += f", {gpus:,} GPU{'s'[: gpus != 1]} in all: {told['request_throughput']:,.4g} requests/s, "
@@ -203,14 +203,14 @@ def serving_section(told: Mapping[str, Any]) -> Section:
 def serving_rows(
     summaries: Mapping[str, Mapping[str, Any]], failed: Sequence[Mapping[str, Any]] = ()
 ) -> list[dict[str, str]]:
-    """Return a row of text a run, by the titles of its columns.
+    """Return one row of text per run, by the titles of its columns.
 
     Parameters
     ----------
     summaries : mapping of str to mapping
         Policy -> the summary of its run.
     failed : sequence of mapping
-        Rows of those that have none.
+        Rows of the runs without a summary.
     """
     rows = [
         {"policy": policy, "makespan_ns": summary["makespan_ns"], **summary["serving"]}
@@ -221,7 +221,7 @@ def serving_rows(
 
 
 def serving_rank(told: Mapping[str, Any]) -> tuple[float, float]:
-    """Return what is less, the better a run serves: goodput as shown, if there are limits, then latency.
+    """Return a sort key, smaller for better service: goodput as shown, if there are limits, then latency.
 
     Examples
     --------
@@ -233,7 +233,7 @@ def serving_rank(told: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def time_of_requests(told: Mapping[str, Any], first: Mapping[str, Any] | None = None) -> str:
-    """Say in one line what a request's time consists of, or how it differs from that of another run."""
+    """Return a line on the parts of a request's time, or how they differ from those of another run."""
     parts = told["mean_parts_ns"]["all"]
     if first is None:
         return f"a request takes {_ms(told['mean_e2el_ms'])} on average: {_largest(parts)}"
@@ -254,7 +254,7 @@ def _ms(value: float) -> str:
 
 
 def _beside(told: Mapping[str, Any], measured: Mapping[str, Any], key: str) -> str:
-    """Return what was measured, and how far the simulated number is from that."""
+    """Return a measured number, and how far the simulated one is from it."""
     if key not in measured:
         return ""
     off = f" ({told[key] / measured[key] - 1:+.1%})" if measured[key] else ""
@@ -262,6 +262,6 @@ def _beside(told: Mapping[str, Any], measured: Mapping[str, Any], key: str) -> s
 
 
 def _largest(parts: Mapping[str, int]) -> str:
-    """Return the three largest parts of a time."""
+    """Return the three largest parts of a time as text."""
     ranked = sorted(parts.items(), key=lambda of: -of[1])[:3]
     return ", ".join(f"{name} {format_duration(round(ns))}" for name, ns in ranked)

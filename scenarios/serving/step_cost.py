@@ -1,17 +1,17 @@
-"""What a step of a serving engine takes: a small graph of a transformer under its layout.
+"""Duration of a step of a serving engine, from the kernels of a transformer in its parallel layout.
 
 ::
 
     a layer   norm ─ qkv ─ rotary ─ attention ─ proj ─ all-reduce ─ norm ─ up ─ gate ─ down ─ all-reduce
-              products have a row a token of the step                 (or experts)
-    the head  products have a row a request that samples
+              products have one row per token of the step           (or experts)
+    the head  products have one row per request that samples
 
-    attention in two kernels: decodes, one query each over what is cached; chunks of prompts over what is
-    before them and themselves; each as many of equal, mean length
+    attention in two kernels: decodes, with one query each over the cache; and chunks of prompts over the
+    tokens before them and their own. Within each kernel all requests have the mean length
 
-The kernels of a layer are those of the forward of training (`scenarios.builders.train.layers`), their times
-those of the calibration's cost model. A step asks for few numbers, which are interpolated between sizes that
-were asked for before: up to 512 tokens those of the CUDA graphs that vLLM captures, to which it pads.
+The kernels of a layer are those of the forward pass in training (`scenarios.builders.train.layers`), timed by
+the calibration's cost model. Few sizes are computed; the others are interpolated between these. Up to 512
+tokens they are the sizes of the CUDA graphs that vLLM captures, and to which it pads.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from sim.base.errors import InputError
 from sim.base.units import round_half_up
 
 GRAPH_SIZES: Final = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
-"""Tokens of the CUDA graphs that are captured; others are padded. Source: vLLM 0.19.0,
+"""Token counts of the captured CUDA graphs; other counts are padded. Source: vLLM 0.19.0,
 ``vllm/config/vllm.py`` (``_set_cudagraph_sizes``)."""
 
 _COARSE: Final = 64
-"""Tokens between two sizes of longer steps that are asked for."""
+"""Distance in tokens between the sizes at which longer steps are computed."""
 
 
 class Interpolated:
-    """A function of two sizes, asked for at few of them, linear in between."""
+    """A function of two sizes, computed at few sizes and linear in between."""
 
     def __init__(self, function: Callable[[int, int], float]) -> None:
         self._ask = cache(function)
 
     def at(self, x: float, y: float) -> float:
-        """Return the value between the four sizes around."""
+        """Return the value, interpolated between the four surrounding points."""
         (x0, x1, p), (y0, y1, q) = _around(x), _around(y)
         found = 0.0
         for i, a in ((x0, 1 - p), (x1, p)):
@@ -63,7 +63,7 @@ _SIZES: Final = (1, *(size << power for power in range(23) for size in (2, 3)), 
 
 
 def _around(x: float) -> tuple[int, int, float]:
-    """Return the sizes below and above, and how far it is from the one to the other."""
+    """Return the sizes below and above, and the relative position between them."""
     i = bisect_left(_SIZES, x)
     if _SIZES[i] == x or not i:
         return _SIZES[i], _SIZES[i], 0.0
@@ -73,14 +73,14 @@ def _around(x: float) -> tuple[int, int, float]:
 
 @dataclass(frozen=True)
 class LinearStep:
-    """A step that takes `base_ns`, and so much more for each token and each request."""
+    """A step that takes `base_ns`, plus a time per token and per request."""
 
     base_ns: int
     token_ns: float = 0.0
     request_ns: float = 0.0
 
     def __call__(self, step: Step) -> int:
-        """Return what a step takes."""
+        """Return the duration of a step in ns."""
         tokens = sum(step.tokens.values())
         return round_half_up(self.base_ns + self.token_ns * tokens + self.request_ns * len(step.tokens))
 
@@ -95,12 +95,12 @@ class ModelStep:
     tensor : int
         GPUs that share each layer.
     experts : {"shared", "apart"}
-        They have a part of each expert, or whole ones.
+        Whether each GPU has a part of every expert, or some whole experts.
 
     Raises
     ------
     InputError
-        The GPUs cannot share the model, or it has layers whose state is not in blocks.
+        The GPUs cannot share the model, or the state of some layers is not in blocks.
     """
 
     def __init__(
@@ -123,14 +123,14 @@ class ModelStep:
         self.peers = nvlink or (fits is not None and fits.sheet.generation == "cdna3")
         self.kinds = Counter(model.kind(layer) for layer in range(model.layers))
         self.work = self.work_of(1)
-        # A chunk of a prompt counts as a prompt of as many scores.
+        # A chunk of a prompt counts as a whole prompt with the same number of scores.
         self._decode = Interpolated(lambda requests, cached: self._attention(requests, 1, cached - 1))
         self._prefill = Interpolated(lambda requests, length: self._attention(requests, length, 0))
         self._layers, self._head = cache(self._layers_ns), cache(self._head_ns)
         self._all: dict[tuple[int, ...], int] = {}
 
     def __call__(self, step: Step) -> int:
-        """Return what a step takes."""
+        """Return the duration of a step in ns."""
         tokens = decodes = cached = chunks = 0
         square = 0.0
         for count_, context in zip(step.tokens.values(), step.contexts, strict=True):
@@ -154,7 +154,7 @@ class ModelStep:
     # -- parts of a step --------------------------------------------------------------------------------
 
     def _through(self, tokens: int) -> float:
-        """Return what all but attention and the head take."""
+        """Return the time of everything but attention and the head."""
         if tokens <= GRAPH_SIZES[-1]:
             return self._layers(GRAPH_SIZES[bisect_left(GRAPH_SIZES, tokens)])
         low, rest = tokens // _COARSE * _COARSE, tokens % _COARSE
@@ -162,7 +162,7 @@ class ModelStep:
         return below + rest / _COARSE * (self._layers(low + _COARSE) - below) if rest else below
 
     def _layers_ns(self, tokens: int) -> float:
-        """Return what the layers take of so many tokens, without their attention."""
+        """Return the time of the layers for a number of tokens, without attention."""
         work = self.work_of(tokens)
         ns = self._ns([kernel for piece in work.embedding() for kernel in piece.forward])
         for kind, layers in self.kinds.items():
@@ -171,18 +171,18 @@ class ModelStep:
         return ns
 
     def _head_ns(self, requests: int) -> float:
-        """Return what the last norm, the head and sampling take, of so many requests."""
+        """Return the time of the last norm, the head and sampling for a number of requests."""
         if not requests or not self.model.vocabulary:
             return 0.0
         rows = GRAPH_SIZES[min(bisect_left(GRAPH_SIZES, requests), len(GRAPH_SIZES) - 1)]
         norm, head, _ = self.work_of(rows).head()
         logits = rows * self.model.vocabulary
         share = Collective("all_gather", 2 * logits, "tp")
-        sample = Pass(4 * logits * 3)  # cast to fp32, and read to find the largest
+        sample = Pass(4 * logits * 3)  # cast to fp32, and read to find the largest logit
         return self._ns([*norm.forward, *head.forward, share, sample])
 
     def _attention(self, batch: int, queries: int, cached: int) -> float:
-        """Return what attention takes in all layers, of so many prompts of so many queries each."""
+        """Return the time of attention in all layers, for `batch` prompts of `queries` queries each."""
         ns = 0.0
         for kind, layers in self.kinds.items():
             for each in self._kernels(self.work, kind):
@@ -195,11 +195,11 @@ class ModelStep:
     # -- kernels ----------------------------------------------------------------------------------------
 
     def work_of(self, tokens: int) -> RankWork:
-        """Return the pieces of a step of so many tokens."""
+        """Return the work of a rank in a step with this number of tokens."""
         return RankWork(self.model, self.layout, ReplicaBatch(1, tokens))
 
     def _kernels(self, work: RankWork, kind: str) -> Iterator[Kernel]:
-        """Yield the kernels of a layer's forward."""
+        """Yield the kernels of a layer's forward pass."""
         for part in kind:
             if part != "E":
                 for piece in work.layer(part):
@@ -214,37 +214,37 @@ class ModelStep:
             yield Collective("all_reduce", work.wide, "tp")
 
     def _ns(self, kernels: Sequence[Kernel]) -> float:
-        """Return what kernels take one after the other."""
+        """Return the time of kernels that run one after the other."""
         timed = [each for each in kernels if not isinstance(each, Collective)]
         total = sum(self.calibration.kernels_ns(timed))
         for each in kernels:
             if isinstance(each, Collective):
                 ns = self.calibration.collective_ns(each.kind, each.nbytes, self.group)
-                if each.kind == "all_reduce" and self.peers:  # the engine takes the faster one
+                if each.kind == "all_reduce" and self.peers:  # the engine uses the faster one
                     ns = min(ns, peer_all_reduce_ns(self.tensor, each.nbytes))
                 total += ns
         return total
 
     def all_reduce_ns(self, tokens: int) -> float:
-        """Return what summing the hidden state of so many tokens takes."""
+        """Return the time of an all-reduce of the hidden state of this number of tokens."""
         return self._ns([Collective("all_reduce", 2 * tokens * self.model.hidden, "tp")])
 
 
 _BYTES: Final = {"bf16": 2.0, "fp16": 2.0, **KEPT, "fp8-block": 1 + 4 / 128**2}
-"""Of a weight, with the scales of blocks: of fp8 128 x 128, where activations have a scale for 128."""
+"""Bytes of a weight with its scales: fp8 has one per block of 128 x 128, activations one per 128."""
 
 
 @dataclass(frozen=True)
 class ReplicaMemory:
-    """What is in the memory of each GPU of a replica.
+    """The contents of the memory of each GPU of a replica.
 
     Attributes
     ----------
     step : ModelStep
     dtype : str
-        Of the products, whose weights are kept in it; embedding and head stay in 16 bits.
+        Data type of the products and their weights; embedding and head stay in 16 bits.
     kv_dtype : str
-        Of keys and values.
+        Data type of keys and values.
     """
 
     step: ModelStep
@@ -253,26 +253,26 @@ class ReplicaMemory:
 
     @property
     def capacity(self) -> int | None:
-        """Bytes of a GPU."""
+        """Memory of a GPU in bytes, or None."""
         return self.step.calibration.memory
 
     @property
     def weights(self) -> int:
-        """Bytes of the weights."""
+        """Bytes of the weights on a GPU."""
         m = self.step.model
         words = m.vocabulary * (2 - m.tied) * m.hidden
         return round_half_up((2 * words + _BYTES[self.dtype] * (m.parameters - words)) / self.step.tensor)
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of the keys and values of a token; latent ones are whole on each GPU."""
+        """Bytes of the keys and values of a token; each GPU has latent ones in full."""
         m = self.step.model
         heads = max(1, m.kv_heads // self.step.tensor) * (m.query_head + m.value_head)
         width = m.kv_rank + m.rotary_head if m.kv_rank else heads
         return round_half_up(_BYTES[self.kv_dtype] * width) * m.layers
 
     def activations(self, tokens: int, requests: int) -> int:
-        """Return the bytes of the widest piece of a layer, of the hidden state, and of logits in fp32."""
+        """Return the bytes of the widest piece of a layer, the hidden state, and the logits in fp32."""
         work = self.step.work_of(tokens)
         one = [piece for kind in self.step.kinds for piece in work.layer(kind)]
         widest = max(piece.took + piece.made for piece in one)

@@ -1,15 +1,15 @@
-"""What a step takes by tables of measured kernels, as LLMServingSim profiles a model on a GPU.
+"""Duration of a step from tables of measured kernels, in the format of LLMServingSim's profiler.
 
 ::
 
-    dense.csv         layer, tokens, time_us                  products, norms, ...: of each layer, or once
+    dense.csv         layer, tokens, time_us                  products, norms, ...: per layer, or once
     per_sequence.csv  layer, sequences, time_us               the head, sampling
     attention.csv     prefill_chunk, kv_prefill, n_decode, kv_decode, time_us       both in one kernel
     moe.csv           tokens, activated_experts, time_us
-    skew.csv          n, t_mean_us, t_max_us, t_skew_us       uneven decodes beside even and longest ones
+    skew.csv          n, t_mean_us, t_max_us, t_skew_us       uneven, and even of mean and longest length
 
-Between measured sizes times are linear; beyond the largest they go on as between the last two. Uneven decodes
-take ``mean + alpha (longest - mean)``, with the alpha that fits the measured ones of as many decodes best.
+Times are linear between measured sizes, and extrapolated beyond the largest. Uneven decodes take ``mean +
+alpha (longest - mean)``, with the alpha that best fits the measurements with the same number of decodes.
 
 Source: casys-kaist/LLMServingSim, ``profiler/README.md`` (Apache-2.0).
 """
@@ -30,7 +30,7 @@ from sim.base.units import round_half_up
 
 _ONCE: Final = ("embedding", "final_layernorm")
 _TWICE: Final = "layernorm"
-"""Before attention, and before the middle."""
+"""Occurs twice in a layer: before attention, and before the middle."""
 _ATTENTION: Final = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
 
 
@@ -40,15 +40,15 @@ class TableStep:
     Parameters
     ----------
     folder : path
-        Of one model on one GPU, in one layout (``tp2``).
+        Folder of one model on one GPU type, in one layout (``tp2``).
     layers : int
     all_reduce_ns : callable, optional
-        ``all_reduce_ns(tokens)``: what is sent twice a layer.
+        ``all_reduce_ns(tokens)``: time of the all-reduce that each layer has twice.
 
     Raises
     ------
     InputError
-        A file is missing, or is no such table.
+        A file is missing, or has another format.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class TableStep:
         self._known: dict[tuple[float, ...], int] = {}
 
     def __call__(self, step: Step) -> int:
-        """Return what a step takes."""
+        """Return the duration of a step in ns."""
         chunk = context = decodes = cached = longest = 0
         for count, before in zip(step.tokens.values(), step.contexts, strict=True):
             if count == 1:
@@ -122,7 +122,7 @@ def _sum(
     times: Sequence[int],
     once: Sequence[tuple[FloatArray, FloatArray]],
 ) -> Callable[[float], float]:
-    """Return the time of layers together, as a function of one size."""
+    """Return the total time of layers, as a function of one size."""
     counted = [*zip(each, times, strict=True), *((of, 1) for of in once)]
     sizes = np.unique(np.concatenate([x for (x, _), _ in counted]))
     total = sum(n * np.interp(sizes, x, y) for (x, y), n in counted)
@@ -137,7 +137,7 @@ def _sum(
 
 
 def _alpha(path: Path) -> Callable[[float], float]:
-    """Return how far uneven decodes are from even ones towards the longest, by how many there are."""
+    """Return alpha of uneven decodes, as a function of their number."""
     table = _read(path, ("n", "t_mean_us", "t_max_us", "t_skew_us"), time=False).dropna()
     span, more = (table[name] - table["t_mean_us"] for name in ("t_max_us", "t_skew_us"))
     sums = pd.DataFrame({"n": table["n"], "x": span * more, "y": span * span}).groupby("n").sum()
@@ -146,21 +146,21 @@ def _alpha(path: Path) -> Callable[[float], float]:
 
 
 class _Grid:
-    """Times over a grid of sizes; what was not measured counts as the next smaller sizes."""
+    """Times over a grid of sizes; a point without a measurement has the time of the next smaller sizes."""
 
     def __init__(self, table: Any, columns: Sequence[str]) -> None:
         self.axes = [np.unique(table[name].to_numpy(float)) for name in columns]
         self.values = np.full([len(axis) for axis in self.axes], np.nan)
         places = [np.searchsorted(axis, table[name]) for axis, name in zip(self.axes, columns, strict=True)]
         self.values[tuple(places)] = table["time_us"]
-        for axis in range(len(self.axes)):  # a size that does not matter was measured as 0 alone
+        for axis in range(len(self.axes)):  # a size that does not matter was measured only at 0
             filled = pd.DataFrame(np.moveaxis(self.values, axis, 0).reshape(len(self.axes[axis]), -1))
             shape = np.moveaxis(self.values, axis, 0).shape
             self.values = np.moveaxis(filled.ffill().to_numpy().reshape(shape), 0, axis)
         self.values = np.nan_to_num(self.values)  # nothing to do
 
     def at(self, *sizes: float) -> float:
-        """Return the time, linear between neighbours on each axis."""
+        """Return the time, interpolated linearly on each axis."""
         found = self.values
         for axis, size in zip(self.axes, sizes, strict=True):
             high = int(np.clip(np.searchsorted(axis, size), 1, len(axis) - 1)) if len(axis) > 1 else 0

@@ -6,7 +6,7 @@
     policy ──► a batcher for each replica               ├► engine ──► passes ──► graph of steps ──► run
     requests, router                                    ┘                                   └─► report
 
-The policy is the batcher. Its steps are what the engine has decided, as a graph, whose run gives the trace.
+The policy is the batcher. The steps that the engine decided become a graph, whose run gives the trace.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class KvFields(Strict):
 
 
 class StepFields(Strict):
-    """What a step takes, in place of a model on a GPU."""
+    """The duration of a step, instead of a model on a GPU."""
 
     fixed: Duration = Field(0, description="of every step")
     token: Duration = Field(0, description="more for each token")
@@ -78,7 +78,7 @@ class StepFields(Strict):
 
 
 class PrefillFields(Strict):
-    """Replicas that compute prompts alone; the others pull what these have made."""
+    """Replicas that only compute prompts; the others pull the keys and values."""
 
     replicas: Size = Field(1, description="which compute prompts")
     bandwidth: Bandwidth = Field(
@@ -88,7 +88,7 @@ class PrefillFields(Strict):
 
 
 class LimitFields(Strict):
-    """What a request has to keep to count as served well; all that are given."""
+    """Limits that a request must keep to count as served well; all that are given."""
 
     ttft: Duration | None = Field(None, description="time to the first token")
     tpot: Duration | None = Field(None, description="time of each further token, on average")
@@ -134,12 +134,12 @@ class ServingFields(Strict):
 
 _HERE: Loc = ("workload", "serving")
 _NEWER: Final = ("a100-sxm-80", "h100-sxm", "h200-sxm", "b200-sxm", "b300-sxm")
-"""GPUs of which one more is tried, the next ones first."""
+"""Newer GPUs, of which what-ifs try the next two."""
 _KINDS: Final = ("prefill", "decode", "mixed")
 
 
 class Serving(Workload):
-    """Requests, served; its policy is the batcher."""
+    """Serving of requests; its policy is the batcher."""
 
     deciders = "sim.batchers"
     decider = ("batcher", "a serving engine")
@@ -147,20 +147,20 @@ class Serving(Workload):
     serving: ServingFields
 
     def check_schedule(self, policy: PolicyFields) -> None:
-        """Refuse options that the batcher has not; code is asked when it may run."""
+        """Raise if the batcher does not have an option; a user's own code is checked only when it runs."""
         if ":" not in (policy.name or ""):
             _batcher(policy, None)
 
     def default_policy(self) -> Mapping[str, Any]:
-        """Return the batcher that is meant where a scenario names none."""
+        """Return the batcher of scenarios that name none."""
         return {"name": "vllm-0.19"}
 
     def own_kinds(self) -> Collection[str]:
-        """Return what a step may be."""
+        """Return the kinds of steps."""
         return _KINDS
 
     def what_ifs(self, policy: PolicyFields) -> Mapping[str, Mapping[str, str]]:
-        """Return what could help: memory, the size of a step, who decides, more and faster GPUs."""
+        """Return settings that may help: memory, size of a step, batcher and router, more and faster GPUs."""
         of, options, here = self.serving, policy.options, "workload.serving."
 
         def changed(section: Strict, **values: Any) -> str:
@@ -205,16 +205,16 @@ class Serving(Workload):
     def work(
         self, document: Document, machine: Machine | None, policy: PolicyFields, loc: Loc, *, seed: int = 0
     ) -> Work:
-        """Serve the requests; return the steps.
+        """Serve the requests; return the work with the steps as its graph.
 
         Raises
         ------
         InputError
-            A wrong option, a request that can never be served, a machine beside the calibration.
+            A wrong option, a request that can never be served, or a machine beside the calibration.
         OutOfMemoryError
             Memory leaves no room for keys and values.
         StuckError
-            Nothing will ever run again.
+            Requests are unfinished, and nothing can ever run again.
         """
         if machine is not None:
             raise document.error(
@@ -238,7 +238,7 @@ class Serving(Workload):
 
 
 def _batcher(policy: PolicyFields, origin: plugins.Origin | None) -> Batcher:
-    """Make the batcher that a policy names."""
+    """Return the batcher that a policy names."""
     assert policy.name is not None
     origin = origin or plugins.Origin()
     made = call_with_options(origin.lookup("sim.batchers", policy.name), policy.name, policy.options, origin)
@@ -295,7 +295,7 @@ def _serve(
 
 
 def _costs(fields: ServingFields, document: Document) -> tuple[StepTime, ReplicaMemory | None]:
-    """Return what a step takes, and what memory holds, where a model and its GPU are known."""
+    """Return the duration of steps, and the use of memory if the model and its GPU are known."""
     tensor, given = fields.parallel.tp, fields.step
     model = calibration = memory = None
     if fields.model is not None:
@@ -323,7 +323,7 @@ def _costs(fields: ServingFields, document: Document) -> tuple[StepTime, Replica
 
 
 def _blocks(fields: ServingFields, memory: ReplicaMemory | None, batcher: Batcher, limit: int) -> int:
-    """Return how many blocks fit into what is left of a GPU's memory."""
+    """Return the number of blocks that fit into the rest of a GPU's memory."""
     assert memory is not None
     if memory.capacity is None:
         what = "needs blocks: the calibration does not say how much memory a GPU has"
@@ -345,13 +345,13 @@ def _blocks(fields: ServingFields, memory: ReplicaMemory | None, batcher: Batche
 
 
 def _activations(memory: ReplicaMemory, batcher: Batcher, limit: int) -> int:
-    """Return what a GPU keeps for activations and logits, of the largest step that the batcher may make."""
+    """Return the bytes of activations and logits on a GPU in the largest step of the batcher."""
     step_tokens, seats = getattr(batcher, "budget", limit), getattr(batcher, "max_num_seqs", 1)
     return memory.activations(min(step_tokens, limit * seats), seats)
 
 
 def _router(fields: ServingFields, document: Document, seed: int) -> RequestRouter:
-    """Make the router."""
+    """Return the router, ready to begin."""
     if fields.router is None:
         made: object = RoundRobin()
     else:
@@ -365,14 +365,14 @@ def _router(fields: ServingFields, document: Document, seed: int) -> RequestRout
 
 
 # ----------------------------------------------------------------------------------------------------------
-# The steps as a graph: what the engine decided. A replica runs its steps in order; one that begins when a
-# request comes, and not when the step before has ended, is released then.
+# The steps as a graph: what the engine decided. A replica runs its steps in order; a step that starts at the
+# arrival of a request, later than the end of the previous step, has a release time.
 #
 #     replica0   [0/0][0/1]           [0/2] ...
 
 
 def step_graph(passes: Sequence[EnginePass], names: Sequence[str]) -> tuple[Graph, Machine]:
-    """Return the steps of passes as a graph, and the replicas that run it."""
+    """Return the steps of passes as a graph, and the replicas as its machine."""
     builder = GraphBuilder("serving")
     ends, last = [0] * len(names), [""] * len(names)
     for number, each in enumerate(each for each in passes if each.tokens):
