@@ -1,4 +1,4 @@
-"""A condition on a result of a run, and what became of it.
+"""Conditions on the results of a run, and their outcomes.
 
 ::
 
@@ -8,12 +8,12 @@
       start.conv: {equals: 10us, tolerance: 1us}      of an op; conv[2] in the third iteration
       order: [a, b, c]                                these ops start in this order
       order.gpu0: [a, c]                              ... on this device
-      schedule: golden.csv                            as in a table that `sim run --ops` wrote
-      outcome: out of memory                          that it cannot begin or go on
-      1f1b: {makespan: {at_most: 1.0 x gpipe}}        of an entry of compare, beside another one
+      schedule: golden.csv                            as in a table written by `sim run --ops`
+      outcome: out of memory                          that the run cannot start or continue
+      1f1b: {makespan: {at_most: 1.0 x gpipe}}        of an entry of compare, relative to another one
 
-`scenarios.fields.results.RESULTS` lists what may be expected. Values have the units of the result, a
-tolerance in per cent is a share of what it should equal, and nothing is compared with a hidden epsilon.
+`scenarios.fields.results.RESULTS` lists the results. Values have the unit of the result, a tolerance in per
+cent is relative to the expected value, and no comparison has a hidden epsilon.
 """
 
 from __future__ import annotations
@@ -56,38 +56,38 @@ from sim.explain.memory_use import memory_use
 from sim.trace import Trace
 
 # ----------------------------------------------------------------------------------------------------------
-# Values of a condition that are known only when runs are over: ``1.05 x gpipe``, and a tolerance of ``1%``.
+# Values of a condition that are known only after the runs: ``1.05 x gpipe``, and a tolerance of ``1%``.
 #
-#     makespan: {at_most: 1.05 x gpipe}            of what another run of the scenario has
-#     makespan: {equals: 45us, tolerance: 1%}      of what it should equal
+#     makespan: {at_most: 1.05 x gpipe}            of the result of another run of the scenario
+#     makespan: {equals: 45us, tolerance: 1%}      of the expected value
 
 _TIMES: Final = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*x\s+(\S.*?)\s*")
 
 
 class Relative(NamedTuple):
-    """So many times what another run has.
+    """A multiple of a result of another run.
 
     Attributes
     ----------
     times : Fraction
     run : str
-        Its label; empty: of what this one should equal.
+        Label of that run; empty: a multiple of the expected value.
     """
 
     times: Fraction
     run: str = ""
 
     def __str__(self) -> str:
-        """Return it as it is written in a scenario, without zeros at the end."""
+        """Return the text for a scenario, without trailing zeros."""
         return f"{float(self.times):.10g} x {self.run}"
 
 
 Given = Value | Relative
-"""What a condition says of one of its keys."""
+"""The value of a key of a condition."""
 
 
 def read_relative(text: Any) -> Relative | None:
-    """Read ``1.05 x gpipe``; None: it is something else.
+    """Return the multiple in a text such as ``1.05 x gpipe``, or None if it is something else.
 
     Examples
     --------
@@ -101,14 +101,14 @@ def read_relative(text: Any) -> Relative | None:
 def resolved(condition: Mapping[str, Given], references: Mapping[str, int | float]) -> dict[str, Value]:
     """Return a condition in base units.
 
-    What is whole stays whole, and no bound becomes wider: at most 10.5 ns are at most 10, at least 10.5 are
-    at least 11.
+    Whole numbers stay whole, and no bound becomes wider: at most 10.5 ns becomes at most 10, at least 10.5
+    becomes at least 11.
 
     Parameters
     ----------
     condition : mapping
     references : mapping of str to int or float
-        What the run of each label has.
+        Result of the run of each label.
 
     Examples
     --------
@@ -137,19 +137,19 @@ _ROUNDED: Final[Mapping[str, Callable[[Fraction], int]]] = {
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Why a result is not as expected: what held an op up, what was in memory.
+# Why a result is not as expected: what delayed an op, or what was in memory.
 
 
 def why_not_at(trace: Trace, policy: str, op: str, at_ns: int) -> str:
-    """Return a line that says what held an op up at a time; nothing if it had started, or nothing is known.
+    """Return a line on what delayed an op at a time; empty if it had started, or the reason is unknown.
 
     Parameters
     ----------
     trace : Trace
     policy : str
-        What the run is called.
+        Label of the run.
     op : str
-        As expectations name it.
+        Name as in expectations.
     at_ns : int
     """
     held = held_at(schedule_of(trace, "", policy=policy), row_names(trace).index(op), at_ns)
@@ -157,9 +157,9 @@ def why_not_at(trace: Trace, policy: str, op: str, at_ns: int) -> str:
 
 
 def held_at_the_peak(trace: Trace, device: str, nbytes: int) -> str:
-    """Return a line that says when most memory of a device was in use, and by which tensors.
+    """Return a line on the time of a device's memory peak, and its largest tensors.
 
-    Nothing if tensors do not add up to so many bytes: then an allocator rounds, or waits, as it does.
+    Empty if tensors do not add up to `nbytes`, because an allocator rounded up or delayed them.
     """
     use = memory_use(trace, holders=3)[device]
     if use.peak_bytes != nbytes or not use.holders:
@@ -174,23 +174,23 @@ def held_at_the_peak(trace: Trace, device: str, nbytes: int) -> str:
 
 
 class FinishedRun(Protocol):
-    """What came out of a run; `scenarios.run.execute.Result` is one."""
+    """A finished run; `scenarios.run.execute.Result` is one."""
 
     @property
     def summary(self) -> Summary:
-        """The numbers."""
+        """Numbers of the run."""
 
     @property
     def trace(self) -> Trace:
-        """Every task."""
+        """All tasks."""
 
     @property
     def policy(self) -> str:
-        """What it is called."""
+        """Label of the run."""
 
 
 class Outcome(NamedTuple):
-    """One expectation, and what came out.
+    """An expectation, and the actual result.
 
     Attributes
     ----------
@@ -200,9 +200,9 @@ class Outcome(NamedTuple):
     actual : int, float, str or list of str
     passed : bool
     told : str
-        What was expected and what came out: a sentence, and lines below it that say more.
+        Expected and actual result: a sentence, and further lines with details.
     references : dict of str to int or float
-        What the runs have that the condition names.
+        Results of the runs that the condition names.
     """
 
     expectation: Expectation
@@ -214,16 +214,16 @@ class Outcome(NamedTuple):
 
     @property
     def what(self) -> str:
-        """The result that it is about."""
+        """Name of the result."""
         return self.expectation.what
 
     @property
     def message(self) -> str:
-        """Where the scenario says so, and what is told."""
+        """Place of the expectation, and `told`."""
         return f"{self.expectation.place}: {self.told}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain values."""
+        """Return plain values."""
         return {"what": self.what, **self.condition, "actual": self.actual, "passed": self.passed}
 
 
@@ -237,7 +237,7 @@ class Expectation(NamedTuple):
     condition : dict
         Values in base units, or relative to other runs.
     document, loc
-        Where the scenario says so.
+        Place in the scenario.
     """
 
     what: str
@@ -247,36 +247,36 @@ class Expectation(NamedTuple):
 
     @property
     def place(self) -> Place:
-        """Where the scenario says so."""
+        """Place in the scenario."""
         return self.document.place(self.loc)
 
     @property
     def in_file(self) -> bool:
-        """Whether the file says so, not a setting on the command line."""
+        """Whether the expectation is in the file, not in a setting of the command line."""
         return self.place.line > 0
 
     @property
     def table(self) -> Path | None:
-        """The table of ops that a schedule is held to."""
+        """The table of ops to which a schedule is compared, or None."""
         if RESULTS[self._split()[0]].unit is not FILE:
             return None
         with self.document.placing(*self.loc):
             return self.document.file(str(self.condition["equals"]))
 
     def check_name(self, known: Mapping[str, Sequence[str]], *, with_table: bool = True) -> None:
-        """Refuse names that the run will not have, before it runs.
+        """Raise before the run if it will not have a name.
 
         Parameters
         ----------
         known : mapping of str to sequence of str
             Names of ``device``, ``link``, ``op`` and ``recovery``.
         with_table : bool
-            Whether the table of a schedule has to be there.
+            Whether the table of a schedule must exist.
 
         Raises
         ------
         ScenarioError
-            Naming the nearest known one.
+            A name is unknown; the message has the nearest known one.
         """
         kind, name = self._split()
         of = RESULTS[kind].of
@@ -298,7 +298,7 @@ class Expectation(NamedTuple):
                 read_bytes(table, head=1)
 
     def on(self, seen_as: Callable[[str], str]) -> Expectation:
-        """Return the same with the names devices and ops have in a folded run (`sim.machine.machine`)."""
+        """Return the expectation with names of devices and ops as in a folded run (`sim.machine.machine`)."""
         kind, name = self._split()
         condition = self.condition
         if RESULTS[kind].unit is ORDER:
@@ -317,22 +317,22 @@ class Expectation(NamedTuple):
         new_tables: bool = False,
         unrecorded: str = "",
     ) -> Outcome:
-        """Compare with what came out.
+        """Return the outcome of comparing the expectation with a run.
 
         Parameters
         ----------
         run : Run
         other : callable
-            Returns the run of a label, for what is expected beside it.
+            Returns the run of a label, for conditions relative to it.
         new_tables : bool
-            Whether a table of ops need not have the run yet, or not be there: then it does not hold.
+            Whether a table of ops may lack the run, or be missing; then the expectation fails.
         unrecorded : str
-            Of a run whose schedule is held to no table: how commands name it, for how to find what moved.
+            Name of the run in commands if its schedule has no table, for advice on how to find what moved.
 
         Raises
         ------
         ScenarioError
-            The run has no such result (a pipeline's bubble, without a pipeline; the end of what never ran).
+            The run has no such result (the bubble without a pipeline, the end of an op that never ran).
         """
         result = RESULTS[self._split()[0]]
         if result.unit is FILE:
@@ -366,7 +366,7 @@ class Expectation(NamedTuple):
         return Outcome(self, condition, actual, passed, told, references)
 
     def of_failure(self, error: SimError) -> Outcome | None:
-        """Return what becomes of it in a run that did not begin or go on; None: it is of another result."""
+        """Return the outcome for a run that did not start or continue; None if it is about another result."""
         if self.what != "outcome":
             return None
         actual, wanted = outcome_of(error), str(self.condition["equals"])
@@ -374,7 +374,7 @@ class Expectation(NamedTuple):
         return Outcome(self, {"equals": wanted}, actual, actual == wanted, told)
 
     def _why(self, actual: Any, condition: Mapping[str, Any], run: FinishedRun) -> str:
-        """Say what held up an op, or was in memory, on further lines."""
+        """Return further lines on what delayed an op, or was in memory."""
         kind, name = self._split()
         if kind == "peak_memory":
             return held_at_the_peak(run.trace, name, actual)
@@ -396,11 +396,11 @@ class Expectation(NamedTuple):
 
     def _result_of(self, run: FinishedRun, whose: str = "this run") -> Any:
         kind, name = self._split()
-        if (folding := run.trace.job.machine.folding) is not None:  # of the other run
+        if (folding := run.trace.job.machine.folding) is not None:  # the other run may be folded
             name = folding.seen_as(name)
         try:
             actual = RESULTS[kind].get(run.summary, run.trace, name)
-        except KeyError:  # a device or link that the other run has not
+        except KeyError:  # the other run has no such device or link
             actual = None
         if actual is None:
             raise self.document.error(self.loc, no_such_result(self.what, whose), key=True)
@@ -427,18 +427,18 @@ class Expectation(NamedTuple):
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Reading ``expect:`` into expectations: values in base units, names of results and runs that there are.
+# Reading ``expect:`` into expectations: values in base units, checked names of results and runs.
 
 
 def check_runs(
     expect: Mapping[str, Condition | dict[str, Condition]], runs: Sequence[str], document: Document
 ) -> None:
-    """Refuse keys of a scenario's ``expect`` under which results of a run follow, and that are none.
+    """Raise if a key of a scenario's ``expect`` is neither a result nor a run with results under it.
 
     Raises
     ------
     ScenarioError
-        Naming the nearest run or result.
+        The message has the nearest run or result.
     """
     for what, each in expect.items():
         of_a_run, is_result = isinstance(each, dict), what.partition(".")[0] in RESULTS
@@ -457,21 +457,21 @@ def check_runs(
 def read_expectations(
     expect: Mapping[str, Condition], document: Document, loc: Loc, runs: Sequence[str] = ()
 ) -> tuple[Expectation, ...]:
-    """Read conditions on results.
+    """Return expectations from conditions on results.
 
     Parameters
     ----------
     expect : mapping of str to Condition
-        By result.
+        Conditions by result.
     document, loc
-        Where they stand.
+        Their place.
     runs : sequence of str
-        The labels of other runs that they may speak of.
+        Labels of other runs that they may name.
 
     Raises
     ------
     ScenarioError
-        An unknown result or run, a value without its unit, no condition, or two that contradict each other.
+        An unknown result or run, a value without its unit, no condition, or a contradiction between two.
     """
     found = tuple(
         Expectation(what, _read(what, condition, document, (*loc, what), runs), document, (*loc, what))
@@ -486,7 +486,7 @@ def read_expectations(
 def _read(
     what: str, condition: Condition, document: Document, loc: Loc, runs: Sequence[str]
 ) -> dict[str, Given]:
-    """Return the values in a fixed order and in base units."""
+    """Return the values of a condition in base units, in a fixed order."""
     try:
         check_named(what)
     except InputError as error:

@@ -1,4 +1,4 @@
-"""Everything that ``policy:`` and its neighbours may name, with its options: what `sim policies NAME` shows.
+"""Reference of everything that ``policy:`` and related keys may name, with options, for `sim policies NAME`.
 
 ::
 
@@ -7,7 +7,7 @@
                    │ docstring    window : int, optional            ──►  type, meaning
                    └ module       "Out-of-order issue: ..."         ──►  rule and source
 
-The command line, the reference on the docs site and the editors' schema are made of this, so that nothing is
+The command line, the reference on the docs site and the editors' schema are generated from it, so nothing is
 written twice.
 """
 
@@ -30,26 +30,26 @@ from sim.base.options import SUFFIXES, parameters, spelling
 from sim.base.units import format_bytes, format_duration
 
 # ----------------------------------------------------------------------------------------------------------
-# A docstring in numpydoc's form, taken apart: the line, the text below it, and what each parameter means.
+# A docstring in numpydoc's form, split into its summary, its text, and the meaning of each parameter.
 #
 #     Convert every op to one format.          summary
 #     ...                                      text: paragraphs before the first section
 #     format : str                             parameters["format"].type
 #         ``"NCHW"`` or ``"NHWC"``.            parameters["format"].meaning
 #
-# The form is that of https://numpydoc.readthedocs.io/en/latest/format.html; the markup is taken out of what
-# is shown, as a terminal has none.
+# https://numpydoc.readthedocs.io/en/latest/format.html describes the form. Markup is removed from what is
+# shown, because a terminal cannot render it.
 
 
 class ParameterDoc(NamedTuple):
-    """What a docstring says of a parameter."""
+    """The type and meaning of a parameter in a docstring."""
 
     type: str
     meaning: str
 
 
 class Docstring(NamedTuple):
-    """A docstring, taken apart."""
+    """A docstring, split into its parts."""
 
     summary: str
     text: str
@@ -60,9 +60,9 @@ _SECTION: Final = re.compile(r"^(\w[\w ]*)\n-{3,}\n", re.MULTILINE)
 
 
 def read_docstring(thing: object) -> Docstring:
-    """Return what the docstring of a class, function or instance says.
+    """Return the parts of the docstring of a class, function or instance.
 
-    A class that tells nothing of a parameter takes it from its bases, so that nothing is written twice.
+    Parameters that a class does not describe are taken from its bases, so that nothing is written twice.
 
     Parameters
     ----------
@@ -84,13 +84,13 @@ def read_docstring(thing: object) -> Docstring:
 
 
 def rule(thing: object) -> str:
-    """Return the docstring of the module that `thing` stands in: the rule it follows, and its source."""
+    """Return the docstring of the module of `thing`, with the rule that it follows and its source."""
     module = sys.modules.get(getattr(thing, "__module__", ""))
     return "" if module is None else inspect.getdoc(module) or ""
 
 
 def plain(text: str) -> str:
-    """Return a text without its markup for terminals.
+    """Return a text without its markup, for terminals.
 
     Examples
     --------
@@ -102,13 +102,13 @@ def plain(text: str) -> str:
 
 
 def _sections(thing: object) -> dict[str, str]:
-    """Return the sections of a docstring by title; what comes before the first has none."""
+    """Return the sections of a docstring by title; the text before the first has an empty title."""
     title, *rest = _SECTION.split(inspect.cleandoc(getattr(thing, "__doc__", None) or ""))
     return {"": title, **dict(zip(rest[::2], rest[1::2], strict=True))}
 
 
 def _parameters(section: str) -> dict[str, ParameterDoc]:
-    """Return what a section tells of each parameter; several may share a line: ``ranks, chunks : int``."""
+    """Return the parameters in a section; several may share a line: ``ranks, chunks : int``."""
     found = {}
     for entry in re.split(r"\n(?=\S)", section.strip()):
         head, _, meaning = entry.partition("\n")
@@ -122,14 +122,14 @@ def _parameters(section: str) -> dict[str, ParameterDoc]:
 
 
 class Decision(NamedTuple):
-    """One thing that is decided: by plugins of which group, and under which key of a scenario."""
+    """A kind of decision: its group of plugins, and its key in a scenario."""
 
     group: str
     title: str
     written: str
-    """How a scenario names one: ``{}`` stands for its name and options."""
+    """Form in a scenario: ``{}`` stands for its name and options."""
     method: str = ""
-    """By which one that is code is told from others."""
+    """Method that identifies it among a user's own classes."""
 
 
 DECISIONS: Final = (
@@ -180,10 +180,10 @@ class Option(NamedTuple):
     ----------
     name : str
     type : str
-        What a value is, in words.
+        Type of a value, in words.
     required : bool
     default : object
-        As a scenario would write it; None: as the meaning says.
+        Value as in a scenario; None: as the meaning says.
     meaning : str
     """
 
@@ -195,17 +195,17 @@ class Option(NamedTuple):
 
 
 class KnownDecision(NamedTuple):
-    """One policy, or another decision.
+    """A policy, or another plugin that decides.
 
     Attributes
     ----------
     name : str
     decision : Decision
     summary, text : str
-        The first line of its docstring, and what follows.
+        First line of its docstring, and the rest.
     options : tuple of Option
     rule : str
-        Docstring of its module: the rule in full, and where it comes from.
+        Docstring of its module: the rule in full, and its source.
     code : str
         ``module:attribute``.
     """
@@ -220,7 +220,7 @@ class KnownDecision(NamedTuple):
 
     @property
     def data(self) -> dict[str, Any]:
-        """What it is, as JSON."""
+        """Its description as JSON values."""
         options = [{**one._asdict(), "meaning": plain(one.meaning)} for one in self.options]
         return {
             "name": self.name,
@@ -235,7 +235,7 @@ class KnownDecision(NamedTuple):
 
     @property
     def written(self) -> str:
-        """How a scenario names it: with its options, if some are needed, and with the first, if none is."""
+        """Its form in a scenario: with the required options, or else with the first one."""
         shown = [one for one in self.options if one.required] or self.options[:1]
         key = "model" if self.decision.group == "sim.collectives" else "name"
         more = "".join(f", {one.name}: {_yaml(one.default)}" for one in shown)
@@ -244,12 +244,12 @@ class KnownDecision(NamedTuple):
 
 
 def decisions(group: str | None = None) -> Iterator[KnownDecision]:
-    """Yield all that is known, or what is known in a group; what cannot be loaded is warned of and left out.
+    """Yield all known plugins that decide, or those of a group; warn of those that cannot be loaded.
 
     Parameters
     ----------
     group : str, optional
-        Of `DECISIONS`.
+        A group of `DECISIONS`.
     """
     for decision in DECISIONS:
         if group in (None, decision.group):
@@ -258,21 +258,21 @@ def decisions(group: str | None = None) -> Iterator[KnownDecision]:
 
 
 def known_as(name: str, origin: plugins.Origin = plugins.NOWHERE) -> list[KnownDecision]:
-    """Return everything called `name`: ``round-robin`` is a placement and a stream assignment.
+    """Return all plugins of a name: ``round-robin`` is a placement, a stream assignment and a router.
 
     Parameters
     ----------
     name : str
-        Of a plugin, or ``module:Class``.
+        Name of a plugin, or ``module:Class``.
     origin : Origin
         Whether such a class may be loaded, and from where.
 
     Raises
     ------
     UnknownNameError
-        Nothing is; the message has the nearest name.
+        No plugin has this name; the message has the nearest one.
     InputError
-        A class that may not be loaded, cannot be, or decides nothing.
+        A class may not be loaded, cannot be loaded, or decides nothing.
 
     Examples
     --------
@@ -294,7 +294,7 @@ def known_as(name: str, origin: plugins.Origin = plugins.NOWHERE) -> list[KnownD
 
 
 def _code(name: str, origin: plugins.Origin) -> KnownDecision:
-    """Return what a class is that a scenario may name as ``module:Class``: what its method decides."""
+    """Return the description of a class ``module:Class``, by the first decision that a method of it makes."""
     thing = origin.lookup("sim.policies", name)
     fitting = [one for one in DECISIONS if one.method and callable(getattr(thing, one.method, None))]
     if not fitting:
@@ -312,7 +312,7 @@ def _known(name: str, decision: Decision, thing: Any) -> KnownDecision:
 
 
 def _taken(group: str, name: str, thing: Any) -> list[tuple[inspect.Parameter, ParameterDoc]]:
-    """Return the parameters that a scenario may give, as who takes them counts them, and what they mean."""
+    """Return the parameters that a scenario may give to a plugin, and their meanings."""
     from devices.memory.registry import MemorySpec, allocator_options
 
     if not callable(thing):
@@ -340,7 +340,7 @@ def _taken(group: str, name: str, thing: Any) -> list[tuple[inspect.Parameter, P
 
 
 def _in_a_file(annotation: Any) -> bool:
-    """Whether a file can hold a value for an annotation, or only Python code can give one."""
+    """Whether a file can hold a value of an annotation; otherwise only Python code can give one."""
     if isinstance(annotation, UnionType) or get_origin(annotation) is Union:
         return any(_in_a_file(one) for one in get_args(annotation) if one is not NoneType)
     if get_origin(annotation) is Annotated:
@@ -350,11 +350,11 @@ def _in_a_file(annotation: Any) -> bool:
 
 
 _PLAIN: Final = ("builtins", "collections.abc", "inspect", "pathlib")
-"""Where the types stand that a file has values for; and that of a parameter without an annotation."""
+"""Modules of the types whose values a file can hold; ``inspect`` has that of a missing annotation."""
 
 
 def _in_words(annotation: Any) -> str:
-    """Return what values of an annotation are, where no docstring says it; nothing, if there is none."""
+    """Return the type of an annotation in words, for want of a docstring; empty if there is none."""
     if annotation is inspect.Parameter.empty:
         return ""
     if get_origin(annotation) is Literal:
@@ -375,7 +375,7 @@ _QUANTITIES: Final[Mapping[str, tuple[str, Callable[[int], str]]]] = {
 
 
 def _option(parameter: inspect.Parameter, told: ParameterDoc) -> Option:
-    """Return an option as a file spells it: a parameter that carries its unit gives it to the value."""
+    """Return an option as spelt in a file; a unit in the parameter's name belongs to the value instead."""
     default = None if parameter.default is parameter.empty else parameter.default
     kind = told.type.removesuffix(", optional") or _in_words(parameter.annotation)
     for part in (parameter.annotation, *get_args(parameter.annotation)):
@@ -398,12 +398,12 @@ def _yaml(value: object) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# What an editor completes: names of policies, presets and kinds in the JSON Schema, and options by name.
+# What an editor completes: names of policies, presets and kinds in the JSON Schema, and their options.
 #
-#  placement: {name: dev▒                     the names that are known are offered, any other text is allowed
+#  placement: {name: dev▒                     known names are offered, any other text is allowed
 #  placement: {name: device-kind, so▒         then the options of that name, each with its meaning
 #
-# The schema stays as wide as it was: names of other packages, and code, stay valid. More is offered, no more.
+# The schema accepts as much as before: names of other packages, and code, stay valid. It only offers more.
 
 _POLICIES: Final = ("sim.policies", "sim.pipelines", "sim.batchers")
 _CHOICES: Final = {
@@ -416,14 +416,14 @@ _CHOICES: Final = {
     ("TrainingRun", "recovery"): "sim.recoveries",
     ("ServingFields", "router"): "sim.routers",
 }
-"""Kind of mapping and key → group whose members are chosen there, with their options."""
+"""Kind of mapping and key → group of the plugins that can be chosen there, with their options."""
 
 _ALIKE: Final = {"PolicyFields": ("PolicyFields", "VariantFields")}
 """An entry of ``compare`` has the keys of a policy."""
 
 
 def with_names(schema: dict[str, Any]) -> None:
-    """Put the names that are known, and their options, into a scenario's schema."""
+    """Add the known names, and their options, to a scenario's schema."""
     policies = [name for group in _POLICIES for name in plugins.names(group)]
     machines = [*plugins.names("sim.machines"), "recorded"]
     words = {
@@ -467,7 +467,7 @@ def _offer(value: dict[str, Any], names: Sequence[str]) -> None:
 
 
 def _choose(value: dict[str, Any], what: str, names: Sequence[str]) -> None:
-    """Offer names, and the options of each, wherever a choice stands in a value."""
+    """Offer names, and the options of each, wherever a value contains a choice."""
     for below in [value.get("items"), value.get("additionalProperties"), *value.get("anyOf", ())]:
         if isinstance(below, dict):
             _choose(below, what, names)
@@ -478,7 +478,7 @@ def _choose(value: dict[str, Any], what: str, names: Sequence[str]) -> None:
 
 
 def _options(*groups: str) -> dict[str, Any]:
-    """Return what holds of the options of each name: nothing but what they mean."""
+    """Return schemas for the options of each name, which only describe them."""
     offered = []
     for one in (known for group in groups for known in decisions(group)):
         if one.options:

@@ -1,4 +1,4 @@
-"""Scenarios as regression tests: run whatever has an ``expect:`` and say what does not hold."""
+"""Scenarios as regression tests: runs whatever has an ``expect:``, and reports what does not hold."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from sim.explain.failed_ops import failure_text
 from sim.explain.time_use import unused_devices
 
 # ----------------------------------------------------------------------------------------------------------
-# Failures as annotations: GitHub shows them beside the lines of a pull request.
+# Failures as annotations, which GitHub shows beside the lines of a pull request.
 #
 #     ::error file=s.yaml,line=12,col=13,title=sim check: 1f1b::makespan is 80 us, expected 50 us
 #
-# The format: "Workflow commands for GitHub Actions",
-# https://docs.github.com/en/actions/reference/workflow-commands, and for what is escaped,
+# The format is in "Workflow commands for GitHub Actions",
+# https://docs.github.com/en/actions/reference/workflow-commands; the escaping is in
 # ``packages/core/src/command.ts`` of https://github.com/actions/toolkit.
 
 
 def annotation(level: str, place: Place, title: str, message: str) -> str:
-    r"""Return the line that makes an annotation.
+    r"""Return the line of an annotation.
 
     Parameters
     ----------
@@ -63,29 +63,29 @@ def _escaped(text: str, also: str = "") -> str:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# What an expectation that failed has to say instead: the text of each value, as one would write it.
+# New values for an expectation that failed, as the text that one would write.
 #
-# What should be equal becomes what came out, exactly. So does a bound that is whole; shares and multiples of
-# another run get four digits, rounded to the side on which the bound holds.
+# An expected value becomes the exact result. So does a bound that is whole; shares and multiples of another
+# run get four digits, rounded to the side on which the bound holds.
 
 _DIGITS: Final = 4
 _ROUNDING: Final = {"equals": ROUND_HALF_EVEN, "at_most": ROUND_CEILING, "at_least": ROUND_FLOOR}
 
 
 def new_values(outcome: Outcome, *, percent: Collection[str] = ()) -> dict[str, str]:
-    """Return the keys of a condition that do not hold, and what they should say.
+    """Return new texts for the keys of a condition that do not hold.
 
     Parameters
     ----------
     outcome : Outcome
-        Of a value: no order, no schedule.
+        Outcome of a value, not of an order or a schedule.
     percent : collection of str
         Keys whose share is written in per cent.
 
     Raises
     ------
     InputError
-        No short text says it: what came out is no multiple of what another run has.
+        No short text is exact enough: the result is not a multiple of that of the other run.
     """
     return {
         key: _text(key, outcome, value, percent=key in percent)
@@ -95,7 +95,7 @@ def new_values(outcome: Outcome, *, percent: Collection[str] = ()) -> dict[str, 
 
 
 def _holds(key: str, actual: Value, condition: Mapping[str, Value]) -> bool:
-    """Whether one key of a condition holds, with the tolerance that is meant for it."""
+    """Whether one key of a condition holds, with the tolerance if it applies to this key."""
     keys = (key, "tolerance") if key == "equals" else (key,)
     return holds(actual, {each: condition[each] for each in keys if each in condition})
 
@@ -133,7 +133,7 @@ def _rounded(key: str) -> Context:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# A table of ops that holds later runs to a schedule, written anew for one run.
+# A table of ops to which the schedules of later runs are compared, rewritten for one run.
 #
 #     op,start_ns,...              policy,op,start_ns,...
 #     a,0,...                      gpipe,a,0,...             as `sim run --ops` writes one run, or several
@@ -141,19 +141,19 @@ def _rounded(key: str) -> Context:
 
 
 def write_golden(path: Path, run: FinishedRun, holders: Sequence[str] = ()) -> None:
-    """Write the schedule of a run into a table; what it says of other runs stays.
+    """Write the schedule of a run into a table, and keep the rows of other runs.
 
     Parameters
     ----------
     path : path
     run : Run
     holders : sequence of str
-        All runs that are held to the table. If there are others, its rows say of which run they are.
+        All runs that are compared to the table. If there are others, a column names the run of each row.
 
     Raises
     ------
     InputError
-        What is there is no table of ops, or nothing can be written there.
+        The file exists and is no table of ops, or it cannot be written.
     """
     import pandas as pd
 
@@ -165,7 +165,7 @@ def write_golden(path: Path, run: FinishedRun, holders: Sequence[str] = ()) -> N
     if path.exists():
         old = read_ops_table(path)
         runs = runs_in(old)
-        tables = dict.fromkeys(others, old)  # a table of one run has held all of them
+        tables = dict.fromkeys(others, old)  # until now all runs were compared to the table of one
         if runs:
             tables = {label: old[old["policy"].astype(str) == label] for label in runs}
     rows = run.trace.to_pandas(transfers=True)
@@ -179,22 +179,22 @@ def write_golden(path: Path, run: FinishedRun, holders: Sequence[str] = ()) -> N
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Scalars of a YAML file replaced where they stand: comments, layout and order stay as they were written.
+# Scalars of a YAML file are replaced in place: comments, layout and order stay as they were written.
 #
 #     makespan: {at_most: 45us}   # with both cores        65us at line 3, column 21
 #                         └──► 65us
 
 _PROPERTIES: Final = re.compile(r"([&!]\S*\s+)*")
-"""Anchors and tags, which begin a scalar's place."""
+"""Anchors and tags at the beginning of a scalar."""
 
 
 def rewrite_file(path: str | Path, new: Mapping[tuple[int, int], str]) -> None:
-    """Replace scalars in a file, whole or not at all.
+    """Replace scalars in a file, either all or none.
 
     Parameters
     ----------
     path : path
-        A link leads to the file that is rewritten.
+        A symbolic link is followed.
     new : mapping of (int, int) to str
         As for `replace_scalars`.
     """
@@ -205,13 +205,13 @@ def rewrite_file(path: str | Path, new: Mapping[tuple[int, int], str]) -> None:
 
 
 def replace_scalars(text: str, new: Mapping[tuple[int, int], str]) -> str:
-    """Return a YAML text with other scalars.
+    """Return a YAML text with some scalars replaced.
 
     Parameters
     ----------
     text : str
     new : mapping of (int, int) to str
-        Line and column of a scalar, counted from 1, to what it is to say. Quotes stay quotes.
+        Line and column of a scalar, counted from 1, to its new text. Quotes stay.
 
     Examples
     --------
@@ -227,7 +227,7 @@ def replace_scalars(text: str, new: Mapping[tuple[int, int], str]) -> str:
 
 
 def _scalars(text: str) -> Iterator[tuple[int, int, tuple[int, int]]]:
-    """Yield where each scalar begins and ends, and its line and column."""
+    """Yield the begin and end of each scalar, and its line and column."""
     for event in yaml.parse(text, Loader=LOADER):
         if isinstance(event, yaml.ScalarEvent):
             start, end = event.start_mark, event.end_mark
@@ -248,21 +248,21 @@ def _like(old: str, new: str) -> str:
 
 
 def _is_text(plain: str) -> bool:
-    """Whether a scalar without quotes is text, and no number or other word of YAML."""
+    """Whether a scalar without quotes is text, not a number or another word of YAML."""
     return isinstance(read_yaml_text(plain, "").value, str)
 
 
 # ----------------------------------------------------------------------------------------------------------
-# What did not hold, written anew into scenarios and tables of ops (``sim check --update``).
+# What did not hold is rewritten in scenarios and tables of ops (``sim check --update``).
 #
 #     makespan: {at_most: 45us}   # both cores    ──►    makespan: {at_most: 65us}   # both cores
-#     schedule: golden.csv                        ──►    golden.csv: the rows of this run are written anew
+#     schedule: golden.csv                        ──►    golden.csv: with new rows for this run
 #
-# Only what failed changes. What stands in another file (``extends``) stays: others are held to it, too.
+# Only what failed changes. Values in another file (``extends``) stay, since other scenarios use them, too.
 
 
 class Updated(NamedTuple):
-    """What was done about an outcome that failed.
+    """What was done about a failed outcome.
 
     Attributes
     ----------
@@ -270,7 +270,7 @@ class Updated(NamedTuple):
     told : str
         What was written, or why nothing was.
     done : bool
-        Whether it holds now.
+        Whether the expectation holds now.
     """
 
     outcome: Outcome
@@ -279,7 +279,7 @@ class Updated(NamedTuple):
 
 
 def update(result: Result) -> list[Updated]:
-    """Write what came out in place of what was expected and did not.
+    """Replace expectations that failed by the actual results.
 
     Raises
     ------
@@ -307,7 +307,7 @@ def _written(outcome: Outcome, result: Result) -> str:
 
 
 def _rewritten(outcome: Outcome) -> str:
-    """Change the scenario, which may have changed since it was read; return what was written."""
+    """Change the scenario file, which may have changed since it was read; return what was written."""
     expectation = outcome.expectation
     path = expectation.document.path
     there = _node(expectation, expectation.loc, read_yaml(path))
@@ -324,7 +324,7 @@ def _rewritten(outcome: Outcome) -> str:
 
 
 def _node(expectation: Expectation, loc: Loc, root: Node) -> Node:
-    """Return the value of an expectation in its file as it is now."""
+    """Return the current value of an expectation in its file."""
     node: Node | None = root
     for part in loc:
         node = node and node.child(part)
@@ -335,7 +335,7 @@ def _node(expectation: Expectation, loc: Loc, root: Node) -> Node:
 
 
 def _reordered(outcome: Outcome, there: Node) -> list[tuple[Node, str]]:
-    """Return the names of a list of ops that change places."""
+    """Return the nodes in a list of ops that get another name."""
     listed = there.value["equals"].value if isinstance(there.value, dict) else there.value
     assert isinstance(listed, list)
     assert isinstance(outcome.actual, list)
@@ -349,29 +349,29 @@ def _reordered(outcome: Outcome, there: Node) -> list[tuple[Node, str]]:
 # ----------------------------------------------------------------------------------------------------------
 
 SUFFIXES: Final = (".yaml", ".yml")
-"""Endings of files that may be scenarios."""
+"""Suffixes of files that may be scenarios."""
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What became of one run of one scenario.
+    """The outcome of one run of a scenario.
 
     Attributes
     ----------
     path : str
-        The file.
+        File of the scenario.
     label : str
-        The policy; empty where the file itself is wrong.
+        Label of the run; empty if the file itself is wrong.
     outcomes : tuple of Outcome
         One for each expectation.
     error : SimError or None
-        Why there are none.
+        Why there are no outcomes.
     unused : tuple of str
-        Devices of the machine that it did not use.
+        Devices of the machine that the run did not use.
     updated : tuple of Updated, optional
-        What was done about each outcome that failed, where new values were wanted.
+        What was done about each failed outcome, if updates were requested.
     failed : str
-        Which op failed, if one did and nothing is expected of `failed`: the rest may hold all the same.
+        Which op failed, if one did and there is no expectation of `failed`: all others may hold nevertheless.
     """
 
     path: str
@@ -384,7 +384,7 @@ class Checked:
 
     @property
     def exit_status(self) -> int:
-        """0 when everything holds (now), 1 when something does not, 2 when the scenario is wrong."""
+        """0 if everything holds (now), 1 if something does not, 2 if the scenario is wrong."""
         if self.error is not None:
             return self.error.exit_status
         if self.updated is not None:
@@ -393,7 +393,7 @@ class Checked:
 
     @property
     def complaints(self) -> list[tuple[Place, str]]:
-        """What did not hold, and where the scenario says so; line 0: somewhere in the file."""
+        """What did not hold, and its place in the scenario; line 0: somewhere in the file."""
         if self.error is not None:
             return [*self.error.placed] or [(Place(self.path), str(self.error))]
         if self.updated is not None:
@@ -405,14 +405,14 @@ class Checked:
 
     @property
     def messages(self) -> list[str]:
-        """What did not hold, and which op failed, in lines."""
+        """Lines on what did not hold, and on which op failed."""
         if self.error is not None:
             return str(self.error).splitlines()
         told = [f"{place}: {told}" for place, told in self.complaints]
         return [line for each in [*told, self.failed] for line in each.splitlines()]
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain values."""
+        """Return plain values."""
         return {
             "scenario": self.path,
             "policy": self.label or None,
@@ -426,7 +426,7 @@ class Checked:
 def check_file(
     path: str | Path, allowed: Allowed = NOTHING, *, new_values: bool = False
 ) -> Iterator[Checked]:
-    """Run every case of a scenario that expects something, and check the invariants of its trace.
+    """Run every case of a scenario that has expectations, and check the invariants of its trace.
 
     Parameters
     ----------
@@ -434,13 +434,13 @@ def check_file(
     allowed : Allowed
         Whether the scenario may name ``module:Class``, and files outside its own folder.
     new_values : bool
-        Whether what does not hold is written anew, as it came out.
+        Whether values that do not hold are replaced by the actual results.
 
     Yields
     ------
     Checked
-        One for each case, or one with the error when the file is wrong. A scenario that expects
-        nothing yields one without outcomes: it was read, and not run.
+        One for each case, or one with the error if the file is wrong. A scenario without expectations
+        yields one without outcomes: it was read, but not run.
     """
     try:
         cases = scenario_of(Document.read(path, allowed)).expected()
@@ -454,7 +454,7 @@ def check_file(
 
 
 def check_case(case: Case, *, new_values: bool = False) -> Checked:
-    """Run one case, check the invariants of its trace and what is expected of it; see `check_file`."""
+    """Run one case, and check the invariants of its trace and its expectations; see `check_file`."""
     path = str(case.scenario.document.path)
     try:
         result = run_case(case, check=True, new_tables=new_values)
@@ -472,15 +472,15 @@ def check_case(case: Case, *, new_values: bool = False) -> Checked:
 
 
 def scenario_files(paths: Iterable[str | Path]) -> list[Path]:
-    """Return the scenario files that `paths` mean: files as they are, folders searched.
+    """Return the given files, and the scenario files in the given folders.
 
-    In a folder (and those below it, hidden ones left out), a scenario is a YAML mapping that has a
-    ``workload``, or nearly that; other YAML files are not looked at further.
+    In a folder and those below it, except hidden ones, a scenario is a YAML mapping with a ``workload``, even
+    if slightly misspelt; other YAML files are ignored.
 
     Raises
     ------
     InputError
-        A folder without any scenario.
+        A folder has no scenario.
     """
     found: dict[Path, None] = {}
     for path in map(Path, paths):
@@ -501,7 +501,7 @@ def _yaml_files(folder: Path) -> Iterator[Path]:
 
 
 def is_scenario(path: Path) -> bool:
-    """Whether a file has a workload; so has one that cannot be read, or misspells it: none is overlooked."""
+    """Whether a file has a workload; unreadable files and misspelt keys count, so that none is overlooked."""
     try:
         root = Document.read(path).root
     except InputError:

@@ -1,20 +1,20 @@
-"""What a scenario file may hold. Its JSON Schema, for editors, is `scenario.schema.json`, made from this.
+"""Schema of a scenario file. `scenario.schema.json`, its JSON Schema for editors, is generated from it.
 
 ::
 
-    version: 1       extends: other.yaml               of the format; what the rest is laid over
+    version: 1       extends: other.yaml               the format, and the scenario that this one changes
     name: ...        machine: ...     workload: ...    what runs, and where
-    policy: ...      knowledge: ...   cost: ...        how it is decided
-    memory: ...      noise: ...                        what runs out, what varies
+    policy: ...      knowledge: ...   cost: ...        decisions
+    memory: ...      noise: ...                        limits and variation
     iterations: ...  seed: ...  engine: ...  fold: ...
     faults: ...                                        parts of the machine that fail or become slow
     training_run: ...                                  many such steps, with failures
     compare: [...]                                     the same work under other policies
-    expect: {...}                                      what has to come out
+    expect: {...}                                      expected results
 
 The machine's part is in `scenarios.fields.machine_fields`, each kind of workload in
-`scenarios.workloads.workload`. A key that is not known here is an error, except in ``policy``, where it is an
-option of the policy, which `scenarios.run.decisions` checks.
+`scenarios.workloads.workload`. An unknown key is an error, except in ``policy``, where it is an option of the
+policy, which `scenarios.run.decisions` checks.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ SCHEMA_ID = "https://json-schema.org/draft/2020-12/schema"
 
 
 def _workload(value: Any, info: ValidationInfo) -> Workload:
-    """Read ``workload:`` as the kind that it names; the other kinds are not even imported.
+    """Return ``workload:``, validated as the kind that it names; other kinds are not even imported.
 
-    The context of the validation may have it read already.
+    If the context of the validation has a workload that was read before, that one is returned.
     """
     if info.context is not None:
         known: Workload = info.context["workload"]
@@ -71,7 +71,7 @@ def _workload(value: Any, info: ValidationInfo) -> Workload:
 
 
 def _training_run(value: Any) -> Any:
-    """Read ``training_run:``; most scenarios have none, and do not import what that takes."""
+    """Return ``training_run:``, validated; most scenarios have none, and skip its imports."""
     if value is None:
         return None
     from scenarios.training_run.fields import TrainingRun
@@ -80,7 +80,7 @@ def _training_run(value: Any) -> Any:
 
 
 def _faults(value: Any) -> Any:
-    """Read ``faults:``, likewise."""
+    """Return ``faults:``, validated in the same way."""
     if value is None:
         return None
     from scenarios.fields.fault_fields import FaultFields
@@ -143,7 +143,7 @@ class ScenarioFile(Strict):
 
 
 def model_of(kinds: Mapping[str, type[Workload]]) -> type[ScenarioFile]:
-    """Return a model of scenario files with these kinds of workload, which knows all keys of a machine."""
+    """Return a model of scenario files with these kinds of workload and all keys of a machine."""
     from scenarios.fields.fault_fields import FaultFields
     from scenarios.training_run.fields import TrainingRun
 
@@ -161,7 +161,7 @@ def model_of(kinds: Mapping[str, type[Workload]]) -> type[ScenarioFile]:
 
 
 def model_for(value: Any) -> type[ScenarioFile]:
-    """Return the model of a whole file, with the kind of workload that it names, else with every kind."""
+    """Return the model of a whole file, with the kind of workload that it names, or else all kinds."""
     workload = value.get("workload") if isinstance(value, dict) else None
     named = kinds_in(workload) if isinstance(workload, dict) else []
     kind = kind_of(named[0]) if len(named) == 1 else None
@@ -187,18 +187,18 @@ def json_schema() -> dict[str, Any]:
     _share(schema)
     schema["$defs"] |= _SHARED
     with_names(schema)
-    schema["anyOf"] = [{"required": schema.pop("required")}, {"required": ["extends"]}]  # which has it
+    schema["anyOf"] = [{"required": schema.pop("required")}, {"required": ["extends"]}]  # the base has them
     return {"$schema": SCHEMA_ID, **schema, "title": "A scenario of sim"}
 
 
 def _share(schema: Any) -> None:
-    """Put references in place of the long patterns of quantities, and drop defaults that say nothing."""
+    """Replace the long patterns of quantities by references, and drop defaults that say nothing."""
     if isinstance(schema, list):
         for item in schema:
             _share(item)
     if not isinstance(schema, dict):
         return
-    if "default" in schema and schema["default"] is None:  # which an editor would offer
+    if "default" in schema and schema["default"] is None:  # an editor would offer it
         del schema["default"]
     for name, shared in _SHARED.items():
         if schema.get("anyOf") == shared["anyOf"]:

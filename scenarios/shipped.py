@@ -1,13 +1,13 @@
-"""Scenarios that ship with the program: examples to read and to run, and templates to begin with.
+"""Scenarios that ship with the program: examples to read and to run, and templates to start from.
 
 ::
 
     scenarios/templates/gpu.yaml     preset: h100-sxm     #? GPU
                                              │               └ asked by `sim new`; the comment stays
-                                             └ answered in its place
+                                             └ replaced by the answer
 
-A template is a scenario like any other, and its values are the answers that nobody gave. Files that a
-scenario names (graphs, recordings) go with its copy.
+A template is a scenario like any other; its values are the default answers. Files that a scenario names
+(graphs, recordings) are copied with it.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _QUESTION: Final = re.compile(
 _SCHEMA: Final = "# yaml-language-server: $schema="
 
 Ask = Callable[[str, str, Callable[[str], str]], str]
-"""Asks a question with a default; the third refuses an answer by an `InputError`."""
+"""Asks a question with a default; the third argument raises an `InputError` for a wrong answer."""
 
 
 class Shipped(NamedTuple):
-    """A scenario that ships."""
+    """A scenario that ships with the program."""
 
     name: str
     title: str
@@ -46,7 +46,7 @@ class Shipped(NamedTuple):
 
 
 def shipped() -> Iterator[Shipped]:
-    """Yield all that ships: templates, then examples, each by name.
+    """Yield all scenarios that ship: templates, then examples, each sorted by name.
 
     Examples
     --------
@@ -58,7 +58,7 @@ def shipped() -> Iterator[Shipped]:
 
 
 def _read(path: Path) -> Shipped:
-    """Return what a file says of itself: its description, or the comment that it begins with."""
+    """Return a shipped scenario, with its description or the comment at the top of its file."""
     content = read_yaml(path).plain()
     _, comment, *_ = path.read_text(encoding="utf-8").splitlines()
     about: str = content.get("description") or comment.removeprefix("# ")
@@ -66,12 +66,12 @@ def _read(path: Path) -> Shipped:
 
 
 def named(name: str) -> Shipped:
-    """Return the scenario that ships under a name.
+    """Return the shipped scenario of a name.
 
     Raises
     ------
     UnknownNameError
-        There is none; the message has the nearest name.
+        The name is unknown; the message has the nearest one.
     """
     known = {path.stem: path for folder in (_EXAMPLES, _TEMPLATES) for path in folder.glob("*.yaml")}
     if name not in known:
@@ -80,14 +80,14 @@ def named(name: str) -> Shipped:
 
 
 def filled(text: str, ask: Ask, target: Path) -> str:
-    """Return a template with answers in place of its values, in the order of its questions.
+    """Return a template with its values replaced by answers, in the order of its questions.
 
     Parameters
     ----------
     text : str
     ask : callable
     target : Path
-        Where it will stand; files are looked for beside it.
+        Path of the new scenario; files that it names are beside it.
     """
     at = 0
     while (found := _QUESTION.search(text, at)) is not None:
@@ -108,7 +108,7 @@ def filled(text: str, ask: Ask, target: Path) -> str:
 
 
 def _refuse_wrong(text: str, value: str, default: str, target: Path) -> None:
-    """Refuse an answer that makes no scenario, or names no file where the default is one."""
+    """Raise if an answer makes the scenario invalid, or names no file where the default names one."""
     from devices.machine import make_machine
     from scenarios.run.scenario import scenario_of
 
@@ -122,12 +122,12 @@ def _refuse_wrong(text: str, value: str, default: str, target: Path) -> None:
 
 
 def write_scenario(target: Path, text: str, *, force: bool = False) -> list[Path]:
-    """Write a scenario, and the files that it names unless they are there; return what was written.
+    """Write a scenario, and those of its files that do not exist there; return what was written.
 
     Raises
     ------
     InputError
-        The scenario is there already, and `force` is false; or its folder is not.
+        The scenario exists and `force` is false, or its folder does not exist.
     """
     if target.exists() and not force:
         raise InputError(f"{target}: is there already; name another file, or replace it with --force")
@@ -138,7 +138,7 @@ def write_scenario(target: Path, text: str, *, force: bool = False) -> list[Path
     written = [target]
     files = {path.relative_to(_EXAMPLES).as_posix(): path for path in _EXAMPLES.rglob("*") if path.is_file()}
     names = list(texts_in(read_yaml_text(text, str(target), places=False).plain()))
-    for name in names:  # they become more: a scenario that this one extends names files, too
+    for name in names:  # the list grows: a scenario that this one extends names files as well
         copy = target.parent / name
         if name in files and not copy.exists():
             copy.parent.mkdir(parents=True, exist_ok=True)

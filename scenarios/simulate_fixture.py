@@ -1,4 +1,4 @@
-"""What the pytest fixture ``simulate`` is: it runs a scenario, what would stand in one, or a graph in Python.
+"""The pytest fixture ``simulate``: runs a scenario file, a scenario as a mapping, or a graph in Python.
 
 ::
 
@@ -39,7 +39,7 @@ from sim.simulation import simulate
 from sim.trace import Trace
 
 # ----------------------------------------------------------------------------------------------------------
-# What the pytest fixture ``simulate`` gives: a run, which says what of it one asserts and does not hold.
+# The run that the fixture ``simulate`` returns; its assertions say what does not hold.
 #
 #     run["makespan"] == 33_000_000
 #     run.order("rank0")[:2] == ["0F0", "0F1"]
@@ -49,7 +49,7 @@ _Called = TypeVar("_Called", bound=Callable[..., Any])
 
 
 def in_short(call: _Called) -> _Called:
-    """Let a mistake of the caller's be shown where it was made: without our own lines above the message."""
+    """Hide our own frames from the traceback of a caller's mistake, so that it ends at the caller."""
 
     @wraps(call)
     def short(*arguments: Any, **named: Any) -> Any:
@@ -63,27 +63,27 @@ def in_short(call: _Called) -> _Called:
 
 
 class _Conditions(Strict):
-    """What `Simulated.expect` takes."""
+    """The argument of `Simulated.expect`."""
 
     expect: Expect
 
 
 @dataclass(frozen=True, eq=False)
 class Simulated:
-    """A run, and what one asserts of it.
+    """A run, with methods for assertions.
 
     Attributes
     ----------
     trace : Trace
-        Every task; `Trace.to_pandas` makes a table of it.
+        All tasks; `Trace.to_pandas` makes a table of them.
     summary : dict
         What ``sim run --json`` prints.
     policy : str
-        What the run is called.
+        Label of the run.
     document : Document
-        What its expectations are told by: a test, or the scenario that it ran.
+        Document to which messages refer: the test, or the scenario that it ran.
     new_tables : list of str, optional
-        Which tables of ops were written anew. None: none is, whatever came out.
+        Tables of ops that were rewritten. None: none may be rewritten.
     """
 
     trace: Trace
@@ -94,16 +94,16 @@ class Simulated:
 
     @property
     def makespan_ns(self) -> int:
-        """The end of the last task."""
+        """End of the last task."""
         return self.trace.makespan_ns
 
     @cached_property
     def idle_ns(self) -> dict[str, int]:
-        """How long each device executes nothing."""
+        """Time during which each device executes nothing."""
         return {name: use["idle_ns"] for name, use in self.summary["devices"].items()}
 
     def order(self, device: str | None = None) -> list[str]:
-        """Return the tasks in the order in which they start, of all devices or one."""
+        """Return the names of tasks in order of their starts, on all devices or one."""
         found = self["order" if device is None else f"order.{device}"]
         assert isinstance(found, list)
         return found
@@ -120,7 +120,7 @@ class Simulated:
 
     @in_short
     def expect(self, conditions: Mapping[str, Any], **others: Simulated) -> None:
-        """Assert what ``expect:`` of a scenario would say.
+        """Assert conditions as in ``expect:`` of a scenario.
 
         Parameters
         ----------
@@ -132,7 +132,7 @@ class Simulated:
         Raises
         ------
         AssertionError
-            What does not hold, a line each, and of a schedule what moved first.
+            A condition does not hold: one line each, and for a schedule what moved first.
         InputError
             A condition is wrong.
         """
@@ -159,7 +159,7 @@ class Simulated:
             raise AssertionError("\n".join([f"under {self.policy}, not as expected:", *failed]))
 
     def __repr__(self) -> str:
-        """Return what a failing test shows of it."""
+        """Return the text that a failing test shows."""
         return f"<{self.policy}: {self.trace.makespan_ns:,} ns, {len(self.trace):,} tasks>"
 
 
@@ -168,14 +168,14 @@ class Simulated:
 
 @dataclass(frozen=True)
 class Simulate:
-    """Runs scenarios and graphs for a test; what the fixture ``simulate`` is.
+    """Runs scenarios and graphs for a test; the value of the fixture ``simulate``.
 
     Attributes
     ----------
     test : Path
-        The file of the test: other files are found from its folder.
+        File of the test: relative paths start at its folder.
     new_tables : list of str, optional
-        See `Simulated`: with ``--sim-update``.
+        See `Simulated`; given with ``--sim-update``.
     allowed : Allowed
         ``--sim-allow-code``, ``--sim-allow-outside``.
     """
@@ -185,7 +185,7 @@ class Simulate:
     allowed: Allowed = NOTHING
 
     def __repr__(self) -> str:
-        """Return what a failing test shows of it."""
+        """Return the text that a failing test shows."""
         return f"<simulate for {self.test.name}>"
 
     @in_short
@@ -198,28 +198,28 @@ class Simulate:
         sets: Iterable[str] = (),
         **options: Any,
     ) -> Simulated:
-        """Run something, check the invariants of its trace, and return what came out.
+        """Run a scenario or graph, check the invariants of its trace, and return the run.
 
         Parameters
         ----------
         work : str, Path, mapping or Graph
-            A scenario file, what would stand in one, or a graph.
+            A scenario file, the content of one, or a graph.
         machine : Machine or mapping, optional
-            Of a graph: the machine, or what a scenario would say of it.
+            For a graph: the machine, or its description as in a scenario.
         policy : str, Policy or class, optional
-            The label of an entry of ``compare``, the name of a policy, or a policy of your own. Default: that
-            of the scenario; of a graph: ``ready-queue``.
+            Label of an entry of ``compare``, name of a policy, or a policy of your own. Default: that of the
+            scenario; for a graph: ``ready-queue``.
         sets : iterable of str
-            Of a scenario: ``KEY=VALUE``, as for ``--set``.
+            For a scenario: ``KEY=VALUE``, as for ``--set``.
         **options
-            Of a graph: other arguments of `sim.simulate`, as ``iterations``.
+            For a graph: other arguments of `sim.simulate`, such as ``iterations``.
 
         Raises
         ------
         InputError
-            Something of this is wrong.
+            Something about the arguments is wrong.
         RunError
-            The run cannot go on: out of memory, stuck.
+            The run cannot continue: out of memory, stuck.
         """
         own = policy() if isinstance(policy, type) else policy
         if isinstance(work, Graph):
@@ -271,5 +271,5 @@ class Simulate:
 
     @property
     def _document(self) -> Document:
-        """What expectations of the test are told by."""
+        """Document to which messages of the test's expectations refer."""
         return Document(read_yaml_text("{}", self.test.name), self.test, allowed=self.allowed)
