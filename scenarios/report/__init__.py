@@ -1,1 +1,1 @@
-"""What is said of runs: comparisons, explanations, tables and pictures."""
+"""Reports on runs: comparisons, explanations, tables and pictures."""

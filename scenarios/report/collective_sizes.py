@@ -1,7 +1,7 @@
-"""Collectives by size: how NCCL runs them, how long that takes, what was measured; as rows and a picture.
+"""Collectives by size: NCCL's choice, and estimated and measured times, as rows and as a picture.
 
-Where NCCL's choice is not known (other chips, GPUs without NVSwitches), the links of the machine say how long
-the fastest algorithm takes.
+If NCCL's choice is not known (other chips, GPUs without NVSwitches), the time is that of the fastest
+algorithm over the links of the machine.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ COLLECTIVES_SCHEMA: Final = "sim.collectives/1"
 KINDS: Final = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "reduce", "send")
 
 _POWERS: Final = range(10, 31)
-"""Of two: sizes where none were measured."""
+"""Exponents of the sizes, as powers of two, if none were measured."""
 _BUS: Final = {**RING_ROUNDS, "all_to_all": 1}
 
 
 class CollectiveRanks(NamedTuple):
-    """Who takes part.
+    """The ranks that take part in a collective.
 
     Attributes
     ----------
     gpu : str or None
-        As NCCL's constants call it; None: NCCL's choice is not known for it.
+        GPU's name in NCCL's constants; None: NCCL's choice is not known for it.
     per_node : tuple of int
-        How many there are on each node.
+        Number of ranks on each node.
     machine : Machine or None
     devices : tuple of int
-        Where NCCL's choice is not known: the machine, and which of its devices.
+        Machine and indices of its devices, if NCCL's choice is not known.
     group : int or None
-        ... and how many neighbours are near one another: those of a node, or of a row of a torus.
+        ... and the number of ranks that are close together: in a node, or in a row of a torus.
     """
 
     gpu: str | None
@@ -59,24 +59,24 @@ class CollectiveRanks(NamedTuple):
 
     @property
     def word(self) -> str:
-        """What they are called."""
+        """Word for the ranks: GPUs or NPUs."""
         return (
             "GPUs" if self.machine is None or self.machine.devices[self.devices[0]].kind == "gpu" else "NPUs"
         )
 
 
 class Row(NamedTuple):
-    """A collective of one size.
+    """The known times of a collective of one size.
 
     Attributes
     ----------
     nbytes : int
     algorithm : str
     choice : Choice or None
-        What NCCL takes, and expects.
+        NCCL's choice, with its own estimate.
     fitted_us, links_us, measured_us : float or None
-        By rates that were fitted to measured times; by the links, where NCCL's choice is not known; what a
-        table says; None: they do not know it.
+        Time from rates fitted to measurements; from the links, if NCCL's choice is not known; from a table.
+        None: unknown.
     """
 
     kind: str
@@ -90,17 +90,17 @@ class Row(NamedTuple):
 
     @property
     def tuner_us(self) -> float | None:
-        """What NCCL expects."""
+        """NCCL's own estimate."""
         return None if self.choice is None else self.choice.estimate_us
 
     @property
     def best_us(self) -> float:
-        """The best that is known without measuring."""
+        """Best estimate without a measurement."""
         found = (self.fitted_us, self.tuner_us, self.links_us)
         return next((us for us in found if us is not None), 0.0)
 
     def bus_gb_per_s(self, us: float | None) -> float | None:
-        """Return nccl-tests' bus bandwidth: what each rank's links carry, for a time."""
+        """Return nccl-tests' bus bandwidth, carried by each rank's links, from a time."""
         rounds = _BUS.get(self.kind)
         share = 1.0 if rounds is None else rounds * (self.ranks - 1) / self.ranks
         return None if not us else share * self.nbytes / us / 1000
@@ -126,12 +126,12 @@ class Row(NamedTuple):
 
 
 def ranks_of_nodes(preset: str, nodes: int, ranks: int | None) -> CollectiveRanks:
-    """Return who takes part: equally many devices of each node that are no CPU, the first ones.
+    """Return the ranks of a collective: the first GPUs or NPUs of each node, equally many on each.
 
     Raises
     ------
     InputError
-        A machine without such devices, or ranks that the nodes do not have in equal numbers.
+        The machine has no such devices, or the nodes do not have that many ranks in equal numbers.
     """
     machine = make_machine({"preset": preset})
     here = _accelerators(machine)
@@ -171,7 +171,7 @@ def _accelerators(machine: Machine) -> list[int]:
 
 
 def sizes_around(nbytes: int | None, measured: Iterable[int]) -> list[int]:
-    """Return the sizes of a table: those measured, or powers of two; and the one asked for."""
+    """Return the sizes of a table: the measured ones, or powers of two; and the requested one."""
     sizes = set(measured) or {1 << k for k in _POWERS}
     return sorted(sizes | ({nbytes} if nbytes is not None else set()))
 
@@ -179,7 +179,7 @@ def sizes_around(nbytes: int | None, measured: Iterable[int]) -> list[int]:
 def row_of(
     kind: str, ranks: CollectiveRanks, nbytes: int, table: MeasuredTable | None, links: Formula
 ) -> Row:
-    """Return what is known of a collective of one size; `links` times it where NCCL's choice is not known."""
+    """Return the row of a collective of one size; `links` times it if NCCL's choice is not known."""
     n = sum(ranks.per_node)
     choice = fitted = by_links = measured = None
     if ranks.machine is None:
@@ -206,11 +206,11 @@ _HUES: Final = {
     "halving-doubling": 5,
     "hierarchical": 6,
 }
-"""Places among Okabe and Ito's colours; what has none is grey."""
+"""Indices among Okabe and Ito's colours; algorithms without one are grey."""
 
 
 def draw_sizes(rows: Sequence[Row], title: str, ax: Axes | None = None) -> Axes:
-    """Draw bus bandwidth by size: what NCCL expects, marked by its choice, beside fitted and measured times.
+    """Draw bus bandwidth by size: NCCL's estimate, marked by its choice, beside fitted and measured times.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The same work under several policies: who is fastest, and why the others are not."""
+"""Comparison of the same work under several policies: who is fastest, and why the others are slower."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from sim.export.tables import percent, size, titled
 from sim.notebook import Section, card_of
 
 COMPARISON_SCHEMA: Final = "sim.comparison/1"
-"""What ``"schema"`` says in the output of ``sim compare --json``."""
+"""Value of ``"schema"`` in the output of ``sim compare --json``."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Results of one scenario.
+    """The results of one scenario under several policies.
 
     Attributes
     ----------
     results : sequence of Result
-        In the order in which they were asked for; at least one.
+        At least one, in the order of the request.
     failures : sequence of VariantRun
-        What could not begin or go on, or is not the same work, likewise.
+        Runs that could not start or continue, or did other work, in the same order.
     """
 
     results: Sequence[Result]
@@ -45,9 +45,9 @@ class Comparison:
 
     @cached_property
     def ranked(self) -> list[Result]:
-        """The results, the fastest first; equal ones in the order in which they were asked for.
+        """The results, fastest first; equal ones in the order of the request.
 
-        Of serving engines those come first that serve most requests within their limits.
+        Serving engines are ranked by the number of requests that they serve within their limits.
         """
         if not self.serves:
             return sorted(self.results, key=lambda result: result.trace.makespan_ns)
@@ -62,17 +62,17 @@ class Comparison:
 
     @cached_property
     def serves(self) -> bool:
-        """Whether all are serving engines, whose makespan says when the last request came."""
+        """Whether all runs are serving engines, whose makespan depends on the last arrival."""
         return all("serving" in result.summary for result in self.results)
 
     @cached_property
     def lower_bound_ns(self) -> int:
-        """A bound of every run: the least of their own, each of which holds for its placement and streams."""
+        """A lower bound of all runs: the least of their own, which depend on placement and streams."""
         return min(int(result.summary["lower_bound_ns"]) for result in self.results)
 
     @cached_property
     def devices_used(self) -> list[int]:
-        """On how many devices ops ran, those that were folded included, for each of `ranked`."""
+        """Number of devices on which ops ran, including folded ones, for each of `ranked`."""
         used = [
             (result.trace.job.machine.stands_for, np.unique(result.trace.device)) for result in self.ranked
         ]
@@ -80,7 +80,7 @@ class Comparison:
 
     @property
     def unequal(self) -> str:
-        """Who ran on how many devices, most first; empty where all ran on equally many."""
+        """Numbers of devices and who used them, largest first; empty if all used equally many."""
         by_count: dict[int, list[str]] = {}
         for result, count in zip(self.ranked, self.devices_used, strict=True):
             by_count.setdefault(count, []).append(result.policy)
@@ -90,12 +90,12 @@ class Comparison:
 
     @property
     def loops_counted_once(self) -> bool:
-        """Whether chains through loops count once in the bound of a run (`sim.explain.bounds.Bounds`)."""
+        """Whether chains through loops count once in a run's lower bound (`sim.explain.bounds.Bounds`)."""
         return any(result.summary["loops_counted_once"] for result in self.results)
 
     @cached_property
     def too_close(self) -> list[str]:
-        """Who is nearer to the fastest than the costs of ops allow to say (`sim.explain.time_use`)."""
+        """Policies closer to the fastest than the uncertainty of op costs (`sim.explain.time_use`)."""
         told = [(result.summary["makespan_interval"] or {"by_kind": {}})["by_kind"] for result in self.ranked]
         sure = [{kind: OnPath(one["path_ns"], one["spread"]) for kind, one in of.items()} for of in told]
         best = self.fastest.trace.makespan_ns
@@ -107,7 +107,7 @@ class Comparison:
 
     @cached_property
     def rows(self) -> list[dict[str, str]]:
-        """A table for people: a row for each run, the fastest first, those that could not go on last."""
+        """A table for people: one row per run, fastest first, failed ones last."""
         failed = [{"policy": each.label, "makespan_ns": each.what} for each in self.failures]
         if self.serves:
             from scenarios.serving.serving_report import serving_rows
@@ -134,27 +134,27 @@ class Comparison:
 
     @cached_property
     def reasons(self) -> list[tuple[str, str]]:
-        """Of each of these rows the policy, and in a line why it is as fast as it is, or could not go on."""
+        """For each of these rows, the policy and a line on why it is as fast as it is, or failed."""
         failed = ((each.label, each.line.rstrip(":")) for each in self.failures)
         return [*((result.policy, self.why(result)) for result in self.ranked), *failed]
 
     def __repr__(self) -> str:
-        """Return who was compared, and who was fastest."""
+        """Return the number of runs, and the fastest policy."""
         return f"<Comparison of {len(self.rows)} runs: fastest {self.fastest.policy!r}>"
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: what ``sim compare`` prints."""
+        """Return what ``sim compare`` prints, for a notebook."""
         return card_of(self.title, self.sections)
 
     @property
     def title(self) -> str:
-        """The scenario, and whether its runs use different numbers of devices."""
+        """Name of the scenario, and whether its runs use different numbers of devices."""
         unequal = f": the runs use different numbers of devices ({self.unequal})" if self.unequal else ""
         return self.fastest.scenario + unequal
 
     @cached_property
     def sections(self) -> list[Section]:
-        """What there is to tell: one table for all runs, the fastest first, and a line each on why."""
+        """The comparison as sections: a table of all runs, fastest first, and a line on each."""
         ranked, loops = self.ranked, self.loops_counted_once
         width = max(len(policy) for policy, _ in self.reasons)
         lines = [f"{policy:{width}}  {why}" for policy, why in self.reasons]
@@ -178,7 +178,7 @@ class Comparison:
         ]
 
     def why(self, result: Result) -> str:
-        """Return one line: why it is as fast as it is, or why it is slower than the fastest."""
+        """Return a line on why a run is as fast as it is, or why it is slower than the fastest."""
         if self.serves:
             from scenarios.serving.serving_report import time_of_requests
 
@@ -190,7 +190,7 @@ class Comparison:
         return change_text(facts, self._facts[0]) + self._held_back(result)
 
     def _held_back(self, result: Result) -> str:
-        """Say what a policy runs first, if that is why the first op that moved starts later than it could."""
+        """Return what a policy runs first, if that delays the first op that moved."""
         runs = [schedule_of(each.trace, "", policy=each.policy) for each in (result, self.fastest)]
         why = why_first_moved(differences(*runs), names := (result.policy, self.fastest.policy))
         if why is None or (why.later, why.reason) != ("a", "policy"):
@@ -202,7 +202,7 @@ class Comparison:
         return [DerivedColumns(result.trace, result.policy) for result in self.ranked]
 
     def to_json(self) -> dict[str, Any]:
-        """Return what ``sim compare --json`` prints: the results, the fastest first, each with its `why`."""
+        """Return what ``sim compare --json`` prints: the results, fastest first, each with its `why`."""
         return {
             "schema": COMPARISON_SCHEMA,
             "scenario": self.fastest.scenario,
@@ -228,9 +228,9 @@ class Comparison:
 
 
 def _highest_peak(result: Result) -> str:
-    """Return the device whose memory has the highest peak, how high it is, and of how much, where known.
+    """Return the device with the highest memory peak, the peak, and the capacity if known.
 
-    A peak of 0 has no name.
+    A peak of 0 has no device.
     """
     peaks = {name: use["peak_memory_bytes"] for name, use in result.summary["devices"].items()}
     device = max(peaks, key=lambda name: peaks[name])

@@ -1,4 +1,4 @@
-"""What `sim diff` answers: numbers and sentences, for a terminal, for programs and for a picture."""
+"""The answer of `sim diff`: numbers and sentences, for a terminal, for programs and for a picture."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from sim.record.record import TRANSFER_COLUMNS
 from sim.trace import Trace
 
 SCHEMA: Final = "sim.diff/1"
-"""What ``"schema"`` says in the output of ``sim diff --json``."""
+"""Value of ``"schema"`` in the output of ``sim diff --json``."""
 
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What differs between A and B.
+    """The differences between A and B.
 
     Attributes
     ----------
     differences : Differences
     top : int
-        How many entries a list has.
+        Number of entries in each list.
     """
 
     differences: Differences
@@ -51,18 +51,18 @@ class Answer:
 
     @cached_property
     def why(self) -> Why | None:
-        """Why the first op that moved has moved."""
+        """Why the first op that moved did so."""
         return why_first_moved(self.differences)
 
     @cached_property
     def own_ns(self) -> IntArray | None:
-        """How much of each pair's move is its own, where it counts; None where a table says nothing of it."""
+        """Part of each pair's move that is its own, if above the threshold; None if a table cannot tell."""
         own = own_ns(self.differences)
         return None if own is None else np.where(np.abs(own) > self.differences.over_ns, own, 0)
 
     @cached_property
     def idle(self) -> dict[str, dict[str, tuple[int, int]]]:
-        """Device -> reason -> idle time in A and in B; only what differs."""
+        """Device -> reason -> idle time in A and in B; only where they differ."""
         found = {
             device: {reason: both for reason, both in reasons.items() if both[0] != both[1]}
             for device, reasons in idle_change(self.differences).items()
@@ -71,12 +71,12 @@ class Answer:
 
     @cached_property
     def path(self) -> PathChange | None:
-        """How the critical paths differ."""
+        """Differences between the critical paths."""
         return path_change(self.differences)
 
     @cached_property
     def makespan_change(self) -> MakespanChange | None:
-        """Why the makespans differ; None where a table says nothing of it."""
+        """Why the makespans differ; None if a table cannot tell."""
         a, b = self.differences.a.facts, self.differences.b.facts
         return None if a is None or b is None else change(a, b)
 
@@ -148,7 +148,7 @@ class Answer:
         return {**both, "a": _start(d.a, a), "b": _start(d.b, b)}
 
     def _only(self, schedule: OpSchedule, rows: IntArray) -> dict[str, Any]:
-        """Return how many rows are in one schedule alone, and which of them take longest."""
+        """Return the number of rows in only one schedule, and the ops among them that take longest."""
         label = schedule.labels if schedule.numbered else schedule.names
         groups: dict[str, list[int]] = {}
         for row in rows.tolist():
@@ -188,7 +188,7 @@ class Answer:
 
 
 def parts_of_both(change: MakespanChange) -> dict[str, tuple[int, int]]:
-    """Return what both makespans consist of, in A and in B, in ns."""
+    """Return the parts of both makespans, in A and in B, in ns."""
     a, b = change.a.parts, change.b.parts
     return {part: (a.get(part, 0), b.get(part, 0)) for part in PARTS if part in a or part in b}
 
@@ -216,29 +216,29 @@ def _both(both: tuple[int, int]) -> Mapping[str, int]:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# A recording as a trace: what `sim.explain` and all the rest can say of a run, they can say of a recording.
+# A recording as a trace, so that `sim.explain` and everything else works on recordings as on runs.
 #
-# The trace has the ops, lanes and edges of the recording's simulation, and the times that were recorded. What
-# a recording does not tell follows: a task is issued when the call that launches it has ended, and no later
-# than it starts; an op of the host when it starts.
+# The trace has the ops, lanes and edges of the recording's simulation, and the recorded times. The rest is
+# derived: a task is issued when the call that launches it has ended, but no later than it starts; an op of
+# the host is issued when it starts.
 
 
 def recorded_trace(graph: Graph, path: object, run: Callable[[], Trace] | None = None) -> Trace:
-    """Return what was recorded, as a trace.
+    """Return a recording as a trace.
 
     Parameters
     ----------
     graph : Graph
-        What an importer made of a recording.
+        Graph that an importer made of the recording.
     path : object
         Its file, for messages.
     run : callable, optional
-        Returns its simulation, if there is one.
+        Returns its simulation, if that exists already.
 
     Raises
     ------
     InputError
-        No op says when it was recorded.
+        No op has a recorded time.
     """
     recorded = as_recorded(graph)
     if not len(recorded.op):
@@ -272,7 +272,7 @@ def recorded_trace(graph: Graph, path: object, run: Callable[[], Trace] | None =
 
 
 def _ready(graph: Graph, start: IntArray, end: IntArray, launched: list[bool]) -> IntArray:
-    """Return when each op could be issued: its calls had ended, and what it follows on the GPU was issued."""
+    """Return when each op could be issued: its calls have ended, and its GPU predecessors are issued."""
     ready = np.zeros(len(graph), np.int64)
     starts, ends = start.tolist(), end.tolist()
     for op in graph.topological_order.tolist():
@@ -285,19 +285,19 @@ def _ready(graph: Graph, start: IntArray, end: IntArray, launched: list[bool]) -
 
 
 # ----------------------------------------------------------------------------------------------------------
-# What the two sides of `sim diff` may be, and how a command line names them.
+# The two sides of `sim diff`, and how a command line names them.
 #
 #     sim diff head.yaml --policy in-order --policy window-4    one scenario under two policies
-#     sim diff head.yaml --policy window-4                      ... its own policy against another one
-#     sim diff head.yaml --set-b workload.batch=64              ... as it is, and with a setting
+#     sim diff head.yaml --policy window-4                      ... its own policy and another one
+#     sim diff head.yaml --set-b workload.batch=64              ... without and with a setting
 #     sim diff before.yaml after.yaml                           two scenarios
-#     sim diff head.yaml plan.json                              a scenario, and the same under a plan
+#     sim diff head.yaml plan.json                              a scenario, and the same following a plan
 #     sim diff before.csv head.yaml                             a table of ops, and a scenario
 #     sim diff trace.json.gz                                    a recording and its simulation
 #     sim diff monday.json.gz tuesday.json.gz                   two recordings, as they were recorded
 #
-# Anything may stand on either side. A recording is taken as recorded; it is simulated on a side for which a
-# policy or a setting is given, and on both if one file stands for both sides.
+# Each may be on either side. A recording is compared as recorded; it is simulated on a side with a policy or
+# a setting, and then on both sides if a single file is both.
 
 _SCENARIO: Final = (".yaml", ".yml")
 _TABLE: Final = (".csv", ".csv.gz", ".parquet")
@@ -306,16 +306,16 @@ _SCHEMA: Final = re.compile(rb'"schema"\s*:\s*"(sim\.[a-z_]+/\d+)"')
 
 
 class Side(NamedTuple):
-    """One side.
+    """One side of a comparison.
 
     Attributes
     ----------
     title : str
-        What it is called.
+        Title in the output.
     schedule : callable
-        Runs it, or reads it. What is wrong with names was said before.
+        Runs or reads it. Names were checked before.
     case : Case, optional
-        What runs, if it does.
+        Case that runs, if any.
     """
 
     title: str
@@ -324,7 +324,7 @@ class Side(NamedTuple):
 
 
 class _One(NamedTuple):
-    """What is asked of one side: `own` settings beside those of both, and whether its file is both sides."""
+    """The request for one side: `own` settings beside those of both, and whether its file is both sides."""
 
     path: str
     policy: str | None
@@ -335,12 +335,12 @@ class _One(NamedTuple):
 
     @property
     def sets(self) -> list[str]:
-        """The settings of both sides and its own."""
+        """Settings of both sides, and then its own."""
         return [*self.both, *self.own]
 
     @property
     def runs(self) -> bool:
-        """Whether a recording runs: it is changed, or compared with itself under a change."""
+        """Whether a recording is simulated: it is changed, or compared with itself under a change."""
         return self.policy is not None or bool(self.sets) or self.alone
 
 
@@ -352,14 +352,14 @@ def two_sides(
     sets_b: Sequence[str] = (),
     allowed: Allowed = NOTHING,
 ) -> tuple[Side, Side]:
-    """Return A and B.
+    """Return the sides A and B.
 
     Parameters
     ----------
     paths : sequence of str
-        One or two.
+        One or two files.
     policies : sequence of str
-        ``--policy``: for both sides, or one for each.
+        ``--policy``: one for both sides, or one for each.
     sets, sets_a, sets_b : sequence of str
         ``--set``, ``--set-a``, ``--set-b``.
     allowed : Allowed
@@ -367,7 +367,7 @@ def two_sides(
     Raises
     ------
     InputError
-        What cannot be compared, or a single path of which there is one schedule only.
+        The files cannot be compared, or there is a single path with only one schedule.
     """
     if len(policies) > 2:
         raise InputError(f"--policy: takes one policy for each side, not {len(policies)}")
@@ -376,7 +376,7 @@ def two_sides(
         of = policies
     elif policies:
         named = [_names_policies(path) for path in paths]
-        if named in ([True, False], [False, True]):  # the name is of that one
+        if named in ([True, False], [False, True]):  # the policy belongs to that side
             of = (policies[0], None) if named[0] else (None, policies[0])
         else:
             of = (policies[0] if len(paths) == 2 or sets_a or sets_b else None, policies[0])
@@ -393,13 +393,13 @@ def two_sides(
 
 
 def _names_policies(path: str) -> bool:
-    """Whether a file names policies: a scenario, or a table that holds the runs of several."""
+    """Whether a file has policies: a scenario, or a table with the runs of several."""
     kind = _kind(path)
     return kind == "scenario" or (kind == "table" and bool(runs_in(read_ops_table(path))))
 
 
 def _kind(path: str) -> str:
-    """Return whether a file is a ``scenario``, a ``table``, a ``plan`` or a ``recording``."""
+    """Return the kind of a file: ``scenario``, ``table``, ``plan`` or ``recording``."""
     name = path.lower()
     if name.endswith(_SCENARIO):
         return "scenario"
@@ -432,7 +432,7 @@ def _read_side(one: _One, kind: str, other: _One) -> Side:
 
 
 def _alone(one: _One, kind: str) -> tuple[Side, Side]:
-    """Return both sides of one file: what was recorded and its simulation, or the two runs of a table."""
+    """Return both sides of one file: a recording and its simulation, or the two runs of a table."""
     if kind == "recording":
         graph = cache(lambda: _graph(one.path))
         run = cache(lambda: run_recorded(graph()))
@@ -478,13 +478,13 @@ def _scenario(one: _One) -> Scenario:
 
 
 def _of_case(case: Case, own: Sequence[str] = (), label: str = "") -> Side:
-    """Return the run of a case; `own` are the settings of this side alone, which its title names."""
+    """Return the run of a case; `own` are settings of this side only, which its title names."""
     title = f"{case.scenario.name}: {label or case.label}" + (f" ({', '.join(own)})" if own else "")
     return Side(title, lambda: schedule_of(run_case(case).trace, title, policy=case.label), case)
 
 
 def _of_plan(one: _One, other: _One) -> Side:
-    """Return the run in which the other side's scenario follows a plan."""
+    """Return the run of the other side's scenario when it follows a plan."""
     if _kind(other.path) != "scenario":
         raise InputError(f"{one.path}: {_NO_TIMES}")
     if one.policy is not None:
@@ -492,7 +492,7 @@ def _of_plan(one: _One, other: _One) -> Side:
     own = _scenario(other).case(other.policy)
     policy = f"{{name: replay, file: {os.path.abspath(one.path)!r}"
     policy += f", synchronisation: {own.decisions.policy.synchronisation}}}"
-    outside = one.allowed._replace(outside=True)  # the plan is named here, and not by the scenario
+    outside = one.allowed._replace(outside=True)  # the command line names the plan, not the scenario
     follows = one._replace(path=other.path, own=[*one.own, f"policy={policy}"], allowed=outside)
     return _of_case(_scenario(follows).case(), one.own, _name(one.path))
 

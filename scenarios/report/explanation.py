@@ -1,4 +1,4 @@
-"""What ``sim explain --json`` prints: parts of the makespan, the executed path, the longest idle gaps."""
+"""Output of ``sim explain --json``: parts of the makespan, the executed path, the longest idle gaps."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from sim.explain.where import EVERYWHERE, Where
 from sim.trace import Trace
 
 EXPLANATION_SCHEMA: Final = "sim.explanation/1"
-"""What ``"schema"`` says."""
+"""Value of ``"schema"`` in that output."""
 
 
 def explanation(
     result: Result, *, gaps: int = 20, where: Where = EVERYWHERE, op: str | None = None
 ) -> dict[str, Any]:
-    """Return why a run took as long as it did, as plain values.
+    """Return the explanation of a run's duration, as plain values.
 
     Parameters
     ----------
     result : Result
     gaps : int
-        How many of the longest idle gaps are told.
+        Number of idle gaps to list, longest first.
     where : Where
-        The part of the run that is explained.
+        Part of the run to explain.
     op : str, optional
-        An op whose executions are told besides.
+        Op whose executions are listed as well.
     """
     trace = result.trace
     facts = DerivedColumns(trace, result.policy)
@@ -72,7 +72,7 @@ def explanation(
 
 
 def _life(trace: Trace, facts: DerivedColumns, life: TaskLife) -> dict[str, Any]:
-    """Return the life of a task, with names in place of numbers."""
+    """Return the life of a task, with names instead of numbers."""
     return {
         "lane": trace.lane_name(life.row),
         "iteration": int(trace.tasks["iteration"][life.row]),
@@ -83,7 +83,7 @@ def _life(trace: Trace, facts: DerivedColumns, life: TaskLife) -> dict[str, Any]
 
 
 def _step(trace: Trace, facts: DerivedColumns, step: PathStep) -> dict[str, Any]:
-    """Return one step, with names in place of numbers: an op's, or that of the tensor that travels."""
+    """Return a step of a path with names instead of numbers: that of an op, or of a transferred tensor."""
     graph = trace.job.graph
     moves = step.row >= facts.n
     columns = trace.transfers if moves else trace.tasks

@@ -1,10 +1,10 @@
-"""An allocation trace under other allocators: what each would have reserved, and how much in vain.
+"""Replays of an allocation trace under other allocators: what each would have reserved, and wasted.
 
 ::
 
-    trace.jsonl ──read_events──► events ──replay──► one row an allocator: peak, reserved, fragmentation
+    trace.jsonl ──read_events──► events ──replay──► one row per allocator: peak, reserved, fragmentation
     snapshot.pickle                       │
-                                          └──► one row an event: address and bytes after it (--ops)
+                                          └──► one row per event: address and bytes after it (--ops)
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
 
 
 MEMORY_SCHEMA: Final = "sim.memory/1"
-"""What ``"schema"`` says in the output of ``sim memory --json``."""
+"""Value of ``"schema"`` in the output of ``sim memory --json``."""
 
 
 def replay_under(
     events: Sequence[MemoryEvent], allocator: str, capacity: int | None, options: Mapping[str, Any]
 ) -> Replay:
-    """Replay a trace until it ends or memory runs out (`Replay.failure`).
+    """Return the replay of a trace until its end, or until memory runs out (`Replay.failure`).
 
     Parameters
     ----------
     events : sequence of MemoryEvent
     allocator : str
-        A name of `devices.memory.allocators()`.
+        A name in `devices.memory.allocators()`.
     capacity : int or None
         Bytes of the device; None: unlimited.
     options : mapping
-        Of the allocator, as a description has them (`devices.memory.registry`).
+        Options of the allocator, as in a description (`devices.memory.registry`).
 
     Raises
     ------
@@ -60,7 +60,7 @@ def replay_under(
 
 
 def replay_report(done: Replay, allocator: str, *, holders: int = 5) -> dict[str, Any]:
-    """Return what a replay says as plain values, sizes in bytes."""
+    """Return the results of a replay as plain values, sizes in bytes."""
     at, recorded = done.peak_event, done.recorded
     return {
         "allocator": allocator,
@@ -83,7 +83,7 @@ def replay_report(done: Replay, allocator: str, *, holders: int = 5) -> dict[str
 
 
 def event_table(done: Replay) -> pd.DataFrame:
-    """Return one row an event: what it is, the address, and the bytes after it."""
+    """Return a table with one row per event: its operation, its address, and the bytes after it."""
     import pandas as pd
 
     return pd.DataFrame(
@@ -102,11 +102,11 @@ def event_table(done: Replay) -> pd.DataFrame:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# What a run asked of its allocators, as files that ``sim memory`` replays through others.
+# Requests of a run to its allocators, as files that ``sim memory`` replays under other allocators.
 
 
 def write_memory_traces(result: Result, path: str) -> list[str]:
-    """Write the allocations of a run, one file for each device that has any; return the files.
+    """Write the allocations of a run, one file for each device with any; return the files.
 
     With one device it is `path`; with several, ``t.jsonl`` becomes ``t.gpu0.jsonl`` and so on.
 

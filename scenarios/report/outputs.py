@@ -1,21 +1,21 @@
-"""Files that runs leave behind: one figure, one trace, one table, however many policies were run.
+"""Output files of runs: one figure, one trace or one table, however many policies were run.
 
 ::
 
     --gantt out.png          all runs, one above the other, on one time axis. Below each run that had an
                              allocator: memory over time, a strip for each device
-    --gantt out.html         all there is to say of the runs, as a page: chart, memory, links, ops, causes
-    --trace out.json.gz      all runs, side by side, for Perfetto; out/, a folder: one run, a
-                             file for each GPU
-    --ops   out.csv          one row a task or transfer; a first column `policy` when there are several runs
+    --gantt out.html         everything about the runs, as a page: chart, memory, links, ops, causes
+    --trace out.json.gz      all runs, side by side, for Perfetto; out/, a folder: one run, with one
+                             file per GPU
+    --ops   out.csv          one row per task or transfer; a first column `policy` if there are several runs
     --memory out.png         memory over time, an axis for each run and device
     --links out.png          how much of each link is used over time, an axis for each run
     --roofline out.png       ops under the roofs of their devices, an axis for each run
-    --plan  out.json         what one run decided, for `policy: {name: replay, file: out.json}`
-    --tuning out.csv         what a placement that searches tried, one row each
-    --timeline out.png       what a training run and its workers do, under each recovery policy
+    --plan  out.json         the decisions of one run, for `policy: {name: replay, file: out.json}`
+    --tuning out.csv         one row for everything that a searching placement tried
+    --timeline out.png       a training run and its workers over time, under each recovery policy
 
-Names are looked at before anything runs, so that a typing error does not cost a simulation.
+Names are checked before anything runs, so that a typing error does not cost a simulation.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ MEMORY_TRACE_ENDINGS: Final = (".jsonl", ".jsonl.gz")
 
 
 Files = Mapping[str, Sequence[str] | None]
-"""What is wanted, a key of `_FILES` -> its files."""
+"""Requested files: a key of `_FILES` -> its files."""
 
 
 def check_outputs(files: Files) -> None:
-    """Refuse names that cannot be written, before anything runs.
+    """Raise before anything runs if a file cannot be written.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ def check_outputs(files: Files) -> None:
     Raises
     ------
     InputError
-        An ending that is not known, a place where no file can be written, or one file for two things.
+        The suffix is unknown, the place is not writable, or two outputs have the same file.
     """
     taken: dict[Path, str] = {}
     for what, path in _each(files):
@@ -76,13 +76,13 @@ def check_outputs(files: Files) -> None:
 
 
 def check_cases(cases: Sequence[Case], files: Files) -> None:
-    """Refuse files that the runs of some cases cannot fill, before they run.
+    """Raise before the runs of some cases if they cannot fill a file.
 
     Raises
     ------
     InputError
-        Several runs for a file that holds one; a plan of a graph with control flow; a folder with a file for
-        each GPU, where there is none.
+        Several runs for a file that holds one; a plan of a graph with control flow; a folder with one file
+        per GPU, but the machine has none.
     """
     for path in files.get("plan") or ():
         if len(cases) > 1:
@@ -99,7 +99,7 @@ def check_cases(cases: Sequence[Case], files: Files) -> None:
 
 
 def _each(files: Files) -> list[tuple[str, str]]:
-    """Return what is wanted and a file, one pair for each file."""
+    """Return pairs of an output and a file, one for each file."""
     return [(what, path) for what, paths in files.items() for path in paths or ()]
 
 
@@ -111,7 +111,7 @@ def write_outputs(
     critical_path: bool = False,
     wrote: Callable[[str], object] = lambda path: None,
 ) -> None:
-    """Write what is wanted, each file whole or not at all; what cannot be drawn costs nobody the others.
+    """Write the requested files, each completely or not at all; one that cannot be drawn stops no other.
 
     Parameters
     ----------
@@ -121,12 +121,12 @@ def write_outputs(
     arrows, critical_path : bool
         Whether Gantt charts have arrows from producers to consumers, and show the critical path.
     wrote : callable
-        Called with each file that is there.
+        Called with each file that was written.
 
     Raises
     ------
     InputError
-        What cannot be drawn, after all others were written.
+        Some files cannot be drawn; raised after all others were written.
     """
     refused = []
     for what, path in _each(files):
@@ -144,12 +144,12 @@ def write_outputs(
 
 
 def check_path(option: str, path: str | None, endings: tuple[str, ...]) -> None:
-    """Refuse the name of a file, if an option gives one, that cannot be written.
+    """Raise if an option gives the name of a file that cannot be written.
 
     Raises
     ------
     InputError
-        Another ending, or a place where no file can be written.
+        The suffix is wrong, or the place is not writable.
     """
     if path is None:
         return
@@ -158,7 +158,7 @@ def check_path(option: str, path: str | None, endings: tuple[str, ...]) -> None:
     try:
         with _about(f"--{option} "):
             check_writable(path)
-    except (OSError, ValueError) as error:  # the latter: a null character
+    except (OSError, ValueError) as error:  # ValueError: a null character
         why = getattr(error, "strerror", None) or error
         raise InputError(f"--{option} {path}: cannot be written ({why})") from None
 
@@ -224,7 +224,7 @@ def _write_memory(results: Sequence[Result], path: str) -> None:
         title = result.policy if len(results) > 1 else None
         memory(result.trace, device, ax, title=title, size=size, until_ns=until_ns, legend=False)
         ax.label_outer()
-    add_legend(figure, memory_handles(strips), alone=True)  # one for all: a label has one colour
+    add_legend(figure, memory_handles(strips), alone=True)  # shared by all axes: a label has one colour
     save(figure, path)
 
 
@@ -254,7 +254,7 @@ def _write_roofline(results: Sequence[Result], path: str) -> None:
 
 @contextlib.contextmanager
 def _about(option: str) -> Iterator[None]:
-    """Say of which option, and of which file unless the error says it, a mistake is."""
+    """Prefix errors raised in the block with their option, and its file unless the error names it."""
     try:
         yield
     except InputError as error:
@@ -313,7 +313,7 @@ _FILES: Final[Mapping[str, tuple[tuple[str, ...], _Writer | None]]] = {
     "show-graph": ((".json", ".json.gz"), None),
     "memory-trace": (MEMORY_TRACE_ENDINGS, None),
 }
-"""What a file holds -> its endings, and what writes it; None: it has options, or a verb does."""
+"""Output -> its suffixes, and its writer; None: the writer takes options, or the command writes it."""
 
 
 def write_graphs(result: Result, paths: tuple[str, str]) -> None:

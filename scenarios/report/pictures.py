@@ -1,4 +1,4 @@
-"""What-ifs side by side: what helps how much, as rows, as JSON and as a picture."""
+"""Pictures of what-ifs, sweeps and benchmarks; what-ifs also as ranked rows and as JSON."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def written(what_if: WhatIfText) -> str:
 
 
 def ranked(rows: Sequence[Row]) -> list[Row]:
-    """Return the what-ifs that could be done, the base first, then what saves most."""
+    """Return the base and the what-ifs that could be applied, sorted by what they save."""
     base, *others = (row for row in rows if row["makespan_ns"] is not None)
     return [base, *sorted(others, key=lambda row: row["makespan_ns"])]
 
@@ -49,14 +49,14 @@ def to_json(name: str, recorded_ns: int | None, rows: Sequence[Row]) -> dict[str
 
 
 def draw_what_ifs(name: str, rows: Sequence[Row], ax: Axes | None = None) -> Axes:
-    """Draw how much time each what-if saves, the largest on top.
+    """Draw the time that each what-if saves, the largest on top.
 
     Parameters
     ----------
     name : str
-        Of what was recorded.
+        Name of the recording.
     rows : sequence of dict
-        As `scenarios.variants.what_ifs.try_all` yields them.
+        Rows as `scenarios.variants.what_ifs.try_all` yields them.
     ax : Axes, optional
     """
     from sim.plot.figure import elided, new_figure
@@ -83,7 +83,7 @@ def draw_what_ifs(name: str, rows: Sequence[Row], ax: Axes | None = None) -> Axe
 
 
 # ----------------------------------------------------------------------------------------------------------
-# A sweep as a picture: a result over the first key, a line for each combination of the others.
+# A sweep as a picture: a result over the first key, one line per combination of the others.
 
 
 def sweep_plot(
@@ -94,25 +94,25 @@ def sweep_plot(
     *,
     most: bool = False,
 ) -> Axes:
-    """Draw a sweep.
+    """Draw a result of a sweep over its first key.
 
     Parameters
     ----------
     rows : sequence of mapping
-        As `scenarios.variants.sweep.sweep` returns them; those that failed are left out.
+        Rows as `scenarios.variants.sweep.sweep` returns them; failed ones are left out.
     settings : sequence of str
-        The columns of the keys that vary.
+        Columns of the varied keys.
     what : str
         A result of ``expect:`` that the rows have.
     ax : Axes, optional
     most : bool
-        Whether more of it is better: of many lines the seven with the best points have a name and a colour,
-        and the others are grey.
+        Whether more is better: of many lines, the seven with the best points have a name and a colour, and
+        the others are grey.
 
     Raises
     ------
     InputError
-        Nothing to draw: every point failed.
+        Every point failed, so there is nothing to draw.
     """
     from sim.plot.figure import elided, new_figure
     from sim.plot.legend import add_legend
@@ -139,7 +139,7 @@ def sweep_plot(
     handles: dict[str, Artist] = {}
     for name, points in lines.items():
         k = named.index(name) if name in named else None
-        style = "-" if k is None else ("o-", "s--", "^:", "D-.")[k % 4]  # lines may lie on one another
+        style = "-" if k is None else ("o-", "s--", "^:", "D-.")[k % 4]  # lines may coincide
         colour = "0.7" if k is None else OKABE_ITO[k]
         at, ys = [place[value] for value, _ in points], [y for _, y in points]
         (line,) = ax.plot(at, ys, style, markersize=4, color=colour, zorder=1 if k is None else 2)
@@ -164,7 +164,7 @@ def profile_plot(profile: Mapping[str, Sequence[tuple[Any, Any]]], ax: Axes | No
     Parameters
     ----------
     profile : mapping
-        As `scenarios.variants.bench.profile` returns it.
+        Profile as `scenarios.variants.bench.profile` returns it.
     ax : Axes, optional
     """
     from sim.plot.figure import elided, new_figure
@@ -178,7 +178,7 @@ def profile_plot(profile: Mapping[str, Sequence[tuple[Any, Any]]], ax: Axes | No
     for k, (name, steps) in enumerate(profile.items()):
         at = [1.0, *(float(ratio) for ratio, _ in steps), 1 + (last - 1) * 1.05]
         share = [0.0, *(float(part) for _, part in steps)]
-        style = ("-", "--", ":", "-.")[k % 4]  # lines may lie on one another
+        style = ("-", "--", ":", "-.")[k % 4]  # lines may coincide
         colour = OKABE_ITO[k % len(OKABE_ITO)]
         (line,) = ax.plot(at, [*share, share[-1]], style, color=colour, drawstyle="steps-post")
         handles[elided(name)] = line
@@ -191,11 +191,11 @@ def profile_plot(profile: Mapping[str, Sequence[tuple[Any, Any]]], ax: Axes | No
 
 
 _ONE_LINE: Final = 80
-"""So many characters stand below a picture side by side."""
+"""Number of characters that fit on one line below a picture."""
 
 
 def _places(values: Sequence[str]) -> dict[str, float]:
-    """Return where values stand: numbers that grow evenly by their size, all others side by side."""
+    """Return the positions of values: evenly spaced numbers by their size, all others side by side."""
     try:
         numbers = [float(value) for value in values]
     except ValueError:

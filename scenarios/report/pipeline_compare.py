@@ -1,9 +1,9 @@
-"""Schedules side by side: time against memory, and how far measured bubbles are from the formula's.
+"""Pipeline schedules compared: time against memory, and measured bubbles beside the formula's.
 
 ::
 
     memory │ zb-h2 ●─┐                    ● on the front: nothing is both faster and smaller
-           │         ● zb-v     ○ gpipe   ○ off it
+           │         ● zb-v     ○ gpipe   ○ not on the front
            │             └───● v-half
            └───────────────────────────── time
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 _NEAR: Final = 6
-"""Places right beside a point, where its name needs no line to it."""
+"""Number of positions next to a point, where its name needs no line to it."""
 
 
 def is_pipelines(results: Sequence[Result]) -> bool:
@@ -35,12 +35,12 @@ def is_pipelines(results: Sequence[Result]) -> bool:
 
 
 def pipeline_rows(results: Sequence[Result]) -> list[dict[str, str]]:
-    """Return one row of text a result, by the titles of its columns.
+    """Return one row of text per result, by the titles of its columns.
 
-    Bubbles of all rows are of the same two things, the makespan and the longest span of a rank, so that they
-    can be compared; the formula's is of the one that it was published for. Activations are micro-batches
-    (times chunks) alive on the rank that has most; what a rank waits for transfers is communication that
-    nothing hides, of the rank that waits longest.
+    In all rows, bubbles refer to the makespan and to the longest span of a rank, so they can be compared; the
+    formula's refers to what it was published for. Activations are the micro-batches (times chunks) alive
+    on the rank with most. Waits for transfers are communication that nothing hides, on the rank that waits
+    longest.
     """
     rows = []
     for result in results:
@@ -58,19 +58,19 @@ def pipeline_rows(results: Sequence[Result]) -> list[dict[str, str]]:
 
 
 def _peak_bytes(told: dict[str, Any]) -> tuple[int, int]:
-    """Return the most that a rank holds at once, and the first that does."""
+    """Return the highest memory peak of a rank, and the first rank that has it."""
     held = [sum(of_rank.values()) for of_rank in told["memory_bytes"]]
     return max(held), held.index(max(held))
 
 
 def pareto(results: Sequence[Result], ax: Axes | None = None) -> Axes:
-    """Draw time against memory, one point a schedule, and the front of those that nothing dominates.
+    """Draw time against memory, one point per schedule, and the Pareto front.
 
     Parameters
     ----------
     results : sequence of Result
-        Of pipelines, on the same work. Memory is the peak of the rank that holds most, in bytes, or in
-        activations alive where the scenario gives no sizes.
+        Results of pipelines with the same work. Memory is the peak of the rank that holds most, in bytes, or
+        in live activations if the scenario has no sizes.
     ax : Axes, optional
 
     Returns
@@ -111,10 +111,10 @@ def pareto(results: Sequence[Result], ax: Axes | None = None) -> Axes:
 def _name_apart(
     ax: Axes, names: Sequence[tuple[str, tuple[float, float]]], line: Sequence[tuple[float, float]]
 ) -> None:
-    """Write names beside their points, each in the first place where it covers nothing else.
+    """Write names beside their points, each at the first position where it covers nothing else.
 
-    That is no point, no other name, and not the line. From a name that is farther away a thin line leads to
-    its point.
+    It must cover no point, no other name, and not the line. A thin line connects a distant name to its
+    point.
     """
     from matplotlib.patches import ConnectionPatch
     from matplotlib.transforms import Bbox, offset_copy
@@ -122,11 +122,11 @@ def _name_apart(
     ax.autoscale_view()
     figure = ax.get_figure(root=True)
     assert figure is not None
-    points = 72 / figure.dpi  # in a pixel
+    points = 72 / figure.dpi  # per pixel
     at = [(points * x, points * y) for x, y in (ax.transData.transform(place) for _, place in names)]
     frame = Bbox(points * ax.get_window_extent().get_points())
     taken = [Bbox.from_bounds(x - 4, y - 4, 8, 8) for x, y in at]
-    around = [Bbox.from_bounds(x - 6, y - 14, 12, 28) for x, y in at]  # a name there would be that point's
+    around = [Bbox.from_bounds(x - 6, y - 14, 12, 28) for x, y in at]  # a name here would seem that point's
     corners = points * ax.transData.transform(line)
     for start, end in pairwise(corners):  # the line, as small boxes
         for share in np.linspace(0, 1, 2 + int(np.hypot(*(end - start)) / 4)):
@@ -154,12 +154,12 @@ def _name_apart(
 
 
 def draw_pareto(results: Sequence[Result], path: str) -> None:
-    """Write the picture of `pareto` into a file.
+    """Draw `pareto` into a file.
 
     Raises
     ------
     InputError
-        A result is of no pipeline.
+        A result is not of a pipeline.
     """
     from sim.plot.figure import save
 
@@ -169,12 +169,12 @@ def draw_pareto(results: Sequence[Result], path: str) -> None:
 
 
 def memory_of_rank(result: Result, rank: int, ax: Axes | None = None) -> Axes:
-    """Draw what a rank holds over time, a band for each thing that memory is for.
+    """Draw the memory of a rank over time, one band per purpose.
 
     Parameters
     ----------
     result : Result
-        Of a pipeline.
+        Result of a pipeline.
     rank : int
     ax : Axes, optional
 
@@ -198,13 +198,13 @@ def memory_of_rank(result: Result, rank: int, ax: Axes | None = None) -> Axes:
         times / scale,
         [held / (1 << 20) for held in bands.values()],
         labels=list(bands),
-        colors=[colours[name] for name in bands],  # the same for all runs, whatever else they hold
+        colors=[colours[name] for name in bands],  # the same colours in all runs
         step="post",
         linewidth=0,
     )
     ax.set_ylabel(f"{device} (MiB)")
     ax.margins(x=0)
-    # The whole run, on shared axes too
+    # Shows the whole run, on shared axes too
     ax.update_datalim([(0, 0), (max(result.trace.makespan_ns, 1) / scale, 0)])
     ax.autoscale_view()
     plain(ax)

@@ -1,13 +1,13 @@
-"""What ``training_run:`` of a scenario may hold: the scenario is one step, and this the run of many.
+"""The ``training_run:`` of a scenario: the scenario is one step, and this a run of many such steps.
 
 ::
 
     training_run:
       duration: 1296h                                 or steps: 100000
-      workers: 2048                                   with devices: 8 each; spares: 16 beside them
+      workers: 2048                                   with devices: 8 each; spares: 16 more
       checkpoint: {every: 10min, save: 10s, restore: 1min}
-      restart: {job: 5min, worker: 1min}              all processes, or those of one worker
-      failures:                                       by MTBF, at given times, or as they were counted once
+      restart: {job: 5min, worker: 1min}              of all processes, or of one worker's
+      failures:                                       by MTBF, at given times, or by a count of past failures
         gpu: {kind: device, mtbf: 50000h, repair: 24h}
         all: {file: counted.csv, over: 1296h, devices: 16384}
       slow_downs: {heat: {kind: worker, mtbf: 2000h, duration: 1h, factor: 1.3}}
@@ -35,7 +35,7 @@ from sim.faults import PartKind
 
 
 class SourceFields(EventFields):
-    """When something happens to machines: each component by chance, or a worker at given times."""
+    """When something happens to machines: to each component by chance, or to a worker at given times."""
 
     kind: PartKind | None = Field(None, description="component: each device, worker, or link of a worker")
     worker: Whole | None = Field(
@@ -51,7 +51,7 @@ class SourceFields(EventFields):
         return self
 
     def when(self, devices: int) -> dict[str, Any]:
-        """Return the arguments of a `Source` that say so."""
+        """Return the arguments of a `Source` for its times."""
         if self.at is not None:
             return {"at": tuple((time_ns, self.worker) for time_ns in self.at)}
         return {"mtbf_ns": Fraction(self.mtbf or 0), "per_machine": devices if self.kind == "device" else 1}
@@ -77,7 +77,7 @@ class TrainingSlowDownFields(SourceFields):
 
 
 def _interval(value: object) -> tuple[int | None, int | None]:
-    """Return the time between checkpoints in ns, or the number of steps."""
+    """Return the interval between checkpoints, in ns or in steps."""
     if isinstance(value, int) and not isinstance(value, bool):
         if value < 1:
             raise InputError(f"should be a duration, or a number of steps of at least 1, not {value}")
@@ -89,7 +89,7 @@ def _interval(value: object) -> tuple[int | None, int | None]:
 
 
 class CheckpointFields(Strict):
-    """When the run is saved, and what that takes."""
+    """When checkpoints are saved, and what that costs."""
 
     every: Annotated[
         Any,
@@ -117,7 +117,7 @@ class CheckpointFields(Strict):
         return self
 
     def checkpoints(self) -> Checkpoints:
-        """Return it in ns."""
+        """Return the checkpoints with times in ns."""
         save, restore = self.save, self.restore
         if self.size is not None:
             nbytes, per_s = self.size, self.bandwidth  # None: at once
@@ -186,12 +186,12 @@ class TrainingRun(Strict):
         return self
 
     def plan(self, step_ns: int, document: Document, loc: Loc = ("training_run",)) -> TrainingPlan:
-        """Return it in ns, with a step of that time.
+        """Return the plan in ns, with steps of `step_ns`.
 
         Raises
         ------
         ScenarioError
-            A file of causes that cannot be read, or two causes of one name.
+            A file of causes cannot be read, or two causes have the same name.
         """
         with document.placing(*loc, "failures"):
             failures = tuple(self._failures(document))

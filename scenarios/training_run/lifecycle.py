@@ -1,4 +1,4 @@
-"""The life of a training run, step by step and failure by failure, on SimPy.
+"""The course of a training run, step by step and failure by failure, on SimPy.
 
 ::
 
@@ -6,9 +6,9 @@
                                          └► detecting ─► (waiting) ─► restarting ─► redoing ─► computing
                                                  the policy is asked ┘
 
-The steps between two of these events are one timeout, so the cost of a run goes by its checkpoints and
-failures and not by its steps. What ends at the very instant of a failure has ended, and what would begin then
-has not begun. A step keeps the pace that it began with.
+The steps between two of these events are one timeout, so the cost of a simulation depends on the number of
+checkpoints and failures, not of steps. An activity that ends at the very instant of a failure has ended, and
+one that would start then does not start. A step keeps the pace with which it began.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NEVER: Final = 2**62
 def live(
     plan: TrainingPlan, recovery: Recovery, seed: int = 0, coming: Iterator[FaultEvent] | None = None
 ) -> Life:
-    """Run a plan under a recovery policy.
+    """Return the course of a plan under a recovery policy.
 
     Parameters
     ----------
@@ -42,12 +42,12 @@ def live(
     recovery : Recovery
     seed : int
     coming : iterator of FaultEvent, optional
-        The failures, where they are known; by default drawn from the plan's causes and the seed.
+        Failures, if they are known; by default drawn from the plan's causes and the seed.
 
     Raises
     ------
     RunError
-        More than a million failures, more than 146 years, or nobody is left to wait for.
+        More than a million failures, more than 146 years, or no machine is left to wait for.
 
     Examples
     --------
@@ -72,18 +72,18 @@ def live(
 
 
 class _FailedError(Exception):
-    """A worker has failed while the run needed it."""
+    """Raised when a worker fails while the run needs it."""
 
 
 class _OverError(Exception):
-    """The time of the run is over."""
+    """Raised when the time of the run is over."""
 
 
 Events = Generator[simpy.Event, Any, None]
 
 
 class _Early(simpy.Event):
-    """A timeout that comes before whatever the run ends and begins at its instant."""
+    """A timeout that fires before anything that the run ends or begins at the same instant."""
 
     def __init__(self, env: simpy.Environment, delay: int) -> None:
         super().__init__(env)
@@ -92,7 +92,7 @@ class _Early(simpy.Event):
 
 
 class _Run:
-    """A run under way."""
+    """The state of a simulated training run."""
 
     def __init__(
         self, plan: TrainingPlan, recovery: Recovery, seed: int, coming: Iterator[FaultEvent] | None
@@ -106,19 +106,19 @@ class _Run:
         # machines
         self.members = set(range(plan.workers))
         self.spare = list(range(plan.workers, plan.machines))  # lowest number first
-        self.back_ns: dict[int, int] = {}  # machine in repair -> when it is back
+        self.back_ns: dict[int, int] = {}  # machine in repair -> when it returns
         self.returned = self.env.event()
         # progress
         self.step = self.reached = 0
-        self.work_ns = 0  # of computing, all in all
+        self.work_ns = 0  # total time spent computing
         self.saved = (0, 0)  # step and work of the last checkpoint
-        self.writing: tuple[int, int, int] | None = None  # step and work of one, and when it is written
+        self.writing: tuple[int, int, int] | None = None  # step and work of a checkpoint, when it is written
         self.since_step = self.since_ns = 0  # of the last checkpoint or restart
-        # what goes wrong
+        # failures
         self.failed: Failure | None = None
         self.failed_ns = 0
-        self.exposed = False  # whether a failure interrupts
-        # what is told
+        self.exposed = False  # whether a failure interrupts the run
+        # results
         self.lost_ns = self.checkpoints = self.restarts = self.failures = 0
         self.fewest = plan.workers
         self.timeline: list[tuple[str, int, int]] = []
@@ -153,7 +153,7 @@ class _Run:
     # -- machines ----------------------------------------------------------------------------------
 
     def _trouble(self) -> Events:
-        """Let machines fail."""
+        """Process that makes machines fail."""
         for time_ns, source, machine in self.coming:
             if time_ns >= self.limit_ns:
                 return
@@ -191,7 +191,7 @@ class _Run:
         self._back_by_now(machine)
 
     def _back_by_now(self, machine: int) -> None:
-        """Let a machine be back whose repair ends at this instant, before it may fail again."""
+        """Return a machine whose repair ends at this instant, before it may fail again."""
         if self.back_ns.get(machine) == self.now:
             self._back(machine)
 
@@ -207,7 +207,7 @@ class _Run:
         return Fleet(plan.workers, running, spare, out, plan.replica, plan.minimum)
 
     def _staff(self, workers: int) -> None:
-        """Take so many machines: those that run, then spare ones, the lowest number first."""
+        """Staff the run with `workers` machines: its members first, then spares by lowest number."""
         whole_numbers([workers], f"{_name(self.recovery)}: the workers of a Restart")
         more = workers - len(self.members)
         if not (self.plan.minimum <= workers <= self.plan.workers and more <= len(self.spare)):
@@ -226,7 +226,7 @@ class _Run:
     # -- the run -----------------------------------------------------------------------------------
 
     def _spend(self, state: str, ns: int, *, exposed: bool = True) -> Events:
-        """Be in a state for so long, unless a worker fails (where that matters) or the time is over."""
+        """Stay in a state for `ns`, unless a worker fails (if `exposed`) or the time of the run is over."""
         if not ns:
             return
         if exposed:
@@ -279,14 +279,14 @@ class _Run:
                 yield from self._compute()
 
     def _is_due(self) -> bool:
-        """Whether it is time to save."""
+        """Whether a checkpoint is due."""
         how = self.plan.checkpoints
         if how.every_steps is not None:
             return self.step - self.since_step >= how.every_steps
         return how.every_ns is not None and self.now - self.since_ns >= how.every_ns
 
     def _resize(self) -> Events:
-        """Go on with other workers, if the policy wants it, once the checkpoint is written."""
+        """Continue with another number of workers after the checkpoint is written, if the policy wants it."""
         self._heed()
         if self.recovery.at_checkpoint(self._fleet()) is not None:
             yield from self._regrow()
@@ -298,7 +298,7 @@ class _Run:
             yield from self._restart(restart, None)
 
     def _rounds(self) -> Events:
-        """Compute and save as long as nothing else happens: rounds that are all alike, in one timeout."""
+        """Run identical rounds of computing and saving, while nothing else happens, in a single timeout."""
         how, start = self.plan.checkpoints, self.now
         over = self.failed is not None or start >= self.limit_ns
         if over or self.since_ns != start or (how.asynchronous and self.writing is None):
@@ -329,7 +329,7 @@ class _Run:
         self.reached = max(self.reached, self.step)
         self.checkpoints += n
         self.saved = (self.step, self.work_ns)
-        if how.asynchronous:  # the last one is being written
+        if how.asynchronous:  # the last checkpoint is still being written
             self.saved = (self.step - steps, self.work_ns - computes_ns)
             self.writing = (self.step, self.work_ns, self.now + how.save_ns)
         self._begin()
@@ -343,21 +343,21 @@ class _Run:
             yield from self._regrow()
 
     def _saves_after(self, steps: int, pace_ns: int) -> bool:
-        """Whether the run is saved after so many steps from the last checkpoint on, and not before."""
+        """Whether the next checkpoint comes exactly `steps` steps after the last one."""
         how = self.plan.checkpoints
         if how.every_ns is None:
             return steps == how.every_steps
         return steps == _ceil(how.every_ns, pace_ns)
 
     def _heed(self) -> None:
-        """Stop for a failure, or the end of the run, at the instant at which something else ended."""
+        """Raise if a worker failed, or the run ended, at the instant at which something else ended."""
         if self.failed is not None:
             raise _FailedError
         if self.now >= self.limit_ns:
             raise _OverError
 
     def _compute(self) -> Events:
-        """Compute steps of one pace, until the next checkpoint at most."""
+        """Compute steps at one pace, at most until the next checkpoint."""
         steps, pace_ns = self._next_steps()
         start = self.now
         try:
@@ -368,7 +368,7 @@ class _Run:
             self.reached = max(self.reached, self.step)
 
     def _next_steps(self) -> tuple[int, int]:
-        """Return how many steps come next, and how long each takes."""
+        """Return the number of steps until the next change, and the time of each."""
         now, plan, how = self.now, self.plan, self.plan.checkpoints
         factor = self.pace.factor(now, self.members)
         slower = 2 * len(self.members) * factor.denominator
@@ -395,7 +395,7 @@ class _Run:
         self._begin()
 
     def _written(self) -> Events:
-        """Wait until the checkpoint that is being written is."""
+        """Wait until the checkpoint that is being written is complete."""
         if self.writing is not None:
             yield from self._spend("saving", max(0, self.writing[2] - self.now))
             self._note_written()
@@ -407,7 +407,7 @@ class _Run:
             self.writing = None
 
     def _begin(self) -> None:
-        """Count from here on until the next checkpoint."""
+        """Start the interval until the next checkpoint."""
         self.since_step, self.since_ns = self.step, self.now
 
     def _recover(self) -> Events:
@@ -437,7 +437,7 @@ class _Run:
         return self.plan.timeout_ns if cause.detect == "timeout" else 0
 
     def _wait(self) -> Events:
-        """Wait until a machine is back."""
+        """Wait until a machine returns from repair."""
         if not self.back_ns:
             raise RunError(
                 f"training_run: {_name(self.recovery)} waits, and no machine is in repair ({self._fleet()})"

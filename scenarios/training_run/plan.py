@@ -1,4 +1,4 @@
-"""The words of a training run: what is planned, and what became of it."""
+"""The plan of a training run, its causes of failures and slow-downs, and its course."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sim.base.arrays import LATEST_NS, MOST_RUNS, at_most
 from sim.faults import Source, arrivals
 
 # ----------------------------------------------------------------------------------------------------------
-# Causes of failures and of slowness in a training run (`sim.faults` says when they come).
+# Causes of failures and slow-downs in a training run (`sim.faults` draws their times).
 
 Detection = Literal["send-recv", "health-check", "timeout"]
 
@@ -25,11 +25,11 @@ class Failure(Source):
     Attributes
     ----------
     detect : Detection
-        What tells the run of it.
+        How the run notices the failure.
     repair_ns : int
-        The machine is back so long after it failed.
+        Time from the failure until the machine returns.
     restart_ns : int or None
-        Time of a restart after this failure, in place of the run's.
+        Time of a restart after this failure, instead of the run's.
     """
 
     detect: Detection = "send-recv"
@@ -50,9 +50,9 @@ class SlowDown(Source):
 #
 #     |-- tau: computing --|- delta: saving -|-- tau --|- delta -|-- tau --
 #                                                       ^ failure, every M on average: after R the run
-#                                                         begins again behind its last checkpoint
+#                                                         continues from its last checkpoint
 #
-# With failures that are exponential at all times, the expected time until tau of work is saved is
+# If failures are exponentially distributed at all times, the expected time until tau of work is saved is
 # ``M e^(R/M) (e^((tau + delta)/M) - 1)`` (J. T. Daly, "A higher order estimate of the optimum checkpoint
 # interval for restart dumps", Future Generation Computer Systems 22, 2006).
 
@@ -83,7 +83,7 @@ def daly(save: float, mtbf: float) -> float:
 
 
 def expected_goodput(interval: float, save: float, restart: float, mtbf: float) -> float:
-    """Return the expected useful share of the time, exact for exponential failures; any unit of time.
+    """Return the expected useful share of the time, exact for exponential failures, in any unit of time.
 
     Examples
     --------
@@ -91,13 +91,13 @@ def expected_goodput(interval: float, save: float, restart: float, mtbf: float) 
     >>> round(expected_goodput(7.8 / 60, 10 / 3600, 10 / 60, hours), 3)
     0.908
     """
-    if (interval + save) / mtbf > 700:  # e**700 is as much as a float holds
+    if (interval + save) / mtbf > 700:  # a float cannot hold much more than e**700
         return 0.0
     return interval / (mtbf * exp(restart / mtbf) * expm1((interval + save) / mtbf))
 
 
 def best(save: float, mtbf: float) -> float:
-    """Return the interval with the highest `expected_goodput`, whatever a restart takes.
+    """Return the interval with the highest `expected_goodput`, which does not depend on the restart time.
 
     There the derivative is zero: ``x e^x = e^x - e^(-save/mtbf)`` for x = interval/mtbf, between 0 and 1.
 
@@ -113,14 +113,14 @@ def best(save: float, mtbf: float) -> float:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# How slow the slowest worker is, and until when.
+# The slowest worker's factor, and when it changes.
 
 Slow = tuple[int, int, int, Fraction]
 """(start, end, machine, factor)"""
 
 
 class WorkerPace:
-    """The slow-downs of all machines, read as time goes on.
+    """The slow-downs of all machines, drawn as time proceeds.
 
     Parameters
     ----------
@@ -132,11 +132,11 @@ class WorkerPace:
         self._sources = sources
         self._coming = arrivals(sources, machines, seed)
         self._next = next(self._coming, None)
-        self._now: list[tuple[int, int, Fraction]] = []  # (end, machine, factor), the first to end first
+        self._now: list[tuple[int, int, Fraction]] = []  # (end, machine, factor), a heap by end
         self.seen: list[Slow] = []
 
     def factor(self, now_ns: int, members: Collection[int]) -> Fraction:
-        """Return how many times longer than the nominal step those that begin now take."""
+        """Return by which factor steps that begin now are longer than nominal."""
         while self._next is not None and self._next.time_ns <= now_ns:
             start_ns, source, machine = self._next
             cause = self._sources[source]
@@ -150,7 +150,7 @@ class WorkerPace:
 
     @property
     def changes_ns(self) -> int:
-        """When that may change, as of the time that was last asked for."""
+        """Next time at which the factor may change, as of the last call of `factor`."""
         begins = LATEST_NS if self._next is None else self._next.time_ns
         return min([begins, *(end for end, _, _ in self._now[:1])])
 
@@ -158,24 +158,24 @@ class WorkerPace:
 # ----------------------------------------------------------------------------------------------------------
 
 STATES: Final = ("computing", "redoing", "saving", "detecting", "restarting", "waiting")
-"""What a run does, at any time one of these."""
+"""States of a run, which is always in one of them."""
 
 
 class Checkpoints(NamedTuple):
-    """When the run is saved, and what that takes; times in ns.
+    """When checkpoints are saved, and what that costs; times in ns.
 
     Attributes
     ----------
     every_ns, every_steps : int or None
-        So long after the last one, at the end of a step; or after so many steps. Both None: never.
+        Interval from the last one to the end of a step; or number of steps. Both None: never.
     save_ns : int
-        Until a checkpoint is written.
+        Time to write a checkpoint.
     asynchronous : bool
         Whether the run computes meanwhile; the next checkpoint waits until this one is written.
     pause_ns : int
-        How long it stands still for an asynchronous one.
+        Time for which an asynchronous checkpoint stops the run.
     restore_ns : int
-        To load one.
+        Time to load a checkpoint.
     """
 
     every_ns: int | None = None
@@ -191,23 +191,23 @@ _NO_CHECKPOINTS: Final = Checkpoints()
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """A training run before anything happens; times in ns.
+    """A training run before it starts; times in ns.
 
     Attributes
     ----------
     step_ns : int
-        A step at full size, of workers that are not slow.
+        Time of a step at full size, without slow workers.
     steps, limit_ns : int or None
-        The run ends after so many steps, or at that time.
+        Number of steps, or time, after which the run ends.
     workers, spares, replica, minimum : int
-        Machines of the run and beside it; see `policies.recovery.Fleet`.
+        Working and spare machines; see `policies.recovery.Fleet`.
     checkpoints : Checkpoints
     failures : tuple of Failure
     slow_downs : tuple of SlowDown
     restart_ns, restart_worker_ns : int
-        To start all processes anew, or those of workers that join.
+        Time to start all processes anew, or those of workers that join.
     health_check_ns, timeout_ns : int
-        Time between two checks, the first at 0; how long a collective waits for a worker that does not come.
+        Time between two checks, the first at 0; time for which a collective waits for a missing worker.
     """
 
     step_ns: int
@@ -232,7 +232,7 @@ class TrainingPlan:
 
 
 class Own(NamedTuple):
-    """A machine is not of the run from `start_ns` on (``spare``, ``in repair``), or is (``job``)."""
+    """A machine outside the run from `start_ns` on (``spare``, ``in repair``), or back in it (``job``)."""
 
     start_ns: int
     machine: int
@@ -241,22 +241,22 @@ class Own(NamedTuple):
 
 @dataclass(frozen=True)
 class Life:
-    """What became of a run.
+    """The course of a training run.
 
     Attributes
     ----------
     end_ns, steps : int
     useful_ns : int
-        What the steps that count take at full size and pace.
+        Time that the steps that count take at full size and pace.
     lost_ns : int
-        Time of computing that failures made worthless.
+        Time of computing that failures wasted.
     timeline : list of (str, int, int)
         State, start and end, without gaps.
     own : list of Own
-        Machines that leave the run and come back.
+        Machines that leave the run or join it.
     slow : list of Slow
     interruptions : dict of str to int
-        By cause; failures of spare machines, and those while the run already knew of one, are none.
+        Count by cause, without failures of spare machines, and those during the detection of another one.
     checkpoints, restarts, fewest_workers : int
     """
 

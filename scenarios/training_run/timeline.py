@@ -1,9 +1,9 @@
-"""The picture of a training run: what the run does, and the workers that fail, stand by or are slow.
+"""The picture of a training run: its states, and the workers that fail, stand by or are slow.
 
 ::
 
-    run        ▇▇▇▇▇▇▇│▇▇▇▇░▒▒▇▇▇│▇▇▇▇▇▇        one lane for all that works together
-    worker 3   ▇▇▇▇▇▇▇│▇▇▇▇─repair──────        and those with a life of their own, the first ones
+    run        ▇▇▇▇▇▇▇│▇▇▇▇░▒▒▇▇▇│▇▇▇▇▇▇        one lane for all workers of the run
+    worker 3   ▇▇▇▇▇▇▇│▇▇▇▇─repair──────        and one for each that deviates, the first ones
     worker 8   spare───────▒▒▇▇▇│▇▇▇▇▇▇
 """
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 MOST_WORKERS: Final = 12
-"""Lanes of workers in one chart: those to which something happens first."""
+"""Number of workers in a chart: those to which something happens first."""
 
 _OWN: Final = ("in repair", "spare", "slow")
 _KINDS: Final = [*STATES, *_OWN]
@@ -44,8 +44,8 @@ Interval = tuple[str, int, int]
 def lanes_of(life: Life, most: int = MOST_WORKERS) -> dict[str, list[Interval]]:
     """Return lane -> (state, start, end): the run, then the workers to which something happens.
 
-    A worker is as the run, unless it is spare or in repair; a slow one sets the pace for all while the run
-    computes.
+    A worker is in the state of the run unless it is spare, in repair, or slow while the run computes; a slow
+    worker sets the pace for all.
     """
     changes: dict[int, list[tuple[int, str]]] = {}
     for start, machine, state in life.own:
@@ -68,7 +68,7 @@ def lanes_of(life: Life, most: int = MOST_WORKERS) -> dict[str, list[Interval]]:
 def _of_worker(life: Life, changes: list[tuple[int, str]], slow: list[tuple[int, int]]) -> Iterator[Interval]:
     ends = [start for start, _ in changes[1:]] + [life.end_ns]
     starts = [start for _, start, _ in life.timeline]
-    over = 0  # of those that are slow, how many of the first ones
+    over = 0  # number of slow intervals that have ended
     for (start, state), end in zip(changes, ends, strict=True):
         if start < end and state != "job":
             yield state, start, end
@@ -83,7 +83,7 @@ def _of_worker(life: Life, changes: list[tuple[int, str]], slow: list[tuple[int,
 
 
 def _cut(state: str, start: int, end: int, slow: list[tuple[int, int]], first: int) -> Iterator[Interval]:
-    """Yield an interval, cut where it is slow, of which the `first` that may count is known."""
+    """Yield an interval, cut where it overlaps slow ones; `first` is the first that may."""
     at = start
     for k in range(first, len(slow)):
         a, b = slow[k]
@@ -100,7 +100,7 @@ def _cut(state: str, start: int, end: int, slow: list[tuple[int, int]], first: i
 
 
 def timeline(lives: Mapping[str, Life]) -> Figure:
-    """Draw runs one above the other, on one axis of time.
+    """Draw runs one above the other, on one time axis.
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ def timeline(lives: Mapping[str, Life]) -> Figure:
     """
     until = max(1, *(life.end_ns for life in lives.values()))
     bars = {}
-    for name, life in lives.items():  # what is too narrow to be seen is packed before each worker repeats it
+    for name, life in lives.items():  # merges what is too narrow to see before each worker repeats it
         run = _bars({"run": life.timeline}).packed(until)
         seen = sorted(zip(run.start.tolist(), run.end.tolist(), run.kind.tolist(), strict=True))
         visible = [(_KINDS[kind], start, end) for start, end, kind in seen]

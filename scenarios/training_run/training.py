@@ -1,4 +1,4 @@
-"""A training run of a scenario: its recovery policies, what became of it under each, and the report."""
+"""A training run of a scenario: its recovery policies, its course under each, and the report."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from sim.trace import Trace
 
 @dataclass(frozen=True, eq=False)
 class RecoveryRuns:
-    """The run of many steps that a scenario describes.
+    """The run of many steps that a scenario describes, under its recovery policies.
 
     Attributes
     ----------
     document : Document
-        The scenario, for messages.
+        Document of the scenario, for messages.
     section : TrainingRun
-        What the scenario says of it.
+        Its description in the scenario.
     plan : Plan
-        With a step of no time: only the trace says how long it is.
+        Plan with steps of zero time: only the trace gives their duration.
     recoveries : mapping of str to Recovery
     """
 
@@ -39,7 +39,7 @@ class RecoveryRuns:
     recoveries: Mapping[str, Recovery]
 
     def lives(self, trace: Trace) -> dict[str, Life]:
-        """Return what becomes of the run when each step is as the trace, under each recovery policy.
+        """Return the course of the run under each recovery policy, with steps as long as in the trace.
 
         Raises
         ------
@@ -63,7 +63,7 @@ class RecoveryRuns:
         }
 
     def report(self, lives: Mapping[str, Life]) -> dict[str, Any]:
-        """Return what the summary of a run says of it; times in ns."""
+        """Return the part of the summary about the training run; times in ns."""
         return {
             "interval": intervals(self.plan),
             "recovery": {name: _told(life) for name, life in lives.items()},
@@ -82,10 +82,10 @@ def _told(life: Life) -> dict[str, Any]:
 
 
 def intervals(plan: TrainingPlan) -> dict[str, int] | None:
-    """Return Young's, Daly's and the best interval between checkpoints, and the MTBF that they follow from.
+    """Return Young's, Daly's and the best interval between checkpoints, and the MTBF behind them.
 
-    None where they do not hold: nothing is saved or fails at random, saving takes no time, or the run goes on
-    meanwhile.
+    None if they do not apply: nothing is saved, nothing fails at random, saving takes no time, or the run
+    continues while it saves.
     """
     rate = sum((cause.rate(plan.workers) for cause in plan.failures), Fraction(0))
     how = plan.checkpoints
