@@ -1,7 +1,7 @@
-"""The command line: ``sim VERB ...``, one file a verb.
+"""The command line: ``sim VERB ...``, one file per verb.
 
-Importing this imports typer and nothing heavier, so that ``sim --help`` answers at once; a verb imports
-what it needs when it runs.
+Importing this package imports typer and nothing heavier, so that ``sim --help`` answers at once; a verb
+imports what it needs when it runs.
 """
 
 import atexit
@@ -14,7 +14,7 @@ _hook = sys.excepthook
 
 
 def _say_interrupted(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Say in a word that somebody stopped the command while its modules were imported."""
+    """Print one word if the command is interrupted while its modules are imported."""
     if kind is KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
     else:
@@ -22,17 +22,17 @@ def _say_interrupted(kind: type[BaseException], error: BaseException, trace: Tra
 
 
 sys.excepthook = _say_interrupted
-# What is made while modules are imported stays: the collector, which looks through all of it each time that
-# another 700 objects have been made, would take a tenth of a short command's time. At the end it would look
-# once more through all that the process is about to give back.
+# Objects created by imports stay alive. The garbage collector, which scans all of them after every 700 new
+# objects, would take a tenth of the time of a short command. At exit it would scan once more everything that
+# the process is about to release.
 gc.set_threshold(200_000, *gc.get_threshold()[1:])
 atexit.register(gc.freeze)
-# Asking every installed distribution whether it changes how pydantic validates takes as long.
+# Asking every installed distribution whether it has a plugin for pydantic takes as long.
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
 from sim.base.startup import lazy  # noqa: E402
 
 __all__ = ["app"]
 
-# Making `app` asks for verbs of other packages, which use modules of this one: it is made when it is wanted.
+# Making `app` loads verbs of other packages, which use modules of this one, so it is made only when needed.
 __getattr__ = lazy(__name__, {"app": "scenarios.cli.command"})

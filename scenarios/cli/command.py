@@ -1,15 +1,15 @@
-"""The command ``sim`` itself: its verbs, and how every one of them ends.
+"""The command ``sim``: its verbs, and their exit status.
 
 =====  ==================================================================================
 0      done
 1      a check failed, or the workload cannot run on the machine (out of memory, stuck)
-2      wrong usage, a wrong scenario, or a mistake in a class that it names
-3      a mistake of this program; SIM_TRACEBACK=1 shows where
+2      wrong usage, a wrong scenario, or an error in a class that it names
+3      an error in this program; SIM_TRACEBACK=1 shows where
 124    it took longer than --limit allows
 130    interrupted
 =====  ==================================================================================
 
-What the user did wrong is answered on stderr without a traceback; only the answer goes to stdout.
+Errors of the user are reported on stderr without a traceback; only results go to stdout.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from scenarios.cli.terminal import place_of_other_code, show_warnings, terminal
 from sim.base import plugins
 from sim.base.errors import InputError, SimError, UnknownNameError
 
-# Docstrings are wrapped to the terminal, not where they were written.
+# Docstrings are wrapped to the width of the terminal, not to that of the source.
 _LOOK: Final[Any] = {"rich_markup_mode": "markdown", "pretty_exceptions_enable": False}
 
 _VERBS: Final = {
@@ -79,25 +79,25 @@ _AT_ONCE: Final = ("policies", "devices", "runtimes", "schema", "list", "new")
 """Verbs that take no time, and so need no `--limit`."""
 
 _FILES: Final = ("scenario", "file", "trace", "paths")
-"""Parameters that name what a verb reads."""
+"""Parameters that name the file that a verb reads."""
 
 _WRITTEN: Final = ("FILE", "BEFORE AFTER", "GRAPH.json.gz")
-"""What stands in help for a file that an option writes."""
+"""Placeholders in help for files that an option writes."""
 
 _RENAMED: Final = {"--html": "--gantt FILE.html"}
 """Options of development versions, and what to write instead."""
 
 _OF_CLICK: Final[Any] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
-"""What typer answers itself: wrong usage."""
+"""Base class of errors that typer reports itself: wrong usage."""
 
 
 def _texts(value: Any) -> list[str]:
-    """Return the texts that a parameter was given."""
+    """Return the strings among the values of a parameter."""
     return [each for each in (value if isinstance(value, list | tuple) else [value]) if isinstance(each, str)]
 
 
 class _PlainHelp:
-    """Help without colours: what names steer a terminal with is written out, and colours would be, too."""
+    """Help without colours: escape codes in names are written out, and those of colours would be as well."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the help."""
@@ -108,10 +108,10 @@ class _PlainHelp:
 
 
 class _Verb(_PlainHelp, TyperCommand):
-    """A verb of ours: refuses an option that is given twice in vain, and notes which file it is about."""
+    """A verb of ours: refuses options that are given twice in vain, and records the file that it reads."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse as typer does, which of an option that is given twice would take the last alone."""
+        """Parse the arguments; typer alone would silently use the last value of a repeated option."""
         known = {option for param in self.params for option in param.opts}
         for old in _RENAMED.keys() & {arg.partition("=")[0] for arg in args}:
             if _RENAMED[old].split()[0] in known:
@@ -126,7 +126,7 @@ class _Verb(_PlainHelp, TyperCommand):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the verb; note which file it is about, for who has to say what went wrong."""
+        """Run the verb, after recording the file that it reads, for messages about errors."""
         ctx.meta["file"] = next((ctx.params[name] for name in _FILES if name in ctx.params), None)
         self._refuse_to_write_over_what_is_read(ctx)
         return super().invoke(ctx)
@@ -148,13 +148,13 @@ class _Verb(_PlainHelp, TyperCommand):
 
 
 def _named_in(name: str) -> Iterator[tuple[str, str]]:
-    """Yield the files that a scenario names, and who names them; what it expects may be written anew."""
+    """Yield the files that a scenario names, and a description; those of ``expect`` may be overwritten."""
     from scenarios.file.document import Document
     from scenarios.file.yaml_read import texts_in
 
     if not name.endswith((".yaml", ".yml")):
         return
-    with suppress(InputError, OSError):  # whoever runs it says what is wrong with it
+    with suppress(InputError, OSError):  # errors in it are reported when it is run
         document = Document.read(name)
         for text in texts_in(document.root.plain(leave_out=("expect", "compare"))):
             with suppress(InputError, OSError, ValueError):
@@ -163,15 +163,15 @@ def _named_in(name: str) -> Iterator[tuple[str, str]]:
 
 
 class _Sim(_PlainHelp, TyperGroup):
-    """Makes a verb when it is named; turns errors into exit statuses, for the shell and for tests alike."""
+    """Creates verbs when they are named, and turns errors into exit statuses, for shells and tests alike."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._of: dict[str, str] = {}
-        """Verb -> the plugin that offers it."""
+        """Verb -> the plugin that provides it."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a verb; who asks for one that is not ours has all of them made, and so can be corrected."""
+        """Return a verb; for an unknown name, create all verbs, so that the nearest one can be suggested."""
         if cmd_name in _VERBS and cmd_name not in self.commands:
             where, line = _VERBS[cmd_name]
             module, _, function = where.partition(":")
@@ -182,7 +182,7 @@ class _Sim(_PlainHelp, TyperGroup):
         return self.commands.get(cmd_name)
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return all verbs, after making them: ours, then those of other packages."""
+        """Return all verbs after creating them: ours, then those of other packages."""
         for name in _VERBS:
             self.get_command(ctx, name)
         with warnings.catch_warnings():
@@ -194,7 +194,7 @@ class _Sim(_PlainHelp, TyperGroup):
         return sorted(self.commands, key=[*_VERBS, *self.commands].index)
 
     def _add(self, add_to: Callable[[typer.Typer], object], plugin: str = "sim") -> None:
-        """Make the verbs that a module or another package registers, but for names that are taken."""
+        """Add the verbs that a module or another package registers, except those whose names are taken."""
         part = typer.Typer(**_LOOK)
         add_to(part)
         for info in part.registered_commands:
@@ -213,7 +213,7 @@ class _Sim(_PlainHelp, TyperGroup):
                 warnings.warn(message, plugins.PluginWarning, stacklevel=2)
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:
-        """Read the options of `sim` itself: ``--help`` and ``--version`` print, and a disk may be full."""
+        """Read the options of `sim` itself: ``--help`` and ``--version`` print, and the disk may be full."""
         try:
             with terminal():
                 return super().make_context(*arguments, **options)
@@ -222,7 +222,7 @@ class _Sim(_PlainHelp, TyperGroup):
             raise SystemExit(2) from None
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a verb; whatever goes wrong ends with a line on stderr and an exit status."""
+        """Run a verb; any error ends with a line on stderr and an exit status."""
         with warnings.catch_warnings(), terminal():
             show_warnings()
             try:
@@ -238,9 +238,9 @@ class _Sim(_PlainHelp, TyperGroup):
 
 
 def _told(error: BaseException, meta: Mapping[str, Any]) -> tuple[str, int]:
-    """Return what is said of what went wrong, and the exit status."""
+    """Return the message about an error, and the exit status."""
     if not isinstance(error, SimError) and isinstance(error.__cause__, KeyboardInterrupt):
-        error = error.__cause__  # as Python has it where one comes while a class is made
+        error = error.__cause__  # Python wraps an interrupt that occurs while a class is created
     if isinstance(error, KeyboardInterrupt):
         return f"interrupted; {error}" if str(error) else "interrupted", 130
     if isinstance(error, SimError):

@@ -1,4 +1,4 @@
-"""An option that many verbs take alike, put around them in one place (``--limit``, ``--theme``)."""
+"""Options that many verbs share, added to each by a wrapper (``--limit``, ``--theme``)."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from sim.base.plugins import Allowed
 def takes_also(
     run: Callable[..., Any], verb: Callable[..., Any], default: Any = None, instead: str = "", **options: Any
 ) -> Callable[..., Any]:
-    """Return `run` with the signature of `verb` and more parameters, as typer reads them.
+    """Return `run` with the signature of `verb` and further options, for typer to read.
 
     Parameters
     ----------
     run : callable
-        Called in place of the verb, with the options as well.
+        Called instead of the verb, with the options as well.
     verb : callable
     default : object
-        Of each option.
+        Default of each option.
     instead : str
-        The parameter of the verb that they take the place of.
+        Parameter of the verb that the options replace.
     **options : type
-        Annotated with a `typer.Option`.
+        Types annotated with a `typer.Option`.
     """
     plain = inspect.signature(verb, eval_str=True)
     own = [
@@ -49,13 +49,13 @@ def takes_also(
 
 
 # ----------------------------------------------------------------------------------------------------------
-# ``--allow-code``, ``--allow-outside``: what a verb that reads scenarios hears as one, `allowed`.
+# ``--allow-code``, ``--allow-outside``: a verb that reads scenarios gets both as one parameter, `allowed`.
 
 _ALLOWED: Final = "allowed"
 
 
 def with_permissions(verb: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a verb that takes both, if it has the parameter `allowed`; another one as it is."""
+    """Return a verb that takes both options, if it has the parameter `allowed`, else the verb itself."""
     if _ALLOWED not in inspect.signature(verb).parameters:
         return verb
 
@@ -67,7 +67,7 @@ def with_permissions(verb: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# ``--gantt FILE``, ``--ops FILE``, ...: files that runs leave behind, which a verb hears of as one, `files`.
+# ``--gantt FILE``, ``--ops FILE``, ...: output files, which a verb gets as one parameter, `files`.
 
 _FILES: Final = "files"
 _OUTPUTS: Final = {
@@ -87,7 +87,7 @@ _OUTPUTS: Final = {
 
 
 def with_outputs(verb: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a verb that takes the options that its `files` lists by default; another one as it is."""
+    """Return a verb that takes the options in the default of its parameter `files`, else the verb itself."""
     given = inspect.signature(verb).parameters.get(_FILES)
     if given is None or not isinstance(names := given.default, Outputs):
         return verb
@@ -102,10 +102,10 @@ def with_outputs(verb: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# ``--limit SECONDS``: a command that takes longer is interrupted, as Ctrl-C does.
+# ``--limit SECONDS``: a command that takes longer is interrupted, as by Ctrl-C.
 #
 #     0 ──────────── SECONDS ──── + 1 s ──── + 2 s
-#                    interrupt    again      what does not listen is ended
+#                    interrupt    again      a process that does not react is ended
 
 _GRACE_S: Final = 2.0
 
@@ -115,13 +115,13 @@ _LimitOption = Annotated[
 
 
 class TimeLimitError(SimError):
-    """A command took longer than ``--limit`` allows; the exit status is that of ``timeout``."""
+    """Raised when a command exceeds ``--limit``; the exit status is that of ``timeout``."""
 
     exit_status = 124
 
 
 def with_limit(verb: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a verb that takes ``--limit`` as well; one that has a ``--limit`` of its own keeps that."""
+    """Return a verb that takes ``--limit`` as well, unless it has a ``--limit`` of its own."""
     if "limit" in inspect.signature(verb).parameters:
         return verb
 
@@ -135,7 +135,7 @@ def with_limit(verb: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def limited(seconds: float | None) -> Iterator[None]:
-    """Interrupt the block, which runs in the main thread, after so many seconds; None: never.
+    """Interrupt the block, which runs in the main thread, after `seconds`; None: never.
 
     Raises
     ------
@@ -169,7 +169,7 @@ def _watch(seconds: float, said: str, up: threading.Event, over: threading.Event
     if over.wait(seconds):
         return
     up.set()
-    for _ in range(2):  # one that arrives in a finaliser or a callback of the garbage collector is lost
+    for _ in range(2):  # an interrupt in a finaliser or a callback of the garbage collector is lost
         _interrupt()
         if over.wait(_GRACE_S / 2):
             return
@@ -178,17 +178,17 @@ def _watch(seconds: float, said: str, up: threading.Event, over: threading.Event
 
 
 def _interrupt() -> None:
-    if hasattr(signal, "pthread_kill"):  # a signal also ends waiting for a lock or a pipe
+    if hasattr(signal, "pthread_kill"):  # unlike an interrupt, a signal ends a wait for a lock or a pipe
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
     else:
         interrupt_main()
 
 
 # ----------------------------------------------------------------------------------------------------------
-# ``--force``: a run that may need more memory than is free goes on (`sim.base.room`).
+# ``--force``: run even if more memory may be needed than is free (`sim.base.room`).
 
 SIMULATING: Final = ("run", "compare", "explain", "check", "whatif")
-"""Verbs that take it: they run what they are given in this process."""
+"""Verbs that take it: those that simulate in this process."""
 
 _ForceOption = Annotated[bool, option("--force", "Run even if it seems to need more memory than is free.")]
 
@@ -207,15 +207,15 @@ def with_force(verb: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# ``--theme light|dark|print``: an option of every verb that draws, in one place, as `with_limit` is.
+# ``--theme light|dark|print``: an option of every verb that draws, added in one place like ``--limit``.
 #
-# A verb draws if it has an option of `PICTURES`; one that writes a report always does. The theme holds while
-# the verb runs, for whatever it draws and saves (`sim.plot.theme`).
+# A verb draws if it has an option of `PICTURES`; one that writes a report always does. The theme applies to
+# everything that is drawn and saved while the verb runs (`sim.plot.theme`).
 
 THEMES: Final = ("light", "dark", "print")
-"""Those of `sim.plot.theme`, which imports more than help needs."""
+"""Names of the themes in `sim.plot.theme`, whose imports would slow down help."""
 PICTURES: Final = ("gantt", "links", "memory", "roofline", "timeline", "plot", "pareto", "report")
-"""Options that name a file with a picture, a page, or the folder of a report."""
+"""Options that name the file of a picture or a page, or the folder of a report."""
 
 _ThemeOption = Annotated[
     str | None,
@@ -228,7 +228,7 @@ _ThemeOption = Annotated[
 
 
 def with_theme(verb: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a verb that takes ``--theme`` as well, if it draws; another one as it is."""
+    """Return a verb that takes ``--theme`` as well, if it draws, else the verb itself."""
     parameters = inspect.signature(verb).parameters
     draws = [name for name in parameters if name in PICTURES]
     if not draws or "theme" in parameters:

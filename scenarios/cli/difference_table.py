@@ -1,4 +1,4 @@
-"""What `sim diff` prints: the headline, what moved first and why, then what differs, the largest first."""
+"""Output of `sim diff`: the headline, what moved first and why, then all differences, largest first."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CONDITION: Final = {"name": "by name", "order": "by what they do, in order on e
 
 
 def print_difference(answer: Answer) -> None:
-    """Print what differs."""
+    """Print the differences."""
     d = answer.differences
     print(strong("A  ") + d.a.title)
     print(strong("B  ") + d.b.title)
@@ -41,14 +41,14 @@ def print_difference(answer: Answer) -> None:
 
 
 _Table = tuple[list[dict[str, str]], int, int]
-"""Rows, how many of their columns are names, and how many rows were left out."""
+"""Rows, the number of text columns, and the number of rows left out."""
 
 
 def _tables(answer: Answer, told: dict[str, Any]) -> Iterator[_Table]:
-    """Yield what differs, a table each: starts, what is in one alone, durations, idle time, the makespan."""
+    """Yield a table for each difference: starts, ops on one side only, durations, idle time, makespan."""
     yield [_moved("moved most", move["first"], move) for move in told["moved_most"]], 3, 0
     d, own = answer.differences, answer.own_ns
-    if own is not None and (own[d.moved] != d.moved_ns[d.moved]).any():  # others were carried along
+    if own is not None and (own[d.moved] != d.moved_ns[d.moved]).any():  # others moved because of these
         yield [_moved("moved by itself", k, k) for k in told["moved_by_themselves"]["most"]], 3, 0
     for side in "AB":
         only = (each | {"op": shortened(each["op"])} for each in told[f"only_{side.lower()}"]["most"])
@@ -65,7 +65,7 @@ def _tables(answer: Answer, told: dict[str, Any]) -> Iterator[_Table]:
     if told["makespan"] is not None:
         of = ", ".join(dict.fromkeys(told["makespan"]["parts_of"].values()))
         parts = [{"part": part, **both} for part, both in told["makespan"]["parts"].items()]
-        if bubble := told["makespan"].get("bubble"):  # its reasons are in the table above
+        if bubble := told["makespan"].get("bubble"):  # the table above has its reasons
             parts = [row for row in parts if row["part"] not in REASONS]
             parts += [{"part": f"bubble, {phase}", **both} for phase, both in bubble.items()]
         changed = [row for row in parts if row["a_ns"] != row["b_ns"]]
@@ -73,7 +73,7 @@ def _tables(answer: Answer, told: dict[str, Any]) -> Iterator[_Table]:
 
 
 def _both(rows: Sequence[dict[str, Any]], *names: str) -> list[dict[str, str]]:
-    """Return names, the time in A and in B, and the difference."""
+    """Return rows with names, the times in A and in B, and their difference."""
     whole = [row | {"difference": _signed(row["b_ns"] - row["a_ns"])} for row in rows]
     return titled(whole, [*names, "in A: a_ns", "in B: b_ns", "difference"])
 
@@ -129,7 +129,7 @@ def _print_first(first: dict[str, Any]) -> None:
 
 
 def _short(sentence: str) -> str:
-    """Return a sentence in which names of kernels are no longer than a line bears."""
+    """Return a sentence with the names of kernels shortened to fit on a line."""
     return re.sub(r"'([^'\s]+)'", lambda found: f"'{shortened(found[1])}'", sentence)
 
 

@@ -1,4 +1,4 @@
-"""How answers look: JSON for programs, tables for people; nothing else goes to stdout."""
+"""Output on stdout: JSON for programs, tables for people, and nothing else."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON value; the same value gives the same bytes."""
+    """Print a value as JSON; equal values give equal bytes."""
     print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def print_told(told: Result | Comparison) -> None:
-    """Print what came out of one run, or of several that are compared."""
+    """Print the result of one run, or the comparison of several."""
     print(strong(told.title))
     for i, part in enumerate(told.sections):
         print("\n" * bool(i) + "\n".join(part.lines), end="\n" * bool(part.lines))
@@ -33,7 +33,7 @@ def print_told(told: Result | Comparison) -> None:
 
 
 def print_repeats(repeats: Sequence[Repeats]) -> None:
-    """Print how the makespan of each case is distributed over the seeds."""
+    """Print the distribution of each case's makespan over the seeds."""
     rows = []
     for each in repeats:
         low, high = min(each.makespan_ns), max(each.makespan_ns)

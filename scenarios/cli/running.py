@@ -1,4 +1,4 @@
-"""Running cases with a sign of life."""
+"""Runs cases and shows progress on stderr."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ if TYPE_CHECKING:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# A sign of life on stderr, for work that takes longer than a second.
+# Progress on stderr, for work that takes longer than a second.
 
 
 _QUIET_S: Final = 10.0
-"""Between two lines of progress, where there is no terminal on which to write one anew."""
+"""Time between two lines of progress, if there is no terminal on which to update one line."""
 
 
 @contextmanager
 def progress(what: str, *, after_s: float = 1.0, every_s: float = 1.0) -> Iterator[None]:
-    """Say on stderr what is being done and for how long, once it has taken `after_s` seconds.
+    """Report on stderr what is being done, and for how long, once it has taken `after_s` seconds.
 
-    On a terminal one line is kept up to date and wiped at the end; elsewhere one line is written.
+    On a terminal, one line is updated and erased at the end; elsewhere a single line is written.
 
     Parameters
     ----------
     what : str
         ``"simulating in-order"``.
     after_s, every_s : float
-        When to begin, and how often to renew, in seconds.
+        Time until the first report, and between updates, in seconds.
     """
     done = threading.Event()
     thread = threading.Thread(target=_tell, args=(what, done, after_s, every_s), daemon=True)
@@ -77,7 +77,7 @@ def _tell(what: str, done: threading.Event, after_s: float, every_s: float) -> N
 
 
 class Ticker:
-    """Says on stderr how many of many runs are done, and the time left: four times a second on a terminal."""
+    """Reports finished runs and remaining time on stderr, up to four times a second on a terminal."""
 
     def __init__(self, what: str) -> None:
         self.what = what
@@ -85,7 +85,7 @@ class Ticker:
         self.begun_s = self.told_s = time.monotonic()
 
     def __call__(self, done: int, of: int, told: str = "") -> None:
-        """Renew the line; elsewhere than on a terminal write one every ten seconds."""
+        """Update the line; if not on a terminal, write a new one every ten seconds."""
         if self.before is None:
             self.before = done
         now_s, stream = time.monotonic(), unescaped(sys.stderr)
@@ -111,12 +111,12 @@ def cases_of(
     *,
     compare: bool = False,
 ) -> list[Case]:
-    """Return the runs that ``--policy`` names, each once; by default the scenario's own, or all it compares.
+    """Return the runs that ``--policy`` names; by default the scenario's own, or all that it compares.
 
     Raises
     ------
     InputError
-        A name that is given twice or unknown.
+        A name is unknown or given twice.
     """
     for i, name in enumerate(policies or ()):
         if policies and name in policies[:i]:
@@ -131,7 +131,7 @@ def cases_of(
 
 
 def run_all(cases: Sequence[Case], *, record_memory: bool = False) -> list[Result]:
-    """Run cases one after another; on stderr, say which one takes longer than a second."""
+    """Run cases one after another, and report on stderr those that take longer than a second."""
     results = []
     for case, of in _counted(cases):
         try:
@@ -140,7 +140,7 @@ def run_all(cases: Sequence[Case], *, record_memory: bool = False) -> list[Resul
                 results.append(run_case(case, record_memory=record_memory))
             results[-1].share()
         except SimError as error:
-            if of and error.exit_status == 1:  # the story that follows does not say of which run it is
+            if of and error.exit_status == 1:  # the message that follows does not name the run
                 typer.echo(f"{case.label}{of}:", err=True)
             raise
     return results
@@ -149,13 +149,13 @@ def run_all(cases: Sequence[Case], *, record_memory: bool = False) -> list[Resul
 def compare_all(cases: Sequence[Case]) -> Comparison:
     """Run cases as `run_all` does; one that runs out of memory, or cannot be built, does not stop the others.
 
-    Nor does one that gets stuck, or in which an op fails, which is not compared: it is not the same work. The
-    whole story of each goes to stderr.
+    Nor does one that gets stuck, or in which an op fails; the latter is not compared, as it does other work.
+    The full message of each goes to stderr.
 
     Raises
     ------
     RunError
-        None of them comes to an end.
+        None of them finishes.
     InputError
         None of them can be built.
     """
@@ -164,7 +164,7 @@ def compare_all(cases: Sequence[Case]) -> Comparison:
 
     results, failures, stories = [], [], []
     for case, of in _counted(cases):
-        with suppress(SimError):  # the attempt says it
+        with suppress(SimError):  # the attempt below reports it
             _prepare(case, of)
         with progress(f"simulating {case.label}{of}"):
             found = attempt(case, advise=True)
@@ -183,33 +183,33 @@ def compare_all(cases: Sequence[Case]) -> Comparison:
 
 
 def _counted(cases: Sequence[Case]) -> list[tuple[Case, str]]:
-    """Return the cases, each with which one of several it is, in words."""
+    """Return the cases, each with text such as " (2 of 3)" if there are several."""
     n = len(cases)
     return [(case, f" ({i} of {n})" if n > 1 else "") for i, case in enumerate(cases, start=1)]
 
 
 def _prepare(case: Case, of: str = "") -> None:
-    """Make what a case runs, for which a large file may have to be read."""
+    """Build the work of a case, which may mean reading a large file."""
     with progress(f"reading {case.scenario.name}{of}"):
         _ = case.work
 
 
 class Charts(NamedTuple):
-    """What Gantt charts show besides, and whether the page is opened in a browser."""
+    """Options of Gantt charts, and whether to open the page in a browser."""
 
     arrows: bool = False
     critical_path: bool = False
     open: bool = False
 
     def check(self, files: Files) -> None:
-        """Refuse options of charts where no chart is drawn."""
+        """Raise if options of charts are given but no chart is drawn."""
         for option, wanted in (("--arrows", self.arrows), ("--critical-path", self.critical_path)):
             if wanted and not (files["gantt"] or self.open):
                 raise InputError(f"{option}: is drawn into a Gantt chart; name its file with --gantt")
 
 
 def finish(results: Sequence[Result], files: Files, charts: Charts) -> None:
-    """Write the files that are wanted, naming each, and exit with 1 if an expectation is not met."""
+    """Write the requested files, name each, and exit with status 1 if an expectation is not met."""
     pages = [path for path in files["gantt"] or () if path.lower().endswith(".html")]
     if charts.open and results and not pages:
         pages = [_temporary_page()]
@@ -232,13 +232,13 @@ def finish(results: Sequence[Result], files: Files, charts: Charts) -> None:
 
 
 def say_written(*paths: str) -> None:
-    """Say which files were written."""
+    """Report on stderr which files were written."""
     for path in paths:
         typer.echo(f"wrote {path}", err=True)
 
 
 def save_picture(picture: Axes | Figure, path: str) -> None:
-    """Save a picture, and say so."""
+    """Save a picture, and report its file."""
     from sim.plot.figure import save
 
     save(picture, path)
@@ -246,7 +246,7 @@ def save_picture(picture: Axes | Figure, path: str) -> None:
 
 
 def _temporary_page() -> str:
-    """Return a new file for a page, which stays when this process ends: a browser reads it later."""
+    """Return a new file for a page; it is not deleted at exit, because a browser reads it later."""
     import tempfile
 
     handle, path = tempfile.mkstemp(prefix="sim-", suffix=".html")
@@ -263,7 +263,7 @@ def _open_page(path: str) -> None:
 
 
 def run_repeatedly(cases: Sequence[Case], runs: int) -> list[Repeats]:
-    """Run each case with so many seeds; on stderr, say which one takes longer than a second."""
+    """Run each case with `runs` seeds, and report on stderr those that take longer than a second."""
     from scenarios.variants.repeat import repeat
 
     done = []

@@ -1,4 +1,4 @@
-"""What `sim tune` prints: how far it is, and what it found."""
+"""Output of `sim tune`, `sim optimum` and `sim sweep`: best results and tables."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from sim.explain.bounds import bounds
 from sim.export.tables import percent, size, titled
 
 _SHOWN = 12
-"""Improvements that are listed; of more the first and the last."""
+"""Number of improvements that are listed: the first ones and the last ones."""
 
 
 def print_tuning(tuning: Tuning, against: str | None = None) -> None:
-    """Print the best, how the search got there, and the front."""
+    """Print the best trial, the improvements that led to it, and the Pareto front."""
     trials, goal = tuning.trials, tuning.goal
     if tuning.best is None:
         why = next((trial.row["error"] for trial in trials if trial.row["error"]), "limits are not kept")
@@ -61,7 +61,7 @@ def print_tuning(tuning: Tuning, against: str | None = None) -> None:
 
 
 def _above(tuning: Tuning) -> str:
-    """Say how far the makespan of the best is above its lower bound."""
+    """Return by how much the makespan of the best exceeds its lower bound, in words."""
     limits, makespan_ns = bounds(tuning.trace), tuning.trace.makespan_ns
     gap = limits.gap(makespan_ns)
     if gap is None:
@@ -71,7 +71,7 @@ def _above(tuning: Tuning) -> str:
 
 
 def _gain(tuning: Tuning) -> str:
-    """Say by how much the best is better than the best start."""
+    """Return by how much the best improves on the best start, in words."""
     assert tuning.best is not None
     starts = [t for t in tuning.trials if t.what == "start" and tuning.goal.allows(t.row)]
     if not starts:
@@ -86,7 +86,7 @@ def _gain(tuning: Tuning) -> str:
 
 
 def _on_fresh_seeds(fresh: Fresh, what: str) -> str:
-    """Say what the best is worth where no trial has been."""
+    """Return the result of the best on seeds that no trial has seen, in words."""
     best = shown_result(what, round(fresh.best) if fresh.best > 100 else fresh.best)
     least, most = (100 * part for part in fresh.interval)
     told = f"{100 * fresh.gain:.1f} % (95 %: {least:.1f} to {most:.1f} %)"
@@ -108,11 +108,11 @@ def _print_trials(tuning: Tuning, numbers: Iterable[int], *results: str) -> None
 
 
 # ----------------------------------------------------------------------------------------------------------
-# What `sim optimum` prints: the best, how sure that is, and how far from it the policies are.
+# Output of `sim optimum`: the best schedule, how good it is for sure, and how far the policies are from it.
 
 
 def print_optimum(found: Optimum, limit_ns: int) -> None:
-    """Print the best, what it is the best of, and a row a policy."""
+    """Print the best schedule, the space that was searched, and one row per policy."""
     base = found.base
     of = "on the devices and with the issuing of" if found.placed else "on any devices, with the issuing of"
     print(strong(f"{base.scenario}: orders and streams, {of} {base.policy}"))
@@ -133,22 +133,22 @@ def print_optimum(found: Optimum, limit_ns: int) -> None:
 
 
 def _above_bound(found: Optimum, result: Result) -> str | float | None:
-    """Return by how much a run is above the bound, or why the bound is none of it."""
+    """Return by how much a run exceeds the bound, or why the bound does not apply to it."""
     if (why := found.unlike(result)) is not None:
         return f"({why})"
     return found.cost(result) / found.lower_bound - 1 if found.lower_bound > 0 else None
 
 
 # ----------------------------------------------------------------------------------------------------------
-# A sweep as people read it: its rows, and the answer to what was sought in it.
+# Output of a sweep: its rows, and the best of them if a goal is given.
 #
 #     tp  pp  ...  makespan  tokens/s  MFU  memory      the ten best
-#     best: tp=2, pp=4: step_time 2.39 s                and the one behind it, by how much
-#     left out: 530 tp does not divide the heads        what was never run, by reason
+#     best: tp=2, pp=4: step_time 2.39 s                and the runner-up, with its distance
+#     left out: 530 tp does not divide the heads        points that did not run, by reason
 
 
 _SHOWN_GROUPS: Final = 10
-"""Rows of a table of the best."""
+"""Number of rows in a table of the best points."""
 
 
 _OF_TRAINING: Final = {
@@ -170,15 +170,15 @@ _OF_DEVICES: Final = {
     "bubble": "pipeline.bubble",
     "peak memory": "peak memory",
 }
-"""Title of a column -> the key of its numbers, in a row or in `_over_devices`."""
+"""Column title -> the key of its numbers, in a row or in `_over_devices`."""
 
 
 def print_rows(rows: Sequence[Row], settings: Sequence[str], goal: Goal | None = None) -> None:
-    """Print settings, policy, makespan, how far it is from the bound, and what else some of the runs have.
+    """Print settings, policy, makespan, the distance from the bound, and results that some of the runs have.
 
-    That is how much gets done in a second, how busy devices were, the most memory that one of them had, the
-    bubble of a pipeline; of a training run goodput; of a training step tokens/s, MFU, memory of the fullest
-    rank, bubble. The best of what is sought has a star, by default the shortest makespan.
+    These are throughput, utilisation of the devices, the highest memory peak of a device, and the bubble of a
+    pipeline; for a training run its goodput; for a training step tokens/s, MFU, memory of the fullest rank,
+    and bubble. A star marks the best by the goal, which is by default the shortest makespan.
     """
     goal = goal or Goal("makespan")
     done = [row[goal.column] for row in rows if not row["error"]]
@@ -214,7 +214,7 @@ def print_rows(rows: Sequence[Row], settings: Sequence[str], goal: Goal | None =
         print(f"* {most if goal.most else least} {goal.what}")
     for note in (*unused_notes(unused), *no_gap_notes(row.get("no_gap") for row in rows)):
         print(note)
-    if failures:  # below the table: a long story in a column of its own would leave no room for the others
+    if failures:  # below the table, because long messages in a column would leave no room for the others
         print("\n" + "\n".join(failures))
 
 
@@ -222,7 +222,7 @@ _PEAK: Final = ".peak_memory_bytes"
 
 
 def _over_devices(row: Row) -> dict[str, Any]:
-    """Return of a row what is of all its devices: how busy those are that are used, and the fullest."""
+    """Return numbers of a row over its devices: mean utilisation of those used, and the highest peak."""
     told: dict[str, Any] = {}
     if "train.step_ns" in row:
         told["exposed"] = row["train.exposed_ns"] / row["train.step_ns"]
@@ -232,7 +232,7 @@ def _over_devices(row: Row) -> dict[str, Any]:
     names = [key.removesuffix(_PEAK) for key in row if key.endswith(_PEAK)]
     used = [name for name in names if name not in unused]
     if shares := [row[f"{name}.utilisation"] for name in used if row.get(f"{name}.utilisation")]:
-        told["utilisation"] = sum(shares) / len(shares)  # of switches and idle devices none
+        told["utilisation"] = sum(shares) / len(shares)  # without switches and idle devices
     peaks = {name: row[name + _PEAK] or 0 for name in used}
     if peak := max(peaks.values(), default=0):
         where = max(peaks, key=lambda name: peaks[name])
@@ -243,7 +243,7 @@ def _over_devices(row: Row) -> dict[str, Any]:
 def print_answer(
     rows: Sequence[Row], settings: Sequence[str], goal: Goal, left_out: Mapping[str, int]
 ) -> None:
-    """Print the best rows, the best and its runner-up with what limits them, and what was no answer."""
+    """Print the best rows, the best one and its runner-up with their limits, and the number of outcomes."""
     ranked = goal.ranked(rows)
     names = dict(zip(settings, _short(settings), strict=True))
     if ranked:
@@ -275,7 +275,7 @@ def print_answer(
 
 
 def print_left_out(left_out: Mapping[str, int]) -> None:
-    """Print how many points were never run, by reason."""
+    """Print the number of points that did not run, by reason."""
     if left_out:
         n = sum(left_out.values())
         points = "1 point was" if n == 1 else f"{n:,} points were"
@@ -285,7 +285,7 @@ def print_left_out(left_out: Mapping[str, int]) -> None:
 
 
 def _print_best(shown: Sequence[Sequence[Row]], names: Sequence[str], goal: Goal) -> None:
-    """Print the best and its runner-up; each comes with those that are the same in every number."""
+    """Print the best row and its runner-up; each with the rows that have equal numbers."""
     (best, *same), second = shown[0], shown[1][0] if len(shown) > 1 else None
     value = best[goal.column]
     print(f"best: {_called(best, names)}: {goal.what} {shown_result(goal.what, value)}")
@@ -302,7 +302,7 @@ def _print_best(shown: Sequence[Sequence[Row]], names: Sequence[str], goal: Goal
 
 
 def _print_limits(row: Row, goal: Goal) -> None:
-    """Print what limits a row: memory that is free, time that is lost, and limits that were asked for."""
+    """Print what limits a row: free memory, lost time, and the limits of the goal."""
     told = []
     if "train.step_ns" in row:
         step, peak, limit = row["train.step_ns"], row["train.peak_bytes"], row["train.capacity_bytes"]
@@ -327,7 +327,7 @@ def _called(row: Row, settings: Sequence[str]) -> str:
 
 
 def _short(keys: Sequence[str]) -> list[str]:
-    """Return the shortest ends of dotted keys that tell them apart.
+    """Return the shortest unique suffixes of dotted keys.
 
     Examples
     --------

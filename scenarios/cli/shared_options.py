@@ -9,7 +9,7 @@ import typer
 
 
 def completes(*groups: str) -> Callable[[str], list[str]]:
-    """Return what completes the name of a plugin in the shell; without groups, that of any decision."""
+    """Return a function that completes names of plugins in the shell; without groups, of all decisions."""
 
     def names(incomplete: str) -> list[str]:
         from scenarios.reference import DECISIONS
@@ -24,7 +24,7 @@ def completes(*groups: str) -> Callable[[str], list[str]]:
 
 
 def keys(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the keys of the scenario on the line that begin like this: what its files say."""
+    """Return the keys of the scenario on the command line that begin with `incomplete`."""
     from scenarios.file.document import Document
     from sim.base.errors import SimError
 
@@ -37,24 +37,24 @@ def keys(ctx: typer.Context, incomplete: str) -> list[str]:
 
     try:
         root = Document.read(ctx.params["scenario"] or ctx.args[0]).root.plain()
-    except (IndexError, SimError):  # no scenario yet, or none that can be read
+    except (IndexError, SimError):  # no scenario yet, or one that cannot be read
         return []
     return [key for key in below(root, "") if key.startswith(incomplete)]
 
 
 def option(name: str, help: str, **more: Any) -> Any:
-    """Return what typer reads of an option: ``"--jobs N"``, its name and what stands for its value."""
+    """Return an option for typer from ``"--jobs N"``, its name and the placeholder of its value."""
     flag, _, value = name.partition(" ")
     return typer.Option(flag, metavar=value or None, help=help, **more)
 
 
 def argument(name: str, help: str, **more: Any) -> Any:
-    """Return what typer reads of an argument."""
+    """Return an argument for typer."""
     return typer.Argument(metavar=name, help=help, **more)
 
 
 def settings(help: str, name: str = "--set", **more: Any) -> Any:
-    """Return the option ``--set KEY=VALUE``, or another one of its form."""
+    """Return the option ``--set KEY=VALUE``, or another one of that form."""
     return option(f"{name} KEY=VALUE", help, **more)
 
 

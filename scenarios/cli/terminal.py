@@ -1,9 +1,9 @@
-r"""Standard output and error as the command writes to them.
+r"""Standard output and standard error of the command.
 
-* Control characters in names come from files of other people, and could steer a terminal. They are written
-  as ``\u001b``, which is what JSON writes, too. Bold, which the command itself uses, goes through.
-* A reader that closes early (``| head -1``), or is not there (``>&-``), costs nothing but what it does not
-  read: the rest is dropped, and files are still written.
+* Control characters in names come from other people's files, and could steer a terminal. They are written as
+  ``\u001b``, as in JSON. Bold text, which the command itself uses, is let through.
+* If the reader closes early (``| head -1``), or there is none (``>&-``), the rest of the output is dropped,
+  and files are still written.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from sim.base.plugins import GROUPS
 _CONTROL: Final = re.compile(
     r"\x1b\[[01]m|([\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff])"
 )
-"""Bold on and off; what steers a terminal or the direction of text, and what is no character at all."""
+"""Bold on and off; characters that steer a terminal or the direction of text, and lone surrogates."""
 
 
 def escaped(text: str) -> str:
-    r"""Return `text` with control characters written out.
+    r"""Return `text` with control characters written as escapes.
 
     Examples
     --------
@@ -43,34 +43,34 @@ def escaped(text: str) -> str:
 
 
 class Terminal:
-    """A text stream that escapes what is written, and forgives a reader that has left."""
+    """A text stream that escapes what is written, and tolerates a reader that has left."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
 
     def __getattr__(self, name: str) -> Any:
-        """Return what the stream itself has."""
+        """Return an attribute of the stream itself."""
         return getattr(self.stream, name)
 
     def write(self, text: str) -> int:
-        """Write `text`, escaped; return its length. Nothing is a question whether this is for text."""
-        if shown := escaped(text):  # who asks does not hear of an error, but wants one of bytes
+        """Write `text`, escaped; return its length. Writing nothing is how callers test for a text stream."""
+        if shown := escaped(text):  # such a test expects an error for bytes, not one of the stream
             with self._forgiving():
                 self.stream.write(shown)
         return len(text)
 
     def flush(self) -> None:
-        """Hand over what was written."""
+        """Flush the stream."""
         with self._forgiving():
             self.stream.flush()
 
     @contextmanager
     def _forgiving(self) -> Iterator[None]:
-        """Drop what nobody reads any more; name the stream in any other failure."""
+        """Drop output that has no reader any more; name the stream in all other errors."""
         try:
             yield
         except OSError as error:
-            with suppress(OSError, ValueError):  # what is still held must not fail again at the end
+            with suppress(OSError, ValueError):  # buffered output must not fail again at exit
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
             if not isinstance(error, BrokenPipeError):
                 raise OSError(error.errno, error.strerror, self.stream.name) from None
@@ -78,7 +78,7 @@ class Terminal:
 
 @contextmanager
 def terminal() -> Iterator[None]:
-    """Write through a `Terminal` while the block runs."""
+    """Replace stdout and stderr by a `Terminal` in the block."""
     before = sys.stdout, sys.stderr
     for stream in before:
         if isinstance(stream, io.TextIOWrapper):
@@ -92,12 +92,12 @@ def terminal() -> Iterator[None]:
 
 
 def unescaped(stream: TextIO) -> TextIO:
-    """Return the stream below a `Terminal`, for a line that is renewed in place."""
+    """Return the stream below a `Terminal`, for a line that is updated in place."""
     return stream.stream if isinstance(stream, Terminal) else stream
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Whose mistake an unexpected error is: this program's, or that of a class that the user named.
+# Who caused an unexpected error: this program, or code that the user named.
 #
 #     scenarios/cli/... ─► sim/engine/engine.py ─► shortest.py:19 ─► heapq.py                theirs
 #     scenarios/cli/... ─► sim/engine/engine.py ─► shortest.py:19 ─► sim/graph/graph.py      theirs
@@ -111,10 +111,10 @@ _CALL: Final = re.compile(r'^ +File "(.+)", line (\d+)', re.MULTILINE)
 
 
 def place_of_other_code(error: BaseException) -> str | None:
-    """Return the file and line at which code of others went wrong; None where the mistake is ours.
+    """Return the file and line at which a user's code failed, or None if the error is ours.
 
-    It is theirs if any of the calls that led there was; the last one is told. Libraries are neither, but for
-    packages that register plugins. Of calls in another process there is a text.
+    It is theirs if any frame of the traceback is; the last such frame is returned. Libraries are neither,
+    except packages that register plugins. Frames of another process are available as text only.
     """
     libraries = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")]
     plugins = {each.module.split(".")[0] for group in GROUPS for each in entry_points(group=group)}
@@ -136,21 +136,21 @@ def place_of_other_code(error: BaseException) -> str | None:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# How the command shows warnings: a line each on stderr, and one line for what many runs have in common.
+# How the command shows warnings: one line each on stderr, and one line for a warning that many runs share.
 
 
 class Shown:
-    """Writes warnings to stderr; of those about the same subject in many runs, the first.
+    """Writes warnings to stderr; of several about the same subject, only the first.
 
-    A warning whose text differs from run to run (its counts do) names in its attribute ``subject`` what it is
-    about, as `devices.cost.unreliable.PlainRooflineWarning` does.
+    A warning whose text differs between runs, for example in its counts, has an attribute ``subject``, as
+    `devices.cost.unreliable.PlainRooflineWarning` does.
     """
 
     def __init__(self) -> None:
         self.subjects: set[str] = set()
 
     def __call__(self, message: Warning | str, *where: object, **more: object) -> None:
-        """Show a warning, in place of `warnings.showwarning`."""
+        """Show a warning; replaces `warnings.showwarning`."""
         subject = getattr(message, "subject", None)
         if subject in self.subjects:
             return
@@ -160,5 +160,5 @@ class Shown:
 
 
 def show_warnings() -> None:
-    """Show the warnings of this process as the command does: for the workers that it starts."""
+    """Show the warnings of this process as the command does, also in the workers that it starts."""
     warnings.showwarning = Shown()

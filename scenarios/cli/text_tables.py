@@ -1,4 +1,4 @@
-"""Text for people on stdout: lines, and tables as wide as what they hold."""
+"""Text for people on stdout: lines, and tables as wide as their contents."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Final
 from unicodedata import east_asian_width
 
 _WIDTH: Final = 160
-"""Columns of a list that goes to a file or a pipe."""
+"""Width of a list that is written to a file or a pipe."""
 
 
 def strong(text: str) -> str:
-    """Return `text` as a terminal shows it in bold; what goes to a file or a pipe stays as it is."""
+    """Return `text` in bold for a terminal; unchanged for a file or a pipe."""
     bold = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
     return f"\x1b[1m{text}\x1b[0m" if bold and text else text
 
 
 def print_table(rows: Sequence[Mapping[str, str]], *, left: int = 1) -> None:
-    """Print a table, whose columns are the keys of its rows; the first `left` are text, the others numbers.
+    """Print a table with the keys of its rows as columns; the first `left` are text, the others numbers.
 
     Examples
     --------
@@ -42,7 +42,7 @@ def print_table(rows: Sequence[Mapping[str, str]], *, left: int = 1) -> None:
 
 
 def print_list(title: str, rows: Sequence[tuple[str, str]]) -> None:
-    """Print names with a line about each, wrapped to the terminal.
+    """Print names with a description of each, wrapped to the terminal.
 
     Examples
     --------
@@ -62,5 +62,5 @@ def print_list(title: str, rows: Sequence[tuple[str, str]]) -> None:
 
 
 def _width(text: str) -> int:
-    """Return how many columns of a terminal `text` takes."""
+    """Return the number of terminal columns that `text` takes."""
     return len(text) if text.isascii() else sum(1 + (east_asian_width(c) in "WF") for c in text)

@@ -108,7 +108,7 @@ Expect = Annotated[dict[str, _AnyCondition], Field(default_factory=dict, descrip
 
 
 def _of_a_run(value: Any) -> str:
-    """Return whether conditions are on one result or on several results of a run, despite misspelt keys."""
+    """Return the tag of a condition on one result, or of several on a run, even if keys are misspelt."""
     keys = [str(key) for key in value] if isinstance(value, dict) else []
     if not keys or any(key in Condition.model_fields for key in keys):
         return "<condition>"

@@ -191,7 +191,7 @@ class _Run:
         self._back_by_now(machine)
 
     def _back_by_now(self, machine: int) -> None:
-        """Return a machine whose repair ends at this instant, before it may fail again."""
+        """Bring back a machine whose repair ends at this instant, before it may fail again."""
         if self.back_ns.get(machine) == self.now:
             self._back(machine)
 

@@ -1,1 +1,1 @@
-"""The verbs of the command, one a file."""
+"""The verbs of the command, one per file."""

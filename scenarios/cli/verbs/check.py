@@ -1,4 +1,4 @@
-"""``sim check PATH...``: run every ``expect:``."""
+"""``sim check PATH...``: checks every ``expect:``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 CheckFormat = Literal["text", "json", "github"]
-"""How it is printed."""
+"""Output formats."""
 
 
 def check(
@@ -31,7 +31,7 @@ def check(
     """Check every `expect:` of these scenarios and the invariants of each run.
 
     Exit status: 0 if everything holds, 1 if something does not (with --update: if it still does not), 2 if a
-    scenario is wrong, or none expects anything.
+    scenario is wrong, or none has an `expect:`.
     """
     from scenarios.cli.output import print_json
     from scenarios.cli.running import progress
@@ -56,7 +56,7 @@ def check(
 
 
 def _print(one: Checked, format: CheckFormat) -> None:
-    """Print what became of one run, and below it what did not hold."""
+    """Print the outcome of one run, and below it what did not hold."""
     from scenarios.regression import annotation
     from scenarios.run.run_notes import unused_notes
 
@@ -82,7 +82,7 @@ def _print(one: Checked, format: CheckFormat) -> None:
 
 
 def _total(done: list[Checked]) -> str:
-    """Return the last line: how many failed, were updated, or expect nothing."""
+    """Return the last line: how many runs failed or were updated, and how many files expect nothing."""
     failed = sum(one.exit_status != 0 for one in done)
     updated = sum(bool(one.updated) for one in done)
     silent = sum(not one.exit_status and not one.outcomes for one in done)

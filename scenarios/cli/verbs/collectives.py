@@ -46,10 +46,9 @@ def collectives(
 ) -> None:
     """Print the algorithm, protocol and channels that NCCL 2.30 chooses for a collective, and its time.
 
-    The time is what NCCL itself expects and, within a node, also what rates fitted to measurements give. A
-    channel is a thread block on an SM of its own. Each GPU has a network card of its own. For a machine
-    without NVSwitches, this prints the fastest algorithm, and its time by the latency and bandwidth of the
-    links.
+    The time is NCCL's own estimate and, within a node, also that of rates fitted to measurements. A channel
+    is a thread block on an SM of its own. Each GPU has a network card of its own. For a machine without
+    NVSwitches, this prints the fastest algorithm, and its time by the latency and bandwidth of the links.
     """
     from devices.collectives.formulas import Formula
     from devices.collectives.measured import MeasuredTable

@@ -1,4 +1,4 @@
-"""``sim compare SCENARIO``: the same work under several policies, one table, one figure."""
+"""``sim compare SCENARIO``: the same work under several policies, in one table and one figure."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ _HARDWARE: Final = (("sim.devices", "devices"), ("sim.machines", "machines"))
 _OURS: Final = "graph-schedule-sim"
 _RUNTIMES: Final = (("sim.runtimes", "runtimes: named sets of decisions"),)
 _VERBS: Final = {"sim.runtimes": "runtimes", "sim.devices": "devices", "sim.machines": "devices"}
-"""Group -> the verb that tells of its members; of the others `sim policies` does."""
+"""Group -> the verb that describes its members; `sim policies` describes those of other groups."""
 
 
 def policies(
@@ -24,7 +24,7 @@ def policies(
     """List the policies and other decisions that a scenario may name under `policy:`.
 
     With a NAME: its options, with their types and defaults, and the rule that it follows, with its source. A
-    class of yours, in the current folder or installed, is named module:Class.
+    class of your own, in the current folder or installed, is named module:Class.
     """
     from scenarios.reference import DECISIONS, known_as
     from sim.base.plugins import Origin
@@ -104,7 +104,7 @@ def schema() -> None:
 
 
 def _preset(name: str, json: bool) -> None:
-    """Print a preset as its file says it, with a source beside every number."""
+    """Print a preset as in its file, with a source beside every number."""
     from devices.presets import device_preset, machine_preset, preset_text
     from sim.base import plugins
     from sim.base.errors import UnknownNameError
@@ -123,7 +123,7 @@ def _preset(name: str, json: bool) -> None:
 
 
 def _refuse_elsewhere(name: str, groups: Sequence[str]) -> None:
-    """Refuse a name that another verb tells of."""
+    """Raise if another verb describes a name."""
     from sim.base import plugins
     from sim.base.errors import InputError
 
@@ -137,7 +137,7 @@ def _refuse_elsewhere(name: str, groups: Sequence[str]) -> None:
 
 
 def _tell(known: Mapping[str, Any]) -> None:
-    """Print a decision: what it is, how a scenario names it, its options, its rule."""
+    """Print a decision: its summary, how a scenario names it, its options, its rule."""
     from scenarios.cli.text_tables import print_list, strong
 
     print(strong(f"{known['name']} ({known['what']}): {known['summary']}"))

@@ -57,7 +57,7 @@ def optimum(
     loaded = scenario_of(Document.read(scenario, allowed).with_settings(sets or ()))
     cases = [loaded.case(name) for name in policy] if policy else [loaded.case(), *loaded.cases()]
     refuse_unmodelled(job_of(cases[0]), not devices)
-    of_label = {case.label: case for case in reversed(cases)}  # of those of one label the first
+    of_label = {case.label: case for case in reversed(cases)}  # the first case of each label
     comparison = compare_all([of_label[label] for label in dict.fromkeys(case.label for case in cases)])
     results = comparison.results
     if results[0].policy != cases[0].label:

@@ -47,14 +47,14 @@ def run(
         "memory-trace": None if memory_trace is None else [memory_trace],
     }
     wanted = any(all_files.values())
-    if wanted:  # names are looked at before anything runs
+    if wanted:  # names are checked before anything runs
         from scenarios.report.outputs import check_cases, check_outputs
 
         check_outputs(all_files)
     cases = cases_of(scenario, policy, sets, allowed)
     if wanted:
         check_cases(cases, files)
-    if show_graph and len(cases) > 1:  # which may compile it differently
+    if show_graph and len(cases) > 1:  # each may compile it differently
         raise InputError("--show-graph: shows the graph of one run; name one --policy")
     if memory_trace is not None and (repeat or len(cases)) > 1:
         raise InputError(

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from policies.pipeline.pipeline_schedule import Schedule
 
 ScheduleFormat = Literal["text", "torch-csv", "clock"]
-"""How a schedule is printed."""
+"""Output formats of a schedule."""
 
 
 def schedule(
@@ -76,7 +76,7 @@ def schedule(
 
 
 def _times_and_options(name: str, sets: Any) -> tuple[dict[str, int], dict[str, Any]]:
-    """Split what --set says into times of the picture and options of the schedule."""
+    """Split --set options into times of the picture and options of the schedule."""
     from policies.pipeline.registry import options
     from scenarios.file.document import plain_settings
 

@@ -1,4 +1,4 @@
-"""``sim list`` and ``sim new``: what ships with the program, and a scenario of one's own to begin with."""
+"""``sim list`` and ``sim new``: what ships with the program, and a first scenario of your own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scenarios.cli.shared_options import Json, argument, option
 
 
 def _complete(incomplete: str) -> list[str]:
-    """Complete the name of a template or example in the shell."""
+    """Return the names of templates and examples that begin with `incomplete`, for the shell."""
     from scenarios.shipped import shipped
 
     return [one.name for one in shipped() if one.name.startswith(incomplete)]

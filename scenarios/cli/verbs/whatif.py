@@ -53,7 +53,7 @@ def whatif(
     from scenarios.variants.what_ifs import WhatIfs, chosen, standard_trials, try_all
 
     check_path("plot", plot, PICTURES)
-    given = [_given(text) for text in also or ()]  # before anything is read: it may be wrong
+    given = [_given(text) for text in also or ()]  # first of all, because it may be wrong
     with progress(f"reading {file}"):
         what_ifs = WhatIfs(file, sets or (), allowed)
         name = what_ifs.name
@@ -62,7 +62,7 @@ def whatif(
         known = standard_trials(what_ifs.graph)
     with progress(f"simulating {name}"):
         recorded_ns = what_ifs.recorded_ns
-        if not recorded_ns:  # what only recordings have is not missed
+        if not recorded_ns:  # do not list what only recordings have
             known = [each for each in known if what_ifs.timed and not each.why_not]
             labels = {each.label for each in known}
             known += [each for each in machine_trials(what_ifs.trace) if each.label not in labels]
@@ -86,7 +86,7 @@ def _try_settings(
     *,
     json: bool,
 ) -> None:
-    """Try settings, where a graph follows from them."""
+    """Try settings, for a workload whose graph follows from them."""
     from scenarios.cli.output import print_json
     from scenarios.cli.running import progress
     from scenarios.cli.search_tables import print_rows
@@ -111,7 +111,7 @@ def _try_settings(
 
 
 def _given(text: str) -> Variant:
-    """Return a what-if of the command line."""
+    """Return a what-if from the command line."""
     from scenarios.file.yaml_read import read_yaml_text
     from scenarios.report.pictures import written
     from scenarios.variants.what_ifs import asked, read_what_if, what_if
