@@ -97,7 +97,7 @@ _TRAINING_RUN = "many such steps, with failures, checkpoints and recovery"
 
 
 class ScenarioFile(Strict):
-    """A computation graph, the machine it runs on, and who decides in which order."""
+    """A computation graph, the machine that it runs on, and the policy that decides the order."""
 
     schema_: str | None = Field(None, alias="$schema", description="for editors")
     version: Literal[1] = Field(1, description="version of the format; default: the latest")

@@ -227,7 +227,7 @@ class RestoreFields(Strict):
 
 
 class TimeoutFields(Strict):
-    """How long others wait for a part that says nothing."""
+    """How long others wait for a part that does not respond."""
 
     transfer: Duration | None = Field(
         None, description="a Send or Recv that stands still; default: it waits for ever"
@@ -238,7 +238,7 @@ class TimeoutFields(Strict):
 
 
 class FaultFields(Strict):
-    """Parts of the machine that fail, slow down and come back; who notices, and what follows."""
+    """Parts of the machine that fail, slow down and recover; how that is noticed, and what follows."""
 
     failures: dict[Name, FailureFields] = Field(default_factory=dict, description="causes")
     slow_downs: dict[Name, SlowDownFields] = Field(default_factory=dict, description="causes")

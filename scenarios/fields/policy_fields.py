@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class WithOptions(Strict):
-    """Known keys, and any others: the options of what is named."""
+    """Known keys, and any others: the options of the named plugin."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -207,7 +207,7 @@ class NoiseFields(Strict):
 
 
 class MemoryFields(Strict):
-    """Who manages memory, when tensors take it, and what happens when there is none."""
+    """The allocator of each device, the lifetime of tensors, and what happens when memory is full."""
 
     allocator: AnyChoice | None = Field(
         default=None,

@@ -20,13 +20,13 @@ from sim.job.job import Tried
 from sim.notebook import Section
 
 _MOST_LINKS: Final = 20
-"""How many links are shown."""
+"""Number of links that are shown."""
 _MOST_LAYERS: Final = 20
-"""How many layers of experts are shown."""
+"""Number of layers of experts that are shown."""
 _MOST_STALENESS: Final = 12
-"""How many rows the table of staleness has."""
+"""Number of rows in the table of staleness."""
 _MOST_FOLDED: Final = 10
-"""For how many devices the folded ones are listed."""
+"""Number of devices for which the folded ones are listed."""
 _HOUR_NS: Final = 3_600_000_000_000
 
 

@@ -16,7 +16,7 @@ from sim.base.units import format_bytes
 from sim.trace import Trace
 
 _MOST: Final = 20
-"""How many devices are named."""
+"""Number of devices that are named."""
 
 
 def unused_notes(unused: Mapping[str, Sequence[str]]) -> list[str]:

@@ -136,7 +136,7 @@ class Scenario:
         try:
             return as_recorded_machine(spec, recording)
         except InputError as error:
-            if self.content.machine is None:  # the graph is no recording
+            if self.content.machine is None:  # the graph is not a recording
                 return {}
             raise self.document.wrong(error) from error
 

@@ -5,7 +5,7 @@
     arrival                first step                                                     last token
       │ queue: next step │ blocks, budget, seats │ prefill │ decode │ shared │ preempted │ recompute │
 
-    next step    until the engine looked at it, because a step was running
+    next step    until the engine looked at it, because a step was under way
     blocks       the first waiting request did not fit into the cache; budget, seats: or into the step
     prefill      steps with a part of its prompt; lost: the part of them that a prefix would have saved if its
                  blocks had not been taken
