@@ -103,7 +103,7 @@ def need_one(given: Mapping[str, bool]) -> None:
 
 
 class CountedFields(EventFields):
-    """... or as often as it was counted once."""
+    """... or at the rate of past events that were counted."""
 
     count: Count | None = Field(None, description="failures of this cause in `over`, on `devices`")
     file: File | None = Field(None, description="CSV with the columns component and count: a cause each row")

@@ -457,7 +457,7 @@ def _own_label(policy: PolicyFields) -> str:
 
 
 def _with_cost(spec: dict[str, Any], cost: Any, origin: Origin) -> dict[str, Any]:
-    """Give the scenario's cost model to every device for which it names none, those of a preset included."""
+    """Return `spec` with the cost model for every device that has none, including those of a preset."""
     if cost is None:
         return spec
     preset = machine_preset(spec["preset"], origin).get("devices", {}) if "preset" in spec else {}

@@ -90,7 +90,7 @@ def collectives(
             if key not in taken:
                 raise UnknownOptionError("a table", key, taken)
         measured = MeasuredTable(table, **arguments("a table", taken, options))
-        measured.time_us(kind, n_ranks, 0)  # it has such collectives
+        measured.time_us(kind, n_ranks, 0)  # raises if it has no such collectives
     known = [one for one, _ in measured.sizes(kind, n_ranks)] if measured else []
     links = Formula(group=who.group)
     rows = [row_of(kind, who, one, measured, links) for one in sizes_around(size, known)]
