@@ -55,7 +55,7 @@ _SEEDS: Final = 5
 """Number of seeds of a trial, if seeds matter."""
 
 _LOOKED_AT: Final = 50
-"""Points of which one has to have a result for the search to learn whether seeds matter."""
+"""Number of points to try for a result that shows whether seeds matter."""
 
 _FIRST: Final = 2
 """After this many seeds a trial is dropped if it is behind the best with each, by more than the spread."""
