@@ -59,7 +59,7 @@ class _Described(NamedTuple):
         return self.case.decisions.policy.synchronisation == "issue"
 
     def may_compete(self) -> bool:
-        """Whether its tasks may want more cores or streams than it has."""
+        """Whether its tasks together may want more than it has."""
         device = self.device
         if device.workers:
             return device.workers * device.cores_per_op > device.cores
