@@ -97,13 +97,13 @@ _TIMES = {
     "forward": "F", "backward": "B", "input_grad": "IB", "weight_grad": "WB", "recompute": "R",
     "overlapped": "+", "transfer": "F",
 }  # fmt: skip
-"""Of each time, what in a schedule takes so long: phases, or ``+``, a pair at once."""
+"""Time → what has this duration in a schedule: phases, or ``+``, a forward and a backward at once."""
 
 
 def _refuse_without_effect(
     name: str, times: Mapping[str, int], found: Schedule, format: ScheduleFormat
 ) -> None:
-    """Refuse times that are no options of the schedule, and that its picture does not have."""
+    """Raise if a time has no effect: there is no picture, or nothing in the schedule takes this time."""
     if times and format != "text":
         raise InputError(f"--set {next(iter(times))}: a time of the picture, which --format {format} is not")
     there: set[str] = set()
