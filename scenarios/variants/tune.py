@@ -341,6 +341,8 @@ class Tuner:
                 if method == "halving"
                 else f"--level is for --method halving, not {method}"
             )
+        if method == "grid" and self.size > budget:
+            raise InputError(f"grid tries all {self.size:,} points, and --budget allows {budget:,} runs")
         sizes = [len(values) for values in self.axes.values()] + [len(self.policies)]
         points = whole if len(self.seeds) == 1 else max(1, budget // _FIRST)  # at most: if all are dropped
         search = METHODS[method](sizes, 1 if self.levels is None else len(self.levels[1]), points, self.seed)

@@ -234,6 +234,10 @@ def test_halving_answers_at_the_last_level_only(tmp_path: Path) -> None:
             ["--vary", "iterations=1,2", "--method", "halving"],
             "halving compares points at cheap levels first",
         ),
+        (
+            ["--vary", "iterations=1,2", "--method", "grid", "--budget", "1"],
+            "grid tries all 2 points, and --budget allows 1 runs",
+        ),
         (["--level", "iterations=1,2"], "--level is for --method halving of --vary"),
         (
             ["--vary", "iterations=1,2", "--level", "seed=1,2", "--method", "grid"],
