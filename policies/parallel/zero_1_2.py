@@ -169,6 +169,6 @@ class _Host:
 
 
 class ZeroTwo(ZeroOne):
-    """Run a training step on ranks that each keep a part of states and gradients; options as `ZeroOne`."""
+    """Run a training step on ranks that each keep a part of states and gradients; options as `zero-1`."""
 
     name, stage = "zero-2", 2

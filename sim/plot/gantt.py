@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from sim.base.arrays import UNSET
 from sim.explain.derived import DerivedColumns
 from sim.plot.bar_polygons import draw_arrows, draw_bars, draw_path, name_lanes, names_in_bars, points_of
 from sim.plot.bars import bars_of, folded_note, path_of
 from sim.plot.figure import new_figure, scale_time, time_unit, told_time
 from sim.plot.legend import add_legend, colours_of, handles_of, legend_of, with_bands
 from sim.plot.memory import CAPACITY, IN_VAIN, RESERVED, Strips, band_labels, coloured_strips, draw_strip
-from sim.plot.theme import ink, plain, shade
+from sim.plot.theme import ink, paper, plain, shade
 from sim.record.record import Record
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ _SEEN: Final = 50
 """Transfers are not drawn where they keep no pair of devices busy for the makespan over this ..."""
 _LONG: Final = 2_500
 """... and none takes the makespan over this, about a pixel."""
+_CUT: Final = "× failed or aborted"
 _UNSEEN: Final = "transfers too short to be seen"
 
 
@@ -120,8 +122,13 @@ def gantt(
         draw_path(ax, path, scale, until)
     if arrows:
         draw_arrows(ax, trace, bars, scale)
+    tasks = bars.some(np.flatnonzero((bars.row != UNSET) & (bars.row < len(trace))))
+    cut = tasks.some(np.flatnonzero(trace.status[tasks.row]))
+    if len(cut):
+        ax.plot(cut.end / scale, cut.lane, "X", color=ink(), markeredgecolor=paper(), clip_on=False)
     ax.set_xlim(0, until / scale)
-    plain(ax, "; ".join(part for part in (title, _UNSEEN if unseen else "") if part), "x")
+    notes = title, _CUT if len(cut) else "", _UNSEEN if unseen else ""
+    plain(ax, "; ".join(part for part in notes if part), "x")
     if legend:
         add_legend(ax, handles_of(legend_of([bars], colours), colours))
     return ax

@@ -27,6 +27,7 @@ from sim.export.tables import task_table
 from sim.graph.failures import STATUSES, Failures, in_step, read_fails
 from sim.kernel.run import NotOnKernelError
 from sim.metrics import summary
+from sim.plot import gantt
 
 Spans = dict[str, tuple[int, int, str]]
 
@@ -88,6 +89,9 @@ def test_tensorflow_runs_what_is_queued_and_independent_and_no_consumer() -> Non
         "f": (52, 62, "failed"),
     }
     assert missing(trace) == ["z"]
+    ax = gantt(trace, title="run")
+    assert [line.get_xdata().tolist() for line in ax.lines] == [[62.0]]  # type: ignore[union-attr]
+    assert ax.get_title(loc="left") == "run; × failed or aborted"
     assert trace.engine == "simpy: some of the ops may fail"
     assert failure_text(trace) == "op 'f' failed on cpu0 in step 0 at 62 ns; 1 never ran"
     assert failure_report(trace) == {
