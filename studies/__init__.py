@@ -1,1 +1,1 @@
-"""Questions answered with a table: what a framework's choices cost on the same graphs."""
+"""Studies that answer a question with a table: the effect of a framework's choices on the same graphs."""

@@ -4,12 +4,12 @@
 
     python -m studies.allocator_table GRAPH [--device h200-sxm] [--lifetime issue]
 
-    simulate once an allocator ──► makespan, peaks, fragmentation
+    simulate once per allocator ─► makespan, peaks, fragmentation
                        │
                        └──► its allocations and frees, in order ──replay in less and less memory──► fits into
 
-The same graph, in program order on one stream, launched ahead as a framework does; only who manages the
-memory differs. The makespan shows what it costs to ask the driver for every tensor (`counted`).
+The same graph, in program order on one stream, launched ahead as by a framework; only the memory
+allocator differs. The makespan shows the cost of asking the driver for every tensor (`counted`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from sim.explain.memory_use import Allocated, allocated
 from sim.trace import Trace
 
 DEVICE_MALLOC_NS: Final = 50_000
-"""`cudaMalloc`: about 50 us a call from 4 KB to 512 KB, more beyond that (M. Boyer, *Memory management
+"""`cudaMalloc`: about 50 us per call from 4 KB to 512 KB, more beyond that (M. Boyer, *Memory management
 overhead*, University of Virginia, cs.virginia.edu/~mwb7w/cuda_support; an old GPU); 432 us were reported
 for 400 MB (github.com/kokkos/kokkos/issues/317). Larger blocks cost no more here: set your own if it matters.
 """
@@ -50,20 +50,20 @@ ALLOCATORS: Final[Mapping[str, MemorySpec]] = {
     "planned (TVM's Relay)": MemorySpec("planned", options={"planner": "relay"}),
     "planned (TVM's Relax)": MemorySpec("planned", options={"planner": "relax"}),
 }
-"""What is compared."""
+"""The allocators that are compared."""
 
 
 class Row(NamedTuple):
-    """What one allocator made of a step.
+    """Results of a step under one allocator.
 
     Attributes
     ----------
     allocator : str
     makespan_ns : int
     use : Allocated
-        Of the device: the most that was asked for, handed out as rounded, and held.
+        Of the device: peaks of the bytes requested, handed out after rounding, and reserved.
     fits_into_bytes : int
-        A device of so many bytes (whole MiB) is enough, and one of 1 MiB less was found not to be.
+        Smallest device that is large enough (whole MiB); 1 MiB less was tried and did not fit.
     """
 
     allocator: str
@@ -84,7 +84,7 @@ def allocator_rows(
     ----------
     graph : Graph
     device : mapping, optional
-        Description of the only device; default: an H200.
+        The only device; default: an H200.
     lifetime : str
         See `devices.memory.run_memory`.
 
@@ -118,7 +118,7 @@ def events_of(trace: Trace) -> list[MemoryEvent]:
 
 
 def _fits_into(events: list[MemoryEvent], spec: MemorySpec, at_least: int) -> int:
-    """Bisect for a capacity, in whole MiB, between what must be in use and twice as much."""
+    """Find a sufficient capacity by bisection, in whole MiB, from the bytes in use to twice as much."""
 
     def fits(mib: int) -> bool:
         try:

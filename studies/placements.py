@@ -3,12 +3,12 @@
     python -m studies.placements GRAPH.json.gz ... [--budget 30]
     python -m studies.placements InceptionV3.json.gz ResNet50_train.json.gz --training --times 32
 
-A forward graph becomes a step of training with ``--training``, and a larger one with ``--times``; what is a
-step of training already stays as it is.
+``--training`` turns a forward graph into a training step, and ``--times`` enlarges it; a graph that already
+is a training step stays as it is.
 
-HEFT and the greedy placer plan with durations and copies alone; the simulator adds what they do not see (a
+HEFT and the greedy placer plan only with durations and copies; the simulator adds what they do not see (a
 host that launches op after op, links that carry one copy at a time), so that a single GPU can be better than
-either. A search by simulation sees everything, and is never worse than where it starts.
+either. A search by simulation sees everything, and is never worse than its start.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ CPU_AND_TWO_GPUS: Final = MACHINES["a CPU and two GPUs"]
 
 
 def placement_bound_ns(graph: Graph, machine: Machine) -> int:
-    """Return a makespan that no placement can beat.
+    """Return a lower bound on the makespan of any placement.
 
-    The longer of two: the longest path when every op takes the least time that any device offers; and the
+    The longer of two: the longest path if every op takes its shortest time on any device; and the
     work of all ops, each where it occupies the least share of a device, spread evenly over the devices.
 
     Examples
@@ -65,12 +65,12 @@ def placement_bound_ns(graph: Graph, machine: Machine) -> int:
 
 
 def training_step(graph: Graph, times: int = 1) -> Graph:
-    """Return a step of training, with `times` the samples of a forward graph; a step remains what it is.
+    """Return a training step, with `times` the samples of a forward graph; a step stays as it is.
 
     Parameters
     ----------
     graph : Graph
-        As imported, with no op of an optimizer or gradient when it is a forward graph.
+        As imported; a forward graph has no op of an optimizer or gradient.
     times : int
 
     Examples
@@ -89,14 +89,14 @@ def training_step(graph: Graph, times: int = 1) -> Graph:
 
 
 def compare_placements(graph: Graph, machine: Machine, *, budget: int = 30, seed: int = 0) -> pd.DataFrame:
-    """Return one row a placement: makespan, how far above the bound, ops on each device.
+    """Return one row per placement: makespan, distance from the bound, ops on each device.
 
     Parameters
     ----------
     graph : Graph
     machine : Machine
     budget : int
-        Simulations of the search, which starts from the other three.
+        Number of simulations of the search, which starts from the other three.
     seed : int
     """
     import pandas as pd

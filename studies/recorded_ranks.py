@@ -1,4 +1,4 @@
-"""Recorded ranks run together: exposed communication as recorded and simulated, and what a straggler does.
+"""Recorded ranks run together: exposed communication, recorded and simulated, and the effect of a straggler.
 
     python -m studies.recorded_ranks FOLDER [--slow 2]
 
@@ -8,12 +8,12 @@
     rank1.json.gz ┼─► one graph ────┤
     ...           ┘                 └─► one rank's GPU, or host, 20 % slower ───► who waits
 
-*Exposed* is the time in which a rank communicates and computes nothing, as Holistic Trace Analysis has it:
+*Exposed* is the time in which a rank communicates and computes nothing, as in Holistic Trace Analysis:
 kernels of NCCL communicate, copies and fills are memory, all other kernels compute (``get_kernel_type`` in
-hta/utils/utils.py). The time in which a collective waits for a late rank counts, as it does in a recording.
+hta/utils/utils.py). The time in which a collective waits for a late rank counts, as in a recording.
 
-Two plain rules stand beside it: ranks *alone*, whose collectives take as long as they were recorded to, and
-collectives for which *nobody waits*, which take their transfer only.
+For comparison there are two plain rules: ranks *alone*, whose collectives keep their recorded times, and
+collectives for which *nobody waits*, which take only their transfer time.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from sim.explain.idle import idle_reasons
 from sim.trace import Trace
 
 SLOWER: Final = 1.2
-"""A straggler."""
+"""Slowdown of a straggler."""
 
 
 class Spans(NamedTuple):
-    """What happened on each rank, in ns.
+    """Times of each rank, in ns.
 
     Attributes
     ----------
     span : array of int64
-        From the begin of its recording to the end of its last kernel.
+        From the beginning of its recording to the end of its last kernel.
     exposed : array of int64
-        It communicated and computed nothing.
+        Time in which it communicated and computed nothing.
     waited : array of int64
-        Its collectives waited for a late rank.
+        Time that its collectives waited for a late rank.
     """
 
     span: IntArray
@@ -67,9 +67,9 @@ def load_ranks(path: Path, format: str | None = "kineto") -> Graph:
 
 
 def scaled(graph: Graph, device: str, factor: float) -> Graph:
-    """Return the graph with the ops of a device, or a kind of device, so many times as long, and its gaps.
+    """Return the graph with the ops and gaps of a device, or a kind of device, `factor` times as long.
 
-    Transfers of collectives are the links', and what a host did before its recording began is unknown:
+    Transfers of collectives belong to the links, and a host's time before its recording began is unknown:
     they stay.
     """
     ns = graph.duration_ns.copy()
@@ -90,7 +90,7 @@ def scaled(graph: Graph, device: str, factor: float) -> Graph:
 
 
 def as_recorded(graph: Graph) -> Spans:
-    """Return what was recorded of the ranks of a graph."""
+    """Return the recorded times of the ranks of a graph."""
     ops = _tasks(graph)
     start = np.array([graph.attributes[op]["recorded_start_ns"] for op in ops.tolist()])
     ns = [graph.attributes[op].get("recorded_ns", graph.duration_ns[op]) for op in ops.tolist()]
@@ -98,7 +98,7 @@ def as_recorded(graph: Graph) -> Spans:
 
 
 def as_simulated(trace: Trace) -> Spans:
-    """Return what happened in a run of the ranks."""
+    """Return the times of the ranks in a simulated run."""
     start, end = by_op(trace)
     ops = _tasks(trace.job.graph)
     return _spans(trace.job.graph, ops, start[ops], end[ops])
@@ -111,7 +111,7 @@ def by_op(trace: Trace) -> tuple[IntArray, IntArray]:
 
 
 def without_waiting(graph: Graph) -> Graph:
-    """Return the graph with collectives that take their transfer and meet nobody."""
+    """Return the graph with collectives that take only their transfer time and meet nobody."""
     attributes = {
         op: {key: value for key, value in own.items() if key != "communicator"}
         for op, own in graph.attributes.items()
@@ -153,7 +153,7 @@ def _spans(graph: Graph, ops: IntArray, start: IntArray, end: IntArray) -> Spans
 
 
 def waiting_ns(trace: Trace) -> tuple[int, int, int]:
-    """Return how long the host waited inside its calls, as recorded and in a run, and how long it worked."""
+    """Return the host's waits inside calls, recorded and simulated, and its working time."""
     graph, (start, end) = trace.job.graph, by_op(trace)
     point: dict[tuple[str, str], int] = {}
     recorded = waited = work = 0
@@ -190,7 +190,7 @@ def replay_table(folder: Path, graph: Graph) -> list[list[str]]:
 
 
 def straggler_table(graph: Graph, slow: int) -> list[list[str]]:
-    """Return the rows of the table of ranks of which one is slow: waits for late ranks, and the last end."""
+    """Return the rows of the table with one slow rank: waits for late ranks, and the last end."""
     graphs = [graph, *(scaled(graph, f"{kind}{slow}", SLOWER) for kind in ("gpu", "cpu"))]
     runs = [run_recorded(each) for each in graphs]
     late = [{name: why.get("late rank", 0) for name, why in idle_reasons(one).items()} for one in runs]
@@ -204,7 +204,7 @@ def straggler_table(graph: Graph, slow: int) -> list[list[str]]:
 
 
 def ms(ns: int | np.integer[Any]) -> str:
-    """Return milliseconds, as tables have them."""
+    """Return a time in milliseconds, formatted for tables."""
     return f"{int(ns) / 1e6:.3f}"
 
 

@@ -1,4 +1,4 @@
-"""Recordings as models: does the recorded run come out again, and does a faster GPU take the waiting away?
+"""Replay recordings: is the recorded run reproduced, and does a faster GPU remove the waiting?
 
     python -m studies.recordings TRACE.json.gz FOLDER ...
 
@@ -6,13 +6,13 @@
 
                        ┌─► as recorded ───────────► span, idle time of each stream, order of starts, residue
     trace ──► graph ───┤
-                       └─► the GPU 100 times faster ───► what is left of the host's waits, and of its work
+                       └─► the GPU 100 times faster ───► what remains of the host's waits, and of its work
 
-Of a folder every trace has a row, and if they are the ranks of a job all of them together have one.
+In a folder every trace has a row, and if they are the ranks of a job there is one for all together.
 
 *Span* is from the first call to the end of the last task of a GPU. *Idle* is a stream between its tasks.
 *Tau* compares the starts of all GPU tasks (`kendall_tau`): 1 if they start in the same order. *Unexplained*
-is the part of the makespan that only delays fill (`scenarios.recorded.setup`).
+is the part of the makespan filled only by delays (`scenarios.recorded.setup`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from sim.trace import Trace
 from studies.recorded_ranks import by_op, load_ranks, markdown, ms, scaled, waiting_ns
 
 FASTER: Final = 0.01
-"""What the tasks of a GPU take when it is 100 times faster."""
+"""Factor of task times on a GPU that is 100 times faster."""
 
 
 class Replay(NamedTuple):
@@ -45,13 +45,13 @@ class Replay(NamedTuple):
     Attributes
     ----------
     tasks, streams : int
-        Of GPUs.
+        Numbers of the GPUs' tasks and streams.
     recorded_ns, simulated_ns : int
         The span.
     idle_off : float
-        Idle time of a stream, simulated over recorded, less 1: the one that is farthest off.
+        Idle time of a stream, simulated over recorded, less 1, for the worst stream.
     tau : float
-        Of the starts.
+        Of the order of starts.
     residue : Residue
     """
 
@@ -70,14 +70,14 @@ class Replay(NamedTuple):
 
 
 class Faster(NamedTuple):
-    """What a GPU that is 100 times faster makes of a recording, in ns.
+    """Effect of a GPU that is 100 times faster on a recording, in ns.
 
     Attributes
     ----------
     recorded_ns, simulated_ns, left_ns : int
-        How long the host waits in its calls: recorded, simulated as it was, and with the faster GPU.
+        Time that the host waits in its calls: recorded, simulated as it was, and with the faster GPU.
     work_ns, same_ns : int
-        How long it works, before and after.
+        Time that it works, before and after.
     makespan_ns : int
         With the faster GPU.
     """
@@ -91,7 +91,7 @@ class Faster(NamedTuple):
 
 
 def replay(graph: Graph, trace: Trace) -> Replay:
-    """Return how a run of a recording compares with it."""
+    """Return the comparison of a recording with its simulation."""
     was = as_recorded(graph)
     tasks = np.array(["kernel" in graph.attributes[op] for op in was.op.tolist()])
     op, lane = was.op[tasks], was.lane[tasks]
@@ -122,7 +122,7 @@ def _idle_ns(start: IntArray, end: IntArray, lane: IntArray) -> IntArray:
 
 
 def faster(graph: Graph, trace: Trace) -> Faster:
-    """Return what becomes of the host's waits with a faster GPU; `trace` is the run as recorded."""
+    """Return the effect of a faster GPU on the host's waits; `trace` is the simulation as recorded."""
     fast = run_recorded(scaled(graph, "gpu", FASTER))
     (recorded, simulated, work), (_, left, same) = waiting_ns(trace), waiting_ns(fast)
     return Faster(recorded, simulated, left, work, same, fast.makespan_ns)
@@ -161,7 +161,7 @@ def kendall_tau(x: IntArray, y: IntArray) -> float:
 
 
 def _ties(values: IntArray) -> int:
-    """Return how many pairs are equal."""
+    """Return the number of equal pairs."""
     counts = np.unique(values, return_counts=True)[1]
     return int((counts * (counts - 1) // 2).sum())
 
@@ -170,7 +170,7 @@ def _ties(values: IntArray) -> int:
 
 
 def recordings(paths: Sequence[Path]) -> Iterator[tuple[str, Graph]]:
-    """Yield the recordings of files and folders, with what they are called."""
+    """Yield the recordings in files and folders, with their names."""
     for path in paths:
         if not path.is_dir():
             yield path.name.removesuffix(".gz").removesuffix(".json"), load_ranks(path)

@@ -1,7 +1,7 @@
 """The same graphs under every runtime: makespan, host time, why devices idle, peak memory.
 
-Graphs that runtimes treat differently are those with branches, as the graph files of CNNs
-(`notebooks/02_one_graph_many_policies.ipynb`), and a loop whose body has a slow op beside the chain.
+Runtimes differ on graphs with branches, such as the graph files of CNNs
+(`notebooks/02_one_graph_many_policies.ipynb`), and on a loop whose body has a slow op beside the chain.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MACHINES: Final = {name: machines.MACHINES[name] for name in ("four cores", "one
 
 
 def loop(trips: int = 8, parallel_iterations: int = 10) -> Graph:
-    """Return a loop: a chain of 100 us an iteration, and an op of 600 us beside it that it does not need.
+    """Return a loop: per iteration a chain of 100 us, and an independent op of 600 us beside it.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def loop(trips: int = 8, parallel_iterations: int = 10) -> Graph:
 
 
 def frameworks() -> dict[str, Mapping[str, Any]]:
-    """Return the registered runtimes that run any graph; the others are of pipelines.
+    """Return the registered runtimes that run any graph; the others are for pipelines.
 
     Examples
     --------
@@ -72,13 +72,13 @@ def run_under(runtime: str, graph: Graph, machine: Machine) -> Trace:
     Parameters
     ----------
     runtime : str
-        As ``sim runtimes`` lists them.
+        A name from ``sim runtimes``.
     graph, machine
 
     Raises
     ------
     InputError
-        An unknown runtime.
+        The runtime is unknown.
     """
     document = Document(Node({}, Place(f"runtime {runtime}")), Path())
     decisions = resolve(PolicyFields(runtime=runtime), runtime, document, ())
@@ -95,7 +95,7 @@ def compare_runtimes(graphs: Iterable[Graph], runtimes: Iterable[str]) -> pd.Dat
     -------
     DataFrame
         ``graph, machine, runtime, makespan_us, host_us`` (issuing, over all threads), ``idle_us`` of the
-        device over the whole run, the largest reason for it, ``peak_MB``; and ``cannot run``, why not, where
+        device over the whole run, its main reason, ``peak_MB``; and ``cannot run``, the reason if
         a runtime cannot run a graph.
     """
     import pandas as pd
@@ -110,7 +110,7 @@ def compare_runtimes(graphs: Iterable[Graph], runtimes: Iterable[str]) -> pd.Dat
                 rows.append(row)
                 try:
                     trace = run_under(runtime, graph, machine)
-                except InputError as error:  # a loop has no fixed order that could be captured
+                except InputError as error:  # for example, a loop has no fixed order to capture
                     row["cannot run"] = str(error)
                     continue
                 [use] = summary(trace)["devices"].values()

@@ -1,9 +1,9 @@
 """``python -m studies.serving DATA [--tables FOLDER]``: predicted and measured latencies of served models.
 
-DATA holds ``cluster/serving_silicon.csv.gz`` and ``cluster/serving_vllm``. Each measured point is asked as a
-user would ask it, and nothing is fitted. What the points do not say is assumed, once for all: requests come
-as InferenceMAX sends them (lengths from four fifths to all, three times as many as are under way), keys and
-values are in fp8 where products are. With a folder of LLMServingSim's tables (``Qwen/Qwen3-32B/tp2``) its
+DATA holds ``cluster/serving_silicon.csv.gz`` and ``cluster/serving_vllm``. Each measured point is predicted
+as a user would do it, and nothing is fitted. What the points leave open is assumed, once for all: requests
+come as InferenceMAX sends them (lengths from four fifths to all, three times as many as are in flight), keys
+and values are in fp8 if products are. With a folder of LLMServingSim's tables (``Qwen/Qwen3-32B/tp2``) its
 recorded run is replayed, too.
 """
 
@@ -46,7 +46,7 @@ def point(row: Any) -> dict[str, Any]:
 
 
 def served(scenario: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Return what is told of a run."""
+    """Return the report of a run."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found: dict[str, Any] = run_scenario(
@@ -56,7 +56,7 @@ def served(scenario: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def judge_points(path: Path) -> pd.DataFrame:
-    """Return measured and predicted latencies in ms, a row a point."""
+    """Return measured and predicted latencies in ms, one row per point."""
     rows = pd.read_csv(path)
     rows = rows[(rows.backend == "vllm") & rows.model_path.isin(_MODELS) & (rows["mode"] == "agg")]
     found = []
@@ -75,7 +75,7 @@ OFFLINE = {
     ("llama3-405b", 128): {1: 3.530, 2: 3.583, 4: 3.734, 8: 3.974, 16: 4.375, 32: 5.130, 64: 6.919,
                            128: 10.340, 256: 17.750},
 }  # fmt: skip
-"""Model and tokens of an answer to prompts of 128 -> seconds by batch, in fp8 on eight MI300X: vLLM's
+"""Model and tokens per answer to prompts of 128 -> seconds by batch, in fp8 on eight MI300X: vLLM's
 ``benchmark_latency`` by AMD (developer resources, performance results, vLLM 0.10.2, October 2025) and by
 Oracle (blogs.oracle.com, serving Llama 3.1 405B, October 2024)."""
 
@@ -94,10 +94,10 @@ def judge_offline(*batches: int) -> pd.DataFrame:
 
 
 def replay(folder: Path, tables: Path) -> pd.DataFrame:
-    """Return measured and predicted means of a recorded run, replayed by tables of its kernels."""
+    """Return measured and predicted means of a recorded run, replayed with tables of its kernels."""
     trace = folder / "requests.jsonl"
     rows = pd.DataFrame(json.loads(line) for line in trace.read_text(encoding="utf-8").splitlines())
-    # the two clocks of a recording meet where the first request is queued
+    # align the two clocks of a recording where the first request is queued
     sent = rows.arrival_time - rows.arrival_time[0] + rows.queued_ts[0]
     measured = {
         "ttft": (rows.first_token_ts - sent).mean(),

@@ -1,4 +1,4 @@
-"""Install pip into the Python that runs this, from PyPI, with nothing but the standard library.
+"""Install pip into the Python that runs this, from PyPI, using only the standard library.
 
 For Debian's and Ubuntu's Python, which come without ensurepip. A wheel is a zip file that Python can
 import from, so pip installs itself. The index is the simple one (https://peps.python.org/pep-0503/),
@@ -24,7 +24,7 @@ WHEEL = re.compile(
 
 
 def read(url: str) -> bytes:
-    """Return what is at `url`."""
+    """Return the content of `url`."""
     with urllib.request.urlopen(url, timeout=60) as answer:
         content: bytes = answer.read()
     return content

@@ -1,4 +1,4 @@
-"""Validation: does the simulator predict what the same plan or policy does for real?
+"""Validation: does the simulator predict what the same plan or policy does on real hardware?
 
 ::
 
@@ -7,8 +7,8 @@
                └──────► measure ──► measurements/ ─────┘
                         (numpy, torch)
 
-The steps are joined by files, one an experiment, so that a measurement may happen on another machine than
-the prediction, a lost experiment loses no other, and a run can be resumed. Predictions are written, with
-the digest of their plans and of their calibration, before the measurement, which writes their digest down.
-Drawing and measuring import numpy and torch only.
+The steps are linked by files, one per experiment, so that a measurement may happen on another machine than
+the prediction, losing one experiment loses no other, and a run can be resumed. Predictions are written, with
+the digest of their plans and of their calibration, before the measurement, which records their digest.
+Drawing and measuring import only numpy and torch.
 """

@@ -1,12 +1,12 @@
-"""``python -m validation``; `validation.command` says what it does.
+"""``python -m validation``; see `validation.command`.
 
-What would stop its imports is told first, in words: this runs on machines that somebody else has set up.
+Anything that would break its imports is reported first in plain words: others have set up the machine.
 """
 
 import sys
 from importlib.util import find_spec
 
-if sys.version_info < (3, 11):  # noqa: UP036 -- an older one must be able to read this
+if sys.version_info < (3, 11):  # noqa: UP036 -- older versions must be able to read this file
     version = ".".join(map(str, sys.version_info[:3]))
     print(f"validation needs Python 3.11 or newer; {sys.executable} is {version}", file=sys.stderr)
     raise SystemExit(2)

@@ -1,7 +1,7 @@
 """``python -m validation``: `sim validate` for machines without typer, rich and pydantic.
 
-On a machine with torch and numpy alone it calibrates, draws and measures; predicting and reporting happen
-where the simulator is, with ``--report DIR``.
+On a machine with only torch and numpy it calibrates, draws and measures; predicting and reporting happen
+on a machine with the simulator, with ``--report DIR``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from validation.steps import validate
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Take the steps of a validation; return 0 when no goal was missed."""
+    """Run the steps of a validation; return 0 if no goal was missed."""
     parser = argparse.ArgumentParser(prog="python -m validation")
     parser.add_argument("--backend", choices=tuple(BUDGET_S))
     parser.add_argument("--out", type=Path, help="default: validation/data/DEVICE-DATE")

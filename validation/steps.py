@@ -1,12 +1,12 @@
-"""`sim validate` as a list of steps that can be looked at before they are taken.
+"""`sim validate` as a list of steps that can be inspected before they run.
 
 ::
 
     for step in steps(...):  step.does, step.writes, step.budget_s      what a dry run prints
     run(...)                                                            takes them one by one
 
-A step whose files are there is skipped, so an interrupted run goes on where it was; a step that fails does
-not lose those that do not need it.
+A step whose files exist is skipped, so an interrupted run continues; a failed step does
+not affect those that do not need it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from validation.experiments.measure import ATTEMPTS, ENOUGH, RUNS, measure
 from validation.gpu.partitions import library
 
 ALL: Final = sorted([*EXPERIMENTS, memory_experiment.NAME])
-"""Every experiment: the lists of cases, and memory, which is about bytes and not about time."""
+"""Every experiment: those with lists of cases, and memory, which is about bytes and not about time."""
 
 _WITHOUT: Final[Mapping[str, str]] = {
     "torch": "nothing can be measured here",
@@ -46,11 +46,11 @@ _WITHOUT: Final[Mapping[str, str]] = {
     "pandas": "the report has no pictures",
     "libcuda": "no partitions of SMs",
 }
-"""What may be missing, and what follows."""
+"""What may be missing, and the consequence."""
 
 GPU_ATTEMPTS: Final = 8
-"""Runs of a case at most where the time is short and the machine is alone: noise is rare, and a state that is
-not the calibrated one does not come back by itself. What was refused is kept, with its sentinels."""
+"""Maximum runs of a case if time is short and the machine is ours alone: noise is rare, and a state other
+than the calibrated one does not pass by itself. Rejected runs are kept, with their sentinels."""
 
 
 class Step(NamedTuple):
@@ -60,11 +60,11 @@ class Step(NamedTuple):
     ----------
     name, does : str
     writes : str
-        Relative to the output folder.
+        Path relative to the output folder.
     budget_s : int
-        How long it is expected to take at most.
+        Longest expected duration.
     needs : str
-        What has to be here.
+        Requirements.
     """
 
     name: str
@@ -80,9 +80,9 @@ def choose(experiments: str | None) -> list[str]:
     Raises
     ------
     UnknownNameError
-        There is none of that letter or name.
+        There is no experiment of that letter or name.
     InputError
-        Nothing is named.
+        No experiment is named.
 
     Examples
     --------
@@ -104,12 +104,12 @@ def choose(experiments: str | None) -> list[str]:
 
 
 def _measured_on(backend: str, chosen: Sequence[str]) -> list[str]:
-    """Return those experiments that have cases on a backend.
+    """Return the experiments that have cases on a backend.
 
     Raises
     ------
     InputError
-        None of them has.
+        None of them has any.
     """
     found = [name for name in chosen if _count(name, backend)]
     if not found:
@@ -118,7 +118,7 @@ def _measured_on(backend: str, chosen: Sequence[str]) -> list[str]:
 
 
 def steps(backend: str, experiments: Sequence[str], *, calibrated: bool) -> list[Step]:
-    """Return what `run` does, in order."""
+    """Return the steps of `run`, in order."""
     budget = BUDGET_S.get(backend)
     if budget is None:
         raise UnknownNameError("backend", backend, BUDGET_S)
@@ -145,7 +145,7 @@ def steps(backend: str, experiments: Sequence[str], *, calibrated: bool) -> list
 
 
 def _count(name: str, backend: str) -> int:
-    """Return how many cases an experiment has on a backend."""
+    """Return the number of cases of an experiment on a backend."""
     return len(
         memory_experiment.draw(backend)
         if name == memory_experiment.NAME
@@ -154,7 +154,7 @@ def _count(name: str, backend: str) -> int:
 
 
 def list_steps(backend: str, out: Path, experiments: Sequence[str], *, calibrated: bool) -> str:
-    """Return the list of steps as text: what each does, its budget, what it needs and writes."""
+    """Return the list of steps as text: action, budget, requirements and output of each."""
     listed = steps(backend, experiments, calibrated=calibrated)
     lines = []
     for step in listed:
@@ -178,23 +178,23 @@ def list_steps(backend: str, out: Path, experiments: Sequence[str], *, calibrate
 
 
 def _lack(module: str) -> str:
-    """Return what stands in the way of using a module, in brackets; nothing if it can be used."""
+    """Return why a module cannot be used, in brackets, or "" if it can."""
     try:
         if module == "libcuda":
             library()
             return ""
         found = find_spec(module)
-        if found is None or found.origin is None:  # a folder of that name and no package
+        if found is None or found.origin is None:  # a folder of that name is not a package
             return " (not here)"
         if module != "torch":
             return ""
         return "" if import_module("torch").cuda.is_available() else " (finds no CUDA device here)"
-    except (ImportError, InfeasibleError):  # somebody keeps it from being imported; there is no driver
+    except (ImportError, InfeasibleError):  # importing it is blocked, or there is no driver
         return " (not here)"
 
 
 def default_folder(backend: str) -> Path:
-    """Return ``validation/data/DEVICE-DATE``, as short and plain as a file name should be."""
+    """Return ``validation/data/DEVICE-DATE``, with the device's name short and safe for files."""
     facts = provenance(make_backend(backend))
     device = str(facts.get("gpu") or f"{facts['processor']} {facts['cores']} cores {backend}").lower()
     plain = re.sub("[^a-z0-9]+", "-", re.sub(r"\((r|tm)\)|processor|cpu", "", device)).strip("-")
@@ -211,7 +211,7 @@ def validate(
     report: Path | None,
     **options: Any,
 ) -> tuple[dict[str, Any] | None, str]:
-    """Do what the command says; return the report, if there is one, and what to print.
+    """Run the command; return the report, if there is one, and the text to print.
 
     Parameters
     ----------
@@ -223,19 +223,19 @@ def validate(
         As `choose` takes them.
     calibration : Path, optional
     dry_run : bool
-        List the steps and take none.
+        Whether to list the steps without running them.
     report : Path, optional
-        A folder: predict again, and report on what it holds.
+        A folder: predict again, and report on its content.
     **options
-        As `run` takes them.
+        Options of `run`.
 
     Raises
     ------
     InputError
-        Neither a backend nor a folder to report on; a file of that folder is damaged; an option means
-        nothing there.
+        There is neither a backend nor a folder to report on; a file of that folder is damaged; an option has
+        no meaning there.
     RunError
-        See `run`; or a report is asked for where the simulator cannot be imported.
+        See `run`; or a report is requested where the simulator cannot be imported.
     """
     chosen = choose(experiments)
     runs, limit_s = options.get("runs", RUNS), options.get("limit_s")
@@ -300,21 +300,21 @@ def run(
     out : Path
     experiments : sequence of str
     calibration_file : Path, optional
-        By default ``calibration.json`` in `out`, made when it is not there.
+        Default: ``calibration.json`` in `out`, created if it does not exist.
     runs : int
-        Quiet runs of each case.
+        Number of quiet runs of each case.
     limit_s : float, optional
-        Cases that would begin later are skipped, and say so; a further run takes them up.
+        Cases that would begin later are skipped and reported; a further run does them.
     again : bool
-        Measure also what has been measured.
+        Whether to repeat cases that have been measured.
     executor : Executor, optional
     say : callable
-        Told what happens.
+        Receives progress messages.
 
     Returns
     -------
     dict or None
-        The report; None where the simulator cannot be imported, and nothing is lost by it.
+        The report; None if the simulator cannot be imported, in which case nothing is lost.
 
     Raises
     ------
@@ -332,7 +332,7 @@ def run(
     file = calibration_file or out / "calibration.json"
     if calibration_file is None and not file.exists():
         say(f"calibrating {backend}")
-        # Half of the time; then what can be done without is left out.
+        # Half of the time; after that, optional parts are omitted.
         half = None if limit_s is None else time.monotonic() + limit_s / 2
         save_calibration(calibrate(backend, executor, deadline=half), file)
     calibration = load_calibration(file)
@@ -348,7 +348,7 @@ def run(
             _experiment(name, out, executor, calibration, runs, deadline, again, say)
         except SimError as error:
             say(f"{name}: {error}")
-        except Exception:  # whatever a library raises loses one experiment, and not the others
+        except Exception:  # whatever a library raises: it loses one experiment, not the others
             say(f"{name}: {traceback.format_exc()}")
     return None if _lack("simpy") else write_report(out, backend, calibration, experiments)
 
@@ -368,7 +368,7 @@ def _experiment(
         say(f"{name}: predicting")
         try:
             predict(name, out, calibration)
-        except Exception:  # there may be no second chance to measure; what is missing is predicted later
+        except Exception:  # there may be no second chance to measure; missing predictions are made later
             say(f"{name}: measured without a prediction: {traceback.format_exc()}")
     say(f"{name}: measuring")
     attempts = GPU_ATTEMPTS if backend == "cuda" else ATTEMPTS
@@ -386,7 +386,7 @@ def _unfinished(out: Path, name: str) -> bool:
 def write_report(
     out: Path, backend: str, calibration: Calibration, experiments: Sequence[str], *, recompute: bool = False
 ) -> dict[str, Any]:
-    """Report on what a folder holds, and write the report in it.
+    """Report on the content of a folder, and write the report into it.
 
     Raises
     ------
@@ -407,7 +407,7 @@ def write_report(
 
 
 def _draw(result: dict[str, Any], out: Path, calibration: Calibration) -> list[str]:
-    """Draw the pictures of a report; return the names of those that have something in them."""
+    """Draw the figures of a report; return the names of those that are not empty."""
     from validation.report.figures import draw_scatter, draw_worst
 
     figures = {

@@ -1,1 +1,1 @@
-"""Measured collectives beside what models say of them."""
+"""Measured collectives compared with models."""

@@ -1,14 +1,14 @@
-"""Fit rates of collectives to a fifth of measured times, and judge them by the rest.
+"""Fit rates of collectives to a fifth of measured times, and judge them on the rest.
 
 ::
 
     python -m studies.collectives.fit --data DIR [--out devices/collectives/nccl_fitted.json]
 
 DIR has ``h200/nccl_2.29.2.csv.gz``, ``cluster/nccl_a100_h100.csv.gz`` and ``kernels/nccl_blackwell.csv.gz``.
-On all rows of the first the rates of an H200 node are fitted, without looking at the others. These, times one
-factor for all, are what the rates of the other machines start from and are drawn to, as a fifth of their rows
-leaves some of them open (`drawn_fifth`). The loss is the mean relative error, by least squares that are
-weighted anew. The table goes to stdout.
+The rates of an H200 node are fitted on all rows of the first file, independently of the others. The rates of
+the other machines start from these, times one common factor, and are drawn to them, because a fifth of their
+rows leaves some open (`drawn_fifth`). The loss is the mean relative error, by iteratively reweighted least
+squares. The table goes to stdout.
 
 Only rows of NCCL are judged: two fifths of the second file are all-reduce kernels of other libraries.
 """
@@ -40,7 +40,7 @@ B300_FILE: Final = "kernels/nccl_blackwell.csv.gz"
 _WIDTH: Final = {"half": 2, "int8": 1}
 
 _DRAWN_TO: Final = 1.5
-"""How much rates are drawn to what they start from; found by leaving out parts of the fifth."""
+"""Strength of the pull to the starting rates; found by leaving out parts of the fifth."""
 
 _ROUNDS, _SWEEPS, _SMALLEST_ERROR = 8, 400, 0.02
 
@@ -48,8 +48,8 @@ _ROUNDS, _SWEEPS, _SMALLEST_ERROR = 8, 400, 0.02
 class Setup(NamedTuple):
     """A machine with the versions of NCCL that behave alike on it.
 
-    `rules` is the version whose choice they make. Rows of the H100 that are labelled 2.27.3 send messages as
-    2.29 does, which its source does not say: of the drawn fifth, those of 32 KiB take 12.6 us as with 2.29.2,
+    `rules` is the version whose choices they make. Rows of the H100 labelled 2.27.3 send messages as
+    2.29 does, although its source differs: in the drawn fifth, those of 32 KiB take 12.6 us as with 2.29.2,
     not 9.9 as with 2.23.
     """
 
@@ -75,13 +75,13 @@ SHIPPED: Final = {
 }
 
 _LARGE: Final = 10**6
-"""Bytes from which on errors are given apart: what training sends."""
+"""Bytes above which errors are also given separately: sizes sent in training."""
 
 
 def read_measured(data: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the H200 table and that of the others, both with kind, gpus, dtype, bytes and us.
+    """Return the H200 table and that of the other machines, both with kind, gpus, dtype, bytes and us.
 
-    In the second ``learn`` says which rows were drawn.
+    In the second, ``learn`` marks the drawn rows.
     """
     h200, b300 = _by_elements(data / H200_FILE), _by_elements(data / B300_FILE)
     h200 = h200.assign(us=h200.latency * 1000, kind=h200.op.replace("alltoall", "all_to_all"))
@@ -97,10 +97,10 @@ def read_measured(data: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def drawn_fifth(rows: Iterable[tuple[Sequence[Hashable], int]]) -> list[bool]:
-    """Return of each row, a group and a size, whether it is one to learn from; all others judge.
+    """Return, for each row (a group and a size), whether it is for fitting; all others are for judging.
 
-    A fifth of the sizes of each group (machine, kind, ranks) is drawn with a seed that is the group's name,
-    so that nothing that was measured has a say in it; all types of a size stay together, because they are
+    A fifth of the sizes of each group (machine, kind, ranks) is drawn with the group's name as seed,
+    so that the measurements do not influence it; all types of a size stay together, because they are
     nearly the same measurement. The rule was fixed before the rows were looked at.
 
     Examples
@@ -135,7 +135,7 @@ def _calls(rows: pd.DataFrame) -> Iterator[tuple[str, int, int, str]]:
 
 
 def _choices(rows: pd.DataFrame, setup: Setup) -> list[NcclChoice]:
-    """Return what NCCL takes for each row; the switch does not add int8."""
+    """Return NCCL's choice for each row; the switch does not add int8."""
     return [
         NcclTuner(GENERATIONS[setup.gpu], (ranks,), dtype != "int8", setup.rules).choose(kind, nbytes)
         for kind, ranks, nbytes, dtype in _calls(rows)
@@ -152,7 +152,7 @@ def _design(rows: pd.DataFrame, setup: Setup) -> FloatArray:
 
 
 def _least(a: FloatArray, b: FloatArray) -> FloatArray:
-    """Return the x >= 0 with the least |a x - b|, one coordinate after the other."""
+    """Return the x >= 0 with the least |a x - b|, by coordinate descent."""
     square, right = a.T @ a, a.T @ b
     size = np.sqrt(np.diag(square))
     size[size == 0] = 1
@@ -165,7 +165,7 @@ def _least(a: FloatArray, b: FloatArray) -> FloatArray:
 
 
 def _fit(a: FloatArray, us: FloatArray, start: FloatArray, drawn_to: float) -> FloatArray:
-    """Return rates with a small mean relative error, drawn to those that they start from."""
+    """Return rates with a small mean relative error, drawn to the starting rates."""
     weight = np.ones(len(us))
     pull, target = np.diag(drawn_to / start), np.full(len(start), drawn_to)
     x = start
@@ -185,7 +185,7 @@ def _of(rows: pd.DataFrame, setup: Setup) -> pd.DataFrame:
 
 
 def fitted(h200: pd.DataFrame, rest: pd.DataFrame) -> dict[str, FloatArray]:
-    """Return rates: ``h200`` from its own table, those of each setup from its drawn fifth."""
+    """Return the rates of ``h200``, from its own table, and of each setup, from its drawn fifth."""
     found = {"h200": _h200_rates(h200)}
     for setup in SETUPS:
         learn = _of(rest, setup)
@@ -211,7 +211,7 @@ def _nearest(size: FloatArray, us: FloatArray, asked: FloatArray) -> FloatArray:
 
 
 def _log_log(size: FloatArray, us: FloatArray, asked: FloatArray) -> FloatArray:
-    """Interpolate between drawn sizes; go on with the bandwidth of the largest, stay at the smallest."""
+    """Interpolate between drawn sizes; keep the bandwidth above the largest, the time below the smallest."""
     sizes = np.unique(size)
     means = np.array([us[size == each].mean() for each in sizes])
     found = np.exp(np.interp(np.log(asked), np.log(sizes), np.log(means)))
@@ -223,7 +223,7 @@ _BASELINES: Final[Mapping[str, Baseline]] = {
     "nearest": _nearest,
     "interpolated": _log_log,
 }
-"""Fitted to the drawn rows of each kind, number of ranks and kernel."""
+"""Baselines fitted to the drawn rows of each kind, number of ranks and kernel."""
 
 
 def _beside(rows: pd.DataFrame, rule: Baseline) -> FloatArray:
@@ -257,7 +257,7 @@ def _estimates(rows: pd.DataFrame, setup: Setup) -> FloatArray:
 def _lines(
     h200: pd.DataFrame, rest: pd.DataFrame, rates: Mapping[str, FloatArray]
 ) -> Iterator[dict[str, Any]]:
-    """Yield a line for each machine: mean relative errors; large, bias and worst are of the first rule."""
+    """Yield a line for each machine: mean relative errors; large, bias and worst are for the first rule."""
     tuner = _estimates(h200, _H200)
     yield _line("H200, NCCL 2.29 (nothing fitted)", h200, {"tuner": tuner})
     parts = []

@@ -1,1 +1,1 @@
-"""Fits `devices.cost.kernel_model` to measured kernels, and judges it on rows that no fit has seen."""
+"""Fit `devices.cost.kernel_model` to measured kernels, and judge it on rows that no fit has seen."""

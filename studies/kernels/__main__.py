@@ -1,8 +1,8 @@
-"""Fit all kernels and write one file a GPU, or judge them on rows left out.
+"""Fit all kernels and write one file per GPU, or judge the fits on rows left out.
 
 ::
 
-    python -m studies.kernels fit   --data DIR [--out FOLDER] [TABLE ...]     some ten minutes for all
+    python -m studies.kernels fit   --data DIR [--out FOLDER] [TABLE ...]     about ten minutes for all
     python -m studies.kernels judge --data DIR [--out FILE.md] [TABLE ...]
 """
 
@@ -35,7 +35,7 @@ POOLED: Final = tuple(name for generation, name in GENERATIONS.items() if genera
 
 
 def fits_of(table: Table) -> dict[str, Model]:
-    """Return the fits of a table by the file where they go: a GPU, its generation, or all unmeasured ones."""
+    """Return the fits of a table by file: for a GPU, its generation, or all unmeasured ones."""
     found = {gpu: alone(own(table, gpu, rows), gpu) for gpu, rows in table.rows.items()}
     if table.name.startswith("conv_") and table.dtype == "fp16":  # a P100 has no tensor cores
         return found | {"unmeasured": found["v100-sxm"].wider(NEAREST_WIDTH)}
@@ -48,20 +48,20 @@ def fits_of(table: Table) -> dict[str, Model]:
 
 
 def _shared(table: Table) -> dict[str, list[str]]:
-    """Return the files of several GPUs, each with those whose rows it rests on."""
+    """Return the files shared by several GPUs, each with the GPUs whose rows it uses."""
     if table.lenders is None:
         by_file = {name: [g for g in table.rows if device_preset(g)["generation"] == name] for name in POOLED}
         return {name: gpus for name, gpus in by_file.items() if gpus}
     if table.name in ("elementwise", "softmax", "layer_norm"):
         return {"unmeasured_hbm": [*HBM], "unmeasured_gddr": [*GDDR]}
-    if table.name in ("bmm", "linear"):  # the newest generation counts twice: later ones run its kernels
+    if table.name in ("bmm", "linear"):  # the newest generation counts twice: later ones use its kernels
         old = ("p100-pcie-16", "p4") if table.name == "linear" else ()
         return {"unmeasured": [*(g for g in table.rows if g not in old), "a100-pcie-40"]}
     return {"unmeasured": [*table.rows]}
 
 
 def write(folder: Path, name: str, key: str, record: Mapping[str, Any]) -> None:
-    """Put a record into the file of a GPU: a line for each, readable and small."""
+    """Put a record into the file of a GPU: one line each, readable and small."""
     path = folder / f"{name}.json"
     families = json.loads(path.read_text(encoding="utf-8"))["families"] if path.exists() else {}
     families[key] = record

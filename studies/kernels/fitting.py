@@ -1,4 +1,4 @@
-"""How a family is fitted: parameters by damped least squares, grids by reweighted ones, spread from folds."""
+"""Fit a family: parameters by damped least squares, grids by reweighted ones, spread from folds."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WIDTH: Final = {
     "cycled_share": 0.3,
     "overlap": 0.5,
 }
-"""How far a parameter may go from its start: standard deviation of its logarithm (1 where not named)."""
+"""How far a parameter may move from its start: standard deviation of its logarithm (default 1)."""
 LEAST: Final = {"overlap": 1.0}
 MOST: Final = {
     "rounding": 1.0,
@@ -44,24 +44,24 @@ MOST: Final = {
     "overlap": 12.0,
 }
 IN_MODELS: Final = {"p4": -0.117, "t4": -0.225}
-"""By how much (log) linear layers of whole models differ from the table on cards of 70 W, which one kernel
-repeated heats more: from seven runs of BERT and GPT-2, shrunk. Each left out in turn, these are 6 % off (9
+"""Difference (log) of linear layers in whole models from the table on 70 W cards, which one repeated kernel
+heats more: from seven runs of BERT and GPT-2, shrunk. With each left out in turn, these are 6 % off (9
 and 14 % without)."""
-SHARP: Final = 12.0  # of the corner between what the host needs and what the kernel takes
+SHARP: Final = 12.0  # of the corner between the host's time and the kernel's time
 HIDDEN_NS: Final = 1e4
-"""Of a product's kernel that passes while the host still works; from batched products on A100 and P100."""
+"""Part of a product's kernel that overlaps the host's time; from batched products on A100 and P100."""
 CONV_FIXED_NS: Final = (
-    5000.0  # the same of a convolution; the shortest of DeepBench take 12 us on a V100 in all
+    5000.0  # the same for a convolution; the shortest of DeepBench take 12 us on a V100 in all
 )
 KERNEL_FIXED_NS: Final = (
-    1500.0  # of a kernel in fp32 among others: what its table has beyond it is the measuring
+    1500.0  # for a kernel in fp32 among others: the rest of its table's time comes from the measurement
 )
 
 
 def shown(ns: FloatArray, rows: Rows) -> tuple[FloatArray, FloatArray]:
-    """Return what a table shows of a kernel whose launch it includes, and how much of that is the kernel's.
+    """Return the time that a table shows for a kernel with its launch, and the share that is the kernel's.
 
-    Never less than the host needs; of products, what that needs first and then all but the kernel's begin.
+    It is at least the host's time; for products, the host's time followed by the rest of the kernel's.
     """
     floor = np.asarray(rows.floor_ns, float)
     if not floor.any():
@@ -75,14 +75,14 @@ def shown(ns: FloatArray, rows: Rows) -> tuple[FloatArray, FloatArray]:
 
 
 def kernel_ns(rows: Rows) -> FloatArray:
-    """Return what kernels themselves took, of rows well above what the host needs."""
+    """Return the kernels' own times, for rows well above the host's time."""
     if not rows.waits:
         return rows.ns
     return np.asarray(np.sqrt((rows.ns - rows.floor_ns) * (rows.ns - rows.floor_ns + 2 * HIDDEN_NS)))
 
 
 def bends(grid: KernelGrid) -> FloatArray:
-    """Return the matrix whose rows are second differences of a grid's values along each axis."""
+    """Return the matrix of second differences of a grid's values along each axis."""
     size, rows = int(np.prod(grid.shape)), []
     number = np.arange(size).reshape(grid.shape)
     for axis, knots in enumerate(grid.knots):
@@ -104,7 +104,7 @@ def fit_grids(
     target: FloatArray,
     weight: FloatArray | None = None,
 ) -> tuple[KernelGrid, ...]:
-    """Return grids whose sum comes nearest to `target`, in absolute deviations (reweighted least squares)."""
+    """Return grids whose sum is closest to `target` in absolute deviations (reweighted least squares)."""
     grids = family.grids
     corners = [grid.corners(features) for grid in grids]
     sizes = [int(np.prod(g.shape)) for g in grids]
@@ -122,7 +122,7 @@ def fit_grids(
         error = np.abs(target - (solution[index] * share).sum(1))
         robust = base * 0.05 / np.maximum(error, 0.02) if solution.any() else base
         normal = np.zeros(total * total)
-        for begin in range(0, len(target), 4096):  # bounds the pairs in memory
+        for begin in range(0, len(target), 4096):  # bounds the memory for pairs
             rows = slice(begin, begin + 4096)
             pairs = index[rows, :, None] * total + index[rows, None, :]
             heavy = (share[rows] * robust[rows, None])[:, :, None] * share[rows, None, :]
@@ -138,7 +138,7 @@ def fit_grids(
 def nearest(
     misses: Callable[[FloatArray], FloatArray], names: Sequence[str], centre: FloatArray, rounds: int
 ) -> FloatArray:
-    """Return logarithms of parameters with the least absolute misses: damped Gauss-Newton with a prior."""
+    """Return logarithms of parameters with the least absolute errors: damped Gauss-Newton with a prior."""
     width = np.array([WIDTH.get(n, 1.0) for n in names])
     most = np.log([MOST.get(n, 1e9) for n in names])
     least = np.log([LEAST.get(n, 1e-9) for n in names])
@@ -165,7 +165,7 @@ def nearest(
 
 
 def drawn(parts: Sequence[Part], most: int, rng: np.random.Generator) -> list[Part]:
-    """Return at most so many rows of all parts together, in their order."""
+    """Return at most `most` rows of all parts together, in their order."""
     ends = np.cumsum([len(rows.ns) for rows, _ in parts])
     keep = np.sort(rng.permutation(ends[-1])[:most])
     each = zip(parts, np.split(keep, np.searchsorted(keep, ends[:-1])), [0, *ends], strict=False)
@@ -173,14 +173,14 @@ def drawn(parts: Sequence[Part], most: int, rng: np.random.Generator) -> list[Pa
 
 
 def thinned(parts: Sequence[Part], most: int, rng: np.random.Generator) -> list[Part]:
-    """Return at most so many rows of each part."""
+    """Return at most `most` rows of each part."""
     return [drawn([part], most, rng)[0] for part in parts]
 
 
 def fit_parameters(
     family: Family, parts: Sequence[Part], dtype: str, rounds: int, *, own_fixed: bool = False
 ) -> list[Parameters]:
-    """Return the parameters of each part: the same for all, or but for the fixed time."""
+    """Return the parameters of each part: common to all, optionally with fixed times of their own."""
     names = [n for n in family.free if n != "fixed_ns" or not own_fixed]
     each = ["fixed_ns"] * len(parts) if own_fixed and "fixed_ns" in family.free else []
     works = [family.work(rows.sizes, sheet, dtype) for rows, sheet in parts]
@@ -203,13 +203,13 @@ def fit_parameters(
 def physics_misses(
     family: Family, parts: Sequence[Part], dtype: str, parameters: Sequence[Parameters]
 ) -> tuple[dict[str, FloatArray], FloatArray, FloatArray]:
-    """Return the features of all rows, what physics misses there (log), and how much that is the kernel's."""
+    """Return features of all rows, the error of the physics (log), and the kernel's share of the time."""
     columns, target, weight = [], [], []
     for (rows, sheet), each in zip(parts, parameters, strict=True):
         base, features = Model(family, dtype, each).base(rows.sizes, sheet)
         seen, share = shown(base, rows)
         columns.append(features)
-        target.append(np.log(rows.ns / seen))  # a row that the floor hides says nothing
+        target.append(np.log(rows.ns / seen))  # a row hidden by the floor has no information
         weight.append(share)
     joined = {k: np.concatenate([c[k] for c in columns]) for k in columns[0]}
     return joined, np.concatenate(target), np.concatenate(weight)
@@ -218,8 +218,8 @@ def physics_misses(
 def fit_pooled(
     family: Family, parts: Sequence[Part], dtype: str
 ) -> tuple[Model, dict[str, FloatArray], FloatArray]:
-    """Return one fit to rows of one GPU, or of several together, the features of all rows, and what physics
-    misses there (log).
+    """Return a fit to rows of one GPU, or of several together, the features of all rows, and the error of the
+    physics (log).
     """
     few = drawn(parts, 4000, np.random.default_rng(0))
     found = fit_parameters(family, few, dtype, 15)
@@ -228,16 +228,16 @@ def fit_pooled(
 
 
 def fit_own(family: Family, part: Part, dtype: str, groups: Any = None) -> Model:
-    """Return a fit to rows of one GPU; its spread is of rows left out.
+    """Return a fit to rows of one GPU; its spread comes from rows left out.
 
     Parameters
     ----------
     groups : array or None
-        Rows that are left out together, in five folds; None: each for itself.
+        Rows that are left out together, in five folds; None: each alone.
     """
     model, features, target = fit_pooled(family, [part], dtype)
     of_row = np.arange(len(target)) if groups is None else np.unique(groups, return_inverse=True)[1]
-    if not of_row.any():  # one group, which is all that there is
+    if not of_row.any():  # only one group
         of_row = np.arange(len(target))
     number = int(of_row.max()) + 1
     fold = of_row if number <= 5 else np.random.default_rng(1).integers(0, 5, number)[of_row]
@@ -259,15 +259,15 @@ def spread_by(model: Model, misses: FloatArray, log2_ns: FloatArray, bins: int) 
 
 
 def as_sure_as(model: Model, lenders: Iterable[Model]) -> Model:
-    """Return a model of other GPUs whose half width is that of these on their own rows: what another GPU adds
-    (`Model.wider`) is not among it.
+    """Return a model of other GPUs with the half width of the lenders on their own rows, without the addition
+    for another GPU (`Model.wider`).
     """
     each = [width for lender in lenders for width in lender.spread]
     return replace(model, spread_edges=(), spread=(float(np.sqrt(np.mean(np.square(each)))),))
 
 
 def fit_shared(family: Family, parts: Sequence[Part], dtype: str) -> Model:
-    """Return one model of one or several GPUs (each weighs the same), each with a fixed time of its own."""
+    """Return one model of one or several equally weighted GPUs, each with its own fixed time."""
     rng = np.random.default_rng(0)
     found = fit_parameters(family, thinned(parts, 2000, rng), dtype, 20, own_fixed=True)
     more = thinned(parts, 20000, rng)
@@ -279,7 +279,7 @@ def fit_shared(family: Family, parts: Sequence[Part], dtype: str) -> Model:
 
 
 def fit_measured(family: Family, rows: Rows, sheet: Sheet, dtype: str, folds: int = 3) -> Model:
-    """Return such a fit of one GPU; its spread is that of rows left out."""
+    """Return a shared fit of one GPU; its spread comes from rows left out."""
     model = fit_shared(family, [(rows, sheet)], dtype)
     fold = np.random.default_rng(1).integers(0, folds, len(rows.ns))
     misses, log2_ns = np.zeros(len(rows.ns)), np.zeros(len(rows.ns))
@@ -292,7 +292,7 @@ def fit_measured(family: Family, rows: Rows, sheet: Sheet, dtype: str, folds: in
 
 
 FEW: Final = 3.0
-"""How much stiffer grids are that few kernels move: recordings of an MI300X, each program left out."""
+"""Stiffness factor of grids that few kernels move: recordings of an MI300X, each program left out."""
 
 
 def fit_moved(model: Model, rows: Rows, sheet: Sheet) -> Model:
@@ -320,13 +320,13 @@ def _moved(model: Model, rows: Rows, sheet: Sheet) -> Model:
 
 
 def predicted(model: Model, rows: Rows, sheet: Sheet) -> tuple[FloatArray, FloatArray]:
-    """Return what a table would show, and log half widths."""
+    """Return the time that a table would show, and log half widths."""
     ns, width = model.predict(rows.sizes, sheet)
     return shown(ns, rows)[0], width
 
 
 def alone(model: Model, gpu: str = "") -> Model:
-    """Return a model of a kernel in fp32 without what measuring added: to its fixed time, by a hot card."""
+    """Return a model of a kernel in fp32 without the effects of measuring: fixed time, and a hot card."""
     if model.family.name == "linear" and gpu in IN_MODELS:
         first, *rest = model.grids
         model = replace(model, grids=(replace(first, values=first.values + IN_MODELS[gpu]), *rest))

@@ -1,4 +1,4 @@
-"""Errors on kernels that no fit has seen: a fifth of the rows, whole layers, and a whole GPU left out."""
+"""Judge the fits on kernels that they have not seen: a fifth of the rows, whole layers, a whole GPU."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ NEAR: Final = {
     "hopper": ("blackwell", "ampere"),
     "blackwell": ("hopper",),
 }
-"""Whose rows a generation takes of which nothing was measured."""
-MOST: Final = 5000  # rows of a GPU that are judged, and known: of as many as 38,000 it would take hours
+"""GPUs whose rows an unmeasured generation takes."""
+MOST: Final = 5000  # rows per GPU for judging and for fitting: all 38,000 would take hours
 NEUSIGHT: Final = {"bmm": 0.138, "linear": 0.139, "elementwise": 0.193, "softmax": 0.139, "layer_norm": 0.567}
 """Published errors on GPUs left out (H100, L4, A100 80GB PCIe; ASPLOS 2025)."""
 
@@ -76,7 +76,7 @@ def held_layers(layer: NDArray[Any], seed: int = 7) -> BoolArray:
 
 
 def roofline_ns(work: KernelWork, sheet: Sheet) -> FloatArray:
-    """Return the bare data sheet's time: the longer of arithmetic and DRAM."""
+    """Return the time by the data sheet alone: the longer of arithmetic and DRAM."""
     flops = np.asarray(work.flops, float)
     flops = flops.min(axis=1) if flops.ndim > 1 else flops
     nbytes = work.dram_bytes + work.warm_bytes + work.cycled_bytes
@@ -87,7 +87,7 @@ def roofline_ns(work: KernelWork, sheet: Sheet) -> FloatArray:
 def local_regression(
     known: Rows, asked: Rows, names: Sequence[str], most: int = 400
 ) -> tuple[NDArray[Any], FloatArray]:
-    """Return some rows, and their time by a plane through the ten nearest rows, all in logarithms."""
+    """Return some rows, and their times by a plane through the ten nearest rows, all in logarithms."""
 
     def logs(rows: Rows) -> FloatArray:
         sizes = [np.asarray(rows.sizes.get(n, 1.0), float) + 0 * rows.ns for n in names]
@@ -125,14 +125,14 @@ def pooled(table: Table, gpus: Sequence[str], most: int, family_of: str | None =
 
 
 def lent(table: Table, gpus: Iterable[str]) -> Model:
-    """Return the fit that an unmeasured GPU takes from some: stiffer, as there is another to be met."""
+    """Return the fit that an unmeasured GPU borrows from some: stiffer, because the GPU is another one."""
     parts = [table.part(gpu) for gpu in gpus]
     return fit_shared(replace(table.family, **table.stiff), parts, table.dtype)
 
 
 class Borrowed(NamedTuple):
-    """What a GPU would take had it not been measured: as sure as on its lenders' own rows; whether these are
-    of another generation; and by how much (log, absolute) it misses each row.
+    """The model of a GPU as if it were unmeasured: with the half width of its lenders; whether these
+    are of another generation; and its error (log, absolute) on each row.
     """
 
     table: str
@@ -144,18 +144,18 @@ class Borrowed(NamedTuple):
 
     @property
     def sure(self) -> Model:
-        """The model as it ships, with what another GPU adds to its half width."""
+        """The model as it ships, with the half width that another GPU adds."""
         return self.model.wider(NEAREST_WIDTH if self.far else GENERATION_WIDTH)
 
     @property
     def added(self) -> FloatArray:
-        """What the GPU added to each row's error, squared."""
+        """Squared addition of the GPU to each row's error."""
         found: FloatArray = np.maximum(self.miss**2 - self.model.spread[0] ** 2, 0)
         return found
 
 
 def without(table: Table) -> dict[str, Borrowed]:
-    """Return what each GPU would take had it not been measured; not of one that is alone in the table."""
+    """Return the model of each GPU as if it were unmeasured, except for a GPU alone in the table."""
     found = {}
     for gpu, (rows, sheet) in ((gpu, table.part(gpu)) for gpu in table.rows):
         others, far = [g for g in table.rows if g != gpu], False
@@ -174,14 +174,14 @@ def without(table: Table) -> dict[str, Borrowed]:
     return found
 
 
-_OF_ANY_TABLE: Final = 2  # GPUs: how much what they add in other tables weighs beside those of its own
+_OF_ANY_TABLE: Final = 2  # weight, in GPUs, of the additions in other tables beside those in its own
 
 
 def added_width(every: Sequence[Borrowed], table: str, *, far: bool, but: str = "") -> float:
-    """Return what another GPU adds to a half width: a random effect of a GPU and table, whose variance is
-    shrunk to that of all tables, with which 80 % of their kernels are inside.
+    """Return what another GPU adds to a half width: a random effect of GPU and table, whose variance is
+    shrunk to that of all tables, such that 80 % of their kernels are inside.
 
-    Neither `but` nor fits that saw it count; GPUs that lend to one another are one.
+    Neither `but` nor fits that saw it count; GPUs that lend to one another count as one.
     """
     some = [m for m in every if m.far == far and but != m.gpu and but not in m.lenders]
     prior = (NEAREST_WIDTH if far else GENERATION_WIDTH) ** 2
@@ -199,20 +199,20 @@ def added_width(every: Sequence[Borrowed], table: str, *, far: bool, but: str = 
 
 
 def sampled(table: Table) -> Table:
-    """Return a table with as many rows as are judged."""
+    """Return a table reduced to the rows to judge."""
     rng = np.random.default_rng(11)
     return replace(table, rows={g: drawn([table.part(g)], MOST, rng)[0][0] for g in table.rows})
 
 
 def moved_error(table: Table, gpu: str, model: Model, count: int) -> float:
-    """Return the error of a GPU's borrowed model after so many kernels, on the rest: the mean of five draws.
+    """Return the error of a GPU's borrowed model after `count` kernels, on the rest: the mean of five draws.
 
-    Others than those on which `devices.cost.kernel_model.shifted` was chosen. Not a number where the table is
+    The draws differ from those on which `devices.cost.kernel_model.shifted` was chosen. NaN if the table is
     small.
     """
     (rows, sheet), found = table.part(gpu), []
     lenders = models_of(table.name, table.dtype, but=gpu)
-    if table.dtype == "fp32":  # as measured, with the launch
+    if table.dtype == "fp32":  # as measured, including the launch
         fixed = model.parameters.fixed_ns
         lenders = [replace(m, parameters=replace(m.parameters, fixed_ns=fixed)) for m in lenders]
     for seed in range(20, 25 if len(rows.ns) > 2 * count else 20):
@@ -258,7 +258,7 @@ def judge(table: Table) -> Iterator[Line]:
 
 
 def markdown(lines: Sequence[Line]) -> str:
-    """Return a table of errors, and how sure of a GPU one can be that was left out."""
+    """Return a table of errors, and the certainty for a GPU that was left out."""
     head = (
         "| kernels | GPU | dtype | rows | roofline | local regression | a fifth | inside | by layer | inside "
     )
@@ -279,7 +279,7 @@ def markdown(lines: Sequence[Line]) -> str:
 
 
 def _how_sure(every: Sequence[Borrowed], inside: FloatArray) -> Iterator[str]:
-    """Say what was inside where a GPU was left out, with what another GPU adds and without."""
+    """Yield the shares inside when a GPU was left out, with the addition for another GPU and without."""
     near, far = (added_width(every, "", far=far) for far in (False, True))
     yield ""
     yield f"A GPU left out adds {near:.2f} to the half width of its lenders' rows, of another generation"

@@ -1,11 +1,11 @@
-"""Whole models in fp32 as eager PyTorch ran them (BERT and GPT-2, NeuSight), beside what a run says.
+"""Whole models in fp32 in eager PyTorch (BERT and GPT-2, NeuSight), compared with simulated runs.
 
 ::
 
     python -m studies.kernels.models --data DIR [--left-out]
 
-Each was recorded op by op for one layer. With --left-out a GPU takes what it would if its own kernels had
-not been measured.
+Each was recorded op by op for one layer. With --left-out a GPU gets the models it would have if its own
+kernels had not been measured.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from studies.kernels.fitting import alone
 from studies.kernels.judge import without
 from studies.kernels.tables import PRESETS, general_tables
 
-WIDTH: Final = 4  # bytes of a number
+WIDTH: Final = 4  # bytes per number
 _FUNCTIONS: Final = {"truediv": "div", "contiguous": "copy", "addmm": "matmul"}
 _KINDS: Final = frozenset(
     ("add", "sub", "mul", "div", "pow", "tanh", "gelu", "where", "softmax", "matmul", "copy")
@@ -40,7 +40,7 @@ _KINDS: Final = frozenset(
 
 
 class Run(NamedTuple):
-    """A model on a GPU, in ms: as measured, as simulated, and between which limits in four of five cases."""
+    """A model on a GPU, in ms: as measured, as simulated, and the limits of its 80 % interval."""
 
     gpu: str
     name: str
@@ -51,7 +51,7 @@ class Run(NamedTuple):
 
     @property
     def off(self) -> float:
-        """How far the simulated time is from the measured one."""
+        """Relative difference of the simulated time from the measured one."""
         return self.simulated / self.measured - 1
 
     @property
@@ -68,7 +68,7 @@ class _Op(NamedTuple):
 
 
 def _op(row: Any, training: bool) -> _Op | None:
-    """Return the op of a recorded line; None: it launches no kernel."""
+    """Return the op of a recorded line, or None if it launches no kernel."""
     inputs, out = ast.literal_eval(row.inputs), ast.literal_eval(row.output)
     if not inputs or prod(out) == 1:
         return None
@@ -101,7 +101,7 @@ def _op(row: Any, training: bool) -> _Op | None:
 
 
 def _ops(recorded: pd.DataFrame, layers: int, training: bool) -> Iterator[_Op]:
-    """Return the ops of a whole model: those of the layer as often as it has layers."""
+    """Return the ops of a whole model: those of the layer, repeated for each of its layers."""
     targets = recorded.target.astype(str)
     inside = targets.str.contains(r"\.(?:layer|h)\.0\.")
     begin = int(np.flatnonzero(inside)[0])
@@ -143,7 +143,7 @@ def run_of(ops: Sequence[_Op], training: bool, device: Device) -> tuple[float, f
 
 
 def models_left_out(data: Path) -> dict[str, dict[tuple[str, str], Model]]:
-    """Return by GPU the models of the tables in fp32 that were fitted to the others."""
+    """Return, by GPU, the models of the fp32 tables fitted to the other GPUs."""
     found: dict[str, dict[tuple[str, str], Model]] = {}
     for table in general_tables(data):
         if table.name in ("bmm", "linear", "elementwise", "softmax", "layer_norm"):
@@ -153,7 +153,7 @@ def models_left_out(data: Path) -> dict[str, dict[tuple[str, str], Model]]:
 
 
 def runs(data: Path, *, left_out: bool = False) -> Iterator[Run]:
-    """Return each measured model beside its simulation."""
+    """Yield each measured model with its simulation."""
     models = models_left_out(data) if left_out else {}
     whole = pd.read_csv(data / "kernels" / "fp32_models.csv.gz")
     parts = dict(list(pd.read_csv(data / "kernels" / "fp32_models_by_op.csv.gz").groupby(["gpu", "run"])))

@@ -1,11 +1,11 @@
-"""Kernels of one size on pairs of GPUs: what is known of one, and where its recording moves to another.
+"""Kernels of one size on pairs of GPUs: what one says about the other, and how recordings convert.
 
 ::
 
     python -m studies.kernels.moved --data DIR [--left-out] [TABLE ...]
 
-A kernel that took so long on one GPU is taken to the other as `scenarios.recorded.other_gpu` takes it, and
-held against what was measured there; beside it stands the ratio of the rooflines, for kernels that compute
+The time of a kernel on one GPU is converted to the other as in `scenarios.recorded.other_gpu`, and
+compared with the measurement there; and so is the ratio of the rooflines, for kernels that compute
 the geometric mean of those of memory and arithmetic. With --left-out the other GPU was not measured.
 """
 
@@ -29,13 +29,13 @@ from studies.kernels.tables import Rows, Table, tables
 MOVES: Final = frozenset(
     ("elementwise", "softmax", "layer_norm", "rms_norm", "rope", "gated_activation", "embedding")
 )
-LEAST_NS: Final = 1500.0  # shorter ones, or near what the host needs, say how they were timed
+LEAST_NS: Final = 1500.0  # shorter ones, or near the host's time, show how they were timed
 FEWEST: Final = 30
 
 
 class Moved(NamedTuple):
-    """A table on two GPUs: mean errors as it is moved, and by rates; and how much of what the one took beyond
-    its model the other did, too (the slope of their logarithms).
+    """A table on two GPUs: mean errors of the conversion, and by rates; and how far the ratios of actual to
+    modelled time agree (the slope of their logarithms).
     """
 
     same_generation: bool
@@ -45,7 +45,7 @@ class Moved(NamedTuple):
 
 
 def _pairs(one: Rows, other: Rows) -> tuple[Rows, Rows]:
-    """Return the rows of both that have the same sizes."""
+    """Return the rows of both GPUs with equal sizes."""
 
     def sizes(rows: Rows) -> list[tuple[float, ...]]:
         columns = [np.broadcast_to(x, len(rows.ns)) for x in rows.sizes.values() if not isinstance(x, str)]
@@ -60,7 +60,7 @@ def _pairs(one: Rows, other: Rows) -> tuple[Rows, Rows]:
 
 
 def moved(table: Table, *, left_out: bool = False) -> Iterator[Moved]:
-    """Return each pair of GPUs of a table."""
+    """Yield the result for each pair of GPUs of a table."""
     lent = without(table) if left_out else {}
     for one, other in permutations(table.rows, 2):
         here, there = _pairs(table.rows[one], table.rows[other])

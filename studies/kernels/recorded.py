@@ -1,14 +1,14 @@
-"""Kernels of recorded programs beside what their sizes cost: cold caches, small shapes, PyTorch's choices.
+"""Kernels of recorded programs compared with models of their sizes: cold caches, small shapes, libraries.
 
 ::
 
     python -m studies.kernels.recorded --gpu h100-sxm TRACE.json.gz ...
     python -m studies.kernels.recorded --gpu mi300x --fit TRACE.json.gz ...      devices/cost/fits/mi300x.json
 
-With --fit the models that the GPU borrows are moved to what its kernels took, and each recording is judged by
-models that the others moved. Of each kernel of which the profiler noted sizes (products, attention, ...)
-or bytes, by operator and sizes, where it ran alone: beside a kernel of another stream it waits for SMs and
-memory, which is no part of its cost.
+With --fit the models that the GPU borrows are moved to the times of its kernels, and each recording is judged
+by models that the others moved. Kernels count if the profiler noted sizes (products, attention, ...) or
+bytes, by operator and sizes, and if they ran alone: beside a kernel of another stream one waits for SMs and
+memory, which is not part of its cost.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from studies.kernels.__main__ import write
 from studies.kernels.fitting import fit_moved
 from studies.kernels.tables import Rows
 
-FEWEST: Final = 3  # recordings of a table that moves
+FEWEST: Final = 3  # recordings needed to move a table
 SIZES: Final = (
     *("m", "n", "k", "batch", "transposed", "rows", "columns"),
     *("seq_len", "kv_len", "heads", "kv_heads", "head_dim", "window", "causal"),
@@ -41,7 +41,7 @@ SIZES: Final = (
 
 
 class Recorded(NamedTuple):
-    """Kernels of one operator and sizes: how often, their mean time as recorded, and as their sizes cost."""
+    """Kernels of one operator and sizes: their number, mean recorded time, and modelled time."""
 
     kind: str
     operator: str
@@ -72,7 +72,7 @@ def accompanied(graph: Graph) -> frozenset[int]:
 
 
 def compare(path: str, gpu: str, fits: KernelFits) -> list[Recorded]:
-    """Return the kernels of a recording whose sizes or bytes are known, and that ran alone."""
+    """Return the kernels of a recording that ran alone and whose sizes or bytes are known."""
     graph, took = load_graph(path), defaultdict(list)
     names = [graph.kinds[code] for code in graph.kind_code]
     beside = accompanied(graph)
@@ -91,9 +91,9 @@ def compare(path: str, gpu: str, fits: KernelFits) -> list[Recorded]:
 
 
 def fit(paths: Sequence[str], gpu: str) -> KernelFits:
-    """Return models that other GPUs lend, as kernels of three recordings or more move them."""
+    """Return models that other GPUs lend, moved by kernels of three recordings or more."""
     gap = parse_duration(device_preset(gpu)["gap"])
-    sheet = replace(load_fits(gpu).sheet, generation="")  # no fits of the GPU itself
+    sheet = replace(load_fits(gpu).sheet, generation="")  # excludes fits of the GPU itself
     cost, models = FittedCost(KernelFits(sheet)), {}
     took: dict[tuple[str, str], dict[tuple[str, Any], list[float]]] = defaultdict(lambda: defaultdict(list))
     for path in paths:
@@ -117,7 +117,7 @@ def fit(paths: Sequence[str], gpu: str) -> KernelFits:
 
 
 def errors(found: Sequence[Recorded]) -> tuple[float, float, float]:
-    """Return the error of the total, the mean relative error of a shape, and that of a kernel."""
+    """Return the error of the total, the mean relative error per shape, and that per kernel."""
     count, real, ours = (np.array([r[i] for r in found], float) for i in (3, 4, 5))
     off = np.abs(ours / real - 1)
     return (

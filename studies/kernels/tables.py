@@ -1,6 +1,6 @@
 """Measured kernels as tables: a family, and for each GPU columns of sizes and nanoseconds.
 
-DIR has the folders ``kernels`` and ``h200``, whose README says where each file is from. Names of GPUs become
+DIR has the folders ``kernels`` and ``h200``, whose README gives the source of each file. Names of GPUs become
 those of presets, and names of columns those of families.
 """
 
@@ -36,15 +36,15 @@ PRESETS: Final = {
     "Tesla_V100-PCIE-32GB": "v100-pcie-32",
     "NVIDIA_A100-PCIE-40GB": "a100-pcie-40",
 }
-"""By the names in the files, which have _ or a space."""
+"""Presets by the names in the files, which have _ or a space."""
 FP32: Final = ("p100-pcie-16", "p4", "t4", "v100-pcie-32", "a100-pcie-40")
 HBM, GDDR = ("v100-pcie-32", "a100-pcie-40"), ("p4", "t4")
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Measured kernels of one GPU: sizes, nanoseconds, the least that measuring can show (0: nothing), and
-    whether a kernel waits for what that is.
+    """Measured kernels of one GPU: sizes, nanoseconds, the least time that measuring can show (0: none), and
+    whether a kernel waits for that time.
     """
 
     sizes: Sizes
@@ -54,7 +54,7 @@ class Rows:
     waits: bool = False
 
     def take(self, rows: Any) -> Rows:
-        """Return some of them."""
+        """Return the chosen rows."""
         floor = self.floor_ns[rows] if np.ndim(self.floor_ns) else self.floor_ns
         each = {"ns": self.ns[rows], "layer": self.layer[rows], "floor_ns": floor}
         return replace(self, sizes=take(self.sizes, rows), **each)
@@ -71,9 +71,9 @@ class Table:
     rows : mapping of str to Rows
         By preset.
     logs : tuple of str
-        Columns of the local regression beside which it is judged.
+        Columns of the local regression with which it is compared.
     lenders : callable or None
-        Whose rows an unmeasured GPU takes, in fits where each GPU has its own fixed time; None: those of its
+        GPUs whose rows an unmeasured GPU takes, in fits where each has its own fixed time; None: those of its
         generation, or the nearest, in one fit.
     stiff : mapping of str to float
         Penalties of that fit.
@@ -91,7 +91,7 @@ class Table:
     fine: tuple[str, ...] = ()
 
     def family_of(self, gpu: str) -> Family:
-        """Return the family as a GPU has it."""
+        """Return the family in the variant of a GPU."""
         return language.PRODUCTS_FINE if gpu in self.fine else self.family
 
     def sheet(self, gpu: str) -> Sheet:
@@ -99,7 +99,7 @@ class Table:
         return load_fits(gpu).sheet
 
     def part(self, gpu: str) -> tuple[Rows, Sheet]:
-        """Return both of a GPU."""
+        """Return the rows and the data sheet of a GPU."""
         return self.rows[gpu], self.sheet(gpu)
 
 
@@ -193,7 +193,7 @@ def language_tables(data: Path) -> Iterator[Table]:
         each = each.drop_duplicates(["gpu", "batch", "seq_len", "heads"])
         yield _table(name, "bf16", family, each, "batch seq_len heads", "heads")
     d = _read(here / "quantize.csv.gz")
-    d = d[d.us > 0.2]  # of 7,788 rows 27 are differences of two timings, near nothing
+    d = d[d.us > 0.2]  # 27 of 7,788 rows are differences of two timings, near nothing
     yield _table("quantize_scale", "fp8", language.QUANTIZE, d[d.op_name == "compute_scale"], "m k", "k")
     yield _table("quantize", "fp8", language.QUANTIZE, d[d.op_name == "scale_matrix"], "m k", "k")
     d = _read(
@@ -213,13 +213,13 @@ def _but(*gpus: str) -> Callable[[str], list[str]]:
 
 
 def _alike_tiles(gpu: str) -> list[str]:
-    """Return whose linear layers a GPU takes: those with the same library's tiles."""
+    """Return the GPUs whose linear layers a GPU takes: those with the same library's tiles."""
     pascal = ("p100-pcie-16", "p4")
     return _but(*(pascal if gpu in pascal else ("t4", "v100-pcie-32", "a100-pcie-40")))(gpu)
 
 
 def _alike_memory(gpu: str) -> list[str]:
-    """Return whose loss of memory-bound kernels a GPU takes: the newest with the same sort of memory."""
+    """Return the GPUs whose memory-bound loss a GPU takes: the newest with the same sort of memory."""
     if gpu == "p100-pcie-16":
         return [*GDDR, "v100-pcie-32"]
     return _but(*(GDDR if gpu in GDDR or gpu == "gddr" else HBM))(gpu)
@@ -229,8 +229,8 @@ def general_tables(data: Path) -> Iterator[Table]:
     """Return the tables in fp32 (NeuSight's training set), convolutions (DeepBench), and LLM ops (Vidur)."""
     here = data / "kernels"
     stiff, loose = {"smooth": 100.0, "ridge": 50.0}, {"smooth": 10.0, "ridge": 0.5}
-    # The table calls the shared dimension N and the columns of the output K (its grids of thread blocks say
-    # so: batch * ceil(K / tile) * ceil(M / tile) in every one of 87,000 bmm).
+    # The table calls the shared dimension N and the columns of the output K, as shown by its grids of thread
+    # blocks: batch * ceil(K / tile) * ceil(M / tile) in every one of 87,000 bmm.
     d = _read(here / "fp32_matmul.csv.gz", B="batch", M="m", N="k", K="n")
     d["floor_ns"] = d.groupby(["gpu", "op"]).us.transform(lambda x: x.quantile(0.003)) * 1e3
     d["waits"] = True

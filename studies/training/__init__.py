@@ -1,1 +1,1 @@
-"""Predicted training steps beside published ones."""
+"""Predicted training steps compared with published ones."""

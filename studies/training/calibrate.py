@@ -5,8 +5,8 @@
     rows of other groups ──► logarithms of the free numbers, by least absolute errors ──► calibration ──► row
 
 Each row counts by the logarithm of predicted / measured. Gauss-Newton steps with weights 1/|error| (least
-absolute errors, so that a few odd rows do not lead) and a weak pull to where the fit began, so that what the
-rows do not tell stays what the data sheet says.
+absolute errors, so that a few outliers do not dominate) and a weak pull to the start of the fit, so that
+numbers that the rows do not determine stay at the data sheet's values.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from scenarios.builders.train.step import step_ns
 from studies.training.published import Published
 
 _SPREAD: Final = 0.5
-"""Standard deviation of the logarithm of a number around its beginning, before any row is seen."""
+"""Prior standard deviation of the logarithm of a number around its start."""
 
 _ERROR: Final = 0.04
-"""Error of a row that is expected anyhow."""
+"""Error expected of any row."""
 
 
 def _scaled(calibration: TrainingCalibration, name: str, factor: float) -> TrainingCalibration:
@@ -56,11 +56,11 @@ FREE: Final[Mapping[str, Callable[[TrainingCalibration, float], TrainingCalibrat
     "node": lambda c, x: _scaled(c, "node", x),
     "between": lambda c, x: _scaled(c, "between", x),
 }
-"""A number of a calibration, multiplied."""
+"""Name → the calibration with that number multiplied by a factor."""
 
 
 def predicted_ms(row: Published, calibration: TrainingCalibration) -> float:
-    """Return the step of a row."""
+    """Return the predicted step of a row, in ms."""
     assert row.training is not None
     return step_ns(replace(row.training, calibration=calibration)) / 1e6
 
@@ -75,7 +75,7 @@ def fit(
 ) -> TrainingCalibration:
     """Return the calibration whose free numbers fit the rows.
 
-    Fits that share `base` and `free` begin alike: `known` keeps what they have predicted.
+    Fits with the same `base` and `free` begin alike: `known` caches their predictions.
     """
     return _times(base, free, fitted(rows, base, free, steps, {} if known is None else known))
 
@@ -87,7 +87,7 @@ def fitted(
     steps: int,
     known: dict[tuple[str, bytes], float],
 ) -> list[float]:
-    """Return by which logarithms the free numbers of `fit` differ from those of `base`."""
+    """Return the logarithms by which the free numbers of `fit` differ from those of `base`."""
 
     def errors(logs: np.ndarray) -> np.ndarray:
         calibration, at = _times(base, free, logs.tolist()), logs.tobytes()
@@ -113,7 +113,7 @@ def fitted(
         normal = jacobian.T @ (weight[:, None] * jacobian) + np.eye(len(free)) / _SPREAD**2
         gradient = jacobian.T @ (weight * at) + logs / _SPREAD**2
         move = -np.clip(np.linalg.solve(normal, gradient), -0.7, 0.7)
-        for part in (1, 1 / 2, 1 / 4, 1 / 8):  # too far, where rates end to bind
+        for part in (1, 1 / 2, 1 / 4, 1 / 8):  # shorter steps, because some rates stop being the limit
             there = errors(logs + part * move)
             if loss(there, logs + part * move) < loss(at, logs):
                 logs, at = logs + part * move, there
@@ -128,7 +128,7 @@ def _times(base: TrainingCalibration, free: Sequence[str], logs: Sequence[float]
 
 
 def folds(rows: Sequence[Published], most: int) -> list[set[str]]:
-    """Return the groups of each fold: each group in one of them, at most so many folds."""
+    """Return the groups of each fold: each group in one fold, at most `most` folds."""
     groups = sorted({row.group for row in rows})
     count = min(most, len(groups))
     return [set(groups[k::count]) for k in range(count)]
@@ -137,7 +137,7 @@ def folds(rows: Sequence[Published], most: int) -> list[set[str]]:
 def predictions(
     rows: Sequence[Published], base: TrainingCalibration, free: Sequence[str], *, most_folds: int = 5
 ) -> dict[str, float]:
-    """Return the predicted step of each row, by id, in ms: fitted to groups that the row is not of."""
+    """Return the predicted step of each row, by id, in ms, from a fit to other groups than the row's."""
     found: dict[str, float] = {}
     known: dict[tuple[str, bytes], float] = {}
     for out in folds(rows, most_folds):

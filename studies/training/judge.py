@@ -1,4 +1,4 @@
-"""Predict the published steps of each source, beside rules that know less, and say how far off all are.
+"""Predict the published steps of each source, compare with simpler rules, and report the errors of all.
 
 ::
 
@@ -7,9 +7,9 @@
     vTrain      data sheet + 6 numbers of other layouts      each layout
     MosaicML    data sheet + 6 numbers of other groups       each group (GPU, model, sequence)
     Bridge      nothing, or three numbers on two of its models    each row
-    others      what was fitted to the sources above, or other groups of their own
+    others      calibrations fitted to the sources above, or other groups of their own
 
-    constant MFU    the median MFU of the rows that were calibrated on
+    constant MFU    the median MFU of the rows used for calibration
     formula         the same, with the bubble of the pipeline: 1 + (p − 1)/(v·m)
 """
 
@@ -44,13 +44,13 @@ SIMUMAX_FILE: Final = "cluster/simumax_b200_system.json.gz"
 
 
 class Sheet(NamedTuple):
-    """Which preset a GPU of the rows is, and its NVLink and network, each way, in GB/s."""
+    """Preset of a GPU in the rows, and the bandwidth of its NVLink and network, each way, in GB/s."""
 
     device: str
     node: int
     between: int
     ring: float = 0.75
-    """Part of NVLink that an all-gather of 512 MB reaches on eight GPUs: measured of A100 and H100
+    """Part of NVLink that an all-gather of 512 MB reaches on eight GPUs: measured on A100 and H100
     (cluster/nccl_a100_h100.csv.gz)."""
 
 
@@ -76,16 +76,16 @@ def _sheet_of(hardware: str) -> tuple[Sheet, str]:
 
 
 def shipped(hardware: str) -> TrainingCalibration:
-    """Return the calibration that comes with the project for a GPU, in a precision."""
+    """Return the calibration that ships for a GPU, in a precision."""
     of, precision = _sheet_of(hardware)
     return named_calibration(of.device, precision)
 
 
 @cache
 def sheet(hardware: str) -> TrainingCalibration:
-    """Return what is known of a GPU in a precision (``h100_80gb bf16``) before any step: its kernels alone.
+    """Return the prior calibration of a GPU in a precision (``h100_80gb bf16``): its kernels alone.
 
-    Besides there are parts of the peak and of the bandwidth that any GPU might keep in a long run.
+    It also has parts of the peak and of the bandwidth that any GPU might sustain in a long run.
     """
     of, precision = _sheet_of(hardware)
     given = {
@@ -112,7 +112,7 @@ def _in_precision(of: TrainingCalibration, hardware: str) -> TrainingCalibration
 
 
 class Judged(NamedTuple):
-    """A row and what is predicted of it, in ms."""
+    """A row and its predictions, in ms."""
 
     row: Published
     predicted: float
@@ -121,7 +121,7 @@ class Judged(NamedTuple):
 
 
 class Error(NamedTuple):
-    """How far off predictions are, as shares of what was measured."""
+    """Errors of predictions, as shares of the measurements."""
 
     rows: int
     mean: float
@@ -144,10 +144,10 @@ class Judgement:
     Attributes
     ----------
     title, how : str
-        The source, and what was calibrated on what.
+        The source, and the rows used for calibration.
     judged : tuple of Judged
     beside : str
-        What would have come out otherwise.
+        Result under an alternative.
     """
 
     title: str
@@ -161,7 +161,7 @@ class Judgement:
 
 
 def _naive(rows: Sequence[Published], most_folds: int) -> dict[str, tuple[float, float]]:
-    """Return what the two rules that know less say of each row, from the rows of other groups."""
+    """Return the predictions of the two simpler rules for each row, from the rows of other groups."""
 
     def bubble(row: Published) -> float:
         assert row.training is not None
@@ -174,7 +174,7 @@ def _naive(rows: Sequence[Published], most_folds: int) -> dict[str, tuple[float,
 
     found = {}
     for out in folds(rows, most_folds):
-        # with a single group there is nothing else to learn from
+        # a single group has nothing else to learn from
         others = [row for row in rows if row.group not in out] or list(rows)
         plain = float(np.median([row.step_ms / work(row) for row in others]))
         with_bubble = float(np.median([row.step_ms / work(row) / bubble(row) for row in others]))
@@ -202,7 +202,7 @@ def _ordered(rows: Sequence[Published], order: tuple[str, ...] | None) -> list[P
 
 
 def _beside(rows: Sequence[Published], other: Mapping[str, float]) -> str:
-    """Return how far off the rows are in the order of groups that is not their source's."""
+    """Return the errors with an order of groups other than the source's."""
     of = Error.of([other[row.id] for row in rows], [row.step_ms for row in rows])
     told = f"{100 * of.mean:.1f} % on average, {100 * of.median:.1f} % at the median"
     return f"Calibrated and predicted in the order {', '.join(ORDER)}, the same rows are off by {told}"
@@ -213,7 +213,7 @@ _VTRAIN_FREE: Final = ("product", "elementwise", "gap", "node", "between", "dist
 
 
 class Judge:
-    """Predicts the rows of a data folder, source by source."""
+    """Predicts the rows of a data folder, one source at a time."""
 
     def __init__(self, data: Path) -> None:
         self.rows = read_published(data / STEPS_FILE)
@@ -262,7 +262,7 @@ class Judge:
         return Judgement("MosaicML, FSDP, A100 and H100", how, tuple(judged))
 
     def megatron(self) -> Judgement:
-        """Megatron-LM's papers, with what vTrain's rows say of the same GPU."""
+        """Megatron-LM's papers, with the calibration from vTrain's rows for the same GPU."""
         sources = ("megatron-2104.04473-T1", "megatron-2104.04473-T2", "megatron-2205.05198-T5")
         rows = [row for source in sources for row in self.of(source)]
         found = {row.id: predicted_ms(row, self.vtrain_a100()) for row in rows}
@@ -272,7 +272,7 @@ class Judge:
         return Judgement("Megatron-LM, A100", how, tuple(judged), _beside(rows, other))
 
     def torchtitan(self) -> Judgement:
-        """Torchtitan, with what MosaicML's rows say of an H100; its compiled passes from other groups."""
+        """Torchtitan, with the calibration from MosaicML's H100 rows; compiled passes from other groups."""
         rows = self.of("torchtitan-2024-12") + self.of("torchtitan-trainy-h200-2025-06")
         judged: list[Judged] = []
         for precision in ("bf16", "fp8"):
@@ -283,14 +283,14 @@ class Judge:
         return Judgement("torchtitan, H100 and H200", how, tuple(judged))
 
     def llama(self) -> Judgement:
-        """Llama 3's own rows, with what MosaicML's rows say of an H100."""
+        """Llama 3's own rows, with the calibration from MosaicML's H100 rows."""
         rows = self.of("llama3-2407.21783-T4")
         found = {row.id: predicted_ms(row, self.mosaic_h100()) for row in rows}
         how = "MosaicML's H100 rows, none of its own"
         return Judgement("Llama 3, H100", how, tuple(_judged(rows, found, 20)))
 
     def _bridge(self, what: tuple[str, str], keep: Callable[[Published], bool]) -> Judgement:
-        """Megatron Bridge's tables, with the calibrations that come with the project."""
+        """Megatron Bridge's tables, with the calibrations that ship."""
         judged: list[Judged] = []
         known: dict[str, float] = {}  # releases of the same software repeat a layout
         rows = [row for row in self.of("nemo-megatron-bridge") if row.training and keep(row)]
@@ -329,26 +329,26 @@ class Judge:
         return self._bridge(what, lambda row: _has_experts(row) and not CHOSEN_ON.search(row.group))
 
     def bridge_experts_left_out(self) -> Judgement:
-        """How far off they are by numbers for launches that were chosen on others of them."""
+        """Errors if the numbers for launches are chosen on others of these models."""
         return _left_out(self.bridge_experts(), _HOSTS, {"model": _model, "GPU": _gpu})
 
     def bridge_biases_left_out(self) -> Judgement:
-        """How far off they are by a time of gradients of biases that was chosen on other GPUs."""
+        """Errors if the time of bias gradients is chosen on other GPUs."""
         what = "gpt-oss", "one number chosen"
         return _left_out(self._bridge(what, _has_biases), _BIASES, {"GPU": _gpu})
 
 
 CHOSEN_ON: Final = re.compile("Qwen3|DeepSeek")
-"""The models of Megatron Bridge on whose rows `host` of calibrations was chosen."""
+"""Models of Megatron Bridge on whose rows `host` of the calibrations was chosen."""
 
 
 _HOSTS: Final[tuple[Mapping[str, Any], ...]] = tuple(
     {"host": HostLaunches(*of)} for of in product((2e6, 3e6, 4e6, 5e6), (85e3, 170e3, 255e3), (1, 1.5, 2))
 )
-"""Of which one is chosen on the rows of other models, or other GPUs."""
+"""Candidates, one of which is chosen on the rows of other models or other GPUs."""
 
 _BIASES: Final[tuple[Mapping[str, Any], ...]] = tuple({"bias_gradients": 1 + n / 2} for n in range(12))
-"""The same, of products that find the gradients of biases."""
+"""The same for products that compute bias gradients."""
 
 
 def _model(row: Published) -> str:
@@ -362,7 +362,7 @@ def _gpu(row: Published) -> str:
 def _left_out(
     found: Judgement, choices: Sequence[Mapping[str, Any]], parts: Mapping[str, Callable[[Published], str]]
 ) -> Judgement:
-    """Return a judgement that says how far off its rows are if numbers are chosen without each model, GPU."""
+    """Return a judgement with the errors if numbers are chosen without each model, or without each GPU."""
     known: dict[str, float] = {}
     rows = [one.row for one in found.judged]
 
@@ -409,13 +409,13 @@ SOURCES: Final[Mapping[str, Callable[[Judge], Judgement]]] = {
     "bridge_experts": Judge.bridge_experts,
     "bridge_others": Judge.bridge_others,
 }
-"""Who is judged, in the order of the page."""
+"""What is judged, in the order of the page."""
 
 LEFT_OUT: Final[Mapping[str, Callable[[Judge], Judgement]]] = {
     "bridge_left_out": Judge.bridge_experts_left_out,
     "bridge_biases_left_out": Judge.bridge_biases_left_out,
 }
-"""What is judged when it is asked for: it takes longer than all of a page that it says one line of."""
+"""Judged only on request: it takes longer than the whole page, which needs only one line of it."""
 
 
 def memory_errors(rows: Sequence[Published]) -> list[tuple[Published, int, float, float]]:
@@ -424,7 +424,7 @@ def memory_errors(rows: Sequence[Published]) -> list[tuple[Published, int, float
     for row in rows:
         if row.training is None or not row.memory_gib:
             continue
-        training = replace(row.training, calibration=at_rate(10**15))  # when it is fullest takes some time
+        training = replace(row.training, calibration=at_rate(10**15))  # times do not matter for memory
         peaks = peaks_of(training, step_trace(training))
         found += [
             (row, rank, peak.nbytes / 2**30, measured)

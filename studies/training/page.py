@@ -30,7 +30,7 @@ tables, each source lists the layouts that are off by more than 10 % on average.
 
 
 _FAR = 0.1
-"""Layouts that are further off than this stand in the page; ``--only`` prints all of a source."""
+"""Layouts with a larger error appear on the page; ``--only`` prints all of a source."""
 _FAR_OFF = """## What is far off, and why
 
 - **ZeRO-3 in Megatron's paper** is predicted a quarter to three fifths too fast. From 768 to 1,536 GPUs the
@@ -132,7 +132,7 @@ def summary(judgements: Sequence[Judgement]) -> str:
 
 
 def _memory(found: Sequence[tuple[Published, int, float, float]]) -> str:
-    """Return the memory of one row of each layout: it does not depend on how many micro-batches follow."""
+    """Return the memory of one row of each layout: it does not depend on the number of micro-batches."""
     if not found:
         return ""
     seen: dict[tuple[str, int], list[str]] = {}
@@ -157,7 +157,7 @@ def _memory(found: Sequence[tuple[Published, int, float, float]]) -> str:
 
 
 def source_rows(judgement: Judgement, least: float = 0.0) -> str:
-    """Return the rows of a judgement, by group: of groups whose mean error is at least this."""
+    """Return the rows of a judgement, by group, for groups whose mean error is at least `least`."""
     groups: dict[str, list[float]] = {}
     for one in judgement.judged:
         label = one.row.group.partition("|")[2] or one.row.group
@@ -213,8 +213,8 @@ def _bridge(judgements: Sequence[Judgement]) -> str:
 
 
 def faster(judged: Sequence[Judged], alike: Callable[[Published], object]) -> tuple[int, int, int]:
-    """Return how many pairs of rows alike differ by more than a tenth in tokens/s a GPU, and of how many the
-    prediction, and constant MFU, say which one is faster.
+    """Return how many pairs of rows alike differ by more than a tenth in tokens/s per GPU, and for how many
+    the prediction, and constant MFU, are right about which is faster.
     """
     found = Counter[str]()
     groups: dict[object, list[tuple[float, float, float]]] = {}
@@ -236,7 +236,7 @@ _SHOWN: Final = (
     "mbridge:26.04:Pre-Training:LLAMA3_70B:DGX-GB200:MXFP8:64",
     "mbridge:26.04:Pre-Training:Qwen3_235B_a22B:DGX-GB200:MXFP8:256",
 )
-"""A dense model and one with experts, whose steps are taken apart."""
+"""A dense model and one with experts, whose steps are broken down."""
 
 _PARTS: Final[Mapping[str, str]] = {
     "products": "products",
@@ -266,7 +266,7 @@ _GUIDE: Final = """What is hidden? Megatron Bridge's performance guide (docs/per
 
 
 def _where(rows: Sequence[Published]) -> str:
-    """Return where the steps of two rows go, on the first pipeline rank."""
+    """Return the breakdown of the steps of two rows, on the first pipeline rank."""
     shares: dict[str, list[str]] = {what: [] for what in _PARTS}
     head = ["part of the step"]
     for row in (row for name in _SHOWN for row in rows if row.id == name):

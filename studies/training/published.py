@@ -1,11 +1,11 @@
-"""Published training steps (`cluster/training_steps.csv.gz`), each as a `Training`, or why it is none.
+"""Published training steps (`cluster/training_steps.csv.gz`), each as a `Training`, or why it is not one.
 
 ::
 
     row ──► model by name, layout, batch, recomputation ──► Training, whose calibration is still to be found
-        └─► Undescribed: what the row does not say, or what this project has no model of
+        └─► Undescribed: data missing in the row, or features that this project does not model
 
-What a source does not print and we assume is in `ASSUMED`; the page of results repeats it.
+Our assumptions about data that a source does not print are in `ASSUMED`; the page of results repeats them.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ ASSUMED: Final[Mapping[str, str]] = {
     "row without a known recipe takes that of another release, on GB300 also GB200's, and without any runs "
     "eagerly; adapters of rank 16 beside queries, keys and values; a pack is one sequence",
 }
-"""What a source leaves open, and how it is read here."""
+"""What a source leaves open, and our assumption."""
 
 RECIPES_FILE: Final = "cluster/megatron_bridge_recipes.csv"
-"""How Megatron Bridge ran its rows: dispatcher, overlaps, CUDA graphs; in the data folder."""
+"""Settings of Megatron Bridge's rows: dispatcher, overlaps, CUDA graphs; a file in the data folder."""
 
 _MEGATRON_ORDER: Final = ("tp", "cp", "dp", "pp")
-"""Data-parallel ranks lie next to one another, pipeline ranks farthest apart.
+"""Data-parallel ranks are adjacent, pipeline ranks farthest apart.
 
 Megatron-LM, core/parallel_state.py (``order="tp-cp-ep-dp-pp"``), and of 2021 megatron/mpu/initialize.py.
 vTrain's steps were measured with Megatron-DeepSpeed (its data/README.md): DeepSpeed, runtime/pipe/topology.py
@@ -90,29 +90,29 @@ _NAMES: Final[Mapping[str, str]] = {
 
 
 class Undescribed(Exception):
-    """A row that is no training step of this project's; the message says why."""
+    """A row that cannot be described as a training step; the message says why."""
 
 
 @dataclass(frozen=True)
 class Published:
-    """A row.
+    """A published row.
 
     Attributes
     ----------
     id, source, group : str
     hardware : str
-        What has a calibration of its own: GPU, and precision of the products.
+        Key of a calibration: GPU, and precision of the products.
     step_ms : float
-        Measured.
+        Measured step.
     training : Training or None
-        None where `reason` says why it cannot be described.
+        None if it cannot be described, for `reason`.
     reason : str
     memory_gib : tuple of float
-        Measured peak of each pipeline rank (the fullest of its GPUs); empty where none is published.
+        Measured peak of each pipeline rank (the fullest of its GPUs); empty if not published.
     peer_ms : float or None
-        What the source's own tool predicted.
+        Prediction of the source's own tool.
     mfu : float or None
-        Where the source prints one.
+        If the source prints one.
     """
 
     id: str
@@ -128,7 +128,7 @@ class Published:
 
 
 def read_published(path: Path) -> list[Published]:
-    """Return the rows of the file; how Megatron Bridge ran its own stands in a file beside it."""
+    """Return the rows of the file; a file beside it has the settings of Megatron Bridge's rows."""
     with (path.parent.parent / RECIPES_FILE).open(encoding="utf-8", newline="") as file:
         recipes = {row["id"]: row for row in csv.DictReader(file)}
     with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
@@ -136,9 +136,9 @@ def read_published(path: Path) -> list[Published]:
 
 
 def _recipe(row: str, recipes: Mapping[str, Mapping[str, str]]) -> Mapping[str, str]:
-    """Return how a row was run; where nothing says so, as in the release before it, or the first.
+    """Return the settings of a row; if missing, those of the release before it, or of the first one.
 
-    Where none says it, GB300 takes what GB200 has.
+    If no release has any, GB300 takes those of GB200.
     """
     if row in recipes or not row.startswith("mbridge:"):
         return recipes.get(row, {})
@@ -189,7 +189,7 @@ def _step_ms(row: Mapping[str, str], training: Training) -> float:
 
 
 def _memory(row: Mapping[str, str], training: Training) -> tuple[float, ...]:
-    """Return the peak of each pipeline rank, where the note lists all GPUs."""
+    """Return the peak of each pipeline rank, if the note lists all GPUs."""
     _, found, numbers = row["note"].partition("max_allocated_mb by rank:")
     if not found:
         return ()
@@ -247,7 +247,7 @@ def _simumax(row: Mapping[str, str]) -> Training:
     """Llama and DeepSeek on eight B200, Megatron-LM: nothing overlaps."""
     layout = _layout(row)
     batch = _size(row, "micro_batches") * layout.dp * _size(row, "mbs")
-    kv = {"kv_heads": 16} if row["model"] == "llama3-405b" else {}  # as their launcher has it, not as Meta's
+    kv = {"kv_heads": 16} if row["model"] == "llama3-405b" else {}  # as in their launcher, unlike Meta's
     model = _named(row, **kv)
     return Training(model, layout, _PLACEHOLDER, int(row["seq"]), _size(row, "mbs"), batch)
 
@@ -343,9 +343,9 @@ def _llama(row: Mapping[str, str]) -> Training:
 
 
 def _further_tokens(row: Mapping[str, str]) -> int:
-    """Return how many tokens a row predicts beside the next.
+    """Return how many tokens a row predicts besides the next one.
 
-    Recipes of Nemotron 3 Super and Ultra say two; DeepSeek-V3's say it in the pipeline's layout (``m``).
+    Recipes of Nemotron 3 Super and Ultra say two; DeepSeek-V3's give it in the pipeline's layout (``m``).
     """
     if row["model"] in ("Nemotron_3_Super", "Nemotron_3_Ultra"):
         return 2
@@ -385,7 +385,7 @@ _MISPRINTED: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "mbridge:25.11:Pre-Training:GPT_OSS_120B:DGX-H100:BF16:64": {"mbs": "1"},
 }
-"""Rows whose printed layout needs more memory than their GPU has: what the release's recipes have instead
+"""Rows whose printed layout needs more memory than their GPU has → layout in the release's recipes
 (tags v0.2.0 and v0.3.1)."""
 
 
@@ -413,10 +413,10 @@ def _bridge(row: Mapping[str, str]) -> Training:
         expert_overlap=row.get("moe_a2a_overlap") == "True",
         tensor_overlap=row.get("tp_comm_overlap") == "yes" and layout.splits_sequence,
         offload_layers=int(row.get("cpu_offloading_num_layers") or 0) if training.parameters_apart else 0,
-        offload=("moe_act",) if ultra else (),  # of the experts, tensors above 350 or 500 million numbers
+        offload=("moe_act",) if ultra else (),  # in experts, tensors above 350 or 500 million numbers
         partition=_stages(row.get("pp_layout", "")),
         recompute=tuple(row.get("recompute_modules", "").split()) or "none",
-        gradient_bytes=2,  # its recipes, where they do not say otherwise
+        gradient_bytes=2,  # default of its recipes
         lora={"qkv": 16} if "|LoRA" in row["group"] else {},  # llama3_llm_finetune.py
         cuda_graph=FULL_ITERATION if whole else graphs if row.get("cuda_graph_impl") != "none" else (),
         **(_NVFP4_SUPER if row["model"] == "Nemotron_3_Super" and "FP4" in row["precision"] else {}),

@@ -9,12 +9,12 @@
                        ├── without what the host does in RANGE ─┤
                        └── with CHANGES, a workload's what_if ──┘
 
-What a rule was told of B stands in its name. The first ones need no model: nothing changes; time goes as that
-of the kernels; the longer of host and kernels decides; the range is taken off. No rule has a parameter.
+The name of a rule says what it knows of B. The first rules need no model: nothing changes; time scales like
+the kernels'; the longer of host and kernels decides; the range is subtracted. No rule has a parameter.
 
 ``--step`` counts by steps: the median time from one kernel of this name to the next one. A profiler that
-starts and stops makes the first and the last step of a recording longer. ``--without`` says what the other
-setting means: a named range of the host's time in A, such as the data loader's, is spent elsewhere in B.
+starts and stops makes the first and the last step of a recording longer. ``--without`` describes the other
+setting: a named range of the host's time in A, such as the data loader's, is spent elsewhere in B.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ from studies.what_if_reality.transplant import (
 
 
 class Prediction(NamedTuple):
-    """What a rule says about the other recording.
+    """Prediction of the other recording by a rule.
 
     Attributes
     ----------
     rule : str
     step_ns : int
     idle_ns : int or None
-        Of the GPU in all of the recording; None: the rule does not say.
+        Idle time of the GPU in all of the recording; None: the rule does not predict it.
     """
 
     rule: str
@@ -64,18 +64,18 @@ class Prediction(NamedTuple):
 def predictions(
     a: Graph, b: Graph, step: str | None = None, changed: Mapping[str, Graph] | None = None, range_ns: int = 0
 ) -> Iterator[Prediction]:
-    """Yield what each rule predicts for `b` from `a`.
+    """Yield the prediction of `b` from `a` by each rule.
 
     Parameters
     ----------
     a, b : Graph
         Recordings of one program.
     step : str, optional
-        Kernels from which to which a step lasts; default: the span.
+        Kernel name that delimits steps; default: the span.
     changed : mapping, optional
-        More graphs made of `a`, by rule.
+        More graphs derived from `a`, by rule.
     range_ns : int
-        What the host of `a` does no more.
+        Time of the host of `a` that is removed.
     """
     was, other = recorded(a, step), recorded(b, step)
     longest = max(other.busy, host_work_ns(b))
@@ -113,7 +113,7 @@ def _changes(text: str) -> list[WhatIf]:
 
 
 def _print(path_a: Path, path_b: Path, given: argparse.Namespace) -> None:
-    """Print what was recorded, and what is predicted for B from A, and for A from B."""
+    """Print the recorded times, and the predictions of B from A, and of A from B."""
     a, b = (load_ranks(path, format=None) for path in (path_a, path_b))
     was, other = recorded(a, given.step), recorded(b, given.step)
     rows = [

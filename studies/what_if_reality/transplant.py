@@ -1,4 +1,4 @@
-"""The durations of one recording in the graph of another one of the same program.
+"""Put the durations of one recording into the graph of another one of the same program.
 
 ::
 
@@ -7,13 +7,13 @@
 
     B's kernels in A's graph           launch ─► mm.0  9 us, launch ─► add.1  3 us
 
-What the graph of A makes of B's kernels is the prediction that a recording gives, if somebody knew the new
-durations. Held against the recording of B, it judges the graph alone: its launches, its order, its waits.
+The graph of A with B's kernels is the prediction that a recording would give if the new durations were
+known. Compared with the recording of B, it judges only the graph: its launches, its order, its waits.
 
-Another library runs other kernels, and more or fewer of them, for the same operator. So kernels are counted
-by runs: those that one operator launched one after another. Runs of both recordings are matched in the order
-of launches (`difflib.SequenceMatcher`), and a run of A takes what its match took in B, each kernel its share;
-runs with as many kernels match one by one. The total is that of B, to the nanosecond.
+Another library runs other kernels, and more or fewer of them, for the same operator. So kernels are compared
+by runs: kernels that one operator launched one after another. Runs of both recordings are matched in order
+of launches (`difflib.SequenceMatcher`), and a run of A takes the time of its match in B, each kernel its
+share; runs with equally many kernels match one by one. The total is that of B, to the nanosecond.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ from sim.base.units import round_half_up
 from sim.trace import Trace
 
 # --------------------------------------------------------------------------------------------------------
-# What a recording and a simulated run have in common to be compared: span, busy time, idle time, step.
+# Quantities in which a recording and a simulated run are compared: span, busy time, idle time, step.
 
 
 class Measures(NamedTuple):
-    """How long a run took, in ns.
+    """Times of a run, in ns.
 
     Attributes
     ----------
     span : int
         From the first op to the end of the last, of host and GPU.
     busy : int
-        The GPU ran something; of several GPUs, together.
+        Time in which the GPU ran something; for several GPUs, any of them.
     step : int
-        What was asked for: the whole span, or the median time from one kernel of a name to the next.
+        As requested: the whole span, or the median time from one kernel of a name to the next.
     """
 
     span: int
@@ -63,18 +63,18 @@ class Measures(NamedTuple):
 
     @property
     def idle(self) -> int:
-        """The GPU ran nothing."""
+        """Time in which the GPU ran nothing."""
         return self.span - self.busy
 
 
 def recorded(graph: Graph, step: str | None = None) -> Measures:
-    """Return what was recorded."""
+    """Return the recorded times."""
     was = as_recorded(graph)
     return _measures(graph, was.op, was.start_ns, was.end_ns, step)
 
 
 def simulated(trace: Trace, step: str | None = None) -> Measures:
-    """Return what happened in a run."""
+    """Return the times of a simulated run."""
     tasks = trace.tasks
     return _measures(trace.job.graph, tasks["op"], tasks["start_ns"], tasks["end_ns"], step)
 
@@ -93,7 +93,7 @@ def _measures(graph: Graph, op: IntArray, start: IntArray, end: IntArray, step: 
 
 
 # --------------------------------------------------------------------------------------------------------
-# What the host did inside named ranges of a trace, such as the data loader's: a what-if without it.
+# The host's work inside named ranges of a trace, such as the data loader's: a what-if without it.
 #
 # ::
 #
@@ -102,8 +102,8 @@ def _measures(graph: Graph, op: IntArray, start: IntArray, end: IntArray, step: 
 #
 #     without   [      ]──[launch]──[launch]
 #
-# Profilers note ranges as operators or annotations of a thread. A host op lasts since the call before it, so
-# that a range is a part of it.
+# Profilers note ranges as operators or annotations of a thread. A host op begins at the end of the previous
+# call, so a range is a part of it.
 
 _NOTES: Final = frozenset({"operator", "cpu_op", "user_annotation"})
 
@@ -132,7 +132,7 @@ def ranges_of(path: StrPath, name: str) -> tuple[IntArray, IntArray]:
 
 
 def without(graph: Graph, start: IntArray, end: IntArray) -> Graph:
-    """Return the graph of a recording whose host does nothing in ranges, which are apart and in order."""
+    """Return the graph of a recording whose host does nothing in the given disjoint, ordered ranges."""
     ns = graph.duration_ns.copy()
     for op, own in graph.attributes.items():
         if "thread" in own and "recorded_start_ns" in own:
@@ -143,7 +143,7 @@ def without(graph: Graph, start: IntArray, end: IntArray) -> Graph:
 
 
 def tasks_of(graph: Graph) -> list[int]:
-    """Return the tasks of the GPU in the order in which they were launched."""
+    """Return the tasks of the GPU in order of launch."""
     is_launch, before = roles.launches(graph), graph.predecessors.lists()
     launch_of = {
         op: [p for p in before[op] if is_launch[p]] for op in np.flatnonzero(roles.tasks(graph)).tolist()
@@ -152,7 +152,7 @@ def tasks_of(graph: Graph) -> list[int]:
 
 
 def with_kernels(a: Graph, b: Graph) -> Graph:
-    """Return the graph of `a` with the tasks of the GPU as long as those of `b`.
+    """Return the graph of `a` with the durations of `b`'s GPU tasks.
 
     Raises
     ------
@@ -175,7 +175,7 @@ def with_kernels(a: Graph, b: Graph) -> Graph:
 
 
 def host_work_ns(graph: Graph) -> int:
-    """Return how long the thread of the host that works longest works."""
+    """Return the working time of the host thread that works longest."""
     work: dict[object, int] = {}
     for op in np.flatnonzero(roles.host_ops(graph)).tolist():
         thread = graph.attributes[op]["thread"]
@@ -184,7 +184,7 @@ def host_work_ns(graph: Graph) -> int:
 
 
 def with_host(a: Graph, b: Graph) -> Graph:
-    """Return the graph of `a` with a host that works as much longer as `b`'s does in total.
+    """Return the graph of `a` with its host's work scaled to the total of `b`'s.
 
     Raises
     ------
@@ -197,13 +197,13 @@ def with_host(a: Graph, b: Graph) -> Graph:
 
 
 def _runs(graph: Graph) -> list[tuple[str, list[int]]]:
-    """Return operators, and the tasks that each launched; without operators the kinds of tasks."""
+    """Return runs: operators with the tasks that each launched; without operators, kinds of tasks."""
     named = [(str(graph.attributes[op].get("operator", graph.kind(op))), op) for op in tasks_of(graph)]
     return [(name, [op for _, op in some]) for name, some in groupby(named, key=lambda each: each[0])]
 
 
 def _matches(opcodes: Sequence[tuple[str, int, int, int, int]]) -> Iterator[tuple[slice, slice]]:
-    """Yield runs of both that match; what is in one only belongs to its neighbour."""
+    """Yield matching runs of both; what is only in one is added to its neighbour."""
     whole = [(i1, i2, j1, j2) for tag, i1, i2, j1, j2 in opcodes if tag != "equal"]
     equal = [
         (i1 + n, i1 + n + 1, j1 + n, j1 + n + 1)
@@ -224,7 +224,7 @@ def _matches(opcodes: Sequence[tuple[str, int, int, int, int]]) -> Iterator[tupl
 
 
 def _shared(total: int, weights: Sequence[int]) -> list[int]:
-    """Return the shares of a total, whole and of the same sum."""
+    """Return whole shares of a total that add up to it."""
     if not sum(weights):
         weights = [1] * len(weights)
     ends = [total * weight // sum(weights) for weight in accumulate(weights, initial=0)]

@@ -1,1 +1,1 @@
-"""The measured throughputs of zero-bubble schedules, and a model of them."""
+"""Measured throughputs of zero-bubble schedules, and a model of them."""

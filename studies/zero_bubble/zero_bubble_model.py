@@ -1,12 +1,12 @@
-"""Real step time, and not only the bubble: 48 measured throughputs of zero-bubble schedules on A100s.
+"""Real step time, not only the bubble: 48 measured throughputs of zero-bubble schedules on A100s.
 
-The bare schedule (profiled F, I, W and transfer) promises 9 % more than was measured. What is missing::
+The bare schedule (profiled F, I, W and transfer) promises 9 % more than was measured. Missing are::
 
     every slot     ┌ d ┐┌──────── k · profiled time ────────┐     d: dispatch of a slot, fitted
     a rank          F0   F1   ...  B0   F4   B1   ...             k: slow-down against the profile, fitted
     the step       └───── schedule ─────┘└ optimizer ┘            from parameters and bandwidth, not fitted
 
-Two parameters are fitted on some of the rows and judged on those left out: a third, a model, a schedule
+Two parameters are fitted on some of the rows and judged on those left out: by third, model or schedule
 (`tools.pages.zero_bubble`).
 
 Rows: Qi et al., "Zero Bubble Pipeline Parallelism", arXiv 2401.10241, tables 3, 4, 5 and 9, in
@@ -46,11 +46,11 @@ _SEQUENCE: Final = 1024
 _VOCABULARY: Final = 50304
 
 OPTIMIZER_BYTES: Final = 30
-"""What Adam in mixed precision reads and writes a parameter: gradient, master weight and two moments are
-read (4 bytes each), the latter three and the 16-bit weight written."""
+"""Bytes per parameter that Adam in mixed precision reads and writes: gradient, master weight and two moments
+are read (4 bytes each), the latter three and the 16-bit weight written."""
 
 BANDWIDTH_BYTES_PER_S: Final = 1_631_200_000_000
-"""80 % of an A100 80GB SXM's 2,039 GB/s (NVIDIA A100 datasheet), what streaming kernels reach."""
+"""80 % of an A100 80GB SXM's 2,039 GB/s (NVIDIA A100 datasheet), as reached by streaming kernels."""
 
 
 @dataclass(frozen=True)
@@ -62,20 +62,20 @@ class Measured:
     schedule : str
         One of `SCHEDULES`.
     programs : Schedule
-        The order, made from the profiled times, as its authors made it.
+        The order, built from the profiled times, as its authors did.
     model : str
     devices, micro_batches, micro_batch : int
     chunks : int
-        Stages a device.
+        Stages per device.
     times_ns : tuple of int
         Profiled F, I, W of a device's layers.
     transfer_ns, optimizer_ns : int
     throughput : float
         Measured samples per GPU and second.
     group : int
-        0, 1, 2: least, middle, most micro-batches of the model.
+        0, 1, 2: fewest, middle, most micro-batches of the model.
     known_ns : dict of Fit to int
-        What `schedule_ns` has evaluated: all fits begin with the same.
+        Cache of `schedule_ns`: all fits begin alike.
     """
 
     schedule: str
@@ -94,12 +94,12 @@ class Measured:
 
     @property
     def synchronous(self) -> bool:
-        """Whether all devices wait for the last one before the step; zero bubble's do not (section 4)."""
+        """Whether all devices wait for the last one before the step, unlike in zero bubble (section 4)."""
         return not self.schedule.startswith("ZB")
 
     @cached_property
     def turns(self) -> list[Turn]:
-        """What waits for what in its schedule, which is evaluated at many times."""
+        """Dependencies of its schedule, which is evaluated at many times."""
         return list(with_senders(self.programs))
 
 
@@ -111,7 +111,7 @@ class Fit(NamedTuple):
 
 
 BARE: Final = Fit(1.0, 0.0)
-"""Nothing but the schedule."""
+"""The bare schedule."""
 
 
 def measured(*models: str) -> list[Measured]:
@@ -180,10 +180,10 @@ Step = Callable[["Measured", "Fit"], int]
 
 
 def step_ns(row: Measured, by: Fit) -> int:
-    """Return the time from one step to the next, by the times of the schedule's every slot.
+    """Return the time from one step to the next, from the times of all slots of the schedule.
 
-    With a wait of all devices for the last one it is the makespan, and without it the longest span of a
-    device: the next step's first forward follows at once. The optimizer comes on top.
+    If all devices wait for the last one it is the makespan, otherwise the longest span of a
+    device: the next step's first forward follows at once. The optimizer is added.
     """
     return schedule_ns(row, by) + row.optimizer_ns
 
@@ -198,7 +198,7 @@ def schedule_ns(row: Measured, by: Fit) -> int:
 
 
 def closed_form_ns(row: Measured, by: Fit) -> int:
-    """Return the same by the textbook's formulas: no order of slots, and transfers that take no time.
+    """Return the same by textbook formulas, without an order of slots and with free transfers.
 
     1F1B and 1F1B-I by theirs, ZB-1p by that of ZB-H1, which has its memory, and ZB-2p by that of ZB-H2.
     """
@@ -230,7 +230,7 @@ def predict(row: Measured, by: Fit, step: Step = step_ns) -> float:
 
 
 def error(row: Measured, by: Fit, step: Step = step_ns) -> float:
-    """Return by which share the prediction is above (or, negative, below) what was measured."""
+    """Return the relative difference of the prediction from the measurement (positive: above)."""
     return predict(row, by, step) / row.throughput - 1
 
 
@@ -243,12 +243,12 @@ def fit(rows: Sequence[Measured], step: Step = step_ns, *, rounds: int = 2) -> F
     step : callable
         The model: `step_ns` or `closed_form_ns`.
     rounds : int
-        Times are piecewise linear in both parameters, so that two rounds suffice.
+        Times are piecewise linear in both parameters, so two rounds suffice.
 
     Raises
     ------
     InputError
-        Fewer than two rows.
+        There are fewer than two rows.
     """
     if len(rows) < 2:
         raise InputError("two parameters cannot be fitted on fewer than two rows")
@@ -272,5 +272,5 @@ def fit(rows: Sequence[Measured], step: Step = step_ns, *, rounds: int = 2) -> F
 
 
 def mean_error(rows: Sequence[Measured], by: Fit, step: Step = step_ns) -> float:
-    """Return the mean absolute error of predictions, as a share of what was measured."""
+    """Return the mean absolute error of predictions, relative to the measurements."""
     return float(np.mean([abs(error(row, by, step)) for row in rows]))

@@ -1,1 +1,1 @@
-"""Pages of the documentation that are made from data."""
+"""Documentation pages generated from data."""

@@ -1,4 +1,4 @@
-"""Write pages that are made from data anew, from the root of the repository.
+"""Regenerate pages from data, from the root of the repository.
 
 ::
 
@@ -17,11 +17,11 @@ PAGES = {
     "validation": (validation.text, "validation/README.md"),
     "zero-bubble": (zero_bubble.text, "docs/zero_bubble.md"),
 }
-"""name → how its text is made, and where it goes"""
+"""Name → function that returns its text, and its path"""
 
 
 def main() -> None:
-    """Write the pages that are named."""
+    """Write the named pages."""
     parser = argparse.ArgumentParser(prog="python -m tools.pages", description="Write pages made from data.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PAGES)}; default: all")
     names = parser.parse_args().names or list(PAGES)

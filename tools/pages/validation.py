@@ -38,5 +38,5 @@ def page(folder: Path) -> str:
 
 
 def text() -> str:
-    """Return the page of what is recorded."""
+    """Return the page of the recorded machines."""
     return page(Path("validation"))

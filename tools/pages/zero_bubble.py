@@ -23,7 +23,7 @@ from studies.zero_bubble.zero_bubble_model import (
 )
 
 FITTED = 1
-"""The third of the rows that is fitted: those with the middle number of micro-batches."""
+"""The third of the rows used for fitting: those with the middle number of micro-batches."""
 
 _TEXT = """
 # Zero-bubble schedules on A100s: 48 measured throughputs
@@ -135,7 +135,7 @@ def _parts(rows: Sequence[Measured], name_of: Callable[[Measured], str]) -> dict
 
 
 def _held_out(rows: Sequence[Measured], out: Sequence[Measured], step: Step = step_ns) -> tuple[Fit, float]:
-    """Return the fit on the other rows, and its mean error on those left out."""
+    """Return the fit on the other rows, and its mean error on the rows left out."""
     by = fit([row for row in rows if not any(row is one for one in out)], step)
     return by, mean_error(out, by, step)
 
@@ -169,5 +169,5 @@ def _percent(share: float, digits: int = 1) -> str:
 
 
 def text() -> str:
-    """Return the page of the rows that ship."""
+    """Return the page for the rows that ship."""
     return report_text(measured())

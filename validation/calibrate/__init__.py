@@ -1,25 +1,25 @@
-"""Calibration: run small programs on a backend and write down what every step of them costs.
+"""Calibration: run small programs on a backend and record what every step of them costs.
 
-Each *block* measures one thing. A sentinel runs before and after it; a block that the machine disturbed is
-thrown away (and kept in the record) and measured again, at most `ATTEMPTS` times. Then calibrating cores
-fails and writes nothing. On a GPU every size of a kernel is a block, and one that fails is left out and
-listed. The loss is stated: the medians minimise the mean absolute error of one step, not of a makespan.
+Each *block* measures one thing. A sentinel runs before and after it; a block disturbed by the machine is
+rejected (but kept in the record) and measured again, at most `ATTEMPTS` times. Then calibrating cores
+fails and writes nothing. On a GPU every size of a kernel is a block, and a block that fails is omitted and
+listed. The loss is stated: medians minimise the mean absolute error of one step, not of a makespan.
 
 ::
 
     durations    one op at a time, warm, every (kind, size) of a grid
-    busy         the same with a neighbour: what running side by side costs
-    launch       a full queue: what issuing costs the host, and the gap between kernels of one stream
+    busy         the same with a neighbour: the cost of running side by side
+    launch       a full queue: host time to issue, and the gap between kernels of one stream
     latency      an empty queue: from issue to start
-    events       two streams take turns: from record to the start of who waits
+    events       two streams take turns: from record to the start of the waiting op
     decisions    workers under a policy: from readiness to start
-    reads        threads: what it costs to read a result instead of a constant
+    reads        threads: the cost of reading a result instead of a constant
     company      cuda: streams that share all SMs, parts of the SMs alone and while the others are busy
     models       cuda: the segments of whole training steps, at some batch sizes
     probes       cuda: launch queue, copies, allocator, kernels cold, warm and beside others, event hops
 
-On a GPU durations, hops and latencies are differences of makespans in which no op was looked at, and a policy
-that drives has costs of its own (`validation.calibrate.gpu_costs`).
+On a GPU durations, hops and latencies are differences of makespans of runs without events around ops, and
+a driving policy has costs of its own (`validation.calibrate.gpu_costs`).
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ from validation.real.statistics import summary
 __all__ = ["ATTEMPTS", "STARTS", "DisturbedError", "calibrate", "not_calibrated"]
 
 STARTS: Final = 3
-"""How often a calibration of cores, whose speed comes in states, begins anew."""
+"""How often a calibration of cores, whose speed has several states, starts over."""
 
 
 def calibrate(
     backend: str, executor: Executor | None = None, *, deadline: float | None = None
 ) -> Calibration:
-    """Measure everything that a backend has to tell.
+    """Measure all quantities of a backend.
 
     Parameters
     ----------
@@ -64,12 +64,12 @@ def calibrate(
     executor : Executor, optional
         By default the one of that name.
     deadline : float, optional
-        Of `time.monotonic`, on a GPU: what can be done without is not begun later, and says so.
+        Value of `time.monotonic`, on a GPU: optional parts do not start later, and this is reported.
 
     Raises
     ------
     DisturbedError
-        The machine was not quiet; there is no calibration then. On a GPU: for no product at all.
+        The machine was not quiet, so there is no calibration. On a GPU: not even for one product.
     """
     executor = executor or make_backend(backend)
     spoilt: list[dict[str, Any]] = []
@@ -83,7 +83,7 @@ def calibrate(
                 raise DisturbedError(
                     f"{error}; nothing is written. Stop what else runs on this machine, or try later"
                 ) from None
-            # Its first blocks may have been those that were disturbed: all of them begin anew.
+            # Its first blocks may have been the disturbed ones: all of them start over.
             spoilt += [
                 {**one, "accepted": False, "why": one.get("why", "begun anew")} for one in session.sentinels
             ]
@@ -101,15 +101,15 @@ def calibrate(
 
 
 def not_calibrated(calibration: Calibration) -> dict[str, str]:
-    """Return the blocks of a calibration that never came out, with the last reason: what they were for is
-    predicted without, or not at all.
+    """Return the blocks of a calibration that never succeeded, with the last reason; predictions do without
+    them, or are not made.
     """  # fmt: skip
     done = {one["block"] for one in calibration.sentinels if one["accepted"]}
     return {one["block"]: one.get("why", "") for one in calibration.sentinels if one["block"] not in done}
 
 
 def _measure(session: Session) -> None:
-    """Measure what the backend of a session has, block by block."""
+    """Measure all blocks of a session's backend."""
     if session.backend == "cuda":
         _measure_gpu(session)
         return

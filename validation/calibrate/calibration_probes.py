@@ -1,9 +1,9 @@
-"""What a GPU has besides streams and kernels: queue, calls, copies, allocator, contexts of kernels, hops.
+"""Costs of a GPU besides streams and kernels: queue, calls, copies, allocator, kernel contexts, event hops.
 
-Predictions use the queue's depth, both directions at once and what a cold cache costs where they were
-measured, and do without where not, so a probe that fails is said and the calibration goes on. Copies and
+Predictions use the queue's depth, copies in both directions at once and the cost of a cold cache if they were
+measured, and do without if not, so a failed probe is reported and the calibration goes on. Copies and
 kernels become tables in contexts of their own (`pinned`, `pageable`, `cold`, ...): a duration without the
-company it was measured in is biased.
+context in which it was measured is biased.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from validation.gpu.torch_work import TorchWork
 from validation.real.statistics import summary
 
 # --------------------------------------------------------------------------------------------------------
-# Copies as pieces of alpha + beta n: a latency and a rate for small ones, others for large ones.
+# Copies as pieces of alpha + beta n: one latency and rate for small ones, others for large ones.
 #
-# One line (Hockney 1994, "The communication challenge for MPP", Parallel Computing 20) cannot serve five
-# decades: small copies are made by another engine or by the host. The measured table stays the better
-# answer at measured sizes; pieces are what a person reads, and what extrapolates.
+# One line (Hockney 1994, "The communication challenge for MPP", Parallel Computing 20) cannot fit five
+# decades: another engine or the host makes small copies. At measured sizes the table is the better
+# answer; pieces are for readers, and for extrapolation.
 
 
 class Piece(NamedTuple):
-    """One line.
+    """One line of a fit.
 
     Attributes
     ----------
     from_nbytes, to_nbytes : int
-        The measured sizes that it was fitted to, both included.
+        Range of the measured sizes to which it was fitted, both included.
     alpha_ns : int
     bandwidth_bytes_per_s : int
-        1 / beta; 0 where time does not grow with size.
+        1 / beta; 0 if time does not grow with size.
     max_error : float
-        The largest error at a measured size, as a share of what was measured.
+        Largest relative error at a measured size.
     """
 
     from_nbytes: int
@@ -65,16 +65,16 @@ def fit_pieces(nbytes: Sequence[int], ns: Sequence[int], pieces: int = 2) -> lis
     Parameters
     ----------
     nbytes : sequence of int
-        Sizes, rising.
+        Sizes, ascending.
     ns : sequence of int
-        What each took; positive.
+        Time of each; positive.
     pieces : {1, 2}
-        At most; each has three sizes or more, for two determine a line without any error.
+        Maximum number; each has three sizes or more, because two determine a line without any error.
 
     Raises
     ------
     InputError
-        Fewer than two sizes, sizes that do not rise, times that are not positive.
+        There are fewer than two sizes, sizes do not ascend, or times are not positive.
 
     Examples
     --------
@@ -93,7 +93,7 @@ def fit_pieces(nbytes: Sequence[int], ns: Sequence[int], pieces: int = 2) -> lis
 
 
 def _line(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> tuple[Piece, float]:
-    """Return a line with neither a negative latency nor a negative rate, and its squared relative error."""
+    """Return a line with non-negative latency and rate, and its squared relative error."""
     candidates = []
     columns = np.stack([1 / y, x / y], axis=1)
     for used in ([0, 1], [0], [1]):
@@ -110,7 +110,7 @@ def _line(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> tuple[Piece
 
 
 SAMPLES: Final = 15
-"""Of each probe in each of its two rounds."""
+"""Samples of each probe in each of its two rounds."""
 
 COPY_BYTES: Final = [1 << k for k in range(12, 27, 2)]
 """4 KiB to 64 MiB."""
@@ -123,18 +123,18 @@ KERNELS: Final = {"matmul": (512, 2048, 4096), "elementwise": (1024, 4096), "sof
 
 CONTEXTS: Final = (
     ("cold", "cold", "bfloat16"),
-    # `warm` is what the grid has measured; this, what the others compare with.
+    # `warm` is what the grid has measured; the others are compared with this.
     ("warm", "isolated", "bfloat16"),
     ("neighbours busy", "neighbours busy", "bfloat16"),
     ("warm", "warm, fp16", "float16"),
     ("warm", "warm, fp32", "float32"),  # without TF32
 )
-"""Context, what its tables are called, torch's name of the data type: after a flushed L2, after the kernel
-itself, beside products on another stream; in data types other than bf16, in which all else is measured."""
+"""Context, name of its tables, torch's name of the data type: after flushing L2, after the kernel
+itself, beside products on another stream; in data types other than bf16, the type of all other tables."""
 
 
 def probes(session: Session, torch: Any) -> None:
-    """Measure all of them."""
+    """Measure all probes."""
     session.keep(session.probe("launch queue", partial(_queue_depth, torch)))
     session.keep(session.probe("calls of the host", partial(_calls, torch)))
     session.keep(session.probe("copies both ways", partial(_duplex, torch), ["duplex_slowdown_ppm"]))
@@ -155,12 +155,12 @@ def _queue_depth(torch: Any) -> Samples:
 
 
 def _calls(torch: Any) -> Samples:
-    """What each kind of call costs the host; predictions use what a plan's launches cost, `issue_ns`."""
+    """Host time of each kind of call; predictions use the measured launch costs of plans, `issue_ns`."""
     return {f"issue_{kind}_ns": samples for kind, samples in issue_costs_ns(torch, SAMPLES).items()}
 
 
 def _duplex(torch: Any) -> Samples:
-    """Both directions at once: how much longer than the slower of the two alone."""
+    """Both directions at once: time relative to the slower of the two alone."""
     found = duplex_ns(torch, 1 << 26, SAMPLES)
     alone = max(summary(found["h2d"]).median, summary(found["d2h"]).median)
     return {"duplex_slowdown_ppm": [1e6 * ns / alone for ns in found["both"]]}
@@ -174,14 +174,14 @@ def _hops(torch: Any) -> Samples:
 
 
 def _copies(session: Session, torch: Any) -> None:
-    """Copies by size: a table each, and the pieces of alpha + beta n that fit it."""
+    """Copies by size: a table for each kind, and the fitted pieces of alpha + beta n."""
     for direction, pinned in (("h2d", True), ("d2h", True), ("d2d", True), ("h2d", False), ("d2h", False)):
         context = "on the device" if direction == "d2d" else "pinned" if pinned else "pageable"
 
         def measure(direction: str = direction, pinned: bool = pinned) -> Samples:
             return {str(n): copy_ns(torch, direction, n, SAMPLES, pinned=pinned) for n in COPY_BYTES}
 
-        # Small copies are all latency, which may move: its spread is part of the result.
+        # Small copies are all latency, which may drift: its spread is part of the result.
         steady = [str(nbytes) for nbytes in COPY_BYTES if nbytes >= 1 << 24] if pinned else []
         found = session.probe(f"copies {direction}, {context}", measure, steady)
         if found:
@@ -192,7 +192,7 @@ def _copies(session: Session, torch: Any) -> None:
 
 
 def _allocations(session: Session, torch: Any) -> None:
-    """The host's time for a segment, for a cached block, for giving it back."""
+    """Host time to allocate a segment, to allocate a cached block, and to release a segment."""
     found: dict[str, dict[tuple[int, ...], list[float]]] = {"fresh": {}, "reuse": {}, "release": {}}
     for nbytes in ALLOCATION_BYTES:
         measure = partial(allocation_ns, torch, nbytes, SAMPLES)

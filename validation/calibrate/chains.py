@@ -1,4 +1,4 @@
-"""The cases of blocks, which are chains of one kernel, and what is read from their runs."""
+"""Cases of blocks, which are chains of one kernel, and the samples taken from their runs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from validation.cases.case import Case, CaseOp
 from validation.real.work import Observation
 
 LENGTH: Final = 20
-"""Ops in a chain, and three times as many of kernels of a few us."""
+"""Number of ops in a chain, three times as many for kernels of a few us."""
 
 DROPPED: Final = 4
-"""First ops of a chain on threads that are left out: caches, clocks, pages."""
+"""First ops of a chain on threads, which are ignored: caches, clocks and pages warm up."""
 
 ROUNDS: Final = 3
 """Interference counts only if every clean round shows it."""
@@ -27,7 +27,7 @@ Kernel = tuple[str, Mapping[str, int]]
 def block_case(
     name: str, ops: Sequence[CaseOp], devices: Mapping[str, Mapping[str, int]], **options: Any
 ) -> Case:
-    """Return a case of no experiment."""
+    """Return a case that belongs to no experiment."""
     return Case(name, "calibration", "calibration", ops, devices, **options)
 
 
@@ -42,11 +42,11 @@ def chain(
     kernel : tuple
     n : int
     device, name : str
-        Of the device; of the ops, before their numbers.
+        Device; prefix of the ops' names.
     lanes : sequence of int
         Streams that take turns.
     linked : bool
-        False: no op waits for another.
+        Whether each op waits for the one before.
     """
     kind, facts = kernel
     return [
@@ -58,22 +58,22 @@ def chain(
 
 
 def in_turn(*chains: Sequence[CaseOp]) -> list[CaseOp]:
-    """Return the ops of chains of one length, side by side: all first ones, all second ones, ..."""
+    """Return the ops of chains of equal length, interleaved: all first ones, all second ones, ..."""
     return [op for ops in zip(*chains, strict=True) for op in ops]
 
 
 def spans_ns(seen: Observation) -> IntArray:
-    """Return how long each op took, in order of start."""
+    """Return the duration of each op, in order of start."""
     tasks = seen.trace.tasks
     return tasks["end_ns"] - tasks["start_ns"]
 
 
 def sampled(case: Case, seen: Observation) -> dict[str, list[float]]:
-    """Return what a run of a case says: its makespan, by the name of the case, and what lies between its ops.
+    """Return the samples of a run: its makespan, by the name of the case, and the times between its ops.
 
     ``NAME issues`` is the time from one launch to the next, ``NAME latencies`` that from a launch to its
-    start, ``NAME gaps`` that from an end to the next start (both without those of the first two ops), and
-    ``NAME host`` what issuing took where it was measured.
+    start, ``NAME gaps`` that from an end to the next start (both without the first two ops), and
+    ``NAME host`` the issuing time if it was measured.
     """
     name, tasks = case.name, seen.trace.tasks
     gaps = tasks["start_ns"][1:] - tasks["end_ns"][:-1]

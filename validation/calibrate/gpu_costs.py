@@ -1,17 +1,17 @@
-"""What the host and the streams of a GPU cost, and company on its SMs, from makespans alone.
+"""Costs of the host and the streams of a GPU, and of sharing its SMs, from makespans alone.
 
-Events around single ops lengthen what they measure by a microsecond or two, which is much of a small kernel.
-So everything that predicts is a difference of makespans, in which no op was looked at::
+Events around single ops lengthen what they measure by a microsecond or two, which is much for a small kernel.
+So all quantities for predictions are differences of makespans of runs without such events::
 
-    frame        n streams and no op                     what the events around a plan cost
+    frame        n streams and no op                     time of the events around a plan
     duration     (chain of n ops - frame) / n            a kernel and the gap before the next
     hop          (chain across two streams - frame - n durations) / (n - 1)
-    issue        the host's clock over a plan that the device is faster than
+    issue        host time of a plan that the device executes faster than it is issued
     latency      (such a plan - its issuing - the last kernel)
     driven       the same two under a policy that waits for every end, which is another loop on the host
 
-What looking at ops adds (`looked_*`) is kept beside it: a replay has the durations of a run in which ops were
-looked at, and is compared with that very run.
+The overhead of events around ops (`looked_*`) is kept beside it: a replay has the durations of a run with
+such events, and is compared with that same run.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from validation.gpu.torch_models import step_kinds
 from validation.real.work import Observation
 
 FRAMES: Final = (1, 2, 3, 4, 8)
-"""Numbers of streams that plans have."""
+"""Numbers of streams in plans."""
 
 REPEATS: Final = 3
-"""Runs of every case in each of the two rounds of a block: a makespan is one sample."""
+"""Runs of every case in each of the two rounds of a block: each makespan is one sample."""
 
 SIZES: Final = (512, 1024, 2048)
-"""Of products on streams that share all SMs."""
+"""Sizes of products on streams that share all SMs."""
 
 PARTITIONS: Final = (2, 4, 8)
-"""Into how many parts the SMs are split."""
+"""Numbers of parts into which the SMs are split."""
 
 BATCHES: Final = {"gpt": [4, 16, 64], "resnet": [32, 128, 512]}
-"""model → batch sizes; those of the experiment lie between."""
+"""Model → batch sizes; those of the experiment lie between them."""
 
 _SMALL: Final = ("matmul", {"size": 512, "repeat": 1})
 _DRIVEN: Final = ("matmul", {"size": 2048, "repeat": 4})
@@ -59,13 +59,13 @@ def frames(session: Session) -> None:
 
 
 def frame_ns(session: Session, streams: int) -> float:
-    """Return the median frame of so many streams; 0 where it could not be measured."""
+    """Return the median frame for that number of streams; 0 if it could not be measured."""
     samples = session.samples.get(f"frame_{streams}_ns")
     return float(np.median(samples)) if samples else 0.0
 
 
 def bare(session: Session, case: Case, seen: Observation) -> Samples:
-    """Return how long one op of a chain took in a run without a look."""
+    """Return samples of one op's duration in a chain that ran without events around ops."""
     frame = frame_ns(session, sum(spec["streams"] for spec in case.devices.values())) if case.gated else 0.0
     return {case.name: [float((seen.makespan_ns - frame) / case.notes.get("chain", len(case.ops)))]}
 
@@ -83,7 +83,7 @@ def gpu_streams(session: Session) -> None:
         {
             "issue_ns": [ns / n for ns in got["full host"]],
             "launch_latency_ns": _positive(np.subtract(got["full"], got["full host"]) - one_ns),
-            "gap_ns": [0.0],  # a duration has the gap in it
+            "gap_ns": [0.0],  # a duration includes the gap
             "event_ns": _positive((np.array(got["turns"]) - frame_ns(session, 2) - n * one_ns) / (n - 1)),
             "looked_gap_ns": _positive(got["queued gaps"]),
             "looked_event_ns": _positive(got["turns gaps"]),
@@ -92,7 +92,7 @@ def gpu_streams(session: Session) -> None:
 
 
 def driven(session: Session) -> None:
-    """A policy drives: what launching costs, and from the end of a kernel to the start of the next."""
+    """Under a driving policy: time to launch, and from the end of a kernel to the start of the next."""
     n = 40
     case = partial(block_case, devices={"dev0": {"streams": 1}})
     wide = case("wide", chain(_DRIVEN, n, linked=False), policy={"name": "ready-queue"})
@@ -113,9 +113,9 @@ def driven(session: Session) -> None:
 
 
 def shared_sms(session: Session) -> None:
-    """Products on 2 and 4 streams that share all SMs against one stream: what company costs each of them.
+    """Products on 2 and 4 streams that share all SMs against one stream: the slowdown of each.
 
-    It depends on how much of the GPU a kernel fills, so it is measured for every size that plans have.
+    It depends on how much of the GPU a kernel fills, so it is measured for every size in plans.
     """
     for size, streams in itertools.product(SIZES, (2, 4)):
         session.attempt(f"{streams} streams of {size}", partial(_company, session, size, streams))
@@ -134,9 +134,9 @@ def _company(session: Session, size: int, streams: int) -> None:
 
 
 def partitions(session: Session, p: int) -> None:
-    """The blocks of a pipeline on one of p equal groups of SMs, where the driver can split them.
+    """The blocks of a pipeline on one of p equal groups of SMs, if the driver can split them.
 
-    Alone, and while all other groups do the same: SMs are their own, caches, memory and power are not.
+    Alone, and while all other groups do the same: SMs are separate; caches, memory and power are shared.
     """
     n, size, repeats = 10, 2048, (1, 2, 4)
     machine = {f"rank{r}": {"streams": 1} for r in range(p)}
@@ -167,7 +167,7 @@ def partitions(session: Session, p: int) -> None:
 
 
 def model_steps(session: Session, model: str) -> None:
-    """Measure how long every segment of a step takes: a table each, over batch sizes."""
+    """Measure the duration of every segment of a step: a table for each, over batch sizes."""
     batches = BATCHES[model]
     cases = [step_case(model, batch, "calibration", "calibration") for batch in batches]
     found = session.each("steps of", cases, partial(segments, session), REPEATS)
@@ -177,7 +177,7 @@ def model_steps(session: Session, model: str) -> None:
 
 
 def segments(session: Session, case: Case, seen: Observation) -> Samples:
-    """Return how long a step and every op of it took, such that the ops take as long as without a look."""
+    """Return durations of a step and of its ops, scaled so that the ops last as long as without events."""
     lasted = spans_ns(seen)
     scale = (seen.makespan_ns - frame_ns(session, 1)) / max(1, int(lasted.sum()))
     ns = dict(zip(seen.trace.tasks["op"].tolist(), (lasted * scale).tolist(), strict=True))

@@ -1,4 +1,4 @@
-"""How long ops take: one at a time on one stream or worker, warm, every (kind, size) of a grid."""
+"""Durations of ops: one at a time on one stream or worker, warm, every (kind, size) of a grid."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def durations(session: Session) -> None:
 
 
 def _durations(session: Session, kind: str) -> None:
-    """Measure every size of a kind: on a GPU each by itself, from makespans; else from the ops themselves."""
+    """Measure every size of a kind: on a GPU each alone, from makespans; else from the ops' own times."""
     backend, axes, sizes = session.backend, kernel_axes(kind), GRID[session.backend][kind]
     on_gpu = backend == "cuda"
     options: dict[str, Any] = {"devices": {"dev0": {"streams": 1}}}
@@ -35,7 +35,7 @@ def _durations(session: Session, kind: str) -> None:
         n = 3 * LENGTH if on_gpu and size[0] in (256, 512) else LENGTH
         ops = chain((kind, dict(zip(axes, size, strict=True))), n, device=device)
         cases[size] = block_case(f"{kind}-{'x'.join(map(str, size))}", ops, **options)
-    if on_gpu:  # all other kinds are for some experiments only
+    if on_gpu:  # only some experiments use the other kinds
         found = session.each(
             "durations of", list(cases.values()), partial(bare, session), REPEATS, needed=kind == "matmul"
         )

@@ -1,13 +1,13 @@
-"""What the host, streams and workers cost: queue, events, decisions, company, and reading results.
+"""Costs of the host, streams and workers: queue, events, decisions, shared cores, and reading results.
 
-Constants are read by every op, so some cache has them; a result was written once, and is read once or twice.
-A chain reads one result an op, so that is what the table of durations has; three chains say what one more
-is::
+Constants are read by every op, so some cache has them; a result is written once, and read once or twice.
+In a chain each op reads one result, so the table of durations includes that; three chains show the cost of
+one more::
 
     none   o0  o1  o2  o3 ...      one   o0 ─► o1 ─► o2 ─► ...      two   o0 ─► o1 ─► o2 ─► o3 ...
                                                                            └───────────┴──► (and o1 ─► o3)
 
-On which core a result was made, and how long ago, makes less of a difference than one more.
+The core that made a result, and its age, matter less than one more result to read.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _SMALL: Final = {
 
 
 def streams(session: Session) -> None:
-    """What the host and the streams of the timer cost: full queue, empty queue, events."""
+    """Costs of the host and the streams of the timer: full queue, empty queue, events."""
     n, one = 60, {"dev0": {"streams": 1}}
     alone = chain(_SMALL["timer"], n, linked=False)
     full = block_case("full", alone, one, notes={"gated": False})
     queued = block_case("queued", alone, one)
-    # Two streams take turns, so a stream is idle, its host is far ahead, and an event is what it waits for.
+    # Two streams take turns: a stream is idle, its host is far ahead, and so it waits for an event.
     turns = block_case("turns", chain(_SMALL["timer"], n, lanes=(0, 1)), {"dev0": {"streams": 2}})
     slow = ("sleep", {"sleep_ns": MS, "issue_sleep_ns": 3 * MS})
     idle = block_case("idle", chain(slow, n // 2, linked=False), one)
@@ -88,7 +88,7 @@ def reactions_ns(seen: Observation) -> tuple[list[float], list[float]]:
     Returns
     -------
     tuple of list
-        Of workers that had just ended a task; of workers that had nothing to do, and were woken.
+        For workers that had just ended a task; for workers that were idle, and were woken.
     """
     trace = seen.trace
     tasks = trace.tasks
@@ -110,7 +110,7 @@ def reactions_ns(seen: Observation) -> tuple[list[float], list[float]]:
 
 
 def busy_workers(session: Session) -> None:
-    """Two independent chains on two workers against one: what company costs."""
+    """Two independent chains on two workers against one: the slowdown by a neighbour."""
     n, drop = 16, 4
     size = (384, 2)
     kernel = ("matmul", {"size": size[0], "repeat": size[1]})
@@ -131,7 +131,7 @@ def busy_workers(session: Session) -> None:
 
 
 def reads(session: Session) -> None:
-    """Measure what one result more costs; it counts only if every clean round shows it."""
+    """Measure the cost of reading one more result; it counts only if every clean round shows it."""
     facts = {"size": READ_SIZE, "repeat": 2}
     cases = []
     for k, name in enumerate(("none", "one", "two")):

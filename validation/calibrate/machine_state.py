@@ -1,8 +1,8 @@
-"""In which state the machine is: how fast its cores run now, against when it was calibrated.
+"""State of the machine: the current speed of its cores, compared with that of the calibration.
 
-The clock of a shared processor has states some ten percent apart, which last from half a second to minutes
+The clock of a shared processor has states about ten percent apart, which last from half a second to minutes
 (docs/design.md, validation). A calibration holds for one of them, so a session settles on the speed that the
-machine has most of the time when nobody disturbs it, and every run of every block is of that speed::
+machine has most of the time if nobody disturbs it, and every run of every block has that speed::
 
     look, look, look, ... ─► usual speed ─► run ─ at that speed? ─ yes ─► it counts
                                              └──── no: wait a little ◄─┘
@@ -32,7 +32,7 @@ class DisturbedError(RunError):
 
 
 def looks_ns(executor: Executor, n: int) -> list[float]:
-    """Return `n` looks at the speed of the cores: what the fixed work of two threads took; empty without any.
+    """Return `n` samples of the cores' speed: times of fixed work on two threads; empty if not supported.
 
     Parameters
     ----------
@@ -55,13 +55,13 @@ def looks_ns(executor: Executor, n: int) -> list[float]:
 
 
 def usual(looks_ns: Sequence[float], spread: float) -> float:
-    """Return the middle of the state in which most looks found the machine; of two, the faster one.
+    """Return the centre of the state that most samples belong to; of two equal ones, the faster state.
 
     Parameters
     ----------
     looks_ns : sequence of float
     spread : float
-        How far looks of one state are apart at most, as a share.
+        Maximum relative distance of samples of the same state.
 
     Examples
     --------
@@ -75,7 +75,7 @@ def usual(looks_ns: Sequence[float], spread: float) -> float:
 
 
 class Speed:
-    """Runs again what did not run at the usual speed of the cores.
+    """Repeats runs that did not have the usual speed of the cores.
 
     Parameters
     ----------
@@ -88,20 +88,20 @@ class Speed:
         self.usual_ns: float | None = None
 
     def quiet(self, name: str, run: Callable[[], Observation], rejected: list[dict[str, Any]]) -> Observation:
-        """Return a run; where threads take their pulse, the first one that ran at the usual speed.
+        """Return a run; if threads time their pulse, the first run at the usual speed.
 
         Parameters
         ----------
         name : str
-            Of the block, for `rejected`.
+            Name of the block, for `rejected`.
         run : callable
         rejected : list
-            Runs that did not count are added.
+            Receives the runs that did not count.
 
         Raises
         ------
         DisturbedError
-            None did.
+            No run had the usual speed.
         """
         why = ""
         for attempt in range(_ATTEMPTS):

@@ -1,13 +1,13 @@
-"""Blocks of a calibration: measured between two sentinels, twice, until the machine leaves them in peace.
+"""Blocks of a calibration: measured between two sentinels, twice, until the machine is undisturbed.
 
 ::
 
     sentinel ─ warm-up ─ round 1 ─ round 2 ─ sentinel      accepted when the sentinels agree and no median of
                                                            a duration moves from one round to the next
 
-Where runs take the pulse of their threads, every run has to be of the same speed
-(`validation.calibrate.machine_state`): a calibration whose blocks saw different clocks is of no machine at
-all.
+If runs time the pulse of their threads, every run must have the same speed
+(`validation.calibrate.machine_state`): a calibration whose blocks saw different clocks is valid for no
+machine.
 """
 
 from __future__ import annotations
@@ -33,40 +33,40 @@ from validation.real.work import Observation
 T = TypeVar("T")
 
 LATE: Final = "the time for calibrating was up"
-"""Why something was not measured that more time can measure."""
+"""Reason for not measuring something that more time would allow."""
 
 ATTEMPTS: Final = 6
 """How often a block is measured before calibrating gives up."""
 
 PROBE_ATTEMPTS: Final = 3
-"""The same, of what no prediction needs."""
+"""The same, for quantities that no prediction needs."""
 
 _RUNS: Final = {"threads": 3}
-"""Runs in a round where something else may disturb a run in its middle: their median does not mind one."""
+"""Runs in a round if something may disturb the middle of a run: the median tolerates one such run."""
 
 _MAX_MOVED: Final = {**MAX_DRIFT, "threads": 0.03}
-"""How far a median may move from one round to the next."""
+"""Maximum relative change of a median from one round to the next."""
 
 _FLOOR_NS: Final = {"cuda": 200.0}
-"""What a median may always move by: 2 % of a kernel of a few us is less than a launch is regular."""
+"""Change always allowed for a median: launches vary by more than 2 % of a kernel of a few us."""
 
 Samples = dict[str, list[float]]
-"""name → ns of every sample."""
+"""Name → ns of every sample."""
 
 
 class CrowdedError(DisturbedError):
-    """Other processes took the cores, and to begin anew would not change that."""
+    """Other processes took the cores, and starting over would not change that."""
 
 
 class Session:
-    """Blocks, sentinels, and what came out so far."""
+    """Blocks, sentinels, and the results so far."""
 
     def __init__(self, backend: str, executor: Executor, deadline: float | None = None) -> None:
         self.backend, self.executor = backend, executor
         self.samples: Samples = {}
         self.tables: list[dict[str, Any]] = []
         self.deadline = deadline
-        self.lost: dict[str, Exception] = {}  # what was left out, by name
+        self.lost: dict[str, Exception] = {}  # what was omitted, by name
         self.sentinels: list[dict[str, Any]] = []
         self.speed = Speed(backend, executor)
         self.quiet_ns: list[float] = []  # sentinels of accepted blocks
@@ -81,7 +81,7 @@ class Session:
         repeats: int = 1,
         steady: Sequence[str] | None = None,
     ) -> Samples:
-        """Run the cases of a block until the machine leaves it in peace; return the samples.
+        """Run the cases of a block until undisturbed, and return the samples.
 
         Parameters
         ----------
@@ -92,12 +92,12 @@ class Session:
         repeats : int
             Runs of each case in each of the two rounds.
         steady : sequence of str, optional
-            Samples whose median has to be the same in both rounds; by default those named as the cases.
+            Samples whose medians must agree in both rounds; by default those named like the cases.
 
         Raises
         ------
         DisturbedError
-            It never did.
+            Every attempt was disturbed.
         """
 
         def measure() -> tuple[list[Samples], list[Observation]]:
@@ -125,22 +125,22 @@ class Session:
     def probe(
         self, name: str, measure: Callable[[], Samples], steady: Sequence[str] = (), *, needed: bool = False
     ) -> Samples:
-        """Measure something that no prediction needs: when it cannot be, say so and go on.
+        """Measure something that no prediction needs; if that fails, report it and go on.
 
         Parameters
         ----------
         name : str
         measure : callable
-            One round; there are two.
+            Measures one of the two rounds.
         steady : sequence of str
-            Samples whose median has to be the same in both rounds.
+            Samples whose medians must agree in both rounds.
         needed : bool
             As for `attempt`.
 
         Returns
         -------
         mapping
-            The samples of both rounds; empty when it failed, which the sentinels of the calibration tell.
+            The samples of both rounds; empty if it failed, which the sentinels of the calibration record.
         """
 
         def twice() -> tuple[list[Samples], list[Observation]]:
@@ -154,12 +154,12 @@ class Session:
         self, what: str, cases: Sequence[Case], read: Callable[[Case, Observation], Samples], repeats: int,
         *, needed: bool = False,
     ) -> Samples:  # fmt: skip
-        """Run every case as a block of its own; what cannot be measured is left out, and said.
+        """Run every case as a block of its own; what cannot be measured is omitted and reported.
 
         Parameters
         ----------
         what : str
-            Blocks are called this and the name of their case.
+            Blocks are named after this and their case.
         cases, read, repeats
             As for `block`.
         needed : bool
@@ -172,20 +172,20 @@ class Session:
         return found
 
     def attempt(self, name: str, measure: Callable[[], T], *, needed: bool = False) -> T | None:
-        """Measure what the rest can do without: when it cannot be, say so and go on.
+        """Measure something optional; if that fails, report it and go on.
 
         Parameters
         ----------
         name : str
         measure : callable
         needed : bool
-            Most experiments ask for it: it is measured even when the time is up.
+            Whether most experiments need it: then it is measured even after the deadline.
         """
         try:
             if not needed and self.deadline is not None and time.monotonic() > self.deadline:
                 raise RunError(LATE)
             return measure()
-        except Exception as error:  # whatever a library raises: the rest of the calibration is good without
+        except Exception as error:  # whatever a library raises: the rest of the calibration is still valid
             why = "not measured: " + reason(error).partition("\n")[0]
             self.sentinels.append({"block": name, "accepted": False, "why": why})
             self.lost[name] = error
@@ -198,7 +198,7 @@ class Session:
         steady: Sequence[str],
         attempts: int,
     ) -> Samples:
-        """Measure between two sentinels until nothing disturbs; keep in mind what was rejected."""
+        """Measure between two sentinels until undisturbed; record what was rejected."""
         why, crowded = "", False
         for _ in range(attempts):
             begin_ns, others_before_ns = now_ns(), others_ns()
@@ -243,9 +243,9 @@ class Session:
         ----------
         kind : str
         axes : sequence of str
-            What a size consists of.
+            Components of a size.
         context : str
-            In which company it was measured.
+            Context in which it was measured.
         found : mapping of tuple of int to sequence of float
             size → samples, ns.
         **more
@@ -265,7 +265,7 @@ class Session:
 
 
 def _share_of_others(begin_ns: int, others_before_ns: int | None) -> float:
-    """Return which part of the cores other processes have taken since then; 0 where nobody counts it."""
+    """Return the share of the cores taken by other processes since `begin_ns`; 0 if unknown."""
     now = others_ns()
     if now is None or others_before_ns is None:
         return 0.0
@@ -279,8 +279,8 @@ def _add(samples: Samples, more: Samples) -> None:
 
 
 def _moved(first: Samples, second: Samples, key: str, floor_ns: float) -> float:
-    """Return how far the median of a duration is from that of the next round; 0 up to a floor."""
-    if key not in first:  # a latency, which may move: its spread is part of the result
+    """Return the relative change of a median from one round to the next; 0 up to a floor."""
+    if key not in first:  # a latency, which may drift: its spread is part of the result
         return 0.0
     a, b = float(np.median(first[key])), float(np.median(second[key]))
     return 0.0 if abs(a - b) <= floor_ns else abs(a - b) / max(1.0, min(a, b))

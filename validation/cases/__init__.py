@@ -1,1 +1,1 @@
-"""What is run, and on which backends: cases, drawn by seed, and the files that hold them."""
+"""Cases to run, drawn by seed, their backends, and the files that hold them."""

@@ -22,18 +22,18 @@ from validation.real.work import Observation
 
 
 class Executor(Protocol):
-    """Runs jobs for real."""
+    """Runs jobs on real hardware."""
 
     name: str
 
     def execute(self, job: Job, plan: Plan, *, gated: bool = True) -> Observation:
-        """Execute a plan; `gated`: fill the queues of a GPU before the clock starts."""
+        """Execute a plan; with `gated`, fill the queues of a GPU before the clock starts."""
 
     def drive(self, job: Job, policy: Policy) -> Observation:
         """Let a policy drive."""
 
     def sentinel_ns(self) -> int | None:
-        """Return how long a fixed piece of work takes now; None: every run takes the pulse of its threads."""
+        """Return the current time of a fixed piece of work; None if every run times its threads' pulse."""
 
     def provenance(self) -> dict[str, Any]:
         """Return what the numbers depend on besides the machine."""
@@ -46,7 +46,7 @@ def _cuda() -> Executor:
 
 
 BACKENDS: Final[dict[str, Callable[[], Executor]]] = {"timer": Timer, "threads": Threads, "cuda": _cuda}
-"""name → how to make it."""
+"""Name → constructor."""
 
 
 def make_backend(name: str) -> Executor:
@@ -55,9 +55,9 @@ def make_backend(name: str) -> Executor:
     Raises
     ------
     UnknownNameError
-        There is none of that name.
+        There is no backend of that name.
     InputError, RunError
-        It cannot run here: no torch, no CUDA.
+        It cannot run here: there is no torch, or no CUDA.
     """
     if name not in BACKENDS:
         raise UnknownNameError("backend", name, BACKENDS)
@@ -65,19 +65,19 @@ def make_backend(name: str) -> Executor:
 
 
 def run_case(executor: Executor, case: Case, job: Job, plan: Plan | None) -> Observation:
-    """Execute a case's plan; without one let its policy drive."""
+    """Execute a case's plan, or let its policy drive if there is none."""
     if plan is None:
         return executor.drive(job, case.make_policy())
     return executor.execute(job, plan, gated=case.gated)
 
 
 def reason(error: Exception) -> str:
-    """Return what went wrong, for a report: our errors in their words, those of a library with their type."""
+    """Return the text of an error for a report; errors of libraries include their type."""
     return str(error) if isinstance(error, SimError) else f"{type(error).__name__}: {error}"
 
 
 def provenance(executor: Executor) -> dict[str, Any]:
-    """Return what a measurement depends on and a number does not tell: device, versions, protocol, date."""
+    """Return what a measurement depends on but numbers do not show: device, versions, protocol, date."""
     return {
         "date": time.strftime("%Y-%m-%d"),
         "processor": _processor(),

@@ -1,7 +1,7 @@
 """A case: one graph on one machine, executed under a plan or driven by a policy.
 
-It is data, so that it can be written to a file, hashed, and rebuilt where it is measured. Durations are not
-part of it: the simulator takes them from a calibration, a real machine takes its own time.
+It is data, so that it can be written to a file, hashed, and rebuilt on the measuring machine. It has no
+durations: the simulator takes them from a calibration, a real machine takes its own time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _POLICIES: Final[Mapping[str, Callable[..., Policy]]] = {
 
 _HOST: Final = ("issue_ns", "launch_latency_ns")
 _STREAM: Final = ("gap_ns", "event_ns")
-"""What host and streams of a device cost: fields of a device, and quantities of a calibration."""
+"""Costs of the host and the streams of a device: fields of a device, and quantities of a calibration."""
 
 
 def digest(value: Any) -> str:
@@ -48,8 +48,8 @@ def digest(value: Any) -> str:
 
 @dataclass(frozen=True)
 class CaseOp:
-    """One op: what it is called, which kernel it runs (`validation.real.measured_kernels`), what it reads,
-    where it runs.
+    """One op: its name, its kernel (`validation.real.measured_kernels`), its inputs and its
+    place.
 
     Attributes
     ----------
@@ -59,7 +59,7 @@ class CaseOp:
         Attributes of the kernel.
     device : str
     lane : int
-        Stream of the device; of no meaning on workers.
+        Stream of the device; meaningless on workers.
     """
 
     name: str
@@ -86,11 +86,11 @@ class Case:
     order : sequence of str
         Program order; empty: as the ops are given.
     policy : mapping, optional
-        Name and options of the policy that drives; None: a plan is executed.
+        Name and options of the driving policy; None: a plan is executed.
     group : str
-        Cases of a group differ in what decides alone: their makespans are compared with one another.
+        Cases of a group differ only in their policy: their makespans are compared with one another.
     label : str
-        What decides, within the group.
+        Name of the policy within the group.
     """
 
     name: str
@@ -106,7 +106,7 @@ class Case:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Case:
-        """Rebuild what `to_json` returned."""
+        """Rebuild a case from the result of `to_json`."""
         return cls(**{**content, "ops": [CaseOp(**op) for op in content["ops"]]})
 
     def to_json(self) -> dict[str, Any]:
@@ -115,7 +115,7 @@ class Case:
 
     @property
     def digest(self) -> str:
-        """Hash of the case: equal for equal cases."""
+        """Hash of the case; equal cases have equal hashes."""
         return digest(self.to_json())
 
     @property
@@ -124,14 +124,14 @@ class Case:
         return self.policy is None and bool(self.notes.get("gated", True))
 
     def make_policy(self) -> Policy:
-        """Return the policy object: the one that drives, or issue in order when a plan is executed."""
+        """Return the driving policy, or in-order issue if a plan is executed."""
         if self.policy is None:
             return InOrder(synchronisation="issue")
         options = dict(self.policy)
         return _POLICIES[options.pop("name")](**options)
 
     def graph(self, duration_ns: Sequence[int] | None = None) -> Graph:
-        """Return the graph; ops take 1 ns where no durations are given."""
+        """Return the graph; ops take 1 ns if no durations are given."""
         builder = GraphBuilder(self.name)
         for k, op in enumerate(self.ops):
             builder.op(
@@ -145,11 +145,11 @@ class Case:
         return builder.build()
 
     def durations_ns(self, calibration: Calibration) -> list[int]:
-        """Return how long each op takes according to a calibration, each alone on its device."""
+        """Return each op's duration from a calibration, alone on its device."""
         return self._looked_up(calibration, "warm" if self._whole(calibration) else self._part)
 
     def busy_durations_ns(self, calibration: Calibration) -> list[int] | None:
-        """Return the same while the other partitions of a GPU are busy; None without any, or unmeasured."""
+        """Return the same while the other partitions of a GPU are busy; None if there are none or unknown."""
         busy = f"{self._part} busy"
         if self._whole(calibration) or not any(table["context"] == busy for table in calibration.tables):
             return None
@@ -171,9 +171,9 @@ class Case:
         ]
 
     def frame_ns(self, calibration: Calibration) -> int:
-        """Return what the two events around a plan on a GPU add to its makespan: what an empty one takes.
+        """Return the overhead of the two events around a plan on a GPU: the makespan of an empty plan.
 
-        Where the host or a policy is in the makespan, the latencies that were measured there have it in them.
+        If the makespan includes the host or a policy, the latencies measured there include the overhead.
         """
         if calibration.backend != "cuda" or not self.gated:
             return 0
@@ -187,7 +187,7 @@ class Case:
         ----------
         calibration : Calibration, optional
         looked : bool
-            The costs of a GPU on which events around every op are recorded, as in a run that is replayed.
+            Whether events around every op are recorded on the GPU, as in a run to be replayed.
         """
         return Machine(
             tuple(
@@ -203,7 +203,7 @@ class Case:
         )
 
     def _costs(self, is_cpu: bool, calibration: Calibration, looked: bool) -> dict[str, Any]:
-        """Return what issuing, launching and waiting cost on a device of the case."""
+        """Return the costs of issuing, launching and waiting on a device of the case."""
         if is_cpu:
             awake_ns = calibration.quantity("decision_ns")
             wake_ns = calibration.quantity("woken_ns", awake_ns) - awake_ns
@@ -213,7 +213,7 @@ class Case:
             return self._gpu_costs(calibration, looked)
         costs = {name: calibration.quantity(name) for name in _HOST + _STREAM}
         slept = {op.facts["issue_sleep_ns"] for op in self.ops if "issue_sleep_ns" in op.facts}
-        if slept:  # all ops of a case alike: a device has one number
+        if slept:  # all ops of a case have the same, because a device has one number
             costs["issue_ns"] += calibration.lookup("sleep", sleep_ns=slept.pop())
         return costs
 
@@ -227,7 +227,7 @@ class Case:
                 "launch_latency_ns": f"driven_{look}latency_ns",
                 "gap_ns": f"driven_{look}gap_ns",
             }
-        elif not self.gated:  # else nothing of the host is seen
+        elif not self.gated:  # otherwise the host has no effect
             named |= {name: name for name in _HOST}
         costs: dict[str, Any] = {field: calibration.quantity(name) for field, name in named.items()}
         if not self.gated:
@@ -239,17 +239,17 @@ class Case:
         return make_job(self.graph(duration_ns), self.machine(), **self.decisions())
 
     def decisions(self) -> dict[str, Any]:
-        """Return the decisions besides the policy, as `sim.simulate` takes them."""
+        """Return the decisions besides the policy, as arguments of `sim.simulate`."""
         return {
             "streams": Decided([op.lane for op in self.ops]),
             "linearize": UserOrder(self.order or [op.name for op in self.ops]),
         }
 
     def simulated(self) -> Case:
-        """Return the case as it is simulated: what a copy of pageable memory holds up, waits for it.
+        """Return the case to simulate: ops that a copy of pageable memory delays wait for it.
 
-        Such a copy holds the host, so that everything launched later starts later, on whatever stream; a
-        dependency says the same. The plan that is executed has none: there the host waits by itself.
+        Such a copy holds the host, so that everything launched later starts later, on any stream; a
+        dependency has the same effect. The executed plan has none: there the host itself waits.
         """
         if not any(op.kind in HOLDS_HOST for op in self.ops):
             return self
@@ -262,7 +262,7 @@ class Case:
         return replace(self, ops=ops)
 
     def plan(self) -> Plan | None:
-        """Return the plan to execute, of a host that issues the program without looking at results.
+        """Return the plan to execute, for a host that issues the program without looking at results.
 
         None when a policy drives.
         """
@@ -270,5 +270,5 @@ class Case:
             return None
         # Launching takes a moment, so that tasks are numbered in the order of the program.
         machine = Machine(tuple(replace(device, issue_ns=1) for device in self.machine().devices))
-        # The kernel of the simulator needs numpy alone, as whoever measures.
+        # The simulator's kernel needs only numpy, like the measuring machine.
         return simulate(self.graph(), machine, self.make_policy(), engine="kernel", **self.decisions()).plan()

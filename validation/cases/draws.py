@@ -1,4 +1,4 @@
-"""The cases of every experiment, drawn by seed: (experiment, split, number) alone decide what comes out.
+"""The cases of every experiment, drawn by seed: (experiment, split, number) alone determines a case.
 
 Calibration never uses a graph from here, and a split is part of the seed, so calibration, development and
 test plans are disjoint by construction. Letters are those of the matrix in docs/design.md.
@@ -29,7 +29,7 @@ def _sleep(rng: np.random.Generator, low_ms: float = 2, high_ms: float = 8) -> F
 
 
 def _numpy(rng: np.random.Generator, low_ms: float = 2, high_ms: float = 8) -> Facts:
-    """Return matrix products of at least some 1.5 ms on one core; repeats lie between calibrated ones."""
+    """Return matrix products of at least about 1.5 ms on one core; repeats lie between calibrated ones."""
     repeat = int(rng.integers(max(1, round(low_ms / 1.5)), max(2, round(high_ms / 1.5)) + 1))
     return "matmul", {"size": 384, "repeat": repeat}
 
@@ -37,24 +37,24 @@ def _numpy(rng: np.random.Generator, low_ms: float = 2, high_ms: float = 8) -> F
 def _torch(
     rng: np.random.Generator, low_ms: float = 2, high_ms: float = 8, size: int = 2048, unit: int = 1
 ) -> Facts:
-    """Return matrix products of a size that fills a GPU; `unit` of them for a millisecond of the others."""
+    """Return matrix products of a size that fills a GPU; `unit` of them per millisecond of the others."""
     repeat = int(rng.integers(unit * max(1, round(low_ms)), unit * max(2, round(high_ms)) + 1))
-    return "matmul", {"size": size, "repeat": repeat}  # of one size, so that all can read one another
+    return "matmul", {"size": size, "repeat": repeat}  # of one size, so that each can read any other
 
 
 KERNELS: Final[Mapping[str, Callable[..., Facts]]] = {"timer": _sleep, "threads": _numpy, "cuda": _torch}
-"""backend → how a kernel of some size is drawn."""
+"""Backend → function that draws a kernel of some size."""
 
 DRIVEN: Final[Mapping[str, Callable[..., Facts]]] = {**KERNELS, "cuda": partial(_torch, size=1024, unit=5)}
-"""The same where a policy drives, which waits for ends.
+"""The same for cases that a policy drives, waiting for ends.
 
-On a GPU, products that leave most SMs free, some 40 us of them for a millisecond of the others: streams have
-to have room beside one another for its decisions to matter, and its host takes some 20 us to react.
+On a GPU, products that leave most SMs free, about 40 us per millisecond of the others: streams need
+room beside one another for decisions to matter, and the host takes about 20 us to react.
 """
 
 
 def _block(rng: np.random.Generator, low_ms: float, high_ms: float) -> Facts:
-    """Return transformer blocks, captured as one CUDA graph: one for the shorter times, or two."""
+    """Return transformer blocks, captured as one CUDA graph: one block for the shorter times, or two."""
     return "block", {"size": 2048, "repeat": 1 + int(rng.uniform(low_ms, high_ms) > 3.5)}
 
 
@@ -73,7 +73,7 @@ def _place(backend: str, lanes: int, policy: str) -> Place:
 
 
 def chain(backend: str, split: str) -> Iterator[Case]:
-    """a. A chain from launch-bound to kernel-bound: the host takes 2 ms a launch where it sleeps."""
+    """a. A chain from launch-bound to kernel-bound; with sleeps, the host takes 2 ms per launch."""
     device, machine, live = _place(backend, 1, "in-order")
     for number, share in enumerate((0.25, 0.5, 1, 1.5, 3)):
         kind, facts = {
@@ -87,7 +87,7 @@ def chain(backend: str, split: str) -> Iterator[Case]:
 
 
 def fork_join(backend: str, split: str) -> Iterator[Case]:
-    """b. A fork over k streams, and a join; on a GPU of kernels that fill it, a quarter of it, or less."""
+    """b. A fork over k streams, and a join; on a GPU with kernels that fill all of it, a quarter, or less."""
     sizes = (2048, 1024, 512) if backend == "cuda" else (0,)
     for k, size in itertools.product((2,) if backend == "threads" else (2, 4), sizes):
         rng = _rng("b-fork-join", split, k)
@@ -113,7 +113,7 @@ def fork_join(backend: str, split: str) -> Iterator[Case]:
 def overlap(backend: str, split: str) -> Iterator[Case]:
     """c. Copies beside kernels with double buffering: on one stream, on three, and from pageable memory.
 
-    Pageable copies hold the host, so that the third shows no overlap: nothing is launched before they end.
+    Pageable copies hold the host, so that the third case has no overlap: nothing is launched before they end.
     """
     if backend != "cuda":
         return
@@ -125,7 +125,7 @@ def overlap(backend: str, split: str) -> Iterator[Case]:
         ):
             ops: list[CaseOp] = []
             for i in range(8):
-                # The third buffer is the first again: it is free when the product has read it.
+                # The third buffer is the first again: it is free once the product has read it.
                 free = [f"product{i - 2}"] if i >= 2 else []
                 facts = {"size": 4096, "repeat": 1}
                 ops.append(CaseOp(f"in{i}", f"h2d{memory}", free, facts, "dev0", lanes[0]))
@@ -140,7 +140,7 @@ def overlap(backend: str, split: str) -> Iterator[Case]:
 
 
 def head_of_line(backend: str, split: str) -> Iterator[Case]:
-    """d. What is not ready holds up what is: in order against out of order, on two workers."""
+    """d. Unready ops hold up ready ones: in order against out of order, on two workers."""
     device, machine, lane = _two(backend)
     for number in range(3):
         rng = _rng("d-head-of-line", split, number)

@@ -1,4 +1,4 @@
-"""The files that join the steps: one folder a step, one file an experiment."""
+"""The files that link the steps: one folder per step, one file per experiment."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ STEPS: Final = {
     "predictions": "sim.predictions/1",
     "measurements": "sim.measurements/1",
 }
-"""step → schema of its files."""
+"""Step → schema of its files."""
 
 
 def step_path(out: Path, step: str, experiment: str) -> Path:
-    """Return where a step keeps an experiment."""
+    """Return the path of an experiment's file for a step."""
     return out / step / f"{experiment}.json"
 
 
 def write(out: Path, step: str, experiment: str, content: dict[str, Any]) -> None:
-    """Write the file of an experiment, whole or not at all."""
+    """Write the file of an experiment atomically."""
     path = step_path(out, step, experiment)
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"schema": STEPS[step], "experiment": experiment, **content}, separators=(",", ":"))
@@ -37,23 +37,23 @@ def write(out: Path, step: str, experiment: str, content: dict[str, Any]) -> Non
 
 
 def read(out: Path, step: str, experiment: str) -> dict[str, Any] | None:
-    """Read the file of an experiment; None when there is none.
+    """Read the file of an experiment; None if there is none.
 
     Raises
     ------
     InputError
-        It is there and is something else.
+        The file exists but has other content.
     """
     return read_path(step_path(out, step, experiment), step)
 
 
 def read_all(out: Path, experiment: str) -> dict[str, dict[str, Any] | None]:
-    """Read the files of all steps of an experiment, by step; as `read`."""
+    """Return the files of all steps of an experiment, by step, as `read` does."""
     return {step: read(out, step, experiment) for step in STEPS}
 
 
 def read_path(path: Path, step: str) -> dict[str, Any] | None:
-    """Read a file of a step, wherever it lies; as `read`."""
+    """Read a file of a step from any path, as `read` does."""
     try:
         content = json.loads(path.read_text())
     except FileNotFoundError:
@@ -68,7 +68,7 @@ def read_path(path: Path, step: str) -> dict[str, Any] | None:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# What is refused of a file that somebody has edited, before anything is made of its numbers.
+# Checks of a file that somebody may have edited, before its numbers are used.
 
 _NEEDED: Final[Mapping[str, Mapping[str, Any]]] = {
     "plans": {"cases": list},
@@ -119,7 +119,7 @@ def _check_run(run: Mapping[str, Any]) -> None:
 
 
 def _check_times(run: Mapping[str, Any], columns: Sequence[str]) -> None:
-    """Refuse columns, or single numbers, of anything but whole numbers from 0 on that fit 63 bits."""
+    """Raise if columns or single numbers are not whole numbers from 0 on that fit 63 bits."""
     for column in columns:
         found = run.get(column, ())
         for value in found if isinstance(found, (list, tuple)) else [found]:
@@ -145,17 +145,17 @@ def read_plans(out: Path, experiment: str) -> dict[str, Any]:
 
 
 class Recorded(NamedTuple):
-    """The files of an experiment, which belong together.
+    """The files of an experiment that belong together.
 
     Attributes
     ----------
     plans, measurements : dict
     predictions : dict or None
-        None: it is predicted anew.
+        None: predict again.
     predicted_before : bool
-        Whether the measurement has named these predictions, so that they were made before.
+        Whether the measurement names these predictions, so that they were made before it.
     predicted_from : str
-        Digest of the calibration that they were made from; empty without any.
+        Digest of the calibration from which they were made; empty if there is none.
     """
 
     plans: dict[str, Any]
@@ -166,14 +166,14 @@ class Recorded(NamedTuple):
 
 
 def recorded(out: Path, experiment: str, *, recompute: bool) -> Recorded | list[str]:
-    """Return what is recorded of an experiment, or which steps are missing.
+    """Return the recorded files of an experiment, or the missing steps.
 
     Parameters
     ----------
     out : Path
     experiment : str
     recompute : bool
-        Predictions are not needed.
+        Whether predictions are not needed.
 
     Raises
     ------
@@ -197,12 +197,12 @@ def recorded(out: Path, experiment: str, *, recompute: bool) -> Recorded | list[
 
 
 def read_case(entry: dict[str, Any]) -> tuple[Case, Plan | None]:
-    """Return a case of a file of plans, and the plan to execute; None when a policy drives.
+    """Return a case from a file of plans, and the plan to execute; None if a policy drives.
 
     Raises
     ------
     InputError
-        It is not the one that was hashed when it was drawn.
+        Its hash differs from that recorded when it was drawn.
     """
     case, plan = Case.from_json(entry["case"]), entry["plan"]
     if case.digest != entry["digest"]:

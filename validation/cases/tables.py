@@ -1,4 +1,4 @@
-"""What ``experiments.toml`` says by backend: what is calibrated, how long steps take, what is aimed at."""
+"""Content of ``experiments.toml`` by backend: calibrated sizes, time limits of steps, and goals."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _TABLES: Final[Mapping[str, Mapping[str, Any]]] = tomllib.loads(
 BUDGET_S: Final[Mapping[str, Mapping[str, int]]] = {
     backend: {step: about["budget_s"] for step, about in steps.items()} for backend, steps in _TABLES.items()
 }
-"""backend → ``"calibrate"`` or experiment → seconds that it may take."""
+"""Backend → ``"calibrate"`` or experiment → time limit in seconds."""
 
 GOALS: Final[Mapping[str, Mapping[str, Mapping[str, float]]]] = {
     backend: {step: about.get("goals", {}) for step, about in steps.items()}
     for backend, steps in _TABLES.items()
 }
-"""backend → experiment → metric → bound."""
+"""Backend → experiment → metric → bound."""
 
 GRID: Final[dict[str, dict[str, list[tuple[int, ...]]]]] = {
     backend: {kind: [*map(tuple, sizes)] for kind, sizes in steps["calibrate"]["grid"].items()}
     for backend, steps in _TABLES.items()
 }
-"""backend → kind → sizes to measure."""
+"""Backend → kind → sizes to measure."""

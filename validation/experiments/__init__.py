@@ -1,1 +1,1 @@
-"""Predicting and measuring: every experiment, and how far apart the two are."""
+"""Prediction and measurement of every experiment, and their difference."""

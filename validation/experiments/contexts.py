@@ -1,18 +1,18 @@
-"""In which of the contexts that were measured an op of a plan runs: a duration without its context is biased.
+"""Measured contexts and the ops of a plan that run in them: a duration without its context is biased.
 
 ====================  ====================================================================================
 context               where a prediction uses it
 ====================  ====================================================================================
 warm                  every op by itself: it reads what the op before it has just left, as in a chain
-cold - isolated       added where an input has left the L2 cache since it was made: where more bytes were
+cold - isolated       added if an input has left the L2 cache since it was made: if more bytes were
                       written in between than the cache holds (reuse distance; Mattson et al. 1970,
                       "Evaluation techniques for storage hierarchies", IBM Systems Journal 9(2))
-results               threads: added for a second result that an op reads, taken off where it reads none
+results               threads: added for a second result that an op reads, subtracted if it reads none
 neighbours            ops beside others on the same SMs (`devices.processor.cpu_cores`), 2 and 4 streams
 partition p (busy)    parts of the SMs: between alone and busy, by how busy the other parts are predicted
 ====================  ====================================================================================
 
-Kernels beside foreign products (``neighbours busy``) are kept in the calibration and predict nothing.
+Kernels beside foreign products (``neighbours busy``) are kept in the calibration but predict nothing.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from validation.real.measured_kernels import MATRIX_KINDS
 FloatArray = npt.NDArray[np.float64]
 
 _ELEMENT_BYTES: Final = 2  # bfloat16
-_READ: Final = 2  # matrices that a kernel reads: results of producers, else constants
+_READ: Final = 2  # number of matrices that a kernel reads: results of producers, else constants
 
 
 def durations_ns(case: Case, calibration: Calibration) -> list[int]:
-    """Return how long each op takes, with its inputs where the plan leaves them.
+    """Return the duration of each op, with its inputs where the plan leaves them.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ def durations_ns(case: Case, calibration: Calibration) -> list[int]:
     Raises
     ------
     InputError
-        The calibration does not know a kernel.
+        The calibration lacks a kernel.
     """
     alone = case.durations_ns(calibration)
     if calibration.backend == "threads":
@@ -70,7 +70,7 @@ def durations_ns(case: Case, calibration: Calibration) -> list[int]:
 
 
 def _with_reads(case: Case, alone_ns: Sequence[int], calibration: Calibration) -> list[int]:
-    """Return the durations of ops that read none, one or two results, measured on a chain: one each."""
+    """Return durations corrected for ops that read no or two results; the calibration's chain reads one."""
     one_ns = calibration.quantity("read_ns", 0)
     size = {op.name: op.facts.get("size", 0) for op in case.ops}
     found = []
@@ -81,13 +81,13 @@ def _with_reads(case: Case, alone_ns: Sequence[int], calibration: Calibration) -
 
 
 def _far_inputs(case: Case, cache_bytes: int) -> list[int]:
-    """Return how many inputs of every op have left the cache, issued in the order of the case."""
+    """Return the number of inputs of every op that have left the cache, issued in the order of the case."""
     written = 0
     made: dict[str, int] = {}
     found = []
     for op in case.ops:
         found.append(sum(written - made[name] > cache_bytes for name in op.inputs if name in made))
-        matrices = 1 + (op.facts.get("repeat", 1) > 1)  # a result, and what products go back and forth with
+        matrices = 1 + (op.facts.get("repeat", 1) > 1)  # a result, and a scratch matrix if repeated
         written += matrices * _ELEMENT_BYTES * op.facts.get("size", 0) ** 2 * (op.kind in MATRIX_KINDS)
         made[op.name] = written
     return found
@@ -105,7 +105,7 @@ def blended(
     device_of : array
         The partition of each op.
     busy_share : array of float
-        By partition: the share of the makespan in which it works.
+        By partition: share of the makespan in which it works.
 
     Examples
     --------

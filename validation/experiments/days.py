@@ -1,7 +1,7 @@
-"""j. Another day: what is measured again, beside what was recorded, both against the same prediction.
+"""j. Another day: a repeated measurement beside the recorded one, both against the same prediction.
 
 A measurement that is repeated is kept as ``measurements-DATE/`` before it is replaced. The calibration is not
-repeated, so that the report says how a calibration ages::
+repeated, so that the report shows how a calibration ages::
 
     case        predicted    recorded (day, error)    today (day, error)    today / recorded
 """
@@ -21,9 +21,9 @@ from validation.experiments.measure import ENOUGH
 
 
 def keep_day(out: Path, experiment: str) -> Path | None:
-    """Copy the measurements of an experiment to a folder of their day; return where, None without any.
+    """Copy the measurements of an experiment to a folder of their day; return it, or None without any.
 
-    A further run on the same day replaces them, and what was kept of that day stays the first.
+    A further run on the same day replaces them; the copy for that day remains the first.
     """
     measured = step_files.read(out, "measurements", experiment)
     if measured is None:
@@ -38,20 +38,20 @@ def keep_day(out: Path, experiment: str) -> Path | None:
 def compare_days(out: Path, experiment: str) -> list[dict[str, Any]]:
     """Return one row for each case and earlier day: predicted, then and now, with the errors of both.
 
-    Cases without enough quiet runs on either day are left out, and so are days with other plans: those are
+    Cases without enough quiet runs on either day are omitted, and so are days with other plans: those are
     other cases.
 
     Raises
     ------
     InputError
-        A file is not one of measurements.
+        A file does not contain measurements.
     """
     predictions, now = (
         step_files.read(out, "predictions", experiment),
         step_files.read(out, "measurements", experiment),
     )
     if experiment == memory_experiment.NAME or predictions is None or now is None:
-        return []  # bytes have no day
+        return []  # bytes do not depend on the day
     predicted = {case["name"]: case["makespan_ns"] for case in predictions["cases"] if "makespan_ns" in case}
     today = _medians(now)
     rows = []
@@ -77,7 +77,7 @@ def compare_days(out: Path, experiment: str) -> list[dict[str, Any]]:
 
 
 def _medians(measured: Mapping[str, Any]) -> dict[str, float]:
-    """Return the median makespan of the quiet runs, where there are enough."""
+    """Return the median makespan of the quiet runs of each case, if there are enough."""
     found = {}
     for entry in measured["cases"]:
         quiet = [run["makespan_ns"] for run in entry["runs"] if run["clean"]]
@@ -87,7 +87,7 @@ def _medians(measured: Mapping[str, Any]) -> dict[str, float]:
 
 
 def to_markdown(days: Mapping[str, list[dict[str, Any]]]) -> str:
-    """Return the comparison of days as a section of the report; empty when there is one day only."""
+    """Return the comparison of days as a section of the report; empty if there is only one day."""
     rows = [(experiment, row) for experiment, found in days.items() for row in found]
     if not rows:
         return ""

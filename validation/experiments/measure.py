@@ -1,8 +1,8 @@
-"""Measuring: run every case of a file of plans several times, and write down every run.
+"""Measuring: run every case of a file of plans several times, and record every run.
 
 Only numpy, torch and this project are imported here, so that it runs wherever torch does.
 
-A run counts when the machine was quiet around it (`validation.real.gate`), whatever it measured. There are
+A run counts if the machine was quiet around it (`validation.real.gate`), whatever it measured. There are
 `RUNS` runs that count, of at most `ATTEMPTS`; a case with fewer than `ENOUGH` is inconclusive.
 """
 
@@ -29,7 +29,7 @@ RUNS: Final = 5
 ENOUGH: Final = 3
 ATTEMPTS: Final = 15
 PAUSE_S: Final = 0.4
-"""After a run that does not count: let pass what disturbed it, twice as long each further time in a row."""
+"""Pause after a run that does not count, until the disturbance is over; doubled each time in a row."""
 
 LONGEST_S: Final = 1.6
 
@@ -46,10 +46,10 @@ def measure(
     deadline: float | None = None,
     again: bool = False,
 ) -> None:
-    """Measure an experiment whose plans are in `out`; every case is written when it is done.
+    """Measure an experiment whose plans are in `out`; write every case when it is done.
 
-    Cases that `out` has already, of the same plans and predictions, are not measured again, so that what was
-    interrupted goes on with the next case.
+    Cases that `out` already has, for the same plans and predictions, are not measured again, so that an
+    interrupted measurement continues with the next case.
 
     Parameters
     ----------
@@ -57,15 +57,15 @@ def measure(
     out : Path
     executor : Executor
     calibration : Calibration, optional
-        Tells policies that ask for them how long ops take, as it told them in the simulator.
+        Gives durations of ops to policies that ask for them, as in the simulator.
     runs : int
-        Runs that count, of each case.
+        Number of runs of each case that must count.
     attempts : int
-        How many runs there are at most until so many count.
+        Maximum number of runs to reach it.
     deadline : float, optional
-        Of `time.monotonic`: cases that would begin after it are skipped, and say so.
+        Value of `time.monotonic`: cases that would begin after it are skipped and reported.
     again : bool
-        Measure also the cases that were measured before.
+        Whether to repeat cases that were measured before.
     """
     plans = step_files.read_plans(out, experiment)
     predictions = step_files.read(out, "predictions", experiment)
@@ -93,7 +93,7 @@ def measure(
                 case, plan = step_files.read_case(entry)
                 done = _measure_case(case, plan, backend, executor, calibration, (runs, attempts))
             entries[k] = {"name": entry["name"], "runs": done}
-        except Exception as error:  # one case lost, not the experiment, whatever a library raises
+        except Exception as error:  # whatever a library raises: it loses one case, not the experiment
             entries[k]["skipped"] = reason(error)
             if not isinstance(error, SimError):
                 traceback.print_exc()
@@ -102,7 +102,7 @@ def measure(
 
 
 def _measured(out: Path, experiment: str, content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the cases by name that were measured before, against the same plans and predictions."""
+    """Return the cases that were measured before for the same plans and predictions, by name."""
     before = step_files.read(out, "measurements", experiment)
     if before is None or any(before[key] != content[key] for key in ("plans", "predictions")):
         return {}
@@ -118,16 +118,16 @@ def _measure_case(
     limits: tuple[int, int],
 ) -> list[dict[str, Any]]:
     runs, attempts = limits
-    # A policy may ask how long ops take; a plan has been made.
+    # A policy may ask for durations of ops; a plan already exists.
     job = case.job(None if calibration is None or plan is not None else durations_ns(case, calibration))
-    # What a sleep takes has no states; cores that a hypervisor moves about, and clocks, have.
+    # A sleep's duration has no states; cores that a hypervisor moves, and clocks, have.
     usual_ns = calibration.quantity("sentinel_ns", 0) if calibration and backend != "timer" else None
     done: list[dict[str, Any]] = []
     good = disturbed = 0
     before = executor.sentinel_ns()
     run_case(
         executor, case, job, plan
-    )  # warm: threads, pages, caches; on a GPU everything that is made lazily
+    )  # warm up threads, pages, caches; on a GPU everything that is created lazily
     for _ in range(attempts):
         seen = run_case(executor, case, job, plan)
         after = executor.sentinel_ns()
@@ -146,7 +146,7 @@ def _measure_case(
 
 
 def _record(seen: Observation, sentinels: Sequence[Sentinel], why: str) -> dict[str, Any]:
-    """Return a run as JSON: times by op, on which lane, in which order issued."""
+    """Return a run as JSON: times by op, lanes, and order of issue."""
     tasks = seen.trace.tasks
     order = tasks["op"].argsort()
     run: dict[str, Any] = {

@@ -1,7 +1,7 @@
 """g. Memory: allocations in host order through torch's caching allocator, against its model, to the byte.
 
 Nothing here takes time and nothing is calibrated, so nothing is noise: after every step the bytes allocated
-and the bytes reserved are the same, or a rule is wrong.
+and the bytes reserved agree, or a rule is wrong.
 
 ::
 
@@ -59,7 +59,7 @@ def _rng(name: str, split: str) -> np.random.Generator:
 
 
 def _random(rng: np.random.Generator, streams: int, n: int = 300) -> Iterator[MemoryStep]:
-    """Yield allocations of a byte to 64 MiB and frees in any order, and now and then an empty cache."""
+    """Yield allocations of a byte to 64 MiB and frees in any order, occasionally with an emptied cache."""
     live: dict[int, int] = {}
     for id in range(n):
         dice = rng.random()
@@ -78,7 +78,7 @@ def _random(rng: np.random.Generator, streams: int, n: int = 300) -> Iterator[Me
 
 
 def _training(rng: np.random.Generator, layers: int = 6, iterations: int = 3) -> Iterator[MemoryStep]:
-    """Yield training steps in host order: weights stay, activations die in the backward, last made first."""
+    """Yield training steps in host order: weights stay; activations die in the backward, last one first."""
     width, tokens = 128 * int(rng.integers(3, 9)), 256 * int(rng.integers(2, 9))
     ids = iter(range(10**9))
     sizes = [2 * tokens * width, 2 * tokens * 4 * width, 2 * tokens * tokens, 4 * tokens]
@@ -130,14 +130,14 @@ def predicted(steps: Sequence[MemoryStep]) -> dict[str, list[int]]:
 
 
 def measure_program(executor: Executor, steps: Sequence[MemoryStep]) -> list[dict[str, list[int]]]:
-    """Return what torch says after every step of a program, of `RUNS` runs."""
+    """Return torch's numbers after every step of a program, for `RUNS` runs."""
     executor.forget()  # type: ignore[attr-defined]
     runs = (run_steps(executor.torch, steps) for _ in range(RUNS))  # type: ignore[attr-defined]
     return [dict(zip(_BYTES, said, strict=True)) for said in runs]
 
 
 def judged(found: Recorded) -> dict[str, Any]:
-    """Return what the programs have shown: in how many steps model and torch differ, and where first."""
+    """Return the results of the programs: in how many steps model and torch differ, and where first."""
     rows, left_out = [], []
     for k, (case, measured) in enumerate(zip(found.plans["cases"], found.measurements["cases"], strict=True)):
         if measured.get("skipped"):
@@ -167,7 +167,7 @@ def judged(found: Recorded) -> dict[str, Any]:
 def _compare(
     case: Mapping[str, Any], model: Mapping[str, Sequence[int]], run: Mapping[str, Sequence[int]]
 ) -> dict[str, Any]:
-    """Return in how many steps a run differs, by how much of the peak at most, and where first."""
+    """Return in how many steps a run differs, the largest difference relative to the peak, and the first."""
     row: dict[str, Any] = {"case": case["name"], "steps": len(case["steps"]), "first": ""}
     for what in _BYTES:
         said, seen = np.asarray(model[what]), np.asarray(run[what])

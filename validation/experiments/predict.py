@@ -1,4 +1,4 @@
-"""Drawing and predicting: what will be run, and what the simulator says of it before it is measured."""
+"""Drawing and predicting: the cases to run, and the simulator's prediction before they are measured."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from validation.experiments.contexts import FloatArray, blended, durations_ns
 from validation.real.measured_kernels import HOLDS_HOST
 
 CORUN_SIZES: Final = (512, 1024, 2048)
-"""Sizes of products of which company was measured on a GPU; the nearest one is taken."""
+"""Sizes of products whose slowdown by others was measured on a GPU; the nearest one is used."""
 
 
 def draw_plans(experiment: str, backend: str, out: Path, split: str = "test") -> None:
-    """Write the cases of an experiment, with the plans that are executed."""
+    """Write the cases of an experiment, with the plans to execute."""
     if experiment == memory_experiment.NAME:
         programs = memory_experiment.draw(backend, split)
         entries = [{"name": name, "steps": steps} for name, steps in programs.items()]
@@ -50,7 +50,7 @@ def _entry(case: Case) -> dict[str, Any]:
 
 
 def with_interference(machine: Machine, case: Case, calibration: Calibration) -> Machine:
-    """Return the machine with the slowdown of company that was measured on its lanes, if there was one.
+    """Return the machine with the slowdown measured for its lanes beside others, if any.
 
     Kernels slow kernels down, by how much of the device they fill, and copies to the device copies from it.
     """
@@ -85,7 +85,7 @@ def simulate_case(
     case: Case, duration_ns: Sequence[int], calibration: Calibration | None, policy: Policy | None = None,
     *, issue_ns: int | None = None, alone: bool = True, looked: bool = False,
 ) -> Trace:  # fmt: skip
-    """Simulate a case; without a calibration nothing costs anything but the ops.
+    """Simulate a case; without a calibration only the ops take time.
 
     Parameters
     ----------
@@ -94,13 +94,13 @@ def simulate_case(
         By op.
     calibration : Calibration, optional
     policy : Policy, optional
-        By default the one of the case.
+        Default: the policy of the case.
     issue_ns : int, optional
-        What a launch costs the host, if not what was calibrated.
+        Host time of a launch, if not the calibrated one.
     alone : bool
-        The durations are those of ops alone; what was measured in company has its cost in it already.
+        Whether the durations are those of ops alone; durations measured beside others include the slowdown.
     looked : bool
-        The durations are from a GPU with events around every op, where other overheads hold.
+        Whether the durations are from a GPU with events around every op, which has other overheads.
     """
     policy = policy or case.make_policy()
     case = case.simulated()
@@ -113,7 +113,7 @@ def simulate_case(
 
 
 def predict_case(case: Case, calibration: Calibration) -> dict[str, Any]:
-    """Return what the simulator predicts of a case, with what simpler predictors say.
+    """Return the simulator's prediction of a case, and those of simpler predictors.
 
     Returns
     -------
@@ -125,7 +125,7 @@ def predict_case(case: Case, calibration: Calibration) -> dict[str, Any]:
     duration_ns = durations_ns(case, calibration)
     trace = simulate_case(case, duration_ns, calibration)
     busy_ns = case.busy_durations_ns(calibration)
-    if busy_ns is not None:  # partitions: simulated once for how busy the others are, and once more
+    if busy_ns is not None:  # partitions: simulate once to find how busy the others are, and once more
         duration_ns = blended(duration_ns, busy_ns, trace.job.device_of, _busy_share(trace))
         trace = simulate_case(case, duration_ns, calibration)
     trace.check()
@@ -149,7 +149,7 @@ def predict_case(case: Case, calibration: Calibration) -> dict[str, Any]:
 def predict_or_say_why(case: Case, calibration: Calibration) -> dict[str, Any]:
     """Return the prediction of a case, or under ``not_predicted`` which kernel was not calibrated.
 
-    Such a case is measured all the same: there may be no second chance.
+    Such a case is still measured: there may be no second chance.
     """
     try:
         return predict_case(case, calibration)
@@ -171,12 +171,12 @@ def by_op(trace: Trace, column: str) -> list[int]:
 
 
 def calibration_digest(calibration: Calibration) -> str:
-    """Return the digest of what a prediction takes from a calibration."""
+    """Return the digest of the parts of a calibration that a prediction uses."""
     return digest([calibration.quantities, calibration.tables])
 
 
 def predict(experiment: str, out: Path, calibration: Calibration) -> None:
-    """Predict all cases of an experiment that was drawn, and write it down with digests."""
+    """Predict all cases of a drawn experiment, and write the predictions with digests."""
     plans = step_files.read_plans(out, experiment)
     if experiment == memory_experiment.NAME:
         predictions = [

@@ -1,4 +1,4 @@
-"""Errors: of the prediction, of a replay, and of the best predictor there could be; never mixed.
+"""Errors of the prediction, of a replay, and of the best possible predictor; never mixed.
 
 For every run that counts, with measured makespan m::
 
@@ -7,7 +7,7 @@ For every run that counts, with measured makespan m::
     decided      (simulated with calibrated durations and the decisions of that run - m) / m
     noise floor  (median of the other runs of the same case - m) / m
 
-A prediction error below the floor cannot be told from noise.
+A prediction error below the floor cannot be distinguished from noise.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ from validation.real.statistics import kendall_tau
 from validation.real.work import measured_trace
 
 # --------------------------------------------------------------------------------------------------------
-# The decisions of a real run, made again in the simulator.
+# Repeat the decisions of a real run in the simulator.
 #
-# A plan says who runs what, in which order on each stream; where workers take their tasks themselves, that
-# leaves out who was held back by whom. In-order issue, for one, lets nobody pass: a decision is made after
-# the decisions before it. So decisions are made again in the order in which they were made, which a plan
-# has too: its tasks are numbered in order of issue.
+# A plan says who runs what, in which order on each stream; if workers take their tasks themselves, it
+# leaves out who was held back by whom. In-order issue, say, lets nobody pass: a decision is made after the
+# decisions before it. So decisions are repeated in their original order, which a plan also
+# has: its tasks are numbered in order of issue.
 
 
 class Redecide(Policy):
-    """Every task to its issuer of the plan, in the plan's order of issue within a group.
+    """Gives every task to its issuer in the plan, in the plan's order of issue within a group.
 
     Parameters
     ----------
     plan : Plan
     synchronisation : str
-        Of the policy that decided.
+        That of the policy that decided.
 
     Notes
     -----
-    Unlike `policies.issue.replay.ReplayPlan`, which lets each issuer go its own way through its list.
+    `policies.issue.replay.ReplayPlan`, in contrast, lets each issuer go its own way through its list.
     """
 
     def __init__(self, plan: Plan, synchronisation: str) -> None:
@@ -63,7 +63,7 @@ class Redecide(Policy):
         self._n = 0
 
     def prepare(self, job: Job) -> None:
-        """Line the decisions up, one line a group."""
+        """Put the decisions in order, one queue per group."""
         self._n = len(job.graph)
         self._eligible = {}
         self._todo = [[] for _ in range(job.n_groups)]
@@ -88,7 +88,7 @@ class Redecide(Policy):
 
 
 GAP = 0.02
-"""Two starts further apart than this share of the makespan have to come in the predicted order."""
+"""Starts further apart than this share of the makespan must come in the predicted order."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Point:
     naive : mapping of str to float
         The errors of simpler predictors.
     tau : float
-        Of the order of starts, predicted against measured.
+        Kendall's tau between the predicted and measured order of starts.
     inversions : int
         Pairs of ops that started in the other order although the prediction has them far apart.
     """
@@ -124,11 +124,11 @@ class Point:
 
 
 class Spread(dict[str, float]):
-    """Mean and maximum of the absolute errors, and the bias (mean with sign), with the number of them."""
+    """Mean and maximum of the absolute errors, the bias (mean with sign), and their number."""
 
 
 def spread(errors: Sequence[float]) -> Spread:
-    """Summarise signed errors; no point is dropped but those that could not be measured (NaN).
+    """Summarise signed errors; only those that could not be measured (NaN) are dropped.
 
     Examples
     --------
@@ -162,7 +162,7 @@ def rebuild(case: Case, run: Mapping[str, Any]) -> Trace:
 
 
 def _host_ns(case: Case, run: Mapping[str, Any]) -> int | None:
-    """Return how long issuing took the host of a run, each op alike; None where the host also had to wait."""
+    """Return the host's issuing time of a run, per op; None if the host also had to wait."""
     held = any(op.kind in HOLDS_HOST for op in case.ops)
     if case.policy is not None or held or not max(run["issue_ns"]):
         return None
@@ -170,7 +170,7 @@ def _host_ns(case: Case, run: Mapping[str, Any]) -> int | None:
 
 
 def inversions(start_ns: Sequence[int], measured_ns: Sequence[int], gap_ns: float) -> int:
-    """Return how many pairs of ops start in another order than predicted, although far apart there."""
+    """Return how many pairs of ops start in another order than predicted, although predicted far apart."""
     predicted, measured = np.asarray(start_ns), np.asarray(measured_ns)
     later = predicted[None, :] - predicted[:, None] > gap_ns
     return int((later & (measured[None, :] < measured[:, None])).sum())

@@ -6,10 +6,10 @@
     stream 0              └wait start─ a ──record──────── c ──wait b──...──record──┘
     stream 1              └wait start───────── b ─record─────────...───────record──┘
 
-The host fills the queues while the gate spins, so that what is measured is what the device does; a case
-that is about the host (`gated` false) has no spin. The spin ends by itself: a plan with more launches than a
-launch queue holds finds the gate open, and says so, instead of waiting for ever. The makespan between the two
-events is the truth. Events around each op come in a second run, which is believed only when it took as long
+The host fills the queues while the gate spins, so that only the device is measured; a case
+about the host (`gated` false) has no spin. The spin ends by itself: a plan with more launches than a
+launch queue holds finds the gate open, and reports it, instead of waiting for ever. The makespan between the
+two events is the truth. Events around each op come in a second run, which is trusted only if it took as long
 as the first.
 """
 
@@ -38,14 +38,14 @@ from validation.real.work import Observation, measured_trace
 _Work = TorchWork | ModelWork
 
 _LAUNCH_NS: Final = 20_000
-"""What the first gate of a plan allows the host for a launch, from Python; later ones know what it took."""
+"""Host time per launch, from Python, that a plan's first gate allows; later ones use the measured one."""
 
 _GATE_NS: Final = 500_000
-"""What a gate spins at least."""
+"""Minimum spin of a gate."""
 
 
 class _Ran(NamedTuple):
-    """One execution: between the two events, and what the host spent before the last launch."""
+    """One execution: the time between the two events, and the host's time before the last launch."""
 
     makespan_ns: int
     host_ns: int
@@ -69,7 +69,7 @@ class Cuda:
     InfeasibleError
         Torch finds no CUDA device.
     RunError
-        There is one, and it cannot be used: another process has it, or its memory.
+        There is one, but it cannot be used: another process holds it or its memory.
     """
 
     name = "cuda"
@@ -87,10 +87,10 @@ class Cuda:
         self._refused: dict[int, InfeasibleError] = {}
         self._works: dict[int, tuple[Any, _Work]] = {}
         self._host_ns: dict[tuple[Any, ...], int] = {}
-        with _told():  # a context is made when something first needs it: here, where it can be told
+        with _told():  # create the context here, where errors can be reported, rather than on first use
             torch.cuda.synchronize()
 
-    # -- what a session asks of a backend ----------------------------------------------------
+    # -- interface of a backend to a session -------------------------------------------------
 
     def provenance(self) -> dict[str, Any]:
         """Return what the numbers depend on."""
@@ -116,7 +116,7 @@ class Cuda:
             return self.state.sentinel_ns()
 
     def frame_ns(self, streams: int, n: int) -> list[int]:
-        """Return samples of a makespan in which nothing is executed: what the events around a plan cost."""
+        """Return samples of the makespan of an empty plan: the overhead of the events around a plan."""
         with _told():
             self.state.wake()
             made = [self.torch.cuda.Stream() for _ in range(streams)]
@@ -129,7 +129,7 @@ class Cuda:
             return samples
 
     def forget(self) -> None:
-        """Let go of the matrices of the latest graph."""
+        """Release the matrices of the latest graph."""
         self._works, self._host_ns = {}, {}
 
     # -- running ------------------------------------------------------------------------------
@@ -142,10 +142,10 @@ class Cuda:
         InputError, UnknownNameError
             See `validation.real.driver.Follower`; or the job has CPU workers.
         InfeasibleError
-            The machine's devices stand for partitions of SMs, and there are none here; or the host could not
+            The machine's devices stand for partitions of SMs, which are not available; or the host could not
             fill the queues before the gate opened.
         RunError
-            Torch raised something: no memory, say.
+            Torch raised an error, such as no memory.
         """
         with _told():
             work, streams = self._ready(job)
@@ -159,7 +159,7 @@ class Cuda:
         return Observation(
             measured_trace(job, looked.tasks),
             wrong,
-            delayed_ns=0 if gated else delayed,  # behind a gate the device does not see what delays the host
+            delayed_ns=0 if gated else delayed,  # behind a gate, delays of the host do not affect the device
             truth_ns=truth.makespan_ns,
             looked_ns=looked.makespan_ns,
             host_ns=truth.host_ns,
@@ -169,7 +169,7 @@ class Cuda:
     def _execute(
         self, job: Job, plan: Plan, work: _Work, streams: list[Any], gated: bool, *, timed: bool
     ) -> _Ran:
-        """Execute once; a gate that opened before the queues were full is made longer, twice at most."""
+        """Execute once; if a gate opened before the queues were full, retry it longer, at most twice."""
         key = (id(job.graph), plan.digest, timed)
         for factor in (2, 8, 32):
             expected = self._host_ns.get(key, _LAUNCH_NS * (work.launches + 4 * len(plan)))
@@ -187,7 +187,7 @@ class Cuda:
         self, follower: Follower, work: _Work, streams: list[Any], spin_ns: int, *, timed: bool
     ) -> _Ran | None:
         follower.prepare()
-        tasks = follower.launches()  # decided before the clock starts
+        tasks = follower.launches()  # determined before the clock starts
         waited_for = {id for task in tasks for id in follower.waits(task)}
         begun = {task.id: self._event() for task in tasks if timed}
         ended = {task.id: self._event(timing=timed) for task in tasks if timed or task.id in waited_for}
@@ -210,9 +210,9 @@ class Cuda:
         return _Ran(elapsed_ns(start, end), host_ns, tasks)
 
     def drive(self, job: Job, policy: Policy) -> Observation:
-        """Let `policy` decide: the host launches what it says and asks the events what has ended.
+        """Let `policy` decide: the host launches its tasks and queries the events for what has ended.
 
-        An op starts when it is launched and what is before it on its stream has ended: an event before it, on
+        An op starts when it is launched and its predecessor on the stream has ended: an event before it, on
         an idle stream, would be recorded while the host is still launching.
 
         Raises
@@ -220,9 +220,9 @@ class Cuda:
         InputError
             See `validation.real.driver.Driver`; or the job has CPU workers.
         StuckError
-            Nothing was issued any more while tasks remained.
+            Nothing more was issued although tasks remained.
         RunError
-            Torch raised something: no memory, say.
+            Torch raised an error, such as no memory.
         """
         with _told():
             work, streams = self._ready(job)
@@ -275,7 +275,7 @@ class Cuda:
     def _launch(
         self, work: _Work, task: Task, stream: Any, waits: Sequence[Any], begun: Any, ended: Any
     ) -> None:
-        """Put a task on its stream behind what it waits for, and events around it, if any."""
+        """Put a task on its stream behind its waits, with events around it, if any."""
         with self.torch.cuda.stream(stream):
             for event in waits:
                 stream.wait_event(event)
@@ -312,7 +312,7 @@ class Cuda:
         self.torch.cuda.synchronize()
 
     def _ready(self, job: Job) -> tuple[_Work, list[Any]]:
-        """Return kernels and streams of a job on a device that is awake; ops of several are captured."""
+        """Wake the device and return a job's kernels and streams; ops with several kernels are captured."""
         work, streams = self._work(job), self._streams_of(job)
         self.state.wake()
         for op, stream in enumerate(job.stream_of.tolist()):
@@ -322,7 +322,7 @@ class Cuda:
         return work, streams
 
     def _work(self, job: Job) -> _Work:
-        """Return the matrices of a graph, made once."""
+        """Return the matrices of a graph, created once."""
         if job.iterations != 1:
             raise InputError("the cuda backend runs one iteration at a time")
         if any(device.workers for device in job.machine.devices):
@@ -336,7 +336,7 @@ class Cuda:
         return self._works[key][1]
 
     def _streams_of(self, job: Job) -> list[Any]:
-        """Return one stream for each of the machine's, made once; several devices are partitions of SMs."""
+        """Return a stream for each of the machine's, created once; several devices are partitions of SMs."""
         devices = job.machine.devices
         shape = (len(devices), sum(device.streams for device in devices))
         if shape not in self._streams:
@@ -349,7 +349,7 @@ class Cuda:
         return self._streams[shape]
 
     def _partitions(self, count: int) -> list[Any]:
-        """Return a stream of each of the parts of the SMs; refused once, they are refused again."""
+        """Return a stream for each of the parts of the SMs; a refusal is remembered."""
         if count in self._refused:
             raise self._refused[count]
         try:
@@ -367,22 +367,22 @@ class Cuda:
         return streams
 
     def _product_ns(self, stream: Any) -> float:
-        """Return how long a product takes on a stream, once its library is warm there."""
+        """Return the time of a product on a stream, after its library has warmed up there."""
         with self.torch.cuda.stream(stream):
             return statistics.median([self.state.product_ns() for _ in range(4)][1:])
 
 
 def _since(waited_ns: int | None) -> int:
-    """Return how long this thread has been kept from running since `run_queue_ns` said `waited_ns`."""
+    """Return how long this thread was kept from running since `run_queue_ns` returned `waited_ns`."""
     now = run_queue_ns()
     return 0 if waited_ns is None or now is None else now - waited_ns
 
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """Turn torch's errors into ours, so that a case is lost and not an experiment."""
+    """Convert torch's errors into ours, so that a case is lost and not an experiment."""
     try:
         yield
-    except RuntimeError as error:  # torch's are: no memory, a launch that failed, a library that did
+    except RuntimeError as error:  # torch's type for no memory, a failed launch, a failed library
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise RunError(f"torch: {said}") from error

@@ -1,11 +1,11 @@
-"""What a CUDA device costs beside kernels: launch queue, copies, allocator and events, and calls of the host.
+"""Costs of a CUDA device besides kernels: launch queue, copies, allocator and events, calls of the host.
 
-Every probe runs something small and returns what single samples took; none interprets. Where the device alone
-is asked, a spin gates the stream, so that the host is far ahead when the clock starts::
+Every probe runs something small and returns samples without interpreting them. To measure the device
+alone, a spin gates the stream, so that the host is far ahead when the clock starts::
 
     stream   [ spin ]─start─ what is measured ─end─        host: launch, launch, launch ......... wait
 
-What a call costs the host is asked behind a spin that outlasts all of them, so that the device does not hold
+Host times of calls are measured behind a spin that outlasts all of them, so that the device does not hold
 the host up.
 
 Needs torch and numpy; `torch` is an argument, because tests pass another.
@@ -25,29 +25,29 @@ from validation.gpu.torch_work import captured
 from validation.real.clock import now_ns, quiet_interpreter
 
 CALLS: Final = 64
-"""In a row, between two looks at the clock: few against the depth of a launch queue, some 1,000."""
+"""Calls in a row between two readings of the clock: few compared with a launch queue of about 1,000."""
 
 _COPY_BYTES: Final = 4096
 
 GATE_CYCLES: Final = 400_000
-"""Some 200 us: longer than the few launches behind it take."""
+"""About 200 us: longer than the few launches behind it take."""
 
 _QUEUE_GATE_CYCLES: Final = 200_000_000
-"""Some 100 ms: longer than `most` launches take, so that the queue fills first if it can be filled."""
+"""About 100 ms: longer than `most` launches take, so that the queue fills first if it can be filled."""
 
 _BLOCKED_NS: Final = 1_000_000
-"""A launch that takes so long, and ends when the gate opens, has waited for a place in the queue."""
+"""A launch that takes this long, and ends when the gate opens, has waited for a place in the queue."""
 
 
 class Depth(NamedTuple):
-    """How many launches fit in the queue.
+    """Number of launches that fit in the queue.
 
     Attributes
     ----------
     launches : int
-        Behind the spin and an event, before the host was held up.
+        Launches behind the spin and an event, before the host was held up.
     held_up : bool
-        False: it never was, and `launches` is only a lower bound.
+        False: the host never was, and `launches` is only a lower bound.
     """
 
     launches: int
@@ -55,7 +55,7 @@ class Depth(NamedTuple):
 
 
 def sampled(n: int, once: Callable[[], Mapping[str, float]]) -> dict[str, list[float]]:
-    """Return `n` samples of everything that `once` measures; two more come first and are left out."""
+    """Return `n` samples of everything that `once` measures, after two that are discarded."""
     rows = [once() for _ in range(n + 2)][2:]
     return {name: [row[name] for row in rows] for name in rows[0]}
 
@@ -81,7 +81,7 @@ def timed(
 
 
 def timed_ns(torch: Any, launch: Callable[[], Any], *, gate_cycles: int = GATE_CYCLES) -> int:
-    """Return how long the current stream is busy with what `launch` puts on it."""
+    """Return how long the current stream is busy with the work that `launch` puts on it."""
     return elapsed_ns(*timed(torch, launch, gate_cycles=gate_cycles))
 
 
@@ -93,12 +93,12 @@ def host_ns(call: Callable[[], Any]) -> int:
 
 
 def timers(torch: Any) -> tuple[Any, Any]:
-    """Return two events that tell the time between them."""
+    """Return two events that measure the time between them."""
     return torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
 
 
 def elapsed_ns(start: Any, end: Any) -> int:
-    """Return the time between two events, which torch tells in ms."""
+    """Return the time between two events, converted from torch's ms."""
     return int(np.floor(start.elapsed_time(end) * 1e6 + 0.5))
 
 
@@ -127,7 +127,7 @@ def queue_depth(torch: Any, most: int = 4096) -> Depth:
 
 
 def buffers(torch: Any, direction: str, nbytes: int, *, pinned: bool) -> tuple[Any, Any]:
-    """Return source and target of a copy: random bytes, and where they go.
+    """Return source and target of a copy: random bytes, and their destination.
 
     Parameters
     ----------
@@ -139,7 +139,7 @@ def buffers(torch: Any, direction: str, nbytes: int, *, pinned: bool) -> tuple[A
     for on_device, random in ((source, True), (target, False)):
         place = {"device": "cuda"} if on_device else {"pin_memory": pinned}
         buffer = torch.empty(nbytes, dtype=torch.uint8, **place)
-        made.append(buffer.random_() if random else buffer.fill_(0))  # touched: its pages exist
+        made.append(buffer.random_() if random else buffer.fill_(0))  # touched, so that its pages exist
     return made[0], made[1]
 
 
@@ -180,12 +180,12 @@ def duplex_ns(torch: Any, nbytes: int, n: int) -> dict[str, list[float]]:
 
 
 def allocation_ns(torch: Any, nbytes: int, n: int) -> dict[str, list[float]]:
-    """Return samples of the host's time for an allocation from the device, for one from the cache, and for
-    giving the segment back to the device.
+    """Return samples of the host's time to allocate from the device, to allocate from the cache, and to
+    release the segment to the device.
     """  # fmt: skip
     [stream] = idle_streams(torch, 1)
 
-    def take() -> None:  # and let go of it
+    def take() -> None:  # and release it
         with torch.cuda.stream(stream):
             torch.empty(nbytes, dtype=torch.uint8, device="cuda")
 
@@ -214,7 +214,7 @@ def kernel_ns(torch: Any, launch: Callable[[], Any], context: str, n: int) -> li
     Raises
     ------
     RunError
-        The neighbours were not busy all the while.
+        The neighbours were not busy all the time.
     """
     before: Callable[[], Any] = launch
     busy = _Neighbours(torch) if context == "neighbours busy" else None
@@ -251,7 +251,7 @@ class _Neighbours:
         self.first, self.last = timers(torch)
 
     def begin(self) -> None:
-        """Be busy from what the current stream has reached on, and let it spin until they are there."""
+        """Be busy from the current stream's position on, and let that stream spin until then."""
         opened = self.torch.cuda.Event()
         opened.record()
         self.stream.wait_event(opened)
@@ -269,9 +269,9 @@ class _Neighbours:
 
 
 def event_hop_ns(torch: Any, n: int, length: int = 40) -> dict[str, list[float]]:
-    """Return what an event recorded and waited for adds to a kernel, within a stream and across two.
+    """Return the cost of an event recorded and waited for between kernels, within a stream and across two.
 
-    From makespans alone, without events that measure: a chain with the hops less the same chain without, per
+    From makespans alone, without measuring events: a chain with the hops less the same chain without, per
     hop. Waiting within a stream, which orders nothing new, is what a careless program does.
     """
     streams = [torch.cuda.Stream() for _ in range(2)]
@@ -307,7 +307,7 @@ def event_hop_ns(torch: Any, n: int, length: int = 40) -> dict[str, list[float]]
 
 
 def issue_costs_ns(torch: Any, n: int) -> dict[str, list[float]]:
-    """Return samples of what one call of each kind costs the host.
+    """Return samples of the host time of one call of each kind.
 
     Parameters
     ----------

@@ -1,12 +1,12 @@
-"""Disjoint groups of SMs of one GPU, by a single call of the driver's library that splits all of them.
+"""Disjoint groups of SMs of one GPU, by a single driver call that splits all of them.
 
-Partitions that are made one by one may overlap, because each call starts from the whole device. So the driver
-is asked once for all groups (``cuDevSmResourceSplitByCount``, CUDA driver API, "Green Contexts"), and each
-group gets a context and a stream of its own. Whether a stream then keeps to its SMs is not taken on trust:
-`refuse_unbound` compares how long one kernel takes on each with how long it takes on all.
+Partitions made one by one may overlap, because each call starts from the whole device. So the driver
+is called once for all groups (``cuDevSmResourceSplitByCount``, CUDA driver API, "Green Contexts"), and each
+group gets a context and a stream of its own. Whether a stream really keeps to its SMs is verified:
+`refuse_unbound` compares the time of one kernel on each group with that on all SMs.
 
-The library is wherever the driver is. A resource has the layout of ``cuda.h`` (CUDA driver API, "Data
-Structures", ``CUdevResource_st``): 144 bytes since CUDA 12.4, of which the number of SMs comes after the
+The library comes with the driver. A resource has the layout of ``cuda.h`` (CUDA driver API, "Data
+Structures", ``CUdevResource_st``): 144 bytes since CUDA 12.4, with the number of SMs after the
 first 96.
 """
 
@@ -23,7 +23,7 @@ _UNIT: Final = 8
 """Groups of SMs are multiples of this (Hopper; CUDA driver API, ``cuDevSmResourceSplitByCount``)."""
 
 _LEAST_SLOWDOWN: Final = 1.4
-"""On half of the SMs, where half of what is expected would be no slowdown at all."""
+"""Required slowdown on half of the SMs, where half of the expected one would be no slowdown at all."""
 
 _RESOURCE_TYPE_SM, _DEFAULT_STREAM, _NON_BLOCKING = 1, 1, 1  # constants of cuda.h
 
@@ -48,7 +48,7 @@ SIGNATURES: Final[Mapping[str, Sequence[Any]]] = {
     "cuGreenCtxCreate": (POINTER(c_void_p), c_void_p, c_int, c_uint),
     "cuGreenCtxStreamCreate": (POINTER(c_void_p), c_void_p, c_uint, c_int),
 }  # fmt: skip
-"""The calls that are needed, with the types of their arguments."""
+"""The required calls, with the types of their arguments."""
 
 
 def library() -> Any:
@@ -66,7 +66,7 @@ def library() -> Any:
 
 
 def partition_streams(count: int, driver: Any = None) -> tuple[list[int], int]:
-    """Return the handles of one stream a partition, and how many SMs each partition has.
+    """Return the handles of one stream per partition, and the number of SMs of each partition.
 
     Parameters
     ----------
@@ -117,22 +117,22 @@ def partition_streams(count: int, driver: Any = None) -> tuple[list[int], int]:
 
 
 def refuse_unbound(on_all_ns: float, on_each_ns: Sequence[float]) -> None:
-    """Refuse partitions whose streams run on more than their own SMs.
+    """Raise if a partition's stream runs on more than its own SMs.
 
-    On one of p equal parts a kernel that fills the GPU takes some p times as long. At least half of that is
-    demanded: on an eighth of the SMs, four times as long.
+    On one of p equal parts a kernel that fills the GPU takes about p times as long. At least half of that is
+    required: on an eighth of the SMs, four times as long.
 
     Parameters
     ----------
     on_all_ns : float
-        How long it takes on all SMs.
+        Its time on all SMs.
     on_each_ns : sequence of float
-        How long it takes on each of the parts.
+        Its time on each of the parts.
 
     Raises
     ------
     InfeasibleError
-        On some part it is too fast.
+        It is too fast on some part.
 
     Examples
     --------

@@ -1,8 +1,8 @@
-"""The state of a GPU: awake or not, how fast now, and what it says of itself.
+"""The state of a GPU: awake or not, its current speed, and its own description.
 
 An idle GPU lowers its clocks within a second (an H200 from 1980 to 345 MHz) and takes milliseconds of work to
-raise them again, and this session idles whenever the simulator thinks. So nothing is timed before the device
-is awake, which it is when a fixed product takes as long twice in a row::
+raise them again, and this session idles whenever the simulator computes. So nothing is timed before the
+device is awake: when a fixed product takes equally long twice in a row::
 
     idle ─► [ spin 5 ms ]─ product ─[ spin 5 ms ]─ product ─ ... ─ alike ─► what is to be measured
 
@@ -19,16 +19,16 @@ from validation.gpu.gpu_probes import timed_ns
 from validation.real.clock import now_ns
 
 CYCLES_PER_NS: Final = 2
-"""Of `torch.cuda._sleep`, which counts an SM's clocks: at most 1.98 on an H200. Slower clocks spin longer."""
+"""For `torch.cuda._sleep`, which counts an SM's clocks: at most 1.98 on an H200. Slower ones spin longer."""
 
 _IDLE_NS: Final = 300_000_000
-"""After so long without work the device may sleep."""
+"""After this time without work the device may be asleep."""
 
 _ALIKE: Final = 0.01
-"""How far two products in a row may be apart once the device is awake."""
+"""Maximum relative difference of two products in a row once the device is awake."""
 
 _ROUNDS: Final = 100
-"""How often waking is tried: half a second; what is measured then has its sentinels."""
+"""Maximum attempts to wake it: half a second; measurements after that still have sentinels."""
 
 _SMI: Final = (
     "driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "temperature.gpu", "power.draw",
@@ -37,7 +37,7 @@ _SMI: Final = (
 
 
 class DeviceState:
-    """Wakes a device, and tells how fast it is.
+    """Wakes a device, and measures its speed.
 
     Parameters
     ----------
@@ -50,11 +50,11 @@ class DeviceState:
         self._busy_ns = -_IDLE_NS
 
     def busy(self) -> None:
-        """Note that the device works now."""
+        """Note that the device is working now."""
         self._busy_ns = now_ns()
 
     def product_ns(self) -> int:
-        """Return how long a fixed product and a fixed copy take: 4096 x 4096, bfloat16, random data."""
+        """Return the time of a fixed product and a fixed copy: 4096 x 4096, bfloat16, random data."""
         torch = self.torch
         if self._matrices is None:
             self._matrices = tuple(
@@ -69,7 +69,7 @@ class DeviceState:
         return timed_ns(torch, launch)
 
     def wake(self) -> None:
-        """Keep the device busy until its clocks are up; return at once when it has just worked."""
+        """Keep the device busy until its clocks are up; return at once if it has just worked."""
         if now_ns() - self._busy_ns < _IDLE_NS:
             return
         last = 0
@@ -82,7 +82,7 @@ class DeviceState:
         self.busy()
 
     def sentinel_ns(self) -> int:
-        """Return the median of fifteen products, awake: some ten milliseconds."""
+        """Return the median of fifteen products on the awake device, which takes about ten milliseconds."""
         self.wake()
         median = statistics.median(self.product_ns() for _ in range(15))
         self.busy()
@@ -90,9 +90,9 @@ class DeviceState:
 
 
 def smi_facts() -> dict[str, str]:
-    """Return what ``nvidia-smi`` says of the first GPU: driver, clocks, temperature, power.
+    """Return ``nvidia-smi``'s data on the first GPU: driver, clocks, temperature, power.
 
-    For the provenance of a measurement; where the tool is missing or does not answer, that is what is noted.
+    For the provenance of a measurement; if the tool is missing or does not answer, that is recorded.
     """
     query = [
         "nvidia-smi", "--id=0", f"--query-gpu={','.join(_SMI)}", "--format=csv,noheader",

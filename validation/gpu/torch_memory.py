@@ -1,8 +1,8 @@
-"""Allocations in host order through torch's caching allocator, with what it says after every step.
+"""Allocations in host order through torch's caching allocator, with its counters after every step.
 
-No kernel runs, so nothing depends on time: what is seen is a pure function of the steps. Streams are taken
-that hold no segment yet, and everything cached is given back first, so that the allocator begins empty as far
-as these streams can tell, whatever else the process has allocated.
+No kernel runs, so nothing depends on time: the result is a pure function of the steps. The streams used
+hold no segment yet, and the cache is emptied first, so that the allocator begins empty as far
+as these streams are concerned, whatever else the process has allocated.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ MemoryStep = Sequence[Any]
 def idle_streams(torch: Any, n: int) -> list[Any]:
     """Return streams for which the allocator holds no segment.
 
-    Torch deals out streams of a pool of 32 in turn, so one may have been used before.
+    Torch takes streams in turn from a pool of 32, so one may have been used before.
 
     Raises
     ------
     InfeasibleError
-        All of them hold something, or the allocator is set to other rules in some other way than by name.
+        All of them hold something, or the allocator's rules were changed otherwise than by name.
     """
     gc.collect()
     torch.cuda.synchronize()
@@ -51,7 +51,7 @@ def run_steps(torch: Any, steps: Sequence[MemoryStep]) -> tuple[list[int], list[
     Raises
     ------
     InfeasibleError
-        The allocator is not the one with default settings, or no stream is left without memory.
+        The allocator does not have default settings, or no stream without memory is left.
     """
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING"):
         if os.environ.get(name):

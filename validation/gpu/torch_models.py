@@ -4,8 +4,8 @@ A model is a list of segments; an op is the forward or the backward of one, and 
 
     0f ─ 1f ─ ... ─ 5f ─ 5b ─ ... ─ 1b ─ 0b ─ update        kinds gpt-0-f, ..., gpt-0-b, gpt-update
 
-A backward differentiates its segment alone (`torch.autograd.grad`), from the gradient that the segment after
-it has left. The gradients are compared with those of a serial step.
+A backward differentiates only its segment (`torch.autograd.grad`), starting from the gradient left by the
+segment after it. The gradients are compared with those of a serial step.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from sim.base.errors import RunError
 from sim.graph.graph import Graph
 
 SEGMENTS: Final = 6
-"""Of either model: an entrance, four blocks, and the loss."""
+"""Segments of either model: an entrance, four blocks, and the loss."""
 
 SHAPES: Final = {"width": 768, "heads": 12, "tokens": 256, "words": 8192, "channels": 64, "pixels": 64}
 """A small GPT (Radford et al. 2019 has this width and 12 blocks) and a narrow ResNet (He et al. 2016)."""
 
 _TOLERANCE: Final = 0.05
 _LAUNCHES: Final = 45
-"""About how many kernels an op launches."""
+"""Approximate number of kernels that an op launches."""
 
 
 def step_kinds(model: str) -> list[str]:
@@ -41,7 +41,7 @@ def step_kinds(model: str) -> list[str]:
 
 
 Segment = tuple[Callable[[Any], Any], list[Any]]
-"""function of the input, and the parameters that it uses"""
+"""Function of the input, and the parameters that it uses."""
 
 
 class ModelWork:
@@ -52,7 +52,7 @@ class ModelWork:
     torch : module
     graph : Graph
     device : str
-        ``"cpu"`` where the arithmetic is to be tried without a GPU.
+        ``"cpu"`` to test the arithmetic without a GPU.
     """
 
     def __init__(self, torch: Any, graph: Graph, device: str = "cuda") -> None:
@@ -122,15 +122,15 @@ class ModelWork:
         blocks = [block(channels << max(0, k - 1), channels << k) for k in range(SEGMENTS - 2)]
         return images, [self._segment(stem, stem), *blocks, self._segment(loss, head)]
 
-    # -- what a backend asks of work ------------------------------------------------------------
+    # -- interface of work to a backend ---------------------------------------------------------
 
     @property
     def launches(self) -> int:
-        """About how many kernels one run launches."""
+        """Approximate number of kernels that one run launches."""
         return _LAUNCHES * len(self.kinds)
 
     def reset(self) -> None:
-        """Forget activations and gradients, and undo the update."""
+        """Discard activations and gradients, and undo the update."""
         self.left, self.gradients = {}, {}
         with self.torch.no_grad():
             for (_, parameters), originals in zip(self.segments, self.originals, strict=True):
@@ -138,7 +138,7 @@ class ModelWork:
                     parameter.copy_(original)
 
     def capture(self, op: int, stream: Any) -> None:
-        """Capture nothing: a step of these is launched kernel by kernel."""
+        """Capture nothing: these steps are launched kernel by kernel."""
 
     def launch(self, op: int) -> None:
         """Launch one op on the current stream.
@@ -146,7 +146,7 @@ class ModelWork:
         Raises
         ------
         RunError
-            What it reads is not there: the order was broken.
+            One of its inputs does not exist: the order was broken.
         """
         try:
             self.compute(op)

@@ -3,10 +3,10 @@
 Everything is allocated before a run, so that no run waits for an allocator. Results are filled with NaN
 before each run: a consumer that does not wait for its producer computes NaN, which a serial run never does.
 
-An op of several kernels is captured as one CUDA graph on the stream that it will run on::
+An op of several kernels is captured as one CUDA graph on the stream on which it will run::
 
-    host      one launch an op, however many kernels: what issuing costs does not depend on `repeat`
-    queue     one place an op: the longest plan stays far below the launch queue's depth
+    host      one launch per op, however many kernels: the cost of issuing does not depend on `repeat`
+    queue     one place per op: the longest plan stays far below the depth of the launch queue
     context   kernels captured on a stream of a green context keep its SMs (partitions)
 """
 
@@ -22,30 +22,30 @@ from sim.graph.graph import Graph
 from validation.real.measured_kernels import HOLDS_HOST, Kernel, MatrixWork
 
 # --------------------------------------------------------------------------------------------------------
-# CUDA graphs of what a function launches; a capture that fails leaves nothing behind.
+# CUDA graphs of the launches of a function; a failed capture must leave nothing behind.
 #
-# Torch tells its allocator of a capture before the driver begins it, and takes that back only when the driver
-# has ended it well (`capture_begin` and `capture_end` in PyTorch's aten/src/ATen/cuda/CUDAGraph.cpp). After a
-# failure the allocator would believe in a capture for ever, and `torch.cuda.empty_cache` would fail for good.
+# Torch tells its allocator of a capture before the driver begins it, and withdraws that only when the driver
+# has ended it successfully (`capture_begin` and `capture_end` in PyTorch's aten/src/ATen/cuda/CUDAGraph.cpp).
+# After a failure the allocator would assume a capture for ever; `torch.cuda.empty_cache` would always fail.
 
 _FAILED: Final[list[Any]] = []
-"""Graphs whose capture failed: torch's allocator of page-locked memory goes on asking them."""
+"""Graphs whose capture failed, kept because torch's allocator of page-locked memory still queries them."""
 
 
 def captured(torch: Any, launch: Callable[[], Any], pool: Any) -> Any:
-    """Return a CUDA graph of what `launch` puts on the current stream.
+    """Return a CUDA graph of the work that `launch` puts on the current stream.
 
     Parameters
     ----------
     torch : module
     launch : callable
     pool : tuple of int
-        From `torch.cuda.graph_pool_handle`. After a failure it is of no use to a further capture.
+        From `torch.cuda.graph_pool_handle`. After a failure it cannot be used for another capture.
 
     Raises
     ------
     RunError
-        It cannot be captured; what went wrong first is said.
+        It cannot be captured; the error names the first cause.
     """
     graph = torch.cuda.CUDAGraph()
     try:
@@ -57,24 +57,24 @@ def captured(torch: Any, launch: Callable[[], Any], pool: Any) -> Any:
     except RuntimeError as error:
         _FAILED.append(graph)
         _end(torch, pool)
-        first = error.__context__ or error  # that of `capture_end` only says that there was one
+        first = error.__context__ or error  # the error of `capture_end` only says that there was one
         raise RunError(str(first).partition("\n")[0] or type(first).__name__) from error
     return graph
 
 
 def _end(torch: Any, pool: Any) -> None:
-    """Let the allocator end the capture, if it believes in one, and give back the memory of its pool."""
+    """Make the allocator end a capture that it still assumes, and release the memory of its pool."""
     end = getattr(torch._C, "_cuda_endAllocateToPool", None)
     if end is None:  # before torch 2.8
         end = torch._C._cuda_endAllocateCurrentStreamToPool
-    with suppress(RuntimeError):  # it was told
+    with suppress(RuntimeError):  # it already knows
         device = torch.cuda.current_device()
         end(device, pool)
         torch._C._cuda_releasePool(device, pool)
 
 
 TOLERANCE = 0.05
-"""Of results in bfloat16, relative to their norm: libraries may choose another kernel on another stream."""
+"""Tolerance of results in bfloat16, relative to their norm: libraries may choose other kernels per stream."""
 
 
 class TorchWork(MatrixWork):
@@ -83,7 +83,7 @@ class TorchWork(MatrixWork):
     Parameters
     ----------
     torch : module
-        Torch itself, or what stands for it in tests.
+        Torch itself, or its substitute in tests.
     graph : Graph
         Ops as `validation.real.measured_kernels` describes them.
     dtype : str
@@ -100,7 +100,7 @@ class TorchWork(MatrixWork):
     def __init__(self, torch: Any, graph: Graph, dtype: str = "bfloat16") -> None:
         super().__init__(graph)
         self.torch, self.dtype = torch, getattr(torch, dtype)
-        torch.manual_seed(0)  # random data, never zeros, which save power and so run faster
+        torch.manual_seed(0)  # random data; zeros would save power and so run faster
         self.constants = {n: (self._random(n), self._random(n)) for n in self.sizes}
         moved = sorted({(k.kind, k.size) for k in self.kernels if k.kind.startswith("h2d")})
         self.sources = {(kind, n): self._on_host(n, kind) for kind, n in moved}
@@ -122,7 +122,7 @@ class TorchWork(MatrixWork):
         return self.torch.full((n, n), float("nan"), device="cuda", dtype=self.dtype)
 
     def _on_host(self, n: int, kind: str) -> Any:
-        """Return a matrix in host memory: pageable, or page-locked as copies that overlap need it."""
+        """Return a matrix in host memory: pageable, or page-locked as needed for copies that overlap."""
         return self.torch.full((n, n), float("nan"), dtype=self.dtype, pin_memory=kind not in HOLDS_HOST)
 
     def reset(self) -> None:
@@ -131,12 +131,12 @@ class TorchWork(MatrixWork):
             result.fill_(float("nan"))
 
     def capture(self, op: int, stream: Any) -> None:
-        """Capture an op of several kernels as a CUDA graph on the stream it will run on.
+        """Capture an op of several kernels as a CUDA graph on the stream on which it will run.
 
-        The kernels run once on that stream before: modules are loaded lazily and libraries make their
-        workspaces, a handle and stream each, when they are first used, and neither may happen in a capture.
-        What cannot be captured (a driver may refuse the streams of its green contexts) is launched kernel by
-        kernel, all ops of the graph alike, and `not_captured` says why.
+        The kernels first run once on that stream: modules are loaded lazily and libraries allocate
+        workspaces, per handle and stream, on first use, and neither may happen in a capture.
+        If one cannot be captured (a driver may refuse streams of its green contexts), all ops of the graph
+        are launched kernel by kernel, and `not_captured` gives the reason.
         """
         if op in self.graphs or _kernels(self.kernels[op]) == 1 or self.not_captured:
             return
@@ -162,7 +162,7 @@ class TorchWork(MatrixWork):
             self.compute(op)
 
     def compute(self, op: int) -> None:
-        """Launch the kernels of one op, from what its producers have left."""
+        """Launch the kernels of one op on the results of its producers."""
         kernel = self.kernels[op]
         if kernel.kind.startswith("h2d"):
             source = self.sources[kernel.kind, kernel.size]
@@ -172,13 +172,13 @@ class TorchWork(MatrixWork):
 
     @property
     def launches(self) -> int:
-        """About how many launches one run is."""
+        """Approximate number of launches in one run."""
         return sum(1 if op in self.graphs else _kernels(kernel) for op, kernel in enumerate(self.kernels))
 
     def settled(self) -> list[Any]:
-        """Return copies of all results in device memory, once they are all there.
+        """Return copies of all results in device memory, once they are complete.
 
-        They are compared there: norms of what copies have left in host memory take a CPU half a minute.
+        They are compared there: computing norms of copies in host memory takes a CPU half a minute.
         """
         self.torch.cuda.synchronize()
         copies = []
@@ -188,12 +188,12 @@ class TorchWork(MatrixWork):
         return copies
 
     def alike(self, mine: Any, right: Any) -> bool:
-        """Return whether two results are as close as bfloat16 allows; NaN is close to nothing."""
+        """Return whether two results agree within bfloat16's accuracy; NaN never agrees."""
         return _norm(mine - right) <= TOLERANCE * _norm(right)
 
 
 def _kernels(kernel: Kernel) -> int:
-    """Return about how many kernels an op launches; a copy from or to a host is one, and never captured."""
+    """Return the approximate number of kernels of an op; a copy from or to a host is one, never captured."""
     if kernel.kind.startswith(("h2d", "d2h")):
         return 1
     return {"softmax": 2, "attention": 4, "block": 10}.get(kernel.kind, 1) * kernel.repeat
@@ -236,7 +236,7 @@ def _attend(torch: Any, kernel: Kernel, x: Any, y: Any, out: Any, scratch: Any) 
 
 
 def _block(torch: Any, kernel: Kernel, x: Any, y: Any, out: Any, scratch: Any) -> None:
-    """Attention and a two-layer network with residual sums: the products and the traffic of a block."""
+    """Attention and a two-layer network with residual sums: products and memory traffic of a block."""
     _attend(torch, kernel, x, y, out, scratch)
     torch.lerp(out, x, 0.5, out=out)
     torch.mm(out, y, out=scratch)

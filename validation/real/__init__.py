@@ -9,6 +9,6 @@
                                         └─► Observation: a `sim.Trace` of measured times, whether the results
                                             are right, how much the machine disturbed the run
 
-Importing this needs numpy alone; torch is imported by `validation.gpu.cuda` when it is used. Nothing here
-needs the simulator's dependencies, so that a machine which only measures does not have to have them.
+Importing this needs only numpy; torch is imported by `validation.gpu.cuda` on use. Nothing here
+needs the simulator's dependencies, so that a machine that only measures can do without them.
 """

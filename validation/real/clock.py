@@ -1,8 +1,8 @@
-"""Time on a real machine: a clock, sleeping without spinning, and how much others disturbed a thread.
+"""Time on a real machine: a clock, sleeping without spinning, and disturbance of a thread by others.
 
 A Python thread that spins keeps the interpreter's lock and delays every other thread by up to its switch
-interval, so nobody spins here. A sleep ends late by the timer slack of the kernel (50 us by default) and by
-the time it takes to wake up; the slack is set to the minimum, and what is left is calibrated.
+interval, so nothing spins here. A sleep ends late by the timer slack of the kernel (50 us by default) and by
+the time to wake up; the slack is set to the minimum, and the rest is calibrated.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ now_ns = time.perf_counter_ns
 
 
 def sleep_until(deadline_ns: int) -> None:
-    """Sleep until `now_ns` reaches `deadline_ns`; return at once when it has."""
+    """Sleep until `now_ns` reaches `deadline_ns`; return at once if it has."""
     left = deadline_ns - now_ns()
     if left > 0:
         time.sleep(left * 1e-9)
@@ -36,16 +36,16 @@ def prefer_this_thread(core: int | None = None) -> str:
     Parameters
     ----------
     core : int, optional
-        Position among the cores this process may use.
+        Position among the cores that this process may use.
 
     Returns
     -------
     str
-        What was granted, for the provenance of a measurement: ``"fifo"`` or ``"normal"``.
+        The granted priority, for the provenance of a measurement: ``"fifo"`` or ``"normal"``.
     """
     try:
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
-    except (AttributeError, OSError):  # not Linux: sleeps are as exact as they are
+    except (AttributeError, OSError):  # not Linux: the accuracy of sleeps cannot be changed
         return "normal"
     if core is not None:
         cores = sorted(os.sched_getaffinity(0))
@@ -58,7 +58,7 @@ def prefer_this_thread(core: int | None = None) -> str:
 
 
 def run_queue_ns() -> int | None:
-    """Return how long the calling thread has been runnable without running; None where nobody counts it.
+    """Return how long the calling thread has been runnable without running; None if not counted.
 
     This is the second number of ``/proc/thread-self/schedstat`` (Linux, Documentation/scheduler/sched-stats).
     """
@@ -70,7 +70,7 @@ def run_queue_ns() -> int | None:
 
 
 def stolen_ns() -> int:
-    """Return how long a hypervisor has run others on our cores, summed over them; 0 where nobody counts it.
+    """Return how long a hypervisor has run others on our cores, summed over them; 0 if not counted.
 
     Field ``steal`` of the first line of ``/proc/stat`` (proc(5)), in ticks of the clock.
     """
@@ -82,10 +82,10 @@ def stolen_ns() -> int:
 
 
 def others_ns() -> int | None:
-    """Return how long other processes have run on the cores this one may use; None where nobody counts it.
+    """Return how long other processes have run on the cores of this one; None if not counted.
 
     The lines ``cpuN`` of ``/proc/stat`` (proc(5): user, nice, system, and what interrupts took), in ticks of
-    the clock, less what this process took itself. Only differences mean something, of a second or more.
+    the clock, less this process's own time. Only differences of a second or more are meaningful.
     """
     try:
         with open("/proc/stat") as file:
@@ -99,10 +99,10 @@ def others_ns() -> int | None:
 
 
 class Heart:
-    """Beats beside a run, and notes its latest beat: then the machine, or the interpreter, stood still.
+    """Beats beside a run, and notes its latest beat: a delay of the machine or of the interpreter.
 
-    A thread that sleeps cannot tell a late timer from a stolen core or from an interpreter that is held by
-    somebody; a second thread that does nothing but sleep has the same troubles, and no part in the result.
+    A thread that sleeps cannot distinguish a late timer from a stolen core or from an interpreter held by
+    another thread; a second thread that only sleeps has the same troubles, and no part in the result.
     """
 
     _BEAT_NS: Final = 2_000_000

@@ -1,4 +1,4 @@
-"""Who decides during a real run: a policy object (`Driver`), or a plan (`Follower`), which is replayed.
+"""Decisions during a real run: from a policy object (`Driver`), or from a plan that is replayed (`Follower`).
 
 A policy is a state machine: events in, decisions out, no clock, no threads. Here the events are real: a
 kernel ended, a launch is on its stream. The threads of a run report them under one lock and carry out what
@@ -10,7 +10,7 @@ comes back::
                                                                      until none takes a task ─► assignments
 
 Readiness (`sim.readiness.counters`) and asking (`sim.issuers`) are those of the simulator's engine, so
-that a difference between the two worlds is a difference of times, never of rules.
+that a difference between simulation and reality is a difference of times, never of rules.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sim.record.plan import Plan
 from validation.real.clock import now_ns
 
 Assignments = list[tuple[Issuer, Task]]
-"""Who shall take what now (its `stream` is set); an issuer is named again only after its last report."""
+"""Issuers and their tasks (with `stream` set); an issuer is named again only after its last report."""
 
 
 def predecessors(job: Job) -> Callable[[int], list[int]]:
@@ -61,14 +61,14 @@ class Driver:
     job : Job
         On a machine without links: bytes move by ops that copy.
     policy : Policy
-        Any object that the simulator takes; the very same object may be used in both.
+        Any policy of the simulator; the very same object may be used in both.
 
     Attributes
     ----------
     decided_by : str
         For the column ``policy`` of the trace.
     total : int
-        Tasks that have to end.
+        Number of tasks that have to end.
 
     Raises
     ------
@@ -93,25 +93,25 @@ class Driver:
         return now_ns() - self.zero_ns
 
     def prepare(self) -> None:
-        """Let the policy look at the job, before the clock starts."""
+        """Let the policy prepare for the job, before the clock starts."""
         self.policy.prepare(self.job)
 
     def begin(self) -> Assignments:
-        """Start the clock, tell the policy of the tasks that nothing holds back, and ask."""
+        """Start the clock, tell the policy of the tasks without predecessors, and ask it for assignments."""
         self.zero_ns = now_ns()
         for task in self._stamp(self.readiness.roots()):
             self.policy.ready(task)
         return self._ask()
 
     def issued(self, task: Task) -> Assignments:
-        """A launch is done: its issuer is free, and under ``"issue"`` its consumers may be eligible."""
+        """Report a finished launch: its issuer is free, and under ``"issue"`` consumers may be eligible."""
         self.issuers.free(task.issuer)
         if self.asynchronous:
             self.policy.ended(task, self._stamp(self.readiness.issued(task)), task.issuer)
         return self._ask()
 
     def completed(self, task: Task) -> Assignments:
-        """A task ended."""
+        """Report that a task ended."""
         executed = self.executed[task.op]
         if executed:
             self.issuers.free(task.issuer)
@@ -121,7 +121,7 @@ class Driver:
         return self._ask()
 
     def waits(self, task: Task) -> list[int]:
-        """Return the ids of the tasks whose ends `task`, launched before that, waits for on its stream."""
+        """Return the ids of earlier-launched tasks whose ends `task` has to wait for on its stream."""
         return self.predecessors(task.id) if self.asynchronous else []
 
     def _stamp(self, tasks: list[Task]) -> list[Task]:
@@ -145,18 +145,18 @@ class Driver:
 
 
 class Follower(Driver):
-    """Executes a plan exactly: its order of issue, its streams, and no other waits than its own.
+    """Executes a plan exactly: its order of issue, its streams, and only its own waits.
 
     Parameters
     ----------
     job : Job
-        Whose graph and machine the plan names.
+        Its graph and machine are those of the plan.
     plan : Plan
 
     Raises
     ------
     InputError, UnknownNameError
-        The plan does not fit the job (`policies.issue.replay`; some of it is seen by `prepare` only), or two
+        The plan does not fit the job (`policies.issue.replay`; partly checked only by `prepare`), or two
         issuers feed one stream.
     """
 
@@ -183,15 +183,15 @@ class Follower(Driver):
         return self.before[task.id]
 
     def launches(self) -> list[Task]:
-        """Return the tasks in the order in which they are launched, where no launch waits for an end."""
+        """Return the tasks in the order in which they are launched, if no launch waits for an end."""
         todo = self.begin()
-        for _, task in todo:  # which grows on the way
+        for _, task in todo:  # which grows meanwhile
             todo += self.issued(task)
         return [task for _, task in todo]
 
 
 def refuse_unsupported(job: Job) -> None:
-    """Refuse, before anything runs, what real execution does not do.
+    """Raise, before anything runs, if a job needs what real execution does not support.
 
     Raises
     ------

@@ -1,17 +1,17 @@
-"""Was the machine quiet? Sentinels around what is measured, and how long others held it up.
+"""Check whether the machine was quiet: sentinels around a measurement, and delays caused by others.
 
 ::
 
-    sentinel ── run or block of runs ── sentinel     accepted when the two agree within 2 % (GPU kernels,
-                                                     sleeps) or 6 % (kernels on a CPU), with what they were
-                                                     when the machine was calibrated, too, and nothing held a
-                                                     run up for longer than 1 % of its makespan
+    sentinel ── run or block of runs ── sentinel     accepted if the two agree within 2 % (GPU kernels,
+                                                     sleeps) or 6 % (kernels on a CPU), also with their values
+                                                     when the machine was calibrated, and nothing delayed a
+                                                     run by more than 1 % of its makespan
 
-Threads that compute bring sentinels of their own (`validation.real.threads`), one pair each: the worst one
+Threads that compute have sentinels of their own (`validation.real.threads`), one pair each: the worst one
 counts.
 
 A measurement that fails is kept and marked; it never counts, and nothing is repeated because its result is
-unwelcome: whether it counts is settled without looking at it.
+unwelcome: the decision does not use the result.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ MAX_DELAY: Final = 0.01
 """Delay by others, as a share of the makespan, above which a run does not count."""
 
 MAX_DRIFT: Final = {"timer": 0.02, "threads": 0.06, "cuda": 0.02}
-"""How far a sentinel may move across a block."""
+"""Maximum relative change of a sentinel across a block."""
 
 MAX_OTHERS: Final = 0.1
-"""Part of the cores that other processes may take while kernels on a CPU are calibrated. Threads of real-time
-priority never queue behind them, so that no delay tells; they share caches and clock all the same, and two
-busy loops on two cores made products of matrices 10 % slower, steadily."""
+"""Share of the cores that other processes may take while CPU kernels are calibrated. Threads of real-time
+priority never queue behind them, so delays do not show it; they still share caches and clock, and two
+busy loops on two cores steadily made products of matrices 10 % slower."""
 
 MAX_PROBE: Final = 0.02
-"""How far looking at single ops may change a makespan, if they are to be believed."""
+"""Maximum change of a makespan by events around single ops, if these are to be trusted."""
 
 
 class Sentinel(NamedTuple):
@@ -49,16 +49,16 @@ class Sentinel(NamedTuple):
 
     @property
     def drift(self) -> float:
-        """How far the two are apart, as a share of the smaller one."""
+        """Difference of the two, relative to the smaller one."""
         return abs(self.after_ns - self.before_ns) / max(1, min(self.before_ns, self.after_ns))
 
     def away(self, usual_ns: float) -> float:
-        """How far the two are from `usual_ns`, as a share of it: the worse of them."""
+        """The larger relative difference of the two from `usual_ns`."""
         return max(abs(ns - usual_ns) for ns in self) / usual_ns
 
 
 def around(before_ns: int | None, after_ns: int | None) -> list[Sentinel]:
-    """Return the sentinel around something; none where nobody looks."""
+    """Return the sentinel around something; empty if there is none."""
     return [] if before_ns is None or after_ns is None else [Sentinel(before_ns, after_ns)]
 
 
@@ -68,17 +68,17 @@ def verdict(
     sentinels: Sequence[Sentinel],
     calibrated_ns: float | None = None,
 ) -> str:
-    """Return why runs do not count; empty when they do.
+    """Return why runs do not count; empty if they do.
 
     Parameters
     ----------
     backend : str
     runs : sequence of Observation
-        One, or those of a block; they may have taken sentinels of their own.
+        One run, or those of a block; they may have sentinels of their own.
     sentinels : sequence of Sentinel
-        Around them.
+        Those around the runs.
     calibrated_ns : float, optional
-        What the sentinel took when the machine was calibrated: in another state it is another machine.
+        The sentinel's time when the machine was calibrated: in another state it is another machine.
     """
     sentinels = [*(Sentinel(*pulse) for seen in runs for pulse in seen.pulses), *sentinels]
     delayed = max((seen.delayed for seen in runs), default=0.0)

@@ -1,4 +1,4 @@
-"""A machine made of threads: one a host, one a worker, one a stream.
+"""A machine made of threads: one per host, one per worker, one per stream.
 
 ::
 
@@ -9,8 +9,8 @@
       └─────────────────────────────────────────────────────┘
     A CPU worker is a host and its own stream in one thread: it runs what it is assigned.
 
-What a kernel is, is the `Work`'s business: a sleep (`validation.real.timer`) or numpy
-(`validation.real.threads`). All threads stand ready before the clock starts. Nobody spins, and every waiter
+The `Work` defines what a kernel is: a sleep (`validation.real.timer`) or numpy
+(`validation.real.threads`). All threads are ready before the clock starts. Nothing spins, and every waiter
 has a lock of its own.
 """
 
@@ -35,8 +35,8 @@ from validation.real.work import Observation, Work, measured_trace
 # --------------------------------------------------------------------------------------------------------
 # Events between streams: recorded once, and every waiter has a lock of its own.
 #
-# One lock that many threads wait for wakes them one after another, each taking it and giving it back; a
-# lock a waiter is one hand-over each, which is what an event of the hardware costs.
+# A lock that many threads wait for wakes them one after another, each taking and releasing it; a
+# lock per waiter is one hand-over each, the cost of a hardware event.
 
 
 class Event:
@@ -50,7 +50,7 @@ class Event:
         self._waiters: list[threading.Lock] = []
 
     def waiter(self) -> threading.Lock | None:
-        """Return a lock that can be acquired once the event has happened; None when it has."""
+        """Return a lock that can be acquired once the event has happened; None if it has."""
         with self._guard:
             if self._happened:
                 return None
@@ -128,10 +128,10 @@ class _Run:
         return self.done
 
     def _open(self, ready: threading.Barrier) -> None:
-        """Start the clock and hand out what can begin.
+        """Start the clock and hand out the tasks that can begin.
 
-        On a thread with the priority of those it wakes: a lesser one loses its core to the first of them,
-        and wakes the second when that is done, a hundred milliseconds later.
+        Runs on a thread with the priority of those it wakes: one of lower priority loses its core to the
+        first, and wakes the second when that is done, a hundred milliseconds later.
         """
         prefer_this_thread()
         ready.wait()
@@ -152,7 +152,7 @@ class _Run:
         return f"{len(names)} tasks remain, among them {', '.join(names[:5])}"
 
     def _stop(self) -> None:
-        """Let every thread see that it is over."""
+        """Let every thread see that the run is over."""
         self.over.set()
         for queue in self.queues.values():
             queue.put(None)
@@ -250,7 +250,7 @@ class _Run:
         return mine
 
     def _hand_out(self, assigned: Assignments, me: Issuer | None) -> Task | None:
-        """Wake the issuers that got something; return what the calling thread got itself."""
+        """Wake the issuers with assignments; return the calling thread's own."""
         mine = None
         for issuer, task in assigned:
             task.issuer = issuer

@@ -1,10 +1,10 @@
-"""What the measured kernels are, for every backend: kinds, sizes, and what they read.
+"""The measured kernels of every backend: kinds, sizes, and inputs.
 
-Ops that compute leave a square matrix of `size` x `size` and read what their producers left, so the data
-dependencies of a plan cost nothing extra and are real::
+Ops that compute leave a square matrix of `size` x `size` and read the results of their producers, so the data
+dependencies of a plan are real and cost nothing extra::
 
     kind         computes (x, y: results of the first and second producer, else constants of random data)
-    matmul       x @ y, again and again: ((x @ y) @ y) ...      `repeat` times
+    matmul       x @ y, repeatedly: ((x @ y) @ y) ...           `repeat` times
     elementwise  x * 0.5 + y * 0.5                              `repeat` times
     copy         x
     softmax      row by row of x
@@ -48,7 +48,7 @@ class Kernel:
     size : int
         Rows and columns of the matrices.
     repeat : int
-        How often the kernel runs in one op.
+        Number of times that the kernel runs in one op.
     """
 
     kind: str
@@ -57,12 +57,12 @@ class Kernel:
 
 
 def kernel_axes(kind: str) -> tuple[str, ...]:
-    """Return the attributes of an op that determine how long a kernel of `kind` takes."""
+    """Return the attributes of an op that determine the duration of a kernel of `kind`."""
     return ("sleep_ns",) if kind == "sleep" else ("size", "repeat")
 
 
 class MatrixWork(ABC):
-    """The kernels of one graph with their matrices, whatever library computes them.
+    """The kernels of one graph with their matrices, independent of the computing library.
 
     Parameters
     ----------
@@ -72,18 +72,18 @@ class MatrixWork(ABC):
     Attributes
     ----------
     where : str
-        What computes, for messages.
+        Name of the backend, for messages.
     kinds : sequence of str
-        What it can compute.
+        Supported kinds.
     constants : dict of int to (matrix, matrix)
-        By size, what an op reads that has fewer than two producers of its size.
+        By size: inputs of an op that has fewer than two producers of its size.
     results : list of matrix
         By op.
 
     Raises
     ------
     UnknownNameError
-        A kind that is not in `kinds`.
+        A kind is not in `kinds`.
     InputError
         An attribute is missing, or is not a whole positive number.
     """
@@ -117,7 +117,7 @@ class MatrixWork(ABC):
         return kernel
 
     def inputs(self, op: int) -> tuple[Any, Any]:
-        """Return what an op reads: results of its producers on the same device, else constants."""
+        """Return the inputs of an op: results of its producers on the same device, else constants."""
         kernel = self.kernels[op]
         given = [
             self.results[p]
@@ -129,15 +129,15 @@ class MatrixWork(ABC):
 
     @abstractmethod
     def compute(self, op: int) -> None:
-        """Compute one op from what its producers have left."""
+        """Compute one op from the results of its producers."""
 
     @abstractmethod
     def settled(self) -> list[Any]:
-        """Return copies of all results, once they are all there."""
+        """Return copies of all results, once they are complete."""
 
     @abstractmethod
     def alike(self, mine: Any, right: Any) -> bool:
-        """Return whether a result is that of a serial execution, as far as the library is exact."""
+        """Return whether a result is that of a serial execution, within the accuracy of the library."""
 
     def wrong(self) -> list[str]:
         """Return the ops whose result differs from that of a serial execution."""

@@ -1,8 +1,8 @@
-"""What a set of samples says: median, spread, and how sure the median is.
+"""Statistics of samples: median, spread, and the uncertainty of the median.
 
-Times on a real machine have a long upper tail, so means and standard deviations tell of the tail. The median
-is what is used; its bootstrap interval (Efron 1979, "Bootstrap methods: another look at the jackknife",
-Annals of Statistics 7(1)) says how far another calibration may land from it.
+Times on a real machine have a long upper tail, which dominates means and standard deviations. So the median
+is used; its bootstrap interval (Efron 1979, "Bootstrap methods: another look at the jackknife",
+Annals of Statistics 7(1)) says how far another calibration may be from it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Final, NamedTuple
 import numpy as np
 
 _ROUNDS: Final = 200
-"""Of the bootstrap."""
+"""Number of bootstrap samples."""
 
 
 class Summary(NamedTuple):
-    """Median of some samples, with its company.
+    """Median of some samples, with its uncertainty.
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ def summary(samples: Sequence[int | float]) -> Summary:
 
 
 def kendall_tau(a: Sequence[int], b: Sequence[int]) -> float:
-    """Return how far two orders of the same things agree: 1 wholly, -1 reversed.
+    """Return the agreement of two orders of the same things: 1 for equal, -1 for reversed.
 
     Parameters
     ----------

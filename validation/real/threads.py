@@ -1,7 +1,7 @@
 """The threads backend: numpy kernels that release the interpreter's lock, on pinned threads.
 
 Every op has its own result, filled with NaN before a run, so that a consumer which does not wait for its
-producer leaves NaN or numbers of another op, and the comparison with a serial execution finds it.
+producer leaves NaN or numbers of another op; the comparison with a serial execution finds it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from validation.real.work import Observation
 # --------------------------------------------------------------------------------------------------------
 # One thread for BLAS: a kernel that spreads over all cores is not a kernel on one stream.
 #
-# numpy's wheels bring an OpenBLAS that reads its environment when it is loaded, which has usually happened by
-# the time anybody cares; its own function changes the number later.
+# numpy's wheels bring an OpenBLAS that reads its environment when it is loaded, which is usually too early
+# for us; its own function can change the number later.
 
 _PREFIXES: Final = ("scipy_openblas_", "openblas_")
 _SUFFIXES: Final = ("64_", "_64_", "")
@@ -66,12 +66,12 @@ def single_threaded_blas() -> Iterator[None]:
 
 
 # --------------------------------------------------------------------------------------------------------
-# A fixed piece of work on the calling thread: it warms the thread, and tells at which speed its core runs.
+# A fixed piece of work on the calling thread: it warms the thread, and measures the speed of its core.
 #
-# The clock of a shared processor drops by some ten percent, on all cores at once, and comes back after a
-# second or a minute; nothing that the guest of a hypervisor counts tells so. So every thread takes its own
-# pulse where it works, right before the first op and right after the last one, in the state of clock,
-# caches and company in which the ops run::
+# The clock of a shared processor drops by about ten percent, on all cores at once, and recovers after a
+# second or a minute; no counter visible to the guest of a hypervisor shows it. So every thread takes its own
+# pulse where it works, right before the first op and right after the last one, in the same state of clock,
+# caches and neighbours as the ops::
 #
 #     each thread   warm-up ─ pulse ─┤ all are ready ├─ ops of the run ─┤ it is over ├─ pulse
 
@@ -81,7 +81,7 @@ _BEATS: Final = 7
 
 
 class Products:
-    """The product of two random matrices, again and again, in memory of its own.
+    """The product of two random matrices, repeatedly, in memory of its own.
 
     Examples
     --------
@@ -92,10 +92,10 @@ class Products:
     def __init__(self) -> None:
         self.a = np.random.default_rng(1).normal(size=(_SIZE, _SIZE)) / _SIZE**0.5
         self.b = np.zeros_like(self.a)
-        self.b.fill(0.0)  # touches the pages
+        self.b.fill(0.0)  # touch the pages
 
     def pulse_ns(self) -> int:
-        """Return the median time of a product now."""
+        """Return the current median time of a product."""
         taken = []
         for k in range(_WARM + _BEATS):
             begin = now_ns()
@@ -134,7 +134,7 @@ class NumpyWork(MatrixWork):
         self.results = [np.full((k.size, k.size), np.nan) for k in self.kernels]
         self.scratch = [np.zeros_like(result) for result in self.results]
         for scratch in self.scratch:
-            scratch.fill(0.0)  # touches the pages: the first touch takes longer than a product
+            scratch.fill(0.0)  # touch the pages: the first touch takes longer than a product
         self.products: dict[int, Products] = {}
 
     def reset(self) -> None:
@@ -143,14 +143,14 @@ class NumpyWork(MatrixWork):
             result.fill(np.nan)
 
     def issue(self, task: Task) -> None:
-        """Do nothing: issuing costs what it costs."""
+        """Do nothing: issuing has its own real cost."""
 
     def run(self, task: Task) -> None:
         """Compute the op of `task`."""
         self.compute(task.op)
 
     def compute(self, op: int) -> None:
-        """Compute one op from what its producers have left."""
+        """Compute one op from the results of its producers."""
         _compute(self.kernels[op], *self.inputs(op), self.results[op], self.scratch[op])
 
     def settled(self) -> list[Matrix]:
@@ -158,17 +158,17 @@ class NumpyWork(MatrixWork):
         return [result.copy() for result in self.results]
 
     def alike(self, mine: Matrix, right: Matrix) -> bool:
-        """Return whether two results are the same but for rounding."""
+        """Return whether two results are equal except for rounding."""
         return np.allclose(mine, right, rtol=1e-9, atol=1e-12)
 
     def pulse_ns(self, thread: int) -> int:
-        """Return how long a product takes on the calling thread now."""
+        """Return the current time of a product on the calling thread."""
         if thread not in self.products:
-            self.products[thread] = Products()  # made by the thread that uses it, near its core
+            self.products[thread] = Products()  # created by the thread that uses it, near its core
         taken_ns = self.products[thread].pulse_ns()
         for pair in self.constants.values():
             for constant in pair:
-                constant.sum()  # into this core's caches, where later ops find them, too
+                constant.sum()  # load it into this core's caches, where later ops also find it
         return taken_ns
 
 
@@ -237,10 +237,10 @@ class Threads(LaneBackend):
             return super()._run(driver)
 
     def work(self, job: Job) -> NumpyWork:
-        """Return the matrices of a graph, made once: their pages have to be touched before a measurement."""
+        """Return the matrices of a graph, created once: their pages must be touched before a measurement."""
         if job.iterations != 1:
             raise InputError("the threads backend runs one iteration at a time")
         key = id(job.graph)
         if key not in self._works:
-            self._works = {key: (job.graph, NumpyWork(job.graph))}  # one at a time: memory
+            self._works = {key: (job.graph, NumpyWork(job.graph))}  # only one at a time, to save memory
         return self._works[key][1]

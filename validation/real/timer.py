@@ -1,8 +1,8 @@
-"""The timer backend: kernels are sleeps, so that any machine can play a device with any number of streams.
+"""The timer backend: kernels are sleeps, so that any machine can act as a device with any number of streams.
 
-What is real here is everything but the arithmetic: threads, queues, events, the host that issues, the policy
+Everything except the arithmetic is real: threads, queues, events, the host that issues, the policy
 that decides. An op of kind ``sleep`` takes its attribute ``sleep_ns`` (and its host ``issue_sleep_ns``
-before it is issued). Its result is a number made of its name and of what its producers had left when it
+before it is issued). Its result is a number made from its name and from the results of its producers when it
 *started*, so that an execution which did not wait for a producer ends with another number.
 """
 
@@ -33,7 +33,7 @@ class SleepWork:
     Parameters
     ----------
     graph : Graph
-        Every op has the attribute ``sleep_ns``, or an explicit duration, which is slept then.
+        Every op has the attribute ``sleep_ns``, or an explicit duration, for which it sleeps.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -53,7 +53,7 @@ class SleepWork:
         self.left = {}
 
     def issue(self, task: Task) -> None:
-        """Sleep as long as launching takes the host."""
+        """Sleep for the host time of a launch."""
         if self.issue_ns[task.op]:
             sleep_until(now_ns() + self.issue_ns[task.op])
 
@@ -65,10 +65,10 @@ class SleepWork:
         self.left[task.iteration, task.op] = mix(self.names[task.op], task.iteration, inputs)
 
     def pulse_ns(self, thread: int) -> None:
-        """Return None: who sleeps has no speed."""
+        """Return None: sleeping has no speed."""
 
     def wrong(self) -> list[str]:
-        """Return the ops whose number is not that of a serial execution."""
+        """Return the ops whose number differs from that of a serial execution."""
         wrong = []
         for iteration in sorted({iteration for iteration, _ in self.left}):
             serial: dict[int, int] = {}

@@ -1,7 +1,7 @@
-"""What the ops of a graph do when they really run, and how we know that they ran in the right order.
+"""Work of a graph's ops in real execution, and the check that they ran in the right order.
 
-Every op reads what its producers have left and leaves something that depends on it, so that a run which broke
-an order leaves something else than a serial run does. `Work.wrong` compares the two.
+Every op reads the results of its producers and leaves something that depends on them, so that a run which
+broke an order leaves something else than a serial run. `Work.wrong` compares the two.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ class Work(Protocol):
     """The kernels of one graph with their data. One object serves many runs."""
 
     def reset(self) -> None:
-        """Forget all results: whoever reads one before it is made reads something wrong."""
+        """Discard all results: reading one before it is made then gives a wrong value."""
 
     def issue(self, task: Task) -> None:
-        """Spend what issuing `task` costs its host beyond putting it on a queue."""
+        """Spend the host time of issuing `task` beyond putting it on a queue."""
 
     def run(self, task: Task) -> None:
         """Execute the op of `task` on the calling thread and leave its result."""
 
     def pulse_ns(self, thread: int) -> int | None:
-        """Return how long a fixed piece of work takes on the calling thread now, and leave the thread warm.
+        """Return the current time of a fixed piece of work on the calling thread, and leave the thread warm.
 
-        None where threads only sleep, and have no speed. `thread` counts those of the run.
+        None if threads only sleep, and so have no speed. `thread` counts those of the run.
         """
 
     def wrong(self) -> list[str]:
-        """Return the names of the ops whose result is not that of a serial execution."""
+        """Return the names of the ops whose result differs from that of a serial execution."""
 
 
 @dataclass(frozen=True)
@@ -51,21 +51,21 @@ class Observation:
     wrong : list of str
         Ops with a wrong result: the run broke an order.
     delayed_ns : int
-        How long the machine held the run up, as far as that can be seen from outside: the worst of the time a
+        How long the machine delayed the run, as far as visible from outside: the largest of the time a
         thread was runnable without running, of the time a hypervisor took, and of the latest beat of a heart.
     priority : str
-        ``"fifo"`` when the threads had real-time priority, else ``"normal"``.
+        ``"fifo"`` if the threads had real-time priority, else ``"normal"``.
     truth_ns : int or None
-        The makespan, when it was measured without looking at single ops; None: the trace's own.
+        The makespan, if measured without events around single ops; None: the trace's own.
     probe_error : float
-        By how much looking at single ops changed the makespan, as a share of it.
+        Relative change of the makespan by events around single ops.
     looked_ns : int or None
-        The makespan of the run in which single ops were looked at, which is the one that `trace` tells of;
+        The makespan of the run with events around single ops, which is the one in `trace`;
         None: there was one run.
     host_ns : int or None
-        How long the host took to issue all of a plan, in the run without a look; None: nobody measured it.
+        Host time to issue all of a plan, in the run without such events; None: not measured.
     pulses : tuple of (int, int)
-        Of every thread that has one: how long its fixed piece of work took right before the run and right
+        For every thread that has a pulse: the time of its fixed piece of work right before the run and right
         after it.
     """
 

@@ -1,7 +1,7 @@
 """The report: every experiment's errors beside its noise floor and its goals, as JSON.
 
-`validation.report.markdown` writes it for people and `validation.report.figures` draws it. An experiment is
-*met*, *missed*, or *inconclusive* when too few quiet runs came; wrong results always fail it.
+`validation.report.markdown` formats it for readers and `validation.report.figures` draws it. An experiment is
+*met*, *missed*, or *inconclusive* if there were too few quiet runs; wrong results always fail it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SCHEMA: Final = "sim.validation/1"
 
 
 def _groups(points: Sequence[Point]) -> list[dict[str, Any]]:
-    """Compare the cases of each group: ratios, order, and what believing the prediction costs."""
+    """Compare the cases of each group: ratios, order, and the cost of trusting the prediction."""
     found = []
     for group in dict.fromkeys(point.group for point in points if point.group):
         by_label: dict[str, list[Point]] = {}
@@ -79,17 +79,17 @@ def _metrics(points: Sequence[Point], groups: Sequence[Mapping[str, Any]]) -> di
 def experiment_report(
     experiment: str, out: Path, backend: str, calibration: Calibration, *, recompute: bool = False
 ) -> dict[str, Any]:
-    """Return what one experiment has shown.
+    """Return the results of one experiment.
 
     Parameters
     ----------
     experiment : str
     out : Path
-        With the files of the steps.
+        Contains the files of the steps.
     backend : str
     calibration : Calibration
     recompute : bool
-        Predict anew instead of reading what was predicted: to see what a change of the simulator did.
+        Whether to predict again instead of reading the predictions: to see the effect of a change.
 
     Raises
     ------
@@ -101,7 +101,7 @@ def experiment_report(
         return {"experiment": experiment, "status": "inconclusive", "why": f"no {', '.join(found)}"}
     result: dict[str, Any] = {
         "experiment": experiment,
-        # Anew, and from what was calibrated since, is not before.
+        # A new prediction, from the current calibration, was not made before measuring.
         "predicted_before_measuring": found.predicted_before
         and (not recompute or found.predicted_from == calibration_digest(calibration)),
         "cases": len(found.plans["cases"]),
@@ -146,7 +146,7 @@ def experiment_report(
     metrics = _metrics(points, groups)
     goals = GOALS.get(backend, {}).get(experiment, {})
     missed = {name: bound for name, bound in goals.items() if name in metrics and metrics[name] > bound}
-    unknown = [name for name in goals if name not in metrics]  # a group lacks a case, say
+    unknown = [name for name in goals if name not in metrics]  # for example if a group lacks a case
     return {
         **result,
         "status": "missed" if missed or wrong else "inconclusive" if unknown else "met",
@@ -167,12 +167,12 @@ def experiment_report(
 def report(
     out: Path, backend: str, calibration: Calibration, experiments: Sequence[str], *, recompute: bool = False
 ) -> dict[str, Any]:
-    """Return the report of all experiments; one that cannot be reported does not lose the others."""
+    """Return the report of all experiments; one that cannot be reported does not prevent the others."""
     results = []
     for experiment in experiments:
         try:
             results.append(experiment_report(experiment, out, backend, calibration, recompute=recompute))
-        except (InputError, RunError) as error:  # a run whose order of issue cannot be
+        except (InputError, RunError) as error:  # a run whose order of issue is impossible
             results.append({"experiment": experiment, "status": "missed", "why": str(error)})
     return {
         "schema": SCHEMA,

@@ -1,4 +1,4 @@
-"""Two pictures: predicted against measured, and the worst case as two Gantt charts one above the other."""
+"""Two figures: predicted against measured, and the worst case as two Gantt charts, one above the other."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from validation.experiments.predict import predict_case, simulate_case
 from validation.experiments.prediction_errors import rebuild
 
 _BAND: Final = 5
-"""Percent: shaded, the bound that most goals have."""
+"""Shaded range in percent: the bound of most goals."""
 
 
 def draw_scatter(report: Mapping[str, Any], path: Path) -> bool:
-    """Draw every point, one colour an experiment, and its error below; return whether there were any."""
+    """Draw every point, one colour per experiment, and its error below; return whether there were any."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     from sim.plot.figure import new_figure, save
@@ -50,7 +50,7 @@ def draw_scatter(report: Mapping[str, Any], path: Path) -> bool:
 
 
 def draw_worst(report: Mapping[str, Any], out: Path, calibration: Calibration, path: Path) -> bool:
-    """Draw the run with the largest error and, above it, what was predicted; return whether there is one."""
+    """Draw the run with the largest error and its prediction above; return whether there is one."""
     from sim.plot import compare_gantt
     from sim.plot.figure import save
 

@@ -12,9 +12,9 @@ def to_markdown(report: Mapping[str, Any], figures: Sequence[str] = ()) -> str:
     Parameters
     ----------
     report : mapping
-        As `validation.report.experiment_report.report` returned it.
+        Result of `validation.report.experiment_report.report`.
     figures : sequence of str
-        Names of image files beside it.
+        Names of image files beside the report.
     """
     date = report["calibrated"].get("date", "")
     lines = [
@@ -47,7 +47,7 @@ def _percent(value: float | None) -> str:
 
 
 def _row(result: Mapping[str, Any]) -> str:
-    """Return the row of the table: an experiment that was not run, one about bytes, or one about time."""
+    """Return a row of the table: for an experiment not run, one about bytes, or one about time."""
     m, verdict = result.get("metrics"), result["status"]
     if m is None:
         cells = [result.get("cases", 0), 0, *[""] * 7, f"{verdict}: {result['why']}"]

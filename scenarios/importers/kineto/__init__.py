@@ -1,1 +1,1 @@
-"""PyTorch profiler traces and those that this program writes, as programs that run again."""
+"""PyTorch profiler traces, and traces that this program writes, as programs that run again."""

@@ -1,7 +1,7 @@
-"""What matters of trace events: taken some hundred at a time, in any order, and kept in columns.
+"""Collect the relevant trace events, some hundred at a time, in any order, and keep them as columns.
 
-Two of three events play no part, and most of the others are alike. So all of a role are taken together, and
-where one is not as usual, each is looked at (`event_fields`).
+Two of three events are irrelevant, and most of the others are alike. So all events of a role are processed
+together; if one is unusual, each is processed alone (`event_fields`).
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from scenarios.importers.kineto.kineto_rows import Calls, GpuTask, HostWait, Thr
 from sim.base.arrays import UNSET, Codes, IntArray
 
 # ----------------------------------------------------------------------------------------------------------
-# Trace events without what nobody asks for: most of what a profiler notes is skipped and never made.
+# Parse trace events without irrelevant members: most of what a profiler notes is skipped.
 #
-# msgspec makes no other members than those of `Event`, and takes a third of the time of `json`. What it makes
-# of them is the same. Where it has another opinion of what JSON is (``NaN``, half a character), or finds
-# something else than it expected, `json` decides.
+# msgspec builds only the members of `Event`, and takes a third of the time of `json`, with the same
+# result. Where it disagrees on what JSON is (``NaN``, half a character), or finds
+# something unexpected, `json` decides.
 
 _ARGS: Final = (
     *("External id", "external id", "Sequence number", "Fwd thread id", "correlation", "device", "stream"),
@@ -64,11 +64,11 @@ else:
     Args = TypedDict(
         "Args", {**dict.fromkeys(_ARGS, Any), **dict.fromkeys(_INPUTS, msgspec.Raw)}, total=False
     )
-"""What is read of the ``args`` of an event; of some it is read of few events, and parsed then (`parsed`)."""
+"""Members read from the ``args`` of an event; those needed for few events are parsed later (`parsed`)."""
 
 
 class Event(msgspec.Struct, gc=False):
-    """What is read of an event; `ABSENT`, or no category, where it is not there."""
+    """The members read from an event; `ABSENT`, or no category, if missing."""
 
     cat: str = ""
     ph: Any = ABSENT
@@ -81,7 +81,7 @@ class Event(msgspec.Struct, gc=False):
 
 
 _JSON: Final = {dict, list, str, int, float, bool, type(None)}
-"""What `json` makes."""
+"""The type of a value parsed by `json`."""
 _decode: Final = msgspec.json.Decoder(list[Event]).decode
 
 
@@ -94,7 +94,7 @@ def wanted(text: str) -> list[Any]:
 
 
 def as_events(values: Sequence[Any]) -> Sequence[Event]:
-    """Return what was parsed as events; ValueError where one is no object, or its category no text."""
+    """Return parsed values as events; ValueError if one is not an object, or its category is not text."""
     return values if _JSON.isdisjoint(map(type, values)) else [_event(value) for value in values]
 
 
@@ -108,15 +108,15 @@ def _event(value: Any) -> Event:
 
 
 def parsed(value: Any) -> Any:
-    """Return the value of a member that is read of few events."""
+    """Return the parsed value of a member that few events need."""
     return value if value is None or isinstance(value, list) else json.loads(bytes(value))
 
 
 # ----------------------------------------------------------------------------------------------------------
-# How many bytes a collective takes and gives, by what the profiler noted of it.
+# Bytes that a collective takes and gives, from the profiler's notes.
 #
-# Newer recordings have it with the kernel (``In msg nelems``, ``Out msg nelems``, ``dtype``). Older ones have
-# the shapes that went in, with the range in which the process group launched the kernel:
+# Newer recordings note them with the kernel (``In msg nelems``, ``Out msg nelems``, ``dtype``). Older ones
+# note the input shapes, with the range in which the process group launched the kernel:
 #
 #     thread    [c10d::allreduce_ ... [nccl:all_reduce, Input Dims [[394241]], Input type ["float"]     ] ]
 #                                              [cudaLaunchKernel]
@@ -129,11 +129,11 @@ _ELEMENT: Final = {
     "Short": 2, "Int": 4, "Float": 4, "Long": 8, "Double": 8, "ComplexFloat": 8, "ComplexDouble": 16,
     "char": 1, **{name: dtype_bits(dtype) // 8 for name, dtype in DTYPES.items()},
 }  # fmt: skip
-"""Bytes of an element, by its type."""
+"""Bytes per element, by type."""
 
 
 def message(args: Mapping[str, Any]) -> tuple[int, int]:
-    """Return how many bytes a kernel takes and gives, if it is noted with it."""
+    """Return the bytes that a kernel takes and gives, if noted with it."""
     if "dtype" not in args:
         return 0, 0
     each = _ELEMENT.get(str(args["dtype"]), 0)
@@ -141,7 +141,7 @@ def message(args: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def taken(args: Mapping[str, Any]) -> int:
-    """Return how many bytes went into the range of a collective, by what is noted with it; 0: unknown.
+    """Return the bytes of a collective's input, from the notes of its range; 0: unknown.
 
     Examples
     --------
@@ -163,7 +163,7 @@ def _elements(shape: Any) -> int:
 
 
 def given(name: str, into: int, ranks: int) -> tuple[int, int]:
-    """Return how many bytes a collective takes and gives, by its name and what went in; 0: unknown.
+    """Return the bytes that a collective takes and gives, from its name and its input; 0: unknown.
 
     Examples
     --------
@@ -171,23 +171,23 @@ def given(name: str, into: int, ranks: int) -> tuple[int, int]:
     ((8, 8), (8, 32), (8, 0))
     """
     if "gather" in name:
-        # The size of one that gathers is what comes out.
+        # The size of a gathering collective is that of its output.
         return (into, min(into * ranks, 2**53)) if ranks else (0, 0)
     return into, into if re.search(r"all_?reduce|broadcast", name) else 0
 
 
 # ----------------------------------------------------------------------------------------------------------
-# What the profiler noted about waits for events, and what the numbers of events tell where it could not.
+# Waits for events as the profiler noted them, and what the numbers of events add where notes are missing.
 #
 #     "args" of a wait           wait_on_stream   wait_on_cuda_event_record_corr_id   wait_on_cuda_event_id
 #     as it should be                         7                                  12                       5
 #     before September 2023                   7                              (none)                       5
-#     it could not tell                      -1                                  -1                       5
+#     unknown to the profiler                -1                                  -1                       5
 #
-# A wait is for what was launched before the event was recorded last. So two waits for event 5 are for one and
-# the same recording if nobody called ``cudaEventRecord`` between them, and a wait is for what a later one
-# names if that had been recorded by then. Where a trace does not have these calls, an older profiler wrote
-# it, and each wait stands for itself: for its stream as it was then.
+# A wait is for what was launched before the last recording of its event. So two waits for event 5 are for the
+# same recording if nobody called ``cudaEventRecord`` between them, and a wait is for what a later one
+# names if that had been recorded by then. A trace without these calls comes from an older profiler;
+# there each wait stands for itself: for its stream as it was then.
 #
 # Sources: pytorch/kineto, pull requests 808 (the correlation and the calls), 1318 and 1552 (what was lost).
 
@@ -195,21 +195,21 @@ _EVENT, _RECORD = "wait_on_cuda_event_id", "wait_on_cuda_event_record_corr_id"
 
 
 class Noted(NamedTuple):
-    """A wait as it was noted.
+    """A wait as noted by the profiler.
 
     Attributes
     ----------
     call : int
-        Correlation.
+        Correlation of the call.
     device, stream : int
-        What waits; stream -1 is the host.
+        The waiting stream; -1 is the host.
     on_stream : int
-        Of the event; -1: unknown.
+        Stream of the event; -1: unknown.
     recorded : int
         Correlation of the call that recorded the event; -1: unknown, so `on_stream` as it was at `asked`.
     event : int or None
     asked : int
-        The call, or the first that waited for the same recording.
+        This call, or the first one that waited for the same recording.
     """
 
     call: int
@@ -222,7 +222,7 @@ class Noted(NamedTuple):
 
 
 def noted_wait(args: Mapping[str, Any]) -> Noted:
-    """Return what is noted of a wait; KeyError or ValueError where it lacks what it must have."""
+    """Return the notes of a wait; KeyError or ValueError if it lacks a required one."""
     device, stream, call = (whole(args, key) for key in ("device", "stream", "correlation"))
     event = whole(args, _EVENT) if _EVENT in args else None
     recorded = whole(args, _RECORD) if _RECORD in args or event is None else -1
@@ -230,7 +230,7 @@ def noted_wait(args: Mapping[str, Any]) -> Noted:
 
 
 def resolved(noted: Iterable[Noted], records: Sequence[int]) -> Iterator[Noted]:
-    """Yield, in order of calls, the waits of which it is known what for.
+    """Yield, in order of calls, the waits whose target is known.
 
     Parameters
     ----------
@@ -257,7 +257,7 @@ def resolved(noted: Iterable[Noted], records: Sequence[int]) -> Iterator[Noted]:
 
 
 def _between(calls: Sequence[int], first: int, then: int) -> bool:
-    """Whether one of some calls was after the first of two and before the other."""
+    """Whether any of some calls came after `first` and before `then`."""
     return bisect.bisect(calls, first) < bisect.bisect(calls, then)
 
 
@@ -273,45 +273,45 @@ _CATEGORIES: Final = {
     **dict.fromkeys(("cpu_op", "operator"), _OPERATOR),
     "cuda_sync": _SYNC,
 }
-"""What events are, by their category."""
+"""Role of events, by category."""
 _QUEUE: Final = "sycl queue"
-"""What Intel's GPUs have for streams."""
+"""The equivalent of streams on Intel's GPUs."""
 _COLLECTIVE: Final = ("c10d::", "nccl:", "record_param_comms")
-"""How operators begin in which a process group launches its kernels."""
+"""Prefixes of operators in which a process group launches its kernels."""
 _FACTS: Final = {
     "grid": "grid", "block": "block", "registers": "registers per thread", "shared_memory": "shared memory",
 }  # fmt: skip
-"""Our names of what is recorded about a kernel."""
+"""Our names of the recorded properties of a kernel."""
 _MODULE: Final = "nn.Module: "
-"""How a module's call begins in the profiler's stack of Python functions."""
+"""Prefix of a module's call in the profiler's stack of Python functions."""
 _STEP: Final = "ProfilerStep#"
 _PEERS: Final = {"send": "Dst Rank", "recv": "Src Rank"}
-"""Who is on the other side (PyTorch, torch/csrc/profiler/util.cpp, ``saveNcclMeta``)."""
+"""Keys of the peer rank (PyTorch, torch/csrc/profiler/util.cpp, ``saveNcclMeta``)."""
 _TOGETHER: Final = 1024
-"""Events that are looked at together; more would fall out of the processor's cache."""
+"""Number of events processed together; more would exceed the processor's cache."""
 
 
 class EventColumns:
-    """Takes events, and keeps what matters; all is there after `look`.
+    """Collects events and keeps what is relevant; complete after `look`.
 
     Attributes
     ----------
     tasks : list of GpuTask
     threads : Codes of Thread
-        Those of calls and operators, with their numbers.
+        Threads of calls and operators, with their numbers.
     noted : list of Noted
     host_waits : dict
         By correlation of the call.
     operators, collectives : Operators
-        All, and the ranges of process groups with the bytes that they take as their numbers.
+        All operators; ranges of process groups, with their input bytes as numbers.
     modules : Operators
         Calls of modules, and ranges that the program named.
     sized : Operators
-        Those whose inputs tell sizes (`execution_graph.is_sized`), with their places in `inputs`.
+        Those whose inputs determine sizes (`execution_graph.is_sized`), with their positions in `inputs`.
     inputs : list of (str, bytes, bytes, bytes)
-        Of each its name, and as JSON its ``Input Dims``, ``Concrete Inputs`` and ``Input type``, if noted.
+        For each: its name, and as JSON its ``Input Dims``, ``Concrete Inputs`` and ``Input type``, if noted.
     inside : Spans
-        Ranges of process groups that are no operators.
+        Ranges of process groups that are not operators.
     external : dict
         Task → number of its operator, if it has one of its own.
     """
@@ -331,12 +331,12 @@ class EventColumns:
         self._waiting, self._count = defaultdict[str, list[Event]](list), 0
 
     def take(self, values: Sequence[Any]) -> None:
-        """Keep what matters of some events, as they were parsed.
+        """Keep what is relevant in some parsed events.
 
         Raises
         ------
         KeyError, TypeError, ValueError
-            One of these, or of earlier ones, has not what it must have.
+            One of these events, or of earlier ones, lacks a required member.
         """
         events = as_events(values)
         for event in events:
@@ -346,7 +346,7 @@ class EventColumns:
             self.look()
 
     def look(self) -> None:
-        """Look at all that was kept so far; raises what `take` does."""
+        """Process all kept events; raises the errors of `take`."""
         looks = {
             _GPU: self._look_at_tasks,
             _HOST: self._look_at_calls,
@@ -375,7 +375,7 @@ class EventColumns:
                 self.host_waits[call] = HostWait(whole(args, "device"), stream, call)
 
     def _look_at_ranges(self, events: Sequence[Event]) -> None:
-        """Look at ranges of process groups, modules, and what the program named."""
+        """Process ranges of process groups, modules, and ranges that the program named."""
         named = [event for event in events if _is_named(event) and _ends(event)]
         if named:
             threads = self.threads.of(_thread_of(event.pid, event.tid) for event in named)
@@ -393,7 +393,7 @@ class EventColumns:
     def _look_at_operators(self, events: Sequence[Event]) -> None:
         try:
             start_ns, end_ns = _spans(events)
-        except (KeyError, ValueError):  # of one that never ended the profiler makes up an end
+        except (KeyError, ValueError):  # the profiler invents an end for an operator that never ended
             return self._look_at_operators([event for event in events if _ends(event)])
         pid, tid = [event.pid for event in events], [event.tid for event in events]
         usual = {*map(type, pid), *map(type, tid)} <= {int}
@@ -448,7 +448,7 @@ class EventColumns:
                     self.external[correlation[n]] = external
 
     def calls(self) -> Calls:
-        """Return the calls, in order of time, then of threads and numbers, the outer first."""
+        """Return the calls, in order of time, then of threads and numbers, outer calls first."""
         name, thread, *columns = np.concatenate(self._calls, axis=1)
         rank = np.argsort(
             np.array(sorted(range(len(self.threads)), key=[*self.threads].__getitem__), np.int64)
@@ -465,12 +465,12 @@ class EventColumns:
 
 
 def is_collective(name: str) -> bool:
-    """Whether an operator, or range, of this name is one in which a process group launches its kernels."""
+    """Whether a process group launches its kernels in operators, or ranges, of this name."""
     return name.startswith(_COLLECTIVE)
 
 
 def _is_named(event: Event) -> bool:
-    """Whether an event is the call of a module, or a range of the program's own."""
+    """Whether an event is the call of a module, or a range that the program named."""
     name = str(event.name)
     if event.cat == "user_annotation":
         return not name.startswith(_STEP) and not is_collective(name)
@@ -486,12 +486,12 @@ def _spans(events: Sequence[Event]) -> tuple[IntArray, IntArray]:
 
 
 def _noted(events: Sequence[Event], otherwise: Any = ABSENT) -> Sequence[Fields]:
-    """Return what is noted about each; `otherwise` of those that have nothing."""
+    """Return the notes of each event, or `otherwise` if it has none."""
     return all_arguments([otherwise if event.args is ABSENT else event.args for event in events])
 
 
 def _copied(value: Any) -> bytes:
-    """Return a member as JSON, without the text of all events; nothing where it is not there."""
+    """Return a member as JSON, independent of the events' text; empty if it is missing."""
     if value is None:
         return b""
     return bytes(value) if isinstance(value, msgspec.Raw) else json.dumps(value).encode()
@@ -507,7 +507,7 @@ def _ends(event: Event) -> bool:
 
 
 def _thread_of(process: Any, thread: Any) -> Thread:
-    """Return process and thread of an operator; of one that has none, a thread that calls nothing."""
+    """Return process and thread of an operator; if missing, a thread that calls nothing."""
     if type(process) is int and type(thread) is int:
         return process, thread
     known = str(process).isdecimal() and str(thread).isdecimal()

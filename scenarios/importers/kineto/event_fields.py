@@ -1,7 +1,7 @@
-"""Fields of trace events, of one or of many: what is wrong is told with the key and what was found.
+"""Fields of trace events, one or many at a time; errors name the key and the value found.
 
-Of a column it takes a twentieth of the time to ask whether all are as usual; where one is not, each is looked
-at.
+Checking whether a whole column is as usual takes a twentieth of the time; if it is not, each value is
+checked.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from sim.base.arrays import LATEST_NS, IntArray
 Fields = Mapping[str, Any]
 
 ABSENT: Final[Any] = object()
-"""A value that is not there."""
+"""A missing value."""
 _EXACT_US: Final = 2.0**52
-"""Below it a number of microseconds is exact without its fraction, and the fraction is."""
+"""Below this number of microseconds both the whole part and the fraction are exact."""
 _NEARLY_HALF: Final = 0.499
 
 
 def arguments(event: Fields) -> Fields:
-    """Return what is noted about an event."""
+    """Return the ``args`` of an event."""
     return all_arguments([event["args"]])[0]
 
 
 def text(event: Fields, key: str) -> str:
-    """Return a name; there are few, so that each is kept once."""
+    """Return a name; names are interned, because there are few."""
     return _text(event[key], key)
 
 
@@ -42,7 +42,7 @@ def _text(value: Any, key: str) -> str:
 
 
 def _there(value: Any, key: str) -> Any:
-    """Return a value; KeyError if there is none."""
+    """Return a value; KeyError if it is missing."""
     if value is ABSENT:
         raise KeyError(key)
     return value
@@ -63,7 +63,7 @@ def span(event: Fields) -> tuple[int, int]:
 
 
 def whole(of: Fields, key: str) -> int:
-    """Return a whole number of 64 bits; text with one is one."""
+    """Return a whole number of 64 bits, also if given as text."""
     return _whole(of[key], key)
 
 
@@ -79,7 +79,7 @@ def _whole(value: Any, key: str) -> int:
 
 
 def size(of: Fields, key: str, each: int = 1) -> int:
-    """Return a number of bytes, of so many elements of `each`; 0: it is not noted."""
+    """Return a number of bytes, of elements with `each` bytes; 0: not noted."""
     nbytes = each * whole(of, key) if key in of else 0
     if nbytes < 0:
         raise ValueError(f"{key}: {of[key]!r:.40} has a negative size, of {nbytes} bytes")
@@ -100,12 +100,12 @@ def _ns(value: Any, key: str) -> int:
 
 
 def texts(values: Sequence[Any], key: str) -> Sequence[str]:
-    """Return names, as `text`."""
+    """Return names, like `text`."""
     return values if {*map(type, values)} <= {str} else [_text(value, key) for value in values]
 
 
 def all_arguments(values: Sequence[Any]) -> Sequence[Fields]:
-    """Return what is noted about events, as `arguments`."""
+    """Return the ``args`` of events, like `arguments`."""
     for value in values if not {*map(type, values)} <= {dict} else ():
         if not isinstance(_there(value, "args"), dict):
             raise ValueError(f"args is no object but {value!r:.40}")
@@ -113,7 +113,7 @@ def all_arguments(values: Sequence[Any]) -> Sequence[Fields]:
 
 
 def wholes(values: Sequence[Any], key: str) -> IntArray:
-    """Return whole numbers, as `whole`."""
+    """Return whole numbers, like `whole`."""
     if {*map(type, values)} <= {int}:
         with suppress(OverflowError):
             return np.array(values, np.int64)
@@ -121,7 +121,7 @@ def wholes(values: Sequence[Any], key: str) -> IntArray:
 
 
 def spans(begins: Sequence[Any], lengths: Sequence[Any]) -> tuple[IntArray, IntArray]:
-    """Return begins and ends, as `span`."""
+    """Return begins and ends, like `span`."""
     start, took = _all_ns(begins, "ts"), _all_ns(lengths, "dur")
     if start is None or took is None or (start + took > LATEST_NS).any():
         events = ({"ts": begin, "dur": length} for begin, length in zip(begins, lengths, strict=True))
@@ -131,14 +131,14 @@ def spans(begins: Sequence[Any], lengths: Sequence[Any]) -> tuple[IntArray, IntA
 
 
 def _all_ns(values: Sequence[Any], key: str) -> IntArray | None:
-    """Return times as `_ns`; None if one of them has to be looked at."""
+    """Return times like `_ns`; None if they must be checked one by one."""
     if not {*map(type, values)} <= {int, float}:
         return None
     us = np.array(values, np.float64)
     if not ((us >= 0) & (us < _EXACT_US)).all():
         return None
     whole_us = np.floor(us)
-    part = 1000 * (us - whole_us)  # rounded, but by far less than what is left to the next half
+    part = 1000 * (us - whole_us)  # rounded, but by far less than the distance to the next half
     rounded = np.floor(part + 0.5)
     in_ns: IntArray = 1000 * whole_us.astype(np.int64) + rounded.astype(np.int64)
     for n in np.flatnonzero(np.abs(part - rounded) >= _NEARLY_HALF).tolist():

@@ -1,8 +1,8 @@
-"""What an execution graph tells of the kernels of a trace: what they read, write, compute and move.
+"""Apply an execution graph to the kernels of a trace: what they read, write, compute and move.
 
-An operator that has a formula shares its flop and bytes among the kernels that were launched inside it, by
-their durations; of one without a formula the next around it counts that has one (``aten::conv2d`` around
-``aten::cudnn_convolution``), and if none has, the bytes of its tensors and no flop.
+An operator with a formula shares its flop and bytes among the kernels launched inside it, in proportion to
+their durations. Without a formula, the next enclosing operator that has one counts (``aten::conv2d`` around
+``aten::cudnn_convolution``); if none has, the kernels get the bytes of its tensors and no flop.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sim.base.files import StrPath
 from sim.graph.attributes import SIZES
 
 _DEEPEST: Final = 64
-"""Operators around one are looked at no further out than that."""
+"""Maximum number of enclosing operators considered."""
 
 
 class TracedKernel(NamedTuple):
@@ -35,9 +35,9 @@ class TracedKernel(NamedTuple):
     Attributes
     ----------
     operator : Operator or None
-        What launched it.
+        The operator that launched it.
     step : int
-        In which of the steps of the trace, where the graph has one.
+        Step of the trace to which it belongs, if the graph has only one.
     lane : hashable
         Device and stream.
     duration_ns : int
@@ -52,7 +52,7 @@ class TracedKernel(NamedTuple):
 
 
 class KernelNotes(NamedTuple):
-    """What is known of a task.
+    """Known properties of a task.
 
     Attributes
     ----------
@@ -60,7 +60,7 @@ class KernelNotes(NamedTuple):
     facts : dict
         Flop, bytes and data type.
     attributes : dict
-        Shapes, and what the formula looked at.
+        Shapes, and the inputs of the formula.
     """
 
     flow: TaskFlow
@@ -69,12 +69,12 @@ class KernelNotes(NamedTuple):
 
 
 def told(kernels: Sequence[TracedKernel], around: Mapping[int, Operator]) -> list[KernelNotes]:
-    """Return what is known of each task.
+    """Return the known properties of each task.
 
     Parameters
     ----------
     kernels : sequence of Kernel
-        In the order in which they were launched.
+        In order of launch.
     around : mapping
         All operators, by id.
     """
@@ -95,7 +95,7 @@ def told(kernels: Sequence[TracedKernel], around: Mapping[int, Operator]) -> lis
 
 
 def _outward(operator: Operator | None, around: Mapping[int, Operator]) -> Iterator[Operator]:
-    """Yield an operator and those around it."""
+    """Yield an operator and its enclosing operators, from the inside."""
     for _ in range(_DEEPEST):
         if operator is None:
             break
@@ -104,7 +104,7 @@ def _outward(operator: Operator | None, around: Mapping[int, Operator]) -> Itera
 
 
 def _writes(operator: Operator, kernel: TracedKernel) -> list[Any]:
-    """Return what an operator writes: a collective that returns no tensor works in place."""
+    """Return the tensors that an operator writes: a collective without outputs works in place."""
     return operator.reads if kernel.communicates and not operator.writes else operator.writes
 
 
@@ -138,7 +138,7 @@ def _shared(
         shares = zip(
             *(_split(total, [kernels[i].duration_ns for i in members]) for total in cost), strict=True
         )
-        main = max(members, key=lambda i: kernels[i].duration_ns)  # the one that is as large as the operator
+        main = max(members, key=lambda i: kernels[i].duration_ns)  # it has the sizes of the operator
         for i, (flops, read, written) in zip(members, shares, strict=True):
             own = {} if known is None else known.attributes
             facts[i] = {"flops": flops, "bytes_read": read, "bytes_written": written}
@@ -153,7 +153,7 @@ def _shared(
 
 
 def _split(total: int, weights: Sequence[int]) -> list[int]:
-    """Return parts of a whole, as large as the weights say, that add up to it.
+    """Split a whole into parts in proportion to the weights that add up to it.
 
     Examples
     --------
@@ -170,26 +170,26 @@ def _split(total: int, weights: Sequence[int]) -> list[int]:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Which call of an operator launched a kernel: a trace of the profiler beside an execution graph.
+# Which operator call launched a kernel: a trace of the profiler together with an execution graph.
 #
 #     trace     aten::linear  [ aten::addmm [ cudaLaunchKernel, correlation 7 ] ]        kernel, correlation 7
 #                                  │ Record function id 12 (older: External id)
 #     graph     aten::linear ► aten::addmm, rf_id 12: tensors, shapes, schema
 #
-# The innermost operator of the trace around a launch is looked up by its number, as Chakra's trace linker and
-# Holistic Trace Analysis do, if names agree. Numbers of another recording say nothing; then operators are
-# told by their names: the n-th of a name on a thread is the n-th of that name on the thread of the graph that
-# is most like it. A trace of several steps goes round in a graph of one.
+# The innermost operator around a launch in the trace is looked up by its number, as in Chakra's trace linker
+# and Holistic Trace Analysis, if names agree. Numbers of another recording are useless; then operators are
+# matched by name: the n-th of a name on a thread is the n-th of that name on the most similar thread of
+# the graph. A trace of several steps cycles through a graph of one.
 #
 # Sources: chakra, src/trace_link/trace_linker.py; hta/common/execution_trace.py.
 
 _OPERATORS: Final = frozenset({"cpu_op", "operator", "user_annotation"})
 _CALLS: Final = frozenset({"cuda_runtime", "cuda_driver", "runtime", "hip_runtime"})
 _AGREE: Final = 0.9
-"""How many of the operators whose numbers are in the graph must have the names that they have there."""
+"""Minimum share of operators with a number in the graph whose names must agree."""
 
 Made = tuple[Operator, int]
-"""What made a launch: an operator of the graph, and in which of the steps of the trace."""
+"""Origin of a launch: an operator of the graph, and the number of the step in the trace."""
 
 
 class _Slice(NamedTuple):
@@ -205,28 +205,28 @@ class _Slice(NamedTuple):
 def operators_of_launches(
     trace: StrPath, graph: StrPath, operators: Sequence[Operator], launches: Sequence[int]
 ) -> dict[int, Made]:
-    """Return the operator that made each launch, by correlation; those that are not known are left out.
+    """Return the operator of each launch, by correlation; unknown ones are omitted.
 
     Parameters
     ----------
     trace : path
-        Of the profiler.
+        Trace of the profiler.
     graph : path
         An execution graph, for messages.
     operators : sequence of Operator
         Its operators.
     launches : sequence of int
-        Correlations.
+        Correlations of the launches.
 
     Raises
     ------
     InputError
-        One is not what it should be, or they are not of one program.
+        A file is not valid, or they are not of the same program.
 
     Warns
     -----
     UserWarning
-        Operators were told by their names, or not all launches are in the graph.
+        Operators were matched by name, or some launches are not in the graph.
     """
     wanted = set(launches)
     slices, calls = _read_trace(trace, wanted)
@@ -257,7 +257,7 @@ def operators_of_launches(
 
 
 def _read_trace(path: StrPath, wanted: Set[int]) -> tuple[list[_Slice], Calls]:
-    """Return the operators, those of each thread in order, and the calls that launched something."""
+    """Return the operators of each thread in order, and the calls that launched something."""
     threads: Codes[tuple[Any, Any]] = Codes()
     slices: list[_Slice] = []
     calls: dict[int, tuple[int, int]] = {}
@@ -276,7 +276,7 @@ def _read_trace(path: StrPath, wanted: Set[int]) -> tuple[list[_Slice], Calls]:
                 calls[int(args["correlation"])] = thread, round(1000 * float(event["ts"]))
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise InputError(f"{path}: traceEvents[{index}]: {error}") from None
-    # Stable: of two that begin at one time the outer was written first.
+    # Stable: of two that begin at the same time the outer was written first.
     slices.sort(key=lambda one: (one.thread, one.start_ns, -one.end_ns))
     thread_of, began_ns = np.array([*calls.values()], np.int64).reshape(-1, 2).T
     numbers = np.array([*calls], np.int64)
@@ -284,7 +284,7 @@ def _read_trace(path: StrPath, wanted: Set[int]) -> tuple[list[_Slice], Calls]:
 
 
 def _by_number(slices: Sequence[_Slice], operators: Sequence[Operator]) -> dict[int, Made] | None:
-    """Return operators by their numbers; None: the numbers are of another recording."""
+    """Return operators by number; None if the numbers are of another recording."""
     known = {operator.rf_id: operator for operator in operators if operator.rf_id}
     met = {i: known[one.number] for i, one in enumerate(slices) if one.number in known}
     found = {i: (operator, 0) for i, operator in met.items() if operator.name == slices[i].name}
@@ -310,7 +310,7 @@ def _by_name(slices: Sequence[_Slice], operators: Sequence[Operator]) -> dict[in
 
 
 def _alike(places: Mapping[str, Sequence[int]], named: Mapping[str, Sequence[Operator]]) -> int:
-    """Return how many operators of a thread of the graph go into one of the trace without a rest."""
+    """Return how many operators of a graph's thread have names whose count divides that in the trace."""
     return sum(
         len(own) for name, own in named.items() if name in places and len(places[name]) % len(own) == 0
     )

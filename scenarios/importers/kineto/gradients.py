@@ -1,4 +1,4 @@
-"""Which threads only run gradients, and for whom.
+"""Find the threads that only run gradients, and the threads for which they run them.
 
 ::
 
@@ -6,8 +6,8 @@
     autograd's                            gradient of 2  gradient of 1
 
 Autograd runs the backward on a thread of its own, while the one that called ``backward`` waits. An operator
-and its gradient have one ``Sequence number``, which tells whose forward a thread runs backward. Recordings of
-2020 have no such numbers: there it is the only other thread that calls the GPU, if it is quiet meanwhile.
+and its gradient share a ``Sequence number``, which shows whose backward a thread runs. Recordings of
+2020 lack these numbers: there it is the only other thread that calls the GPU, if it is quiet meanwhile.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from scenarios.importers.kineto.kineto_rows import Calls, Thread
 from sim.base.arrays import UNSET, BoolArray, Codes, IntArray, by_first_use
 
 # ----------------------------------------------------------------------------------------------------------
-# Which operator launched a task: the innermost one around the call that did.
+# Which operator launched a task: the innermost one around the launch call.
 #
 #     thread    [aten::linear                          ]
 #                  [aten::t ]   [aten::addmm          ]
 #                                  [cudaLaunchKernel]             its kernel is aten::addmm's
 #
-# Profilers also number operators, and note of a task whose it is (``External id``). In recordings up to 2023
-# that is the number of the launch instead, which may be the one of any operator; in newer ones it says the
-# same as the time does. So it counts only where the call is not in the trace.
+# Profilers also number operators, and note the number with a task (``External id``). In recordings up to 2023
+# that is the number of the launch instead, which may coincide with that of any operator; in newer ones it
+# agrees with the times. So it counts only if the call is not in the trace.
 
 UNNUMBERED: Final = -1
-"""The number of an operator that has none."""
+"""The number of an operator without one."""
 
 Spans = dict[int, list[tuple[int, int]]]
-"""By thread, begins and ends."""
+"""Begins and ends, by thread."""
 
 
 class Operators:
-    """The operators of a trace, in columns: there may be a million.
+    """The operators of a trace, as columns: there may be a million.
 
     Attributes
     ----------
@@ -54,7 +54,7 @@ class Operators:
         self._pieces = [np.zeros((5, 0), np.int64)]
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the number of operators."""
         return sum(piece.shape[1] for piece in self._pieces)
 
     def add(
@@ -70,7 +70,7 @@ class Operators:
         return thread, start_ns, end_ns, word, number
 
     def spans(self, fits_name: Callable[[str], object]) -> Spans:
-        """Return begins and ends of those whose names fit."""
+        """Return begins and ends of the operators whose names fit."""
         fits: BoolArray = np.array([bool(fits_name(word)) for word in self.words], bool)
         thread, start_ns, end_ns, word, _ = self.columns()
         found: Spans = {}
@@ -87,7 +87,7 @@ class Operators:
             of_thread, own = np.flatnonzero(thread == code), which[calls.thread[which] == code]
             order = of_thread[np.lexsort((-end_ns[of_thread], start_ns[of_thread]))]
             last = np.searchsorted(start_ns[order], calls.start_ns[own], side="right") - 1
-            # One that begins where an operator ends is outside.
+            # A call that begins where an operator ends is outside.
             inside_ns = np.minimum(calls.start_ns[own] + 1, calls.end_ns[own])
             last = _last_reaching(end_ns[order], last, inside_ns)
             at, own = order[last[last != UNSET]], own[last != UNSET]
@@ -96,7 +96,7 @@ class Operators:
         return found
 
     def nested(self) -> Operators:
-        """Return them named by all that they lie in, the outermost first: ``ViT_0/Layer_3/Linear_5``."""
+        """Return them named by their enclosing ones, the outermost first: ``ViT_0/Layer_3/Linear_5``."""
         thread, start_ns, end_ns, word, number = self.columns()
         order = np.lexsort((-end_ns, start_ns, thread))
         names, paths = [*self.words], []
@@ -120,14 +120,14 @@ class Operators:
 
 
 def _last_reaching(ends: IntArray, last: IntArray, least: IntArray) -> IntArray:
-    """Return the last entry, from `last` backwards, that is at least `least`, of each; `UNSET`: none.
+    """Return, for each query, the last entry at or before `last` that is at least `least`; `UNSET`: none.
 
     Examples
     --------
     >>> _last_reaching(np.array([9, 3, 5]), np.array([2, 2, 1, -1]), np.array([5, 6, 10, 0])).tolist()
     [2, 0, -1, -1]
     """
-    largest = [ends]  # of an entry and the 1, 3, 7, ... before it
+    largest = [ends]  # maximum of an entry and the 1, 3, 7, ... before it
     while (width := 1 << len(largest) - 1) < len(ends):
         wider = largest[-1].copy()
         np.maximum(wider[width:], largest[-1][:-width], out=wider[width:])
@@ -148,18 +148,18 @@ FORWARD_THREAD: Final = "Fwd thread id"
 """0, unless the operator is a gradient. Older traces have no `_GRADIENT` around it."""
 
 NODE: Final = re.compile(r"torch::autograd::|\w+Backward\d*$")
-"""Operators that are gradients by their names."""
+"""Names of operators that are gradients."""
 
 
 _TURNS: Final = 3
-"""So often at least a thread goes on right after another one, where they take turns."""
+"""Minimum number of times that a thread continues right after another one, if they take turns."""
 
 _RIGHT_AFTER: Final = 0.1
-"""Part of the other one's burst of calls that may pass before it goes on."""
+"""Share of the other thread's burst of calls that may pass before it continues."""
 
 
 class Numbered(NamedTuple):
-    """Operators with a sequence number, of forward or of its gradient: a column each."""
+    """Operators with a sequence number, of forward or of its gradient, as columns."""
 
     thread: IntArray
     start_ns: IntArray
@@ -175,17 +175,17 @@ def is_gradient(name: str, forward_thread: object) -> bool:
 def callers(
     threads: Sequence[Thread], numbered: Numbered, nodes: Spans, calls: Calls
 ) -> tuple[dict[int, int], list[int]]:
-    """Return who waits for the threads that only run gradients, and of which that is not known.
+    """Return who waits for each thread that only runs gradients, and the threads for which this is unknown.
 
-    A process with several such threads, one a GPU, runs them at once; then nobody waits for one alone.
+    A process with several such threads, one per GPU, runs them at once; then nobody waits for one alone.
 
     Parameters
     ----------
     threads : sequence of Thread
-        What their numbers stand for.
+        Threads by number.
     numbered : Numbered
     nodes : Spans
-        Begin and end of operators that are gradients by their names, of each thread.
+        Begin and end, by thread, of operators whose names are those of gradients.
     calls : Calls
     """
     waits_for = _by_number(threads, numbered) if len(numbered.number) else _by_name(threads, nodes, calls)
@@ -199,9 +199,9 @@ def _by_number(threads: Sequence[Thread], numbered: Numbered) -> dict[int | None
     thread, _, number, gradient = (column[order] for column in numbered)
     process = Codes[int]().of(process for process, _ in threads)[thread]
     operator, _, first = by_first_use(by_first_use(number)[0] * len(threads) + process)
-    whose = thread[first][operator]  # an operator's thread is that of the first of its number
+    whose = thread[first][operator]  # the thread of the first operator with that number
     pair, pairs, _ = by_first_use((whose * len(threads) + thread)[gradient == 1])
-    owners: dict[int, tuple[int, int]] = {}  # thread of gradients → how many are of one thread, and which
+    owners: dict[int, tuple[int, int]] = {}  # thread of gradients → number for one thread, and that thread
     for (owner, own), n in zip(
         (divmod(each, len(threads)) for each in pairs.tolist()), np.bincount(pair).tolist(), strict=True
     ):
@@ -227,17 +227,17 @@ def _by_name(threads: Sequence[Thread], nodes: Spans, calls: Calls) -> dict[int 
 
 
 def _any_inside(instants: IntArray, spans: Sequence[tuple[int, int]]) -> bool:
-    """Whether an instant is inside one of several spans, which do not overlap but for nested ones."""
+    """Whether an instant is inside one of several spans, which may nest but not otherwise overlap."""
     starts, ends = np.array(sorted(spans), np.int64).T
-    last = np.searchsorted(starts, instants, side="left") - 1  # the last that began before
+    last = np.searchsorted(starts, instants, side="left") - 1  # the last span that began before
     return bool((np.maximum.accumulate(ends)[last] > instants)[last >= 0].any())
 
 
 def turns(threads: Sequence[Thread], calls: Calls) -> dict[int, tuple[int, int]]:
-    """Return threads that run while another one of their process waits → that one, and how often it waited.
+    """Return threads that run while another of their process waits → that thread, and its number of waits.
 
-    So it looks, where the recording has no operators, if the two alone call the GPU, never at once, and each
-    time the first goes on right after the last call of the other one's burst::
+    If the recording has no operators, this is inferred when only the two call the GPU, never at once, and
+    each time the first continues right after the last call of the other's burst::
 
         main       [call][call]                      [call][call]
         another                 [call] [call] [call]              [call] [call]

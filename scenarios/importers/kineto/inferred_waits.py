@@ -1,4 +1,4 @@
-"""What calls wait for where the profiler did not note it: which stream, and which of its events.
+"""Infer what calls wait for if the profiler did not note it: the stream, and which of its events.
 
 ::
 
@@ -6,20 +6,20 @@
     stream 7    a ───────────── e1 ──── b ──────────── e2
     stream 20                                               ( ? )    c            for e2, and so for a and b
 
-Without ``enable_cuda_sync_events`` a trace has the calls alone: ``cudaEventRecord``,
-``cudaStreamWaitEvent``, ``cudaEventSynchronize`` and ``cudaStreamSynchronize`` do not say which event or
-stream. The order of calls and the times of tasks tell most of it:
+Without ``enable_cuda_sync_events`` a trace has only the calls: ``cudaEventRecord``,
+``cudaStreamWaitEvent``, ``cudaEventSynchronize`` and ``cudaStreamSynchronize`` do not name their event or
+stream. The order of calls and the times of tasks determine most of them:
 
-- A thread records events on the stream on which it launched last, and lets the stream wait on which it
+- A thread records events on the stream on which it launched last, and makes the stream wait on which it
   launches next. If that is the same one, the event is another stream's.
-- A wait is for something that the stream, or the thread, does not know to be over.
+- A wait is for something that the stream, or the thread, does not yet know to be over.
 - A task begins, and a call returns, after what it waits for. If nothing else held it, and that ended just
-  then, it was waited for.
-- A record and a wait one behind the other are of one event (``Stream.wait_stream``). Others are waited for in
-  the order of their records by streams, and as many records later by the host as where that shows.
+  then, it waited for that.
+- A record directly followed by a wait concern the same event (``Stream.wait_stream``). Streams wait for
+  other events in the order of their records, and the host that many records later, if this shows.
 
-Where another event fits as well, the call is *in doubt*: as recorded it makes no difference, but it may with
-other durations. So their number is told.
+If another event fits as well, the call is *in doubt*: it makes no difference as recorded, but may with
+other durations. So the number of such calls is reported.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ from scenarios.importers.kineto.kineto_host import (
 from scenarios.importers.kineto.kineto_rows import EventWait, HostCall, HostWait, RecordedTrace, Thread
 
 _RECORDS: Final = 64
-"""Of so many recorded events one is the one that a call waits for."""
+"""A call waits for one of this many recorded events."""
 _HELD_NS: Final = 20_000
-"""A task that was held begins at most so long after what it waited for."""
+"""Maximum time from the end of what a task waited for to the start of the task."""
 
 _AHEAD: Final = 64
-"""So many launches ahead a thread may let a stream wait."""
+"""Maximum number of launches ahead for which a thread may make a stream wait."""
 _COPY: Final = re.compile("Memcpy|Copy")
 
 Lane = tuple[int, int]
 """A device and a stream."""
 Reach = Mapping[Lane, int]
-"""What has to end before an event is over: how many tasks of each stream."""
+"""What has to end before an event is over: the number of tasks of each stream."""
 
 
 @dataclass
@@ -73,7 +73,7 @@ class Waits:
 def waits_of(traces: Sequence[RecordedTrace]) -> list[Waits]:
     """Return the waits of each rank of a program (or of one process).
 
-    A wait between streams that one rank cannot have had is none on the others, if all ranks call it as often.
+    A wait between streams that one rank cannot have had is removed on all, if all call it equally often.
     """
     found = [_Reader(trace).found for trace in traces]
     calls = [sum(STREAM_WAIT.match(call.name) is not None for call in trace.calls) for trace in traces]
@@ -94,30 +94,30 @@ class _Event(NamedTuple):
 
 
 class _Reader:
-    """Goes through the calls in their order."""
+    """Processes the calls in their order."""
 
     def __init__(self, trace: RecordedTrace) -> None:
         self.found = Waits(host=dict(trace.host_waits))
         self._trace = trace
         self._launched: dict[Lane, list[int]] = defaultdict(list)  # correlations, in order
         self._tasks: dict[Lane, list[int]] = defaultdict(list)
-        self._first: dict[int, int] = {}  # task that a call launched first
+        self._first: dict[int, int] = {}  # the task that a call launched first
         for correlation, i in sorted((task.correlation, i) for i, task in enumerate(trace.tasks)):
             lane = self._lane(i)
             self._launched[lane].append(correlation)
             self._tasks[lane].append(i)
             self._first.setdefault(correlation, i)
-        self._joined: dict[Lane, list[tuple[int, Reach]]] = defaultdict(list)  # others' reach, since a call
+        self._joined: dict[Lane, list[tuple[int, Reach]]] = defaultdict(list)  # reach of others, since a call
         self._events: dict[tuple[Lane, int], _Event] = {}
         self._known: dict[Thread, Reach] = defaultdict(dict)  # what each thread knows to be over
-        self._home: dict[Thread, Lane] = {}  # on which each thread launched last
-        self._used: dict[Thread, set[Lane]] = defaultdict(set)  # on which each thread launched so far
+        self._home: dict[Thread, Lane] = {}  # lane of each thread's last launch
+        self._used: dict[Thread, set[Lane]] = defaultdict(set)  # lanes of each thread's launches so far
         self._records: dict[Thread, list[tuple[int, Lane | None]]] = defaultdict(list)
         self._all: list[int] = []  # calls that recorded events
-        self._lag: dict[Thread, int] = {}  # so many records later each thread waits for an event
+        self._lag: dict[Thread, int] = {}  # by how many records each thread's waits lag
         self._copied: set[Thread] = set()  # threads whose last call copied, and so waits for the copy
         self._behind: set[Thread] = set()  # threads whose last call recorded an event
-        self._left: list[int] = []  # how long after what they waited for calls returned, in order
+        self._left: list[int] = []  # sorted times from the end of what calls waited for to their return
         self._waits = -1  # the number of the last wait of a stream
         self._open: dict[int, list[HostCall]] = {}  # waits in doubt of the same task
         self._calls = sorted(trace.calls, key=lambda call: call.correlation)
@@ -189,7 +189,7 @@ class _Reader:
         return {**(joined[known - 1][1] if known else {}), lane: bisect.bisect_left(self._launched[lane], at)}
 
     def _event(self, lane: Lane, at: int) -> _Event:
-        """Return an event of a stream; what comes later does not change what it is for."""
+        """Return an event of a stream; later calls do not change what it is for."""
         if (lane, at) not in self._events:
             reach = self._reach(lane, at)
             ends = (self._trace.tasks[self._tasks[each][n - 1]].end_ns for each, n in reach.items() if n)
@@ -209,7 +209,7 @@ class _Reader:
         }
 
     def _adding(self, events: Iterable[_Event], *known: Reach) -> list[_Event]:
-        """Return events, those of one stream once, that are for something which is not known to be over."""
+        """Return the events, one per stream, that are for something not known to be over."""
         found: dict[tuple[Lane, int], _Event] = {}
         for event in events:
             if any(all(n > own.get(each, 0) for own in known) for each, n in event.reach.items()):
@@ -230,7 +230,7 @@ class _Reader:
         call : HostCall
         thread : Thread
         behind : bool
-            Whether the call before it recorded an event.
+            Whether the previous call recorded an event.
         """
         self._waits += 1
         mine = self._next[thread]
@@ -257,9 +257,9 @@ class _Reader:
         return self._trace.tasks[task].device, self._trace.tasks[task].stream
 
     def _of_group(self, call: HostCall, launch: int) -> bool:
-        """Whether a wait is one of a process group's own streams, behind the launch of its kernel.
+        """Whether a wait is on one of a process group's own streams, after the launch of its kernel.
 
-        NCCL lets its internal stream wait for the one it launched on (nccl, src/enqueue.cc,
+        NCCL makes its internal stream wait for the one it launched on (nccl, src/enqueue.cc,
         ``ncclLaunchPrepare``), PyTorch runs callbacks on a stream from the pool
         (aten/src/ATen/core/ivalue_inl.h, ``invokeCallback``). The stream that uses the result waits later,
         outside.
@@ -342,13 +342,13 @@ class _Reader:
             self._join(lane, call.correlation, event.lane, event.recorded)
 
     def _before_ns(self, task: int) -> int:
-        """Return when the task before one on its stream ended."""
+        """Return when the task before this one on its stream ended."""
         lane = self._lane(task)
         n = bisect.bisect_left(self._launched[lane], self._trace.tasks[task].correlation)
         return self._trace.tasks[self._tasks[lane][n - 1]].end_ns if n else 0
 
     def _held(self, events: Iterable[_Event], others_ns: int, start_ns: int) -> list[_Event]:
-        """Return events that were over last of all that may have held a task, and just before it."""
+        """Return the events that were over last of all that may have held a task, and just before it."""
         return [each for each in events if others_ns <= each.end_ns <= start_ns <= each.end_ns + _HELD_NS]
 
     # -- the host ----------------------------------------------------------------------------------
@@ -370,7 +370,7 @@ class _Reader:
             if any(each.lane != event.lane and self._ended_in(call, each) for each in others):
                 self.found.doubts[call.correlation] = call
             return event
-        if copied and not through and own:  # so PyTorch reads a value; the copy's own call waited for it
+        if copied and not through and own:  # PyTorch reading a value; the copy's own call waited for it
             return own[0]
         if (event := self._waited(call, others)) is not None:
             return event
@@ -390,12 +390,12 @@ class _Reader:
         return through[0] if through else None
 
     def _through(self, call: HostCall, thread: Thread, events: Iterable[_Event]) -> list[_Event]:
-        """Return events that were over when a call returned, and of which its thread did not know it."""
+        """Return the events that were over when a call returned, but not known to its thread to be over."""
         events = self._adding(events, self._known[thread])
         return [event for event in events if event.end_ns <= call.end_ns + APART_NS]
 
     def _waited(self, call: HostCall, events: Sequence[_Event]) -> _Event | None:
-        """Return what was over while a call lasted, and so long before its end as others usually were."""
+        """Return the event that ended during a call, and as long before its end as others usually do."""
         inside = [each for each in events if self._ended_in(call, each)]
         if not inside:
             return None

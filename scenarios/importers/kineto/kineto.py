@@ -1,7 +1,7 @@
 """Traces of the PyTorch profiler (Kineto .json) and Nsight Systems (.sqlite), of a process or a job's ranks.
 
 Every kernel, copy and fill is an op with its measured duration, pinned to the GPU; every call that
-launches one, or waits for the GPU, is an op of the host. Edges say what had to come first::
+launches one, or waits for the GPU, is an op of the host. Edges are the recorded dependencies::
 
     cpu thread     launch ──► launch ──► launch ──────────► synchronize      (program order)
                      │          │          │                    ▲
@@ -9,12 +9,12 @@ launches one, or waits for the GPU, is an op of the host. Edges say what had to 
                                 │     └ ─ ─ ┐
     gpu stream 20               └►  . . . . nccl                             (waits between streams)
 
-Launch latency and gaps between kernels are the device's, and the graph says what they were
-(`Graph.device_facts`, estimated in `overheads`). Idle time that nothing explains is an op ``delay``. What
-the host does and waits for is in `kineto_host`, what tasks wait for on the GPU in `waits`, how ranks
-meet in `kineto_ranks`.
+Launch latency and gaps between kernels are the device's, and the graph has them as
+`Graph.device_facts`, estimated in `overheads`. Idle time that nothing explains is an op ``delay``. See
+`kineto_host` for what the host does and waits for, `waits` for what tasks wait for on the GPU, and
+`kineto_ranks` for how ranks meet.
 
-A trace that a simulation wrote in these words says itself what came before what; `simulated` reads it.
+A trace written by a simulation states its dependencies itself; `simulated` reads it.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
 
 _Place = tuple[int, int, int, int]
-"""Where an op stands in the graph: time, rank, the host before the GPU, number."""
+"""Sort key of an op in the graph: time, rank, the host before the GPU, number."""
 
 
 def recognises(name: str, head: bytes) -> bool:
-    """Whether `head` looks like Kineto's (a trace, what it writes before the events), or a list of events.
+    """Whether `head` looks like Kineto's (a trace, including what precedes the events), or a list of events.
 
     Recordings of Nsight Systems (SQLite databases) and of XLA's profiler become the same graphs.
     """
@@ -78,39 +78,39 @@ def load(
     Parameters
     ----------
     path : path or list of paths
-        Of one trace, or of those of all ranks; a folder stands for the traces in it, and a recording of
+        One trace, or those of all ranks; a folder stands for the traces in it, and a recording of
         Nsight Systems for all processes in it that use a GPU.
     batch : int, optional
         Not possible: the times were measured at one batch size.
     host : {"calls", "none"}
-        Whether the host's calls are ops too; without them only the GPU's tasks are there, for a machine
+        Whether the host's calls are ops too; without them there are only the GPU's tasks, for a machine
         whose issuers launch them.
     execution_graph : path or list of paths, optional
-        What PyTorch's ``ExecutionTraceObserver`` recorded of the same program, one for each trace, in their
+        Output of PyTorch's ``ExecutionTraceObserver`` for the same program, one for each trace, in their
         order: then tasks have tensors, shapes, data types, flop and bytes.
 
     Returns
     -------
     Graph
         Ops in order of their recorded start, on ``gpu`` and ``cpu``; rank 3 is ``gpu3`` and ``cpu3``, and
-        its ops are called ``rank3/...``. Attributes of an op: ``recorded_start_ns`` (from the beginning, by
+        its ops are named ``rank3/...``. Attributes of an op: ``recorded_start_ns`` (from the beginning, by
         the clock of the lowest rank); of a task: ``stream``, ``kernel`` (its full name), ``operator``,
         ``grid``, ``block``, ``registers``, ``shared_memory``; of a collective of ranks ``communicator`` and
-        ``recorded_ns``, with the time that it waited; of a kernel that began before the one before it on its
-        stream ended, ``recorded_ns``, with what they overlap. Of a host's op that waits:
+        ``recorded_ns``, including its waiting time; of a kernel that began before the previous one on its
+        stream ended, ``recorded_ns``, including the overlap. Of a host's op that waits:
         ``recorded_wait_ns``; of one that launches: ``call_ns`` (`scenarios.importers.kineto.kineto_host`).
 
     Raises
     ------
     InputError
-        No trace, a trace without any task of a GPU, ranks that do not belong together, or `batch` given.
+        There is no trace, no task of a GPU in one, ranks do not belong together, or `batch` is given.
 
     Warns
     -----
     UserWarning
         Tasks whose launch is not in the trace; they wait only for their streams. Threads that run gradients
-        of which nobody knows who waits for them. Calls of which it is not clear for which stream or event
-        they wait. Sends and recvs that did not meet, or of which it is not clear whom. Ranks that share
+        for an unknown thread. Calls whose awaited stream or event is
+        ambiguous. Sends and recvs that did not meet, or whose peer is ambiguous. Ranks that share
         no collective.
     """
     one = isinstance(path, str | os.PathLike) and not os.path.isdir(path)
@@ -158,7 +158,7 @@ def load(
 
 
 def _warn_of_doubts(processes: Sequence[_Process], host: str) -> None:
-    """Say how many calls may have waited for something else than was inferred, in one line for all ranks."""
+    """Warn, in one line for all ranks, of calls that may have waited for something else than inferred."""
     doubts = [
         (each, call)
         for each in processes
@@ -178,7 +178,7 @@ def _warn_of_doubts(processes: Sequence[_Process], host: str) -> None:
 
 
 def _add(builder: GraphBuilder, ops: Sequence[Record], with_tensors: bool) -> None:
-    """Add ops: those without tensors all at once."""
+    """Add ops; those without tensors are added all at once."""
     if with_tensors:
         for op in ops:
             builder.op(**op)
@@ -202,7 +202,7 @@ def _add(builder: GraphBuilder, ops: Sequence[Record], with_tensors: bool) -> No
 
 
 def _coded(words: Sequence[str | None]) -> tuple[list[str], IntArray]:
-    """Return the different words, and which of them each is; -1 for none."""
+    """Return the distinct words, and the index of each word in them; -1 for None."""
     codes = Codes[str]()
     numbers = [UNSET if word is None else codes[word] for word in words]
     return [*codes], np.array(numbers, np.int64)
@@ -217,23 +217,23 @@ class _Process:
     waits: Waits
     streams: Streams
     told: Sequence[KernelNotes] = ()
-    """What an execution graph tells of each task."""
+    """What an execution graph adds to each task."""
 
     @cached_property
     def overheads(self) -> Overheads:
-        """What its GPUs take themselves."""
+        """Overheads of its GPUs."""
         of_gpu = self.rank.trace.kind == "gpu"
         return overheads(self.rank.trace, self.streams) if of_gpu else Overheads()
 
     @cached_property
     def gpus(self) -> dict[int, str]:
-        """What its GPUs are called, by their numbers."""
+        """Names of its GPUs, by number."""
         numbers = sorted({task.device for task in self.rank.trace.tasks})
         kind = self.rank.trace.kind
         return {n: f"{kind}{n}" if len(numbers) > 1 else f"{kind}{self._number}" for n in numbers}
 
     def facts(self, number: int) -> dict[str, str]:
-        """Return what is known of a GPU, in the words of a device's description."""
+        """Return the facts about a GPU, as keys of a device."""
         if self._on_threads:
             return {}
         name = self.rank.trace.gpus.get(number)
@@ -245,7 +245,7 @@ class _Process:
         return self.rank.trace.kind == "cpu"
 
     def _lane(self, task: GpuTask) -> dict[str, Any]:
-        """Return where on its device a task ran."""
+        """Return the stream or thread on which a task ran."""
         return {"thread": f"thread{task.stream}"} if self._on_threads else {"stream": task.stream}
 
     @property
@@ -253,7 +253,7 @@ class _Process:
         return "" if self.rank.number is None else str(self.rank.number)
 
     def rows(self, begin_ns: int, host: str) -> Iterator[tuple[_Place, Record]]:
-        """Yield the ops with what puts them in order."""
+        """Yield the ops with their sort keys."""
         trace, rank = self.rank.trace, self.rank.number
         prefix = "" if rank is None else f"rank{rank}/"
         names = [f"{prefix}{short_name(task.name)}.{i}" for i, task in enumerate(trace.tasks)]
@@ -327,18 +327,18 @@ class _Process:
 
     @cached_property
     def _overlaps(self) -> frozenset[int]:
-        """Tasks that began before one that they follow on their stream had ended."""
+        """Tasks that began before the end of one that they follow on their stream."""
         trace = self.rank.trace
         tasks, others, same = self.streams.edges
         return frozenset(tasks[same & (trace.end_ns[others] > trace.start_ns[tasks])].tolist())
 
     def _alone_ns(self, i: int, task: GpuTask) -> int:
-        """Return how long a task lasts, without what it overlaps with the one before it on its stream.
+        """Return the duration of a task without its overlap with the previous one on its stream.
 
-        By programmatic dependent launch a kernel begins while the one before it still runs, and waits for it
-        before it reads what that writes (CUDA C++ Programming Guide, "Programmatic Dependent Launch and
-        Synchronization"); in the simulation it begins then. Less than `OVERLAP_NS` is part of the gap, if
-        there is one.
+        With programmatic dependent launch a kernel begins while the previous one still runs, and waits for it
+        before it reads its results (CUDA C++ Programming Guide, "Programmatic Dependent Launch and
+        Synchronization"); in the simulation it begins after that wait. Less than `OVERLAP_NS` is part of the
+        gap, if there is one.
         """
         on = task.device, task.stream
         before = (self.rank.trace.tasks[p] for p in self.streams.before[i])
@@ -349,7 +349,7 @@ class _Process:
         return max(0, task.end_ns - free_ns - gap_ns)
 
     def _warn(self, early: Sequence[GpuTask]) -> None:
-        """Warn of threads that are not clear, and of tasks launched before the trace, or after they began."""
+        """Warn of ambiguous threads, and of tasks launched before the trace, or after they began."""
         trace, told = self.rank.trace, []
         if trace.uncalled:
             told.append(
@@ -379,7 +379,7 @@ class _Process:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# What a GPU itself takes between two tasks, estimated from a recording; what it does not take is a delay.
+# The overheads of a GPU between two tasks, estimated from a recording; further idle time is a delay.
 #
 # ::
 #
@@ -387,43 +387,43 @@ class _Process:
 #     stream 7   [ a                      ]  [ b         ]  [ c ]                  [ d ]
 #                                          gap            gap           launch latency
 #
-# A task starts a little after its launch, the task before it on its stream and the events that its stream
-# waits for allow it. How much shows where one of the three came long after the others: b and c were launched
-# long before, so theirs is the *gap*; d found an idle stream, and has the *launch latency*; behind a task of
-# another stream it is the *event hop*. What is usual is the mean of those that are no longer than three
-# medians, so that all usual ones together keep their length; a gap that is less than none, in a CUDA graph,
+# A task starts a little after its launch, the previous task on its stream and the events that its stream
+# waits for allow it. The overhead is visible where one of the three came long after the others: b and c were
+# launched long before, so theirs is the *gap*; d found an idle stream, and has the *launch latency*; after a
+# task of another stream it is the *event hop*. The usual value is the mean of samples up to three
+# medians, so that all usual ones together keep their length; a negative gap, in a CUDA graph,
 # counts with its sign.
 #
-# What starts later was held by something that the trace does not show (a kernel that the profiler left out,
-# SMs that another kernel had, a launch before the trace): the time stays, as a delay.
+# A task that starts later was held by something that the trace does not show (a kernel that the profiler left
+# out, SMs that another kernel had, a launch before the trace): this time becomes a delay.
 
 _CAUSES: Final = ("launch_latency", "gap", "event_hop")
 _NEVER: Final = -(2**61)
 """In a column of times: it did not happen."""
 _LONG_NS: Final = 20_000
-"""No GPU takes longer; what does says nothing about it."""
+"""Maximum overhead of any GPU; longer times are not overhead."""
 OVERLAP_NS: Final = 1_000
-"""In a CUDA graph a kernel may begin before the last blocks of the one before end: by less than that."""
+"""Maximum overlap: in a CUDA graph a kernel may begin before the last blocks of the previous one end."""
 _CERTAIN_NS: Final = 10_000
-"""A cause that came so much later than all others held a task alone."""
+"""A cause that came this much later than all others counts as the only one."""
 
 
 class Usual(NamedTuple):
-    """How long something takes: usually, and at most when nothing else is in the way."""
+    """An overhead: its usual time, and its maximum when nothing else is in the way."""
 
     usual_ns: int = 0
     most_ns: int = 0
 
 
 class Overheads(NamedTuple):
-    """What a GPU takes itself; the names are those of a device's description."""
+    """Overheads of a GPU; the names are those of a device's keys."""
 
     gap: Usual = Usual()
     event_hop: Usual = Usual()
     launch_latency: Usual = Usual()
 
     def described(self) -> dict[str, str]:
-        """Return them in the words of a device's description.
+        """Return them as keys of a device.
 
         Examples
         --------
@@ -434,7 +434,7 @@ class Overheads(NamedTuple):
 
 
 def overheads(trace: RecordedTrace, streams: Streams) -> Overheads:
-    """Return what the GPUs of a process took themselves."""
+    """Return the overheads of the GPUs of a process."""
     ends = {call.correlation: call.end_ns for call in trace.calls}
     launches = trace.correlation.tolist()
     causes = _causes(trace, streams, [ends.get(launch, _NEVER) for launch in launches])
@@ -442,7 +442,7 @@ def overheads(trace: RecordedTrace, streams: Streams) -> Overheads:
     late_ns, which = trace.start_ns - last_ns, np.argmax(causes, axis=0)
     known = np.flatnonzero(last_ns != _NEVER)
     _, begun = np.unique(trace.correlation[known], return_index=True)
-    shows = (causes[1:] != _NEVER).any(axis=0)  # of the tasks of a CUDA graph only the first shows a latency
+    shows = (causes[1:] != _NEVER).any(axis=0)  # in a CUDA graph only the first task shows a latency
     shows[known[begun]] = True
     shows &= (last_ns - second_ns >= _CERTAIN_NS) & (late_ns <= _LONG_NS)
     shows &= late_ns >= np.where(which == _CAUSES.index("gap"), -OVERLAP_NS, 0)
@@ -454,7 +454,7 @@ def overheads(trace: RecordedTrace, streams: Streams) -> Overheads:
 def delays(
     trace: RecordedTrace, streams: Streams, issued_ns: Mapping[int, int], begin_ns: int, known: Overheads
 ) -> dict[int, tuple[int, int]]:
-    """Return since when, and how long, something held tasks that the trace does not show, by task.
+    """Return, by task, begin and length of delays: tasks held by something not in the trace.
 
     Parameters
     ----------
@@ -462,11 +462,11 @@ def delays(
     streams : Streams
         What tasks wait for on the GPU.
     issued_ns : mapping
-        Task → the end of its launch; those of others were before the trace.
+        Task → the end of its launch; other tasks were launched before the trace.
     begin_ns : int
-        When the first task may start.
+        Earliest start of the first task.
     known : Overheads
-        What the GPU takes itself, once more behind the delay.
+        Overheads of the GPU, which apply again after the delay.
     """
     n = len(trace.tasks)
     causes = _causes(trace, streams, [issued_ns.get(i, _NEVER) for i in range(n)])
@@ -483,7 +483,7 @@ def delays(
 
 
 def _causes(trace: RecordedTrace, streams: Streams, issued_ns: Sequence[int]) -> IntArray:
-    """Return since when each of `_CAUSES` let each task start; `_NEVER` where it was none."""
+    """Return the time at which each of `_CAUSES` allowed each task to start; `_NEVER` if it did not apply."""
     tasks, others, same = streams.edges
     causes = np.full((len(_CAUSES), len(trace.tasks)), _NEVER)
     causes[0] = issued_ns
@@ -497,6 +497,6 @@ def _usual(samples: Sequence[int]) -> Usual:
     late = sorted(ns for ns in samples if ns >= 0)
     if not late:
         return Usual()
-    most = 3 * late[(len(late) - 1) // 2]  # of an even number the lower median: what is odd is long
+    most = 3 * late[(len(late) - 1) // 2]  # the lower median of an even number, because outliers are long
     kept = [ns for ns in samples if ns <= most]
     return Usual(max(0, round_half_up(sum(kept) / len(kept))), most)

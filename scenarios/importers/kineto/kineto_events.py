@@ -1,4 +1,4 @@
-"""What a PyTorch profiler trace records, read event by event: only what matters here is kept.
+"""Read a PyTorch profiler trace event by event, and keep only what is relevant here.
 
 Kineto writes Chrome trace events: slices (``"ph": "X"``) with ``ts`` and ``dur`` in microseconds and a
 category. Four kinds of slice matter here::
@@ -7,13 +7,13 @@ category. Four kinds of slice matter here::
     stream 7                     └──────►[ kernel, corr 7 ][ kernel ]
     stream 20                                     [ nccl kernel             ]
 
-``correlation`` ties a task to its launch, and the time of the launch to the operator around it
-(``aten::addmm``; `operators`). The categories changed their names once ("Kernel" became "kernel"); both are
+``correlation`` links a task to its launch, and the time of the launch to the operator around it
+(``aten::addmm``; `operators`). The categories were renamed once ("Kernel" became "kernel"); both are
 read. Names of keys are Kineto's (https://github.com/pytorch/kineto, libkineto/src/output_json.cpp and
 CuptiActivity.cpp).
 
-Two of three events play no part. So they are read some hundred at a time, of which only the tasks, the calls
-and the times of operators stay (`taken`).
+Two of three events are irrelevant. So events are read some hundred at a time, and only the tasks, the calls
+and the times of operators are kept (`taken`).
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ RECORD: Final = re.compile(r"(cuda|hip|cu)EventRecord")
 _MATTERS: Final = re.compile(
     r"(cuda|hip|cu)\w*(Synchronize|Free|EventRecord|StreamWaitEvent)|ur(QueueFinish|EventWait)$"
 )
-"""Calls that may wait, or that others wait for; of those that launch nothing, two of three are others."""
+"""Calls that may wait, or that others wait for; two of three other calls do neither."""
 
 _ASKS: Final = re.compile(r"(cuda|hip|cu)\w*Query")
-"""Calls that ask whether something is over and never wait; the profiler notes those of events as others."""
+"""Queries whether something is over, which never wait; the profiler notes those of events as waits."""
 
 _WRONG: Final = (KeyError, TypeError, ValueError)
 
 
 _REPORTS: Final = ((is_report, read_report), (is_xplane, read_xplane))
-"""What reads recordings that are no JSON, and tells its own."""
+"""Readers of recordings that are not JSON, each with a test for its own."""
 
 
 def read_events(path: StrPath, number: int = 0) -> list[RecordedTrace]:
@@ -62,13 +62,13 @@ def read_events(path: StrPath, number: int = 0) -> list[RecordedTrace]:
     ----------
     path : path
     number : int
-        How many processes of the job are before it: ranks in a recording of Nsight Systems that names none.
+        Number of the job's processes before it: the first rank in a Nsight Systems recording that names none.
 
     Raises
     ------
     InputError
-        No such file, not JSON, no ``traceEvents``, or an event without what it must have (with its index);
-        for an SQLite database as `nsight_systems.read_report`.
+        There is no such file, it is not JSON, it has no ``traceEvents``, or an event lacks a field (with its
+        index); for an SQLite database as `nsight_systems.read_report`.
     """
     read = next((read for fits, read in _REPORTS if fits(path)), None)
     if read is not None:
@@ -93,7 +93,7 @@ def read_events(path: StrPath, number: int = 0) -> list[RecordedTrace]:
 
 
 def _names(properties: Any) -> dict[int, str]:
-    """Return what the driver calls each GPU, by its number; what is not written as expected is not there."""
+    """Return the driver's name of each GPU, by number; malformed entries are ignored."""
     every = [each for each in properties if isinstance(each, dict)] if isinstance(properties, list) else []
     return {
         each["id"]: each["name"]
@@ -103,7 +103,7 @@ def _names(properties: Any) -> dict[int, str]:
 
 
 def _first_wrong(path: StrPath) -> InputError:
-    """Return what is wrong with the first event of a trace that is."""
+    """Return the error for the first invalid event of a trace."""
     before = 0
     for events in lists(path, "a trace", "traceEvents", {}, wanted):
         for n, event in enumerate(events if _wrong(events) else ()):
@@ -114,13 +114,13 @@ def _first_wrong(path: StrPath) -> InputError:
 
 
 def _called(event: Any) -> str:
-    """Return the name of an event, as it was parsed, for a message; nothing if it has none."""
+    """Return the name of a parsed event for a message, or "" if it has none."""
     name = event.get("name", ABSENT) if isinstance(event, dict) else getattr(event, "name", ABSENT)
     return "" if name is ABSENT else f" ({name!s:.60})"
 
 
 def _wrong(events: Sequence[Any]) -> str:
-    """Return what is wrong with one of some events; nothing, if none is."""
+    """Return what is wrong with the first invalid event, or "" if all are valid."""
     try:
         found = EventColumns()
         found.take(events)
@@ -131,7 +131,7 @@ def _wrong(events: Sequence[Any]) -> str:
 
 
 def _trace(found: EventColumns, rank: int | None, world_size: int | None) -> RecordedTrace:
-    """Return all that was taken, in order."""
+    """Return everything that was collected, in order."""
     tasks = sorted(found.tasks, key=lambda task: (task.start_ns, task.device, task.stream, task.correlation))
     calls, host_waits = found.calls(), found.host_waits
     waits: list[EventWait] = []
@@ -159,7 +159,7 @@ def _trace(found: EventColumns, rank: int | None, world_size: int | None) -> Rec
             waits.append(EventWait(key, wait.call, wait.device, wait.stream, on, recorded, sure))
     matter = np.isin(calls.correlation, [*calls.correlation[launches].tolist(), *host_waits])
     matter |= calls.named(_MATTERS)
-    matter[:1] = True  # when the trace begins
+    matter[:1] = True  # the first call marks the beginning of the trace
     threads = [*found.threads]
     waits_for, uncalled = callers(threads, found.numbered(), found.operators.spans(NODE.match), calls)
     told = waits_for or uncalled or any(name is not None for name in operators)
@@ -183,7 +183,7 @@ def _trace(found: EventColumns, rank: int | None, world_size: int | None) -> Rec
 
 
 def _add_messages(tasks: list[GpuTask], taken_by: Mapping[int, tuple[str, int]]) -> None:
-    """Add what collectives take, where it is not noted with their kernels."""
+    """Add the bytes of collectives that are not noted with their kernels."""
     for i, task in enumerate(tasks if taken_by else ()):
         if task.communicates and task.message == (0, 0) and task.correlation in taken_by:
             tasks[i] = task._replace(message=given(*taken_by[task.correlation], task.group_size))
@@ -195,7 +195,7 @@ def _add_sizes(
     inputs: Sequence[tuple[str, bytes, bytes, bytes]],
     around: Mapping[int, tuple[str, int]],
 ) -> None:
-    """Add the sizes of an operator, those of `inputs` around a launch, to the longest of its own kernels."""
+    """Add the sizes of the operator (from `inputs`) around a launch to the longest of its kernels."""
     longest: dict[int, int] = {}
     for i, task in enumerate(tasks if around else ()):
         name, n = around.get(task.correlation, ("", UNSET))

@@ -1,8 +1,8 @@
-"""The host of a recorded process: what its calls do themselves, and what they wait for.
+"""The host of a recorded process: the work of its calls, and what they wait for.
 
-A host op lasts from the end of the one before it on its thread, so that the time between launches, in
-Python and the framework, counts. A call that waits for the device is an edge from what it waits for, and
-what is left of it then; so it waits in a simulation as long as it has to, and no longer::
+A host op begins at the end of the one before it on its thread, so that the time between launches, in
+Python and the framework, counts. A call that waits for the device becomes an edge from what it waits for, and
+an op for the rest of the call; in a simulation it waits as long as it has to, and no longer::
 
     recorded    thread   [launch][ cudaMemcpy, device to host         ]──[launch]
                 stream          [ kernel                       ][copy]      [ kernel
@@ -28,18 +28,18 @@ copies from pageable to the device    the task before the copy on its stream, if
 calls that launch                     a place in the launch queue, where it is full (`RecordedLaunchQueue`)
 ====================================  ==========================================================
 
-A call that launches is done, for its task, when the task begins: what is left of it then is the next op's.
-Attributes say which part of an op is its own launch call (``call_ns``), and the rest of the one before
-(``rest_of_call_ns``); what else it lasts is work of the host between calls.
+For its task, a launching call is over when the task begins: the rest of the call belongs to the next op.
+Attributes say which part of an op is its own launch call (``call_ns``), and which the rest of the previous
+one (``rest_of_call_ns``); its remaining time is work of the host between calls.
 
-What a call that only waits takes itself is known from those that were recorded to wait. One that takes three
+The overhead of a call that only waits is known from calls that were recorded to wait. One that takes three
 times as long, and 100 us, waited for something that is not in the trace: that time is an op ``delay``.
 
-A copy that waits was issued at the beginning of its call. How long that takes shows only where nothing had to
-be waited for; elsewhere it is the median of such copies, or of all launches in the trace.
+A copy that waits was issued at the beginning of its call. How long that takes is visible only if there was
+nothing to wait for; otherwise it is the median of such copies, or of all launches in the trace.
 
-The thread that runs gradients and the one that called ``backward`` take turns, as one waits for the other:
-here they are one.
+The thread that runs gradients and the one that called ``backward`` take turns, because one waits for the
+other: here they are one.
 
 Sources: CUDA driver API, "API synchronization behavior"
 (https://docs.nvidia.com/cuda/cuda-driver-api/api-sync-behavior.html); "Using the NVIDIA CUDA Stream-Ordered
@@ -75,7 +75,7 @@ from scenarios.importers.kineto.kineto_rows import (
 from sim.base.arrays import BoolArray, Csr, IntArray
 
 # ----------------------------------------------------------------------------------------------------------
-# What tasks of a GPU wait for on it: the one before them on their stream, and events of other streams.
+# What tasks of a GPU wait for on it: the task before them on their stream, and events of other streams.
 #
 # ::
 #
@@ -83,16 +83,16 @@ from sim.base.arrays import BoolArray, Csr, IntArray
 #     stream 7    a ────────── e ──────── b
 #     stream 20                                       ( a )         c            c waits for a, not for b
 #
-# A stream's *position* at a call is what has to end before the stream is through with all that it was told so
-# far: the task launched last, or that one and the positions of events that it waits for since.
+# A stream's *position* at a call is what has to end before the stream has done everything issued to it so
+# far: the task launched last, or that one and the positions of events that it has waited for since.
 #
-# Which event a stream waits for is in newer traces (``cuda_sync``, profiled with
-# ``enable_cuda_sync_events``; what was lost of it tells `noted_waits`); for others `unnoted` infers it.
+# Newer traces name the event that a stream waits for (``cuda_sync``, profiled with
+# ``enable_cuda_sync_events``; `noted_waits` restores what was lost of it); for others `unnoted` infers it.
 
 _QUEUE: Final = 900
-"""A queue of NVIDIA's GPUs holds about 1,024 launches (1,022 at most in public recordings)."""
+"""The queue of an NVIDIA GPU holds about 1,024 launches (at most 1,022 in public recordings)."""
 _RETURN_NS: Final = 10_000
-"""So soon after a place was free the call returned that waited for it."""
+"""Maximum time from a place becoming free to the return of the call that waited for it."""
 
 
 class Streams:
@@ -106,7 +106,7 @@ class Streams:
     Attributes
     ----------
     before : list of tuple of int
-        What each task waits for.
+        The tasks that each task waits for.
     """
 
     def __init__(self, trace: RecordedTrace, waits: Iterable[EventWait] = ()) -> None:
@@ -132,7 +132,7 @@ class Streams:
 
     @cached_property
     def edges(self) -> tuple[IntArray, IntArray, BoolArray]:
-        """Tasks, what each waits for, and whether that is on its own stream: columns."""
+        """Columns: tasks, a task that each waits for, and whether that is on the same stream."""
         rows = Csr.of_rows(self.before)
         tasks, others = rows.rows(), rows.indices
         return tasks, others, self._lane[tasks] == self._lane[others]
@@ -144,7 +144,7 @@ class Streams:
         return history[known - 1][1] if known else ()
 
     def fits(self, trace: RecordedTrace, wait: EventWait) -> bool:
-        """Whether the next task of the stream that waits was recorded to start after what it waits for."""
+        """Whether the waiting stream's next task was recorded to start after what the wait is for."""
         history = self._history.get((wait.device, wait.stream), [])
         following = bisect.bisect_right(history, (wait.at, (sys.maxsize,)))
         if following == len(history):
@@ -160,14 +160,14 @@ class Streams:
 
 
 class RecordedLaunchQueue:
-    """The launches that have not ended: if there are too many, the next one waits until one has.
+    """The launches that have not ended: if there are too many, the next one waits until one has ended.
 
     ::
 
         host       [launch 1023                ][launch 1024    ]
         stream 7   [ kernel 1                ][ kernel 2     ][ kernel 3
 
-    How many there may be is the most that there were, if these are as many as a queue holds.
+    The limit is the largest number observed, if it is as large as a queue's capacity.
 
     Parameters
     ----------
@@ -177,7 +177,7 @@ class RecordedLaunchQueue:
     def __init__(self, trace: RecordedTrace) -> None:
         order = np.lexsort((trace.end_ns, trace.correlation))
         launched = trace.correlation[order]
-        last = order[np.append(launched[1:] != launched[:-1], True)]  # of all that one call launched
+        last = order[np.append(launched[1:] != launched[:-1], True)]  # the last task that each call launched
         self._launches = trace.correlation[last]
         self._tasks = last[np.lexsort((last, trace.end_ns[last]))]
         self._ends = trace.end_ns[self._tasks]
@@ -193,7 +193,7 @@ class RecordedLaunchQueue:
         return np.asarray(launched - np.searchsorted(self._ends, at_ns, side="right"))
 
     def freed_by(self, call: HostCall) -> int | None:
-        """Return the task that made a place for a launch that waited for one, as it was recorded."""
+        """Return the task whose end made room for a launch that was recorded to wait for it, or None."""
         if self._full is None or self._left(call.correlation, call.end_ns) < self._full:
             return None
         ended = int(np.searchsorted(self._ends, call.end_ns, side="right"))
@@ -202,10 +202,10 @@ class RecordedLaunchQueue:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# What calls of the CUDA, HIP and SYCL runtimes and drivers do, by their names.
+# Classification of calls of the CUDA, HIP and SYCL runtimes and drivers by name.
 
 APART_NS: Final = 10_000
-"""What the clocks of host and device may be apart; on an MI300X, tasks ended 8.5 us after calls that wait."""
+"""Maximum offset between the clocks of host and device; on an MI300X, tasks ended 8.5 us after waits."""
 ALL: Final = re.compile(r"(cuda|hip)DeviceSynchronize|cuCtxSynchronize")
 FREE: Final = re.compile(r"(cuda|hip)(Host)?Free(?!Async)|cuMemFree(?!Async)")
 STREAM: Final = re.compile(r"(cuda|hip|cu)StreamSynchronize|ur(QueueFinish|EventWait)$")
@@ -220,16 +220,16 @@ _TO_PAGEABLE: Final = re.compile(r"Device -> Pageable")
 
 @lru_cache(maxsize=4096)
 def waits_for_copy(call: str, task: str) -> bool:
-    """Whether a call of this name, which launches a task of that name, returns only when it has ended."""
+    """Whether a call of this name that launches a task of that name returns only when the task has ended."""
     waits = _COPY.match(call) and not ON_DEVICE.search(task)
     return bool(waits or _WITH_STREAM.match(call) or _TO_PAGEABLE.search(task))
 
 
 Record = dict[str, Any]
-"""The arguments of `GraphBuilder.op`."""
+"""Arguments of `GraphBuilder.op`."""
 
 _LONG_NS: Final = 100_000
-"""No call that waits for nothing takes longer; a host may lose its core for some time, though."""
+"""Maximum time of a call that waits for nothing; a host may still lose its core for some time."""
 
 
 class HostOps:
@@ -239,24 +239,24 @@ class HostOps:
     ----------
     trace : Trace
     names : list of str
-        The ops of its tasks.
+        Names of the ops of its tasks.
     streams : Streams
-        What tasks, and streams, wait for on the GPU.
+        What tasks and streams wait for on the GPU.
     host_waits : mapping
-        What calls wait for, by their correlation.
+        What calls wait for, by correlation.
     begin_ns : int
         Time 0 of every thread. An op ``before.thread0`` lasts until the trace begins, if that is later.
     latency_ns : int
         From the end of a launch to the earliest start of its task.
     prefix : str
-        Of the names of ops.
+        Prefix of the names of ops.
     device : str
-        What they are pinned to.
+        Device to which they are pinned.
 
     Attributes
     ----------
     ops : list of (int, Record)
-        With their starts.
+        Ops with their starts.
     launcher : dict
         Task → the op that launches it.
     issued_ns : dict
@@ -280,9 +280,9 @@ class HostOps:
         self._trace, self._names, self._streams, self._begin_ns = trace, names, streams, begin_ns
         self._host_waits = host_waits
         self._latency_ns, self._prefix, self._device = latency_ns, prefix, device
-        self._point: dict[Thread, int] = {}  # until when each thread is accounted for
+        self._point: dict[Thread, int] = {}  # end of the last op of each thread
         self._last: dict[Thread, str] = {}
-        self._called: dict[Thread, int] = {}  # when the last launch call of each thread ended
+        self._called: dict[Thread, int] = {}  # end of the last launch call of each thread
         self._threads: dict[Thread, str] = {}
         self._launches: dict[int, list[int]] = defaultdict(list)
         for i, task in enumerate(trace.tasks):
@@ -299,7 +299,7 @@ class HostOps:
         elif (awaited := self._awaited(call)) is not None:
             self._reach(n, call)
             self._wait(n, call, awaited)
-            if not FREE.match(call.name):  # which works, too
+            if not FREE.match(call.name):  # such a call also does work
                 self._waits.append(len(self.ops) - 1)
 
     # -- launches ----------------------------------------------------------------------------------
@@ -337,18 +337,18 @@ class HostOps:
         return max(min(call.start_ns, task.start_ns), task.start_ns - self._latency_ns)
 
     def _is_held(self, call: HostCall, task: int) -> bool:
-        """Whether a task was recorded to wait for another one when its call began."""
+        """Whether a task was recorded to wait for another task when its call began."""
         return any(self._trace.tasks[i].end_ns > call.start_ns for i in self._streams.before[task])
 
     def _was_unpinned(self, call: HostCall, task: int) -> bool:
-        """Whether a copy of AMD's was recorded to be waited for, as those of pageable memory are."""
+        """Whether AMD's profiler recorded a copy to be waited for, as copies of pageable memory are."""
         copy = self._trace.tasks[task]
         asked = call.name.startswith("hipMemcpy") and not ON_DEVICE.search(copy.name)
         return asked and call.end_ns >= copy.end_ns and self._is_held(call, task)
 
     @cached_property
     def _issuing_ns(self) -> int:
-        """Return how long it takes to issue a copy that waits: one without a wait, or else any launch."""
+        """Return the time to issue a copy that waits: that of copies without a wait, or of any launch."""
         copies, launches = [], []
         for call in self._trace.calls:
             for i in self._launches.get(call.correlation, [])[:1]:
@@ -364,7 +364,7 @@ class HostOps:
     # -- waits -------------------------------------------------------------------------------------
 
     def _awaited(self, call: HostCall) -> list[int] | None:
-        """Return the tasks that a call waits for that launches nothing; None: it does not wait."""
+        """Return the tasks awaited by a call that launches nothing; None if it does not wait."""
         noted = self._host_waits.get(call.correlation)
         if ALL.match(call.name) or (noted is not None and noted.stream < 0):
             device = None if noted is None else noted.device
@@ -378,11 +378,11 @@ class HostOps:
         return [] if STREAM.match(call.name) or EVENT.match(call.name) else None
 
     def _in_time(self, call: HostCall, tasks: Iterable[int]) -> list[int]:
-        """Return the tasks that had ended when a call returned: for others it cannot have waited."""
+        """Return the tasks that had ended when a call returned: it cannot have waited for others."""
         return [i for i in tasks if self._trace.tasks[i].end_ns <= call.end_ns + APART_NS]
 
     def _wait(self, n: int, call: HostCall, awaited: list[int]) -> None:
-        """Add a wait: it lasts what is left of its call when what it waits for has ended."""
+        """Add a wait; it lasts for the rest of its call after what it waits for has ended."""
         own: dict[str, Any] = {"recorded_wait_ns": self._pass(call, awaited)}
         inferred = call.correlation in self._host_waits and call.correlation not in self._trace.host_waits
         if inferred and awaited and not own["recorded_wait_ns"]:
@@ -390,7 +390,7 @@ class HostOps:
         self._add(call, f"synchronize.{n}", call.end_ns, awaited, own)
 
     def _split_waits(self) -> None:
-        """Put a delay before each call that waited for something that is not in the trace."""
+        """Put a delay before each call that waited for something not in the trace."""
         waits = [self.ops[at][1] for at in self._waits]
         left = sorted(op["duration_ns"] for op in waits if op["attributes"]["recorded_wait_ns"])
         usual_ns = left[len(left) // 2] if left else 0

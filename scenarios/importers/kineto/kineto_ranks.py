@@ -1,18 +1,18 @@
-"""The ranks of a job, each recorded by itself: who is who, whose kernels met, and one clock for all.
+"""The ranks of a job, each recorded separately: their identity, their meetings, and a common clock.
 
-A kernel of NCCL starts when its stream lets it, waits for the ranks that are late, and transfers; all end
-together. So the recorded time of a collective is two things, which the last rank to come tells apart::
+A kernel of NCCL starts when its stream allows it, waits for the ranks that are late, and transfers; all end
+together. So the recorded time of a collective has two parts, which the last rank to arrive separates::
 
     rank 0   [ waits . . . . . . . . ##### ]     as recorded: 9 us
     rank 1            [ waits  . . . ##### ]                  6 us
     rank 2                          [##### ]                  2 us: the transfer
 
-A rank's ops get the transfer as their duration; the waiting comes about in the simulation, or does not. As
+A rank's ops get the transfer as their duration; the waiting arises in the simulation, or does not. Because
 clocks drift apart in a long recording, the last rank is not the one that seems to start last, but the one
-whose kernel was the shortest; only of kernels that do not end together it is by the clock.
+with the shortest kernel; only for kernels that do not end together the clock decides.
 
-* **Who is who**: ``distributedInfo`` of each trace. All ranks of a job have to be there, once.
-* **Who met whom**, and by how much clocks differ, says `rank_groups`: newer traces name the process group
+* **Identity**: ``distributedInfo`` of each trace. All ranks of a job have to be present, once.
+* **Meetings**, and clock differences, come from `rank_groups`: newer traces name the process group
   (``Process Group Name``, ``Process Group Ranks``), older ones have a stream for each.
 """
 
@@ -32,20 +32,20 @@ from sim.base.errors import InputError
 from sim.base.files import StrPath
 
 # ----------------------------------------------------------------------------------------------------------
-# Which collectives of several ranks met, and by how much their clocks differ: for recordings of any format.
+# Which collectives of several ranks met, and the differences of their clocks: for recordings of any format.
 #
-# * **Communicators**: name and ranks of the process group, where every recorded call has them. Otherwise each
-#   stream on which collectives run is one, as each process group of PyTorch has a stream of its own; the
-#   streams of all ranks belong together in the order of first calls. The n-th call of a rank on a
+# * **Communicators**: name and ranks of the process group, if every recorded call has them. Otherwise each
+#   stream with collectives is one, because each process group of PyTorch has its own stream; the
+#   streams of all ranks are matched in the order of first calls. The n-th call of a rank on a
 #   communicator met the n-th of the others.
-# * **Sends and recvs**: the n-th from one rank to another on a process group met the n-th recv there, where
-#   each says who is on the other side.
-# * **Clocks**: a rank's clock is shifted by the median of what its collectives ended earlier or later than
+# * **Sends and recvs**: the n-th send from one rank to another on a process group met the n-th recv there, if
+#   each names its peer.
+# * **Clocks**: a rank's clock is shifted by the median difference between the ends of its collectives and
 #   those of ranks whose clocks are known, beginning with the lowest rank. Sends, receives, broadcasts and
-#   reductions to one rank do not end together, and are not asked. Processes of one recording have one clock.
+#   reductions to one rank do not end together, and do not count. Processes of one recording share a clock.
 
 END_TOGETHER: Final = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all"})
-"""Collectives that end on all ranks together, as each needs something of every other."""
+"""Collectives that end on all ranks together, because each needs data from every other rank."""
 
 
 class RecordedCall(NamedTuple):
@@ -60,11 +60,11 @@ class RecordedCall(NamedTuple):
     end_ns : int
         By the clock of its rank.
     group : tuple of str or None
-        Name and ranks of the process group, where recorded.
+        Name and ranks of the process group, if recorded.
     pair : bool
         Whether it sends or receives between two ranks.
     peer : int
-        The other one; -1: not recorded.
+        The peer rank; -1: not recorded.
     """
 
     task: int
@@ -96,12 +96,12 @@ def communicators(calls: Mapping[int, Sequence[RecordedCall]], paths: Mapping[in
     Raises
     ------
     InputError
-        Ranks do not have the same collectives, or have none together and a recording each.
+        Ranks do not have the same collectives, or share none although each has its own recording.
 
     Warns
     -----
     UserWarning
-        Sends and recvs of which it is not clear whom they met; ranks of one recording that share nothing.
+        Sends and recvs whose peer is ambiguous; ranks of one recording that share nothing.
     """
     found: dict[_Key, dict[int, list[RecordedCall]]] = {}
     named = all(call.group is not None for own in calls.values() for call in own)
@@ -133,7 +133,7 @@ def communicators(calls: Mapping[int, Sequence[RecordedCall]], paths: Mapping[in
 
 
 def files_of_ranks(ranks: Sequence[int], paths: Sequence[StrPath], size: int | None = None) -> dict[int, int]:
-    """Return which file is which rank, in order of ranks, by the rank of each; all have to be there, once."""
+    """Return the number of each rank's file, in order of ranks; all ranks have to be there, once."""
     found: dict[int, int] = {}
     for file, rank in enumerate(ranks):
         if rank in found:
@@ -149,7 +149,7 @@ def files_of_ranks(ranks: Sequence[int], paths: Sequence[StrPath], size: int | N
 
 
 def _pairs(calls: Mapping[int, Sequence[RecordedCall]]) -> Groups:
-    """Return the sends and recvs that met: of each direction between two ranks they are a communicator."""
+    """Return the sends and recvs that met; each direction between two ranks is a communicator."""
     found: dict[tuple[str, int, int], dict[int, list[int]]] = {}
     for rank, own in calls.items():
         for call in own:
@@ -169,12 +169,12 @@ def _pairs(calls: Mapping[int, Sequence[RecordedCall]]) -> Groups:
 
 
 def _listed(ranks: str) -> list[int]:
-    """Return the ranks of a process group; the profiler may name the first ones only, which is none."""
+    """Return the ranks of a process group; a list that the profiler truncated counts as none."""
     return [] if "..." in ranks else [int(number[:9]) for number in re.findall(r"\d+", ranks)]
 
 
 def process_group(name: str, ranks: str, size: int = 0) -> dict[str, Any]:
-    """Return what is known of the process group of a collective, as attributes of its op.
+    """Return the known properties of a collective's process group, as attributes of its op.
 
     Examples
     --------
@@ -189,7 +189,7 @@ def process_group(name: str, ranks: str, size: int = 0) -> dict[str, Any]:
 
 
 def _unused(name: str, groups: Groups) -> str:
-    """Return a name for a communicator: of two groups of one name, the second is ``name.1``."""
+    """Return an unused name for a communicator: the second group of the same name is ``name.1``."""
     same = sum(known == name or known.startswith(f"{name}.") for known in groups)
     return f"{name}.{same}" if same else name
 
@@ -197,7 +197,7 @@ def _unused(name: str, groups: Groups) -> str:
 def _check_members(
     name: str, members: Mapping[int, list[RecordedCall]], wanted: Sequence[int], paths: Mapping[int, StrPath]
 ) -> None:
-    """Refuse a communicator whose ranks do not have the same collectives."""
+    """Raise if the ranks of a communicator do not have the same collectives."""
     first, mine = next(iter(members.items()))
     for rank in wanted or members:
         theirs = members.get(rank, [])
@@ -216,7 +216,7 @@ def _check_members(
 def clock_offsets(
     calls: Mapping[int, Sequence[RecordedCall]], groups: Groups, paths: Mapping[int, StrPath]
 ) -> dict[int, int]:
-    """Return what each rank's clock is to be shifted by.
+    """Return the shift of each rank's clock.
 
     Parameters
     ----------
@@ -228,7 +228,7 @@ def clock_offsets(
     Raises
     ------
     InputError
-        A rank has none that ended together with one of another rank, and a recording of its own.
+        A rank has its own recording, but no collective that ended together with one of another rank.
     """
     ends: dict[int, dict[tuple[str, int], int]] = {rank: {} for rank in calls}
     for name, members in groups.items():
@@ -261,11 +261,11 @@ def clock_offsets(
 # ----------------------------------------------------------------------------------------------------------
 
 _APART_NS: Final = 100_000
-"""What the ends of one collective may be apart, plus a ten-thousandth of the recording: clocks drift."""
+"""Maximum difference of the ends of one collective, plus a ten-thousandth of the recording: clocks drift."""
 
 
 class Meeting(NamedTuple):
-    """What a collective is on one rank.
+    """A collective on one rank.
 
     Attributes
     ----------
@@ -275,7 +275,7 @@ class Meeting(NamedTuple):
     message : tuple of int
         Bytes that it takes and gives on this rank; 0: not recorded, or ranks disagree.
     peer : int
-        Of a send or recv, the other rank; -1: it is of all ranks.
+        The other rank of a send or recv; -1: it is of all ranks.
     """
 
     communicator: str
@@ -286,14 +286,14 @@ class Meeting(NamedTuple):
 
 @dataclass(frozen=True)
 class Rank:
-    """A rank, by the clock of the lowest one.
+    """A rank, on the clock of the lowest one.
 
     Attributes
     ----------
     number : int or None
         None: one process, whose rank does not matter.
     file : int
-        Which of the files it is.
+        Number of its file.
     trace : Trace
     meetings : mapping
         By task.
@@ -311,13 +311,13 @@ def together(paths: Sequence[StrPath], traces: Sequence[RecordedTrace]) -> list[
     Raises
     ------
     InputError
-        A trace does not say its rank, has two GPUs, or is of another job; a rank is there twice, or not at
-        all; or collectives cannot have met.
+        A trace does not name its rank, has two GPUs, or is of another job; a rank is there twice, or missing;
+        or collectives cannot have met.
 
     Warns
     -----
     UserWarning
-        Sends and recvs that did not meet, or of which it is not clear whom; ranks that meet nowhere.
+        Sends and recvs that did not meet, or whose peer is ambiguous; ranks that meet nowhere.
     """
     file_of = _files_of_ranks(paths, traces)
     path_of = {rank: paths[file] for rank, file in file_of.items()}
@@ -330,7 +330,7 @@ def together(paths: Sequence[StrPath], traces: Sequence[RecordedTrace]) -> list[
 
 
 def _files_of_ranks(paths: Sequence[StrPath], traces: Sequence[RecordedTrace]) -> dict[int, int]:
-    """Return which file is which rank, in order of ranks."""
+    """Return the number of each rank's file, in order of ranks."""
     ranks, size = list[int](), traces[0].world_size
     for path, trace in zip(paths, traces, strict=True):
         if trace.rank is None:
@@ -361,7 +361,7 @@ def _calls(trace: RecordedTrace) -> list[RecordedCall]:
 def _meetings(
     traces: Mapping[int, RecordedTrace], groups: Groups, paths: Mapping[int, StrPath]
 ) -> dict[int, dict[int, Meeting]]:
-    """Return what each task of a collective is, by rank."""
+    """Return the meeting of each task of a collective, by rank."""
     found: dict[int, dict[int, Meeting]] = {rank: {} for rank in traces}
     buffered = 0
     for name, members in groups.items():

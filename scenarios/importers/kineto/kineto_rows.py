@@ -1,4 +1,4 @@
-"""What is known of a recorded process, as plain rows: host calls, GPU tasks, and waits."""
+"""A recorded process as plain rows: host calls, GPU tasks, and waits."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ class GpuTask(NamedTuple):
         Number of the launch.
     start_ns, duration_ns : int
     nbytes : int
-        Of a copy or fill.
+        Bytes of a copy or fill.
     facts : dict
-        ``grid``, ``block``, ``registers``, ``shared_memory``, where recorded; and the sizes of its operator.
+        ``grid``, ``block``, ``registers``, ``shared_memory``, if recorded; and the sizes of its operator.
     group : tuple of str, optional
-        Name and ranks of the process group of a collective, where recorded.
+        Name and ranks of the process group of a collective, if recorded.
     collective : str
-        What PyTorch calls it, where recorded: ``send``, ``allreduce``, ``_allgather_base``.
+        PyTorch's name of it, if recorded: ``send``, ``allreduce``, ``_allgather_base``.
     message : tuple of int
-        Bytes that a collective takes and gives on this rank, where recorded.
+        Bytes that a collective takes and gives on this rank, if recorded.
     group_size : int
-        How many ranks its process group has; 0: not recorded.
+        Number of ranks of its process group; 0: not recorded.
     peer : int
         The rank to which it sends, or from which it receives; -1: not recorded.
     """
@@ -64,7 +64,7 @@ class GpuTask(NamedTuple):
 
     @property
     def pair(self) -> bool:
-        """Whether it is a ``send`` or ``recv``, by what is recorded."""
+        """Whether it is recorded as a ``send`` or ``recv``."""
         return self.collective in ("send", "recv")
 
     @property
@@ -74,7 +74,7 @@ class GpuTask(NamedTuple):
 
 
 class HostCall(NamedTuple):
-    """A call of the CUDA runtime or driver; which of them it is in order of time is its number."""
+    """A call of the CUDA runtime or driver; its number is its position in order of time."""
 
     number: int
     name: str
@@ -86,14 +86,14 @@ class HostCall(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """Calls as columns, in order of time: there are hundreds of thousands, and few are looked at one by one.
+    """Calls as columns, in order of time: there are hundreds of thousands, and few are needed as rows.
 
     Attributes
     ----------
     names : sequence of str
-        Of which `name` has the numbers.
+        The names to which the numbers in `name` refer.
     name, thread, correlation, start_ns, end_ns : array
-        Threads are numbers, too.
+        Threads are also given by number.
     """
 
     names: Sequence[str]
@@ -104,17 +104,17 @@ class Calls:
     end_ns: IntArray
 
     def named(self, pattern: re.Pattern[str]) -> BoolArray:
-        """Whether the name of each begins so."""
+        """Whether the name of each matches from its beginning."""
         fits: BoolArray = np.array([pattern.match(name) is not None for name in self.names], bool)[self.name]
         return fits
 
     def only(self, which: BoolArray) -> Calls:
-        """Return some of them."""
+        """Return the chosen calls."""
         columns = self.name, self.thread, self.correlation, self.start_ns, self.end_ns
         return Calls(self.names, *(column[which] for column in columns))
 
     def rows(self, threads: Sequence[Thread], which: BoolArray) -> list[HostCall]:
-        """Return some of them as rows."""
+        """Return the chosen calls as rows."""
         own = self.only(which)
         names = map(self.names.__getitem__, own.name.tolist())
         of = map(threads.__getitem__, own.thread.tolist())
@@ -130,13 +130,13 @@ class EventWait(NamedTuple):
     key : tuple
         Which wait of the process it is, and for which stream: the same on all ranks of one program.
     at : int
-        Correlation of the call: tasks of the stream that are launched after it wait.
+        Correlation of the call: tasks launched on the stream after it wait.
     device, stream, on_stream : int
     recorded : int
-        Correlation of the call that recorded the event: it is for tasks of `on_stream` launched before.
+        Correlation of the call that recorded the event, which covers tasks launched on `on_stream` before it.
     fits : bool
-        Whether the next task of the stream was recorded to start after what it waits for had ended; of a wait
-        as it was noted, whether the event was recorded by that call, and not maybe earlier.
+        Whether the next task of the stream was recorded to start after what it waits for had ended; for a
+        wait as noted, whether that call recorded the event, and not possibly an earlier one.
     """
 
     key: tuple[int, int]
@@ -161,19 +161,19 @@ class HostWait:
 
 @dataclass(frozen=True)
 class RecordedTrace:
-    """Everything that matters here, in order of time.
+    """The relevant content of a trace, in order of time.
 
     Attributes
     ----------
     tasks, waits
     calls : list of HostCall
-        The first, and those that launch, wait or record an event.
+        The first call, and those that launch, wait or record an event.
     operators : list of str or None
-        What launched each task (``"aten::addmm"``), if the trace says.
+        The operator that launched each task (``"aten::addmm"``), if recorded.
     host_waits : dict
         By correlation of the call.
     around : dict
-        ``operator`` and ``module`` (with all that it lies in) of calls, by correlation.
+        ``operator`` and ``module`` (with its enclosing ones) of calls, by correlation.
     callers : dict
         Thread that only runs gradients → the thread that waits for it meanwhile.
     uncalled : list
@@ -183,11 +183,11 @@ class RecordedTrace:
     rank, world_size : int or None
         Of a distributed job.
     gpus : dict of int to str
-        What the driver calls each GPU, by its number.
+        The driver's name of each GPU, by number.
     in_turn : int
-        Waits of a thread for another one that were inferred, as the two took turns.
+        Number of inferred waits of a thread for another one with which it takes turns.
     kind : {"gpu", "tpu", "cpu"}
-        What its devices are called; of a CPU, tasks are on threads.
+        Kind of its devices; on a CPU, tasks are on threads.
     """
 
     tasks: list[GpuTask] = field(default_factory=list)
@@ -232,7 +232,7 @@ class RecordedTrace:
         return min(starts)
 
     def later(self, ns: int) -> RecordedTrace:
-        """Return it by a clock that shows `ns` more."""
+        """Return the trace on a clock that shows `ns` more."""
         return replace(
             self,
             tasks=[task._replace(start_ns=task.start_ns + ns) for task in self.tasks],

@@ -18,7 +18,7 @@ from scenarios.importers.kineto.kineto_rows import RecordedTrace
 from sim.base.files import StrPath
 
 # ----------------------------------------------------------------------------------------------------------
-# What the name of a kernel says about it: its kind, and a short form.
+# Properties of a kernel from its name: its kind, and a short form.
 
 _KINDS = {
     r"^nccl send$": "send",
@@ -44,25 +44,25 @@ _KINDS = {
     r"cat|copy|transpose|nchwtonhwc|nhwctonchw": "copy",
     r"elementwise|vectorized|multi_?tensor|foreach": "elementwise",
 }
-"""What the name of a kernel says about it, the first pattern that is found.
+"""Kind of a kernel by its name; the first matching pattern counts.
 
-Inductor names a kernel after all operators that it fuses, behind three letters of what it is: pointwise, for
+Inductor names a kernel after all operators that it fuses, with three letters for its type: pointwise, for
 each, reductions (persistent, cooperative, split scans), or a template, which is a matrix product unless its
-name says attention or convolution (torch/_inductor/codegen/triton.py). rocBLAS calls matrix products after
+name says attention or convolution (torch/_inductor/codegen/triton.py). rocBLAS names matrix products after
 their indices, ``Cijk_Ailk_Bljk``.
 """
 
 
 @lru_cache(maxsize=4096)
 def kind_of(name: str, collective: str = "") -> str:
-    """Return the kind of op that a kernel is, from its name.
+    """Return the op kind of a kernel, from its name.
 
     Parameters
     ----------
     name : str
     collective : str
-        What PyTorch called it, where that is recorded: ``_reduce_scatter_base``. It counts more than the name
-        of NCCL's kernel, which may send and receive for any collective, and which of RCCL is one for all.
+        PyTorch's name of it, if recorded: ``_reduce_scatter_base``. It takes precedence over the name
+        of NCCL's kernel, which may send and receive for any collective; RCCL has one kernel for all.
 
     Examples
     --------
@@ -87,14 +87,14 @@ _DTYPES = {
     r"double|dgemm": "fp64",
     r"sgemm|scudnn|float": "fp32",
 }
-"""What the name of a kernel says about the data type that it computes in, the first pattern that is found:
+"""Data type in which a kernel computes, by its name; the first matching pattern counts:
 an argument of its template, or cuBLAS's word for instruction and operands (``s1688gemm`` without another type
 has tf32's)."""
 
 
 @lru_cache(maxsize=4096)
 def dtype_of(name: str) -> str | None:
-    """Return the data type in the name of a kernel; None: it says none.
+    """Return the data type in the name of a kernel, or None if there is none.
 
     Examples
     --------
@@ -122,12 +122,12 @@ def short_name(name: str) -> str:
 
 
 def told_of(path: StrPath, graph: StrPath, trace: RecordedTrace) -> list[KernelNotes]:
-    """Return what an execution graph tells of each task of a trace.
+    """Return what an execution graph adds to each task of a trace.
 
     Raises
     ------
     InputError
-        It is no execution graph, or of another program.
+        The file is not an execution graph, or is of another program.
     """
     operators = read_operators(graph)
     made = operators_of_launches(path, graph, operators, [task.correlation for task in trace.tasks])
@@ -149,7 +149,7 @@ def told_of(path: StrPath, graph: StrPath, trace: RecordedTrace) -> list[KernelN
 
 
 def add_told(op: Record, one: KernelNotes, names: Sequence[str]) -> Record:
-    """Return an op with what is told of it; a copy keeps its own bytes."""
+    """Return an op with these notes added; a copy keeps its own bytes."""
     facts = one.facts if kind_of(op["attributes"]["kernel"]) not in ("copy", "fill") else {}
     return {
         **op,

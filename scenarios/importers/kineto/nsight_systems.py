@@ -1,20 +1,20 @@
-"""What Nsight Systems recorded: the tables that ``nsys export --type sqlite`` writes, as columns of events.
+"""Recordings of Nsight Systems: tables written by ``nsys export --type sqlite``, as columns of events.
 
 ::
 
     CUPTI_ACTIVITY_KIND_                     becomes
     RUNTIME                                  calls, by thread (``globalTid`` holds process and thread)
-    KERNEL, MEMCPY, MEMSET, GRAPH_TRACE      tasks of a GPU, each of the call with its ``correlationId``
+    KERNEL, MEMCPY, MEMSET, GRAPH_TRACE      tasks of a GPU, each with the call of its ``correlationId``
     SYNCHRONIZATION                          what calls and streams wait for: all, a stream, an event
-      └─ CUDA_EVENT                          where that event was recorded last (``eventId``, ``eventSyncId``)
+      └─ CUDA_EVENT                          where that event was last recorded (``eventId``, ``eventSyncId``)
     NVTX_EVENTS, MPI_*_EVENTS                ranges around calls
     StringIds                                names, by their numbers
 
-Tables that would be empty are left out of an export, and columns came and went: an older one has no
-``SYNCHRONIZATION`` or ``eventSyncId``. What is not there is inferred, as for other recordings. All times are
+Empty tables are missing in an export, and columns came and went: an older one has no
+``SYNCHRONIZATION`` or ``eventSyncId``. Missing data are inferred, as for other recordings. All times are
 ns. A graph that was recorded as a whole (``--cuda-graph-trace=graph``) is one task.
 
-The file is somebody else's: it is opened read-only, only plain tables are read, by names that stand here, and
+The file is untrusted: it is opened read-only, only plain tables are read, by names given here, and
 no more rows than it can hold.
 
 Sources: Nsight Systems, "SQLite Schema Reference"; CUPTI, ``CUpti_ActivitySynchronizationType``.
@@ -46,14 +46,14 @@ from sim.base.errors import InputError, in_file
 from sim.base.files import MOST_BYTES, FileTooLargeError, StrPath, read_bytes
 
 MAGIC: Final = b"SQLite format 3\0"
-"""How every SQLite database begins."""
+"""Signature of every SQLite database."""
 
 _STRINGS, _CUPTI = "StringIds", "CUPTI_ACTIVITY_KIND_"
 _MPI: Final = ("MPI_COLLECTIVES_EVENTS", "MPI_P2P_EVENTS", "MPI_START_WAIT_EVENTS", "MPI_OTHER_EVENTS")
 _PUSH_POP: Final = (59, 70)
 """Event types of NVTX ranges that nest on their thread."""
 _MPI_RANK: Final = re.compile(r"MPI Rank (\d{1,6})")
-"""How Nsight Systems named a rank's thread before there was a table."""
+"""Prefix of the name that Nsight Systems gave to a rank's thread before there was a table."""
 _SPAN: Final = ("start", "end")
 _PLACE: Final = (*_SPAN, "deviceId", "streamId", "correlationId")
 _SHAPE: Final = (
@@ -63,31 +63,31 @@ _SHAPE: Final = (
 _COPIES: Final = ("HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP")
 """Kinds of copies, from 1 on."""
 _MIGRATION: Final = 11
-"""The first kind of copy with which unified memory moves by itself."""
+"""The first of the kinds of copy by which unified memory migrates."""
 _MEMORY: Final = ("Pageable", "Pinned", "Device", "Array", "Managed", "Device Static", "Managed Static")
 _OF_EVENT, _STREAM_WAIT, _OF_STREAM, _OF_CONTEXT = 1, 2, 3, 4
 """Types of synchronisation."""
 _HOST, _ALL = -1, -1
-"""No stream that waits, and no stream that is waited for alone."""
+"""No waiting stream, and no single stream that is waited for."""
 
 _VERSION: Final = re.compile(r"(_v\d+)?(_ptsz|_ptds)?$")
-"""What Nsight Systems writes behind the name of a call: ``cudaMemcpy_v3020``."""
+"""Suffix that Nsight Systems adds to the name of a call: ``cudaMemcpy_v3020``."""
 _ROW_BYTES: Final = 4
-"""No row takes less."""
+"""Minimum size of a row, in bytes."""
 _LONGEST: Final = 2**24
-"""Longest row, in bytes."""
+"""Maximum size of a row, in bytes."""
 
 
 class Report(NamedTuple):
-    """What is known of a process that was recorded."""
+    """What was recorded of a process."""
 
     events: EventColumns
     rank: int | None
-    """By what MPI says."""
+    """Rank according to MPI."""
     gpus: dict[int, str]
-    """What the driver calls each GPU, by its number."""
+    """The driver's name of each GPU, by number."""
     kind: str = "gpu"
-    """What its devices are called."""
+    """Kind of its devices."""
 
 
 def is_report(path: StrPath) -> bool:
@@ -101,13 +101,13 @@ def read_report(path: StrPath) -> list[Report]:
     Raises
     ------
     InputError
-        A database of something else, or a damaged one; a row without what it must have; no task of a GPU, or
-        an old recording of several processes that does not say whose task is whose.
+        The database is damaged or of something else; a row lacks a required value; there is no task of a GPU;
+        or an old recording of several processes does not say which task belongs to which.
 
     Warns
     -----
     UserWarning
-        Unified memory moved by itself, which is left out.
+        Unified memory migrated by itself, which is omitted.
     """
     nbytes = os.path.getsize(path)
     if nbytes > MOST_BYTES:
@@ -122,12 +122,12 @@ def read_report(path: StrPath) -> list[Report]:
                     database.deserialize(content)
                     nbytes = len(content)
                 return _read(_Tables(path, database, nbytes // _ROW_BYTES))
-        except (sqlite3.Error, UnicodeDecodeError) as error:  # names in messages may be no text
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # names in messages may not be text
             raise InputError(f"a damaged SQLite database ({error})") from None
 
 
 class _Tables:
-    """The tables of a database: of each, columns that are asked for by name."""
+    """The tables of a database, read as columns by name."""
 
     def __init__(self, path: StrPath, database: sqlite3.Connection, most_rows: int) -> None:
         self.path, self._database, self._most_rows = path, database, most_rows
@@ -152,7 +152,7 @@ class _Tables:
     def values(
         self, table: str, required: Sequence[str], optional: Sequence[str] = ()
     ) -> list[Sequence[Any]]:
-        """Return columns: without rows if the table is not there, of None where an optional column is not."""
+        """Return columns; without rows if the table is missing, of None if an optional column is missing."""
         known = self.columns_of.get(table)
         if known is None:
             return [[]] * (len(required) + len(optional))
@@ -168,7 +168,7 @@ class _Tables:
         return [*zip(*rows, strict=True)] or [[]] * (len(required) + len(optional))
 
     def numbers(self, table: str, required: Sequence[str], optional: Sequence[str] = ()) -> list[IntArray]:
-        """Return columns of whole numbers from 0 on; of an optional one, -1 is none."""
+        """Return columns of non-negative whole numbers; in an optional one, -1 means none."""
         columns = self.values(table, required, optional)
         for n in range(len(required), len(columns)):
             columns[n] = [UNSET if value is None else value for value in columns[n]]
@@ -183,7 +183,7 @@ class _Tables:
         return found
 
     def texts(self, table: str, column: str, ids: IntArray, rows: Sequence[int] | None = None) -> list[str]:
-        """Return the names of which a column has the numbers, in all rows or in some."""
+        """Return the names to which the numbers of a column refer, in all rows or in some."""
         rows = range(len(ids)) if rows is None else rows
         found = [self._strings.get(ids[n]) for n in rows]
         for n, name in zip(rows, found, strict=True):
@@ -193,7 +193,7 @@ class _Tables:
 
 
 def _wholes(table: str, column: str, values: Sequence[Any], least: int) -> IntArray:
-    """Return whole numbers that are not too small."""
+    """Return whole numbers; raise if one is below `least`."""
     with suppress(ValueError):
         if ((found := wholes(values, column)) >= least).all():
             return found
@@ -286,7 +286,7 @@ def _tasks(tables: _Tables, table: str) -> Iterator[tuple[int, GpuTask]]:
 
 
 def _copy(kind: int, source: int, target: int) -> str:
-    """Return what a copy is called: ``Memcpy HtoD (Pageable -> Device)``."""
+    """Return the name of a copy: ``Memcpy HtoD (Pageable -> Device)``."""
     name = _COPIES[kind - 1] if 0 < kind <= len(_COPIES) else "of unknown kind"
     known = {source, target} <= {*range(len(_MEMORY))}
     return f"Memcpy {name}" + (f" ({_MEMORY[source]} -> {_MEMORY[target]})" if known else "")
@@ -305,7 +305,7 @@ def _shape(*facts: int) -> dict[str, Any]:
 
 
 def _add_calls(found: EventColumns, names: Sequence[str], calls: Sequence[IntArray], process: int) -> None:
-    """Add the calls of a process: of those inside one another with one number, the outer."""
+    """Add the calls of a process; of nested calls with one number, only the outer one."""
     order = np.lexsort((-calls[1], calls[0], calls[2], calls[3]))
     start, end, correlation, thread, _ = (column[order] for column in calls)
     own = (_process(thread) == process) & (end > 0)  # 0: not recorded
@@ -321,7 +321,7 @@ def _threads(serial: IntArray) -> list[Thread]:
 
 
 def _add_waits(found: EventColumns, tables: _Tables, process: int, *, alone: bool) -> None:
-    """Add what calls and streams of a process wait for, of those of which it is recorded."""
+    """Add the recorded waits of calls and streams of a process."""
 
     def rows(table: str, required: Sequence[str], optional: Sequence[str]) -> list[IntArray]:
         *columns, whose = tables.numbers(_CUPTI + table, required, (*optional, "globalPid"))
@@ -344,14 +344,14 @@ def _add_waits(found: EventColumns, tables: _Tables, process: int, *, alone: boo
             found.host_waits[call] = HostWait(device, stream if kind == _OF_STREAM else _ALL, call)
         elif kind in (_OF_EVENT, _STREAM_WAIT):
             known = recorded[context, event]
-            before = known[: bisect.bisect_left(known, (call,))][-1:]  # recorded again, it is another one
+            before = known[: bisect.bisect_left(known, (call,))][-1:]  # a new recording makes another event
             for record, on_stream in [by_sync[sync]] if sync > 0 and sync in by_sync else before:
                 waits = stream if kind == _STREAM_WAIT else _HOST
                 found.noted.append(Noted(call, device, waits, on_stream, record, event, call))
 
 
 def _add_ranges(found: EventColumns, tables: _Tables, process: int) -> None:
-    """Add what the program and its libraries named, and calls of MPI."""
+    """Add ranges that the program and its libraries named, and calls of MPI."""
     for table in ("NVTX_EVENTS", *_MPI):
         start, end, thread, number, kind = tables.numbers(
             table, ("start",), ("end", "globalTid", "textId", "eventType")
@@ -367,7 +367,7 @@ def _add_ranges(found: EventColumns, tables: _Tables, process: int) -> None:
 
 
 def _rank(tables: _Tables, process: int, *, alone: bool) -> int | None:
-    """Return the rank that MPI gave to a process; in older recordings a name says it, of the only one."""
+    """Return the MPI rank of a process; older recordings give it in a name, if there is only one."""
     threads, ranks = tables.numbers("MPI_RANKS", ("globalTid", "rank"))
     known = ranks[_process(threads) == process].tolist()
     (texts,) = tables.values("NVTX_EVENTS", (), ("text",)) if alone else ([],)
@@ -376,7 +376,7 @@ def _rank(tables: _Tables, process: int, *, alone: bool) -> int | None:
 
 
 def _gpus(tables: _Tables) -> dict[int, str]:
-    """Return what each GPU is called."""
+    """Return the name of each GPU."""
     columns = tables.values("TARGET_INFO_GPU", ("name",), ("id", "cuDevice"))
     found = {(own if device is None else device): name for name, own, device in zip(*columns, strict=True)}
     return {n: name for n, name in found.items() if isinstance(n, int) and isinstance(name, str)}

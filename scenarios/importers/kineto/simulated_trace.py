@@ -1,4 +1,4 @@
-"""Traces that a simulation wrote (``sim run --trace FILE``): a run as a graph that runs as that one did.
+"""Traces written by a simulation (``sim run --trace FILE``), as graphs that run as the simulated run did.
 
 ::
 
@@ -7,20 +7,20 @@
                stream 1                  ·delay·▇▇▇▇b▇▇▇▇       device gpu0, stream 2
     links      wire                             ▇transfer▇      device links, stream wire
 
-Every slice is an op with its duration, on a lane of its device. It comes after the slice before it on its
-lane, after its launch, and after what it says that it waited for (``after``); a launch comes after what its
+Every slice is an op with its duration, on a lane of its device. It follows the slice before it on its
+lane, its launch, and what it is recorded to have waited for (``after``); a launch follows what its
 op waited for, as far as the run's synchronisation had its host wait for that. Launch latency, gap and event
-hop of the devices come back as theirs (`Graph.device_facts`). What is left of the time before a slice, such
+hop of the devices are restored as theirs (`Graph.device_facts`). The remaining time before a slice, such
 as a policy's decision, is an op ``delay`` on its lane. So everything starts and ends at the same nanosecond,
-on a machine that costs nothing but those. Where no delay can fill what is left, because it is less than the
-gap behind the delay, a device has no such facts, and all is in delays.
+on a machine with no other costs. If no delay can fill the rest, because it is shorter than the
+gap behind the delay, a device has no such facts, and all the time is in delays.
 
 Collectives meet again: those of a communicator, the n-th of each rank, last from the start of the last one
-to their end. Where ranks did not end together (rings whose messages go over links one by one, steps that were
-aborted) they keep their recorded times, with a warning.
+to their end. If ranks did not end together (rings whose messages go over links one by one, aborted
+steps) they keep their recorded times, with a warning.
 
-What is no part of a schedule does not come back: what ops compute, tensors, memory, loops and branches (each
-run of an op is an op), the units of an NPU, failures.
+Properties that are not part of a schedule are lost: what ops compute, tensors, memory, loops and branches
+(each run of an op is an op), the units of an NPU, failures.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from sim.graph.graph import Graph
 from sim.job.collectives import COLLECTIVE_KINDS
 
 # ----------------------------------------------------------------------------------------------------------
-# What ran, of the events of a file: slices with their lanes, and what they waited for.
+# What ran, from the events of a file: slices with their lanes, and what they waited for.
 
 _LAUNCH: Final = "cuda_runtime"
 _WORKER: Final = "cpu_op"
@@ -51,7 +51,7 @@ _WORKER: Final = "cpu_op"
 
 @dataclass(slots=True)
 class Slice:
-    """An op to be.
+    """A slice that becomes an op.
 
     Attributes
     ----------
@@ -59,19 +59,19 @@ class Slice:
     lane : tuple
         Process and thread.
     attributes : dict
-        ``stream`` or ``thread``, and what else comes back.
+        ``stream`` or ``thread``, and other restored attributes.
     start_ns, end_ns : int
     number : int
-        What others call it in their `fed_by`; of a launch, the number of its op.
+        Number by which others refer to it in their `fed_by`; for a launch, the number of its op.
     fed_by : list of int
     before : list of Slice
-        What has to have ended.
+        Slices that have to end first.
     launches : bool
-        Whether it is a call of a host that launches `number`.
+        Whether it is a host call that launches `number`.
     more : dict
         Further arguments of `GraphBuilder.op`.
     duration_ns : int
-        Of a collective without its waiting.
+        For a collective, without its waiting.
     """
 
     name: str
@@ -89,12 +89,12 @@ class Slice:
     duration_ns: int = 0
 
     def __post_init__(self) -> None:
-        """Let it last from start to end."""
+        """Set the duration from start and end."""
         self.duration_ns = self.end_ns - self.start_ns
 
     @property
     def is_op(self) -> bool:
-        """Whether it is an op: of a launch that costs nothing, what it launches waits itself."""
+        """Whether it becomes an op: a launch without cost does not, and the op it launches waits itself."""
         return self.duration_ns > 0 or not self.launches
 
     @property
@@ -104,12 +104,12 @@ class Slice:
 
 
 def slices_in(path: StrPath, events: Iterable[Any]) -> Iterator[Slice]:
-    """Yield what ran, of a file's events: on the device, and the thread, that its process and thread name.
+    """Yield what ran, from a file's events, on the device and thread named by its process and thread.
 
     Raises
     ------
     InputError
-        An event without what it must have (with its index).
+        An event lacks a required field (with its index).
     """
     processes: dict[int, str] = {}
     threads: dict[tuple[int, int], str] = {}
@@ -136,7 +136,7 @@ def _slice(event: Any, lane: tuple[int, int], device: str, thread: str) -> Slice
     name = text(args, "op") if "op" in args else title
     kind = text(args, "kind") if "kind" in args else "transfer"
     if kind in CONTROL_FLOW_KINDS:
-        kind = "op"  # what it decided has been decided
+        kind = "op"  # its decision has been made
     attributes: dict[str, Any] = {"stream": args.get("stream", args.get("on stream", thread))}
     if launches or category == _WORKER:
         attributes = {"thread": thread}
@@ -148,7 +148,7 @@ def _slice(event: Any, lane: tuple[int, int], device: str, thread: str) -> Slice
     if "Process Group Name" in args:
         attributes["communicator"] = args["Process Group Name"]
         attributes |= {key: args[key] for key in ("peer", "group", "pair") if key in args}
-    if "iteration" in args and "group" in attributes:  # a group call of each iteration
+    if "iteration" in args and "group" in attributes:  # group calls are per iteration
         attributes["group"] = f"{attributes['group']}.{args['iteration']}"
     attributes |= {key: args[key] for key in ("tensor", "source", "destination") if key in args}
     more = {key: args[key] for key in ("stage", "micro_batch") if key in args}
@@ -163,19 +163,19 @@ def _slice(event: Any, lane: tuple[int, int], device: str, thread: str) -> Slice
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Collectives that met: how long they transferred, and in which order a rank had them.
+# Collectives that met: the time of their transfers, and their order on each rank.
 #
 #     gpu0   [ waits . . . [ sum ]            from the start of the last one to the end of all: the duration;
-#     gpu1                 [ sum ]            waiting comes about when it runs
+#     gpu1                 [ sum ]            the waiting arises again when it runs
 
 
 def meet(slices: Sequence[Slice]) -> list[str]:
-    """Give collectives that met their transfer as duration, and their place in line.
+    """Give collectives that met their transfer as duration, and their place in the order.
 
     Returns
     -------
     list of str
-        Communicators whose collectives did not end together on all ranks: they belong to none any more.
+        Communicators whose collectives did not end together on all ranks; these belong to none any more.
     """
     members: dict[str, list[Slice]] = defaultdict(list)
     for each in slices:
@@ -196,7 +196,7 @@ def meet(slices: Sequence[Slice]) -> list[str]:
 
 
 def _transfers(members: Sequence[Slice]) -> list[int] | None:
-    """Return how long each collective of a communicator transferred; None: some did not end together.
+    """Return the transfer time of each collective of a communicator; None if some did not end together.
 
     The n-th of a seat in its party met the n-th of every other (`sim.job.collectives`).
     """
@@ -227,7 +227,7 @@ def _transfers(members: Sequence[Slice]) -> list[int] | None:
 
 
 def _line_up(members: Sequence[Slice]) -> None:
-    """Let every collective come after the one before it in its line; those of a group call after the same."""
+    """Let every collective follow the previous one of its line; those of a group call follow the same one."""
     lines: dict[str, list[list[Slice]]] = defaultdict(list)
     for each in members:
         calls, group = lines[each.device], each.attributes.get("group")
@@ -241,13 +241,13 @@ def _line_up(members: Sequence[Slice]) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# What came before what, and what of the time before a slice is left to explain.
+# The order of slices, and the remaining time before each that has to be explained.
 
 
 def put_in_order(slices: Sequence[Slice], at_issue: bool, *, whole: bool) -> None:
-    """Tell every slice what it comes after, and refuse what began before that had ended.
+    """Set what every slice follows, and raise if one began before that had ended.
 
-    With `at_issue` a host does not wait for what is launched. Of a part of a trace, the rest is not missed.
+    With `at_issue` a host does not wait for what is launched. If `whole` is off, missing slices are ignored.
     """
     of_number: dict[int, list[Slice]] = defaultdict(list)
     launch: dict[int, Slice] = {}
@@ -264,7 +264,7 @@ def put_in_order(slices: Sequence[Slice], at_issue: bool, *, whole: bool) -> Non
         if whole and any(k not in of_number for k in fed_by):
             raise InputError(f"{each.name} waited for what is not in the trace")
         sources = [source for k in fed_by if k in of_number for source in of_number[k]]
-        if each.launches and at_issue:  # a host cannot read what is not computed
+        if each.launches and at_issue:  # a host cannot read what is not computed yet
             sources = [source for source in sources if not source.on_stream]
         called = launch.get(each.number)
         if called is not None and called.is_op and not each.launches:
@@ -279,7 +279,7 @@ def put_in_order(slices: Sequence[Slice], at_issue: bool, *, whole: bool) -> Non
 
 
 class DeviceDelays(NamedTuple):
-    """What a device itself puts before its tasks, in ns, in the words of a device's description."""
+    """Overheads of a device before its tasks, in ns; the names are those of a device's keys."""
 
     launch_latency: int = 0
     gap: int = 0
@@ -289,10 +289,10 @@ class DeviceDelays(NamedTuple):
 def delays_of(
     slices: Sequence[Slice], facts: Mapping[str, DeviceDelays]
 ) -> dict[int, tuple[int, int]] | None:
-    """Return since when each slice could have run, and how long a delay holds it back, where one does.
+    """Return the earliest start of each slice that a delay holds back, and the length of the delay.
 
-    None: with these facts some would have started too late, with a delay or without. When things start
-    is said in `sim.engine` (``Stream``) and `sim.readiness.counters` (events travel between streams).
+    None: with these facts some slices would start too late, with or without a delay. The rules for starts
+    are in `sim.engine` (``Stream``) and `sim.readiness.counters` (events travel between streams).
     """
     found: dict[int, tuple[int, int]] = {}
     issued: dict[int, int] = {}
@@ -333,22 +333,22 @@ def load(paths: Sequence[StrPath], name: str, *, host: bool = True) -> Graph:
     Parameters
     ----------
     paths : sequence of paths
-        Of one file, or of those of all ranks.
+        One file, or those of all ranks.
     name : str
-        Of the graph.
+        Name of the graph.
     host : bool
-        Whether launches, and what workers ran, are ops, too.
+        Whether launches, and ops on workers, are ops, too.
 
     Raises
     ------
     InputError
-        Of several runs, or of different ones; an event without what it must have; or one that begins before
+        The files are of several or different runs, an event lacks a required field, or one begins before
         what it waited for had ended.
 
     Warns
     -----
     UserWarning
-        What does not come back: units of an NPU, ranks that did not end together.
+        What is lost: units of an NPU, ranks that did not end together.
     """
     slices: list[Slice] = []
     run: dict[str, Any] = {}
@@ -397,7 +397,7 @@ def _warn(message: str) -> None:
 
 
 def _run(data: Any, known: dict[str, Any], first: StrPath) -> dict[str, Any]:
-    """Return what a file says of its run, which is that of the files before it, if there are any."""
+    """Return a file's description of its run, which must equal that of the files before it, if any."""
     said: dict[str, Any] = data["simulated"]
     if said.get("runs", 1) != 1:
         raise InputError(f"holds {said['runs']} runs; write a trace of each")

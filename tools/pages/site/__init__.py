@@ -1,1 +1,1 @@
-"""What MkDocs builds besides the pages in docs/: `mkdocs.yml` names the hook."""
+"""Pages that MkDocs builds in addition to those in docs/: `mkdocs.yml` names the hook."""

@@ -1,4 +1,4 @@
-"""The page of the command line: what ``--help`` says of every command."""
+"""The page of the command line: the ``--help`` of every command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pages of policies, runtimes, devices: what `sim policies NAME` and its neighbours tell of each."""
+"""The pages of policies, runtimes and devices: what `sim policies NAME` and similar commands print."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def machines() -> str:
 
 
 def _markdown(text: str) -> str:
-    """Return a docstring as Markdown: its literal blocks are blocks there, too, of four spaces."""
+    """Return a docstring as Markdown: its literal blocks become blocks indented by four spaces."""
     text = re.sub(
         r"(?<=::\n\n)((?: .*\n?|\n(?= |\n* ))+)",
         lambda block: textwrap.indent(textwrap.dedent(block[0]), "    "),

@@ -1,12 +1,12 @@
-"""What MkDocs calls while it builds the site: adds the reference, and the files that pages link to.
+"""Hook of MkDocs that adds the reference, and the files outside docs/ to which pages link.
 
 ::
 
     docs/runtimes.md ─────────────────────────────►  runtimes.html
-    validation/README.md, CHANGELOG.md, ... ──────►  validation/README.html     what pages link to
-    signatures, docstrings, JSON Schema ──────────►  reference/policies.html    made anew with every build
+    validation/README.md, CHANGELOG.md, ... ──────►  validation/README.html     files linked from pages
+    signatures, docstrings, JSON Schema ──────────►  reference/policies.html    regenerated with every build
 
-On the site, docs/ is the root, and every other file stands where it stands in the repository: links are
+On the site, docs/ is the root, and every other file keeps its path in the repository: links are
 written for readers of the repository, and rewritten here.
 """
 
@@ -35,7 +35,7 @@ PAGES: Final = {
     "reference/machines.md": decisions.machines,
     "reference/python.md": python_api.text,
 }
-"""Page → what makes its text."""
+"""Page → function that returns its text."""
 
 _LINKED: Final = ("validation/README.md", "benchmarks/README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 """Pages outside docs/ that the navigation names."""
@@ -44,7 +44,7 @@ _LINK: Final = re.compile(r"(\]\()([^)#\s]+)((?:#[^)\s]*)?\))")
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    """Add the reference, and all that pages link to outside docs/."""
+    """Add the reference, and all files outside docs/ to which pages link."""
     for uri, text in PAGES.items():
         files.append(File.generated(config, uri, content=text()))
     files.append(
@@ -69,7 +69,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 
 def _add_what_the_navigation_leaves_out(config: MkDocsConfig, files: Files) -> None:
-    """Put pages of docs/ that `mkdocs.yml` does not name at its end, so that none is lost."""
+    """Append pages of docs/ that are not in `mkdocs.yml` to the navigation, so that none is lost."""
     named = json.dumps(config.nav)
     left = [file.src_uri for file in files.documentation_pages() if f'"{file.src_uri}"' not in named]
     if left and config.nav is not None:
@@ -91,7 +91,7 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
 
 
 def _in_repository(uri: str) -> str:
-    """Return where a page stands in the repository."""
+    """Return the path of a page in the repository."""
     return uri if (ROOT / uri).is_file() or uri in PAGES else f"docs/{uri}"
 
 
@@ -104,6 +104,6 @@ def _links(path: str) -> Iterator[str]:
 
 
 def _target(here: str, link: str) -> str | None:
-    """Return the file of the repository that a link leads to, if it leads to one."""
+    """Return the file of the repository to which a link leads, or None."""
     path = posixpath.normpath(posixpath.join(posixpath.dirname(here), link))
     return path if not path.startswith("..") and os.path.isfile(ROOT / path) else None

@@ -1,4 +1,4 @@
-"""The page of the Python API: the public names of `sim`, and what scripts and plugins use besides."""
+"""The page of the Python API: the public names of `sim`, and others for scripts and plugins."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _BESIDES: Final = {
 
 
 def text() -> str:
-    """Return the page: where a name stands is asked of Python, as `sim` imports its names late."""
+    """Return the page; Python tells where a name is defined, because `sim` imports its names lazily."""
     where = [f"{getattr(sim, name).__module__}.{name}" for name in sim.__all__]
     parts = [_HEAD, "## sim\n", *(f"::: {path}\n" for path in where)]
     for title, paths in _BESIDES.items():
