@@ -1,15 +1,15 @@
-"""Gradient accumulation: several micro-batches a step, whose gradients are added up.
+"""Gradient accumulation: several micro-batches per step, whose gradients are added up.
 
 ::
 
-    F0 B0 │ F1 B1+ │ F2 B2+ │ U        +: a gradient is added to those before it, as soon as it is ready
-                      └ replicas sum their gradients here only (``no_sync`` in all but the last)
+    F0 B0 │ F1 B1+ │ F2 B2+ │ U        +: a gradient is added to the earlier ones as soon as it is ready
+                      └ replicas sum their gradients only here (``no_sync`` in all but the last)
 
-Ranks that another rewrite has made accumulate each for itself. What tensor-parallel ranks exchange inside a
-layer they exchange for each micro-batch, and what they sum at the end once.
+Ranks made by another rewrite each accumulate separately. Exchanges of tensor-parallel ranks inside a layer
+happen in each micro-batch; their sums at the end of the step happen once.
 
 Sources: torch/nn/parallel/distributed.py (``no_sync``), torch/csrc/autograd/functions/accumulate_grad.h (the
-first gradient is taken, others are added).
+first gradient is stored, others are added).
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class GradientAccumulation(OnRanks):
     Parameters
     ----------
     micro_batches : int
-        How many forwards and backwards there are for one update.
+        Number of forwards and backwards per update.
 
     Raises
     ------
     GraphError
-        The graph is no training step, or of replicas already (when applied).
+        If the graph is not a training step, or already has replicas (when applied).
 
     Examples
     --------
@@ -56,7 +56,7 @@ class GradientAccumulation(OnRanks):
         self.n = whole("gradient-accumulation", "micro_batches", micro_batches)
 
     def ranked(self, there: Ranked) -> Ranked:
-        """Return the ranks, or the only device, with steps of several micro-batches."""
+        """Return the ranks, or the single device, with steps of several micro-batches."""
         if "dp" in there.grid.sizes:
             message = "is of replicas already; gradient-accumulation comes before the rewrite that makes them"
             raise GraphError(f"graph {there.programs[0].name!r} {message}")
@@ -86,7 +86,7 @@ class GradientAccumulation(OnRanks):
 
 
 def renamed(record: OpEntry, own: Mapping[str, str], k: int) -> OpEntry:
-    """Return an op as that of a micro-batch."""
+    """Return an op renamed as the op of micro-batch `k`."""
 
     def of(name: str) -> str:
         base, colon, number = name.rpartition(":")
@@ -106,14 +106,14 @@ def renamed(record: OpEntry, own: Mapping[str, str], k: int) -> OpEntry:
 
 
 def added(of: OpEntry, name: str, reads: Sequence[str], nbytes: int, flops: int, **facts: Any) -> OpEntry:
-    """Return what adds two tensors that an op has to do with; without a cost where that has a duration."""
+    """Return an op that adds two tensors related to `of`; it has no cost if `of` has a duration."""
     timed = of.duration_ns is not None or of.duration_by_kind
     facts["duration_ns"] = 0 if timed else None
     return of.like(name, "add", reads, [nbytes], flops=flops, bytes_read=2 * nbytes, **facts)
 
 
 def add_up(made: Records, of: OpEntry, output: int, before: str | None, parameter: Parameter) -> str:
-    """Add a gradient, an output of an op of a micro-batch, to those before it; return the sum."""
+    """Add a gradient, an output of a micro-batch's op, to the earlier ones; return the sum."""
     own = of.tensor(output)
     if before is None:
         return own
@@ -125,12 +125,12 @@ def add_up(made: Records, of: OpEntry, output: int, before: str | None, paramete
 
 
 def refuse_micro_batches(step: TrainingStep, what: str) -> None:
-    """Refuse a step of several micro-batches: `what` makes them.
+    """Raise if a step already has several micro-batches, which `what` would make.
 
     Raises
     ------
     GraphError
-        It is one.
+        If it does.
     """
     if any(record.micro_batch for record in step.work):
         message = f"{what} does not take a step of several micro-batches"
@@ -138,29 +138,29 @@ def refuse_micro_batches(step: TrainingStep, what: str) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# The micro-batches of a step that accumulates gradients, each as a step of its own.
+# The micro-batches of a step with gradient accumulation, each as a separate step.
 #
-#     micro0/B   micro1/B   micro1/w/accumulate   w/update          what gradient-accumulation makes
-#     micro0/B │ micro1/B │                       w/update          who exchanges gradients of each
-#     micro0/B │ micro1/B   micro1/w/accumulate │ w/update          who adds them up first
+#     micro0/B   micro1/B   micro1/w/accumulate   w/update          made by gradient-accumulation
+#     micro0/B │ micro1/B │                       w/update          if the gradients of each are exchanged
+#     micro0/B │ micro1/B   micro1/w/accumulate │ w/update          if they are added up first
 
 
 def are_in_turn(step: TrainingStep) -> bool:
-    """Whether micro-batches come one after another, of no pipeline."""
+    """Return whether micro-batches run one after another, without a pipeline."""
     order = [record.micro_batch or 0 for record in step.work]
     return order == sorted(order) and all(one.attributes.get("dimension") != "pp" for one in step.work)
 
 
 def refuse_pipelines(step: TrainingStep, what: str) -> None:
-    """Refuse a step whose micro-batches are not one after another, as DeepSpeed's engine does.
+    """Raise if micro-batches do not run one after another, as DeepSpeed's engine does.
 
     Source: DeepSpeed, ``deepspeed/runtime/pipe/engine.py``: ``PipelineEngine`` asserts that
-    ``zero_optimization_stage()`` is below ``ZeroStageEnum.gradients``, so that stages 2 and 3 have none.
+    ``zero_optimization_stage()`` is below ``ZeroStageEnum.gradients``, so stages 2 and 3 allow no pipeline.
 
     Raises
     ------
     GraphError
-        It is one.
+        If they do not.
     """
     if not are_in_turn(step):
         message = f"those of {step.records.name!r} are not (DeepSpeed takes no pipeline either)"
@@ -174,7 +174,7 @@ def micro_batches(step: TrainingStep, *, added_up: bool = False) -> list[Trainin
     ----------
     step : TrainingStep
     added_up : bool
-        Whether gradients are added to those of earlier micro-batches; by default each has its own.
+        Whether gradients are added to those of earlier micro-batches; by default each stays separate.
     """
     n = 1 + max((record.micro_batch or 0 for record in step.work), default=0)
     gradients, sums = [{each.name: each.gradient for each in step.parameters} for _ in range(n)], set[str]()

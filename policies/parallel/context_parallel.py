@@ -1,4 +1,4 @@
-"""Context parallelism: each rank has some tokens of every sequence; only attention needs those of others.
+"""Context parallelism: each rank has some tokens of every sequence; only attention needs other ranks' tokens.
 
 ::
 
@@ -13,14 +13,14 @@
     both sums all-to-all   [ q ][ k ][ v ][ attention of some heads, all tokens ][ out ]       four each way
     (Ulysses)
 
-All other ops work on each token by itself, so that a rank has a part of their work and bytes. Parameters are
-whole, and their gradients sums over a rank's tokens: a rewrite for replicas, such as ddp (``ranks: 1`` if
-there are no others), sums them over the ranks of both.
+All other ops treat each token separately, so that a rank has a share of their work and bytes. Parameters
+are whole, and their gradients are sums over a rank's tokens: a rewrite for replicas, such as ddp
+(``ranks: 1`` if there are no other replicas), sums them over the ranks of both.
 
-A send and a recv are one group call. It waits for what was issued before it on the stream of all, in the
-forward but for the last block (blocks of the forward are on two streams there). What is received is added to
-what was computed; that two blocks' outputs are one, corrected by their softmax, takes no time here. Attention
-has to be one op; the rewrite ``attention`` makes it of products and a softmax.
+A send and a recv are one group call. It waits for everything issued before it on the compute stream, in the
+forward except for the last block (there the blocks of the forward are on two streams). Received gradients are
+added to computed ones; merging two blocks' outputs with a softmax correction takes no time here. Attention
+has to be one op; the rewrite ``attention`` makes it from products and a softmax.
 
 Sources: TransformerEngine, attention/dot_product_attention/context_parallel.py (``AttnFuncWithCPAndKVP2P``,
 ``AttnFuncWithCPAndKVAllGather``, ``AttnFuncWithCPAndQKVOA2A``); Liu et al., "Ring Attention", arXiv
@@ -48,11 +48,11 @@ from sim.graph.frames import has_control_flow
 from sim.graph.graph import output_name
 
 # ----------------------------------------------------------------------------------------------------------
-# Attention after one exchange: of all keys and values, or of heads for tokens (Ulysses).
+# Attention after a single exchange: gathering all keys and values, or trading heads for tokens (Ulysses).
 
 
 class AllGather(Tokens):
-    """Every rank gathers all keys and values, and waits for them."""
+    """Every rank gathers all keys and values and waits for them."""
 
     def gathered(self, of: OpEntry, parts: Parts) -> list[str]:
         """Gather keys, then values."""
@@ -63,7 +63,7 @@ class AllGather(Tokens):
         ]
 
     def forward(self, a: OpEntry) -> None:
-        """Gather, then compute all that the rank's queries see."""
+        """Gather, then compute attention of the rank's queries."""
         of = Parts(self, a)
         outputs = [self.nbytes(a.tensor(k)) for k in range(len(a.outputs))]
         self.compute(a, a.name, [of.q, *self.gathered(a, of)], outputs, sum(self.shares(a), Fraction(0)))
@@ -88,7 +88,7 @@ class AllToAll(Tokens):
     """Ranks exchange tokens of all heads for all tokens of some heads, and back."""
 
     def heads(self, a: OpEntry) -> dict[str, int]:
-        """Return the shape of a rank's attention."""
+        """Return the shape of a rank's attention over its heads."""
         shape: dict[str, int] = {key: a.attributes[key] for key in SHAPE if key in a.attributes}
         for key in ("heads", "kv_heads"):
             if shape.get(key, self.c) % self.c:
@@ -108,7 +108,7 @@ class AllToAll(Tokens):
         return [self.moved(of, *each) for each in zip("qkv", tensors, sizes, strict=True)]
 
     def forward(self, a: OpEntry) -> None:
-        """Exchange queries, keys and values, compute some heads, and exchange what comes out."""
+        """Exchange queries, keys and values, compute some heads, and exchange the output."""
         of, shape = Parts(self, a), self.heads(a)
         reads = self.moved_all(a, (of.q, of.k, of.v), of.sizes)
         out = self.nbytes(a.name)
@@ -116,7 +116,7 @@ class AllToAll(Tokens):
         self.moved(a, "out", made, out, a.name)
 
     def backward(self, g: OpEntry) -> None:
-        """The same from the gradient of the output to those of queries, keys and values."""
+        """Do the same from the output's gradient to those of queries, keys and values."""
         a, dy = self.attention_of(g)
         of = Parts(self, a)
         reads = [self.moved(g, "out", dy, self.nbytes(a.name))]
@@ -128,16 +128,16 @@ class AllToAll(Tokens):
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Ring attention: keys and values go round, a block of attention beside each exchange.
+# Ring attention: keys and values go round, with a block of attention beside each exchange.
 
 
 class Ring(Tokens):
-    """Keys and values go round; in the backward their gradients follow them, the other way."""
+    """Keys and values go round; in the backward their gradients follow them in the other direction."""
 
     def exchange(
         self, of: OpEntry, k: int, way: int, reads: Sequence[str], outputs: Sequence[int], after: str
     ) -> str:
-        """Send to one neighbour and receive from the other, after an op; return what is received."""
+        """Send to one neighbour and receive from the other after an op; return the received tensor."""
         sent = list(dict.fromkeys(reads))
         own = [maker.name for maker in self.records.makers((tensor, 0) for tensor in sent)]
         waits = list(dict.fromkeys(own + [after] * bool(after)))
@@ -151,7 +151,7 @@ class Ring(Tokens):
         return names[1]
 
     def forward(self, a: OpEntry) -> None:
-        """Write blocks, the exchange for the next one before each; it waits for the block before the last."""
+        """Write each block after the exchange for the next one, which waits for the block before last."""
         of, shares = Parts(self, a), self.shares(a)
         outputs = [self.nbytes(a.tensor(k)) for k in range(len(a.outputs))]
         owners = [(self.rank - k) % self.c for k in range(self.c)]
@@ -166,7 +166,7 @@ class Ring(Tokens):
             kv = [received]
 
     def backward(self, g: OpEntry) -> None:
-        """Write blocks from the one that came last in the forward; gradients of keys and values go home."""
+        """Write the blocks from the forward's last one on; gradients of keys and values return home."""
         a, dy = self.attention_of(g)
         of, shares = Parts(self, a), self.shares(a)
         kv, dq, dkv = f"{a.name}/recv{self.c - 2}", list[str](), list[str]()
@@ -193,24 +193,24 @@ _PARTITIONS: Final = ("balanced", "contiguous")
 
 
 class ContextParallel(OnRanks):
-    """Share the tokens of every sequence out over ranks.
+    """Split the tokens of every sequence over ranks.
 
     Parameters
     ----------
     ranks : int or list of str
-        How many, or which devices; a number means accelerators of the machine, in machine order.
+        Number of ranks, or their devices; a number means accelerators of the machine, in machine order.
     context : {"ring", "all-gather", "all-to-all"}
-        How attention gets what others have.
+        Method by which attention gets other ranks' tokens.
     partition : {"balanced", "contiguous"}
-        Which tokens a rank has: one early and one late chunk, or neighbours.
+        Tokens of a rank: one early and one late chunk, or neighbouring tokens.
 
     Raises
     ------
     InputError
-        Another way or partition.
+        If `context` or `partition` is any other word.
     GraphError
-        There is no op of kind attention, a product of two tensors that are no parameters, heads that ranks
-        cannot share, or there are stages or replicas already (when applied).
+        If there is no op of kind attention, a product of two tensors that are not parameters, heads that the
+        ranks cannot divide evenly, or there are already stages or replicas (when applied).
 
     Examples
     --------
@@ -229,7 +229,7 @@ class ContextParallel(OnRanks):
         self.balanced = one_of("context-parallel", "partition", partition, _PARTITIONS) == "balanced"
 
     def ranked(self, there: Ranked) -> Ranked:
-        """Return the ranks that share sequences."""
+        """Return the ranks that split sequences."""
         name = there.programs[0].name
         if has_control_flow(there.programs[0]):
             raise GraphError(f"graph {name!r} has control flow; what ranks exchange must be known before")
@@ -240,7 +240,7 @@ class ContextParallel(OnRanks):
         return there.multiplied({"cp": c}, self._program, names=self.ranks.names, varies=["cp"])
 
     def _program(self, graph: Graph, grid: Grid, at: Mapping[str, int]) -> Graph:
-        """Return what one rank runs."""
+        """Return the program of one rank."""
         c = grid.sizes["cp"]
         if c == 1:
             return graph

@@ -1,7 +1,7 @@
-"""What a context-parallel rank runs: its tokens of everything; attention is a matter of the method.
+"""The program of a context-parallel rank: every op on its tokens, with attention left to the method.
 
-All ops but attention work on each token by itself, so that a rank has a part of their work and bytes.
-Parameters are whole, and their gradients sums over a rank's tokens.
+All ops but attention treat each token separately, so that a rank has a share of their work and bytes.
+Parameters are whole, and their gradients are sums over a rank's tokens.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from sim import Graph
 from sim.base.errors import GraphError
 
 # ----------------------------------------------------------------------------------------------------------
-# Which part of a sequence each rank has, and how much of its attention that is.
+# The part of a sequence on each rank, and its share of the attention.
 #
 #  4 ranks, 8 chunks, causal             rank 0 has 0 and 7, rank 1 has 1 and 6, ...: all have the same work
 #
 #  queries  0  #                         contiguous: rank 0 has 0 and 1, rank 3 has 6 and 7: seven times the
 #           work 1  ##
 #           ...
-#           7  ########                  of a chunk with itself half counts: s²/2 of s² pairs are not masked
+#           7  ########                  a chunk with itself counts half: s²/2 of s² pairs are not masked
 #
 # Sources: TransformerEngine, attention/dot_product_attention/context_parallel.py
 # (``get_batch_on_this_cp_rank`` of Megatron-LM gives the chunks); "The Llama 3 Herd of Models", arXiv
@@ -35,15 +35,15 @@ from sim.base.errors import GraphError
 
 
 def attention_shares(ranks: int, rank: int, *, causal: bool, balanced: bool = True) -> list[Fraction]:
-    """Return the part of all attention that `rank` computes with the keys and values of each rank.
+    """Return the share of all attention that `rank` computes with the keys and values of each rank.
 
     Parameters
     ----------
     ranks, rank : int
     causal : bool
-        Whether a token sees those before it only.
+        Whether a token sees only earlier tokens.
     balanced : bool
-        Whether rank i has chunks i and 2 ranks - 1 - i of twice as many as ranks, not its neighbours.
+        Whether rank i has chunks i and 2 ranks - 1 - i of 2 ranks chunks, rather than neighbouring ones.
 
     Examples
     --------
@@ -72,13 +72,13 @@ def attention_shares(ranks: int, rank: int, *, causal: bool, balanced: bool = Tr
 # ----------------------------------------------------------------------------------------------------------
 
 GROUP: Final = "context parallel"
-"""The communicator; of sends and recvs the beginning of the streams, too."""
+"""Name of the communicator, and prefix of the streams of sends and recvs."""
 
 SHAPE: Final = ("batch", "seq_len", "kv_len", "heads", "kv_heads", "head_dim")
 
 
 class Tokens(ABC):
-    """Writes the program of a rank; override `forward` and `backward`, which write attention."""
+    """Writes the program of a rank; override `forward` and `backward`, which write the attention."""
 
     def __init__(self, graph: Graph, c: int, rank: int, *, balanced: bool) -> None:
         self.old, self.c, self.rank, self.balanced = read(graph), c, rank, balanced
@@ -87,11 +87,11 @@ class Tokens(ABC):
         gradients = {} if step is None else {each.gradient: each.name for each in step.parameters}
         updates = set() if step is None else {update.name for update in step.updates}
         self.of_gradient = set(parts_of_gradients(self.old, gradients))
-        """Gradients of parameters, and what they are sums of."""
+        """Gradients of parameters, and the parts that they are sums of."""
         self.last = ""
-        """What was issued last on the stream of all."""
+        """The last op issued on the compute stream."""
         self.on_tokens: set[str] = set()
-        """Tensors of which the rank has its tokens only."""
+        """Tensors of which the rank has only its tokens."""
         for name, given in self.old.externals.items():
             if not self.old.is_parameter(name) and given.nbytes >= c:
                 self.on_tokens.add(name)
@@ -113,7 +113,7 @@ class Tokens(ABC):
             raise GraphError(f"graph {graph.name!r} {message}")
 
     def _of_all_tokens(self, update: OpEntry) -> list[Edge]:
-        """Return what an update reads; a gradient that has a row for each token gets rows of zeros."""
+        """Return the inputs of an update; a gradient with a row per token is padded with zero rows."""
         inputs = list(update.inputs)
         for k, (tensor, distance) in enumerate(inputs):
             if tensor in self.on_tokens:
@@ -132,12 +132,12 @@ class Tokens(ABC):
             self.on_tokens.add(tensor)
 
     def nbytes(self, tensor: str) -> int:
-        """Return the bytes that a rank has of a tensor of the graph."""
+        """Return the bytes of a rank's part of a tensor of the graph."""
         whole = self.old.nbytes(tensor)
         return -(-whole // self.c) if tensor in self.on_tokens else whole
 
     def _work(self, record: OpEntry) -> None:
-        """Write an op that works on each token by itself."""
+        """Write an op that treats each token separately."""
         tensors = list(dict.fromkeys(record.reads))
         if record.attributes.get("stream", COMPUTE) == COMPUTE:
             self.last = record.name
@@ -182,7 +182,7 @@ class Tokens(ABC):
         """Write the gradients of an attention."""
 
     def attention_of(self, g: OpEntry) -> tuple[OpEntry, str]:
-        """Return the attention whose gradients an op makes, and the gradient of its output."""
+        """Return the attention whose gradients an op computes, and the gradient of its output."""
         for maker in self.old.makers(g.inputs):
             if maker.kind == "attention":
                 for name in g.reads:
@@ -191,7 +191,7 @@ class Tokens(ABC):
         raise GraphError(f"{g.name!r} does not read the attention whose gradients it makes").about(g.name)
 
     def shares(self, a: OpEntry) -> list[Fraction]:
-        """Return which part of an attention this rank has, by whose keys and values."""
+        """Return this rank's shares of an attention, by the rank whose keys and values are used."""
         causal = bool(a.attributes.get("causal", a.attributes.get("is_causal")))
         return attention_shares(self.c, self.rank, causal=causal, balanced=self.balanced)
 
@@ -204,7 +204,7 @@ class Tokens(ABC):
         part: Fraction,
         **shape: int,
     ) -> str:
-        """Write a part of an attention; a table of measurements knows it only if it has a shape."""
+        """Write a part of an attention; only with a shape can a table of measurements find it."""
         self.last, inputs = name, list(dict.fromkeys(reads))
         kept = {key: value for key, value in of.attributes.items() if key not in SHAPE}
         self.records.make(
@@ -221,7 +221,7 @@ class Tokens(ABC):
         return name
 
     def joined(self, of: OpEntry, reads: Sequence[str]) -> None:
-        """Write, under the name of an op, that its outputs are there: parts that lie side by side."""
+        """Write an op under the name of `of` whose outputs are adjacent parts."""
         self.last = of.name
         made = of.like(of.name, "concat", reads, [*map(self.nbytes, of.tensors)], after=of.after)
         made.bytes_written = made.duration_ns = 0
@@ -238,14 +238,14 @@ class Tokens(ABC):
         outputs: Sequence[int],
         **more: Any,
     ) -> str:
-        """Write what ranks exchange."""
+        """Write a collective."""
         where = {"communicator": GROUP, "dimension": "cp", **more}
         self.records.make(exchange(of, name, kind, reads, nbytes, outputs, **where))
         return name
 
 
 class Parts:
-    """Queries, keys and values of an attention on a rank: tensors of their own, or one for all."""
+    """Queries, keys and values of an attention on a rank: separate tensors, or one for all."""
 
     def __init__(self, writer: Tokens, a: OpEntry) -> None:
         tensors = a.reads
@@ -263,6 +263,6 @@ class Parts:
 
 
 def _on_compute(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return attributes with the stream on which an op runs, if it has none yet."""
+    """Return the attributes with the compute stream added, if there is no stream yet."""
     own = attributes.get("stream", COMPUTE) if "communicator" in attributes else COMPUTE
     return {**attributes, "stream": own}

@@ -1,17 +1,17 @@
-"""PyTorch's DistributedDataParallel: replicas that sum their gradients in buckets, during the backward.
+"""PyTorch's DistributedDataParallel: replicas that sum their gradients in buckets during the backward.
 
 ::
 
     compute       F F F F │ B3  B2  B1  B0          │ U U U U
     all_reduce            │         [ b0 ] [ b1 ]   │            b0: of 3 and 2, b1: of 1 and 0
 
-A bucket is summed once its gradients are there *and* the bucket before it has been launched: all sums go in
-the order of the buckets, over the one stream of the communicator. The updates wait for all of them.
+A bucket is summed once its gradients are ready *and* the previous bucket has been launched: all sums run in
+bucket order on the one stream of the communicator. The updates wait for all of them.
 
-In the first step the buckets are one for each data type, as nobody knows yet in which order gradients become
-ready. After it they are filled anew, in the order that was seen: the first closes at 1 MiB, the others at 25
-MiB. With ``bucket_size`` given, that is the limit of all. With ``find_unused_parameters`` buckets are filled
-once, in the order of registration, and launched from the last to the first.
+In the first step there is one bucket per data type, since the order in which gradients become ready is not
+known yet. After it the buckets are rebuilt in the order seen: the first closes at 1 MiB, the others at 25
+MiB. If ``bucket_size`` is given, it is the limit of all. With ``find_unused_parameters`` buckets are filled
+once, in order of registration, and launched from the last to the first.
 
 Sources: torch/csrc/distributed/c10d/reducer.cpp (``mark_bucket_ready``, ``rebuild_buckets``,
 ``finalize_backward``) and torch/nn/parallel/distributed.py (``_ddp_init_helper``); Li et al., "PyTorch
@@ -35,10 +35,10 @@ from sim.base.errors import InputError
 from sim.graph.graph import output_name
 
 # ----------------------------------------------------------------------------------------------------------
-# Gradients in buckets: small messages are summed together, and a large sum begins before all is there.
+# Gradients in buckets: small messages are summed together, and summing begins before all gradients are ready.
 #
 #     sizes, in the order in which gradients become ready     6  5  4  9  2
-#     [10]   closed when it holds 10 or more                  6  5 | 4  9 | 2          PyTorch, Megatron-LM
+#     [10]   closed once it holds 10 or more                  6  5 | 4  9 | 2          PyTorch, Megatron-LM
 #     [3, 10]  the first at 3                                 6 | 5  4  9 | 2
 #     closed before it would hold more than 10                6 | 5  4 | 9 | 2         DeepSpeed
 #
@@ -57,9 +57,9 @@ def closed_when_full(
     ----------
     sizes : sequence of int
     limits : sequence of int
-        Of the first bucket, the second, ...; the last is that of all others.
+        Limits of the first bucket, the second, ...; the last one holds for all others.
     keys : sequence, optional
-        What goes together: gradients of different keys (data types) have buckets of their own.
+        Grouping keys: gradients with different keys (data types) have separate buckets.
 
     Examples
     --------
@@ -82,7 +82,7 @@ def closed_when_full(
 
 
 def never_overflowing(parameters: Sequence[Parameter], elements: int) -> list[list[Parameter]]:
-    """Return parameters in buckets of at most so many elements; one that has more has a bucket to itself.
+    """Return parameters in buckets of at most `elements`; a larger one has a bucket to itself.
 
     Examples
     --------
@@ -102,7 +102,7 @@ def never_overflowing(parameters: Sequence[Parameter], elements: int) -> list[li
 
 
 def filled(parameters: Sequence[Parameter], by: str, limits: Sequence[int]) -> list[list[Parameter]]:
-    """Return parameters in buckets, `by` their "nbytes" or "elements", those of a data type together."""
+    """Return parameters in buckets, sized `by` "nbytes" or "elements", separately for each data type."""
     sizes, dtypes = [getattr(each, by) for each in parameters], [each.dtype for each in parameters]
     return [[parameters[k] for k in row] for row in closed_when_full(sizes, limits, dtypes)]
 
@@ -118,15 +118,15 @@ class DistributedDataParallel(DataParallel):
     Parameters
     ----------
     ranks : int or list of str, optional
-        How many, or which devices; by default all accelerators of the machine.
+        Number of ranks, or their devices; by default all accelerators of the machine.
     bucket_size_bytes : int, optional
         Size at which every bucket closes; by default the first at 1 MiB and the others at 25 MiB.
     first_step : bool
-        Whether this is the first step, which has one bucket for each data type.
+        Whether this is the first step, which has one bucket per data type.
     find_unused_parameters : bool
-        Buckets in the order of registration, never filled anew.
+        Whether buckets are in order of registration and never rebuilt.
     overlap : bool
-        Whether a bucket is summed as soon as it may be; else all are, one by one, after the backward.
+        Whether a bucket is summed as early as possible; otherwise all are summed in turn after the backward.
 
     Examples
     --------
@@ -186,21 +186,21 @@ def reduce_in_buckets(
     waits: Callable[[OpEntry], str | None] = lambda record: None,
     meets: Callable[[Sequence[Parameter]], Mapping[str, str]] = lambda bucket: _ALL,
 ) -> None:
-    """Issue forward and backward, a sum of each bucket, and behind the last the updates, which read sums.
+    """Issue forward and backward, a sum of each bucket, and after the last the updates, which read the sums.
 
     Parameters
     ----------
     program, step, buckets, updates
     overlap : bool
-        Whether a bucket is launched when it is ready, not after the backward.
+        Whether a bucket is launched when it is ready, rather than after the backward.
     strict : bool
-        Whether it is held back until those before it have been.
+        Whether a bucket waits until all earlier ones have been launched.
     parts : int
-        Of how many parts a rank keeps one (reduce_scatter); 1: all_reduce.
+        Number of parts of which a rank keeps one (reduce_scatter); 1: all_reduce.
     waits : callable
-        What an op waits for besides.
+        Additional dependency of an op.
     meets : callable
-        Attributes that say over whom a bucket is summed.
+        Attributes that identify the ranks over which a bucket is summed.
     """
     kind = "all_reduce" if parts == 1 else "reduce_scatter"
     last = None
@@ -236,13 +236,13 @@ class MegatronDDP(DataParallel):
 
       compute           F F F F │ B3  B2  B1  B0        │ U U U U
       reduce_scatter            │         [ b0 ] [ b1 ] │
-      param_gather              [ g1 ] F0 F1 [ g0 ] F2 F3      a bucket is waited for where it is read first,
-                                                               and then the one after it is gathered
+      param_gather              [ g1 ] F0 F1 [ g0 ] F2 F3      the first reader of a bucket waits for it,
+                                                               and then the next one is gathered
 
-    A bucket closes when it has ``bucket_size`` elements or more: 40 million, or one million for each rank
-    if that is more. Without ``overlap``, and on pipeline ranks after the first, there is one.
-    Buckets are not held back for one another. With the distributed optimizer a rank updates a part of each
-    bucket, and updated parameters are gathered bucket by bucket, after the step or during the next forward.
+    A bucket closes once it has ``bucket_size`` elements: 40 million, or one million per rank if that is more.
+    Without ``overlap``, and on pipeline ranks after the first, there is only one. Buckets do not wait for
+    one another. With the distributed optimizer a rank updates a part of each bucket, and updated parameters
+    are gathered bucket by bucket, after the step or during the next forward.
 
     Sources: megatron/core/distributed/distributed_data_parallel.py, param_and_grad_buffer.py
     (``_compute_default_per_buffer_param_layout``, ``register_grad_ready``, ``finish_param_sync``).
@@ -250,12 +250,12 @@ class MegatronDDP(DataParallel):
     Parameters
     ----------
     ranks : int or list of str, optional
-        How many, or which devices; by default all accelerators of the machine.
+        Number of ranks, or their devices; by default all accelerators of the machine.
     bucket_size : int, optional
-        Elements; by default 40 million, or a million for each rank.
+        Elements; by default 40 million, or a million per rank if that is more.
     overlap : bool or list of {"grad_reduce", "param_gather"}
-        What overlaps: buckets are reduced during the backward (true), updated parameters are gathered during
-        the forward.
+        Communication to overlap: reducing buckets during the backward (true), gathering updated parameters
+        during the forward.
     sharding : str
         ``zero-1``: each rank updates a part (the distributed optimizer); or ``none``.
 
@@ -290,7 +290,7 @@ class MegatronDDP(DataParallel):
         return self._bucket_size or max(40_000_000, 1_000_000 * (self.ranks.n or 1))
 
     def on_stage(self, rank: int) -> MegatronDDP:
-        """Return the rewrite as it is on a pipeline rank: only the first has buckets."""
+        """Return the rewrite for a pipeline rank: only the first has several buckets."""
         found = copy(self)
         found.pipeline_rank = rank
         return found
@@ -327,7 +327,7 @@ class MegatronDDP(DataParallel):
 
 
 class _Gather:
-    """Gathers updated parameters, a bucket at a time, the one of the first parameters first."""
+    """Gathers updated parameters bucket by bucket, beginning with the first parameters."""
 
     def __init__(
         self, program: HostProgram, step: TrainingStep, buckets: list[list[Parameter]], parts: int
@@ -338,7 +338,7 @@ class _Gather:
         self.waited: set[int] = set()
 
     def launch(self, k: int, after: list[tuple[str, int]], stream: str = "all_gather") -> None:
-        """Gather a bucket unless that was done."""
+        """Gather a bucket unless it has been gathered."""
         if k in self.launched:
             return
         nbytes = self.parts * sum(shard_nbytes(each, self.parts) for each in self.buckets[k])
@@ -346,7 +346,7 @@ class _Gather:
         self.launched[k] = self.program.add(f"all_gather{k}", "all_gather", [], [], after=after, **where)
 
     def before(self, record: OpEntry) -> str | None:
-        """Return what an op waits for: the gather of the bucket that it reads, after which comes the next."""
+        """Return the gather of the bucket that an op reads, and launch the next gather after it."""
         if record.phase != "F":
             return None
         read = dict.fromkeys(self.bucket_of[tensor] for tensor in record.reads if tensor in self.bucket_of)

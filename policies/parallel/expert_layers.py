@@ -1,13 +1,13 @@
-r"""Layers of experts in a step: which ops are theirs, and what enters and leaves.
+r"""Layers of experts in a step: their ops, and the tensors that enter and leave.
 
 ::
 
     wrap: layer\d+\.ffn              layer0.norm ─► layer0.ffn.up ─ layer0.ffn.down ─► layer0.add
                                      └ enters       └──────── layer0.ffn ───────┘  └ leaves
 
-    wrap: layer\d+\.experts\.(\d+)   an op for each expert: a group says which, the rest names the layer
+    wrap: layer\d+\.experts\.(\d+)   ops per expert: the group is its number, the rest names the layer
 
-What is made of parameters alone does not travel; nor do gradients of parameters.
+Tensors computed from parameters alone do not travel; nor do gradients of parameters.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ class Layer:
     ----------
     name : str
     module : str
-        Its name without that of a micro-batch.
+        Name without that of a micro-batch.
     forward, backward : list of str
-        Its ops, in order.
+        Ops, in order.
     expert : dict of str to int
-        Op → which expert's it is; empty where its ops are of all experts.
+        Op → its expert; empty if ops stand for all experts.
     enters, leaves : list of str
-        Tensors, forward.
+        Tensors that enter and leave in the forward.
     grads_enter, grads_leave : list of str
-        Tensors, backward.
+        Tensors that enter and leave in the backward.
     readers : dict of str to set of int
-        Tensor → the experts that read it, where ops are of one each.
+        Tensor → experts that read it, if each op belongs to one expert.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Layer:
 
     @property
     def ops(self) -> list[str]:
-        """All its ops."""
+        """All ops of the layer."""
         return self.forward + self.backward
 
 
@@ -71,29 +71,29 @@ class Layers:
     ----------
     step : TrainingStep
     wrap : str
-        A regular expression: ops with the same match in their names are a layer; a group in it is the number
+        Regular expression: ops with the same match in their names form a layer; a group in it is the number
         of an expert.
     experts : int
-        How many a layer has.
+        Number of experts per layer.
 
     Attributes
     ----------
     all : list of Layer
     weights : set of str
-        Tensors that are made of parameters alone.
+        Tensors computed from parameters alone.
     of : dict of str to Layer
         Op → its layer.
     own : dict of str to int
-        Parameter of experts → of which it is; None: of all.
+        Parameter of experts → its expert; None: of all.
     gradients : dict of str to str
-        Gradient of a parameter, and what it is a sum of → the parameter.
+        Gradient of a parameter, or a part of its sum → the parameter.
 
     Raises
     ------
     InputError
-        Nothing matches, or it is no regular expression.
+        If nothing matches, or `wrap` is not a regular expression.
     GraphError
-        A weight of experts is made elsewhere, a number is of no expert, ops do not say what is forward.
+        If an expert's weight is computed elsewhere, a number is not that of an expert, or ops have no phase.
     """
 
     def __init__(self, step: TrainingStep, wrap: str, experts: int) -> None:
@@ -132,12 +132,12 @@ class Layers:
             self._find_ends(layer)
 
     def _parameters(self) -> dict[str, int | None]:
-        """Return the parameters that experts read, and of which expert each is; None: of all.
+        """Return parameter → expert for the parameters that experts read; None: of all experts.
 
         Raises
         ------
         GraphError
-            Others read one, too.
+            If another op also reads one.
         """
         found: dict[str, tuple[str, int] | str | None] = {}
         for record in self.step.work:
@@ -161,7 +161,7 @@ class Layers:
         return record.phase == "F" or (record.phase is None and not self.step.updates)
 
     def _adds_up(self, record: OpEntry) -> bool:
-        """Whether an op makes one gradient of a parameter of others, as of micro-batches."""
+        """Return whether an op sums gradients of one parameter, for example of micro-batches."""
         return bool(record.inputs) and self.gradients.keys() >= {*record.reads}
 
     def _number(self, record: OpEntry, text: str) -> int:
@@ -178,7 +178,7 @@ class Layers:
         return found
 
     def _leave_out_sums(self) -> None:
-        """Give sums of gradients from elsewhere back: they are only named after what the experts made."""
+        """Exclude sums of gradients from elsewhere, which are merely named after experts' gradients."""
         records = self.step.records
         for layer in self.all:
             for name in list(layer.backward):
@@ -190,9 +190,9 @@ class Layers:
                     del self.of[name]
 
     def _sum_here(self) -> None:
-        """Sum gradients of one tensor where they are made, before they leave.
+        """Sum the gradients of a tensor where they are computed, before they leave.
 
-        Of k parts of a sum, j of them from the same experts, j - 1 additions are made here and k - j there.
+        For a sum of k parts with j from the same experts, j - 1 additions are made here and k - j there.
         """
         records, work = self.step.records, []
         layers = {layer.name: layer for layer in self.of.values()}
@@ -259,7 +259,7 @@ class Layers:
 
 
 def _name(match: re.Match[str]) -> str:
-    """Return the name of a layer: what matches, without the number of an expert."""
+    """Return the name of a layer: the match without the number of an expert."""
     whole = match.group()
     if match.re.groups and match.group(1) is not None:
         begin, end = (at - match.start() for at in match.span(1))

@@ -8,15 +8,15 @@ r"""Expert parallelism: each rank has some of a layer's experts, and tokens trav
 
     backward            combine/grad │ gradients of the experts │ dispatch/grad    the same two the other way
 
-The graph is the step of one rank, with its own tokens. Its experts are ops that `wrap` finds: those of one
-expert each, where a group of the expression is its number, or of a feed-forward layer that stands for all of
-them. Router, permutation and shared experts are other ops, and stay where they are. Experts 0 to E/e - 1 are
-on the first rank, and so on.
+The graph is the step of one rank, with its own tokens. `wrap` finds the ops of its experts: either separate
+ops per expert, with the expert's number as a group of the expression, or a feed-forward layer that stands for
+all experts. Router, permutation and shared experts are other ops and stay where they are. Experts 0 to
+E/e - 1 are on the first rank, and so on.
 
-A rank's experts compute for the tokens that they get: work, bytes, times and sizes of their ops are scaled by
-tokens / those of the graph. Of parameters a rank has those of its experts. Where the graph trains, gradients
-of all other parameters are summed over all ranks, in Megatron-LM's buckets, those of experts over the ranks
-with the same ones, if there are several groups.
+A rank's experts compute for the tokens that they receive: work, bytes, times and sizes of their ops are
+scaled by tokens / tokens of the graph. A rank holds the parameters of its own experts. In training, gradients
+of all other parameters are summed over all ranks, in Megatron-LM's buckets, and those of experts over the
+ranks with the same experts, if there are several groups.
 
 Sources: Lepikhin et al., "GShard", arXiv 2006.16668; Fedus et al., "Switch Transformers", JMLR 23 (2022);
 Megatron-LM, megatron/core/transformer/moe/token_dispatcher.py (``MoEAlltoAllTokenDispatcher``) and
@@ -49,9 +49,9 @@ from sim.explain.training import DROPPED, LAYER, TOKENS
 from sim.graph.walks import Dag, least_first
 
 # ----------------------------------------------------------------------------------------------------------
-# The experts of one rank: their ops for the tokens that they get, and the exchanges that bring these.
+# The experts of one rank: their ops for the tokens that they receive, and the exchanges that bring these.
 #
-#     of 8 tokens in the graph 12 come, for two experts of four:
+#     12 tokens arrive for two of four experts, where the graph has 8:
 #
 #     ffn.up    reads 8 x 10 B and w, 100 B       gpu0/ffn/dispatch   60 B to gpu0, 20 B to gpu1
 #               makes 8 x 40 B, 80 ns             gpu0/ffn.up         reads 12 x 10 B and 2 w, 120 ns
@@ -61,15 +61,15 @@ EXPERTS: Final = "experts"
 
 
 class OneRank:
-    """What one rank of a group runs: its experts, for the tokens that they get, and what brings these.
+    """The program of one rank of a group: its experts, for the tokens they receive, and the exchanges.
 
     Parameters
     ----------
     of : ExpertParallel
     layers : Layers
-        The experts of a step.
+        Expert layers of a step.
     place : int
-        Of the rank in its group.
+        Place of the rank in its group.
     """
 
     def __init__(self, of: ExpertParallel, layers: Layers, place: int) -> None:
@@ -84,14 +84,14 @@ class OneRank:
         self.got: dict[int, int] = {x: got[x] for x in here}
         """Expert → its tokens."""
         self.moved: dict[str, dict[str, str]] = {}
-        """Layer → tensor → what its experts read instead."""
+        """Layer → tensor → tensor that its experts read instead."""
         self.back: dict[str, str] = {}
-        """Tensor of experts → what others read instead."""
+        """Tensor of experts → tensor that other ops read instead."""
         self.made: dict[str, OpEntry] = {}
         self.copies: dict[str, Fraction] = {}
 
     def records(self) -> Records:
-        """Return the graph of the rank, its ops in the order of the host."""
+        """Return the graph of the rank, its ops in host order."""
         given, all_ops = self.step.records, (*self.step.work, *self.step.updates)
         turns = {record.name: float(turn) for turn, record in enumerate(all_ops)}
         for layer in self.layers.all:
@@ -148,13 +148,13 @@ class OneRank:
             (moved if inwards else self.back).update(instead)
 
     def _token_nbytes(self, layer: Layer, tensors: Sequence[str]) -> Fraction:
-        """Return the bytes of a token of tensors that travel together."""
+        """Return the bytes per token of tensors that travel together."""
         if layer.expert and self.token_bytes is not None:
             return Fraction(self.token_bytes)
         return sum(map(self._tensor_nbytes, tensors)) / self._all_rows(layer)
 
     def _all_rows(self, layer: Layer) -> Fraction:
-        """Return for how many tokens the graph has the experts compute."""
+        """Return the number of tokens for which the graph has the experts compute."""
         if layer.expert:
             several = [t for t in layer.enters if len(layer.readers[t]) > 1]
             if several and self.token_bytes is None:
@@ -166,7 +166,7 @@ class OneRank:
         return Fraction(sum(self._tensor_nbytes(tensor) for tensor in layer.enters), self.token_bytes)
 
     def _is_here(self, layer: Layer, tensor: str) -> bool:
-        """Whether experts of this rank make or read a tensor."""
+        """Return whether experts of this rank produce or read a tensor."""
         if not layer.expert:
             return True
         producer = self.step.records.producer(tensor)
@@ -177,7 +177,7 @@ class OneRank:
     # -- ops ------------------------------------------------------------------------------------------------
 
     def _op(self, record: OpEntry) -> None:
-        """Add an op of the graph, as it is here."""
+        """Add an op of the graph in this rank's form."""
         layer = self.layers.of.get(record.name)
         if layer is None:
             self._other_op(record)
@@ -206,7 +206,7 @@ class OneRank:
         self.made[record.name] = made
 
     def _other_op(self, record: OpEntry) -> None:
-        """Add an op that is no expert's, though it may add up their gradients."""
+        """Add an op that belongs to no expert, though it may sum their gradients."""
         parameter = self.layers.gradients.get(record.name)
         copies = Fraction(1) if parameter is None else self._copies(parameter)
         if copies:
@@ -215,7 +215,7 @@ class OneRank:
             self.made[record.name] = replace(record.scaled(copies), inputs=inputs, outputs=outputs)
 
     def _update(self, record: OpEntry) -> None:
-        """Add an update: of the parameters that are here."""
+        """Add an update of the parameters on this rank."""
         given = self.step.records.externals
         own = self.layers.own.keys() & record.reads
         if not own:
@@ -234,20 +234,20 @@ class OneRank:
             self.made[record.name] = replace(record.scaled(share), inputs=inputs)
 
     def _copies(self, name: str) -> Fraction:
-        """Return how many times a rank has what the graph has as one parameter, or as its state."""
+        """Return how many copies a rank has of one parameter, or state, of the graph."""
         if name not in self.copies and name in self.layers.own:
             expert = self.layers.own[name]
             self.copies[name] = Fraction(self.held if expert is None else expert in self.got)
         return self.copies.setdefault(name, Fraction(1))
 
     def _tokens(self, layer: Layer, expert: int | None) -> Fraction:
-        """Return the tokens of experts here / those for which the graph has them compute."""
+        """Return the tokens of experts here / the tokens for which the graph has them compute."""
         if expert is None:
             return sum(self.got.values()) / self._all_rows(layer)
         return self.got[expert] * self.layers.experts / self._all_rows(layer)
 
     def _arriving(self, layer: Layer, tensor: str) -> int:
-        """Return the bytes of a tensor that comes to the experts of this rank."""
+        """Return the bytes of a tensor that arrive at the experts of this rank."""
         nbytes = self._tensor_nbytes(tensor)
         if not layer.expert:
             return ceil(nbytes * self._tokens(layer, None))
@@ -258,11 +258,11 @@ class OneRank:
 
     @staticmethod
     def _bytes(whole_: int, weights: int, used: int, by: Fraction) -> int:
-        """Return what an op reads or writes: weights of experts that have tokens, and the rest by tokens."""
+        """Return the bytes of an op: weights of the experts that have tokens, and the rest by tokens."""
         return round_half_up(max(0, whole_ - weights) * by) + min(weights, whole_) * used
 
     def _shape(self, record: OpEntry, layer: Layer, expert: int | None, *, gradient: bool) -> dict[str, Any]:
-        """Return the attributes of an op, the size that counts tokens (of m, n, k) as it is here."""
+        """Return the attributes of an op, with its token dimension (of m, n, k) scaled to this rank."""
         sizes = {key: record.attributes[key] for key in "mnk" if key in record.attributes}
         if "rows" in record.attributes:
             own = record.attributes["rows"] * self._tokens(layer, expert)
@@ -282,18 +282,18 @@ class OneRank:
 
 
 def _rounded(counts: IntArray, each: Fraction) -> list[int]:
-    """Return the bytes of so many tokens each, half a byte up."""
+    """Return the bytes of each count of tokens, rounded half up."""
     n, d = each.numerator, each.denominator
     return [(2 * n * count + d) // (2 * d) for count in counts.tolist()]
 
 
 def _in_order(made: dict[str, OpEntry], turns: dict[str, float], layers: Layers) -> dict[str, OpEntry]:
-    """Return ops as the host issues them: by turn, but each after what it needs.
+    """Return the ops in host order: by turn, but each after its inputs.
 
     Raises
     ------
     GraphError
-        Experts need what they have made.
+        If experts depend on their own outputs.
     """
     records, names = Records("", made, {}), [*made]
     place = {name: k for k, name in enumerate(names)}
@@ -314,7 +314,7 @@ def _in_order(made: dict[str, OpEntry], turns: dict[str, float], layers: Layers)
 
 _DENSE: Final = {"communicator": "data parallel", "dimension": f"ep-{DATA}"}
 _COPIES: Final = {"communicator": "expert data parallel", "dimension": DATA}
-"""On which gradients meet: those of all parameters but the experts', and theirs."""
+"""Attributes of gradient sums: of all parameters but the experts', and of the experts'."""
 _MOST_EXPERTS: Final = 100_000
 
 
@@ -324,34 +324,34 @@ class ExpertParallel(OnRanks):
     Parameters
     ----------
     ranks : int or list of str
-        How many, or which devices; a number means accelerators of the machine, in machine order.
+        Number of ranks, or their devices; a number means accelerators of the machine, in machine order.
     wrap : str
-        Which ops are experts: a regular expression; ops with the same match in their names are one layer,
+        Regular expression for the experts' ops: ops with the same match in their names are one layer,
         such as ``layer\d+\.ffn``. A group in it is the number of an expert: ``layer\d+\.experts\.(\d+)``.
     experts : int
-        How many a layer has.
+        Number of experts per layer.
     tokens : int, optional
-        Of a rank; a table or a trace of the routing says it, too.
+        Tokens of a rank; not needed if the routing is a table or a trace.
     top_k : int
-        Experts of a token.
+        Number of experts per token.
     routing : str or mapping
         ``balanced``, ``one-hot`` or ``{one-hot: expert}``, ``{zipf: exponent}`` (with ``seed``: drawn),
         ``{random: seed}``, ``{tokens: [...]}`` (by expert, or by rank and expert), ``{trace: file}``.
     shard : int, optional
-        Over how many neighbouring ranks experts are shared out, by default all.
+        Number of neighbouring ranks over which experts are divided, by default all.
     capacity_factor : float, optional
-        What an expert takes of a rank's tokens / its equal part of them; by default all.
+        Tokens that an expert accepts from a rank / an equal share of them; by default all.
     pad_to_capacity : bool
-        Whether ranks fill up what they send.
+        Whether ranks pad what they send to the capacity.
     token_bytes : int, optional
-        What a token is when it travels; by default what enters the experts / tokens (with numbered experts
-        / (tokens · top_k)).
+        Bytes of a token in transit; by default the bytes that enter the experts / tokens (with numbered
+        experts / (tokens · top_k)).
     overlap : bool
-        Whether exchanges run on a stream of their own, beside what does not wait for them (shared experts).
+        Whether exchanges run on their own stream, beside ops that do not wait for them (shared experts).
     bucket_size : int
         Elements of a bucket of gradients.
     origin : Origin
-        Where a trace is looked for.
+        Location against which a trace's path is resolved.
 
     Examples
     --------
@@ -405,7 +405,7 @@ class ExpertParallel(OnRanks):
         )
 
     def ranked(self, there: Ranked) -> Ranked:
-        """Return the ranks that share experts."""
+        """Return the ranks that divide the experts."""
         at_most(MOST_BUILT, self.shard * len(there.programs[0]), "ops")
         there.room("expert-parallel", self.ranks)
         layers: dict[int, Layers] = {}
@@ -419,7 +419,7 @@ class ExpertParallel(OnRanks):
         return there.multiplied(sizes, program, names=self.ranks.names, varies=["ep"])
 
     def _program(self, layers: Layers, place: int) -> Graph:
-        """Return what a rank runs: gradients are summed in buckets, those of experts apart."""
+        """Return the program of a rank, with gradients summed in buckets, those of experts separately."""
         own, graph = layers.own, write(OneRank(self, layers, place).records())
         step = TrainingStep(graph, forward=True)
         program = HostProgram(step, "expert parallel")

@@ -1,4 +1,4 @@
-"""Which tokens go to which expert: a distribution, a table or a trace becomes whole numbers of tokens.
+"""Routing of tokens to experts: whole numbers of tokens from a distribution, a table or a trace.
 
 ::
 
@@ -13,9 +13,9 @@
     routing: {trace: routed.csv}                 as recorded
 
 Shares become whole numbers by largest remainder (ties to the first expert), over all ranks at once; each
-expert's tokens are then dealt out over the ranks that they come from, as evenly as whole numbers allow. No
-expert gets a token twice. An expert with a *capacity* takes ceil(tokens x top_k / experts x factor) of each
-rank's tokens and drops the others.
+expert's tokens are then divided over their source ranks, as evenly as whole numbers allow. No expert gets a
+token twice. An expert with a *capacity* takes ceil(tokens x top_k / experts x factor) of each rank's tokens
+and drops the others.
 
 Sources: Fedus, Zoph and Shazeer, "Switch Transformers", JMLR 23 (2022), section 2.2 (capacity), applied by
 each rank to its own tokens as in Megatron-LM, megatron/core/transformer/moe/moe_utils.py (``get_capacity``,
@@ -43,28 +43,28 @@ from sim.base.files import read_bytes
 from sim.base.plugins import NOWHERE, Origin
 
 # ----------------------------------------------------------------------------------------------------------
-# Recorded routing: a file that says to which experts every token went.
+# Recorded routing: a file with the experts of every token.
 #
-#     rank,expert0,expert1         a token a row; `rank` may be missing          .csv, .csv.gz
+#     rank,expert0,expert1         one token per row; `rank` is optional         .csv, .csv.gz
 #     0,3,17
 
 _Trace = tuple[IntArray, IntArray | None]
-"""The experts of each token, (tokens, top_k), and its rank; None: nobody says."""
+"""The experts of each token, (tokens, top_k), and its rank; None: not given."""
 
 
 def read_trace(path: Path, n_experts: int, top_k: int) -> _Trace:
-    """Return what a file holds: the experts of each token, and its rank if it is said.
+    """Return the contents of a file: the experts of each token, and its rank if given.
 
     Parameters
     ----------
     path : path
     n_experts, top_k : int
-        How many experts there are, and how many of them a token goes to.
+        Number of experts, and number of experts per token.
 
     Raises
     ------
     InputError
-        No such file, no such columns, or a token that goes nowhere, or to one expert twice.
+        If the file or its columns are missing, or a token goes nowhere or to one expert twice.
     """
     experts, ranks = _columns(path)
     if experts.shape[1:] != (top_k,) or not len(experts):
@@ -115,23 +115,23 @@ def _columns(path: Path) -> _Trace:
 _FORMS: Final = ("balanced", "one-hot", "zipf", "random", "tokens", "trace")
 _MOST_EXPONENT: Final = 100
 _MOST_CELLS: Final = 10_000_000
-"""Tokens times experts that are drawn at a time."""
+"""Tokens times experts to draw at a time."""
 _MOST_TOKENS: Final = 10**12
 _MOST_DRAWN: Final = 10**8
 
 
 @dataclass(frozen=True, eq=False)
 class ExpertRouting:
-    """How many tokens each rank sends to each expert; experts are on ranks in order, equally many on each.
+    """Tokens that each rank sends to each expert; experts are on ranks in order, equally many on each.
 
     Attributes
     ----------
     sent : array of int64, (ranks, experts)
-        What arrives, padding included.
+        Tokens that arrive, including padding.
     choices : int
-        Of each rank: its tokens, once for each expert that they were meant for.
+        Tokens of each rank times the experts per token.
     dropped : tuple of int
-        Of each rank: choices that found no place.
+        Choices of each rank dropped for lack of capacity.
     """
 
     sent: IntArray
@@ -140,18 +140,18 @@ class ExpertRouting:
 
     @cached_property
     def between(self) -> IntArray:
-        """Tokens from each rank to each, those that stay included."""
+        """Tokens from each rank to each rank, including those that stay."""
         ranks, experts = self.sent.shape
         return np.asarray(self.sent.reshape(ranks, ranks, experts // ranks).sum(axis=2))
 
     @cached_property
     def arrived(self) -> IntArray:
-        """Tokens of each rank's experts."""
+        """Tokens received by each rank's experts."""
         return np.asarray(self.between.sum(axis=0))
 
     @property
     def imbalance(self) -> Fraction:
-        """Tokens of the fullest rank / of the mean one.
+        """Tokens of the fullest rank / mean tokens of a rank.
 
         Examples
         --------
@@ -173,7 +173,7 @@ def routed(
     pad: bool = False,
     origin: Origin = NOWHERE,
 ) -> ExpertRouting:
-    """Return who sends how many tokens to which expert.
+    """Return the number of tokens that each rank sends to each expert.
 
     Parameters
     ----------
@@ -182,20 +182,20 @@ def routed(
         ``{random: seed}``, ``{tokens: [...]}`` (by expert, or by rank and expert), ``{trace: file}``.
     ranks, experts : int
     tokens : int, optional
-        Of each rank; a table or a trace says it.
+        Tokens of each rank; not needed with a table or a trace.
     top_k : int
-        Experts of a token.
+        Number of experts per token.
     capacity_factor : float, optional
-        What an expert takes of a rank's tokens / its equal part of them; by default all.
+        Tokens that an expert accepts from a rank / an equal share of them; by default all.
     pad : bool
-        Whether ranks fill up what they send to the capacity.
+        Whether ranks pad what they send to the capacity.
     origin : Origin
-        Where a trace is looked for.
+        Location against which a trace's path is resolved.
 
     Raises
     ------
     InputError
-        An unknown form, or numbers that do not fit each other.
+        If the form is unknown, or numbers contradict one another.
 
     Examples
     --------
@@ -224,12 +224,12 @@ def routed(
 
 
 UnplacedRouting = Callable[..., ExpertRouting]
-"""`routed`, before ranks and tokens are known: a partial call of it."""
+"""A partial call of `routed`, before ranks and tokens are known."""
 
 
 @dataclass
 class _Form:
-    """One of the ways to say it, and the sizes that it has to fit."""
+    """One form of routing, and the sizes that it has to fit."""
 
     given: object
     ranks: int
@@ -286,7 +286,7 @@ class _Form:
         return forms[0], value, options
 
     def _weights(self, exponent: object) -> list[Fraction]:
-        """Return 1/(x + 1)**exponent, by decimal arithmetic, which is the same everywhere."""
+        """Return 1/(x + 1)**exponent in decimal arithmetic, which is the same everywhere."""
         number = isinstance(exponent, int | float) and not isinstance(exponent, bool)
         if not number or not 0 <= exponent <= _MOST_EXPONENT:  # type: ignore[operator]
             raise _wrong(f"zipf must be an exponent from 0 to {_MOST_EXPONENT}; found {exponent!r}")
@@ -295,7 +295,7 @@ class _Form:
         return [Fraction(context.power(Decimal(x + 1), power)) for x in range(self.experts)]
 
     def _apportioned(self, weights: Sequence[Fraction]) -> IntArray:
-        """Return whole numbers of all tokens by weight; no expert gets a token twice."""
+        """Return all tokens apportioned by weight in whole numbers; no expert gets a token twice."""
         assert self.tokens is not None
         most = self.tokens * self.ranks
         left, open_ = most * self.top_k, list(range(self.experts))
@@ -316,7 +316,7 @@ class _Form:
         return totals
 
     def _dealt(self, totals: IntArray) -> IntArray:
-        """Return the tokens of each expert by the rank that they come from; each rank has equally many."""
+        """Return the tokens of each expert by source rank; each rank has equally many."""
         sent = np.tile(totals // self.ranks, (self.ranks, 1))
         first = 0
         for x, extra in enumerate((totals % self.ranks).tolist()):
@@ -325,7 +325,7 @@ class _Form:
         return sent
 
     def _drawn(self, weights: Sequence[Fraction], seed: int) -> IntArray:
-        """Return the experts that every token draws, one after the other, none twice."""
+        """Return the tokens per expert if every token draws its experts in turn, none twice."""
         assert self.tokens is not None
         if self.tokens * self.ranks * self.top_k > _MOST_DRAWN:
             message = f"at most {_MOST_DRAWN:,} choices are drawn; use a distribution"
@@ -340,7 +340,7 @@ class _Form:
                 n = min(self.tokens - begin, _MOST_CELLS // self.top_k)
                 chosen = np.zeros((n, 0), np.int64)
                 for _ in range(self.top_k):
-                    # a place among the experts that are left: those that were chosen are stepped over
+                    # a place among the remaining experts: those already chosen are skipped
                     place = rng.integers(0, end[-1] - width[chosen].sum(axis=1), size=n)
                     for x in chosen.T:
                         place += np.where(place >= end[x] - width[x], width[x], 0)
@@ -369,7 +369,7 @@ class _Form:
         return self._fitting(self._dealt(np.array(cells, np.int64)))
 
     def _counted(self, experts: IntArray, ranks: IntArray | None) -> IntArray:
-        """Return the tokens of a trace; without ranks in it, each rank has an equal part, in a row."""
+        """Return the tokens of a trace; without ranks in it, each rank has an equal contiguous part."""
         n = len(experts)
         if ranks is None and n % self.ranks:
             message = f"a trace of {n:,} tokens cannot be shared by {self.ranks} ranks"
@@ -382,7 +382,7 @@ class _Form:
         return self._fitting(sent)
 
     def _fitting(self, sent: IntArray) -> IntArray:
-        """Refuse tokens that the ranks do not have."""
+        """Raise if the counts are not the tokens that the ranks have."""
         chosen = sent.sum(axis=1).tolist()
         tokens = chosen[0] // self.top_k if self.tokens is None else self.tokens
         for rank, made in enumerate(chosen):

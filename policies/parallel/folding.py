@@ -1,20 +1,20 @@
-"""Folding: of ranks that do the same at the same time, one is made.
+"""Folding: simulate one of several ranks that do the same at the same time.
 
 ::
 
     shard 0   gpu0  gpu1  gpu2  gpu3          gpu5 is slower. gpu4, 6 and 7 meet it on shard 1, and gpu1 on
-    shard 1   gpu4  gpu5* gpu6  gpu7          replicate 1, so that four sorts are left, a rank of each:
+    shard 1   gpu4  gpu5* gpu6  gpu7          replicate 1, which leaves four classes, with one rank each:
     replicate k: every fourth                     gpu0 (2, 3)   gpu1   gpu4 (6, 7)   gpu5
 
-Ranks meet on communicators and nowhere else. So two of them do the same at the same time if they are alike
-themselves (programs, too: a pipeline has as many sorts as stages) and meet alike: collectives take the same
-times, among the same sorts of rank, and what is sent comes from, and goes to, the same sorts. That is found
-as the states of an automaton are merged: ranks that are alike themselves are one sort until what they meet
-tells them apart (Moore, "Gedanken-experiments on sequential machines", Automata Studies, 1956). What a
-collective takes is what the machine says for all its ranks.
+Ranks interact only through communicators. So two of them do the same at the same time if they are alike
+themselves (with equal programs: a pipeline has one class per stage) and interact alike: collectives take the
+same times among the same classes of rank, and messages come from and go to the same classes. This is found by
+partition refinement, as for the states of an automaton: ranks that are alike themselves form one class until
+their interactions differ (Moore, "Gedanken-experiments on sequential machines", Automata Studies, 1956). The
+duration of a collective is the machine's for all its ranks.
 
-A rank of a ring that folds into one sends to itself: which of its sends and recvs belong together says the
-attribute ``pair``.
+If a ring folds into one rank, that rank sends to itself; the attribute ``pair`` says which of its sends and
+recvs belong together.
 """
 
 from __future__ import annotations
@@ -36,35 +36,35 @@ from sim.machine.communicators import Call, CarriedCollectives, HoldsSms, even_n
 from sim.machine.machine import Folding
 
 # ----------------------------------------------------------------------------------------------------------
-# Whom ranks meet: in which collectives, of which durations, and on the other side of which sends and recvs.
+# Interactions of ranks: their collectives with durations, and the peers of their sends and recvs.
 #
 #     tp 0 pp 0   all_reduce on ``tensor parallel 0``: 7 us        send of 4 MB to the rank of tp 0 pp 1: 3 us
 #     tp 1 pp 0   all_reduce on ``tensor parallel 0``: 7 us        send of 4 MB to the rank of tp 1 pp 1: 3 us
 #
-# What a call takes the machine is asked with all its ranks, as a run of them would ask.
+# The machine is asked for a call's duration with all its ranks, as in a run of all of them.
 
 _PAIRED = {"send": "recv", "recv": "send"}
 _OF_GROUP = ("peer", "sends")
-"""Attributes that say where in its group a rank is, which differs between ranks that do the same."""
+"""Attributes for a rank's place in its group, which differ between ranks that do the same."""
 
 Role = tuple[str, str]
-"""What a program calls a communicator, and its dimension."""
+"""A program's name for a communicator, and its dimension."""
 
 Took = tuple[int, int]
-"""Duration, and the SMs that are held."""
+"""Duration, and number of SMs held."""
 
 
 class Pair(NamedTuple):
-    """Sends of a rank to another and the recvs there, or the other way round.
+    """The sends of a rank to another and the recvs there, or the other way round.
 
     Attributes
     ----------
     label : tuple
-        Which ops these are, the sends first, as places in the programs: what both sides call it.
+        The ops as places in the programs, the sends first: the same on both sides.
     other : int
-        The rank on the other side.
+        Rank on the other side.
     took : tuple
-        Durations and SMs of each size.
+        Durations and SMs for each size.
     """
 
     label: tuple[tuple[int, ...], tuple[int, ...]]
@@ -78,9 +78,9 @@ class _Program:
     def __init__(self, graph: Graph, machine: Machine, kinds: Mapping[str, Device]) -> None:
         self.graph, self.own = graph, {op: graph.attributes[op] for op in graph.in_communicators}
         self.together: dict[Role, list[int]] = {}
-        """Communicator → ops, but for sends and recvs."""
+        """Communicator → ops, except sends and recvs."""
         self.pairs: dict[tuple[Role, int, str], list[int]] = {}
-        """Communicator, place of the other and kind → ops."""
+        """Communicator, place of the peer, and kind → ops."""
         for op, given in self.own.items():
             role, kind = (str(given["communicator"]), str(given.get("dimension", DATA))), graph.kind(op)
             own = self.together.setdefault(role, [])
@@ -88,16 +88,16 @@ class _Program:
                 own = self.pairs.setdefault((role, int(given["peer"]), kind), [])
             own.append(op)
         self.asked = {kind: {*modelled_ops(graph, machine, of).tolist()} for kind, of in kinds.items()}
-        """Kind of device → ops that do not say themselves how long they take there."""
+        """Kind of device → ops without an explicit duration there."""
 
     @cached_property
     def asked_anywhere(self) -> set[int]:
-        """The ops of which the machine is asked on some device."""
+        """The ops whose duration the machine is asked for on some device."""
         return set().union(*self.asked.values())
 
     @cached_property
     def keyed(self) -> dict[Role, list[tuple[int, Hashable]]]:
-        """Of each communicator: its ops with kind and size; uneven exchanges with how many came before."""
+        """Ops of each communicator with kind and size or, for uneven exchanges, their number in order."""
         found: dict[Role, list[tuple[int, Hashable]]] = {}
         for role, ops in self.together.items():
             uneven = count()
@@ -109,7 +109,7 @@ class _Program:
 
     @cached_property
     def messages(self) -> dict[tuple[Role, int, str], list[int]]:
-        """Of `pairs`: the sizes of which the machine is asked."""
+        """Sizes in `pairs` whose duration the machine is asked for."""
         return {
             key: [*dict.fromkeys(self.nbytes(op) for op in ops if op in self.asked_anywhere)]
             for key, ops in self.pairs.items()
@@ -124,27 +124,27 @@ class _Program:
 
 
 class Meets:
-    """Whom ranks meet.
+    """The interactions of ranks.
 
     Parameters
     ----------
     ranked : Ranked
     devices : sequence of str
-        Of each rank.
+        Device of each rank.
     machine : Machine
 
     Attributes
     ----------
     alike : list of int
-        Of each rank a number for what it runs: the same for programs that differ in places of groups only.
+        Number of each rank's program, the same for programs that differ only in places in groups.
     names : list of dict
-        Of each rank: what its program calls a communicator → what it is called there.
+        Program's name of a communicator → actual name, for each rank.
     inside : dict of str to list of int
         Communicator → its ranks.
     took : dict of str to tuple
         Communicator → durations and SMs of its collectives.
     pairs : list of dict
-        Of each rank: its sends to, or recvs from, another → which, and for how long.
+        Sends to, or recvs from, another rank → their ops and durations, for each rank.
     """
 
     def __init__(self, ranked: Ranked, devices: Sequence[str], machine: Machine) -> None:
@@ -176,7 +176,7 @@ class Meets:
         return self._program[id(self._ranked.programs[rank])]
 
     def durations(self, rank: int) -> dict[int, Took]:
-        """Return how long the collectives of a rank take, and hold SMs, that do not say it themselves."""
+        """Return durations and SMs of a rank's collectives without an explicit duration."""
         program, found = self.of(rank), dict[int, Took]()
         here = program.asked[self._machine.devices[self._device[rank]].kind]
         for role, keyed in program.keyed.items():
@@ -189,7 +189,7 @@ class Meets:
         return found
 
     def _of_communicator(self, name: str, role: Role) -> dict[Hashable, Took]:
-        """Return what the machine says of the collectives of a communicator."""
+        """Return the machine's durations and SMs for the collectives of a communicator."""
         members = sorted(self.inside[name], key=self._device.__getitem__)
         ranks = tuple(self._device[r] for r in members)
         first, found = self.of(members[0]), dict[Hashable, Took]()
@@ -206,7 +206,7 @@ class Meets:
         return found
 
     def _sends(self, members: Sequence[int], role: Role, k: int) -> tuple[tuple[int, ...], ...]:
-        """Return the bytes from each rank to each in the k-th uneven exchange on a communicator."""
+        """Return the bytes from each rank to each rank in the k-th uneven exchange on a communicator."""
         group = self._ranked.grid.members(role[1], members[0])
         places, rows = [str(group.index(r)) for r in members], []
         for rank in members:
@@ -246,7 +246,7 @@ def _given(role: Role) -> dict[str, Any]:
 
 
 def _key(graph: Graph) -> Hashable:
-    """Return what is equal for programs that do the same, wherever in their groups ranks are."""
+    """Return a key that is equal for programs that do the same, whatever the place in groups."""
 
     def known(value: Any) -> Hashable:
         if isinstance(value, np.ndarray):
@@ -261,17 +261,17 @@ def _key(graph: Graph) -> Hashable:
 # ----------------------------------------------------------------------------------------------------------
 
 Facts = Mapping[str, Hashable]
-"""What is known of a rank by itself, by the word that messages have for it."""
+"""Properties of a rank by itself, by their names in messages."""
 
 
 def why_not(ranked: Ranked, devices: Sequence[str], machine: Machine) -> list[str]:
-    """Return what keeps ranks from being folded, in words.
+    """Return the reasons why ranks cannot be folded.
 
     Parameters
     ----------
     ranked : Ranked
     devices : sequence of str
-        Of each rank.
+        Device of each rank.
     machine : Machine
     """
     every, programs = set(devices), list({id(one): one for one in ranked.programs}.values())
@@ -298,14 +298,14 @@ def why_not(ranked: Ranked, devices: Sequence[str], machine: Machine) -> list[st
 def fold(
     ranked: Ranked, devices: Sequence[str], machine: Machine, facts: Sequence[Facts]
 ) -> tuple[Graph, Machine]:
-    """Return the program of one rank of each sort, and the machine that has these.
+    """Return the program of one rank of each class, and a machine with these ranks.
 
     Parameters
     ----------
     ranked, devices, machine
-        Ranks that `why_not` says nothing of.
+        Ranks for which `why_not` gives no reason.
     facts : sequence of mapping
-        Of each rank: all that may set it apart, but what it runs and meets.
+        Properties that may distinguish each rank, apart from its program and interactions.
 
     Examples
     --------
@@ -326,7 +326,7 @@ def fold(
         met = (
             (meets.took[name], frozenset(sort[r] for r in inside)) for name, inside in meets.inside.items()
         )
-        on = dict(zip(meets.inside, _numbered(met), strict=True))  # communicator → its sort
+        on = dict(zip(meets.inside, _numbered(met), strict=True))  # communicator → its class
         finer = _numbered(
             (
                 own,
@@ -367,7 +367,7 @@ def fold(
 
 
 def _numbered(values: Iterable[Hashable]) -> list[int]:
-    """Return a number for each value, equal ones the same, in the order of first use."""
+    """Return a number for each value, the same for equal ones, in order of first use."""
     return [*map(Codes[Hashable]().__getitem__, values)]
 
 
@@ -379,8 +379,8 @@ def _graph(
     sort: Sequence[int],
     on: Mapping[str, int],
 ) -> Graph:
-    """Return what one rank of each sort runs; its collectives say how long they take."""
-    like: dict[int, str] = {}  # sort of communicator → the first one
+    """Return the programs of one rank of each class, with explicit durations of collectives."""
+    like: dict[int, str] = {}  # class of communicator → its first member
     for name, number in on.items():
         like.setdefault(number, name)
     labels: dict[Hashable, int] = {}
@@ -418,7 +418,7 @@ def _difference(one: Facts, other: Facts) -> str:
 
 
 def _of_programs(meets: Meets, ranked: Ranked, rank: int) -> str:
-    """Return where in the grid a rank is that runs something else than the first one; empty: the same."""
+    """Return the grid coordinates of a rank whose program differs from the first one's; empty: equal."""
     if meets.alike[rank] == meets.alike[0]:
         return ""
     first = ranked.grid.at(0)
@@ -429,7 +429,7 @@ def _of_programs(meets: Meets, ranked: Ranked, rank: int) -> str:
 def _of_meetings(
     meets: Meets, devices: Sequence[str], sort: Sequence[int], on: Mapping[str, int], rank: int
 ) -> str:
-    """Return what a rank meets that the first one does not."""
+    """Return an interaction of a rank that the first one lacks."""
     for mine, firsts in zip(meets.names[rank].values(), meets.names[0].values(), strict=True):
         if on[mine] == on[firsts]:
             continue

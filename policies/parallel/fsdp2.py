@@ -1,27 +1,27 @@
-"""PyTorch's ``fully_shard`` (FSDP2): a rank keeps a part of each parameter, and gathers a module to use it.
+"""PyTorch's ``fully_shard`` (FSDP2): a rank keeps a shard of each parameter and gathers a module to use it.
 
 ::
 
     copy in      c0   c1     c2                    the host issues: c0 a0 o0 F0 | c1 a1 o1 F1 | ...
     all_gather     a0   a1     a2                  so a1 runs beside F0 only if the host is ahead
     compute           o0 F0 o1 F1 o2 F2            o: copy out, into the parameters that F reads
-                                └ a(i+1) and c(i+1) wait for o(i-1): two outputs are alive, no more
+                                └ a(i+1) and c(i+1) wait for o(i-1): at most two outputs are alive
 
     all_gather        a1            a0             in the backward a(i-1) is issued before B(i)
     compute      B2 d2 | o1 B1 d1 | o0 B0 d0       d: copy in of gradients; d(i) waits for r(i+1)
     reduce_scatter     r2         r1        r0     the updates wait for all
 
-The root (all that is in no module) is gathered once and keeps its parameters until the end of its backward.
-A module whose input needs no gradient is reduced after all others, with the root. With fewer ranks to shard
-over than there are, gradients are then summed over the groups (HSDP) on a stream of their own.
+The root (all ops outside modules) is gathered once and keeps its parameters until the end of its backward.
+A module whose input needs no gradient is reduced after all others, with the root. If parameters are sharded
+over fewer than all ranks (HSDP), gradients are then summed over the groups on a separate stream.
 
-Of several micro-batches (``gradient-accumulation``) each is such a step, whose parts of gradients are added
-to those before on the stream that reduced them; compute waits for that at the end of each. Behind
-``pipeline-parallel`` nothing is reduced before the last backward, and then all modules are, root first;
+With several micro-batches (``gradient-accumulation``) each one is such a step. Its gradient shards are added
+to the earlier ones on the stream that reduced them, and compute waits for that at the end of each. After
+``pipeline-parallel`` nothing is reduced before the last backward, when all modules are, root first;
 parameters stay after a backward.
 
-Both kinds of collective go over one communicator, which is a queue: an all_gather that the host issues after
-a reduce_scatter runs after it.
+Both kinds of collective use one communicator, which is a queue: an all_gather issued after a reduce_scatter
+runs after it.
 
 Sources: torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (``unshard``, ``wait_for_unshard``,
 ``pre_backward``, ``post_backward``, ``finalize_backward``), _fsdp_state.py (``_root_pre_forward``,
@@ -52,30 +52,30 @@ _COPY_IN: Final = "all_gather_copy_in"
 
 
 class FullyShard(DataParallel):
-    r"""Run a training step on ranks that share all parameters out.
+    r"""Run a training step on ranks that shard all parameters.
 
     Parameters
     ----------
     ranks : int or list of str, optional
-        How many, or which devices; by default all accelerators of the machine.
+        Number of ranks, or their devices; by default all accelerators of the machine.
     wrap : str, optional
-        What is a module: a regular expression; ops with the same match in their names are one, such as
-        ``layer\d+``, all others the root. By default every op that reads a parameter.
+        Regular expression for modules: ops with the same match in their names are one module, such as
+        ``layer\d+``, and all others the root. By default every op that reads a parameter is a module.
     shard : int, optional
-        Over how many neighbouring ranks parameters are shared out, by default all; fewer is HSDP.
+        Number of neighbouring ranks over which parameters are sharded, by default all; fewer is HSDP.
     reshard_after_forward : bool
-        Whether modules give their parameters up between forward and backward.
+        Whether modules free their parameters between forward and backward.
     prefetch : mapping, optional
-        ``{forward: 2, backward: {l3: [l1]}}``: of each module how many of those that follow are gathered
-        before it computes, or which (``set_modules_to_forward_prefetch``, ``..._backward_prefetch``). By
-        default none in the forward, and in the backward the next one.
+        ``{forward: 2, backward: {l3: [l1]}}``: for each module, how many or which later modules are gathered
+        before it computes (``set_modules_to_forward_prefetch``, ``..._backward_prefetch``). By default none
+        in the forward and the next one in the backward.
     separate_all_gather : bool
-        Whether all_gather has a communicator of its own.
+        Whether all_gather has its own communicator.
     requires_gradient_sync : bool
-        Whether gradients of every micro-batch are reduced (PyTorch's default), or added up, whole, and
-        reduced in the last (``set_requires_gradient_sync(False)`` in the others).
+        Whether gradients of every micro-batch are reduced (PyTorch's default); otherwise they are added up
+        unsharded and reduced in the last (``set_requires_gradient_sync(False)`` in the others).
     reshard_after_backward : bool
-        Whether modules give their parameters up between the backward of a micro-batch and the next forward.
+        Whether modules free their parameters between the backward of a micro-batch and the next forward.
 
     Examples
     --------
@@ -118,7 +118,7 @@ class FullyShard(DataParallel):
                 self.whole("prefetch", modules, least=0)
 
     def sizes(self, n: int) -> dict[str, int]:
-        """Neighbours share parameters; every n-th sums what they reduced."""
+        """Return the dimensions: neighbours shard parameters, and every n-th rank sums what they reduced."""
         shard = self.shard or n
         if n % shard:
             message = f"{n} ranks cannot be divided into groups of {shard}"
@@ -131,55 +131,55 @@ class FullyShard(DataParallel):
 
 
 # ----------------------------------------------------------------------------------------------------------
-# What hooks do as modules are entered and left: a machine of states that knows no clock and no ops. `_Host`
-# writes it down op by op, `workload: {train: ...}` (`scenarios.builders.train.step`) block by block.
+# The hooks at entry and exit of modules: a state machine without a clock or ops. `_Host` writes its actions
+# op by op, and `workload: {train: ...}` (`scenarios.builders.train.step`) block by block.
 
 
 H = TypeVar("H")
 
 
 class FullyShardHooks(ABC, Generic[H]):
-    """Gathers modules as they are entered; override `all_gather`, `copy_out` and `reduce`, which write.
+    """Gathers modules as they are entered; override the writers `all_gather`, `copy_out` and `reduce`.
 
     Attributes
     ----------
     names : list of str
-        All modules, in the order of their forwards.
+        All modules, in forward order.
     keep : bool
-        Whether modules keep their parameters behind their backward.
+        Whether modules keep their parameters after their backward.
     may_gather : list
-        What the streams of all_gather wait for.
+        Dependencies of the all_gather streams.
     """
 
     def __init__(self, of: FullyShard) -> None:
         self.of, self.keep = of, not of.reshard_after_backward
         self.names: list[str] = []
         self.gathered: dict[str, H] = {}
-        """Module → its all_gather that nobody has waited for yet."""
+        """Module → its all_gather, not waited for yet."""
         self.unsharded: set[str] = set()
         self.may_gather: list[H] = []
         self.copied_out: H | None = None
-        """The copy out for which they will, in the forward, once the next module has been waited for."""
+        """The copy out that they will wait for, in the forward, after the wait for the next module."""
         self.post_forward: list[str] = []
 
     @abstractmethod
     def all_gather(self, module: str, after: Sequence[H], *, backward: bool) -> H:
-        """Write what gathers a module for a forward or a backward, behind `after`, on streams of its own."""
+        """Write the gather of a module for a forward or backward, after `after`, on separate streams."""
 
     @abstractmethod
     def copy_out(self, module: str, gathered: H) -> H | None:
-        """Write what makes parameters of what was gathered; return it (None: nothing is before it)."""
+        """Write the copy of gathered data into parameters; return it (None: it depends on nothing)."""
 
     @abstractmethod
     def reduce(self, module: str) -> None:
-        """Write what reduces the gradients of a module, behind its backward."""
+        """Write the reduction of a module's gradients, after its backward."""
 
     def begin(self, after: Sequence[H]) -> None:
         """Begin a micro-batch whose first gathers wait for `after`."""
         self.may_gather, self.copied_out, self.post_forward = list(after), None, []
 
     def pre_forward(self, module: str) -> None:
-        """Gather a module and wait for it; what is listed is gathered before it computes."""
+        """Gather a module and wait for it; gather the listed ones before it computes."""
         self._enter(module, self.listed(self.of.prefetch["forward"], module, self.names), backward=False)
 
     def leave_forward(self, module: str) -> None:
@@ -189,7 +189,7 @@ class FullyShardHooks(ABC, Generic[H]):
             self.unsharded.discard(module)
 
     def turn(self, root: str | None) -> None:
-        """End the forward, and begin the backward with the root, which keeps its parameters between them."""
+        """End the forward and begin the backward with the root, which keeps its parameters in between."""
         if self.copied_out is not None:
             self.may_gather = [self.copied_out]
         self.copied_out = None
@@ -198,19 +198,19 @@ class FullyShardHooks(ABC, Generic[H]):
             self.pre_backward(root)
 
     def pre_backward(self, module: str) -> None:
-        """Gather a module unless that was done, wait for it, and gather the next."""
+        """Gather a module unless it has been, wait for it, and gather the next."""
         ahead = self.listed(self.of.prefetch["backward"], module, self.post_forward[::-1])
         self._enter(module, ahead, backward=True)
 
     def leave_backward(self, module: str, *, reduces: bool = True) -> None:
-        """End the backward of a module, whose gradients are reduced, or kept for another micro-batch."""
+        """End the backward of a module; reduce its gradients, or keep them for another micro-batch."""
         if not self.keep:
             self.unsharded.discard(module)
         if reduces:
             self.reduce(module)
 
     def listed(self, given: _Prefetch, module: str, order: list[str]) -> list[str]:
-        """Return what is gathered ahead of a module."""
+        """Return the modules to gather ahead of a module."""
         if isinstance(given, dict):
             for name in [*given, *given.get(module, [])]:
                 if name not in self.names:
@@ -234,13 +234,13 @@ class FullyShardHooks(ABC, Generic[H]):
             self._unshard(other, backward=backward)
 
     def _unshard(self, module: str, *, backward: bool) -> None:
-        """Gather a module, unless it is there or on its way."""
+        """Gather a module unless it is there or being gathered."""
         if module not in self.gathered and module not in self.unsharded:
             self.gathered[module] = self.all_gather(module, self.may_gather, backward=backward)
 
 
 class _Host(FullyShardHooks[str]):
-    """The host of a rank, hook after hook."""
+    """The host of a rank, hook by hook."""
 
     def __init__(self, of: FullyShard, step: TrainingStep, n: int) -> None:
         super().__init__(of)
@@ -253,13 +253,13 @@ class _Host(FullyShardHooks[str]):
         self.modules: dict[str, Module] = {}
         self.updates = self.program.shard(step, self.n)
         self.prefix = ""
-        """What names of this micro-batch begin with, if there are several."""
+        """Prefix of names in this micro-batch, if there are several."""
         self.scattered: str | None = None
         self.reduced: str | None = None
         self.last = ""
-        """What was issued last on the stream of all."""
+        """The last op issued on the compute stream."""
         self.waits: str | None = None
-        """What compute waits for before the next micro-batch."""
+        """Dependencies of compute before the next micro-batch."""
 
     def run(self) -> Graph:
         """Issue the whole step."""
@@ -270,7 +270,7 @@ class _Host(FullyShardHooks[str]):
             k = (record.micro_batch or 0) if len(turns) > 1 else 0
             place, work = done[k], self.batches[k].work
             if place == len(work) or work[place] is not record:
-                continue  # a gradient that is added up when it was reduced
+                continue  # a gradient that is added up after its reduction
             done[k] += 1
             self._op(turns[k], place, record)
             if done[k] == len(work) and self.in_turn:
@@ -283,7 +283,7 @@ class _Host(FullyShardHooks[str]):
         return self.program.graph()
 
     def _op(self, at: Modules, place: int, record: OpEntry) -> None:
-        """Issue an op of forward or backward, and what hooks do before and behind it."""
+        """Issue an op of forward or backward, with the hooks' actions before and after it."""
         several = len(self.batches) > 1
         self.prefix, self.modules = f"micro{at.number}/" if several else "", at.named
         if place == 0 and at.number and self.in_turn:
@@ -309,14 +309,14 @@ class _Host(FullyShardHooks[str]):
         self.leave_backward(module.name, reduces=self.synchronised or last)
 
     def _end(self, at: Modules) -> None:
-        """End a micro-batch: compute waits for what was reduced."""
+        """End a micro-batch: compute waits for the reductions."""
         for module in at.all:
             if module is at.root or module not in at.over.values():
                 self._leave(at, module)
         self.waits = self.reduced
 
     def all_gather(self, module: str, after: Sequence[str], *, backward: bool) -> str:
-        """Copy in and all_gather, on streams of their own; the first ones behind the step before."""
+        """Write copy in and all_gather on separate streams, the first ones after the previous step."""
         waits: list[str | Edge] = [*after] or [(self.step.updates[-1].name, 1)]
         name, parameters = f"{self.prefix}{module}/{'backward_' * backward}", self.modules[module].parameters
         shard, names = (
@@ -330,7 +330,7 @@ class _Host(FullyShardHooks[str]):
         )
 
     def copy_out(self, module: str, gathered: str) -> str:
-        """Copy what was gathered into the parameters that the module reads."""
+        """Copy gathered data into the parameters that the module reads."""
         name, parameters = f"{gathered.rpartition('all_gather')[0]}copy_out", self.modules[module].parameters
         copied = self.program.add(name, "copy_out", [gathered], [each.nbytes for each in parameters])
         for k, each in enumerate(parameters):
@@ -338,7 +338,7 @@ class _Host(FullyShardHooks[str]):
         return copied
 
     def reduce(self, module: str) -> None:
-        """Copy gradients together, once the reduce_scatter before is over, and reduce them."""
+        """Copy gradients together once the previous reduce_scatter is over, and reduce them."""
         name, parameters = f"{self.prefix}{module}", self.modules[module].parameters
         shards = [shard_nbytes(each, self.n) for each in parameters]
         gradients = [each.gradient for each in parameters]

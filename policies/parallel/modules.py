@@ -1,11 +1,11 @@
-r"""Modules: which ops belong together, and where in the host's order each begins and ends.
+r"""Modules: groups of ops, and the places in host order where each begins and ends.
 
 ::
 
     wrap: layer\d+        layer0.norm  layer0.up  layer1.norm  layer1.up  head         ops
                           └───── layer0 ──────┘  └────── layer1 ────┘  └ root ┘
-    no wrap               every op that reads a parameter is a module; what makes the gradients of its
-                          parameters, or reads them, is its backward
+    no wrap               every op that reads a parameter is a module; ops that compute the gradients of
+                          its parameters, or read them, are its backward
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROOT = "root"
 
 @dataclass
 class Module:
-    """Some ops, and the parameters that they read.
+    """A group of ops, and the parameters that they read.
 
     Attributes
     ----------
@@ -31,7 +31,7 @@ class Module:
     forward, backward : list of int
         Places of its ops in `TrainingStep.work`.
     gives_on : bool
-        Whether its backward makes gradients that other modules need.
+        Whether its backward computes gradients that other modules need.
     """
 
     name: str
@@ -48,28 +48,28 @@ class Modules:
     ----------
     step : TrainingStep
     wrap : str, optional
-        A regular expression: ops with the same match in their names are a module, all others the root.
+        Regular expression: ops with the same match in their names form a module, all others the root.
     number : int
-        Of the micro-batch that the step is; names of modules are the same in each.
+        Number of the step's micro-batch; modules have the same names in each.
 
     Attributes
     ----------
     all : list of Module
-        In the order of their forwards, the root first.
+        Modules in forward order, the root first.
     named : dict of str to Module
     root : Module or None
     turn : int
-        The place of the first op that is not of the forward.
+        Place of the first op after the forward.
     enter, leave, back, over : dict of int to Module
-        Where forward and backward of all but the root begin and end, and hooks are called; of `over` those
-        whose inputs need gradients.
+        Places where the forward and backward of each module but the root begin and end, and hooks run; `over`
+        has only modules whose inputs need gradients.
 
     Raises
     ------
     InputError
-        No regular expression, or one that nothing matches.
+        If `wrap` is not a regular expression, or nothing matches it.
     GraphError
-        Ops do not say what is forward, or a parameter is read in two modules.
+        If ops have no phase, or a parameter is read in two modules.
     """
 
     def __init__(self, step: TrainingStep, wrap: str | None, number: int = 0) -> None:
@@ -122,19 +122,19 @@ class Modules:
         return match.group() if match else ROOT
 
     def _of(self, record: OpEntry) -> str | None:
-        """Return the module of an op, None: it is of none."""
+        """Return the module of an op; None: it has none."""
         made = (self.of_gradient[tensor] for tensor in record.tensors if tensor in self.of_gradient)
         read = (self.of_parameter[tensor] for tensor in record.reads if tensor in self.of_parameter)
         return next(made, None) or (self._matched(record) if self.pattern else next(read, None))
 
 
 def pattern_of(wrap: str | None, option: str = "wrap") -> re.Pattern[str] | None:
-    """Return a regular expression.
+    """Return the compiled regular expression.
 
     Raises
     ------
     InputError
-        It is none.
+        If it is not valid.
     """
     try:
         return None if wrap is None else re.compile(wrap)

@@ -2,15 +2,15 @@
 
 ::
 
-    gpu0  F B ──push──┐                      ┌──pull── F B      synchronous: a server sums what all workers
-    gpu1  F B ──push──┴─► ps0  sum, update ──┴──pull── F B          push, and updates once a step
+    gpu0  F B ──push──┐                      ┌──pull── F B      synchronous: a server sums the gradients of
+    gpu1  F B ──push──┴─► ps0  sum, update ──┴──pull── F B          all workers, and updates once per step
 
-    gpu0  F B ─────push─► ps0  update ───────pull── F B         asynchronous: it updates once for each push;
-    gpu1     F B ──push─►        update ──────pull─── F B           a worker waits for its own update alone
+    gpu0  F B ─────push─► ps0  update ───────pull── F B         asynchronous: it updates once per push;
+    gpu1     F B ──push─►        update ──────pull─── F B           a worker waits only for its own update
 
 Parameters go to the servers in turn, in the order of registration, as TensorFlow's ``replica_device_setter``
-places variables. Pushes and pulls are the simulator's own transfers over the links of the machine; the first
-pull is at time 0. How stale the asynchronous form is, `sim.explain.training` counts in a trace.
+places variables. Pushes and pulls are the simulator's own transfers over the machine's links; the first pull
+is at time 0. `sim.explain.training` measures the staleness of the asynchronous form in a trace.
 
 Sources: Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014; TensorFlow,
 tensorflow/python/training/device_setter.py; Chen et al., "Revisiting Distributed Synchronous SGD", arXiv
@@ -34,17 +34,17 @@ from sim.graph.graph import output_name
 
 
 class ParameterServer:
-    """Run a training step on workers whose parameters live on servers.
+    """Run a training step on workers whose parameters are on servers.
 
     Parameters
     ----------
     workers : int or list of str
-        How many, or which devices; a number means accelerators of the machine that are no servers, in machine
-        order.
+        Number of workers, or their devices; a number means accelerators of the machine that are not servers,
+        in machine order.
     servers : list of str
-        The devices that keep parameters.
+        Devices that keep parameters.
     asynchronous : bool
-        Whether each push is an update of its own.
+        Whether each push is a separate update.
 
     Examples
     --------
@@ -71,7 +71,7 @@ class ParameterServer:
         self.asynchronous = asynchronous
 
     def apply(self, graph: Graph, machine: Machine | None = None) -> Graph:
-        """Return the steps of all workers, and what the servers do."""
+        """Return the steps of all workers and the work of the servers."""
         step = TrainingStep(graph)
         at_most(MOST_BUILT, ((self.workers.n or 1) + 1) * len(graph), "ops")
         workers = self._workers(machine)
@@ -87,7 +87,7 @@ class ParameterServer:
             for name, each in given.items():
                 if name not in trained and name not in states:
                     made.externals[f"{worker}/{name}"] = replace(each, device=None)
-            pulled: dict[str, Edge] = {}  # what a worker reads in place of a parameter, of the step before
+            pulled: dict[str, Edge] = {}  # read by a worker in place of a parameter, from the previous step
             for update, server in placed:
                 name = f"{server}/{update.name}" + (f"/{worker}" if self.asynchronous else "")
                 own = [each.name for each in step.parameters if each.update == update.name]
@@ -115,7 +115,7 @@ class ParameterServer:
     def _serve(
         self, made: Records, step: TrainingStep, update: OpEntry, server: str, workers: Sequence[str]
     ) -> None:
-        """Add what a server does with the gradients of an update."""
+        """Add a server's ops for the gradients of an update."""
         own = [each for each in step.parameters if each.update == update.name]
 
         def updated(name: str, moved: dict[str, str], **attributes: str) -> None:

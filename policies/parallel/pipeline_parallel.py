@@ -2,15 +2,15 @@
 
 ::
 
-    1f1b   rank 0   F0 F1 .  .  B0 F2 .  B1 ...    before a slot a rank receives, behind it sends, on streams
-           rank 1   .  F0 B0 F1 B1 ...             that wait for what was issued before
+    1f1b   rank 0   F0 F1 .  .  B0 F2 .  B1 ...    a rank receives before a slot and sends after it, on
+           rank 1   .  F0 B0 F1 B1 ...             streams that wait for everything issued before
 
-The order of a rank is that of any schedule of `policies.pipeline` whose stages each have one place. Gradients
-are added up over micro-batches. A parameter that several stages read (embedding and head) is on each of them,
-and their gradients are summed at the end, after those of replicas, as in Megatron-LM.
+The order of a rank is that of any schedule of `policies.pipeline` with each stage on one rank. Gradients are
+added up over micro-batches. A parameter that several stages read (embedding and head) is on each of them, and
+its gradients are summed at the end, after those of replicas, as in Megatron-LM.
 
-Ops say their stage (attribute ``stage``, or the rewrite ``stages`` before ``training``). Sums of gradients
-belong to the stage whose gradients they add, so that one tensor is sent back for each that was sent.
+Ops carry their stage (attribute ``stage``, or the rewrite ``stages`` before ``training``). Sums of gradients
+belong to the stage whose gradients they add, so that one tensor is sent back for each one sent.
 
 Sources: Narayanan et al., arXiv 2104.04473; megatron/core/pipeline_parallel/schedules.py;
 megatron/core/distributed/finalize_model_grads.py (``_allreduce_word_embedding_grads``).
@@ -44,20 +44,20 @@ class PipelineParallel(OnRanks):
     Parameters
     ----------
     ranks : int or list of str
-        How many, or which devices; a number means accelerators of the machine, in machine order.
+        Number of ranks, or their devices; a number means accelerators of the machine, in machine order.
     micro_batches : int
-        How many a step has; each is a batch of the graph.
+        Number of micro-batches per step; each is a batch of the graph.
     policy : str
         ``1f1b``, ``gpipe``, ``interleaved-1f1b``, ``zb-h1``, ...
     chunks : int, optional
-        Stages a rank, of schedules that have several.
+        Stages per rank, for schedules that have several.
 
     Raises
     ------
     InputError
-        No such schedule, or one whose slots overlap or whose stages have several places.
+        If the schedule is unknown, or has overlapping slots or a stage on several ranks.
     GraphError
-        Ops without a stage, or other stages than the schedule has (when applied).
+        If ops have no stage, or their stages are not those of the schedule (when applied).
     """
 
     def __init__(
@@ -82,12 +82,12 @@ class PipelineParallel(OnRanks):
         return there.multiplied(added, self._program, names=self.ranks.names, varies=added)
 
     def _program(self, graph: Graph, grid: Grid, at: Mapping[str, int]) -> Graph:
-        """Return what one rank runs."""
+        """Return the program of one rank."""
         return write(_Rank(TrainingStep(graph), self.schedule, at["pp"]).records)
 
 
 class _Rank:
-    """Writes the program of a rank, slot after slot."""
+    """Writes the program of a rank, slot by slot."""
 
     def __init__(self, step: TrainingStep, schedule: Schedule, rank: int) -> None:
         refuse_micro_batches(step, "pipeline-parallel")
@@ -104,9 +104,9 @@ class _Rank:
                 self.cells.setdefault(key, []).append(record)
         self.crossing = self._crossing()
         self.total: dict[tuple[str, int], str] = {}
-        """Gradient, stage → what was added up so far."""
+        """Gradient, stage → sum so far."""
         self.finished: dict[str, str] = {}
-        """Sum over tensor-parallel ranks of the graph → what it is here."""
+        """Sum over tensor-parallel ranks in the graph → its name here."""
         self.last = ""
         for slot in schedule.programs[rank]:
             assert isinstance(slot, Action)
@@ -115,10 +115,10 @@ class _Rank:
         read_ = {tensor for record in self.records.ops.values() for tensor in record.reads}
         self.records.externals = {n: e for n, e in self.records.externals.items() if n in read_}
 
-    # -- where ----------------------------------------------------------------------------------
+    # -- stages ---------------------------------------------------------------------------------
 
     def _stages(self, n: int) -> dict[str, int]:
-        """Return the stage of each op; of a gradient's sum that of what it adds, None: of several."""
+        """Return the stage of each op; a sum of gradients has that of its terms, None if they differ."""
         found: dict[str, int] = {}
         for record in self.step.work:
             if record.stage is None or not 0 <= record.stage < n:
@@ -131,7 +131,7 @@ class _Rank:
             if record.phase != "F" and adds and len(sources) == 1:
                 found[record.name] = max(sources)
             elif record.name in self.parts and len(sources) > 1:
-                continue  # of a parameter that several stages have
+                continue  # a sum for a parameter on several stages
             else:
                 found[record.name] = record.stage
         if (there := len({*found.values()})) < n:
@@ -139,7 +139,7 @@ class _Rank:
         return found
 
     def _gradients(self) -> dict[str, dict[int, str]]:
-        """Return of each gradient the tensor that each stage has of it."""
+        """Return gradient → stage → the tensor that the stage has of it."""
         found: dict[str, dict[int, str]] = {}
         for each in self.step.parameters:
             maker = self.old.producer(each.gradient)
@@ -156,12 +156,12 @@ class _Rank:
         return found
 
     def _stage_of(self, tensor: str) -> int | None:
-        """Return the stage that makes a tensor."""
+        """Return the stage that computes a tensor."""
         producer = self.old.producer(tensor)
         return None if producer is None else self.stage.get(producer.name)
 
     def _crossing(self) -> dict[tuple[int, int, bool], list[str]]:
-        """Return what goes from a stage to another, of the forward or not, in the order of making."""
+        """Return (from stage, to stage, forward) → tensors sent, in the order computed."""
         found: dict[tuple[int, int, bool], dict[str, None]] = {}
         order = {tensor: (k, r.phase == "F") for k, r in enumerate(self.step.work) for tensor in r.tensors}
         for record in self.step.work:
@@ -176,7 +176,7 @@ class _Rank:
     # -- slots ----------------------------------------------------------------------------------
 
     def run(self, slot: Action) -> None:
-        """Issue a slot: receive what comes from other stages, compute, and send what others need."""
+        """Issue a slot: receive from other stages, compute, and send to other stages."""
         k, forward = slot.micro_batch, slot.phase == "F"
         for (source, sink, of_forward), tensors in self.crossing.items():
             if sink == slot.stage and of_forward == forward and slot.phase != "W":
@@ -207,7 +207,7 @@ class _Rank:
                     self._message("send", tensor, source, sink, k)
 
     def _names(self, record: OpEntry, stage: int, k: int) -> dict[str, str]:
-        """Return what the names of an op, and of all that it reads and follows, are here."""
+        """Return the names here of an op and of everything that it reads and follows."""
         own = {record.name: f"micro{k}/{record.name}"}
         for tensor in record.reads:
             own[tensor] = tensor if self.old.is_parameter(tensor) else f"micro{k}/{tensor}"
@@ -237,7 +237,7 @@ class _Rank:
     # -- updates --------------------------------------------------------------------------------
 
     def _update(self) -> None:
-        """Sum what several stages have, and update what is here."""
+        """Sum gradients over the stages that share a parameter, and update this rank's parameters."""
         here = {
             gradient: self.total.get((gradient, stage), f"micro0/{tensor}")
             for gradient, own in self.local.items()
@@ -276,14 +276,14 @@ class _Rank:
             record.after = [(name, d) for name, d in record.after if name in kept]
 
     def _resolved(self, tensor: str) -> str:
-        """Return the gradient of which a tensor is the sum over tensor-parallel ranks."""
+        """Return the gradient whose sum over tensor-parallel ranks a tensor is."""
         maker = self.old.producer(tensor)
         if maker is None or maker.name not in self.step.finishing:
             return tensor
         return maker.reads[maker.tensors.index(tensor)]
 
     def _sum_of_tensor_ranks(self, record: OpEntry, here: dict[str, str]) -> None:
-        """Sum, of the gradients that tensor-parallel ranks have parts of, those that are here."""
+        """Sum this rank's gradients among those of which tensor-parallel ranks have parts."""
         pairs = [(k, tensor) for k, (tensor, _) in enumerate(record.inputs) if tensor in here]
         if not pairs:
             return
@@ -306,24 +306,24 @@ class _Rank:
 class StageCut:
     r"""Cut a graph into stages.
 
-    Stages: a forward graph is cut where the user says, so that ``pipeline-parallel`` can share it out.
+    Stages: a forward graph is cut where the user says, so that ``pipeline-parallel`` can distribute it.
 
     ::
 
         partition: [layer4, layer8]      embed layer0 ... │ layer4 ... │ layer8 ... head      three stages
 
-    Each pattern names the op that begins the next stage: the first, in the order of the host, with a match
-    in its name. The backward of an op, which ``training`` adds, is of the same stage.
+    Each pattern names the op that begins the next stage: the first in host order with a match in its name.
+    The backward of an op, added by ``training``, belongs to the same stage.
 
     Parameters
     ----------
     partition : list of str
-        Regular expressions: of each stage but the first the beginning.
+        Regular expressions for the first op of each stage but the first.
 
     Raises
     ------
     InputError
-        A pattern that no op after those of the stage before has (when applied).
+        If no op after the previous stage's first one matches a pattern (when applied).
 
     Examples
     --------
@@ -339,7 +339,7 @@ class StageCut:
         self.patterns = [pattern_of(each, "partition") for each in self.partition]
 
     def apply(self, graph: Graph) -> Graph:
-        """Return the graph, each op with the number of its stage."""
+        """Return the graph with the stage number of each op."""
         order = graph.topological_order.tolist()
         stage, begin = np.zeros(len(graph), np.int64), 0
         for number, pattern in enumerate(self.patterns, start=1):

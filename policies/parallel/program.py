@@ -1,13 +1,13 @@
-"""The program of a rank: what its host issues, in order, and on which stream.
+"""The program of a rank: the ops that its host issues, in order, with their streams.
 
 ::
 
     compute       F0  F1  F2  B2  B1  B0            U0 U1 U2
     all_reduce                [ b0 ]  [ b1 ]
 
-Each way of training in parallel is such a list: the ops of the step, and among them some that gather, reduce
-or copy. Edges say what waits for what, the attribute ``stream`` where an op goes
-(`policies.streams`), and ``communicator`` whom it meets.
+Each method of parallel training is such a list: the ops of the step, with others among them that gather,
+reduce or copy. Edges are dependencies, the attribute ``stream`` selects an op's stream (`policies.streams`),
+and ``communicator`` the ranks that take part.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from policies.rewrite.records import Edge, OpEntry, Records, free_name, write
 from sim import Graph
 
 COMPUTE: Final = "compute"
-"""Stream of all that no other is named for."""
+"""Stream of all ops for which no other is named."""
 
 
 class HostProgram:
-    """Collects what the host of a rank issues.
+    """Collects the ops that the host of a rank issues.
 
     Parameters
     ----------
     step : TrainingStep
     name : str
-        How it is trained, for the name of the graph.
+        Method of training, for the name of the graph.
 
     Attributes
     ----------
     records : Records
-        What there is so far.
+        Ops issued so far.
     instead : dict of str to str
-        Tensor → what an op of the step that reads it gets from here on.
+        Tensor → tensor that ops of the step read in its place from here on.
     parts : dict of str to str
-        Parameter → what there is of the rank's part of its gradient.
+        Parameter → the rank's part of its gradient so far.
     """
 
     def __init__(self, step: TrainingStep, name: str) -> None:
@@ -69,9 +69,9 @@ class HostProgram:
         stream: str = COMPUTE,
         **attributes: Any,
     ) -> str:
-        """Issue an op that moves bytes; return its name: another one if an op or a tensor has this one.
+        """Issue an op that moves bytes; return its name, which differs from `name` if that is in use.
 
-        The rewrites before may have used it: with sequence parallelism a tensor-parallel rank has an op
+        Earlier rewrites may have used it: with sequence parallelism a tensor-parallel rank has an op
         ``layer0.norm1/all_gather``, so the gather of fsdp2's module is ``layer0.norm1/all_gather.2``.
         """
         name = free_name(name, self.records.ops, self._of_step.ops, self._of_step.externals)
@@ -85,9 +85,9 @@ class HostProgram:
         self.records.ops[record.name] = record
 
     def add_part(self, prefix: str, parameter: Parameter, part: str, n: int, stream: str) -> str | None:
-        """Add a rank's part of a gradient to that of earlier micro-batches, if any; return the op that does.
+        """Add a rank's part of a gradient to that of earlier micro-batches, if any; return the adding op.
 
-        It has the name of the op of the step that it is instead of, which adds whole gradients.
+        It has the name of the op it replaces, which adds whole gradients.
         """
         before = self.parts.get(parameter.name)
         self.parts[parameter.name] = part
@@ -101,7 +101,7 @@ class HostProgram:
         return name
 
     def shard(self, step: TrainingStep, n: int, *, parameters: bool = True) -> list[OpEntry]:
-        """Leave each rank a part in `n` of states, and of parameters; return the updates, as much smaller."""
+        """Reduce states, and `parameters`, to 1/`n` per rank; return the updates, scaled likewise."""
         whole = set() if parameters else {each.name for each in step.parameters}
         for name in dict.fromkeys(tensor for update in step.updates for tensor in update.reads):
             if name in self.records.externals and name not in whole:
@@ -120,13 +120,13 @@ class HostProgram:
         ]
 
     def update(self, updates: Iterable[OpEntry], gradients: dict[str, str], after: str | None) -> None:
-        """Issue the updates behind an op; `gradients`: what they read in place of the step's."""
+        """Issue the updates after an op; `gradients` are read in place of the step's."""
         self.instead = gradients
         for update in updates:
             self.compute(update, after=[after])
 
     def graph(self) -> Graph:
-        """Return what one rank runs."""
+        """Return the graph of one rank."""
         return write(self.records)
 
 
@@ -141,7 +141,7 @@ def exchange(
     after: Iterable[str | Edge | None] = (),
     **attributes: Any,
 ) -> OpEntry:
-    """Return what ranks exchange of what an op has to do with: `nbytes` as the collective counts them."""
+    """Return a collective related to op `of`, with `nbytes` as the collective counts them."""
     made = of.like(name, kind, dict.fromkeys(reads), outputs, after=_edges(after), bytes_read=nbytes)
     made.attributes = {"stream": COMPUTE, "nbytes": nbytes, **attributes}
     return made
@@ -152,7 +152,7 @@ def _edges(given: Iterable[str | Edge | None]) -> list[Edge]:
 
 
 def _sum_of_parts(sum_: OpEntry, n: int) -> OpEntry:
-    """Return a sum over other ranks of gradients that are shared out."""
+    """Return a sum over other ranks for sharded gradients."""
     sizes = tuple(-(-nbytes // n) for nbytes in sum_.outputs)
     attributes = {**sum_.attributes, "nbytes": sum(sizes)} if n > 1 else sum_.attributes
     return replace(

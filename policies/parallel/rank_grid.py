@@ -1,4 +1,4 @@
-"""The grid of ranks: which number each has, and with whom it communicates, in every dimension of parallelism.
+"""The grid of ranks: the number of each, and its communication groups in every dimension of parallelism.
 
 ::
 
@@ -10,7 +10,7 @@
     dp    0  0  0  0  1  1  1  1  0
     pp    0  0  0  0  0  0  0  0  1
 
-Megatron-LM's order is tp-cp-ep-dp-pp, and tp-cp-ep-pp-dp where it is told so; Llama 3's is tp-cp-pp-dp.
+Megatron-LM's order is tp-cp-ep-dp-pp, or tp-cp-ep-pp-dp as an option; Llama 3's is tp-cp-pp-dp.
 
 Sources: megatron/core/parallel_state.py (``RankGenerator``, ``generate_masked_orthogonal_rank_groups``, the
 default of ``order``); "The Llama 3 Herd of Models", arXiv 2407.21783, section 3.3.2.
@@ -34,10 +34,10 @@ from sim import Graph, GraphBuilder
 from sim.base.errors import GraphError, InputError, hint
 
 MEGATRON: Final = ("tp", "cp", "ep", "dp", "pp")
-"""Tensor, context, expert, data and pipeline parallelism, the fastest changing first."""
+"""Tensor, context, expert, data and pipeline parallelism, the fastest-changing first."""
 
 DATA: Final = "cp-dp"
-"""The ranks that sum gradients: those of one part of a sequence see other tokens, as other replicas do."""
+"""The dimensions over which gradients are summed: context-parallel ranks see other tokens, as replicas do."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Grid:
     Attributes
     ----------
     sizes : mapping of str to int
-        Of each dimension, the fastest changing first.
+        Size of each dimension, the fastest-changing first.
 
     Examples
     --------
@@ -62,7 +62,7 @@ class Grid:
 
     @property
     def ranks(self) -> int:
-        """All ranks."""
+        """Number of ranks."""
         return math.prod(self.sizes.values())
 
     def at(self, rank: int) -> dict[str, int]:
@@ -73,19 +73,19 @@ class Grid:
         return found
 
     def rank(self, at: Mapping[str, int]) -> int:
-        """Return the number of the rank at these coordinates."""
+        """Return the number of the rank at given coordinates."""
         number = 0
         for name in reversed([*self.sizes]):
             number = number * self.sizes[name] + at[name]
         return number
 
     def members(self, dimensions: str | Iterable[str], rank: int = 0) -> list[int]:
-        """Return the ranks of a group, that of `rank`: they differ in these dimensions only.
+        """Return the group of `rank`: the ranks that differ from it only in the given dimensions.
 
         Parameters
         ----------
         dimensions : str or iterable of str
-            Names, or one word such as ``"tp-dp"``; those that the grid does not have are left out.
+            Names, or one word such as ``"tp-dp"``; names that the grid lacks are ignored.
         rank : int
         """
         varying = _names(dimensions)
@@ -98,7 +98,7 @@ class Grid:
         return [rank + at for at in positions]
 
     def number(self, dimensions: str | Iterable[str], rank: int) -> int:
-        """Return which of the groups over these dimensions a rank is in, by their first ranks."""
+        """Return the number of a rank's group over given dimensions, in the order of first ranks."""
         varying, number, stride = _names(dimensions), 0, 1
         for name, size in self.sizes.items():
             rank, own = divmod(rank, size)
@@ -107,12 +107,12 @@ class Grid:
         return number
 
     def groups(self, dimensions: str | Iterable[str]) -> int:
-        """Return how many groups there are over these dimensions."""
+        """Return the number of groups over given dimensions."""
         varying = _names(dimensions)
         return math.prod(size for name, size in self.sizes.items() if name not in varying)
 
     def ordered(self, order: Sequence[str]) -> Grid:
-        """Return the grid of the same sizes in another order; what `order` lacks comes last."""
+        """Return the grid with its dimensions in another order; dimensions not in `order` come last."""
         names = [*(name for name in order if name in self.sizes), *(n for n in self.sizes if n not in order)]
         return Grid({name: self.sizes[name] for name in names})
 
@@ -127,7 +127,7 @@ def read_order(order: object, known: Sequence[str]) -> tuple[str, ...]:
     Raises
     ------
     InputError
-        One is missing, unknown or there twice.
+        If one is missing, unknown or repeated.
 
     Examples
     --------
@@ -144,19 +144,19 @@ def read_order(order: object, known: Sequence[str]) -> tuple[str, ...]:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Ranks before they are on devices: the program of each, and where in the grid it is.
+# Ranks before assignment to devices: the program of each, and its place in the grid.
 #
 #  one device ──tensor-parallel──► tp 0, tp 1 ──ddp: each program with its sums──► tp 0 dp 0, tp 1 dp 0, ...
 #  one program                     one program, twice                              one program, eight times
 #
-# A rank's program is that of one device: what it meets on is the word of a dimension (``communicator: tensor
-# parallel``, ``dimension: tp``), and a peer is a place in the group. So rewrites follow one another, and most
-# ranks share a program. On devices groups get numbers (``tensor parallel 3``), a peer is a device, and
-# ``rank`` says where the rank is: (place, size) of each dimension, the fastest first (`rank_grid`). So the
-# ranks of a graph are found again.
+# A rank's program is that of one device: its communicators are named after dimensions (``communicator: tensor
+# parallel``, ``dimension: tp``), and a peer is a place in the group. So rewrites can be composed, and most
+# ranks share a program. On devices, groups get numbers (``tensor parallel 3``), a peer is a device, and the
+# attribute ``rank`` is (place, size) in each dimension, the fastest first (`rank_grid`), from which the ranks
+# of a graph are recovered.
 
 REPLICAS = "replicas"
-"""Dimension of groups that each share parameters out (HSDP)."""
+"""Dimension of groups that each shard all parameters (HSDP)."""
 
 _ORDER = (*MEGATRON[:4], REPLICAS, *MEGATRON[4:])
 
@@ -168,13 +168,13 @@ class Ranked:
     Attributes
     ----------
     grid : Grid
-        Without dimensions: there are no ranks yet, but one device and its program.
+        Grid of the ranks; without dimensions there are no ranks yet, but one device and its program.
     programs : sequence of Graph
-        Of each rank; equal ones are one object.
+        Program of each rank; equal ones are the same object.
     devices : tuple of str or None
-        Of each rank, where a user named them; None: the accelerators of the machine.
+        Device of each rank, if the user named them; None: the accelerators of the machine.
     accelerators : tuple of str or None
-        Those that the machine has, in machine order; None: nobody knows it, and they are gpu0, gpu1, ...
+        The machine's accelerators, in machine order; None: unknown, taken as gpu0, gpu1, ...
     """
 
     grid: Grid
@@ -184,12 +184,12 @@ class Ranked:
 
     @staticmethod
     def of(graph: Graph, accelerators: tuple[str, ...] | None = None) -> Ranked:
-        """Return the ranks of a graph: those that rewrites have made, or none.
+        """Return the ranks of a graph: those made by rewrites, or none.
 
         Raises
         ------
         GraphError
-            Several devices or communicators that no rewrite has made, or an edge between two ranks.
+            If the graph has several devices or communicators not made by rewrites, or an edge between ranks.
         """
         sizes: dict[str, int] = {}
         for op in graph.in_communicators:
@@ -211,13 +211,13 @@ class Ranked:
         return Ranked(grid, [made for _, made in written], named, accelerators)
 
     def room(self, policy: str, ranks: Ranks) -> int:
-        """Return by how many the ranks are multiplied, by all that there is room for if nobody says it.
+        """Return the factor by which ranks are multiplied; by default as many as there is room for.
 
         Raises
         ------
         InputError
-            Nobody says it, and the machine is not known or its accelerators cannot be shared out evenly; or
-            devices are named, and there are ranks already.
+            If no number is given and the machine is unknown or its accelerators cannot be divided evenly,
+            or if devices are named and there are ranks already.
         """
         if self.grid.ranks > 1 and (ranks.names or (self.devices and ranks.n != 1)):
             message = f"there are {self.grid.ranks} ranks already, so give the number of parts"
@@ -241,23 +241,23 @@ class Ranked:
         names: tuple[str, ...] | None = None,
         varies: Iterable[str] = (),
     ) -> Ranked:
-        """Return more ranks: all that there are, in all places of further dimensions.
+        """Return more ranks: the present ones at every place of further dimensions.
 
         Parameters
         ----------
         added : mapping of str to int
-            Sizes of the dimensions that are added.
+            Sizes of the added dimensions.
         program : callable
-            ``program(one, grid, at)``: what a rank at some coordinates runs, whose program was `one`.
+            ``program(one, grid, at)`` returns the new program of a rank at given coordinates, from `one`.
         names : tuple of str, optional
-            The devices.
+            Names of the devices.
         varies : iterable of str
-            The added dimensions in which what runs differs.
+            Added dimensions along which programs differ.
 
         Raises
         ------
         GraphError
-            There are the dimensions already.
+            If a dimension exists already.
         """
         for name in (name for name in added if name in self.grid.sizes):
             more = "; one rewrite for replicas, such as expert-parallel, is enough" if name == "dp" else ""
@@ -274,7 +274,7 @@ class Ranked:
         return Ranked(grid, placed, names or self.devices, self.accelerators)
 
     def each(self, program: Callable[[Graph], Graph]) -> Ranked:
-        """Return the ranks, or the only device, with other programs."""
+        """Return the ranks, or the single device, with each program replaced."""
         made = {id(one): program(one) for one in self.programs}
         return replace(self, programs=[made[id(one)] for one in self.programs])
 
@@ -284,7 +284,7 @@ class Ranked:
         Raises
         ------
         InputError
-            The machine has fewer accelerators than there are ranks.
+            If the machine has fewer accelerators than there are ranks.
         """
         n = self.grid.ranks
         if self.devices is not None or self.accelerators is None:
@@ -295,7 +295,7 @@ class Ranked:
         return self.accelerators[:n]
 
     def graph(self) -> Graph:
-        """Return the graph in which each rank runs its program; of no ranks the program."""
+        """Return the graph in which each rank runs its program; without ranks, the program."""
         if not self.grid.sizes:
             return self.programs[0]
         devices = self.on_devices()
@@ -324,24 +324,24 @@ class Ranked:
         return found
 
     def communicator(self, own: Mapping[str, Any], rank: int) -> str:
-        """Return what the communicator of a collective is called on a rank."""
+        """Return the name of a collective's communicator on a rank."""
         dimension, name = own.get("dimension", DATA), str(own["communicator"])
         return name if self.grid.groups(dimension) == 1 else f"{name} {self.grid.number(dimension, rank)}"
 
     def peer(self, own: Mapping[str, Any], rank: int) -> int:
-        """Return the rank to which a rank sends, or from which it receives."""
+        """Return the rank to which a rank sends or from which it receives."""
         return self.grid.members(own.get("dimension", DATA), rank)[int(own["peer"])]
 
 
 class OnRanks:
-    """A rewrite that makes ranks, or changes what they run: extend it and override `ranked`."""
+    """Base of rewrites that create ranks or change their programs; override `ranked`."""
 
     def ranked(self, there: Ranked) -> Ranked:
-        """Return the ranks that there are afterwards."""
+        """Return the ranks after the rewrite."""
         raise InputError(f"{type(self).__name__} must define ranked(there)")
 
     def apply(self, graph: Graph) -> Graph:
-        """Return what all ranks run."""
+        """Return the graph of all ranks after the rewrite."""
         return self.ranked(Ranked.of(graph)).graph()
 
 
@@ -356,7 +356,7 @@ def _devices(graph: Graph, grid: Grid) -> list[str]:
 
 
 def _split(records: Records, grid: Grid, devices: Sequence[str]) -> list[Records]:
-    """Return the ops of each rank, as if it were the only one."""
+    """Return the ops of each rank as if it were alone."""
     rank_of = {name: rank for rank, name in enumerate(devices)}
     parts = [Records(records.name, {}, {}) for _ in devices]
 
@@ -392,7 +392,7 @@ def _split(records: Records, grid: Grid, devices: Sequence[str]) -> list[Records
 
 
 def _as_one(attributes: dict[str, Any], grid: Grid, rank: int, rank_of: Mapping[str, int]) -> dict[str, Any]:
-    """Return the attributes of a collective without what is of this rank: the inverse of `attributes`."""
+    """Return the attributes of a collective without those of its rank; the inverse of `attributes`."""
     found = {key: value for key, value in attributes.items() if key != "rank"}
     dimension = found["dimension"]
     if grid.groups(dimension) > 1:
@@ -407,15 +407,15 @@ def _as_one(attributes: dict[str, Any], grid: Grid, rank: int, rank_of: Mapping[
 
 
 REPLICATE: Final = "replicate"
-"""The communicator of groups that each share parameters out."""
+"""The communicator of groups that each shard all parameters."""
 
 
 class UnsummedWarning(UserWarning):
-    """Ranks update parameters with gradients of some tokens of a sequence only."""
+    """Ranks update parameters with gradients of only some tokens of a sequence."""
 
 
 def warn_of_unsummed(ranked: Ranked) -> None:
-    """Warn if ranks share sequences, and no rewrite for replicas sums their gradients.
+    """Warn if ranks split sequences and no rewrite for replicas sums their gradients.
 
     Warns
     -----
@@ -429,15 +429,15 @@ def warn_of_unsummed(ranked: Ranked) -> None:
 
 
 class DataParallel(OnRanks):
-    """A rewrite that makes replicas of what there is, whose gradients are summed: override `step`.
+    """Base of rewrites that replicate the present ranks and sum gradients; override `step`.
 
-    Ranks that have parts of one sequence (context parallelism) sum their gradients with the replicas'.
+    Ranks with parts of one sequence (context parallelism) sum their gradients together with the replicas.
 
     Parameters
     ----------
     ranks : int or list of str, optional
-        How many, or which devices. A number means the first accelerators of the machine, in machine order,
-        and nothing all of them.
+        Number of ranks, or their devices. A number means the first accelerators of the machine, in machine
+        order; the default is all of them.
     """
 
     name: ClassVar[str]
@@ -446,19 +446,19 @@ class DataParallel(OnRanks):
         self.ranks = Ranks() if ranks is None else Ranks.of(self.name, ranks)
 
     def sizes(self, n: int) -> dict[str, int]:
-        """Return the dimensions of `n` replicas; the first is that of ranks which share parameters out."""
+        """Return the dimensions of `n` replicas; the first is that of ranks that shard parameters."""
         return {"dp": n}
 
     def step(self, graph: Graph, n: int) -> Graph:
-        """Return what a rank runs that sums its gradients with `n` - 1 others."""
+        """Return the program of a rank that sums its gradients with `n` - 1 others."""
         raise InputError(f"{type(self).__name__} must define step(graph, n)")
 
     def on_stage(self, rank: int) -> Self:
-        """Return the rewrite as it is on a pipeline rank."""
+        """Return the rewrite for a pipeline rank."""
         return self
 
     def ranked(self, there: Ranked) -> Ranked:
-        """Return the replicas of all ranks that there are."""
+        """Return replicas of all present ranks."""
         of = copy(self)
         of.ranks = replace(self.ranks, n=there.room(self.name, self.ranks))
         assert of.ranks.n is not None
@@ -469,7 +469,7 @@ class DataParallel(OnRanks):
         return there.multiplied(of.sizes(of.ranks.n), program, names=of.ranks.names)
 
     def whole(self, option: str, value: object, least: int = 1) -> int:
-        """Return the value of an option that is a whole number."""
+        """Return the value of an option that must be a whole number."""
         return whole(self.name, option, value, least=least)
 
 
@@ -488,15 +488,15 @@ class RankOrder(OnRanks):
     Parameters
     ----------
     order : str, optional
-        Dimensions, the fastest changing first: ``tp-cp-dp-pp``, ``tp-cp-pp-dp``, ...; by default as they are,
+        Dimensions, the fastest-changing first: ``tp-cp-dp-pp``, ``tp-cp-pp-dp``, ...; by default unchanged,
         which is Megatron-LM's tp-cp-ep-dp-pp.
     devices : list of str, optional
-        Of each rank; by default the accelerators of the machine, in machine order.
+        Device of each rank; by default the accelerators of the machine, in machine order.
 
     Raises
     ------
     InputError
-        Not the dimensions of the graph, or not as many devices as ranks (when applied).
+        If the dimensions are not the graph's, or the number of devices is not that of ranks (when applied).
     """
 
     def __init__(self, order: str | None = None, devices: list[str] | None = None) -> None:
@@ -504,7 +504,7 @@ class RankOrder(OnRanks):
         self.devices = None if devices is None else Ranks.of("rank-order", devices, "devices").names
 
     def ranked(self, there: Ranked) -> Ranked:
-        """Return the ranks, numbered anew."""
+        """Return the ranks, renumbered."""
         old = there.grid
         if old.ranks < 2:
             name = there.programs[0].name

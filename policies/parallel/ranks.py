@@ -1,11 +1,11 @@
-"""Ranks: how many and where, and the program of one on every device of a list.
+"""Ranks: their number and devices, and a copy of one program on every device.
 
 ::
 
     F  B  all_reduce  U     ──►     gpu0/F  gpu0/B  gpu0/all_reduce  gpu0/U
-                                    gpu1/F  gpu1/B  gpu1/all_reduce  gpu1/U        they meet on ``ddp``
+                                    gpu1/F  gpu1/B  gpu1/all_reduce  gpu1/U        joined by ``ddp``
 
-Copies are columns, shifted: a thousand ranks of a thousand ops take seconds.
+Copies are shifted columns: a thousand ranks of a thousand ops take seconds.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 
 MOST_RANKS: Final = 100_000
-"""More devices than anybody trains on are a slip of the pen."""
+"""Most devices accepted; a larger number is taken for a typing error."""
 
 
 def gpus(n: int) -> tuple[str, ...]:
-    """Return the devices of `n` ranks where no machine is known: gpu0, gpu1, ..."""
+    """Return the devices of `n` ranks if the machine is unknown: gpu0, gpu1, ..."""
     return tuple(f"gpu{r}" for r in range(n))
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """What an option says of ranks: how many, on which devices, or nothing: all that there is room for.
+    """The value of an option for ranks: a number, devices, or neither, for as many as there is room for.
 
     Attributes
     ----------
@@ -56,12 +56,12 @@ class Ranks:
 
     @staticmethod
     def of(policy: str, given: object, option: str = "ranks") -> Ranks:
-        """Return what an option says.
+        """Return the parsed value of an option.
 
         Raises
         ------
         InputError
-            Neither a number nor a list of names that differ.
+            If it is neither a number nor a list of distinct names.
         """
         if isinstance(given, list | tuple):
             names = tuple(given)
@@ -86,31 +86,31 @@ def add_ranks(
     attributes: Callable[[Mapping[str, Any], int], Mapping[str, Any]],
     device: Callable[[str, int], str] | None = None,
 ) -> None:
-    """Add what `graph` runs on every rank, its ops and tensors named after its device.
+    """Add a copy of `graph` for every rank, with ops and tensors named after its device.
 
     Parameters
     ----------
     out : GraphBuilder
     graph : Graph
     ranks : sequence of str
-        Devices.
+        Device of each rank.
     attributes : callable
-        ``attributes(own, rank)``: what the attributes of an op are on the rank of that place in `ranks`.
+        ``attributes(own, rank)`` returns the attributes of an op on the rank at that place in `ranks`.
     device : callable, optional
-        ``device(name, rank)``: where a rank has what `graph` pins to a device of that name, for ranks of
-        several devices; by default all of a rank is on the device that it is named after.
+        ``device(name, rank)`` returns a rank's device for ops that `graph` pins to device `name`, if ranks
+        have several devices; by default all of a rank is on the device that it is named after.
 
     Raises
     ------
     InputError
-        More ops than fit.
+        If there are more ops than fit.
     """
     at_most(MOST_BUILT, len(out) + len(ranks) * len(graph), "ops")
     n, size, given = len(ranks), len(graph), len(graph.external_names)
     facts = list(zip(graph.tensor_nbytes[:given].tolist(), graph.tensor_role[:given].tolist(), strict=True))
     pinned = graph.tensor_pin[:given].tolist()
     at = [[name if device is None else device(pin, r) for pin in graph.pins] for r, name in enumerate(ranks)]
-    first: list[int] = []  # of each rank: its first input or parameter
+    first: list[int] = []  # first input or parameter of each rank
     for rank, own in zip(ranks, at, strict=True):
         for name, (nbytes, role), pin in zip(graph.external_names, facts, pinned, strict=True):
             add = out.parameter if role == Role.PARAMETER else out.input
@@ -146,7 +146,7 @@ def add_ranks(
 def _places(
     graph: Graph, ranks: Sequence[str], at: Sequence[Sequence[str]] | None
 ) -> tuple[list[str], IntArray]:
-    """Return the devices of all ranks, and which of them each op is on."""
+    """Return the devices of all ranks, and the index of each op's device."""
     n, size = len(ranks), len(graph)
     if at is None:
         return list(ranks), np.repeat(np.arange(n), size)
@@ -156,6 +156,6 @@ def _places(
 
 
 def _tiled(rows: Csr, entries: list[IntArray]) -> Csr:
-    """Return rows again and again, with the entries of each time."""
+    """Return the rows repeated, with the entries of each repetition."""
     counts = np.tile(rows.counts(), len(entries))
     return Csr.of_counts(counts, np.concatenate(entries))

@@ -1,24 +1,24 @@
-"""Tensor parallelism of Megatron-LM: every rank has a part of each weight, and ranks sum what rows make.
+"""Megatron-LM's tensor parallelism: every rank has a part of each weight, and ranks sum the outputs of rows.
 
 ::
 
-    forward    x ─► column ─► local ─► row ─► all_reduce ─► + x ─►      two pairs a layer: two sums
+    forward    x ─► column ─► local ─► row ─► all_reduce ─► + x ─►      two pairs per layer: two sums
     backward       all_reduce ◄─ column ◄─ local ◄─ row ◄─                                 and two
 
-    with sequence parallelism what lies between pairs is split along the sequence: a sum becomes two halves
+    with sequence parallelism tensors between pairs are split along the sequence: a sum becomes two halves
 
     forward    x ─► all_gather ─► column ─► local ─► row ─► reduce_scatter ─► + x ─►
     backward       reduce_scatter ◄─ column ◄─ local ◄─ row ◄─ all_gather ◄─
                    all_gather of x again, for the gradient of the column's weight
 
-What a tensor is on a rank: *whole*; *split* by columns or heads; a *part* of a sum; or a *sequence*, some of
-its tokens. Each op says what it needs and what it makes of it (`writer`), and what lies between is
-communicated. In the forward that holds up the rank; in the backward of a column it runs beside the gradient
-of its weight.
+A tensor on a rank is *whole*; *split* by columns or heads; a *part* of a sum; or a *sequence*, some of its
+tokens. Each op has required input states and an output state, and communication is inserted where they
+differ. In the forward it blocks the rank; in the backward of a column it runs beside the gradient of its
+weight.
 
-An embedding's table is split by words: ranks sum what they found. So is the head; its loss needs three sums
-of a number for each token (``vocab_parallel_cross_entropy``). Gradients of parameters that are whole and have
-seen some tokens or heads only are summed at the end, in one all_reduce (``finalize_model_grads``).
+An embedding's table is split by words, and ranks sum their results. So is the head, whose loss needs three
+sums of one number per token (``vocab_parallel_cross_entropy``). Gradients of whole parameters that come from
+only some tokens or heads are summed at the end, in one all_reduce (``finalize_model_grads``).
 
 Sources: Shoeybi et al., arXiv 1909.08053; Korthikanti et al., arXiv 2205.05198;
 megatron/core/tensor_parallel: layers.py (``LinearWithGradAccumulationAndAsyncCommunication``,
@@ -47,42 +47,42 @@ from sim.base.errors import GraphError
 from sim.graph.frames import has_control_flow
 
 # ----------------------------------------------------------------------------------------------------------
-# What a tensor is on a tensor-parallel rank, and what ranks exchange to make another thing of it.
+# States of a tensor on a tensor-parallel rank, and the exchanges that change one into another.
 #
 #     part      ──all_reduce──► whole          part ──reduce_scatter──► sequence       (sequence parallelism)
 #     sequence  ──all_gather──► whole          split ──all_gather──► whole
 #
-# A *whole* tensor is the same on all ranks; of a *split* one each has columns or heads; *parts* add up to it;
-# of a *sequence* each has some tokens.
+# A *whole* tensor is the same on all ranks; of a *split* one each rank has some columns or heads; *parts* add
+# up to the tensor; of a *sequence* each rank has some tokens.
 
 WHOLE, SPLIT, PART, SEQUENCE = "whole", "split", "part", "sequence"
 
 STREAM: Final = "tensor parallel"
-"""The communicator, and the stream of what runs beside the gradient of a weight."""
+"""The communicator, and the stream of communication beside the gradient of a weight."""
 
 
 class Exchanges:
-    """Keeps what each tensor is, and writes what ranks exchange.
+    """Tracks the state of each tensor, and writes the exchanges.
 
     Parameters
     ----------
     records : Records
         The program of one device.
     t : int
-        Ranks.
+        Number of ranks.
     sequence : bool
-        Whether sums leave each rank some tokens.
+        Whether sums leave each rank only some tokens.
 
     Attributes
     ----------
     records : Records
         The program of a rank so far.
     state : dict of str to str
-        Tensor of the one device → what it is on the rank.
+        Tensor of the one device → its state on the rank.
     moved : dict of str to str
-        Tensor → what it became when its parts were summed.
+        Tensor → its name after its parts were summed.
     last : str
-        What was issued last on the stream of all.
+        The last op issued on the compute stream.
     """
 
     def __init__(self, records: Records, t: int, sequence: bool) -> None:
@@ -99,19 +99,19 @@ class Exchanges:
         return -(-nbytes // self.t)
 
     def of(self, tensor: str) -> str:
-        """Return what a tensor is on this rank; from an iteration before: as it is given."""
+        """Return the state of a tensor on this rank; whole unless an op here has set it."""
         return self.state.get(tensor, WHOLE)
 
     def free(self, name: str) -> str:
-        """Return a name for an op that one device does not have: see `free_name`."""
+        """Return a free name for an op that the one device does not have; see `free_name`."""
         return free_name(name, self.records.ops, self.old.ops, self.old.externals)
 
     def reduced(self, tensor: str) -> str:
-        """Sum the parts of a tensor: all of it, or with sequence parallelism some tokens."""
+        """Sum the parts of a tensor, completely or, with sequence parallelism, for some tokens."""
         producer = self.old.producer(tensor)
         assert producer is not None
         nbytes = self.old.nbytes(tensor)
-        positions = producer.kind == "gather" and len(producer.inputs) > 2  # they are added to the whole
+        positions = producer.kind == "gather" and len(producer.inputs) > 2  # positions are added to the whole
         scatter = self.sequence and not positions
         kind = "reduce_scatter" if scatter else "all_reduce"
         kept = self.share(nbytes) if scatter else nbytes
@@ -132,7 +132,7 @@ class Exchanges:
         self.moved[tensor] = name
 
     def whole(self, tensor: str, *, backward: bool, beside: bool = False) -> str:
-        """Return a tensor, gathered if ranks have parts of it."""
+        """Return the whole tensor, gathered if necessary."""
         if self.of(tensor) == PART:
             self.reduced(tensor)
         source = self.moved.get(tensor, tensor)
@@ -153,7 +153,7 @@ class Exchanges:
     def collective(
         self, name: str, kind: str, source: str, nbytes: int, kept: int, of: OpEntry, *, beside: bool = False
     ) -> str:
-        """Write what ranks exchange; `beside`: on a stream that waits for what was issued before only."""
+        """Write a collective; `beside`: on a stream that waits only for ops issued before."""
         name = self.free(name)
         after = [self.last] if beside and self.last != source else []
         where = {"communicator": STREAM, "dimension": "tp", "stream": STREAM if beside else COMPUTE}
@@ -164,12 +164,12 @@ class Exchanges:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# The program of a tensor-parallel rank, op by op: what each needs of its inputs, and what it makes of it.
+# The program of a tensor-parallel rank, op by op: the required state of inputs, and the state of outputs.
 
 _SUMS: Final = frozenset({"add_n", "add"})
 
 _LINEAR: Final = _SUMS | {"identity", "reshape", "transpose", "cast"}
-"""Kinds that give a part of a sum when they are given parts."""
+"""Kinds whose output is a part of a sum if their inputs are parts."""
 
 _ON_TOKENS = """
     relu relu6 sigmoid tanh gelu silu elu leaky_relu softplus exp log sqrt rsqrt reciprocal square neg
@@ -180,7 +180,7 @@ _ON_TOKENS = """
 """
 
 _TOKENWISE: Final = _LINEAR | frozenset(_ON_TOKENS.split())
-"""Kinds that work on each token by itself, or sum up over tokens for the gradient of a parameter."""
+"""Kinds that treat each token separately, or sum over tokens for the gradient of a parameter."""
 
 
 class RankWriter(Exchanges):
@@ -211,13 +211,13 @@ class RankWriter(Exchanges):
     # -- ops ------------------------------------------------------------------------------------
 
     def issue(self, record: OpEntry) -> None:
-        """Write an op of forward or backward, and what is communicated before and behind it."""
+        """Write an op of forward or backward, with the communication before and after it."""
         tensors, pair = record.reads, data_and_weight(self.old, record)
         states, whole = {self.of(tensor) for tensor in tensors}, dict.fromkeys(tensors, WHOLE)
         if record.kind in PRODUCTS and pair is not None and pair[1] in self.plan.split:
             self._with_weight(record, *pair)
         elif record.kind in PRODUCTS and pair is None and SPLIT not in states:
-            # the gradient of a weight that is whole, or a product of two tensors that are
+            # the gradient of a whole weight, or a product of two whole tensors
             tokens = states == {SEQUENCE} and record.name in self.gradient_of
             self.write(record, {} if tokens else whole, PART if tokens else WHOLE)
         elif record.kind == "gather" and self.of(tensors[0]) == SPLIT:
@@ -242,14 +242,14 @@ class RankWriter(Exchanges):
             self.write(record, whole, WHOLE)
 
     def _with_weight(self, record: OpEntry, data: str, weight: str) -> None:
-        """Write a product with a weight of which the rank has a part."""
+        """Write a product with a weight that is split over ranks."""
         role = self.plan.role.get(record.name)
         if role is not None:
             needs = SPLIT if role == "row" else WHOLE
             self.write(record, {data: needs}, PART if role == "row" else SPLIT)
             return
         x = self.input_of.get(weight)
-        if self.of(data) == SPLIT:  # the gradient of what a column reads
+        if self.of(data) == SPLIT:  # the gradient of a column's input
             if x is not None and self.of(x) == SEQUENCE:
                 self.whole(x, backward=True, beside=True)
             self.write(record, {}, PART)
@@ -257,14 +257,14 @@ class RankWriter(Exchanges):
             self.write(record, {data: WHOLE}, SPLIT)
 
     def _split(self, record: OpEntry, tensors: Sequence[str]) -> None:
-        """Write an op that works on columns or heads, or on what it makes of them."""
+        """Write an op with split outputs; inputs that are not split must be whole."""
         needs = {tensor: WHOLE for tensor in tensors if self.of(tensor) != SPLIT}
         if record.kind in LOSSES:
             self._loss(record, tensors[0])
         self.write(record, needs, SPLIT)
 
     def _sum_parts(self, record: OpEntry) -> None:
-        """Add parts up before they are summed over ranks, if an op adds them to what is no part."""
+        """Add up parts before summing over ranks, if an op adds them to tensors that are not parts."""
         parts = [tensor for tensor in record.reads if self.of(tensor) == PART]
         if record.kind in _SUMS and 1 < len(parts) < len(record.inputs):
             nbytes = self.old.nbytes(parts[0])
@@ -284,7 +284,7 @@ class RankWriter(Exchanges):
             ]
 
     def _loss(self, record: OpEntry, logits: str) -> None:
-        """Sum the maximum, what was predicted and the denominator of the softmax of each token."""
+        """Sum the maximum, the predicted logit and the softmax denominator of each token."""
         maker = self.old.producer(logits)
         m = maker.attributes.get("m") if maker is not None else None
         if m is None:
@@ -293,7 +293,7 @@ class RankWriter(Exchanges):
             self.collective(f"{record.name}/{what}", "all_reduce", logits, 4 * m, 4 * m, record)
 
     def write(self, record: OpEntry, needs: Mapping[str, str], makes: str, *, share: bool = True) -> None:
-        """Write an op: what it needs of some inputs, what it makes, whether it is a part of the work."""
+        """Write an op with required input states and an output state; `share`: does a share of the work."""
         inputs = []
         for tensor, distance in record.inputs:
             source = self.moved.get(tensor, tensor)
@@ -335,24 +335,24 @@ class RankWriter(Exchanges):
                 self.reduced(tensor)
 
     def _size(self, source: str, makes: str, tensor: str) -> int:
-        """Return the bytes that an op reads of a tensor: if it makes some tokens, of these only."""
+        """Return the bytes that an op reads of a tensor; if it outputs some tokens, only theirs."""
         nbytes = self.records.nbytes(source)
         is_data = tensor not in self.old.externals or tensor not in self.plan.trained
         sliced = makes == SEQUENCE and self.of(tensor) == WHOLE and is_data
         return self.share(nbytes) if sliced else nbytes
 
     def _added_up(self, tensor: str) -> bool:
-        """Whether parts of a sum are only read by an op that adds them to others."""
+        """Return whether only an op that adds them to others reads the parts of a sum."""
         readers = self.plan.readers.get(tensor, [])
         return bool(readers) and all(reader.kind in _SUMS and reader.phase == "B" for reader in readers)
 
     def _attributes(self, record: OpEntry, makes: str) -> dict[str, object]:
-        """Return the shape that a table of measurements looks up: of a rank's part."""
+        """Return the shape of a rank's part, by which a table of measurements is searched."""
         found = dict(record.attributes)
         usual = {SPLIT: ("heads", "kv_heads", "columns"), SEQUENCE: ("rows",)}
         names: tuple[str, ...] = usual.get(makes, ())
         own = "batch" in found if record.kind in PRODUCTS else record.kind in ("softmax", "softmax_grad")
-        if makes == SPLIT and own:  # of scores, which each head has of its own
+        if makes == SPLIT and own:  # for scores, which are separate for each head
             names = ("batch", "rows")
         elif record.kind in PRODUCTS and "batch" not in found:
             split = self.old.makers((tensor, 0) for tensor in record.reads if self.of(tensor) == SPLIT)
@@ -364,10 +364,10 @@ class RankWriter(Exchanges):
         return found
 
     def _finish(self, updates: Sequence[OpEntry]) -> None:
-        """Sum the gradients of which ranks have parts, in one; then write the updates."""
+        """Sum all partial gradients in one all_reduce, then write the updates."""
         read_ = dict.fromkeys(chain.from_iterable(update.reads for update in updates))
         for tensor in read_:
-            if self.of(tensor) == SEQUENCE:  # the gradient of a parameter that has a row for each token
+            if self.of(tensor) == SEQUENCE:  # the gradient of a parameter with a row per token
                 self.moved[tensor] = self.whole(tensor, backward=True)
         parts = [tensor for tensor in read_ if self.of(tensor) == PART]
         if parts:
@@ -404,25 +404,25 @@ class TensorParallel(OnRanks):
     Parameters
     ----------
     ranks : int or list of str
-        How many, or which devices; a number means accelerators of the machine, in machine order.
+        Number of ranks, or their devices; a number means accelerators of the machine, in machine order.
     sequence_parallel : bool
-        Whether what is not split by columns is split along the sequence.
+        Whether tensors not split by columns are split along the sequence.
     split : mapping of str to str
-        Regular expressions for names of products with a weight: "column" or "row"; by default they are found.
+        Regular expression for names of products with a weight → "column" or "row"; by default inferred.
     vocabulary : bool
         Whether embeddings and head are split by words.
 
     Raises
     ------
     InputError
-        Patterns that fit nothing, or a product that cannot be split as they say (when applied).
+        If patterns match nothing, or a product cannot be split as they say (when applied).
     GraphError
-        Nothing can be split, or the graph is of several ranks already (when applied).
+        If nothing can be split, or the graph already has several ranks (when applied).
 
     Warns
     -----
     WholeWarning
-        A product with a weight, or an embedding, stays whole.
+        If a product with a weight, or an embedding, stays whole.
 
     Examples
     --------
@@ -450,7 +450,7 @@ class TensorParallel(OnRanks):
             one_of("tensor-parallel", f"split.{pattern}", role, ("column", "row"))
 
     def ranked(self, there: Ranked) -> Ranked:
-        """Return the ranks that share the layers."""
+        """Return the ranks that split the layers."""
         name = there.programs[0].name
         if has_control_flow(there.programs[0]):
             raise GraphError(f"graph {name!r} has control flow; what ranks exchange must be known before")
@@ -461,7 +461,7 @@ class TensorParallel(OnRanks):
         return there.multiplied({"tp": t}, self._program, names=self.ranks.names)
 
     def _program(self, graph: Graph, grid: Grid, at: Mapping[str, int]) -> Graph:
-        """Return what one rank runs."""
+        """Return the program of one rank."""
         records, t = read(graph), grid.sizes["tp"]
         order = [graph.op_names[op] for op in graph.topological_order.tolist()]
         step = None if OPTIMIZERS.keys().isdisjoint(graph.kinds) else TrainingStep(graph)

@@ -1,14 +1,14 @@
-"""Which products are split over tensor-parallel ranks, found by how they feed one another.
+"""The products to split over tensor-parallel ranks, inferred from how they feed one another.
 
 ::
 
     x ──► qkv ──► attention ──► proj ──► add ──► norm ──► up ──► gelu ──► down ──► ...
           column  local         row                       column local    row
 
-A *row* is a product with a weight whose data comes, through ops that work on each column (or head) by itself,
-from other products with weights; these are its *columns*. All that columns make must end in rows. So ranks
-need to sum once for each pair, behind the row. What is left over at the end, the *head*, is split by columns
-(words) if only the loss reads it, and tables of embeddings by rows (words).
+A *row* is a product with a weight whose data comes, through ops that treat each column (or head) separately,
+from other products with weights; these are its *columns*. All outputs of columns must end in rows. So ranks
+need one sum per pair, after the row. The remaining last product, the *head*, is split by columns (words) if
+only the loss reads it, and embedding tables by rows (words).
 
 Sources: Shoeybi et al., "Megatron-LM", arXiv 1909.08053, section 3; megatron/core/tensor_parallel/layers.py.
 """
@@ -38,14 +38,14 @@ _ON_COLUMNS = """
 """
 
 _LOCAL: Final = _VIEWS | frozenset(_ON_COLUMNS.split())
-"""Kinds that work on each column or head by itself (a matmul: of heads, without a weight)."""
+"""Kinds that treat each column or head separately (a matmul of heads, without a weight)."""
 
 _WITH_COLUMNS: Final = frozenset({"add", "sub", "mul", "div", "bias_add"})
-"""Kinds of which a parameter has a number for each column."""
+"""Kinds whose parameter has one number per column."""
 
 
 def data_and_weight(records: Records, record: OpEntry) -> tuple[str, str] | None:
-    """Return the tensor that a product multiplies, and the parameter by which; None: it has no weight."""
+    """Return the data and the weight of a product; None: it has no weight."""
     if record.kind not in PRODUCTS or len(record.inputs) < 2:
         return None
     (a, _), (b, _) = record.inputs[:2]
@@ -60,17 +60,17 @@ def data_and_weight(records: Records, record: OpEntry) -> tuple[str, str] | None
 
 
 class TensorPlan:
-    """What is split, of the forward.
+    """The ops and parameters of a forward that are split.
 
     Parameters
     ----------
     records : Records
     order : sequence of str
-        Its ops, each after those that it needs.
+        Ops in topological order.
     t : int
-        Ranks.
+        Number of ranks.
     listed : mapping of str to str
-        Regular expressions for names of products, and which are columns or rows; empty: they are found.
+        Regular expression for names of products → column or row; empty: inferred.
     vocabulary : bool
         Whether embeddings and head are split.
 
@@ -104,7 +104,7 @@ class TensorPlan:
                     self.readers.setdefault(tensor, []).append(record)
         self.names = {record.name for record in self.forward}
         self.trained = set(records.parameters())
-        """Parameters, and what they reach."""
+        """Parameters, and the tensors that depend on them."""
         for record in self.forward:
             if record.kind not in CUT and not self.trained.isdisjoint(record.reads):
                 self.trained.update(record.tensors)
@@ -131,7 +131,7 @@ class TensorPlan:
     # -- pairs ----------------------------------------------------------------------------------
 
     def _pair(self, name: str) -> None:
-        """Make a product a row, if columns lead to it."""
+        """Make a product a row if columns lead to it."""
         columns = list(self._behind(self.product[name][0]))
         if name in self.role or not columns:
             return
@@ -148,7 +148,7 @@ class TensorPlan:
             self.whole |= {each: why for each in (*columns, name) if each not in self.role}
 
     def _behind(self, tensor: str) -> Iterator[str]:
-        """Yield the products with weights, not of a row, that a tensor is made of through local ops."""
+        """Yield the products with weights, not rows, from which local ops compute a tensor."""
         left, seen = [tensor], set[str]()
         while left:
             producer = self.records.producer(left.pop())
@@ -162,7 +162,7 @@ class TensorPlan:
                 left += [source for source, distance in producer.inputs if not distance]
 
     def _ahead(self, products: Sequence[str]) -> Iterator[tuple[OpEntry, str]]:
-        """Yield the ops of the forward to which local ops lead from products, and what each reads."""
+        """Yield the forward ops reached from products through local ops, with the tensor each reads."""
         left = [self.records.ops[name] for name in products]
         seen = {record.name for record in left}
         while left:
@@ -181,7 +181,7 @@ class TensorPlan:
         return self.product[record.name][0] if record.name in self.product else None
 
     def _hinders(self, columns: Sequence[str], ahead: Sequence[tuple[OpEntry, str]]) -> str | None:
-        """Return why what columns make cannot stay split up to the rows."""
+        """Return why the outputs of columns cannot stay split up to the rows."""
         local = [reader for reader, _ in ahead if reader.name not in self.product]
         made = {each.tensor(k) for each in local for k in range(len(each.outputs))} | {*columns}
         for reader, tensor in ahead:
@@ -198,7 +198,7 @@ class TensorPlan:
         return None
 
     def _uneven(self, name: str, role: str) -> str | None:
-        """Return why a weight cannot be split."""
+        """Return why a weight cannot be split evenly."""
         record, weight = self.records.ops[name], self.product[name][1]
         n = elements(self.records.externals[weight].nbytes, record.dtype)
         if n % self.t or record.attributes.get("k" if role == "row" else "n", 0) % self.t:
@@ -207,7 +207,7 @@ class TensorPlan:
         return "other ops read its weight" if len(readers) > 1 else None
 
     def _split_with(self, name: str) -> None:
-        """Split the parameters that have a number for each column of a product."""
+        """Split the parameters that have one number per column of a product."""
         record = self.records.ops[name]
         biases = [tensor for tensor, _ in record.inputs[2:]]
         for reader, _ in self._ahead([name]):
@@ -222,7 +222,7 @@ class TensorPlan:
     # -- lists, embeddings and heads ------------------------------------------------------------
 
     def _listed(self, listed: Mapping[str, str]) -> None:
-        """Take what the user names."""
+        """Take the roles that the user lists."""
         for pattern, role in listed.items():
             compiled = pattern_of(pattern, "split")
             found = [name for name in self.product if compiled is not None and compiled.search(name)]
@@ -241,7 +241,7 @@ class TensorPlan:
                 raise InputError(f"no column leads to {name!r}", path=("split",))
 
     def _words(self, *, listed: bool) -> None:
-        """Split heads and tables of embeddings by words."""
+        """Split heads and embedding tables by words."""
         lookups = [each for each in self.forward if each.kind == "gather" and len(each.inputs) > 1]
         tables = {each.name: each.reads[0] for each in lookups if self.records.is_parameter(each.reads[0])}
         left = [] if listed else [name for name in self.product if name not in self.role]
@@ -260,7 +260,7 @@ class TensorPlan:
             self.whole.pop(name, None)
 
     def _is_head(self, name: str) -> bool:
-        """Whether only losses, or nobody, read what a product makes."""
+        """Return whether only losses, or no ops, read the output of a product."""
         if self.records.ops[name].attributes.get("n", 0) % self.t:
             return False
         for reader, _ in self._ahead([name]):

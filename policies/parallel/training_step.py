@@ -1,10 +1,10 @@
-"""A training step as parallel training sees it: ops in the order of the host, and the parameters it trains.
+"""A training step as seen by parallel training: ops in host order, and the trained parameters.
 
 ::
 
-    F F F F │ B B B B B │ U U U U        what the host of one rank issues, in this order
+    F F F F │ B B B B B │ U U U U        the ops that the host of one rank issues, in order
                  │             └ updates: they read parameters, and the gradient of each
-                 └ a gradient is ready when the op that makes it is issued
+                 └ a gradient is ready when the op that computes it is issued
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from sim.graph.frames import has_control_flow
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter that is trained.
+    """A trained parameter.
 
     Attributes
     ----------
     name, gradient, update : str
-        Its tensor, that of its gradient, and the op that updates it.
+        Tensor of the parameter, tensor of its gradient, and op that updates it.
     nbytes : int
-        Of its gradient.
+        Size of its gradient.
     elements : int
     dtype : str or None
     """
@@ -45,14 +45,14 @@ class Parameter:
 
 
 class TrainingStep:
-    """The ops of a step, in the order in which the host issues them.
+    """The ops of a step in host order.
 
     Parameters
     ----------
     graph : Graph
-        With backward and updates (`policies.rewrite`, or of an importer).
+        Graph with backward and updates (from `policies.rewrite` or an importer).
     forward : bool
-        Whether a forward alone, without updates, will do.
+        Whether a forward alone, without updates, is accepted.
 
     Attributes
     ----------
@@ -60,15 +60,15 @@ class TrainingStep:
     work : list of Record
         Forward and backward, in order.
     updates : list of Record
-        Before them the collectives whose results they alone read: sums of gradients of which tensor-parallel
-        ranks have parts. Replicas sum theirs before, as in Megatron-LM's ``finalize_model_grads``.
+        Updates, preceded by the collectives whose results they alone read: sums of partial gradients of
+        tensor-parallel ranks. Replicas sum theirs before, as in Megatron-LM's ``finalize_model_grads``.
     parameters : list of Parameter
-        In the order in which the graph has them (the order of registration).
+        Parameters in graph order (the order of registration).
 
     Raises
     ------
     GraphError
-        No op updates a parameter, the graph has control flow or communicators, or is on several devices.
+        If no op updates a parameter, or the graph has control flow, communicators or several devices.
     """
 
     def __init__(self, graph: Graph, *, forward: bool = False) -> None:
@@ -86,7 +86,7 @@ class TrainingStep:
         collectives = [record.name for record in order if "communicator" in record.attributes]
         readers = self.records.readers() if collectives else {}
         self.finishing = {n for n in collectives if readers[n] and all(map(_may_update, readers[n]))}
-        """The collectives that make gradients which nobody but updates read."""
+        """The collectives that compute gradients read only by updates."""
         trained = self._trained()
         self.updates = [each for last in (self.finishing, trained) for each in order if each.name in last]
         at_the_end = {each.name for each in self.updates}
@@ -98,10 +98,10 @@ class TrainingStep:
 
     @cached_property
     def ready_at(self) -> dict[str, int]:
-        """Gradient of a parameter → the place in `work` of the op after which it is ready.
+        """Gradient of a parameter → place in `work` of the op after which it is ready.
 
-        Ops in a row that make nothing but such gradients from one that they share (those of a
-        product's weight and bias) are one node of autograd: hooks run when the node is over.
+        Consecutive ops that compute only such gradients from a shared one (those of a product's
+        weight and bias) are one autograd node: hooks run when the node ends.
         """
         gradients = frozenset(each.gradient for each in self.parameters)
         found: dict[str, int] = {}
@@ -116,19 +116,19 @@ class TrainingStep:
         return found
 
     def in_ready_order(self) -> list[Parameter]:
-        """Return the parameters as their gradients become ready, those of a node the last first."""
+        """Return the parameters in the order in which gradients become ready, those of a node reversed."""
         last_first = self.parameters[::-1]
         return sorted(last_first, key=lambda each: self.ready_at[each.gradient])
 
     def own_gradient(self, parameter: Parameter) -> str:
-        """Return the gradient that a micro-batch itself makes, where that of a parameter is added up."""
+        """Return the micro-batch's own gradient of a parameter, before it is added up."""
         producer = self.records.producer(parameter.gradient)
         if producer is None or not producer.name.endswith(f"/{parameter.name}/accumulate"):
             return parameter.gradient
         return producer.inputs[1][0]
 
     def _trained(self) -> dict[str, list[Parameter]]:
-        """Return the ops that update parameters, and which.
+        """Return op → parameters that it updates.
 
         Such an op reads as many gradients as parameters, in the same order; what only it reads is its state.
         """
@@ -158,12 +158,12 @@ class TrainingStep:
 
 
 def refuse_several_devices(graph: Graph) -> None:
-    """Refuse a graph that is on several devices.
+    """Raise if a graph is on several devices.
 
     Raises
     ------
     GraphError
-        It is.
+        If it is.
     """
     pins = sorted({graph.pins[code] for code in set(graph.pin_code.tolist()) - {UNSET}})
     if len(pins) > 1:
@@ -175,7 +175,7 @@ _SUMS: Final = frozenset({"add_n", "add", "identity", "reshape", "cast", "transp
 
 
 def parts_of_gradients(records: Records, gradients: Mapping[str, str]) -> dict[str, str]:
-    """Return gradients and what they are sums of, that nothing but these sums and updates read → parameter.
+    """Return gradients and the terms of their sums, read only by these sums and updates → parameter.
 
     Parameters
     ----------

@@ -6,15 +6,15 @@
     ... overlap  F F F │ B2  B1  B0          │ U U U  g     on a stream of its own; compute waits
         reduce                     [ r0 ] [ r1 ]                 for the sum before the one launched
 
-A bucket is summed when the next gradient would not fit, so after the op that makes that one. In stage 1
-without ``overlap`` nothing is summed before the backward is over, and then in the order of registration.
+A bucket is summed when the next gradient would not fit, so after the op that computes that one. In stage 1
+without ``overlap`` nothing is summed before the backward is over, and then in order of registration.
 With several micro-batches (``gradient-accumulation``) stage 1 adds up whole gradients and sums them over the
-ranks in the last one. Stage 2 keeps no more than a part: it sums those of every micro-batch, and adds its
-parts up.
+ranks in the last one. Stage 2 keeps only a part: it sums the gradients of every micro-batch over the ranks,
+and adds up its parts.
 
-What is called reduce_scatter there is an all_reduce of the bucket, of which each rank copies its part
-(``use_multi_rank_bucket_allreduce``, the default). Updated parameters are gathered at the end of the step and
-overlap with nothing.
+DeepSpeed's "reduce_scatter" is an all_reduce of the bucket, of which each rank copies its part
+(``use_multi_rank_bucket_allreduce``, the default). Updated parameters are gathered at the end of the step,
+without overlap.
 
 Sources: deepspeed/runtime/zero/stage_1_and_2.py (``reduce_independent_p_g_buckets_and_remove_grads``,
 ``average_tensor``, ``reduce_gradients``, ``process_gradients``,
@@ -40,17 +40,17 @@ GROUP: Final = "data parallel"
 
 
 class ZeroOne(DataParallel):
-    """Run a training step on ranks that each keep a part of the optimizer's states.
+    """Run a training step on ranks that each keep a part of the optimizer state.
 
     Parameters
     ----------
     ranks : int or list of str, optional
-        How many, or which devices; by default all accelerators of the machine.
+        Number of ranks, or their devices; by default all accelerators of the machine.
     bucket_size : int
-        Elements that are summed, or gathered, at once (DeepSpeed's ``reduce_bucket_size`` and
+        Elements to sum or gather at once (DeepSpeed's ``reduce_bucket_size`` and
         ``allgather_bucket_size``).
     overlap : bool
-        Whether sums run on a stream of their own.
+        Whether sums run on a separate stream.
 
     Examples
     --------
@@ -97,7 +97,7 @@ class _Host:
         self.batches = micro_batches(step) if of.stage == 2 else [step]
         self.buckets = [[each.name for each in bucket] for bucket in of.buckets(self.batches[0])]
         self.gradients: dict[str, str] = {}
-        """Parameter → what there is of its gradient: of this micro-batch, or of all so far."""
+        """Parameter → its gradient so far: of this micro-batch, or the sum of all so far."""
         self.before: str | None = None
         self.last: str | None = None
         self.wait: str | None = None
@@ -112,9 +112,9 @@ class _Host:
         return self.program.graph()
 
     def micro_batch(self, k: int, batch: TrainingStep) -> None:
-        """Issue a forward and a backward, and the sums that belong to it."""
+        """Issue a forward and a backward with their sums."""
         kept, self.gradients = self.gradients, {each.name: each.gradient for each in batch.parameters}
-        full: dict[int, int] = {}  # place of an op → the bucket that is full once it has run
+        full: dict[int, int] = {}  # place of an op → bucket that is full once it has run
         if self.of.stage == 2 or self.of.overlap:
             after = [batch.ready_at[self.gradients[bucket[0]]] for bucket in self.buckets[1:]]
             full = {place: bucket for bucket, place in enumerate(after)}
@@ -142,7 +142,7 @@ class _Host:
         return name
 
     def keep_part(self, kept: Mapping[str, str], k: int) -> None:
-        """Keep a rank's part of what was summed, let go of the rest; later parts are added to the first."""
+        """Keep a rank's part of the sums and free the rest; later parts are added to the first."""
         parameters = self.step.parameters
         reads = [
             gradients[each.name] for gradients in [kept] * (k > 0) + [self.gradients] for each in parameters
@@ -156,7 +156,7 @@ class _Host:
         self.gradients = {each.name: output_name(self.last, i) for i, each in enumerate(parameters)}
 
     def gather(self) -> None:
-        """Gather the updated parameters, in as many pieces as they hold whole buckets."""
+        """Gather the updated parameters, in as many pieces as they contain whole buckets."""
         step, n, most = self.step, self.n, self.of.bucket_size
         part = -(-sum(each.elements for each in step.parameters) // n)
         nbytes = max(each.nbytes // max(1, each.elements) for each in step.parameters)

@@ -1,20 +1,20 @@
-"""DeepSpeed's ZeRO, stage 3: parameters are shared out, and gathered as the coordinator's trace says.
+"""DeepSpeed's ZeRO, stage 3: parameters are sharded, and gathered according to the coordinator's trace.
 
 ::
 
     all_gather   g0 c0      g1 c1    g2 c2       the host at module i: gather what is missing, wait for
-    compute            F0       F1       F2      all that was launched, gather ahead, F(i)
+    compute            F0       F1       F2      everything launched, gather ahead, F(i)
 
-Prefetch comes *after* the wait, and a module waits for all that was launched before: module i+1 for what
-was gathered ahead at module i, whoever needs it. c: the parts of ranks become parameters, on the same stream.
-What is gathered, and when, `policies.parallel.zero_3` decides. Parameters of at most
-``param_persistence_threshold`` elements never leave, and are gathered in one piece after the updates.
+Prefetch comes *after* the wait, and a module waits for everything launched before it: module i+1 waits for
+all that was gathered ahead at module i. c: the parts of ranks become parameters, on the same stream.
+`Coordinator` decides what is gathered and when. Parameters of at most ``param_persistence_threshold``
+elements never leave, and are gathered in one piece after the updates.
 
-Gradients fill buckets, and a bucket is reduced when the next one would not fit. Of several micro-batches
-(``gradient-accumulation``) the gradients of each are reduced, and parts are added to those before; the host
-waits for that at the end of each. Its visits begin anew with each forward, and are known from the second on.
+Gradients fill buckets, and a bucket is reduced when the next gradient would not fit. With several
+micro-batches (``gradient-accumulation``) the gradients of each are reduced and added to earlier parts; the
+host waits for that at the end of each. Visits restart with each forward, and are known from the second on.
 
-Left out: the host stops while more than two gathers or reductions go on (``max_ongoing_fetch_events``).
+Not modelled: the host stops while more than two gathers or reductions run (``max_ongoing_fetch_events``).
 
 Sources: deepspeed/runtime/zero/partitioned_param_coordinator.py (``fetch_sub_module``,
 ``release_sub_module``, ``reset_step``), partition_parameters.py (``AllGatherCoalescedHandle``), stage3.py
@@ -41,22 +41,22 @@ from sim import Graph
 from sim.graph.graph import output_name
 
 # ----------------------------------------------------------------------------------------------------------
-# What DeepSpeed's ZeRO-3 gathers, and when: a machine of states that knows no clock and no ops.
+# DeepSpeed ZeRO-3's decisions of what to gather and when: a state machine without a clock or ops.
 #
 #     visits     a  b  c  c' b' a'          modules with parameters, in the order in which they are entered
-#     fetch      gather what is missing of the module; what was gathered and it needs becomes available;
-#                gather ahead what comes next, fewer elements than `prefetch`, and than may be live besides
-#     release    parameters go, but for those that a visit within `reuse` elements needs again
+#     fetch      gather the module's missing parameters; gathered ones that it needs become available;
+#                gather the next ones ahead, within `prefetch` elements and the limit of live ones
+#     release    free parameters, except those that a visit within `reuse` elements needs again
 #
-# From the second step on the visits of the first are known; before that nothing is gathered ahead and nothing
-# stays. Parameters of at most `persistence` elements never leave.
+# From the second step on the visits of the first are known; before that nothing is gathered ahead or kept.
+# Parameters of at most `persistence` elements never leave.
 #
 # Sources: DeepSpeed, deepspeed/runtime/zero/partitioned_param_coordinator.py (``fetch_sub_module``,
 # ``release_sub_module``, ``reset_step``) and config.py (defaults, in elements).
 
 
 class Sized(Protocol):
-    """A parameter: its name, which is its own, and its elements."""
+    """A parameter with its unique name and its number of elements."""
 
     @property
     def name(self) -> str: ...
@@ -75,7 +75,7 @@ class Limits:
         ``prefetch_bucket_size``, ``param_persistence_threshold``, ``max_live_parameters``,
         ``max_reuse_distance``.
     first_step : bool
-        Nothing is known yet.
+        Whether the visits are still unknown.
     """
 
     prefetch: int = 50_000_000
@@ -89,16 +89,16 @@ P = TypeVar("P", bound=Sized)
 
 
 class Fetch(NamedTuple, Generic[P]):
-    """What is done as a module is entered.
+    """The actions at the entry of a module.
 
     Attributes
     ----------
     missing : list
-        Gathered now, in one piece.
+        Parameters to gather now, in one piece.
     arrived : list of list
         Pieces, this one or earlier ones, that become available.
     ahead : list
-        Gathered behind that, in one piece.
+        Parameters to gather after that, in one piece.
     """
 
     missing: list[P]
@@ -107,18 +107,18 @@ class Fetch(NamedTuple, Generic[P]):
 
 
 class Coordinator(Generic[P]):
-    """Decides for the host of a rank.
+    """Decides what the host of a rank gathers and frees.
 
     Parameters
     ----------
     visits : sequence of sequence
-        The parameters of each module, in the order in which a forward and its backward enter them.
+        Parameters of each module, in the order in which a forward and its backward enter them.
     limits : Limits
 
     Attributes
     ----------
     live : int
-        Elements that are there or on their way, persistent ones not counted.
+        Elements present or being gathered, excluding persistent ones.
 
     Examples
     --------
@@ -136,11 +136,11 @@ class Coordinator(Generic[P]):
         self.kept = {each.name for module in visits for each in module if each.elements <= limits.persistence}
         self.available = set(self.kept)
         self.in_flight: dict[str, list[P]] = {}
-        """Parameter → all that are gathered with it."""
+        """Parameter → all parameters gathered with it."""
         self.live = 0
 
     def reset(self) -> None:
-        """Begin the visits anew, as each forward does: what is there stays there."""
+        """Restart the visits, as each forward does, keeping the parameters that are present."""
         self.queue = deque((each, visit) for visit, module in enumerate(self.visits) for each in module)
         self.entered = 0
         self.fetched_for: dict[str, int] = {}
@@ -214,20 +214,20 @@ class ZeroThree(DataParallel):
     Parameters
     ----------
     ranks : int or list of str, optional
-        How many, or which devices; by default all accelerators of the machine.
+        Number of ranks, or their devices; by default all accelerators of the machine.
     wrap : str, optional
-        What is a module (``set_z3_leaf_modules``), as a regular expression; see ``fsdp2``. By default
-        every op that reads a parameter.
+        Regular expression for modules (``set_z3_leaf_modules``); see ``fsdp2``. By default every op that
+        reads a parameter is a module.
     bucket_size, prefetch : int
-        Elements that are summed at once, and that are gathered ahead at most (``prefetch_bucket_size``).
+        Elements to sum at once, and most elements to gather ahead (``prefetch_bucket_size``).
     param_persistence_threshold : int
-        Parameters of at most so many elements stay whole on every rank.
+        Most elements of a parameter that stays whole on every rank.
     max_live_parameters, max_reuse_distance : int
-        Elements that may be there whole at once, and within which a parameter that is used again is kept.
+        Most elements that may be whole at once, and distance within which a reused parameter is kept.
     overlap : bool
-        Whether gathers and reductions run on streams of their own.
+        Whether gathers and reductions run on separate streams.
     first_step : bool
-        Whether nothing is known yet, and so nothing is gathered ahead.
+        Whether this is the first step, in which visits are unknown and nothing is gathered ahead.
 
     Examples
     --------
@@ -274,7 +274,7 @@ class ZeroThree(DataParallel):
 
 
 class _Host:
-    """The host of a rank: it writes down what a coordinator decides."""
+    """The host of a rank, which writes the coordinator's decisions as ops."""
 
     def __init__(self, of: ZeroThree, step: TrainingStep, n: int) -> None:
         self.of, self.step, self.n = of, step, n
@@ -283,7 +283,7 @@ class _Host:
         refuse_pipelines(step, "zero-3")
         self.batches = micro_batches(step)
         self.persistent = [each for each in step.parameters if each.elements <= of.limits.persistence]
-        """They are there all the time."""
+        """Parameters that are always present."""
         for each in self.persistent:
             self.program.records.externals[each.name] = step.records.externals[each.name]
         visits = sorted(_entered(Modules(self.batches[0], of.wrap)).items())
@@ -292,10 +292,10 @@ class _Host:
         """Parameter → the op that gathers it."""
         self.gathers = 0
         self.stream_end: str | Edge | None = None
-        """What the stream of all_gather ends with."""
+        """The last op on the all_gather stream."""
         self.reduced: str | None = None
         self.over: str | None = None
-        """What the first gather of a micro-batch waits for: the host did at the end of the one before."""
+        """Dependency of a micro-batch's first gather: the host's wait at the end of the previous one."""
 
     def run(self) -> Graph:
         """Issue the whole step."""
@@ -334,7 +334,7 @@ class _Host:
             self.reduce(k, buckets[k])
 
     def fetch(self) -> str | Edge | None:
-        """Enter a module; return what it waits for."""
+        """Enter a module; return the op that it waits for."""
         found = self.coordinator.fetch()
         self.gather(found.missing)
         for together in found.arrived:
@@ -358,7 +358,7 @@ class _Host:
         self.handle |= dict.fromkeys(names, name)
 
     def concatenate(self, together: Sequence[Parameter]) -> None:
-        """Make parameters of what was gathered in one piece."""
+        """Turn data gathered in one piece into parameters."""
         name, sizes = self.handle[together[0].name], [each.nbytes for each in together]
         stream = "all_gather" if self.of.overlap else COMPUTE
         made = self.stream_end = self.program.add(f"{name}/concat", "concat", [name], sizes, stream=stream)
@@ -378,5 +378,5 @@ class _Host:
 
 
 def _entered(modules: Modules, end: int = 0) -> dict[int, Module]:
-    """Return where modules are entered, forward and backward, or with end -1 left."""
+    """Return the places where modules are entered in forward and backward or, with `end` -1, left."""
     return {row[end]: m for m in modules.all for row in (m.forward, m.backward) if row}
