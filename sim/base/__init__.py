@@ -1,1 +1,1 @@
-"""What everything else stands on: units, errors, arrays, intervals, plugins, options, files."""
+"""The foundation of everything else: units, errors, arrays, intervals, plugins, options, files."""

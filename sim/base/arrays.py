@@ -1,4 +1,4 @@
-"""Columns: the one type of array that facts are stored in, and what stands for none."""
+"""Columns: the array type in which facts are stored, and the value that means "none"."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FloatArray = npt.NDArray[np.float64]
 
 
 def freeze(*columns: Any) -> None:
-    """Let nobody change columns in place: they are shared. What is no column is left alone.
+    """Make columns read-only, because they are shared. Other objects are left alone.
 
     Examples
     --------
@@ -37,21 +37,21 @@ def freeze(*columns: Any) -> None:
 
 
 class frozen_property(cached_property[T]):
-    """A column that is worked out once, and that nobody changes in place."""
+    """A column that is computed once and is read-only."""
 
     def __get__(self, instance: object, owner: type | None = None) -> T:  # type: ignore[override]
-        """Return it."""
+        """Return the column."""
         found: T = super().__get__(instance, owner)
         freeze(found)
         return found
 
 
 UNSET = -1
-"""In a column of sizes, times or codes: nothing was given."""
+"""Value in a column of sizes, times or codes that means "not given"."""
 
 
 class Codes(dict[T, int]):
-    """Small numbers for what a column repeats (names, threads), in order of first use.
+    """Small numbers for repeated values of a column (names, threads), in order of first use.
 
     Examples
     --------
@@ -66,12 +66,12 @@ class Codes(dict[T, int]):
         return number
 
     def of(self, things: Iterable[T]) -> IntArray:
-        """Return a column of their numbers."""
+        """Return a column with the numbers of the given values."""
         return np.fromiter(map(self.__getitem__, things), np.int64)
 
 
 def by_first_use(values: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-    """Number values in the order of first use: the number of each, the values, where each is first.
+    """Number values in order of first use: the number of each, the distinct values, their first positions.
 
     Examples
     --------
@@ -87,7 +87,7 @@ def by_first_use(values: IntArray) -> tuple[IntArray, IntArray, IntArray]:
 
 
 def distinct_rows(*columns: IntArray) -> tuple[list[tuple[int, ...]], IntArray]:
-    """Return the different rows of some columns of numbers from 0 on, sorted, and which of them each row is.
+    """Return the distinct rows of columns of numbers from 0 on, sorted, and the index of each row's.
 
     Examples
     --------
@@ -98,7 +98,7 @@ def distinct_rows(*columns: IntArray) -> tuple[list[tuple[int, ...]], IntArray]:
     code, most = columns[0], int(columns[0].max(initial=0))
     for column in columns[1:]:
         digit, base = column, int(column.max(initial=0)) + 1
-        if (most + 1) * base >= 1 << 63:  # too long for 64 bits: number what there is
+        if (most + 1) * base >= 1 << 63:  # too long for 64 bits: number the values that occur
             (seen, code), (digits, digit) = (np.unique(each, return_inverse=True) for each in (code, column))
             most, base = len(seen) - 1, len(digits)
         code, most = code * base + digit, most * base + base - 1
@@ -107,26 +107,26 @@ def distinct_rows(*columns: IntArray) -> tuple[list[tuple[int, ...]], IntArray]:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# How large things may be, checked before they are built: a slip of the pen should not fill the memory.
+# Limits on sizes, checked before anything is built: a typing error should not fill the memory.
 #
 #     random-dag: layers: 100000, width: 100000    ──► 10,000,000,000 ops are more than the 10,000,000 ...
 #     forty functions, each calling the next twice ──► the same, counted without writing them out
 
 MOST_BUILT: Final = 10_000_000
-"""Most ops, slots of a schedule or other things that one file or command has made one by one."""
+"""Maximum number of ops, schedule slots or other objects that one file or command creates one by one."""
 
 MOST_TASKS: Final = 100_000_000
-"""Most tasks of a run, and most edges of a graph that is made here: those are columns, not objects."""
+"""Maximum number of tasks of a run, and of edges of a built graph: those are columns, not objects."""
 
 MOST_RUNS: Final = 1_000_000
-"""Most runs of one command: seeds, or points of a sweep."""
+"""Maximum number of runs of one command: seeds, or points of a sweep."""
 
 LATEST_NS: Final = 2**62
-"""Times of a run stay below, 146 years, so that sums of two of them fit 64 bits."""
+"""Times of a run stay below this, 146 years, so that sums of two of them fit 64 bits."""
 
 
 def at_most(most: int, count: int, what: str) -> int:
-    """Return `count`, if it is no more than `most`.
+    """Return `count` if it is no more than `most`.
 
     Raises
     ------
@@ -163,7 +163,7 @@ class Csr(NamedTuple):
     indices: IntArray
 
     def __getitem__(self, i: int) -> IntArray:  # type: ignore[override]
-        """Return row `i`, as `row` does: not the i-th field."""
+        """Return row `i`, like `row`, and not the i-th field."""
         return self.row(i)
 
     def row(self, i: int) -> IntArray:
@@ -183,7 +183,7 @@ class Csr(NamedTuple):
         return np.diff(self.indptr)
 
     def rows(self) -> IntArray:
-        """Return the row in which each entry is.
+        """Return the row of each entry.
 
         Examples
         --------
@@ -208,7 +208,7 @@ class Csr(NamedTuple):
         return np.diff(_indptr(values[self.indices])[self.indptr])
 
     def take(self, rows: IntArray) -> Csr:
-        """Return those rows, in that order.
+        """Return the given rows, in the given order.
 
         Examples
         --------
@@ -222,18 +222,18 @@ class Csr(NamedTuple):
 
     @classmethod
     def of_counts(cls, counts: IntArray, indices: IntArray) -> Csr:
-        """Cut entries into rows of these lengths."""
+        """Return entries divided into rows of these lengths."""
         return cls(_indptr(counts), indices)
 
     @classmethod
     def of_rows(cls, rows: Sequence[Sequence[int]]) -> Csr:
-        """Make one of Python sequences."""
+        """Return rows made from Python sequences."""
         flat = np.fromiter(itertools.chain.from_iterable(rows), dtype=np.int64)
         return cls.of_counts(np.fromiter(map(len, rows), dtype=np.int64, count=len(rows)), flat)
 
     @classmethod
     def group(cls, keys: IntArray, values: IntArray, n_rows: int) -> Csr:
-        """Collect ``values[j]`` in row ``keys[j]``, keeping the order of j within a row."""
+        """Return ``values[j]`` in row ``keys[j]``, keeping the order of j within a row."""
         return cls.of_counts(np.bincount(keys, minlength=n_rows), values[np.argsort(keys, kind="stable")])
 
 

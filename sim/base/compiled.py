@@ -1,7 +1,7 @@
-"""Which form of a compiled module runs: the compiled one, or the Python source that it was compiled from.
+"""Choose the form of a compiled module that runs: compiled, or the Python source it was compiled from.
 
-``sim/kernel/NAME.py`` is always importable as what it is. Where ``setup.py`` could compile it, there is
-``sim.kernel._NAME`` as well, which carries the digest of its source (so for each folder in `FOLDERS`)::
+``sim/kernel/NAME.py`` can always be imported as plain Python. If ``setup.py`` could compile it, there is also
+``sim.kernel._NAME``, which carries the digest of its source (likewise for each folder in `FOLDERS`)::
 
     source     loop.py + loop.pxd      --- digest --->   the same?    yes: sim.kernel._loop
     compiled   _loop.SOURCE_DIGEST     -------------->                no:  sim.kernel.loop, and a warning
@@ -20,14 +20,14 @@ from types import ModuleType
 from zlib import crc32
 
 FOLDERS = ("base", "kernel")
-"""Folders of ``sim`` in which there are modules that are compiled: those with a file of types."""
+"""Folders of ``sim`` with compiled modules: those that have a file of types."""
 
 _SIM = Path(__file__).parent.parent
 _CHANGED = "its source has changed since it was compiled; install again, or run `make venv`"
 
 
 def load(name: str, folder: str = "kernel") -> ModuleType:
-    """Return a module, compiled if it can be, else the source.
+    """Return a module, compiled if possible, otherwise the source.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ def load(name: str, folder: str = "kernel") -> ModuleType:
     Warns
     -----
     RuntimeWarning
-        There is a compiled module, and it was compiled from another source.
+        There is a compiled module, but it was compiled from a different source.
     """
     found = _compiled(f"sim.{folder}._{name}")
     if isinstance(found, ModuleType):
@@ -48,7 +48,7 @@ def load(name: str, folder: str = "kernel") -> ModuleType:
 
 
 def state() -> str:
-    """Return ``compiled``, or ``pure Python`` and why, as ``sim --version`` shows it."""
+    """Return ``compiled``, or ``pure Python`` with the reason, as ``sim --version`` shows it."""
     for source in sources():
         found = _compiled(f"sim.{source.parent.name}._{source.stem}")
         if isinstance(found, str):
@@ -57,18 +57,18 @@ def state() -> str:
 
 
 def source_is_wanted() -> bool:
-    """Whether the source shall run even where it is compiled."""
+    """Whether the source should run even if there is a compiled module."""
     return os.environ.get("SIM_PURE", "0") not in ("", "0")
 
 
 def sources(sim: Path = _SIM) -> list[Path]:
-    """Return the modules that are compiled, in their place below the folder ``sim``."""
+    """Return the sources of the compiled modules below the folder ``sim``."""
     types = (path for folder in FOLDERS for path in sim.joinpath(folder).glob("*.pxd"))
     return sorted(path.with_suffix(".py") for path in types if path.with_suffix(".py").exists())
 
 
 def digest(sim: Path = _SIM) -> str:
-    """Return the digest of all that is compiled: together, because one module may hold parts of another.
+    """Return a digest of all compiled sources together, because one module may contain parts of another.
 
     A CRC is enough to notice an edit, and importing `hashlib` would take longer than reading the sources.
     """
@@ -95,5 +95,5 @@ def _compiled(name: str) -> ModuleType | str:
 
 @cache
 def _own_digest() -> str:
-    """Return the digest of our own sources, read once: every run asks."""
+    """Return the digest of our own sources, cached because every run needs it."""
     return digest()

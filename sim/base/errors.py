@@ -1,4 +1,4 @@
-"""Everything that can go wrong, as one tree.
+"""All errors of the project, as one tree.
 
 ::
 
@@ -8,9 +8,9 @@
     │   ├── GraphError          a graph that cannot be built
     │   ├── MisfitError         sizes that are each right and do not fit one another
     │   ├── UnknownNameError    a name nobody registered             (lists the nearest known)
-    │   ├── UnknownOptionError  an option that is none of what was named
-    │   ├── ScenarioError       a scenario file that breaks the schema (file:line:col)
-    │   └── MissingExtraError   an optional package is not installed (names the extra)
+    │   ├── MisfitError         sizes that are each valid but do not fit together
+    │   ├── UnknownNameError    a name nobody registered             (lists the nearest known)
+    │   ├── UnknownOptionError  an option that its owner does not have
     ├── RunError                the input is fine, the run cannot go on (exit status 1)
     │   ├── InfeasibleError     refused before time 0: can never run on this machine
     │   ├── StuckError          nothing can happen any more, tasks remain
@@ -39,9 +39,9 @@ class SimError(Exception):
     Attributes
     ----------
     op, attribute : str or None
-        The op that the error is about, and which of its attributes. Who knows the file finds them there.
+        The op that the error is about, and its attribute. The caller that knows the file finds their place.
     placed : sequence of (place, str)
-        What is wrong at which place of a file, where the message says several things.
+        Places in a file with what is wrong there, if the message has several parts.
     """
 
     exit_status: int = 1
@@ -50,7 +50,7 @@ class SimError(Exception):
     placed: Sequence[tuple[Any, str]] = ()
 
     def about(self, op: str, attribute: str | None = None) -> Self:
-        """Say which op the error is about; return the error.
+        """Record which op the error is about; return the error.
 
         Examples
         --------
@@ -63,15 +63,15 @@ class SimError(Exception):
 
 
 class InputError(SimError):
-    """What the user gave is wrong; the message says what was found and what is accepted.
+    """The user's input is wrong; the message says what was found and what is accepted.
 
     Parameters
     ----------
     message : str
     path : iterable of str and int
-        Where in what was given the mistake is: keys of mappings and indices of lists, from the outside in.
-        Who raises it gives the part that it knows, each caller adds its own (`located`), and who knows the
-        file turns the whole into line and column. `str` begins with it.
+        Where in the input the mistake is: keys of mappings and indices of lists, from the outside in.
+        The raiser gives the part that it knows, each caller prepends its own (`located`), and the caller
+        that knows the file turns the whole into line and column. `str` begins with it.
 
     Examples
     --------
@@ -88,7 +88,7 @@ class InputError(SimError):
         self.path = tuple(path)
 
     def under(self, *parts: str | int) -> Self:
-        """Return the same error, seen from further outside."""
+        """Return the same error with a longer path, as seen from further outside."""
         outer = copy.copy(self)
         outer.path = (*parts, *self.path)
         return outer
@@ -99,7 +99,7 @@ class InputError(SimError):
         return f"{where.removeprefix('.')}: {self.message}" if where else self.message
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Let processes hand errors to one another, whatever their classes are made with."""
+        """Support pickling, so that processes can exchange errors whatever their constructors take."""
         return (_again, (type(self), self.args, self.__dict__))
 
 
@@ -111,7 +111,7 @@ def _again(kind: type[InputError], args: tuple[object, ...], state: dict[str, ob
 
 @contextmanager
 def located(*parts: str | int) -> Iterator[None]:
-    """Put `parts` before the path of an `InputError` that is raised inside.
+    """Prepend `parts` to the path of an `InputError` raised inside.
 
     Examples
     --------
@@ -123,7 +123,7 @@ def located(*parts: str | int) -> Iterator[None]:
     """
     try:
         yield
-    except ScenarioError:  # it has its place
+    except ScenarioError:  # it already has a place
         raise
     except InputError as error:
         raise error.under(*parts) from None
@@ -131,7 +131,7 @@ def located(*parts: str | int) -> Iterator[None]:
 
 @contextmanager
 def in_file(path: object) -> Iterator[None]:
-    """Begin the message of an error with the file (or model, or option) that it is about.
+    """Prefix the message of an error with the file (or model, or option) that it is about.
 
     Examples
     --------
@@ -149,7 +149,7 @@ def in_file(path: object) -> Iterator[None]:
 
 
 class UnitError(InputError):
-    """A quantity has no unit, a wrong unit, or is no number."""
+    """A quantity has no unit, a wrong unit, or is not a number."""
 
 
 class GraphError(InputError):
@@ -205,16 +205,16 @@ class ScenarioError(InputError):
 
 
 class MisfitError(InputError):
-    """Sizes that are each right do not fit one another: 3 ranks and 8 heads.
+    """Sizes that are each valid do not fit together: 3 ranks and 8 heads.
 
     A sweep leaves such a combination out and counts it.
 
     Parameters
     ----------
     message : str
-        With the sizes.
+        The message, with the sizes.
     reason : str
-        Without them: what they have in common with others that do not fit for the same reason.
+        The message without sizes, shared by other combinations that do not fit for the same reason.
 
     Examples
     --------
@@ -245,14 +245,14 @@ class MissingExtraError(InputError):
 
 @contextmanager
 def extra(name: str, purpose: str) -> Iterator[None]:
-    """Say which extra is needed for what, where an import inside the block fails.
+    """Raise an error that names the extra if an import inside the block fails.
 
     Parameters
     ----------
     name : str
         The extra.
     purpose : str
-        What it is for.
+        What needs it.
 
     Raises
     ------
@@ -275,7 +275,7 @@ def extra(name: str, purpose: str) -> Iterator[None]:
 
 
 class RunError(SimError):
-    """The input is well formed, and still the run cannot start or go on."""
+    """The input is well formed, but the run cannot start or go on."""
 
 
 class InfeasibleError(RunError):
@@ -287,7 +287,7 @@ class StuckError(RunError):
 
 
 class OutOfMemoryError(RunError):
-    """An allocation failed; the message tells who asked, what was in use, and what would help."""
+    """An allocation failed; the message says what requested it, what was in use, and what would help."""
 
 
 class InvariantError(SimError):
@@ -296,10 +296,10 @@ class InvariantError(SimError):
 
 @cache
 def renamed() -> Mapping[str, str]:
-    """Return names of older versions → what they are now, as ``renamed.json`` lists them.
+    """Return names of older versions → their present names, as listed in ``renamed.json``.
 
-    What they are now is a key where that is known, with a value or not, a path, or ``gone: ...`` and what to
-    do instead.
+    A present name is a key where known, with or without a value, or a path, or ``gone: ...`` followed by what
+    to do instead.
     """
     import json
 
@@ -308,7 +308,7 @@ def renamed() -> Mapping[str, str]:
 
 
 def _now(name: str, known: Collection[str]) -> str:
-    """Return what an old name is now, as the end of a message; nothing where it is not one of this place."""
+    """Return the present form of an old name, to end a message; empty if it is not old, or not here."""
     now = renamed().get(name, "")
     if now.startswith("gone: "):
         return f"; {name} is {now}"
@@ -316,7 +316,7 @@ def _now(name: str, known: Collection[str]) -> str:
 
 
 def nearest(name: str, known: Iterable[str], *, likeness: float = 0.6) -> str | None:
-    """Return the known name most like `name`, or None when none is as near as `likeness` (0 to 1).
+    """Return the known name most like `name`, or None if none has at least the `likeness` (0 to 1).
 
     Examples
     --------
@@ -334,7 +334,7 @@ def nearest(name: str, known: Iterable[str], *, likeness: float = 0.6) -> str | 
 
 
 def _begun(name: str, names: Iterable[str]) -> list[str]:
-    """Return the names that begin with a word, or are it, whatever its case."""
+    """Return the names that begin with a word, or equal it, ignoring case."""
     low = name.lower()
     return [each for each in names if low and (each.lower() + "-").startswith(f"{low}-")]
 
@@ -342,7 +342,7 @@ def _begun(name: str, names: Iterable[str]) -> list[str]:
 def hint(name: str, known: Iterable[str], *, shown: int = 20) -> str:
     """Return the end of a message about an unknown name: the nearest known one, else all of them.
 
-    Where only the number in the name is none that there is, the nearest are those with other numbers.
+    If only the number in the name is wrong, the nearest are those with other numbers.
 
     Examples
     --------
@@ -370,7 +370,7 @@ def hint(name: str, known: Iterable[str], *, shown: int = 20) -> str:
 
 
 def _counted(name: str, known: Iterable[str]) -> str:
-    """Return 'gpu0 to gpu7' where these are the known names that differ from `name` by a number alone."""
+    """Return 'gpu0 to gpu7' if these are the known names that differ from `name` only in a number."""
     for number in re.finditer(r"\d+", name):
         before, after = re.escape(name[: number.start()]), re.escape(name[number.end() :])
         others = (re.fullmatch(rf"{before}(\d+){after}", each) for each in known)
@@ -381,11 +381,11 @@ def _counted(name: str, known: Iterable[str]) -> str:
 
 
 LONGEST_NAME = 80
-"""Most characters of a name that a message shows."""
+"""Maximum length of a name in a message."""
 
 
 def shortened(name: str) -> str:
-    r"""Return a name as a message shows it: on one line, its middle left out where it is long.
+    r"""Return a name for a message: on one line, shortened in the middle if it is long.
 
     Examples
     --------
@@ -400,13 +400,13 @@ def shortened(name: str) -> str:
 
 
 def clipped(value: object, most: int = 60) -> str:
-    """Return a `repr` that is short enough for a message."""
+    """Return a `repr` short enough for a message."""
     text = repr(value)
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def listed(names: Sequence[str], most: int = 1) -> str:
-    """Return the first of some names, and how many more there are.
+    """Return the first few names, and how many more there are.
 
     Examples
     --------

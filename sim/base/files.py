@@ -1,13 +1,13 @@
-"""Files that are read: regular ones, of a size that can be held, unpacked as far as any real file goes.
+"""Reading and writing files: only regular ones, of limited size and compression ratio.
 
 ::
 
     path ──► open: a pipe, device or folder is refused, and never waited for
               │
-              └► at most MOST_BYTES; of gzip at most MOST_RATIO times what is packed
+              └► at most MOST_BYTES; for gzip at most MOST_RATIO times the packed bytes
 
-A gzip file can stand for a thousand times its size. Graphs and traces that people keep shrink to a tenth, and
-to a thirtieth at most, so what goes on beyond `MOST_RATIO` is no such file.
+A gzip file can expand to a thousand times its size. Real graphs and traces shrink to a tenth, at most to a
+thirtieth, so a file that expands beyond `MOST_RATIO` is not a real one.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from sim.base.errors import InputError, clipped
 StrPath = str | os.PathLike[str]
 
 MOST_BYTES: Final = 4 * 2**30
-"""Largest file that is read, after unpacking: a million ops take a tenth of it."""
+"""Maximum size of a file after unpacking: a million ops take a tenth of it."""
 
 MOST_RATIO: Final = 100
-"""Most bytes that one packed byte may stand for, in a file that unpacks to more than `_SMALL` bytes."""
+"""Maximum bytes per packed byte, in a file that unpacks to more than `_SMALL` bytes."""
 
 _SMALL: Final = 64 * 2**20
 _CHUNK: Final = 2 * 2**20
@@ -42,22 +42,22 @@ _GZIP_MAGIC: Final = b"\x1f\x8b"
 def read_bytes(
     path: StrPath, *, most: int = MOST_BYTES, head: int | None = None, unpack: bool = True
 ) -> bytes:
-    """Return the content of a file, unpacked when it is gzipped (by content, not by name).
+    """Return the content of a file, unpacked if it is gzipped (by content, not by name).
 
     Parameters
     ----------
     path : path
     most : int
-        Largest content, in bytes.
+        Maximum size of the content, in bytes.
     head : int, optional
-        Return that many bytes of the beginning only.
+        Number of bytes to read from the beginning; by default everything.
     unpack : bool
         Whether gzip files are unpacked.
 
     Raises
     ------
     InputError
-        No such file, no regular file, no permission, a truncated or damaged gzip file, or too large.
+        The file does not exist, is not regular, not permitted, damaged or truncated gzip, or too large.
     """
     with _readable(path) as raw, _opened(raw, unpack) as stream:
         if head is not None:
@@ -66,7 +66,7 @@ def read_bytes(
 
 
 def read_text(path: StrPath, *, most: int = MOST_BYTES, unpack: bool = True) -> str:
-    """Return the text of a file in UTF-8, without the mark with which spreadsheets begin; as `read_bytes`.
+    """Return the text of a UTF-8 file, without a byte-order mark; otherwise like `read_bytes`.
 
     Raises
     ------
@@ -80,12 +80,12 @@ def read_text(path: StrPath, *, most: int = MOST_BYTES, unpack: bool = True) -> 
 
 
 def loads_once(text: str | bytes) -> Any:
-    """Return what JSON holds; a key that stands twice in an object is refused: the last would win in silence.
+    """Return the content of JSON; raise on a duplicate key, of which the last would win silently.
 
     Raises
     ------
     ValueError, RecursionError
-        As `json.loads`, or there is such a key.
+        As for `json.loads`, or there is a duplicate key.
 
     Examples
     --------
@@ -105,7 +105,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def read_chunks(path: StrPath, *, most: int = MOST_BYTES) -> Iterator[bytes]:
-    """Yield the content of a file piece by piece, for who need not hold all of it; as `read_bytes`."""
+    """Yield the content of a file piece by piece, to avoid holding all of it; otherwise like `read_bytes`."""
     with _readable(path) as raw, _opened(raw, True) as stream:
         yield from _chunks(path, raw, stream, most, _CHUNK)
 
@@ -127,7 +127,7 @@ def _chunks(path: StrPath, raw: Any, stream: IO[bytes], most: int, each: int) ->
 
 @contextmanager
 def _opened(raw: Any, unpack: bool) -> Iterator[IO[bytes]]:
-    """Unpack what is gzipped."""
+    """Open a gzipped file for unpacked reading, and any other as it is."""
     if unpack and raw.peek(2)[:2] == _GZIP_MAGIC:
         with gzip.open(raw) as unpacked:
             yield cast("IO[bytes]", unpacked)
@@ -141,12 +141,12 @@ def _too_large(path: StrPath, most: int) -> InputError:
 
 
 class FileTooLargeError(InputError):
-    """A file is larger than what is read."""
+    """A file is larger than the limit."""
 
 
 @contextmanager
 def _readable(path: StrPath) -> Iterator[Any]:
-    """Open a regular file; say of every failure which file it is."""
+    """Open a regular file; name the file in every error."""
     try:
         with open(path, "rb", opener=_without_waiting) as raw:
             if not stat.S_ISREG(os.fstat(raw.fileno()).st_mode):
@@ -165,27 +165,27 @@ def _readable(path: StrPath) -> Iterator[Any]:
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    """Open a file; of a pipe, do not wait for somebody to write into it."""
+    """Open a file; for a pipe, do not wait for a writer."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Files that are written whole or not at all, with the same bytes for the same content.
+# Files are written whole or not at all, with the same bytes for the same content.
 
 
 @contextmanager
 def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; put it in place when the block ends without an error.
+    """Yield a temporary path beside `path`; move it into place if the block ends without an error.
 
     Parameters
     ----------
     path : path
-        Where the file will be; an old one there is replaced.
+        The final path of the file; an existing file is replaced.
 
     Raises
     ------
     InputError
-        Its directory does not exist, or something is there that is no file.
+        The directory does not exist, or something at the path is not a regular file.
     OSError
         It cannot be written (a full disk, no permission); its ``filename`` is `path`.
     """
@@ -201,7 +201,7 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
-    """Refuse a place where `atomic_path` cannot put a file, before work is done for it; leave nothing there.
+    """Raise if `atomic_path` could not write a file there, before any work is done; leave nothing behind.
 
     Raises
     ------
@@ -231,7 +231,7 @@ def _made_beside(target: Path) -> Path:
 
 @contextmanager
 def _named(target: Path, beside: Path | None = None) -> Iterator[None]:
-    """Let an OSError that names no file, or the temporary one, name `target`."""
+    """Make an OSError that names no file, or the temporary one, name `target`."""
     try:
         yield
     except OSError as error:
@@ -242,9 +242,9 @@ def _named(target: Path, beside: Path | None = None) -> Iterator[None]:
 
 @contextmanager
 def atomic_text(path: str | os.PathLike[str]) -> Iterator[TextIO]:
-    """Yield a text file to write to, for content that is too large to be held; as `atomic_path`.
+    """Yield a text file to write to, for content too large to hold; otherwise like `atomic_path`.
 
-    Gzipped when the name ends in ``.gz``.
+    It is gzipped if the name ends in ``.gz``.
     """
     with atomic_path(path) as beside, ExitStack() as stack:
         raw: BinaryIO | gzip.GzipFile = stack.enter_context(beside.open("wb"))
@@ -254,7 +254,7 @@ def atomic_text(path: str | os.PathLike[str]) -> Iterator[TextIO]:
 
 
 def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write `content`, gzipped when the name ends in ``.gz`` (without a time stamp in the header)."""
+    """Write `content`, gzipped if the name ends in ``.gz`` (without a time stamp in the header)."""
     if Path(path).suffix == ".gz":
         content = gzip.compress(content, mtime=0)
     with atomic_path(path) as beside:

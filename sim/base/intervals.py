@@ -1,13 +1,13 @@
 """Half-open intervals of time ``[start, end)`` as arrays: unions, lengths, overlaps.
 
-Everything that is measured on a trace comes down to a few questions about sets of intervals, asked
-for all devices (or streams, or links) at once. The trick is the same each time: shift every group
-far enough that groups cannot touch, and treat them as one time line::
+Everything measured on a trace comes down to a few questions about sets of intervals, asked for all
+devices (or streams, or links) at once. The trick is the same each time: shift every group far enough
+that groups cannot touch, and treat them as one time line::
 
     group 0   ▇▇  ▇▇▇▇                      ▇▇  ▇▇▇▇ · · · ▇▇▇  ▇
     group 1      ▇▇▇  ▇        becomes      └ group 0 ┘    └ group 1 ┘
 
-Zero-length intervals cover nothing and disturb nothing.
+Zero-length intervals cover nothing and have no effect.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def complement(intervals: Intervals, horizon_ns: int, n_groups: int) -> Interval
 
 
 def stacked(start: IntArray, end: IntArray, group: IntArray, least: IntArray) -> Intervals:
-    """Return when at least ``least[g]`` intervals of group g lie on top of one another.
+    """Return when at least ``least[g]`` intervals of group g overlap.
 
     Parameters
     ----------
@@ -110,14 +110,14 @@ def stacked(start: IntArray, end: IntArray, group: IntArray, least: IntArray) ->
 
 
 class Cover:
-    """How much of any stretch of time a set of disjoint intervals covers, per group.
+    """Measures how much of any stretch of time a set of disjoint intervals covers, per group.
 
     Parameters
     ----------
     intervals : Intervals
-        As `union` returns them.
+        The result of `union`.
     horizon_ns : int
-        No later time is asked for.
+        The latest time to ask for.
 
     Examples
     --------
@@ -134,7 +134,7 @@ class Cover:
         self._before = np.concatenate((np.zeros(1, np.int64), np.cumsum(length)))
 
     def _until(self, time: IntArray, group: IntArray) -> IntArray:
-        """Return the length covered before `time`, all groups with lower numbers included."""
+        """Return the length covered before `time`, including all groups with lower numbers."""
         at = time + group * self._apart
         k = np.searchsorted(self._start, at, side="right") - 1
         inside = np.minimum(at - np.append(self._start, 0)[k], self._length[k])
@@ -146,9 +146,9 @@ class Cover:
 
 
 def most_at_once(start: IntArray, end: IntArray, weight: IntArray) -> tuple[int, int]:
-    """Return the most weight that is in use at any instant, and the index of an interval that begins then.
+    """Return the maximum total weight at any instant, and the index of an interval that begins then.
 
-    What ends at an instant is gone before what begins at it. Without intervals: ``(0, -1)``.
+    Intervals that end at an instant are gone before others begin at it. Without intervals: ``(0, -1)``.
 
     Examples
     --------
@@ -168,7 +168,7 @@ def most_at_once(start: IntArray, end: IntArray, weight: IntArray) -> tuple[int,
 
 
 def in_use(start: IntArray, end: IntArray, weight: IntArray) -> tuple[IntArray, IntArray]:
-    """Return the instants at which intervals begin or end, and the weight that is in use from each on.
+    """Return the instants at which intervals begin or end, and the total weight from each on.
 
     Examples
     --------
@@ -183,7 +183,7 @@ def in_use(start: IntArray, end: IntArray, weight: IntArray) -> tuple[IntArray, 
 
 
 def most_in_use(start: IntArray, end: IntArray, weight: IntArray, group: IntArray, n_groups: int) -> IntArray:
-    """Return the most that each group of intervals has in use at an instant.
+    """Return the maximum total weight of each group of intervals at any instant.
 
     Examples
     --------
@@ -215,7 +215,7 @@ def levels(start: IntArray, end: IntArray, group: IntArray, n_groups: int) -> tu
     -------
     level : array of int64
     count : array of int64, shape (n_groups,)
-        Levels of each group.
+        Number of levels of each group.
 
     Examples
     --------

@@ -1,17 +1,17 @@
-"""What an option may be: the annotation of the parameter that takes it says so, and is held to it.
+"""Options are checked against the annotation of the parameter that takes them.
 
-Options come out of files, where every value is plain data, and go to classes and functions that anybody may
-write. Nothing but the annotation stands between a slip of the pen and a traceback, or worse, a word taken
+Options come from files, where every value is plain data, and go to classes and functions that anybody may
+write. Only the annotation stands between a typing error and a traceback or, worse, a word taken
 for true::
 
     policy: {name: tfrt, blocking_threads: many}
                                 │
     def __init__(self, blocking_threads: int = 0)    ──►   "should be a whole number, not 'many'"
 
-pydantic compares the two, as it does for everything else that a file holds, and as strictly as for JSON: a
-list may stand for a tuple and text for a path, but nothing for a number. Annotations that say more than plain
-data can be (a class, a callable) are for callers in Python; no value of a file fits them. One that cannot be
-read says nothing and forbids nothing.
+pydantic checks them, like everything else in a file, and as strictly as for JSON: a list may stand for a
+tuple and text for a path, but nothing for a number. Annotations that plain data cannot satisfy (a class, a
+callable) are for callers in Python; no value from a file matches them. An annotation that cannot be
+evaluated is ignored.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ SUFFIXES: Final[Mapping[str, Callable[..., int]]] = {
     "_flop_per_s": parse_flop_rate,
     "_hz": parse_frequency,
 }
-"""Endings of a parameter that carry its unit, and how such a quantity is read."""
+"""Suffixes of parameters that give their unit, with the function that reads such a quantity."""
 
 
 def parameters(thing: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Return the parameters that can be given by name, with annotations evaluated where they can be.
+    """Return the parameters that can be given by name, with annotations evaluated if possible.
 
     Parameters
     ----------
@@ -71,11 +71,11 @@ def _signature(thing: Callable[..., Any]) -> inspect.Signature:
 
 
 _signature_once = lru_cache(maxsize=1024)(_signature)
-"""Points of a sweep ask for the same few classes and methods."""
+"""The points of a sweep inspect the same few classes and methods."""
 
 
 def spelling(parameter: str) -> str:
-    """Return how a parameter is written in a file, where values carry their units: without its own.
+    """Return the spelling of a parameter in a file, where values carry their units: without the suffix.
 
     Examples
     --------
@@ -89,16 +89,16 @@ def spelling(parameter: str) -> str:
 
 
 def require_call(what: str, thing: object, *arguments: str, method: str | None = None) -> None:
-    """Refuse what cannot be called as its caller is about to: a plugin with another signature.
+    """Raise if something cannot be called as its caller is about to: a plugin with another signature.
 
     Parameters
     ----------
     what : str
-        Whose it is, the beginning of the message.
+        The owner, for the beginning of the message.
     thing : object
         A function or class, or, with `method`, an object that should have it.
     *arguments : str
-        What it will be called with; these words are for the message, their number counts.
+        Names of the arguments; they appear in the message, only their number is checked.
     method : str, optional
 
     Raises
@@ -121,7 +121,7 @@ def require_call(what: str, thing: object, *arguments: str, method: str | None =
             raise InputError(f"{what} {takes}; {type(thing).__name__} has none")
     if not callable(called):
         raise InputError(f"{what} should be callable with {form}; found {type(thing).__name__} {thing!r:.60}")
-    function = getattr(called, "__func__", None)  # of a method: takes the object, too
+    function = getattr(called, "__func__", None)  # of a method: it also takes the object
     try:
         if isinstance(function, FunctionType):
             signature, arguments = _signature_once(function), ("self", *arguments)
@@ -136,21 +136,21 @@ def require_call(what: str, thing: object, *arguments: str, method: str | None =
 
 
 def arguments(what: str, taken: Mapping[str, inspect.Parameter], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call that options stand for, each held to its parameter.
+    """Return the arguments of a call for the given options, each checked against its parameter.
 
     Parameters
     ----------
     what : str
-        What has the options, the beginning of messages.
+        The owner of the options, for the beginning of messages.
     taken : mapping of str to Parameter
-        What it can be called with: see `parameters`.
+        The possible parameters: see `parameters`.
     given : mapping of str to object
-        The options, as a file has them; quantities carry their units.
+        The options, as in a file; quantities carry their units.
 
     Raises
     ------
     InputError
-        There is no such option (the nearest is named), one that is needed is not given, or a value does not
+        An option does not exist (the nearest is named), a required one is missing, or a value does not
         fit; the path has the option.
 
     Examples
@@ -181,18 +181,18 @@ def arguments(what: str, taken: Mapping[str, inspect.Parameter], given: Mapping[
 
 
 def call_with_options(thing: Any, name: str, options: Mapping[str, Any], origin: plugins.Origin) -> Any:
-    """Make what a name and its options stand for: the answer of a class or function, or the thing itself.
+    """Return what a name with options stands for: the result of a class or function, or the thing itself.
 
     Parameters
     ----------
     thing : object
-        What is known by the name. A parameter ``origin`` of type `Origin` gets `origin`.
+        The object known by the name. A parameter ``origin`` of type `Origin` gets `origin`.
     name : str
-        The beginning of messages.
+        The name, for the beginning of messages.
     options : mapping of str to object
-        Each a parameter of `thing`, as `arguments` takes them.
+        Values for parameters of `thing`, as for `arguments`.
     origin : Origin
-        Finds files that options name.
+        Resolves files named in options.
 
     Raises
     ------
@@ -213,19 +213,19 @@ def call_with_options(thing: Any, name: str, options: Mapping[str, Any], origin:
 
 
 def checked(annotation: Any, value: object) -> Any:
-    """Return what a value of a file means to an annotation; an object of Python's as it is.
+    """Return a file's value converted to an annotation; return a Python object unchanged.
 
     Parameters
     ----------
     annotation : type or other annotation
         ``int``, ``str | None``, ``Sequence[int]``, ``Literal["a", "b"]``, a type of pydantic's.
     value : object
-        What was given.
+        The value that was given.
 
     Raises
     ------
     InputError
-        It does not fit; the path leads to the part that does not.
+        The value does not fit; the path leads to the part that does not.
 
     Examples
     --------
@@ -241,11 +241,11 @@ def checked(annotation: Any, value: object) -> Any:
 
     if isinstance(annotation, str) or annotation is inspect.Parameter.empty:
         return value
-    if get_origin(annotation) is Iterable:  # of which pydantic would look at the items later
+    if get_origin(annotation) is Iterable:  # pydantic would check its items only later
         annotation = Sequence[get_args(annotation)]  # type: ignore[misc]
     try:
         text = json.dumps(value)
-    except TypeError:  # no value of a file: Python code knows what it gives
+    except TypeError:  # not a value from a file: Python code is trusted
         return value
     strict = ConfigDict(strict=True, arbitrary_types_allowed=True, allow_inf_nan=False)
     try:
@@ -257,7 +257,7 @@ def checked(annotation: Any, value: object) -> Any:
 
 
 def _misfit(value: object, faults: Sequence[Any]) -> InputError:
-    """Return what is wrong with a value; of the members of a union, with those that it comes nearest to."""
+    """Return the error for a value that does not fit; for a union, that of the nearest members."""
     found: dict[tuple[str | int, ...], list[Any]] = {}
     for fault in faults:
         path: list[str | int] = []
@@ -289,16 +289,16 @@ _WANTED: Final = {
     "string_type": "text",
     "tuple_type": "a list",
 }
-"""Type of a fault that pydantic finds -> what the value should be."""
+"""Type of a pydantic error → what the value should be."""
 
 
 def misfit_text(*faults: Any) -> str:
-    """Return what a value should be in which pydantic finds faults, and what it is.
+    """Return what a value should be according to pydantic's errors, and what it is.
 
     Parameters
     ----------
     *faults : mapping
-        Of `pydantic.ValidationError.errors`; several where the value is no member of a union.
+        Entries of `pydantic.ValidationError.errors`; several if the value fits no member of a union.
     """
     found = faults[0]["input"]
     shown = "nothing" if found is None else clipped(found)
@@ -306,26 +306,26 @@ def misfit_text(*faults: Any) -> str:
         near = nearest(found, re.findall("'([^']*)'", faults[0]["ctx"]["expected"]))
         shown += f"; did you mean {near!r}?" if near else ""
     wanted = [_WANTED.get(fault["type"]) or fault["msg"].removeprefix("Input should be ") for fault in faults]
-    if wanted[0][0].isupper():  # another sentence of pydantic's
+    if wanted[0][0].isupper():  # a complete sentence of pydantic's
         return f"{wanted[0][0].lower()}{wanted[0][1:]}, not {shown}"
     return f"should be {' or '.join(dict.fromkeys(wanted))}, not {shown}"
 
 
 # ----------------------------------------------------------------------------------------------------------
-# What a user's own class hands over, checked once, where it comes in.
+# Results of a user's own class, checked once, where they come in.
 #
-# A compiled loop believes the numbers that it is given, so a wrong one may not get that far::
+# A compiled loop trusts the numbers that it is given, so a wrong one must not get that far::
 #
 #     placement, streams, linearizer, cost model, policy as data ──whole_numbers──► a column of int64
 
 
 def need_whole(whose: str, **numbers: int) -> None:
-    """Refuse numbers that are not whole, or negative.
+    """Raise on numbers that are not whole, or negative.
 
     Raises
     ------
     InputError
-        About the first of them.
+        The error is about the first such number.
 
     Examples
     --------
@@ -347,26 +347,26 @@ def whole_numbers(
     below: int | IntArray | None = None,
     of: Sequence[str] = (),
 ) -> IntArray:
-    """Return an answer as a column, if it is whole numbers within a range.
+    """Return an answer as a column if it consists of whole numbers within a range.
 
     Parameters
     ----------
     answer : Any
-        What came back.
+        The returned value.
     whose : str
-        Who answered what: ``"Mine.place"``.
+        The source of the answer: ``"Mine.place"``.
     n : int, optional
-        How many numbers there should be.
+        Required number of numbers.
     least : int
     below : int or array of int, optional
-        What each number has to be less than.
+        Upper limit, exclusive, of each number.
     of : sequence of str
-        The op that each number is for.
+        The op of each number.
 
     Raises
     ------
     InputError
-        Anything else, with the op and what came back.
+        The answer is anything else; the message has the op and the value.
 
     Examples
     --------

@@ -1,19 +1,19 @@
 """Names to objects: how `sim` finds policies, devices and importers without importing their packages.
 
-Built-in and third-party parts use the same Python entry points, so nothing here knows one from the
-other, and a new policy needs one line in the ``pyproject.toml`` of whoever wrote it::
+Built-in and third-party parts use the same Python entry points, so nothing here distinguishes them, and a
+new policy needs one line in its author's ``pyproject.toml``::
 
     [project.entry-points."sim.policies"]           lookup("sim.policies", "my-policy")
     my-policy = "my_package:MyPolicy"       --->        imports my_package now, and not before
 
 * Nothing is imported until it is looked up.
-* A plugin that cannot be loaded is a :class:`PluginWarning` and is left out; the others still work.
-* Two plugins of one name: the built-in wins, else the first distribution by name. Who looks at all of them
-  is warned; a built-in is looked up by name without asking what other distributions offer.
+* A plugin that cannot be loaded gives a :class:`PluginWarning` and is left out; the others still work.
+* If two plugins have one name, the built-in wins, else the first distribution by name. Listing all plugins
+  gives a warning; looking up a built-in by name does not inspect other distributions.
 * ``module:Class`` names an object without an entry point. That runs whatever code the module holds, so
   it needs `allow_code`: a scenario is data until its user says otherwise.
 * In a source checkout ``pyproject.toml`` itself is read, not the copy of it that the last installation
-  made, so that a new entry point counts at once.
+  made, so that a new entry point works at once.
 
 The entry-point format is the one of the Python packaging specification
 (https://packaging.python.org/specifications/entry-points/).
@@ -58,12 +58,12 @@ GROUPS = {
     "sim.workloads": "kind of workload",
     "sim.commands": "command",
 }
-"""Each entry-point group and what one of its members is called in messages."""
+"""Each entry-point group, and the name of its members in messages."""
 
 _DISTRIBUTION = "graph-schedule-sim"
 _REGISTERED = "(registered)"
 _ROOT: Final = Path(__file__).resolve().parents[2]
-"""The folder of all packages: that of a checkout, or site-packages."""
+"""The folder of all packages: the root of a checkout, or site-packages."""
 
 
 class PluginWarning(UserWarning):
@@ -71,7 +71,7 @@ class PluginWarning(UserWarning):
 
 
 class Description(NamedTuple):
-    """One known name: what it is in a line, and the distribution it comes from."""
+    """A known name, with a one-line summary and the distribution that it comes from."""
 
     name: str
     summary: str
@@ -92,7 +92,7 @@ _broken: set[_Plugin] = set()
 def lookup(
     group: str, name: str, *, allow_code: bool = False, directory: str | PathLike[str] | None = None
 ) -> Any:
-    """Return the object known as `name` in `group`, importing it if need be.
+    """Return the object known as `name` in `group`, importing it if necessary.
 
     Parameters
     ----------
@@ -103,12 +103,12 @@ def lookup(
     allow_code : bool
         Whether ``module:attribute`` may be imported.
     directory : path, optional
-        A folder searched first for such a module: the one of the scenario file that names it.
+        A folder searched first for that module: the folder of the scenario file that names it.
 
     Raises
     ------
     UnknownNameError
-        Nobody offers the name (or who does cannot be loaded: a warning tells why).
+        No plugin offers the name (or the one that does cannot be loaded: a warning says why).
     InputError
         ``module:attribute`` without `allow_code`, or no such module or attribute.
 
@@ -131,12 +131,12 @@ def lookup(
 
 
 class Allowed(NamedTuple):
-    """What a scenario may do only if its user says so.
+    """Permissions that a scenario has only if its user grants them.
 
     Attributes
     ----------
     code : bool
-        Whether it may name ``module:attribute``, which is imported then.
+        Whether it may name ``module:attribute``, which is then imported.
     outside : bool
         Whether it may name files outside its folder.
     """
@@ -149,12 +149,12 @@ NOTHING: Final = Allowed()
 
 
 class Origin(NamedTuple):
-    """Who names plugins: what may be loaded, and from where.
+    """The context in which plugins are named: what may be loaded, and from where.
 
     Attributes
     ----------
     directory : path or None
-        Where relative files begin, and a folder searched first for ``module:attribute``.
+        Base of relative paths, and the folder searched first for ``module:attribute``.
     allow_code : bool
         Whether ``module:attribute`` may be imported.
     allow_outside : bool
@@ -166,23 +166,23 @@ class Origin(NamedTuple):
     allow_outside: bool = False
 
     def lookup(self, group: str, name: str) -> Any:
-        """Return what `name` means here: see `sim.base.plugins.lookup`."""
+        """Return the meaning of `name` here: see `sim.base.plugins.lookup`."""
         return lookup(group, name, allow_code=self.allow_code, directory=self.directory)
 
     def file(self, name: str) -> Path:
-        """Return where a file is that is named here; see `within`."""
+        """Return the path of a file named here; see `within`."""
         if self.directory is None:
             return Path(name)
         return within(self.directory, name, allow_outside=self.allow_outside)
 
 
 def within(directory: str | PathLike[str], name: str | PathLike[str], *, allow_outside: bool = False) -> Path:
-    """Return where a file is that something in `directory` names, relative to it.
+    """Return the path of a file that is named relative to `directory`.
 
     Raises
     ------
     InputError
-        It is outside `directory`, and `allow_outside` is false. Links count as what they lead to.
+        The file is outside `directory`, and `allow_outside` is false. Links count as their targets.
 
     Examples
     --------
@@ -195,7 +195,7 @@ def within(directory: str | PathLike[str], name: str | PathLike[str], *, allow_o
     path = Path(directory) / name
     try:
         inside = allow_outside or path.resolve().is_relative_to(Path(directory).resolve())
-    except (OSError, ValueError, RuntimeError) as error:  # a null character, links in a circle
+    except (OSError, ValueError, RuntimeError) as error:  # a null character, a cycle of links
         raise InputError(f"{str(name)!r}: is no path ({error})") from None
     if not inside:
         raise InputError(
@@ -206,20 +206,20 @@ def within(directory: str | PathLike[str], name: str | PathLike[str], *, allow_o
 
 
 NOWHERE: Final = Origin()
-"""Nobody's: no folder, and no code."""
+"""An origin without a folder or permissions."""
 
 
 def names(group: str) -> list[str]:
-    """Return the names known in `group`, sorted, importing nothing."""
+    """Return the names known in `group`, sorted, without importing anything."""
     known = {name for registered_group, name in _registered if registered_group == group}
     known |= {name for name, plugin in _plugins(group, tuple(sys.path)).items() if plugin not in _broken}
     return sorted(known)
 
 
 def describe(group: str) -> list[Description]:
-    """Return name, one-line description and origin of all that can be loaded from `group`, sorted by name.
+    """Return name, one-line description and origin of everything that can be loaded from `group`, sorted.
 
-    The description is the first line of the object's own docstring. What cannot be loaded is a
+    The description is the first line of the object's own docstring. A plugin that cannot be loaded gives a
     :class:`PluginWarning` and is left out.
     """
     found = []
@@ -235,10 +235,10 @@ def describe(group: str) -> list[Description]:
 
 
 def register(group: str, name: str, thing: object) -> None:
-    """Make `thing` known as `name` in this process: what a notebook or a test does.
+    """Make `thing` known as `name` in this process, as a notebook or a test does.
 
     A second registration of a name replaces the first (a cell is run again); the name of a plugin
-    cannot be taken, as a scenario that uses it would change its meaning.
+    cannot be taken, because that would change the meaning of scenarios that use it.
 
     Raises
     ------
@@ -261,7 +261,7 @@ def register(group: str, name: str, thing: object) -> None:
 
 
 def unregister(group: str, name: str) -> None:
-    """Forget what :func:`register` made known.
+    """Undo a :func:`register`.
 
     Raises
     ------
@@ -275,7 +275,7 @@ def unregister(group: str, name: str) -> None:
 
 @functools.cache
 def _plugins(group: str, path: tuple[str, ...]) -> dict[str, _Plugin]:
-    """Return the entry points of `group`, one a name; `path` (sys.path) is the key of the cache."""
+    """Return the entry points of `group`, one per name; `path` (sys.path) is the cache key."""
     from importlib.metadata import entry_points  # reads what every installed distribution offers
 
     found = [
@@ -300,13 +300,13 @@ def _plugins(group: str, path: tuple[str, ...]) -> dict[str, _Plugin]:
 
 
 def built_in(group: str) -> Mapping[str, str]:
-    """Return what this project itself offers in `group`, name to ``module:attribute``, importing nothing."""
+    """Return this project's own entries in `group`, name to ``module:attribute``, importing nothing."""
     return _own_entry_points().get(group, {})
 
 
 @functools.cache
 def _own_entry_points(root: Path = _ROOT) -> Mapping[str, Mapping[str, str]]:
-    """Return what the ``pyproject.toml`` of a checkout declares, or an installation wrote down of it."""
+    """Return the entry points declared in a checkout's ``pyproject.toml``, or recorded by an installation."""
     file = root / "pyproject.toml"
     if file.is_file():
         import tomllib
@@ -324,7 +324,7 @@ def _own_entry_points(root: Path = _ROOT) -> Mapping[str, Mapping[str, str]]:
 
 
 def _load(plugin: _Plugin) -> tuple[bool, Any]:
-    """Import a plugin; say whether that worked, and warn when not."""
+    """Import a plugin; return whether that worked, and the object; warn if it did not."""
     try:
         module, _, attributes = plugin.value.partition("[")[0].strip().partition(":")
         return True, functools.reduce(getattr, filter(None, attributes.split(".")), import_module(module))
@@ -368,11 +368,11 @@ def _load_code(group: str, name: str, allow_code: bool, directory: str | PathLik
 
 
 _files: dict[str, tuple[int, int]] = {}
-"""Of modules that were imported here: when the file was changed last, and its size."""
+"""Modification time and size of the files of modules imported here."""
 
 
 def _import(name: str, directory: str | PathLike[str] | None) -> ModuleType:
-    """Import a module, looking into `directory` first; anew if its file has changed, as in a notebook."""
+    """Import a module, looking into `directory` first; reload it if its file has changed (in a notebook)."""
     importlib.invalidate_caches()  # the file may be younger than the import system's last look
     if directory is None:
         return import_module(name)
@@ -400,12 +400,12 @@ def _import(name: str, directory: str | PathLike[str] | None) -> ModuleType:
 
 
 def _what(group: str) -> str:
-    """Return what a member of the group is called."""
+    """Return the name of the group's members."""
     return GROUPS.get(group, f"member of {group}")
 
 
 def _summary(thing: object) -> str:
-    """Return the first line of the docstring that `thing` (or its class) itself has."""
+    """Return the first line of the docstring of `thing` itself (or of its class)."""
     import inspect
 
     described = thing if isinstance(thing, (type, ModuleType)) or inspect.isroutine(thing) else type(thing)

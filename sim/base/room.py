@@ -1,9 +1,9 @@
-"""Does a run fit into the memory of this computer? Estimated before anything is built, and refused if not.
+"""Estimate whether a run fits into this computer's memory before building it, and refuse it if not.
 
-A run has its rows in columns, and what is told of it afterwards has an entry for each edge between rows.
-Bytes of each are measured: ``sim run`` on graphs of 4 to 10,000 ops takes 260 to 470 a task, 45 for an edge
-of each iteration, and 90 for an edge of a graph that a builder makes. Without the estimate the system would
-end the process, without a word, once its memory is full.
+A run has its rows in columns, and explanations have an entry for each edge between rows. Bytes of each are
+measured: ``sim run`` on graphs of 4 to 10,000 ops takes 260 to 470 a task, 45 for an edge of each iteration,
+and 90 for an edge of a graph that a builder makes. Without the estimate, the system would end the process,
+without a message, once its memory is full.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ EDGE_BYTES: Final = 45
 BUILT_EDGE_BYTES: Final = 90
 
 _UNASKED: Final = 2**30
-"""Less than that needs no look at what is free."""
+"""Below this, free memory need not be checked."""
 
 _forced: ContextVar[bool] = ContextVar("forced", default=False)
 
 
 @contextmanager
 def any_size(forced: bool) -> Iterator[None]:
-    """Go on in this block whatever the estimate says, if `forced`."""
+    """Ignore the estimate in this block if `forced`."""
     token = _forced.set(forced)
     try:
         yield
@@ -37,16 +37,16 @@ def any_size(forced: bool) -> Iterator[None]:
 
 
 def check_room(nbytes: int, what: str, free: int | None = None) -> None:
-    """Refuse what needs more memory than is free.
+    """Raise if something needs more memory than is free.
 
     Parameters
     ----------
     nbytes : int
-        Estimate of what is needed.
+        Estimate of the memory needed.
     what : str
-        What needs it, with its numbers.
+        Description of what needs it, with its numbers.
     free : int, optional
-        Bytes; by default what the system says, where it does.
+        Free bytes; by default as the system reports, if it does.
 
     Raises
     ------
@@ -69,7 +69,7 @@ def check_room(nbytes: int, what: str, free: int | None = None) -> None:
 
 
 def free_bytes(system: Path = Path("/")) -> int | None:
-    """Return how much memory is free, of the machine and of the group of processes; None: nobody says.
+    """Return the free memory of the machine and of the group of processes; None: unknown.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ def free_bytes(system: Path = Path("/")) -> int | None:
     except OSError:
         return None
     group = system / "sys/fs/cgroup"
-    try:  # control groups of version 2; files in the cache are given up when memory is wanted
+    try:  # control groups of version 2; files in the cache are released when memory is needed
         most, used = ((group / f"memory.{name}").read_text().strip() for name in ("max", "current"))
         stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
         if most != "max":

@@ -1,4 +1,4 @@
-"""Packages whose names are imported when they are first used."""
+"""Packages whose public names are imported on first use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def lazy(package: str, where: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return a package's ``__getattr__`` (PEP 562), which imports a public name from the module that has it.
+    """Return a package's ``__getattr__`` (PEP 562), which imports a public name from its module.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ def lazy(package: str, where: Mapping[str, str]) -> Callable[[str], Any]:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# The garbage collector, out of the way: a run makes many objects, and no cycles worth collecting.
+# Pausing the garbage collector: a run makes many objects, but no cycles worth collecting.
 
 
 @contextmanager
@@ -47,7 +47,7 @@ def collector_paused(*, keeps: bool = False) -> Iterator[None]:
     Parameters
     ----------
     keeps : bool
-        Whether what is made meanwhile stays: then it is visited once, and counts as old.
+        Whether the new objects stay: then they are visited once, and count as old.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -56,5 +56,5 @@ def collector_paused(*, keeps: bool = False) -> Iterator[None]:
     finally:
         if was_on:
             if keeps:
-                gc.collect(1)  # visits only what is new, once; what others froze stays frozen
+                gc.collect(1)  # visits only new objects, once; what others froze stays frozen
             gc.enable()

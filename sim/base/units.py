@@ -1,7 +1,7 @@
 """Quantities, read once and exactly at the border.
 
-Inside, everything is a whole number of nanoseconds, bytes, flop, bytes/s, flop/s or Hz, and the name of
-a variable carries the unit. Outside, people write ``10us``, ``80GiB``, ``1.5TB/s``. This module is the
+Internally, everything is a whole number of nanoseconds, bytes, flop, bytes/s, flop/s or Hz, and the name of
+a variable carries the unit. Externally, people write ``10us``, ``80GiB``, ``1.5TB/s``. This module is the
 only place where the two meet::
 
     "1.5 ms"  --parse_duration-->  1_500_000  --format_duration-->  "1.5 ms"
@@ -14,8 +14,8 @@ Rules, so that no unit is ever guessed:
 * ``B`` is a byte and ``b`` (or ``bit``) is a bit: ``100Gb/s`` is 12.5 GB/s.
 * A bare number is refused where a unit is needed. Zero durations, bytes and flop need none; a rate of
   zero is refused, as nothing would ever finish.
-* A duration that is not whole nanoseconds rounds half up, here, once; one that would become 0 is refused.
-  Every other quantity must be whole: ``1b`` is no whole byte and is refused.
+* A duration that is not a whole number of nanoseconds rounds half up, here, once; one that would become 0 is
+  refused. Every other quantity must be whole: ``1b`` is no whole byte and is refused.
 * Nothing is negative, and nothing exceeds a signed 64-bit integer, the type of a graph's columns.
 * No number stands for "no limit": :func:`parse_limit` reads ``unlimited`` (or ``inf``) as None.
 
@@ -38,14 +38,14 @@ from sim.base.errors import UnitError, clipped, located
 # ----------------------------------------------------------------------------------------------------------
 # The vocabulary of :mod:`sim.base.units`: every unit that may be written, and its size.
 #
-# Data only. A unit that people miss is one entry here.
+# This is only data. A missing unit needs one entry here.
 
 SI_PREFIXES = {"": 0, "k": 1, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
 IEC_PREFIXES = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
 
 
 def _prefixed(units: Mapping[str, Fraction], *, iec: bool = False) -> dict[str, Fraction]:
-    """Give every unit its decimal (and, on request, binary) prefixes."""
+    """Return every unit with its decimal (and, on request, binary) prefixes."""
     scales = {prefix: 1000**power for prefix, power in SI_PREFIXES.items()}
     if iec:
         scales |= {prefix: 1024**power for prefix, power in IEC_PREFIXES.items()}
@@ -53,7 +53,7 @@ def _prefixed(units: Mapping[str, Fraction], *, iec: bool = False) -> dict[str, 
 
 
 class Dimension(NamedTuple):
-    """What one parser accepts: its units, each with its size in the base unit."""
+    """The units that one parser accepts, each with its size in the base unit."""
 
     name: str
     base: str
@@ -144,7 +144,7 @@ _UNLIMITED = frozenset({"unlimited", "inf", "infinity", ".inf"})
 
 
 def round_half_up(x: int | float | Fraction | Decimal) -> int:
-    """Return the whole number nearest to `x`, the upper one when two are equally near.
+    """Return the whole number nearest to `x`, the upper one if two are equally near.
 
     The one rounding rule of the project: it is monotonic, and shifting `x` by a whole number shifts the
     result by the same (Python's ``round`` goes to the even neighbour and does neither at ties).
@@ -152,7 +152,7 @@ def round_half_up(x: int | float | Fraction | Decimal) -> int:
     Parameters
     ----------
     x : int, float, Fraction or Decimal
-        A finite number; a float counts as the exact fraction it stands for.
+        A finite number; a float counts as the exact fraction that it represents.
 
     Raises
     ------
@@ -178,12 +178,12 @@ def parse_duration(value: object, *, what: str = "duration") -> int:
     value : object
         ``"10us"``, ``"1.5 ms"``, ``"2min"``; a zero needs no unit.
     what : str
-        What is being read, the beginning of an error message; empty: the caller says it (`located`).
+        The name of the quantity, to begin an error message; empty: the caller adds it (`located`).
 
     Raises
     ------
     UnitError
-        No number, no unit, a wrong unit, a negative or an absurdly large quantity.
+        No number, no unit, a wrong unit, or a negative or absurdly large quantity.
 
     Examples
     --------
@@ -197,7 +197,7 @@ def parse_duration(value: object, *, what: str = "duration") -> int:
 
 
 def parse_bytes(value: object, *, what: str = "size") -> int:
-    """Read an amount of data, in whole bytes; otherwise as :func:`parse_duration`.
+    """Read an amount of data, in whole bytes; otherwise like :func:`parse_duration`.
 
     Examples
     --------
@@ -208,7 +208,7 @@ def parse_bytes(value: object, *, what: str = "size") -> int:
 
 
 def parse_bandwidth(value: object, *, what: str = "bandwidth") -> int:
-    """Read a bandwidth, in whole bytes/s and never zero; otherwise as :func:`parse_duration`.
+    """Read a bandwidth, in whole bytes/s and never zero; otherwise like :func:`parse_duration`.
 
     Examples
     --------
@@ -219,7 +219,7 @@ def parse_bandwidth(value: object, *, what: str = "bandwidth") -> int:
 
 
 def parse_flops(value: object, *, what: str = "flops") -> int:
-    """Read an amount of computation, in whole flop; otherwise as :func:`parse_duration`.
+    """Read an amount of computation, in whole flop; otherwise like :func:`parse_duration`.
 
     ``FLOPs`` is the plural and accepted; ``FLOPS`` is a rate and refused.
 
@@ -232,7 +232,7 @@ def parse_flops(value: object, *, what: str = "flops") -> int:
 
 
 def parse_flop_rate(value: object, *, what: str = "rate") -> int:
-    """Read a computation rate, in whole flop/s and never zero; otherwise as :func:`parse_duration`.
+    """Read a computation rate, in whole flop/s and never zero; otherwise like :func:`parse_duration`.
 
     Examples
     --------
@@ -243,7 +243,7 @@ def parse_flop_rate(value: object, *, what: str = "rate") -> int:
 
 
 def parse_frequency(value: object, *, what: str = "frequency") -> int:
-    """Read a frequency, in whole hertz and never zero; otherwise as :func:`parse_duration`.
+    """Read a frequency, in whole hertz and never zero; otherwise like :func:`parse_duration`.
 
     Examples
     --------
@@ -254,7 +254,7 @@ def parse_frequency(value: object, *, what: str = "frequency") -> int:
 
 
 def parse_power(value: object, *, what: str = "power") -> int:
-    """Read a power, in whole milliwatts; otherwise as :func:`parse_duration`.
+    """Read a power, in whole milliwatts; otherwise like :func:`parse_duration`.
 
     Examples
     --------
@@ -265,7 +265,7 @@ def parse_power(value: object, *, what: str = "power") -> int:
 
 
 def parse_energy(value: object, *, what: str = "energy") -> int:
-    """Read an energy, in whole picojoules (a milliwatt for a ns); otherwise as :func:`parse_duration`.
+    """Read an energy, in whole picojoules (milliwatts times ns); otherwise like :func:`parse_duration`.
 
     Examples
     --------
@@ -276,7 +276,7 @@ def parse_energy(value: object, *, what: str = "energy") -> int:
 
 
 def parse_rate(value: object, *, what: str = "rate") -> float:
-    """Read how often something happens: ``8/s``, or ``"90/min"``; otherwise as :func:`parse_fraction`.
+    """Read a frequency of events, such as ``8/s`` or ``"90/min"``; otherwise like :func:`parse_fraction`.
 
     Examples
     --------
@@ -320,19 +320,19 @@ def _share(value: object) -> float:
 
 
 def parse_limit(value: object, parse: Callable[..., int], *, what: str = "limit") -> int | None:
-    """Read a quantity that may be ``unlimited``, as None.
+    """Read a quantity that may be ``unlimited``, which is returned as None.
 
-    None rather than ``math.inf``: a type checker then asks every user of a limit what it does without
-    one, and no floating point enters integer arithmetic.
+    None rather than ``math.inf``: a type checker then makes every user of a limit handle its absence, and no
+    floating point enters integer arithmetic.
 
     Parameters
     ----------
     value : object
-        ``"unlimited"``, ``"inf"``, a float infinity (YAML's ``.inf``), or what `parse` reads.
+        ``"unlimited"``, ``"inf"``, a float infinity (YAML's ``.inf``), or anything that `parse` accepts.
     parse : callable
         One of the parsers of this module, such as :func:`parse_bytes`.
     what : str
-        What is being read, the beginning of an error message.
+        The name of the quantity, to begin an error message.
 
     Examples
     --------
@@ -409,7 +409,7 @@ def _parse(value: object, dimension: Dimension, what: str) -> int:
 
 @lru_cache(maxsize=1024)
 def _said(text: str, dimension: str) -> int:
-    """Read a quantity; a long file says the same ones again and again."""
+    """Read a quantity; cached, because a long file repeats the same ones."""
     return _whole(text, next(each for each in DIMENSIONS if each.name == dimension))
 
 
@@ -436,19 +436,19 @@ def _whole(value: object, dimension: Dimension) -> int:
 
 
 def _split(value: object, accepted: str) -> tuple[Fraction, str]:
-    """Return the exact number and the text of the unit behind it."""
+    """Return the exact number and the text of the unit after it."""
     if isinstance(value, bool) or not isinstance(value, (str, int, float, Decimal, Fraction)):
         raise UnitError(f"{clipped(value)} is not a quantity; {accepted}")
     if not isinstance(value, str):
         if not isinstance(value, int) and not math.isfinite(value):
             raise UnitError(f"{value} is not a finite number; {accepted}")
-        # A float in a file was a short decimal (0.8): its shortest spelling is what was meant.
+        # A float in a file was a short decimal (0.8), so its shortest spelling is the intended number.
         return Fraction(str(value) if isinstance(value, float) else value), ""
     match = _NUMBER.fullmatch(value.strip())
     if match is None:
         raise UnitError(f"{clipped(value)} is not a number and a unit; {accepted}")
     sign, digits, unit = match.groups()
-    # 80 digits are what 2**63 - 1 bytes take in EiB; more would only make a fraction of any size.
+    # 80 digits are enough for 2**63 - 1 bytes in EiB; more would only make a fraction of arbitrary size.
     mantissa, _, exponent = digits.lower().partition("e")
     if len(mantissa) > 80 or len(exponent) > 3:
         raise UnitError(f"{clipped(value)} has too many digits")
@@ -459,7 +459,7 @@ def _split(value: object, accepted: str) -> tuple[Fraction, str]:
 
 
 def _wrong_unit(unit: str, dimension: Dimension) -> str:
-    """Say what is wrong with `unit`: it measures something else, or it is a misspelling."""
+    """Return what is wrong with `unit`: it measures something else, or it is a misspelling."""
     for other in DIMENSIONS:
         if unit in other.units:
             return f"is {other.name}, not {dimension.name}"
@@ -486,7 +486,7 @@ def _format(
 
 
 def _rounded(size: Fraction, digits: int | None) -> Fraction:
-    """Keep `digits` significant digits of `size`, and its whole part in any case."""
+    """Return `size` rounded to `digits` significant digits, but with its whole part intact."""
     if digits is None:
         return size
     scale = 10 ** max(0, digits - len(str(math.floor(size))))

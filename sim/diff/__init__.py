@@ -1,1 +1,1 @@
-"""Two schedules compared: which ops moved, which first, and why."""
+"""Comparison of two schedules: which ops moved, which first, and why."""

@@ -1,8 +1,8 @@
-"""What kept a row from starting at some time, as well as its schedule knows.
+"""What kept a row from starting at some time, as far as its schedule tells.
 
-A trace knows everything: reasons and sentences are those of `sim.explain`. A table of ops knows when each was
-ready, issued and started, and why it waited; who stood in the way is then whoever ended at that instant, or
-ran before it on its lane.
+A trace has all the information: reasons and sentences are those of `sim.explain`. A table of ops has the
+times at which each was ready, issued and started, and why it waited; the blocker is then the op that ended at
+that instant, or ran before it on its lane.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sim.explain.idle import held_up
 from sim.explain.sentences import blame, row_text
 
 UNEXPLAINED: Final = "unexplained"
-"""In a recording: nothing that was recorded held the op up any more."""
+"""In a recording: no recorded reason held the op up any more."""
 
 
 class Blocker(NamedTuple):
@@ -31,9 +31,9 @@ class Blocker(NamedTuple):
     reason : str
         One of `sim.explain.idle.REASONS`, or `UNEXPLAINED`.
     told : str
-        Who or what was in the way, in a sentence.
+        A sentence on what was in the way.
     row : int
-        The row that was in the way; the row itself where it was being issued or launched; -1: none.
+        The row that was in the way; the row itself if it was being issued or launched; -1: none.
     """
 
     reason: str
@@ -42,7 +42,7 @@ class Blocker(NamedTuple):
 
 
 def waits_of(schedule: OpSchedule, row: int) -> dict[str, int]:
-    """Return for how long a row waited before its start, by reason; they add up to its start.
+    """Return how long a row waited before its start, by reason; the times add up to its start.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ def waits_of(schedule: OpSchedule, row: int) -> dict[str, int]:
 
 
 def began_ns(schedule: OpSchedule, row: int, reason: str) -> int | None:
-    """Return since when a row waited for a reason; None if it never did.
+    """Return when a row began to wait for a reason; None if it never did.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ def began_ns(schedule: OpSchedule, row: int, reason: str) -> int | None:
 
 
 def issued_ns(schedule: OpSchedule, row: int) -> int | None:
-    """Return when a row was issued, if that is known."""
+    """Return when a row was issued, if known."""
     if schedule.told is not None:
         return int(schedule.told.issue_ns[row])
     f = schedule.facts
@@ -96,14 +96,14 @@ def held_at(schedule: OpSchedule, row: int, at_ns: int) -> Blocker | None:
         return Blocker(reason, told, UNSET)
     if row >= f.n:
         return _held_transfer(f, row, at_ns, reason)
-    if reason in ("issue", "policy") and at_ns < f.taken[row]:  # now one, now the other
+    if reason in ("issue", "policy") and at_ns < f.taken[row]:  # the reason may alternate
         busy = f.issuers_busy.between(np.array([at_ns]), np.array([at_ns + 1]), f.group[[row]])
         reason = "issue" if busy[0] else "policy"
     return Blocker(reason, blame(f, reason, row, at_ns), _in_the_way(f, row, at_ns, reason))
 
 
 def _pieces(schedule: OpSchedule, row: int) -> Iterator[tuple[str, int, int]]:
-    """Yield (reason, begin, length) of what a row waits for, until its start; they follow one another."""
+    """Yield (reason, begin, length) of a row's waits until its start; they follow one another."""
     f, start = schedule.facts, int(schedule.start_ns[row])
     if f is None:
         yield from _pieces_in_table(schedule, row)
@@ -121,12 +121,12 @@ def _pieces(schedule: OpSchedule, row: int) -> Iterator[tuple[str, int, int]]:
     at, since, until = np.array([row]), np.array([there]), np.array([start])
     pieces = [(reason, int(begin[0]), int(ns[0])) for reason, begin, ns in held_up(f, at, since, until)]
     for k, (reason, begin, ns) in enumerate(pieces):
-        # Issuers were busy for a part of the same stretch, and the policy counts for the rest of it.
+        # Issuers were busy for part of the same stretch, and the policy counts for the rest of it.
         yield reason, begin + (pieces[0][2] if k == 1 else 0), ns
 
 
 def _in_the_way(f: DerivedColumns, row: int, at_ns: int, reason: str) -> int:
-    """Return the row that a reason names."""
+    """Return the row that a reason refers to."""
     if reason in ("dependency", "host", "event"):
         last = int(f.last_producer[row])
         return int(f.last_producer[last]) if last >= f.n and reason != "event" else last
@@ -228,7 +228,7 @@ def _held_in_table(schedule: OpSchedule, row: int, at_ns: int, reason: str) -> B
 
 
 def _issued_first(schedule: OpSchedule, told: RowNotes, row: int, at_ns: int) -> str:
-    """Say what the issuer of a row issues, or executes, from a time until it takes it; empty: unknown."""
+    """Return what the issuer of a row issues, or executes, from a time until it takes it; empty: unknown."""
     if not told.issuer[row]:
         return ""
     mine = np.array([issuer == told.issuer[row] for issuer in told.issuer]) & schedule.compared

@@ -23,9 +23,9 @@ from sim.explain.idle import idle_reasons
 from sim.explain.path import executed_path
 
 # ----------------------------------------------------------------------------------------------------------
-# The longest common subsequence of two sequences: which events of two recordings are the same ones.
+# The longest common subsequence of two sequences: which events of two recordings correspond.
 #
-# Each column of the textbook's table grows by 0 or 1 from row to row, so that a column is a row of bits, and
+# Each column of the textbook table grows by 0 or 1 from row to row, so that a column is a row of bits, and
 # one addition of long integers makes the next (Hyyrö, "Bit-parallel LCS-length computation revisited",
 # 2004):
 #
@@ -34,27 +34,27 @@ from sim.explain.path import executed_path
 #     a   1 1 1 2 2      0 1 1 0 1
 #
 # Long sequences are aligned in windows, of which the first half counts: time is linear in their length, and
-# no event is paired with one that stands further away than a window.
+# no event is paired with one further away than a window.
 
 _WINDOW: Final = 8_192
 
 
 def common_subsequence(a: IntArray, b: IntArray, window: int = _WINDOW) -> tuple[IntArray, IntArray]:
-    """Return positions in `a` and in `b` of equal entries, both ascending, as many as can be.
+    """Return positions in `a` and in `b` of equal entries, both ascending, as many as possible.
 
     Parameters
     ----------
     a, b : array of int64
         Codes.
     window : int
-        Sequences that are longer are aligned piece by piece.
+        Longer sequences are aligned piece by piece.
 
     Examples
     --------
     >>> common_subsequence(np.array([1, 2, 3, 1, 2]), np.array([3, 1, 2, 2]))
     (array([2, 3, 4]), array([0, 1, 2]))
     """
-    if (len(b), b.tolist()) < (len(a), a.tolist()):  # of several answers the same one either way round
+    if (len(b), b.tolist()) < (len(a), a.tolist()):  # so that the answer does not depend on the order
         other, mine = common_subsequence(b, a, window)
         return mine, other
     found = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
@@ -80,7 +80,7 @@ def common_subsequence(a: IntArray, b: IntArray, window: int = _WINDOW) -> tuple
 
 
 def _aligned(a: IntArray, b: IntArray) -> tuple[IntArray, IntArray]:
-    """Return a longest common subsequence of two sequences of at most a window."""
+    """Return a longest common subsequence of two sequences no longer than a window."""
     where: dict[int, int] = {}
     for position, code in enumerate(a.tolist()):
         where[code] = where.get(code, 0) | 1 << position
@@ -108,9 +108,9 @@ def _aligned(a: IntArray, b: IntArray) -> tuple[IntArray, IntArray]:
 # ----------------------------------------------------------------------------------------------------------
 # Which rows of two schedules are the same op.
 #
-# By name, iteration and loop; the n-th of such rows is the n-th of the other. Importers number what was
-# recorded (``gemm.17``), so that one kernel more gives other names to all that follow: there rows are the
-# same that do the same in the same order on a lane (`sim.diff.differences`), if that finds more of them.
+# Rows are matched by name, iteration and loop; the n-th row with equal ones matches the n-th of the other.
+# Importers number recorded kernels (``gemm.17``), so one extra kernel renames all that follow: then rows are
+# matched by label and order on a lane (`sim.diff.differences`), if that matches more of them.
 
 
 class Pairs(NamedTuple):
@@ -130,7 +130,7 @@ class Pairs(NamedTuple):
 
 
 def matched(a: OpSchedule, b: OpSchedule) -> Pairs:
-    """Return which rows of two schedules are the same op, each row at most once."""
+    """Return the pairs of rows of two schedules that are the same op, with each row at most once."""
     n_a, n_b = int(a.compared.sum()), int(b.compared.sum())
     of_b = _keys(b)
     named = _pairs([(row, of_b[key]) for key, row in _keys(a).items() if key in of_b], "name")
@@ -142,7 +142,7 @@ def matched(a: OpSchedule, b: OpSchedule) -> Pairs:
 
 
 def _keys(schedule: OpSchedule) -> dict[tuple[object, ...], int]:
-    """Return what identifies each row that is compared -> the row."""
+    """Return the key that identifies each compared row → the row."""
     rows = np.flatnonzero(schedule.compared)
     rows = rows[np.argsort(schedule.start_ns[rows], kind="stable")].tolist()
     iteration = schedule.iteration.tolist()
@@ -161,7 +161,7 @@ def _by_order(a: OpSchedule, b: OpSchedule) -> Pairs:
     labels = (a.labels, b.labels)
     if a.kernels is not None and b.kernels is not None:
         labels = (a.kernels, b.kernels)
-    codes = {label: k for k, label in enumerate(sorted({*labels[0], *labels[1]}))}  # whichever comes first
+    codes = {label: k for k, label in enumerate(sorted({*labels[0], *labels[1]}))}  # independent of order
     of_a, of_b = (np.array([codes[label] for label in each], np.int64) for each in labels)
     pairs: list[tuple[int, int]] = []
     for rows, others in _lanes_that_correspond(_rows_of_lanes(a), _rows_of_lanes(b), of_a, of_b):
@@ -171,7 +171,7 @@ def _by_order(a: OpSchedule, b: OpSchedule) -> Pairs:
 
 
 def _rows_of_lanes(schedule: OpSchedule) -> dict[str, dict[str, IntArray]]:
-    """Return device -> lane -> the rows on it in order of time; all in their own order."""
+    """Return device → lane → the rows on it in order of time, with devices and lanes in their own order."""
     rows = np.flatnonzero(schedule.compared)
     rows = rows[np.lexsort((rows, schedule.start_ns[rows], schedule.lane[rows]))]
     used, first = np.unique(schedule.lane[rows], return_index=True)
@@ -186,10 +186,10 @@ def _rows_of_lanes(schedule: OpSchedule) -> dict[str, dict[str, IntArray]]:
 def _lanes_that_correspond(
     a: dict[str, dict[str, IntArray]], b: dict[str, dict[str, IntArray]], of_a: IntArray, of_b: IntArray
 ) -> Iterator[tuple[IntArray, IntArray]]:
-    """Yield the rows of lanes that do the same: of one device, with most events in common first.
+    """Yield the rows of corresponding lanes of one device, those with most events in common first.
 
-    Two recordings number their streams and threads differently. Devices go by name; those of other names by
-    their order, if they are as many.
+    Two recordings number their streams and threads differently. Devices are matched by name; the others, by
+    order, if there are equally many.
     """
     left, right = [name for name in a if name not in b], [name for name in b if name not in a]
     devices = [(name, name) for name in a if name in b]
@@ -226,9 +226,9 @@ class Move(NamedTuple):
     by_ns : int
         How much later they start in B.
     ops : int
-        How many.
+        Number of ops.
     first : int
-        Position in `Differences.pairs` of the one that starts first.
+        Position in `Differences.pairs` of the op that starts first.
     """
 
     by_ns: int
@@ -237,17 +237,17 @@ class Move(NamedTuple):
 
 
 class KindChange(NamedTuple):
-    """How long ops of one kind last, of those that are in both.
+    """Durations of the ops of one kind that are in both schedules.
 
     Attributes
     ----------
     kind : str
     ops : int
-        How many last longer or shorter.
+        Number of ops that last longer or shorter.
     a_ns, b_ns : int
-        How long all of the kind last.
+        Total duration of all ops of the kind.
     most : int
-        Position in `Differences.pairs` of the one that changed most.
+        Position in `Differences.pairs` of the op that changed most.
     """
 
     kind: str
@@ -259,7 +259,7 @@ class KindChange(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Differences:
-    """What differs between two schedules.
+    """The differences between two schedules.
 
     Attributes
     ----------
@@ -297,7 +297,7 @@ class Differences:
 
     @cached_property
     def relaned(self) -> BoolArray:
-        """Which pairs run on another stream or worker; none if lanes were paired by what they do."""
+        """Which pairs run on another stream or worker; none if lanes were matched by their contents."""
         if self.pairs.by == "order":
             return np.zeros(len(self.pairs.a), bool)
         codes = Codes[str]()
@@ -306,12 +306,12 @@ class Differences:
 
     @cached_property
     def only_a(self) -> IntArray:
-        """Rows that are in A alone, in order of time."""
+        """Rows that are only in A, in order of time."""
         return _left(self.a, self.pairs.a)
 
     @cached_property
     def only_b(self) -> IntArray:
-        """Rows that are in B alone, in order of time."""
+        """Rows that are only in B, in order of time."""
         return _left(self.b, self.pairs.b)
 
     @property
@@ -328,7 +328,7 @@ class Differences:
         return self._first_of(at) if len(at) else None
 
     def _first_of(self, at: IntArray) -> int:
-        """Return the pair that starts first; of those at one time in one, the first in the other; by name."""
+        """Return the pair with the earliest start; ties break by the later start, then by name."""
         earlier, later = self._starts(at)
         some = earlier == earlier.min()
         found: list[int] = at[some][later[some] == later[some].min()].tolist()
@@ -340,7 +340,7 @@ class Differences:
         return np.minimum(a, b), np.maximum(a, b)
 
     def _identity(self, k: int) -> list[tuple[str, int, str, str]]:
-        """Return what orders pairs of one time, whichever of the two schedules is A."""
+        """Return a key that orders simultaneous pairs, whichever schedule is A."""
         sides = ((self.a, int(self.pairs.a[k])), (self.b, int(self.pairs.b[k])))
         return sorted(
             (each.names[row], int(each.iteration[row]), each.frame_of(row), each.lane_of(row))
@@ -348,12 +348,12 @@ class Differences:
         )
 
     def moves(self, top: int) -> list[Move]:
-        """Return those that moved most; ops that moved by the same time are one entry.
+        """Return the largest moves; ops that moved by the same time form one entry.
 
         Parameters
         ----------
         top : int
-            At most so many entries.
+            Maximum number of entries.
         """
         at = np.flatnonzero(self.moved)
         each, which, count = np.unique(self.moved_ns[at], return_inverse=True, return_counts=True)
@@ -365,14 +365,14 @@ class Differences:
         return [found[k] for k in largest[:top]]
 
     def largest(self, ns: IntArray, top: int) -> list[int]:
-        """Return the positions of the pairs for which some difference is largest; none where it is 0.
+        """Return the positions of the pairs with the largest differences, without those of 0.
 
         Parameters
         ----------
         ns : array of int64
-            Of each pair.
+            The difference for each pair.
         top : int
-            At most so many.
+            Maximum number of positions.
         """
         at = np.flatnonzero(ns)
         cut = np.sort(np.abs(ns[at]))[::-1][:top]
@@ -385,12 +385,12 @@ class Differences:
         return [int(at[k]) for k in order[:top]]
 
     def kinds(self, top: int) -> list[KindChange]:
-        """Return the kinds of which ops last longer or shorter, those that changed most in all first.
+        """Return the kinds whose ops last longer or shorter, the largest total change first.
 
         Parameters
         ----------
         top : int
-            At most so many.
+            Maximum number of kinds.
         """
         at = np.flatnonzero(self.resized)
         found: list[KindChange] = []
@@ -441,24 +441,24 @@ def _left(schedule: OpSchedule, paired: IntArray) -> IntArray:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Where the time of two schedules went: idle devices by reason, and what the critical path consists of.
+# How the use of time differs between two schedules: idle devices by reason, and the critical path.
 
 IDLE: Final = "idle"
-"""The one reason of a table, which knows no others."""
+"""The only reason in a table, which has no others."""
 
 Both = tuple[int, int]
 """ns in A and in B."""
 
 
 class PathChange(NamedTuple):
-    """How the critical paths of two schedules differ.
+    """The difference between the critical paths of two schedules.
 
     Attributes
     ----------
     only_a, only_b : list of int
-        Rows of ops that are on the path in one of them only, the longest first.
+        Rows of ops that are on the path in only one of them, the longest first.
     both : int
-        How many ops are on both.
+        Number of ops that are on both.
     """
 
     only_a: list[int]
@@ -467,10 +467,10 @@ class PathChange(NamedTuple):
 
 
 def idle_change(d: Differences) -> dict[str, dict[str, Both]]:
-    """Return device -> reason -> how long it was idle for that reason in A and in B, in ns.
+    """Return device → reason → its idle time for that reason in A and in B, in ns.
 
-    Where one of the two is a table, which says no reasons, all idle time is ``idle``. A table knows devices
-    on which something ran, no others: those are left out.
+    If one of the two is a table, which has no reasons, all idle time is ``idle``. A table has only devices
+    on which something ran: others are left out.
     """
     plain = d.a.facts is None or d.b.facts is None
     of_a, of_b = (_idle(each, plain) for each in (d.a, d.b))
@@ -504,7 +504,7 @@ def _idle(schedule: OpSchedule, plain: bool) -> dict[str, dict[str, int]]:
 
 
 def path_change(d: Differences) -> PathChange | None:
-    """Return how the critical paths differ; None where one of the two is a table, whose path nobody knows."""
+    """Return how the critical paths differ; None if either is a table, whose path is unknown."""
     if d.a.facts is None or d.b.facts is None:
         return None
     rows_a, rows_b = _path(d.a), _path(d.b)
@@ -520,7 +520,7 @@ def path_change(d: Differences) -> PathChange | None:
 
 
 def _path(schedule: OpSchedule) -> list[int]:
-    """Return the ops of the path, the longest first."""
+    """Return the ops on the path, the longest first."""
     facts = schedule.facts
     assert facts is not None
     steps = executed_path(facts.trace, facts)

@@ -1,7 +1,7 @@
-"""Schedules out of tables of ops, as `sim run --ops` writes them.
+"""Schedules from tables of ops, as written by `sim run --ops`.
 
-A table needs ``op``, ``start_ns`` and ``end_ns``; the other columns of `sim.export.tables.task_table` tell
-more. One of several runs has a column ``policy``, which says of which run a row is.
+A table needs ``op``, ``start_ns`` and ``end_ns``; the other columns of `sim.export.tables.task_table` are
+optional. A table of several runs has a column ``policy``, which gives the run of each row.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def read_ops_table(path: StrPath) -> pd.DataFrame:
     Raises
     ------
     InputError
-        No such file, no table, a column that is missing, a time that is no whole number.
+        No such file, not a table, a missing column, or a time that is not a whole number.
     MissingExtraError
         Parquet without pyarrow.
     """
@@ -57,13 +57,13 @@ def read_ops_table(path: StrPath) -> pd.DataFrame:
             table = pd.read_parquet(io.BytesIO(content), engine="pyarrow")
         elif name.endswith(".csv"):
             table = pd.read_csv(io.BytesIO(content), keep_default_na=False, dtype=str)
-            if b"'" in content or b"\\u00" in content:  # else none of a million rows has to be asked
+            if b"'" in content or b"\\u00" in content:  # otherwise no row needs unescaping
                 table = table.map(text_of_csv)
         else:
             table = pd.DataFrame(json.loads(content))
     except InputError:
         raise
-    except Exception as error:  # each of the three readers has errors of its own
+    except Exception as error:  # each of the three readers raises errors of its own
         what = " ".join(f"{error}".split())[:200]
         raise InputError(f"{path}: no table of ops, as `sim run --ops` writes one ({what})") from None
     for column in _NEEDED:
@@ -87,17 +87,17 @@ def read_ops_table(path: StrPath) -> pd.DataFrame:
 
 
 def runs_in(table: pd.DataFrame) -> list[str]:
-    """Return the policies of which a table holds runs, in order; none where it holds one."""
+    """Return the policies of the runs in a table, in order; empty if it holds one unnamed run."""
     return [] if "policy" not in table.columns else [str(each) for each in dict.fromkeys(table["policy"])]
 
 
 def has_run(path: StrPath, policy: str) -> bool:
-    """Whether there is a table, and what it holds is one run without a name, or a run of that name.
+    """Whether a table exists and holds one unnamed run, or a run of that name.
 
     Raises
     ------
     InputError
-        There is something else.
+        The file is something else.
     """
     if not os.path.exists(path):
         return False
@@ -106,12 +106,12 @@ def has_run(path: StrPath, policy: str) -> bool:
 
 
 def schedule_of_table(path: StrPath, table: pd.DataFrame, policy: str | None = None) -> OpSchedule:
-    """Return the schedule that a table holds, or that of one of its runs.
+    """Return the schedule of the only run in a table, or of the named one.
 
     Raises
     ------
     InputError
-        It holds several runs, and none is named, or another one.
+        It holds several runs and none is named, or not the named one.
     """
     runs = runs_in(table)
     if policy is not None and policy not in runs:
@@ -173,7 +173,7 @@ def schedule_of_table(path: StrPath, table: pd.DataFrame, policy: str | None = N
 
 
 def _column(table: pd.DataFrame, name: str, missing: str = "") -> list[str]:
-    """Return a column as text; `missing` for what is not there."""
+    """Return a column as text, with `missing` for absent values."""
     if name not in table.columns:
         return [missing] * len(table)
     column: Any = table[name]
@@ -184,7 +184,7 @@ def _column(table: pd.DataFrame, name: str, missing: str = "") -> list[str]:
 
 
 def _codes(values: list[str]) -> tuple[list[str], IntArray]:
-    """Return the different values in order of first use, and which of them each is."""
+    """Return the distinct values in order of first use, and the index of each value."""
     numbers = Codes[str]()
     code = numbers.of(values)
     return list(numbers), code
@@ -197,7 +197,7 @@ def _whole(path: StrPath, table: pd.DataFrame, column: str) -> IntArray:
     if plain.dtype.kind == "i":
         return plain.astype(np.int64)
     if plain.dtype.kind == "U":
-        with suppress(ValueError, OverflowError):  # some are no numbers: below it is said which
+        with suppress(ValueError, OverflowError):  # if some are not numbers, the loop below says which
             return plain.astype(np.int64)
     found = np.empty(len(values), np.int64)
     for row, value in enumerate(values):
@@ -214,7 +214,7 @@ def _whole(path: StrPath, table: pd.DataFrame, column: str) -> IntArray:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# A run against a table of the ops of an earlier one: what changed, and the first op that moved.
+# Comparison of a run with a table of the ops of an earlier one: what changed, and the first op that moved.
 #
 #     the makespan is 80 us, not 50 us
 #     of 4 ops in both 2 start at another time
@@ -222,26 +222,26 @@ def _whole(path: StrPath, table: pd.DataFrame, column: str) -> IntArray:
 #       in this run at 0 ns 'c' is ready and an issuer is free, but in-order runs 'b' first
 
 _MOST: Final = 5
-"""Names of ops that are new or gone."""
+"""Maximum number of new or missing ops that are named."""
 
 
 def against_table(trace: Record, path: StrPath, policy: str | None = None, *, over_ns: int = 0) -> list[str]:
-    """Say what differs between a run and the table of an earlier one, a line each; no line if nothing does.
+    """Return the differences between a run and the table of an earlier one, as lines; empty if none.
 
     Parameters
     ----------
     trace : Trace
     path : path
-        A table that `sim run --ops` wrote.
+        A table written by `sim run --ops`.
     policy : str, optional
-        What the run is called. If the table has several runs, it is the one of that name.
+        The name of the run. In a table of several runs, it selects the run of that name.
     over_ns : int
         Starts, durations and makespans that differ by no more count as equal.
 
     Raises
     ------
     InputError
-        There is no such file, it is no table of ops, or it holds several runs, and none of that name.
+        No such file, not a table of ops, or it holds several runs and none of that name.
     """
     table = read_ops_table(path)
     golden = schedule_of_table(path, table, policy if len(runs_in(table)) > 1 else None)
@@ -273,7 +273,7 @@ def _ops(n: int) -> str:
 
 
 def _first(d: Differences, golden: str) -> list[str]:
-    """Name the first op that moved, and why; if none has, what lasts longer or runs elsewhere."""
+    """Return the first op that moved, and why; if none has, one that lasts longer or runs elsewhere."""
     why = why_first_moved(d, (golden, "this run"))
     if why is not None:
         now, then = told_apart(int(d.b.start_ns[why.b]), int(d.a.start_ns[why.a]))

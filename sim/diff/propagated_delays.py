@@ -1,8 +1,8 @@
 """Why the first op whose start moved has moved.
 
 At the earlier of its two starts it starts in one schedule and not in the other: what held it up there is the
-cause. Whoever stood in its way ran at another time itself, or longer, or ahead of it, or is not in the other
-schedule at all; or nobody changed, and it does not wait for them there::
+cause. The op in its way ran at another time, or longer, or ahead of it, or is not in the other schedule at
+all; or nothing about that op changed, and in the other schedule the first op does not wait for it::
 
     A   ▇a▇▇b▇         at 4 b starts in A; in B it needs a, which still runs
     B   ▇a▇▇▇▇b▇       a lasts 4 in A, 7 in B
@@ -23,11 +23,11 @@ from sim.diff.schedule import OpSchedule
 from sim.explain.derived import DerivedColumns
 
 _MOST: Final = 8
-"""Links of a chain; it is short, as nothing before the first op that moved has moved."""
+"""Maximum length of a chain; it is short, as nothing before the first op that moved has moved."""
 
 
 _OF_A_LANE: Final = ("issue", "policy", "stream", "launch")
-"""Reasons that are another lane's no longer."""
+"""Reasons that no longer apply on another lane."""
 
 
 class Why(NamedTuple):
@@ -36,18 +36,18 @@ class Why(NamedTuple):
     Attributes
     ----------
     a, b : int
-        Its rows.
+        Its rows in A and B.
     later : str
-        ``a`` or ``b``: where it starts later.
+        ``a`` or ``b``: the schedule in which it starts later.
     reason : str
         What holds it up there: one of `sim.explain.idle.REASONS`, or ``unexplained``.
     root : str
-        What has changed: ``duration``, ``order``, ``only`` (the op in its way is not in the other schedule),
+        What changed: ``duration``, ``order``, ``only`` (the op in its way is not in the other schedule),
         ``wait`` (it does not wait for that op there), ``cost`` (of issuing or launching it), or ``unknown``.
     chain : tuple of str
         Sentences: what holds it up, then what has changed.
     waited_a, waited_b : dict of str to int
-        For how long it waited before its start, by reason, in ns.
+        How long it waited before its start, by reason, in ns.
     """
 
     a: int
@@ -61,13 +61,13 @@ class Why(NamedTuple):
 
 
 def why_first_moved(d: Differences, names: tuple[str, str] = ("A", "B")) -> Why | None:
-    """Return why the first op that moved has moved; None if none has.
+    """Return why the first op that moved has moved; None if none has moved.
 
     Parameters
     ----------
     d : Differences
     names : (str, str)
-        What sentences call the two schedules.
+        The names of the two schedules in sentences.
 
     Examples
     --------
@@ -93,7 +93,7 @@ def why_first_moved(d: Differences, names: tuple[str, str] = ("A", "B")) -> Why 
 
 
 def told_apart(a_ns: int, b_ns: int) -> tuple[str, str]:
-    """Return two times with as many digits as it takes to tell them apart.
+    """Return two times as text, with as many digits as needed to distinguish them.
 
     Examples
     --------
@@ -107,7 +107,7 @@ def told_apart(a_ns: int, b_ns: int) -> tuple[str, str]:
 
 
 class _Change(NamedTuple):
-    """What has changed, in a word and in a sentence; which rows to ask next, and when, if that is not all."""
+    """What changed, as a word and a sentence; and, if that is not all, the rows and time to examine next."""
 
     root: str
     told: str = ""
@@ -115,7 +115,7 @@ class _Change(NamedTuple):
 
 
 class _Chain:
-    """Follows what stood in the way, from the schedule in which an op starts later."""
+    """Follows the ops that stood in the way, from the schedule in which an op starts later."""
 
     def __init__(self, d: Differences, later: str, names: tuple[str, str]) -> None:
         forth = dict(zip(d.pairs.a.tolist(), d.pairs.b.tolist(), strict=True))
@@ -127,7 +127,7 @@ class _Chain:
 
     @cached_property
     def fillers(self) -> dict[tuple[str, int], int]:
-        """What fills the gaps of a recording, in the schedule in which the op starts earlier."""
+        """Rows that fill the gaps of a recording, in the schedule in which the op starts earlier."""
         rows = np.flatnonzero(~self.early.compared).tolist()
         return {(self.early.names[row], int(self.early.iteration[row])): row for row in rows}
 
@@ -155,7 +155,7 @@ class _Chain:
         return Why(a, b, self.later, reason, root, tuple(told), *waited)
 
     def _changed(self, late: int, early: int, held: Blocker, at_ns: int) -> _Change:
-        """Say what differs about what held a row up."""
+        """Return what differs about the row that held another one up."""
         row, reason = held.row, held.reason
         if row == UNSET:
             return _Change("unknown")
@@ -188,7 +188,7 @@ class _Chain:
         return _Change("wait", f"in {self.in_early} {name} runs at the same time, {where}")
 
     def _overtaken(self, late: int, early: int) -> _Change | None:
-        """Say which op its issuer takes before it here and after it in the other schedule, if any."""
+        """Return the op that its issuer takes before it here but after it in the other schedule, if any."""
         f = self.late.facts
         ahead = UNSET if f is None or late >= f.n else int(f.before_at_issuer[late])
         other = self.partner.get(ahead)
@@ -202,7 +202,7 @@ class _Chain:
         return _Change("order", f"in {self.in_early} {x} comes before {name}, which {when}")
 
     def _cost(self, late: int, early: int, reason: str) -> _Change:
-        """Compare what issuing or launching took; what took as long began later, and waited before."""
+        """Compare the costs of issuing or launching; if equal, it began later, having waited before."""
         took = tuple(
             waits_of(schedule, row).get(reason, 0)
             for schedule, row in ((self.late, late), (self.early, early))
@@ -214,25 +214,25 @@ class _Chain:
         return _Change("unknown") if begin is None else _Change("unknown", "", (late, early, begin))
 
     def _both(self, late: int, early: int) -> str:
-        """Return two times, that in A first."""
+        """Return two times as text, that in A first."""
         a, b = (early, late) if self.later == "b" else (late, early)
         told = told_apart(a, b)
         return f"{told[0]} in {self.names[0]}, {told[1]} in {self.names[1]}"
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Which ops moved by themselves, and which were carried along by what they wait for.
+# Which ops moved by themselves, and which because of what they wait for.
 #
-# Where an op starts later, it waits for whatever ended last before it: an input, the op before it on its lane
-# or on its communicator, or its issuer. As far as that moved the same way, the op was carried along; the rest
-# is its own:
+# An op that starts later waits for whatever ended last before it: an input, the previous op on its lane or
+# communicator, or its issuer. As far as that moved in the same direction, the op was carried along; the rest
+# of its move is its own:
 #
 #     A   ▇a▇▇b▇▇c▇          b is 3 later by itself (it was launched late)
 #     B   ▇a▇   ▇b▇▇c▇       c is 3 later, and 0 by itself
 
 
 def own_ns(d: Differences) -> IntArray | None:
-    """Return how much of each pair's move is its own; None where one of the schedules is a table.
+    """Return how much of each pair's move is its own; None if one of the schedules is a table.
 
     Parameters
     ----------
@@ -275,7 +275,7 @@ def own_ns(d: Differences) -> IntArray | None:
 
 
 def _causes(schedule: OpSchedule, rows: IntArray) -> tuple[IntArray, BoolArray]:
-    """Return what freed rows last before they started, -1 for nothing, and whether that was as an issuer."""
+    """Return the row that freed each row last before its start (-1: none), and whether by its issuer."""
     f = schedule.facts
     assert f is not None
     start = schedule.start_ns[rows]

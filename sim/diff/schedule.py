@@ -1,4 +1,4 @@
-"""What ran where and when: what a run, a recording and a table of ops have in common.
+"""Which op ran where and when: the common form of a run, a recording and a table of ops.
 
 ::
 
@@ -23,25 +23,25 @@ from sim.explain.derived import DerivedColumns
 from sim.record.record import Record
 
 TRANSFER: Final = "transfer"
-"""Kind of a row that is no op."""
+"""Kind of a row that is not an op."""
 
 FILLERS: Final = ("before", "delay")
-"""Kinds of op with which importers fill what a recording does not explain; nobody recorded them."""
+"""Kinds of op that importers insert for gaps in a recording; they were not recorded."""
 
 _NUMBER: Final = re.compile(r"\.\d+$")
 
 
 @dataclass(frozen=True)
 class RowNotes:
-    """What a table of ops says of each row beside its times.
+    """Further columns of a table of ops, besides its times.
 
     Attributes
     ----------
     ready_ns, issue_ns : array of int64
     wait : sequence of str
-        `sim.record.record.WAITS`.
+        One of `sim.record.record.WAITS` per row.
     issuer : sequence of str
-        Who issued it; empty where the table does not say it.
+        The issuer of each row; empty if the table does not give it.
     """
 
     ready_ns: IntArray
@@ -57,25 +57,25 @@ class OpSchedule:
     Attributes
     ----------
     title : str
-        What it is called.
+        The title of the schedule.
     names : sequence of str
-        Of each row, its op; of a transfer, its tensor.
+        The op of each row; for a transfer, its tensor.
     kinds, devices, lanes, frames : sequence of str
         Vocabularies of the next four. The lane of a transfer is ``gpu0→gpu1``.
     kind, device, lane, frame : array of int64
-        Codes; a transfer has no device (-1), what runs in no loop no frame (-1).
+        Codes; a transfer has no device (-1), a row outside all loops no frame (-1).
     iteration : array of int64
     start_ns, begin_ns, end_ns : array of int64
         A collective starts, and begins once its ranks have met.
     compared : array of bool
-        Whether the row executed, and is no filler.
+        Whether the row executed and is not a filler.
     makespan_ns : int
     facts : Facts, optional
-        Of its trace, whose rows (transfers after tasks) are the rows here.
+        Derived columns of its trace, with the same rows (transfers after tasks).
     told : Told, optional
-        Without a trace: what a table says.
+        The notes of a table, if there is no trace.
     recorded : bool
-        Whether the times were recorded, and not computed.
+        Whether the times were recorded rather than computed.
     """
 
     title: str
@@ -104,12 +104,12 @@ class OpSchedule:
 
     @cached_property
     def lasted_ns(self) -> IntArray:
-        """How long each row took, without waiting for other ranks."""
+        """Duration of each row, without waiting for other ranks."""
         return self.end_ns - self.begin_ns
 
     @cached_property
     def busy_ns(self) -> IntArray:
-        """For how long some op ran, for each device; fillers and waits for ranks do not count."""
+        """Total time in which some op ran on each device, without fillers and waits for ranks."""
         rows = np.flatnonzero(self.compared & (self.device >= 0))
         return union(self.begin_ns[rows], self.end_ns[rows], self.device[rows]).lengths(len(self.devices))
 
@@ -127,7 +127,7 @@ class OpSchedule:
         return self.frames[code] if code >= 0 else ""
 
     def name_of(self, row: int) -> str:
-        """Return what sentences call a row.
+        """Return the name of a row in sentences.
 
         Examples
         --------
@@ -141,17 +141,17 @@ class OpSchedule:
 
     @cached_property
     def iterations(self) -> int:
-        """How many there are."""
+        """The number of iterations."""
         return int(self.iteration.max(initial=0)) + 1
 
     @cached_property
     def labels(self) -> list[str]:
-        """What each row does, without the number that an importer gave it: ``gemm`` of ``gemm.17``."""
+        """Name of each row without the number that an importer gave it: ``gemm`` for ``gemm.17``."""
         return [_NUMBER.sub("", name) for name in self.names]
 
     @cached_property
     def kernels(self) -> list[str] | None:
-        """As `labels`, with whole names of kernels, also of those that calls launch; None without any."""
+        """Like `labels`, but with full kernel names, also of launched kernels; None if there are none."""
         if self.facts is None:
             return None
         graph = self.facts.job.graph
@@ -168,7 +168,7 @@ class OpSchedule:
 
     @cached_property
     def numbered(self) -> bool:
-        """Whether names number the events of one recording, so that another one has other names."""
+        """Whether names number the events of one recording, so that another recording has other names."""
         rows = np.flatnonzero(self.compared).tolist()
         found = sum(self.names[row] != self.labels[row] for row in rows)
         return bool(rows) and 10 * found >= 9 * len(rows)
@@ -183,9 +183,9 @@ def schedule_of(
     ----------
     trace : Trace
     title : str
-        What it is called.
+        The title of the schedule.
     policy : str, optional
-        What sentences call the policy; default: the name of its class.
+        The policy's name in sentences; default: the name of its class.
     recorded : bool
         Whether the times were recorded.
 

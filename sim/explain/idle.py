@@ -1,7 +1,7 @@
 """Why was this device idle? Every idle nanosecond gets one reason.
 
-A device is idle at time t for the sake of one task: among the tasks that it has still to run, the one
-whose inputs are there first. Before they are, nothing could run, whatever the policy::
+A device is idle at time t because of one task: among the tasks that it has still to run, the one whose
+inputs arrive first. Before they arrive, nothing could run, whatever the policy::
 
     idle     ├─────────────────────────────────────────────────────────────────────────┤
     its life │ dependency │ transfer │ issue, policy │ stream │ launch │ event, resources │ start
@@ -12,9 +12,9 @@ whose inputs are there first. Before they are, nothing could run, whatever the p
 dependency
     No task of the device has its inputs: the last producer (anywhere) has not ended.
 host
-    As dependency, of a device that a host launches on, and the last producer is an op of a host's CPU.
+    As dependency, on a device that a host launches on, if the last producer is an op of a host's CPU.
 release
-    Its inputs are there, and the time from which it may run has not come.
+    Its inputs are there, but its release time has not come.
 transfer
     The last input is made and travels, or waits for a link (or for the request for it,
     `sim.readiness.rendezvous`).
@@ -29,21 +29,21 @@ launch
 event
     An event of another stream has to travel.
 resources, memory
-    It cannot start now: cores, SMs or resources of the machine are taken, memory is full. What calls for
-    memory take of an issuer's time is memory, too.
+    It cannot start now: cores, SMs or resources of the machine are taken, or memory is full. The time that an
+    issuer spends on calls for memory also counts as memory.
 communicator
     It is a collective, and an earlier one of its communicator is under way.
 unexplained
-    In a recording it was late, and nothing there says why (an op ``delay`` stands before it on its stream).
+    In a recording it was late for no recorded reason (an op ``delay`` stands before it on its stream).
 recovery
-    A part of the machine had failed, so that nothing more ended here, and all starts anew.
+    A part of the machine failed, so nothing more ended here until the restart.
 late rank
     It is a collective that has started, and another rank has not. The device counts as idle until they have
     met.
 finished
     The device has no more tasks.
 unused
-    It never had one.
+    It never had a task.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ WORDS_OF_REASONS: Final[Mapping[str, tuple[str, str]]] = {
     "finished": ("after its last op", "{device} has no work left"),
     "unused": ("unused", "{device} has no work"),
 }
-"""Reason -> what it is called, and why a run is slower that has more of it."""
+"""Reason → its name, and why a run with more of it is slower."""
 
 REASONS: Final = tuple(WORDS_OF_REASONS)
 
@@ -92,17 +92,17 @@ _LAST: Final = {
 """What may hold up a task that is issued, whose lane is free and whose launch has arrived."""
 
 _SAID: Final = (Wait.MEMORY, Wait.RESOURCES, Wait.COMMUNICATOR)
-"""Those of which the trace itself says that it was the last."""
+"""Reasons that the trace itself records as the last one."""
 
 
 _OF_NO_RECORDING: Final = ("event", "policy", "resources")
-"""What the rest of a wait is put down to in a simulated run; in a recording nothing says so."""
+"""Reasons for the rest of a wait in a simulated run; a recording has no evidence for them."""
 
 
 class IdlePieces(NamedTuple):
     """Stretches of idle time with one reason each.
 
-    A stretch in which the issuers were busy for a part of the time is there twice, for ``issue`` and for
+    A stretch in which the issuers were busy for part of the time appears twice, for ``issue`` and for
     ``policy``, with the same start; lengths add up to the idle time of the device.
 
     Attributes
@@ -110,7 +110,7 @@ class IdlePieces(NamedTuple):
     device, start_ns, length_ns, reason : arrays of int64
         `reason` is an index into `REASONS`.
     row : array of int64
-        The task for whose sake the device was idle; -1 when it had finished, or had none.
+        The task that the device was idle for; -1 if it had finished, or had none.
     """
 
     device: IntArray
@@ -123,7 +123,7 @@ class IdlePieces(NamedTuple):
 def idle_reasons(
     trace: Record, facts: DerivedColumns | None = None, where: Where = EVERYWHERE
 ) -> dict[str, dict[str, int]]:
-    """Return, for each device, the ns that it was idle by reason; they sum to its idle time.
+    """Return, for each device, its idle ns by reason; they sum to its idle time.
 
     Reasons that never occurred are left out.
 
@@ -131,9 +131,9 @@ def idle_reasons(
     ----------
     trace : Trace
     facts : Facts, optional
-        Of this trace, when the caller has them already.
+        Those of this trace, if already computed.
     where : Where
-        What counts; of a lane the idle time is the lane's own.
+        The part of the run that counts; for a lane, the idle time is the lane's own.
 
     Examples
     --------
@@ -163,9 +163,9 @@ def idle_pieces(trace: Record, facts: DerivedColumns | None = None, where: Where
     ----------
     trace : Trace
     facts : Facts, optional
-        Of this trace, when the caller has them already.
+        Those of this trace, if already computed.
     where : Where
-        What counts. A lane is idle for the sake of its own tasks. Stretches are cut at the ends of the time.
+        The part of the run that counts; it cuts stretches. A lane is idle because of its own tasks.
     """
     f = facts or DerivedColumns(trace)
     if where not in f.idle_pieces:
@@ -210,7 +210,7 @@ def _pieces(f: DerivedColumns, where: Where) -> IdlePieces:
 def held_up(
     f: DerivedColumns, row: IntArray, since: IntArray, end: IntArray
 ) -> Iterator[tuple[str, IntArray, IntArray]]:
-    """Cut the time in which some tasks have their data and do not start into reasons.
+    """Divide by reason the time in which tasks have their data but do not start.
 
     Parameters
     ----------
@@ -218,12 +218,12 @@ def held_up(
     row : array of int
         The tasks.
     since, end : array of int
-        The time that is cut, for each.
+        The time to divide, for each task.
 
     Yields
     ------
     reason, begin_ns, length_ns
-        They follow one another; every bound is moved into the time, so that the lengths add up.
+        They follow one another; every bound is clipped to the time, so that the lengths add up.
     """
     for reason, begin, length in _held_up(f, row, since, end):
         yield "unexplained" if f.recorded and reason in _OF_NO_RECORDING else reason, begin, length
@@ -248,7 +248,7 @@ def _held_up(
     called = f.taken[row] + f.calls[row]
     yield "memory", *until(called)
     begin, length = until(np.where(worker, called + f.cost[row], f.issue[row]))
-    starved = ~worker & (wait == Wait.MEMORY)  # taken, and not issued before its memory was there
+    starved = ~worker & (wait == Wait.MEMORY)  # taken, but not issued before its memory was there
     yield "issue", begin, np.where(starved, 0, length)
     yield "memory", begin, np.where(starved, length, 0)
     yield "stream", *until(np.where(worker, 0, f.lane_end[row]))
@@ -271,7 +271,7 @@ def _part(device: IntArray, start: IntArray, length: IntArray, reason: str, row:
 def _gaps(f: DerivedColumns, tasks: IntArray) -> tuple[IntArray, IntArray, IntArray, IntArray]:
     """Return (device, start, end, row) of every idle gap: `row` is the task that could run first, or -1.
 
-    Only these tasks count. One that takes no time ends one gap and begins another.
+    Only `tasks` count. A task that takes no time ends one gap and begins another.
     """
     makespan = f.trace.makespan_ns
     apart, of_task = makespan + 1, f.device[tasks]
@@ -291,7 +291,7 @@ def _gaps(f: DerivedColumns, tasks: IntArray) -> tuple[IntArray, IntArray, IntAr
         by_device = np.lexsort((from_ns, of_task))
     begins = from_ns[by_device] + of_task[by_device] * apart
     first = np.searchsorted(begins, end, side="left")  # the next task to start
-    # Of it and all after it, whose data came first? Devices do not mix: the later ones have larger keys.
+    # Among it and all later ones, which had its data first? Devices do not mix: later ones have larger keys.
     by_device = tasks[by_device]
     key = (np.maximum(f.data[: f.n], f.released)[by_device] + f.device[by_device] * apart)[::-1]
     record = key == np.minimum.accumulate(key)
@@ -302,17 +302,17 @@ def _gaps(f: DerivedColumns, tasks: IntArray) -> tuple[IntArray, IntArray, IntAr
 
 
 # ----------------------------------------------------------------------------------------------------------
-# The column `wait` in its final form: who held a task back between ready and start.
+# The column `wait` in its final form: what held a task back between ready and start.
 #
 # The engine knows that a task was not taken at once; whether its issuers had no time for it or the policy
-# did not let them is seen only afterwards.
+# held it back can be told only afterwards.
 
 
 def final_waits(trace: Record, derived: DerivedColumns | None = None) -> IntArray:
     """Return the code of `sim.record.record.Wait` of every task.
 
-    ``ISSUER`` becomes ``POLICY`` where some issuer of the group was free for more than half of the time
-    from ready until somebody took the task. What a worker pays for issuing counts as ``ISSUER``.
+    ``ISSUER`` becomes ``POLICY`` if some issuer of the group was free for more than half of the time from
+    ready until the task was taken. The cost of issuing that a worker pays counts as ``ISSUER``.
 
     Examples
     --------

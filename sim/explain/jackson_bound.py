@@ -1,13 +1,13 @@
-"""Work between heads and tails: a machine cannot begin before its tasks can, nor be the last thing needed.
+"""Work between heads and tails: a machine cannot begin before its tasks can, nor end last of all.
 
 ::
 
-    head 2   ▇▇▇ body   tail 4          of any of the tasks of a machine together:
+    head 2   ▇▇▇ body   tail 4          for any set of tasks of a machine:
     head 0      ▇▇▇▇▇   tail 1          least head + sum of bodies / capacity + least tail
 
 The greatest over all sets of tasks is the makespan of Jackson's preemptive schedule: whenever a task arrives
-or is done, the machine goes on with the one that has the longest tail (Jackson 1955, "Scheduling a
-production line to minimize maximum tardiness"; that it is the greatest: Carlier 1982, "The one-machine
+or ends, the machine goes on with the task that has the longest tail (Jackson 1955, "Scheduling a
+production line to minimize maximum tardiness"; for the proof see Carlier 1982, "The one-machine
 sequencing problem", EJOR 11(1)). A machine of capacity m is no faster than one that is m times as fast.
 """
 
@@ -27,9 +27,9 @@ from sim.readiness.eligibility import edges_at_issue
 
 
 def around_ns(head: IntArray, body: IntArray, tail: IntArray, capacity: int = 1) -> int:
-    """Return as `between_ns` what the tasks of a machine take at least; of fewer sets, in array operations.
+    """Return a bound like `between_ns`, over fewer sets of tasks, by array operations.
 
-    These are all tasks from some head on, and all from some tail on.
+    The sets are all tasks from some head on, and all from some tail on.
 
     Examples
     --------
@@ -48,15 +48,15 @@ def around_ns(head: IntArray, body: IntArray, tail: IntArray, capacity: int = 1)
 
 
 def between_ns(head: Sequence[int], body: Sequence[int], tail: Sequence[int], capacity: int = 1) -> int:
-    """Return how long the tasks of a machine take at least, from 0 to the end of the longest tail.
+    """Return the least time for the tasks of a machine, from 0 to the end of the longest tail.
 
     Parameters
     ----------
     head, body, tail : sequence of int
-        Of each task: when it begins at the earliest, what it asks for, in ns of one unit of the capacity, and
-        how long all takes after it at least.
+        For each task: its earliest begin, its demand in ns of one unit of the capacity, and the least time
+        that has to follow it.
     capacity : int
-        How much is done at once.
+        The number of units that work at once.
 
     Examples
     --------
@@ -66,7 +66,7 @@ def between_ns(head: Sequence[int], body: Sequence[int], tail: Sequence[int], ca
     15
     """
     tasks = sorted((h * capacity, b, t * capacity) for h, b, t in zip(head, body, tail, strict=True))
-    waiting: list[tuple[int, int]] = []  # minus the tail, and what is left to do
+    waiting: list[tuple[int, int]] = []  # minus the tail, and the remaining demand
     now = longest = at = 0
     while at < len(tasks) or waiting:
         if not waiting:
@@ -86,32 +86,32 @@ def between_ns(head: Sequence[int], body: Sequence[int], tail: Sequence[int], ca
 
 
 # ----------------------------------------------------------------------------------------------------------
-# How early each task can be, and how long all still takes after it, whatever else is going on.
+# The earliest time of each task, and the least time that has to follow it, whatever else is going on.
 #
 #     head  ──────────►│ taken ─issue─► launch ─► start ▇▇▇▇ end │◄────────── tail
 #
-# Only what no policy can avoid counts: durations, transfers, and what is paid between an op's inputs and its
-# start, which a worker always pays, and a host for each op of a chain only where none is issued before its
-# inputs are computed (`synchronisation`). Heads are of the first iteration and tails of the last, and so hold
-# for every one.
+# Only costs that no policy can avoid count: durations, transfers, and costs paid between an op's inputs and
+# its start. A worker always pays these; a host pays them for each op of a chain only if none is issued before
+# its inputs are computed (`synchronisation`). Heads are of the first iteration and tails of the last, so they
+# hold for every iteration.
 
 
 def launch_latencies_ns(job: Job) -> IntArray:
-    """Return how long after each op's issue its device hears of it; a worker does at once."""
+    """Return the time from each op's issue until its device can start it; 0 for a worker."""
     return np.array([0 if d.workers else d.launch_latency_ns for d in job.machine.devices])[job.device_of]
 
 
 class HeadsAndTails(NamedTuple):
-    """What comes before and after each node of a flow (ops, then transfers), in ns.
+    """Times before and after each node of a flow (ops, then transfers), in ns.
 
     Attributes
     ----------
     taken, start : array of int64
-        No issuer takes it earlier, and it starts no earlier.
+        Earliest time at which an issuer takes it, and its earliest start.
     ns : array of int64
-        How long it takes.
+        Its duration.
     issued, tail : array of int64
-        So long after its issuer has paid for it, and after its end, all is over at the earliest.
+        Least time from the end of its issue, and from its own end, to the end of everything.
     """
 
     taken: IntArray
@@ -122,7 +122,7 @@ class HeadsAndTails(NamedTuple):
 
     @property
     def longest_ns(self) -> int:
-        """The longest way through any of them."""
+        """The longest path through any of them."""
         return int((self.start + self.ns + self.tail).max(initial=0))
 
 
@@ -133,9 +133,9 @@ def ways(job: Job, flow: Flow, ns: IntArray, cost: IntArray, synchronisation: st
     ----------
     job, flow
     ns, cost : array of int64
-        Of each op: how long it takes at least, and what issuing it costs.
+        For each op: its least duration, and the cost of issuing it.
     synchronisation : str or None
-        None: it is not known, and what a host pays counts once.
+        None: unknown, so the costs of a host count only once.
     """
     n, none = flow.n_ops, np.zeros(len(flow.tensor), np.int64)
     travel = travel_ns(job.machine, flow.source, flow.destination, flow.tensor, flow.nbytes)
@@ -145,7 +145,7 @@ def ways(job: Job, flow: Flow, ns: IntArray, cost: IntArray, synchronisation: st
     at_issue = edges_at_issue(synchronisation or "issue", job, flow)
     early = (np.zeros(len(now), bool) if at_issue is None else at_issue)[now]
     producer, consumer = flow.producer[now], flow.consumer[now]
-    place = np.zeros(flow.n_nodes, np.int64)  # a transfer right after what it carries
+    place = np.zeros(flow.n_nodes, np.int64)  # a transfer comes right after the op whose output it carries
     place[job.graph.topological_order] = 2 * np.arange(n) + 1
     into = consumer >= n
     np.maximum.at(place, consumer[into], place[producer[into]] + 1)

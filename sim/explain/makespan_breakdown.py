@@ -1,14 +1,14 @@
-"""What the makespan consists of, and why two runs of the same work differ: one device's time, by reason.
+"""The parts of a makespan, and why two runs of the same work differ: one device's time, by reason.
 
-The device is the one that computes most; of those that compute about as much, the one that ends last. Its
+The device is the one that computes most; among those that compute about as much, the one that ends last. Its
 makespan divides into computing, exposed communication, and idle time by reason, as `sim.explain.time_use` and
-`sim.explain.idle` say for every device::
+`sim.explain.idle` define them for every device::
 
     gpu1   ├─ policy ─┤▇▇▇c▇▇▇├ for gpu0 ┤▇▇▇d▇▇▇┤      it computes 14, in-order holds it back for 10, and
     gpu0   ▇▇▇▇▇a▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇b▇▇▇▇┤               it waits for gpu0 for 10
 
-The same work on the same device takes the same time to compute, so that a difference between two runs is one
-of waits. A pipeline's rank is idle in its bubble, whatever the reason, in one of three phases of each step::
+The same work on the same device takes the same time to compute, so a difference between two runs is one of
+waits. A rank of a pipeline is idle in its bubble, whatever the reason, in one of three phases of each step::
 
     rank 1   ·····F F F F·····B F B F B F·B·B·B···    before its first backward, after its last forward, and
              ├─ warm-up ─────┤├─ steady ─┤├ drain ┤   between; under GPipe nothing is between
@@ -38,36 +38,36 @@ _WORDS: Final[Mapping[str, tuple[str, str]]] = {
     "bubble": ("bubble", "its bubble is larger"),
     **WORDS_OF_REASONS,
 }
-"""Part -> what it is called, and why a run is slower when the largest increase is in it."""
+"""Part → its name, and why a run is slower if the largest increase is in it."""
 
 PARTS: Final = tuple(part for part in _WORDS if part != "bubble")
-"""What a device's makespan divides into: computing, communicating, and the reasons of `sim.explain.idle`."""
+"""The parts of a device's makespan: computing, communicating, and the reasons of `sim.explain.idle`."""
 
 BUBBLE: Final = ("warm-up", "steady state", "drain")
 """Phases of a pipeline's step on a rank (the last is Megatron's cool-down)."""
 
 _FOR_OTHERS: Final = ("dependency", "host", "finished")
-"""Reasons to be idle that are put down to what ran elsewhere."""
+"""Idle reasons that are attributed to work elsewhere."""
 _ABOUT_AS_MUCH: Final = 0.9
 _OTHERS: Final = "other devices"
 
 
 class Breakdown(NamedTuple):
-    """Where a device's time went.
+    """The parts of a device's time.
 
     Attributes
     ----------
     device : str
-        Its name; empty where nothing ran.
+        Its name; empty if nothing ran.
     parts : dict of str to int
-        Those of `PARTS` that occur, in ns; they add up to the makespan. Where a policy holds back what an
-        idle worker could run while others of its device work, a share of that time is its part.
+        Those of `PARTS` that occur, in ns; they add up to the makespan. If a policy holds back tasks that an
+        idle worker could run while other workers of its device work, a share of that time is its part.
     waits_for : dict of str to int
-        What ran elsewhere while it waited for inputs, or had no work left, most first: a device, ``stage 2``
-        of a pipeline, ``transfer gpu0<->gpu1``, or where nothing ran ``policy`` or ``launch``. In a pipeline
-        this is all of its idle time.
+        Work elsewhere while the device waited for inputs or had none left, most first: a device, ``stage 2``
+        of a pipeline, ``transfer gpu0<->gpu1``, or, if nothing ran, ``policy`` or ``launch``. In a pipeline
+        this covers all of its idle time.
     bubble : dict of str to int
-        In a pipeline its idle time by phase, those of `BUBBLE` that occur.
+        In a pipeline, its idle time by phase: those of `BUBBLE` that occur.
     """
 
     device: str
@@ -76,19 +76,19 @@ class Breakdown(NamedTuple):
     bubble: dict[str, int]
 
     def to_json(self) -> dict[str, Any]:
-        """Return what ``--json`` of `sim explain` and `sim compare` has of it."""
+        """Return the breakdown as printed by ``--json`` of `sim explain` and `sim compare`."""
         told = {"parts_of": self.device, "parts_ns": self.parts, "waits_for_ns": self.waits_for}
         return told | ({"bubble_ns": self.bubble} if self.bubble else {})
 
 
 def breakdown(f: DerivedColumns, device: str | None = None) -> Breakdown:
-    """Divide the makespan of a run.
+    """Return the breakdown of a run's makespan.
 
     Parameters
     ----------
     f : DerivedColumns
     device : str, optional
-        Whose time; by default of the device that computes most.
+        The device to break down; by default the one that computes most.
 
     Examples
     --------
@@ -126,9 +126,9 @@ def _busiest(f: DerivedColumns, compute: Mapping[str, int]) -> str:
 
 
 def _held_beside_others(f: DerivedColumns, d: int) -> int:
-    """Return for how much of the time workers could run what the policy holds back while others work.
+    """Return how long idle workers could run tasks that the policy holds back while other workers work.
 
-    Of two workers that could work one does: half of that time.
+    If one of two such workers works, half of that time counts.
     """
     if f.devices[d].workers < 2:
         return 0
@@ -147,7 +147,7 @@ def is_pipeline(f: DerivedColumns) -> bool:
 
 
 def _bubble(f: DerivedColumns, d: int) -> dict[str, int]:
-    """Return the idle time of a pipeline's rank by phase: they add up to it."""
+    """Return the idle time of a pipeline's rank by phase; the phases add up to it."""
     graph, makespan = f.job.graph, f.trace.makespan_ns
     rows = np.flatnonzero(EVERYWHERE.tasks(f) & (f.device == d))
     step, phase = f.trace.tasks["iteration"][rows], graph.phase_code[f.trace.tasks["op"][rows]]
@@ -194,7 +194,7 @@ def _waits_for(f: DerivedColumns, d: int) -> dict[str, int]:
 
 
 class WaitWalk:
-    """Puts time in which a task had not started down to what ran meanwhile.
+    """Attributes the time before a task started to the work that ran meanwhile.
 
     ::
 
@@ -202,17 +202,17 @@ class WaitWalk:
         rank 1      ┊   ┌─ 1B0 ─┐┊          which ran for a part of that time: stage 1's share,
         rank 2      ┊2B0┘        ┊          and waited for 2B0 before: stage 2's share
 
-    The chain is followed back to whatever ended last of what each needed (an input, its way here, the task
-    before it on its lane). A slow stage or a slow link is thus named by every device that stands still
-    because of it, however far away.
+    The chain is followed back to whichever of a task's needs ended last (an input, its transfer, the previous
+    task on its lane). A slow stage or a slow link is thus named by every device that stands still because
+    of it, however far away.
 
     Parameters
     ----------
     f : DerivedColumns
     names : list of str
-        What tasks can be called.
+        The names of tasks.
     label : array of int64
-        Of each task the index of its name.
+        Index of each task's name.
     """
 
     def __init__(self, f: DerivedColumns, names: list[str], label: IntArray) -> None:
@@ -228,12 +228,12 @@ class WaitWalk:
         ends = (tuple(f.devices[end].name for end in divmod(each, len(f.devices))) for each in pairs.tolist())
         self.names = names + [f"transfer {a}<->{b}" for a, b in ends]
         held = np.where(final_waits(f.trace, f) == Wait.POLICY, "policy", "launch").tolist()
-        self.held = held + [self.names[each] for each in self.label[len(label) :]]  # a transfer: by its link
+        self.held = held + [self.names[each] for each in self.label[len(label) :]]  # transfers: their link
 
     def back(self, row: int, from_ns: int, to_ns: int, found: Counter[str]) -> None:
-        """Put a stretch of time before the start of `row`, or up to its end, down to what it waited for."""
+        """Attribute a stretch of time before the start of `row`, or up to its end, to what it waited for."""
         at = to_ns
-        if self.start[row] < to_ns:  # the last one of all, which runs
+        if self.start[row] < to_ns:  # the last row of the run, which is running
             since = max(self.start[row], from_ns)
             found[self.names[self.label[row]]] += to_ns - since
             at = since
@@ -256,14 +256,14 @@ class WaitWalk:
 
 
 class MakespanChange(NamedTuple):
-    """How the makespans of two runs differ.
+    """The difference between the makespans of two runs.
 
     Attributes
     ----------
     a, b : Breakdown
-        Of the same device, or of the one that computes most in each: whichever differ by less that cancels.
+        Breakdowns of one device, or of the busiest one of each run: the pair with less cancellation.
     parts : dict of str to int
-        By how many ns each part is longer in A; they add up to the difference of the makespans.
+        How many ns longer each part is in A; they add up to the difference of the makespans.
     """
 
     a: Breakdown
@@ -302,7 +302,7 @@ def _minus(a: Mapping[str, int], b: Mapping[str, int]) -> dict[str, int]:
 
 
 def breakdown_line(f: DerivedColumns) -> str:
-    """Say in one line what the makespan consists of, the three largest parts by name."""
+    """Return the parts of the makespan in one line, naming the three largest."""
     own = breakdown(f)
     terms = _terms(f, own)
     largest = sorted(terms, key=lambda part: -terms[part])[:3]
@@ -321,13 +321,13 @@ def breakdown_line(f: DerivedColumns) -> str:
 
 
 def breakdown_text(f: DerivedColumns, bound_ns: int | None = None) -> str:
-    """Say besides how near a run comes to the lower bound.
+    """Return `breakdown_line`, preceded by how near the run comes to the lower bound.
 
     Parameters
     ----------
     f : DerivedColumns
     bound_ns : int, optional
-        A bound that other runs have too; by default the run's own.
+        A bound shared with other runs; by default the run's own.
     """
     limits, makespan = bounds(f.trace), f.trace.makespan_ns
     bound = limits.lower_bound_ns if bound_ns is None else bound_ns
@@ -339,7 +339,7 @@ def breakdown_text(f: DerivedColumns, bound_ns: int | None = None) -> str:
 
 
 def change_text(a: DerivedColumns, b: DerivedColumns) -> str:
-    """Say in one line why A takes longer, or shorter, than B: the largest increase is the main cause.
+    """Return in one line why A takes longer, or shorter, than B: the largest increase is the main cause.
 
     Parameters
     ----------
@@ -366,11 +366,11 @@ def change_text(a: DerivedColumns, b: DerivedColumns) -> str:
 
 
 def _terms(f: DerivedColumns, own: Breakdown) -> dict[str, int]:
-    """Return the parts as a line tells them: waits by what for (``for gpu1``), or all of them as bubble."""
+    """Return the parts as named in a line: waits by their cause (``for gpu1``), or all of them as bubble."""
     if is_pipeline(f):
         bubble = sum(own.bubble.values())
         kept = {part: ns for part, ns in own.parts.items() if part not in REASONS}
-        # Beside others, on several workers
+        # On several workers, the policy's part also counts time beside other tasks
         kept["policy"] = f.trace.makespan_ns - sum(kept.values()) - bubble
         return {part: ns for part, ns in (kept | {"bubble": bubble}).items() if ns}
     kept = Counter({part: ns for part, ns in own.parts.items() if part not in _FOR_OTHERS})
@@ -385,7 +385,7 @@ def _noun(part: str, f: DerivedColumns) -> str:
 
 
 def _phases(found: MakespanChange) -> str:
-    """Say by how much a bubble is longer in each phase."""
+    """Return in words how much longer a bubble is in each phase."""
     longer = _minus(found.a.bubble, found.b.bubble)
     told = ", ".join(f"{name} {_signed(longer[name])}" for name in BUBBLE if name in longer)
     return f" ({told})" * bool(told)
@@ -394,7 +394,7 @@ def _phases(found: MakespanChange) -> str:
 def _signed_terms(
     more: Mapping[str, int], total: int, a: DerivedColumns, b: DerivedColumns, found: MakespanChange
 ) -> str:
-    """Name the three largest parts; sum up the rest, and what is below a twentieth of the largest."""
+    """Return the three largest parts in words, and the sum of the rest and of those below a twentieth."""
     largest = sorted((part for part in more if more[part]), key=lambda part: -abs(more[part]))
     shown = [part for part in largest[:3] if 20 * abs(more[part]) >= abs(more[largest[0]])]
     terms = [
@@ -407,7 +407,7 @@ def _signed_terms(
 
 
 def _because(a: DerivedColumns, b: DerivedColumns, found: MakespanChange, part: str) -> str:
-    """Say what makes a part of the makespan longer."""
+    """Return in words what makes a part of the makespan longer."""
     device = found.a.device
     if part == "issue" and not _launches_ahead(a) and _launches_ahead(b):
         return "the host waits for each kernel"
@@ -427,7 +427,7 @@ def _because(a: DerivedColumns, b: DerivedColumns, found: MakespanChange, part: 
 
 
 def _lasted(f: DerivedColumns, device: str) -> IntArray:
-    """Return how long each task of a device lasted; of no device, none."""
+    """Return how long each task of a device lasted; empty without a device."""
     here = f.trace.executed & (f.device == (f.machine.device_index(device) if device else UNSET))
     return np.asarray(f.end[here] - f.begins[here])
 

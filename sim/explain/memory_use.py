@@ -1,20 +1,20 @@
-"""How many bytes each device holds, instant by instant, and what they are.
+"""How many bytes each device holds over time, and what they are.
 
 ::
 
     gpu0   a's output     ▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇         from a's start (or issue) to the end of its last
                           a     b       transfer    reader there, or of the last transfer that sends it
-    gpu1   the copy of it             ▇▇▇▇▇▇▇▇▇▇▇   from when the transfer is asked for, though it may
+    gpu1   the copy of it             ▇▇▇▇▇▇▇▇▇▇▇   from when the transfer is requested, though it may
                                                 c   have to wait for a link, to the end of the last
                                                     reader there
     both   parameters,    ▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇   the whole time, where they are read or sent from;
            inputs                                   each counts once: its buffer serves every iteration
 
-This is the memory that the schedule needs, without an allocator's rounding and fragments (those are
-the business of `devices.memory`). An output that nobody reads is freed when its op ends. At one
-instant what ends is freed before what begins is taken, as in the engine; what lives for no time at
-all takes nothing. A view (`sim.graph.views`) lives in what it is a view of, and prolongs its life. On a
-machine without links the reader uses the producer's copy.
+This is the memory that the schedule needs, without an allocator's rounding and fragmentation (see
+`devices.memory`). An output that nothing reads is freed when its op ends. At one instant frees come before
+allocations, as in the engine; a tensor that lives for no time takes no memory. A view (`sim.graph.views`)
+uses the storage of its original and prolongs its life. On a machine without links the reader uses the
+producer's copy.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from sim.record.record import Record
 
 
 class Lifetimes(NamedTuple):
-    """What was in memory: one row per copy of a tensor. `iteration` is -1 for what always stays."""
+    """Lifetimes of tensors, one row per copy. `iteration` is -1 for tensors that always stay."""
 
     device: IntArray
     tensor: IntArray
@@ -48,16 +48,16 @@ class Lifetimes(NamedTuple):
     end_ns: IntArray
 
     def of(self, rows: IntArray | BoolArray) -> Lifetimes:
-        """Return some of the rows."""
+        """Return the given rows."""
         return Lifetimes(*(column[rows] for column in self))
 
     def levels(self) -> tuple[IntArray, IntArray]:
-        """Return instants, and how much is alive from each on; frees of an instant come first."""
+        """Return instants, and the bytes alive from each on; frees of an instant come first."""
         return in_use(self.start_ns, self.end_ns, self.nbytes)
 
 
 class Holder(NamedTuple):
-    """A tensor that is in memory: its name, its iteration (-1: stays for the whole run) and times."""
+    """A tensor in memory: its name, its iteration (-1: stays for the whole run), size and times."""
 
     name: str
     iteration: int
@@ -93,9 +93,9 @@ class MemoryUse:
 
 
 def _sent_ns(trace: Record, producer: IntArray, consumer: IntArray) -> IntArray:
-    """Return when each transfer was asked for: once it was ready, and what it sends was there.
+    """Return when each transfer was requested: once it was ready and its tensor was there.
 
-    One that a host thread makes is asked for by that thread, when it begins.
+    A transfer made by a host thread is requested by that thread, when it begins.
     """
     moved = trace.transfers
     by_host = host_groups(trace.job, moved["tensor"], moved["source"], moved["destination"]) != UNSET
@@ -118,7 +118,7 @@ def lifetimes(trace: Record, since: str = "start") -> Lifetimes:
     Raises
     ------
     InputError
-        Another word.
+        `since` has another value.
     """
     if since not in ("start", "issue"):
         raise InputError(f"memory is taken since start or issue; found {since!r}")
@@ -128,7 +128,7 @@ def lifetimes(trace: Record, since: str = "start") -> Lifetimes:
     producer, consumer, carried = dependencies(trace)
     over = trace.of_rows("end_ns")
 
-    # 1. One life per output of every task, on its device, and one per transfer, where it arrives ...
+    # 1. One life per output of every task, on its device, and one per transfer, at its destination ...
     op = trace.tasks["op"]
     outputs = graph.outputs.take(op)
     maker = outputs.rows()
@@ -136,7 +136,7 @@ def lifetimes(trace: Record, since: str = "start") -> Lifetimes:
     born = np.concatenate((trace.tasks[f"{since}_ns"][maker], _sent_ns(trace, producer, consumer)))
     dies = np.concatenate((trace.tasks["end_ns"][maker], moved["end_ns"]))
 
-    # 2. ... which every reader prolongs, a transfer among them.
+    # 2. ... prolonged by every reader, including transfers.
     live = trace.tasks["dead"][maker] == 0
     nbytes = graph.tensor_nbytes[tensor]
     nbytes[: len(maker)] *= live
@@ -150,7 +150,7 @@ def lifetimes(trace: Record, since: str = "start") -> Lifetimes:
         nbytes[len(maker) :] *= came | (graph.tensor_producer[moved["tensor"]] == UNSET)
 
     def life_of(producer: IntArray, carried: IntArray) -> tuple[IntArray, BoolArray]:
-        """Return the life of what each edge carries, and whether it carries anything."""
+        """Return the life of the tensor that each edge carries, and whether it carries one."""
         by_task = (producer < len(trace)) & (carried != UNSET)
         task = producer[by_task]
         life = np.empty(len(producer), np.int64)
@@ -160,13 +160,13 @@ def lifetimes(trace: Record, since: str = "start") -> Lifetimes:
 
     read, data = life_of(producer, carried)
     np.maximum.at(dies, read[data], over[consumer[data]])
-    keyed = np.isin(op, list(rendezvous_keys(graph).sends))  # what nobody asked for is offered to the end
+    keyed = np.isin(op, list(rendezvous_keys(graph).sends))  # unrequested offers stay until the end
     keyed[producer[(producer < len(trace)) & (carried != UNSET)]] = False
     dies[outputs.indptr[:-1][keyed]] = trace.makespan_ns
     waiting = unread(trace)
-    dies[life_of(waiting.producer, waiting.tensor)[0]] = trace.makespan_ns  # for somebody who never ran
+    dies[life_of(waiting.producer, waiting.tensor)[0]] = trace.makespan_ns  # for a reader that never ran
 
-    # ... and what passes it on does the same (a view, a switch), having no bytes of its own.
+    # ... and by whatever passes it on (a view, a switch), which has no bytes of its own.
     passes_on = forwarded_inputs(graph)
     if passes_on:
         wanted = np.full(len(graph), UNSET)
@@ -182,7 +182,7 @@ def lifetimes(trace: Record, since: str = "start") -> Lifetimes:
             if (of := base[maker[life]]) != UNSET:
                 dies[of] = max(dies[of], dies[life])
 
-    # 3. What is there from the beginning stays on every device that reads it, or sends it away.
+    # 3. Tensors that are there from the beginning stay on every device that reads them or sends them away.
     away, here, _ = crossing_reads(trace.job)
     outside = (graph.tensor_producer[graph.inputs.indices] == UNSET) & ~away
     sent = graph.tensor_producer[moved["tensor"]] == UNSET
@@ -244,7 +244,7 @@ def memory_use(trace: Record, since: str = "start", *, holders: int = 10) -> dic
 
 
 def _of_device(trace: Record, name: str, lives: Lifetimes, holders: int) -> MemoryUse:
-    """Sweep over the births and deaths on one device."""
+    """Return the memory of one device, by a sweep over its births and deaths."""
     times, held = lives.levels()
     peak = int(held.argmax()) if len(held) else -1
     peak_ns = int(times[peak]) if len(held) else 0
@@ -263,7 +263,7 @@ def _of_device(trace: Record, name: str, lives: Lifetimes, holders: int) -> Memo
 
 
 # ----------------------------------------------------------------------------------------------------------
-# What memory holds over time, split by the kind of op that made it: the bands of a memory plot.
+# Memory held over time, split by the kind of op that made it: the bands of a memory plot.
 #
 #     bytes ▲        ▁▂▂▁        other
 #           │   ▁▃▅▅▅▇▇▇▅▃▁      relu
@@ -278,7 +278,7 @@ OTHER: Final = "other"
 class Bands(NamedTuple):
     """Step functions on common times: from ``times_ns[k]`` on, ``nbytes[label][k]`` bytes are held.
 
-    With an allocator's log an instant may be there several times, once for each step within it, and the last
+    With an allocator's log, an instant may appear several times, once for each step within it, and the last
     one is the end of the run.
     """
 
@@ -287,15 +287,15 @@ class Bands(NamedTuple):
 
 
 def memory_bands(trace: Record, device: str, *, kinds: int = 5) -> Bands:
-    """Return what a device holds, resident tensors first, then the kinds of op that hold most.
+    """Return the bytes that a device holds, resident tensors first, then the kinds of op that hold most.
 
     Parameters
     ----------
     trace : Trace
-        With an allocator's log, bytes are as allocated; else as the tensors need.
+        With an allocator's log, bytes are as allocated; otherwise as the tensors need.
     device : str
     kinds : int
-        How many kinds are told apart; the rest is "other".
+        How many kinds are shown separately; the rest is "other".
 
     Raises
     ------
@@ -317,7 +317,7 @@ def memory_bands(trace: Record, device: str, *, kinds: int = 5) -> Bands:
     if log := trace.log_of(index):
         times, tensor, change = log["time_ns"], log["tensor"], log["change"]
         rows = np.arange(len(times))
-        times = np.append(times, trace.makespan_ns)  # where the host is ahead, it is done long before
+        times = np.append(times, trace.makespan_ns)  # if the host runs ahead, the log ends long before
     else:
         lives = lifetimes(trace)
         here = lives.device == index
@@ -343,15 +343,15 @@ def memory_bands(trace: Record, device: str, *, kinds: int = 5) -> Bands:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# What an allocator's log of a run says: peaks, fragmentation, and who held the memory.
+# Statistics of an allocator's log: peaks, fragmentation, and which tensors held the memory.
 #
 #     reserved   ▁▁▁▁████████████████████   held from the device: grows in segments, seldom shrinks
 #     in use     ▁▁▃▃▅▅▇▇▅▅▃▃▁▁             blocks handed out, as rounded
-#     requested  ▁▁▃▃▅▅▆▆▄▄▃▃▁▁             what was asked for
+#     requested  ▁▁▃▃▅▅▆▆▄▄▃▃▁▁             as requested
 #                      ▲ the peak           fragmentation there: reserved − in use
 #
-# `sim.explain.memory_use` tells what the tensors of a schedule need; this tells what an allocator made of
-# it.
+# `lifetimes` gives the memory that the tensors of a schedule need; this gives the memory that an allocator
+# made of it.
 
 
 @dataclass(frozen=True)
@@ -361,13 +361,13 @@ class Allocated:
     Attributes
     ----------
     peak_in_use_bytes, peak_requested_bytes, peak_reserved_bytes : int
-        The most handed out as rounded, asked for, and held from the device.
+        The most handed out (rounded), requested, and held from the device.
     peak_ns : int
-        The first instant at which so much was handed out.
+        The first instant of the peak in use.
     fragmentation_bytes : int
-        Held and not handed out at that instant.
+        Bytes held but not handed out at that instant.
     worst_fragmentation_bytes : int
-        The most that was ever held and not handed out.
+        The most ever held but not handed out.
     allocations : int
     holders : tuple of (str, int, int)
         The largest tensors at the peak, largest first: name, iteration (-1: there from the
@@ -385,12 +385,12 @@ class Allocated:
 
 
 def allocated(trace: Record, *, holders: int = 5) -> dict[str, Allocated]:
-    """Return what the allocator of each device did, by name, in machine order.
+    """Return the statistics of each device's allocator, by name, in machine order.
 
     Parameters
     ----------
     trace : Trace
-        Of a run with memory.
+        The trace of a run with memory.
     holders : int
         How many of the largest tensors at the peak are listed.
 

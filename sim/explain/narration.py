@@ -1,4 +1,4 @@
-"""What `sim explain` says: where the time went, in words, with names."""
+"""The text of `sim explain`: where the time went, in words, with names."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from sim.explain.where import EVERYWHERE, Where
 from sim.record.record import Record
 
 # ----------------------------------------------------------------------------------------------------------
-# What held the executed critical path up most, in one sentence: the first thing to know of a run.
+# What held the executed critical path up most, in one sentence: the first thing to know about a run.
 #
 #  '0F1' is issued and queued behind '2RECV_F0' on rank0/0, for 22 us; '2RECV_F0' waits on communicator 'pp'
 #  for rank1, whose '1SEND_F0' is the last to start, for 10 us
 #
-# The path says what took the time. Where it is a chain of tasks without a gap, the cause is not on it: a task
-# that stands on it may have been ready long before, behind another one. So of each task of the path the time
-# between its data and its start is cut into reasons, and the longest piece is told; to queue on a stream
-# counts behind a collective only, as behind a kernel it is what streams are for. Of a collective the rank
-# that started last counts. If what stood ahead waited for a late rank itself, that is told, too.
+# The path shows what took the time. If it is a chain of tasks without a gap, the cause is not on it: a task
+# on it may have been ready long before, behind another one. So for each task of the path, the time between
+# its data and its start is divided by reason, and the longest piece is reported; a wait on a stream counts
+# only behind a collective, since queueing kernels is what streams are for. For a collective, the rank that
+# started last counts. If the task ahead was itself waiting for a late rank, that is reported too.
 
 _AHEAD: Final = {"stream": "before_on_lane", "communicator": "before_in_line"}
-"""Reason -> the column of what stands ahead."""
+"""Reason → the column with the task ahead."""
 
 _LEAST: Final = 0.05
-"""What is a smaller part of the makespan is not worth a line."""
+"""Smallest part of the makespan that is worth a line."""
 
 
 _NUMBER: Final = re.compile(r"_\d+$")
-"""What tells modules of one class apart."""
+"""The number that distinguishes modules of one class."""
 
 
 class _Piece(NamedTuple):
@@ -55,7 +55,7 @@ class _Piece(NamedTuple):
 
 
 def held_up_most(f: DerivedColumns, path: Sequence[PathStep]) -> str:
-    """Return the sentence; empty where nothing on the path was held up, or there are no communicators.
+    """Return the sentence; empty if nothing on the path was held up, or there are no communicators.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ def held_up_most(f: DerivedColumns, path: Sequence[PathStep]) -> str:
 
 
 def _longest(f: DerivedColumns, rows: list[int], reasons: tuple[str, ...] = ()) -> _Piece | None:
-    """Return the longest time in which one of these tasks had its data and did not start, for one reason."""
+    """Return the longest time, for one reason, in which one of the tasks had its data but did not start."""
     at = np.array(rows, np.int64)
     best: _Piece | None = None
     for reason, begin, length in held_up(f, at, f.data[at], f.begins[at]) if rows else ():
@@ -102,7 +102,7 @@ def _longest(f: DerivedColumns, rows: list[int], reasons: tuple[str, ...] = ()) 
 
 
 class Gap(NamedTuple):
-    """An idle stretch of a device, its reason, and a sentence that names who is to blame."""
+    """An idle stretch of a device, its reason, and a sentence that names its cause."""
 
     device: str
     start_ns: int
@@ -112,18 +112,18 @@ class Gap(NamedTuple):
 
 
 class GapGroup(NamedTuple):
-    """The idle stretches of a device, or of several that have the same ones, for one reason.
+    """The idle stretches, for one reason, of a device or of several devices with equal ones.
 
     Attributes
     ----------
     devices : tuple of str
     reason : str
     total_ns, times, median_ns : int
-        Of each device.
+        Values for each device.
     same : bool
-        Whether all are equally long.
+        Whether all stretches are equally long.
     longest : Gap
-        On the first of these devices.
+        The longest, on the first of these devices.
     """
 
     devices: tuple[str, ...]
@@ -144,11 +144,11 @@ def largest_gaps(
     ----------
     trace : Trace
     limit : int
-        How many; stretches after a device's last task are left out.
+        The number of gaps; stretches after a device's last task are left out.
     facts : Facts, optional
-        Of this trace, when the caller has them already.
+        Those of this trace, if already computed.
     where : Where
-        What counts.
+        The part of the run that counts.
 
     Examples
     --------
@@ -171,14 +171,14 @@ def largest_gaps(
 def grouped_gaps(facts: DerivedColumns, where: Where = EVERYWHERE) -> list[GapGroup]:
     """Return all idle stretches by reason and device, the largest total first.
 
-    Devices that were idle for the same times, for the same reason, are told together, as the ranks of a
-    job often are. Time after the last task of a device is left out.
+    Devices that were idle for the same lengths of time, for the same reason, form one group, as the ranks of
+    a job often do. Time after the last task of a device is left out.
 
     Parameters
     ----------
     facts : Facts
     where : Where
-        What counts.
+        The part of the run that counts.
 
     Examples
     --------
@@ -230,7 +230,7 @@ def _gap(f: DerivedColumns, pieces: IdlePieces, k: int) -> Gap:
 # ----------------------------------------------------------------------------------------------------------
 
 _Reasons = Mapping[str, Mapping[str, int]]
-"""Of each device the ns by reason (`sim.explain.idle.idle_reasons`)."""
+"""For each device, its idle ns by reason (`sim.explain.idle.idle_reasons`)."""
 
 
 def explain_text(
@@ -249,17 +249,17 @@ def explain_text(
     ----------
     trace : Trace
     gaps : int
-        How many groups of idle stretches, and of a part of a run how many stretches, are listed.
+        How many groups of idle stretches and, for a part of a run, how many stretches are listed.
     longest : int
         How many of the longest steps of the executed critical path are listed.
     title : str, optional
-        What is explained; default: the names of graph and policy.
+        The title of the run; default: the names of graph and policy.
     policy : str, optional
-        What sentences call the policy; default: the name of its class.
+        The policy's name in sentences; default: the name of its class.
     where : Where
-        The part of the run that is explained.
+        The part of the run to explain.
     facts : Facts, optional
-        Of this trace and policy, when the caller has them already.
+        Those of this trace and policy, if already computed.
     """
     f = facts or DerivedColumns(trace, policy)
     makespan = format_duration(trace.makespan_ns)
@@ -291,9 +291,9 @@ def op_text(f: DerivedColumns, op: str, where: Where = EVERYWHERE, most: int = 5
     f : Facts
     op : str
     where : Where
-        Which executions.
+        The part of the run that counts.
     most : int
-        How many executions, steps that led to each, and tasks that waited for it, are listed.
+        How many executions, steps that led to each, and tasks that waited for it are listed.
     """
     lines: list[str] = []
     found = lives(f, op, where)
@@ -318,7 +318,7 @@ def op_text(f: DerivedColumns, op: str, where: Where = EVERYWHERE, most: int = 5
 
 
 def steps_in(f: DerivedColumns, path: list[PathStep], where: Where) -> list[PathStep]:
-    """Return the steps of a path that happen in a part of a run, cut at the ends of its time."""
+    """Return the steps of a path that lie in a part of a run, cut at the ends of its time."""
     here = where.tasks(f)
     moves = f.trace.transfers
     device = where.device
@@ -335,7 +335,7 @@ def steps_in(f: DerivedColumns, path: list[PathStep], where: Where) -> list[Path
 
 
 def _whole_lines(f: DerivedColumns, path: list[PathStep]) -> list[str]:
-    """Return what is said of a whole run only: its bound, its failures, what held it up most."""
+    """Return the lines for a whole run only: its bound, its failures, what held it up most."""
     failed = failure_text(f.trace)
     most = held_up_most(f, path)
     bound = f"{failed}; no bound." if failed else _bound_line(bounds(f.trace), f.trace.makespan_ns)
@@ -356,7 +356,7 @@ def _gap_line(gap: Gap) -> str:
 
 
 def _who(names: Sequence[str]) -> str:
-    """Return ``gpu0 and 7 more``, as wide as a column."""
+    """Return ``gpu0 and 7 more``, padded to the width of the column."""
     return f"{listed(names):<16}"
 
 
@@ -372,7 +372,7 @@ def _group_line(group: GapGroup) -> str:
 
 
 def _exposed_lines(f: DerivedColumns, where: Where, reasons: _Reasons) -> list[str]:
-    """Return what exposed communication is charged to; devices with the same numbers share a line."""
+    """Return the lines on exposed communication by cause; devices with equal numbers share a line."""
     alike: dict[tuple[tuple[str, int], ...], list[str]] = {}
     for device, parts in exposed_communication(f, where, reasons).items():
         alike.setdefault(tuple(parts.items()), []).append(device)
@@ -412,7 +412,7 @@ _KINDS_SHOWN: Final = 6
 
 
 def _kinds_line(f: DerivedColumns, path: list[PathStep]) -> list[str]:
-    """Return what each kind of op takes on the path, most first; nothing of one kind alone."""
+    """Return the time of each kind of op on the path, most first; nothing if there is only one kind."""
     graph, op = f.trace.job.graph, f.trace.tasks["op"]
     took: Counter[str] = Counter()
     for step in path:
@@ -448,7 +448,7 @@ def _device_lines(f: DerivedColumns, where: Where, reasons: _Reasons) -> list[st
 
 
 def names_around(path: str) -> set[str]:
-    """Return the classes of modules on a path, and other names that have no number.
+    """Return the classes of modules on a path, and other names without a number.
 
     Examples
     --------
@@ -459,16 +459,16 @@ def names_around(path: str) -> set[str]:
 
 
 def host_time(f: DerivedColumns, where: Where = EVERYWHERE) -> dict[str, dict[str, tuple[int, int]]]:
-    """Return what the hosts of a recording spent their time on: ns and ops, the most first.
+    """Return how the hosts of a recording spent their time: ns and ops by name, most first.
 
-    An op of the host lasts until its call returns, from the end of the one before. ``operator`` has what
-    launched, and ``module`` the classes of modules and the program's own ranges, with all that lies in each.
+    A host op lasts from the end of the previous one until its call returns. ``operator`` groups by launching
+    operator, and ``module`` by classes of modules and the program's own ranges, including all nested work.
 
     Parameters
     ----------
     f : DerivedColumns
     where : Where
-        What counts.
+        The part of the run that counts.
     """
     graph, ops = f.job.graph, f.trace.tasks["op"]
     here = where.tasks(f) & f.trace.executed & f.by_worker

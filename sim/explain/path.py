@@ -1,20 +1,20 @@
 """The executed critical path: the chain of causes that leads from time 0 to the makespan.
 
-From the last end, step back to whatever let it start no earlier, again and again::
+From the last end, step back, again and again, to whatever kept it from starting earlier::
 
     task d         ◄─ its last input          transfer of c   ◄─ its tensor        task c
     task c         ◄─ the lane before it      task b          ◄─ its launch        issue of b
     issue of b     ◄─ the host was busy       issue of a      ◄─ time 0
 
-The steps touch one another and cover ``[0, makespan]`` without gap or overlap. Shorten something on
-this path, and the run may become shorter. What is not on it can still do so where it shares a link, or where
-other times make the policy choose another order.
+The steps adjoin and cover ``[0, makespan]`` without gap or overlap. Shortening a step on this path may
+shorten the run. So may shortening one off the path, if it shares a link, or if other times make the policy
+choose another order.
 
-Where several causes end at the same instant, data comes first, then the lane, then the issuer.
+If several causes end at the same instant, data comes first, then the lane, then the issuer.
 
-A policy that held a task back, as one in program order does behind an instruction that is not ready, was
-asked again when something happened. The path goes on there: to what the task taken just before waited for,
-else to what ended, or was issued, at that instant.
+A policy that held a task back, as program order does behind an instruction that is not ready, was asked again
+when something happened. The path goes on there: to what the task taken just before waited for, else to the
+task that ended, or was issued, at that instant.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sim.graph.failures import ABORTED
 from sim.record.record import Record, Wait
 
 _Place = tuple[int, bool]
-"""A row, and whether its execution has to be explained (else its issue)."""
+"""A row, and whether its execution has to be explained (otherwise its issue)."""
 _READ: Final = (
     *("row_start", "row_end", "data", "last_producer", "device", "wait", "by_worker", "keeps_issuer"),
     *("ready", "taken", "calls", "cost", "issue", "let_go", "before_at_issuer"),
@@ -63,13 +63,13 @@ class PathStep(NamedTuple):
 def executed_path(
     trace: Record, facts: DerivedColumns | None = None, last: int | None = None
 ) -> list[PathStep]:
-    """Return the path in order of time; a run of no length has an empty one.
+    """Return the path in order of time; empty for a run of no length.
 
     Parameters
     ----------
     trace : Trace
     facts : Facts, optional
-        Of this trace, when the caller has them already.
+        Those of this trace, if already computed.
     last : int, optional
         The row that the path leads to; by default the one that ended last.
 
@@ -94,11 +94,11 @@ def executed_path(
 
 
 class _Walk:
-    """Walks back in time."""
+    """Walks back in time along the path."""
 
     def __init__(self, facts: DerivedColumns) -> None:
         self.f = facts
-        # Lists, because a walk reads single entries.
+        # As lists, because a walk reads single entries.
         self.at = SimpleNamespace(**{name: getattr(facts, name).tolist() for name in _READ})
         self.steps: list[PathStep] = []
         self.seen: set[_Place] = set()
@@ -138,7 +138,7 @@ class _Walk:
     # -- places -------------------------------------------------------------------------------
 
     def worker(self, row: int) -> _Place | None:
-        """Go back from a task that a worker executed, or a dead one that was passed by."""
+        """Go back from a task that a worker executed, or a dead one that was passed over."""
         at = self.at
         called = at.issue[row] + at.calls[row]
         paid = called + at.cost[row]
@@ -150,7 +150,7 @@ class _Walk:
                 and at.data[row] == at.row_start[row]
                 and at.last_producer[row] != UNSET
             ):
-                return self.producer(row)  # a Recv that had been taken before anything was sent
+                return self.producer(row)  # a Recv that was taken before anything was sent
             other = self.made_room(row)
             if other != UNSET:
                 return other, True
@@ -185,14 +185,14 @@ class _Walk:
         return row, False
 
     def issued(self, row: int) -> _Place | None:
-        """Go back from the moment at which a task was put on its stream."""
+        """Go back from the moment when a task was put on its stream."""
         at = self.at
         if self.f.trace.alone[row]:  # its issuer went on without it
             self.add("issue", row, at.issue[row], at.let_go[row])
             return self.taking(row)
         called = at.issue[row] - at.cost[row]
         paid_from = called - at.calls[row]
-        if at.taken[row] < paid_from:  # it was blocked until somebody made room
+        if at.taken[row] < paid_from:  # it was blocked until another task made room
             starved = at.wait[row] == Wait.MEMORY
             other = self.f.task_that_ended(at.device[row], paid_from if starved else at.issue[row])
             if other != UNSET:
@@ -204,12 +204,12 @@ class _Walk:
         return self.taking(row)
 
     def paying(self, row: int, paid_from: int, called: int) -> None:
-        """Put down what the issuer of a launched task spent on it: on calls for memory, then on the issue."""
+        """Record the time that the issuer of a launched task spent on it: memory calls, then the issue."""
         self.add("issue", row, called, self.at.issue[row])
         self.add("wait", row, paid_from, called, "memory")
 
     def taking(self, row: int) -> _Place | None:
-        """Go back from the moment at which an issuer took a task."""
+        """Go back from the moment when an issuer took a task."""
         at, f = self.at, self.f
         before = at.before_at_issuer[row]
         free_since = 0 if before == UNSET else at.let_go[before]
@@ -237,7 +237,7 @@ class _Walk:
         if at.released[row] == ready:
             self.add("wait", row, 0, ready, "release")
             return None
-        # It was ready when its last producer was issued; or had ended, where one of the two is a worker's.
+        # It was ready when its last producer was issued, or had ended if one of the two is a worker's.
         for producer in f.producers.row(row).tolist():
             for cause in (producer, at.last_producer[producer] if producer >= f.n else producer):
                 if cause != UNSET and at.row_end[cause] == ready:
@@ -272,7 +272,7 @@ class _Walk:
         return None
 
     def asked_again(self, row: int) -> _Place | None:
-        """Return what ended when a policy took a task that it had held back, or what was issued then."""
+        """Return what ended, or was issued, when a policy took a task that it had held back."""
         at, f = self.at, self.f
         ended = [other for other in f.ended_at(at.taken[row]) if (other, True) not in self.seen]
         fed = {at.last_producer[other] for other in f.taken_at(at.taken[row], f.n)}
@@ -286,17 +286,17 @@ class _Walk:
         issued = ((other, False) for other in f.issued_at(at.taken[row], row) if not at.by_worker[other])
         return next((place for place in issued if place not in self.seen), None)
 
-    # -- who made room ------------------------------------------------------------------------
+    # -- tasks that made room -----------------------------------------------------------------
 
     def made_room(self, row: int) -> int:
-        """Return the task that ended when one starts, and gave back what it waited for; -1: none did."""
+        """Return the task that ended at a task's start and freed what that one waited for; -1: none did."""
         other = self.f.gave_back(row)
         return (
             other if other != UNSET else self.f.task_that_ended(self.at.device[row], self.at.row_start[row])
         )
 
     def was_in_line(self, row: int) -> bool:
-        """Whether a collective started when the one before it on its communicator had ended."""
+        """Whether a collective started when the previous one on its communicator had ended."""
         at = self.at
         before = at.before_in_line[row]
         return bool(
@@ -306,7 +306,7 @@ class _Walk:
         )
 
     def shortage(self, row: int) -> str:
-        """Return what a task waited for that was issued, and had its data, its lane and its launch."""
+        """Return the reason of a wait after issue, data, lane and launch."""
         at = self.at
         if self.f.trace.status[row] == ABORTED:
             return "dependency"

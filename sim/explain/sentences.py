@@ -1,4 +1,4 @@
-"""Who is to blame, in one sentence with names: a sentence for each reason to wait."""
+"""One sentence, with names, for each reason to wait."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from sim.explain.where import EVERYWHERE, Where
 from sim.graph.failures import ABORTED
 
 _NAMED: Final = 4
-"""Devices that a sentence names."""
+"""Maximum number of devices named in a sentence."""
 
 
 def blame(facts: DerivedColumns, reason: str, row: int, at_ns: int) -> str:
-    """Return who keeps a task from starting, in one sentence.
+    """Return a sentence on what keeps a task from starting.
 
     Parameters
     ----------
@@ -31,19 +31,19 @@ def blame(facts: DerivedColumns, reason: str, row: int, at_ns: int) -> str:
     row : int
         The task.
     at_ns : int
-        When.
+        The time in question.
     """
     return _SENTENCES[reason](facts, row, at_ns)
 
 
 def task_text(f: DerivedColumns, row: int) -> str:
-    """Return what a task is called: its op, and its iteration if there are several."""
+    """Return the name of a task: its op, and its iteration if there are several."""
     name = f.job.graph.op_names[int(f.trace.tasks["op"][row])]
     return f"{name!r}{_iteration(f, int(f.trace.tasks['iteration'][row]))}"
 
 
 def row_text(f: DerivedColumns, row: int) -> str:
-    """Return what a task, or a transfer, is called."""
+    """Return the name of a task or transfer."""
     return task_text(f, row) if row < f.n else _transfer(f, row)
 
 
@@ -74,7 +74,7 @@ def _dependency(f: DerivedColumns, row: int, at_ns: int) -> str:
 
 
 def _meanwhile(f: DerivedColumns, row: int, at_ns: int) -> str:
-    """Say what a task that has not started stands behind: what its lane executes, or what it needs itself."""
+    """Return why a task has not started: what its lane executes, or which of its own inputs is missing."""
     for _ in range(_NAMED):
         runs = np.flatnonzero((f.lane == f.lane[row]) & (f.begins <= at_ns) & (f.end > at_ns))
         if len(runs):
@@ -114,7 +114,7 @@ def _issue(f: DerivedColumns, row: int, at_ns: int) -> str:
 
 
 def _others(f: DerivedColumns, row: int, at_ns: int) -> str:
-    """Return with which tasks the issuer of a task is busy until it takes it, and for how long."""
+    """Return which tasks keep an issuer busy until it takes the given one, and for how long."""
     taken = int(f.taken[row])
     mine = np.flatnonzero((f.issuer == f.issuer[row]) & (f.let_go > at_ns) & (f.taken < taken))
     mine = mine[np.argsort(f.taken[mine], kind="stable")]
@@ -167,7 +167,7 @@ def _in_line(f: DerivedColumns, row: int, at_ns: int) -> str:
 
 
 def never_came_text(f: DerivedColumns, row: int) -> str:
-    """Return for whom a collective waited in vain; empty if all came."""
+    """Return the ranks for which a collective waited in vain; empty if all came."""
     absent = [f.devices[device].name for device in f.who_never_came(row)]
     return f"{listed(absent, _NAMED)}, which never came" if absent else ""
 
@@ -207,7 +207,7 @@ _SENTENCES: Final[dict[str, Callable[[DerivedColumns, int, int], str]]] = {
 
 
 def step_text(f: DerivedColumns, step: PathStep) -> str:
-    """Return what happens in a step of the executed path."""
+    """Return a description of a step of the executed path."""
     if step.kind == "transfer":
         return _transfer(f, step.row)
     if step.row >= f.n:
@@ -221,7 +221,7 @@ def step_text(f: DerivedColumns, step: PathStep) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# The life of one task: what it waited for until it started, what led to it, and who waited for it.
+# The life of one task: what it waited for until it started, what led to it, and which tasks waited for it.
 #
 #     'reduce' on gpu0/1
 #       at   50 us        20 us  issue       'reduce' is ready, and gpu0/host issues it
@@ -231,7 +231,7 @@ def step_text(f: DerivedColumns, step: PathStep) -> str:
 
 
 class LifePiece(NamedTuple):
-    """A stretch of a task's life: why it did not run, or that it ``runs``."""
+    """A stretch of a task's life: the reason why it did not run, or ``runs``."""
 
     reason: str
     start_ns: int
@@ -240,18 +240,18 @@ class LifePiece(NamedTuple):
 
 
 class TaskLife(NamedTuple):
-    """One task from the moment its data was there to its end.
+    """One task from the moment when its data was there to its end.
 
     Attributes
     ----------
     row : int
         The task.
     pieces : list of Piece
-        They follow one another.
+        Adjacent stretches.
     path : list of Step
         What led to its end, from time 0.
     held_up : list of int
-        Tasks whose last input came from it, directly or by a transfer; first started, first told.
+        Tasks whose last input came from it, directly or by a transfer, in order of start.
     """
 
     row: int
@@ -268,14 +268,14 @@ def lives(facts: DerivedColumns, op: str, where: Where = EVERYWHERE) -> list[Tas
     facts : Facts
     op : str
     where : Where
-        Only executions there, which overlap that time from data to end.
+        The part of the run in which executions count; they overlap its time from data to end.
 
     Raises
     ------
     UnknownNameError
         The graph has no such op.
     InputError
-        It has, but the op did not execute there.
+        The op exists but did not execute there.
     """
     f = facts
     here = where.tasks(f) & (f.trace.tasks["op"] == f.job.graph.index(op))

@@ -1,20 +1,20 @@
-"""Where the time of every device went, in four words that add up to the makespan.
+"""Where the time of every device went, in four categories that add up to the makespan.
 
 ::
 
-    compute      an op executes that is no communication (`sim.explain.communication`)
+    compute      an op executes that is not communication (`sim.explain.communication`)
     communicate  nothing computes, and a collective or copy executes, or the next op's input travels
-    wait         neither, and the device has ops left to run: `sim.explain.idle` says what each waits for;
-                 collectives that have started and wait for a late rank among them
+    wait         neither, and the device has ops left to run: `sim.explain.idle` gives the reason; this
+                 includes collectives that have started and wait for a late rank
     idle         no op is left for it, or it never had one
 
     lanes        ▇▇▇▇▇matmul▇▇▇▇▇            ▇▇▇matmul▇▇▇
                         ▇▇all_reduce▇▇▇▇
                  ├── compute ────┤├ comm. ┤├ wait ┤├ compute ┤├── idle ──┤ makespan
 
-Communication that hides behind computing takes no time of its own, so that overlapping shows: what
-Holistic Trace Analysis calls the temporal breakdown (https://hta.readthedocs.io, "Temporal Breakdown") has
-the same order of precedence. A device with cores or several streams computes when any of them does.
+Communication hidden behind computing takes no time of its own, so overlap is visible: the temporal
+breakdown of Holistic Trace Analysis (https://hta.readthedocs.io, "Temporal Breakdown") has the same
+order of precedence. A device with cores or several streams computes when any of them does.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from sim.machine.device import CostModel, Device
 from sim.record.record import Record
 
 WORD_OF_REASON: Final = {"transfer": "communicate", "finished": "idle", "unused": "idle"}
-"""What time without a running op is called, by its reason (`sim.explain.idle.REASONS`); else ``wait``."""
+"""Category of time without a running op, by its reason (`sim.explain.idle.REASONS`); else ``wait``."""
 
 
 def time_use(
@@ -52,9 +52,9 @@ def time_use(
     ----------
     trace : Trace
     reasons : mapping, optional
-        What `sim.explain.idle.idle_reasons` returned of this trace and place, when the caller has it already.
+        The result of `sim.explain.idle.idle_reasons` for this trace and `where`, if already computed.
     where : Where
-        What counts; the words then add up to its time.
+        The part of the run that counts; the categories then add up to its time.
 
     Examples
     --------
@@ -75,7 +75,7 @@ def time_use(
     counts = where.tasks(facts)
     computes = np.flatnonzero(counts & ~communicates(trace) & ~trace.is_delay)
     until = computes_until_ns(trace)
-    # where all that executes computes, what is busy computes
+    # if all executing ops compute, busy time is computing time
     only_compute = len(computes) == int(counts.sum()) and until is trace.tasks["end_ns"]
     start, stop = (np.clip(at[computes], begin, end) for at in (trace.tasks["start_ns"], until))
     n = len(trace.job.machine.devices)
@@ -91,13 +91,13 @@ def time_use(
 
 
 # ----------------------------------------------------------------------------------------------------------
-# How many of a device's cores its tasks use: the share of a CPU, where "busy" only says that somebody works.
+# How many of a device's cores its tasks use: a CPU's share, as "busy" only means that some worker works.
 #
 #     8 cores, a chain of ops of one core    ▇▇▇▇▇▇▇▇▇▇    busy 100 % of the time, core-time 1/8
 
 
 def cores_of(device: Device) -> int:
-    """Return how many cores a device has, or workers where cores are not counted; 0 for one with streams."""
+    """Return the number of cores of a device, or of workers if cores are not counted; 0 with streams."""
     return device.cores or device.workers
 
 
@@ -105,7 +105,7 @@ def used_core_ns(trace: Record) -> IntArray:
     """Return the core-time that the tasks of each device used, in ns; 0 for devices without cores.
 
     At any time at most all cores are used: oversubscribed ones are shared, not multiplied. Ops that share a
-    pool of threads use no more than these.
+    pool of threads use no more cores than it has threads.
 
     Examples
     --------
@@ -131,13 +131,13 @@ def used_core_ns(trace: Record) -> IntArray:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Devices that were given and not used: what a reader of any result has to know first.
+# Devices that were given but not used: the first thing a reader of any result has to know.
 
 
 def unused_devices(trace: Record) -> list[str]:
     """Return the names of devices that ran no op and that no transfer came from, went to or passed.
 
-    A switch between links is none that one could use.
+    Switches are not listed, as they cannot run ops.
 
     Parameters
     ----------
@@ -163,22 +163,22 @@ def unused_devices(trace: Record) -> list[str]:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# How sure a makespan is, from how sure the durations of its ops are.
+# How certain a makespan is, given how certain the durations of its ops are.
 #
-# A cost model that was fitted to measured kernels knows how far it is off
+# A cost model fitted to measured kernels knows its own error
 # (`sim.machine.device.CostModel.spread`). What counts is the executed path::
 #
 #     path       matmul 2.0 ms ± 8 %    softmax 0.3 ms ± 20 %    waits 0.1 ms        2.4 ms
 #     interval   sqrt((2.0 x 8 %)² + (0.3 x 20 %)²) = 0.17 ms                        2.2 to 2.6 ms
 #
-# This is an approximation, with two assumptions: kernels of one kind and of its gradients err together (a
-# library is quicker or slower than the model as a whole), those of two kinds independently; and the path
-# stays the path. Durations that the graph gives itself count as exact. Two runs of the same work err
-# together, too, so their difference is surer than either of them (`difference_ns`): what both spend on a
-# kind cancels.
+# This is an approximation, with two assumptions: kernels of one kind and its gradients err together (a
+# library is faster or slower than the model as a whole), those of different kinds independently; and the path
+# stays the path. Durations that the graph itself gives count as exact. Two runs of the same work also err
+# together, so their difference is more certain than either of them (`difference_ns`): time that both spend on
+# a kind cancels.
 
 MOST_TASKS: Final = 200_000
-"""Of longer runs the path is not walked for this alone: it would take longer than the run."""
+"""In longer runs the path is not walked for this alone: it would take longer than the run."""
 
 _GRADIENT: Final = re.compile("(_input|_weight)?_grad$")
 
@@ -199,15 +199,15 @@ class OnPath(NamedTuple):
 
 
 def spread_on_path(trace: Record) -> dict[str, OnPath]:
-    """Return what each kind of op, gradients with it, takes on the executed path, and how sure that is, the
-    least sure first.
+    """Return the time of each kind of op (with gradients) on the executed path and its uncertainty, the
+    least certain first.
 
-    Kinds whose durations are given or of which no cost model says how sure it is are left out; so is
-    everything in runs of more than `MOST_TASKS` tasks.
+    Kinds whose durations are given, or have no spread in the cost model, are left out; so is everything in
+    runs of more than `MOST_TASKS` tasks.
     """
     job, graph = trace.job, trace.job.graph
     models = {d: one.cost for d, one in enumerate(job.machine.devices) if one.cost is not None}
-    silent = all(type(one).spread is CostModel.spread for one in models.values())  # none says how sure it is
+    silent = all(type(one).spread is CostModel.spread for one in models.values())  # no model gives a spread
     if silent or len(trace) > MOST_TASKS:
         return {}
     steps = [step for step in executed_path(trace) if step.kind == "task"]
@@ -261,13 +261,13 @@ def difference_ns(one: Mapping[str, OnPath], other: Mapping[str, OnPath]) -> int
 
 
 def uncertainty(trace: Record) -> dict[str, Any] | None:
-    """Return what a summary says of it; None where nothing is known."""
+    """Return the interval of a makespan for a summary; None if unknown."""
     on_path = spread_on_path(trace)
     return interval_of(trace.makespan_ns, on_path) if on_path else None
 
 
 def interval_of(makespan_ns: int, on_path: Mapping[str, OnPath]) -> dict[str, Any]:
-    """Return the interval of a makespan as a summary tells it."""
+    """Return the interval of a makespan in the form of a summary."""
     low_ns, high_ns = interval_ns(makespan_ns, on_path)
     by_kind = {kind: {"path_ns": one.ns, "spread": round(one.spread, 4)} for kind, one in on_path.items()}
     return {"low_ns": low_ns, "high_ns": high_ns, "by_kind": by_kind}

@@ -1,4 +1,4 @@
-"""Staleness: how many updates of others a parameter has seen since a worker read it, when its own comes.
+"""Staleness: how many updates of others a parameter got between a worker's read and the worker's update.
 
 ::
 
@@ -18,15 +18,15 @@ import numpy as np
 from sim.record.record import Record
 
 UPDATES: Final = "updates"
-"""Attribute of an op: which parameter it updates."""
+"""Attribute of an op: the parameter that it updates."""
 PUSHED_BY: Final = "pushed_by"
-"""Attribute of an op: whose gradient it uses."""
+"""Attribute of an op: the worker whose gradient it uses."""
 
 
 def staleness(trace: Record) -> dict[str, list[int]]:
     """Return for each worker the staleness of its updates, in the order in which they began.
 
-    A worker reads a parameter when its own update before has ended, at first at time 0.
+    A worker reads a parameter when its own previous update has ended, the first time at time 0.
 
     Parameters
     ----------
@@ -63,13 +63,13 @@ def staleness(trace: Record) -> dict[str, list[int]]:
 
 
 def staleness_report(trace: Record) -> dict[str, Any]:
-    """Return how stale the updates of a run were.
+    """Return statistics of the staleness of a run's updates.
 
     Returns
     -------
     dict
         ``updates``, ``mean``, ``max``, ``counts`` (how many had a staleness of 0, 1, ...), and ``workers``:
-        of each its mean and most. Empty: nobody pushes updates of its own.
+        the mean and maximum of each. Empty if no worker pushes updates of its own.
     """
     found = staleness(trace)
     if not found:
@@ -88,16 +88,16 @@ def _spread(row: list[int]) -> dict[str, float]:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# How tokens fell on the ranks that share the experts of a layer: who has most, how much more than the mean.
+# How tokens are distributed over the ranks that share a layer's experts, and the worst imbalance.
 #
 #     layer0.ffn    gpu0 ████████   gpu1 ██   gpu2 ██   gpu3 ████       imbalance 8 / 4 = 2, on gpu0
 
 LAYER: Final = "expert_layer"
 """Attribute of an op that brings tokens to experts: their layer."""
 TOKENS: Final = "expert_tokens"
-"""Attribute of such an op: how many come to its rank."""
+"""Attribute of such an op: the number of tokens that come to its rank."""
 DROPPED: Final = "expert_dropped"
-"""Attribute of such an op: how many of its rank's choices no expert takes."""
+"""Attribute of such an op: the number of its rank's choices that no expert takes."""
 
 
 def expert_load(trace: Record) -> dict[str, Any]:
@@ -106,9 +106,9 @@ def expert_load(trace: Record) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``imbalance`` (tokens of the fullest rank / of the mean one), ``fullest`` (that rank, the first of
-        equals) and ``dropped`` (choices that no expert takes), of the worst layer, and of all; ``layers``: of
-        each the same and the ``tokens`` of each rank. Empty: there is no such layer.
+        ``imbalance`` (tokens of the fullest rank / mean), ``fullest`` (that rank, the first of equals) and
+        ``dropped`` (choices that no expert takes): the first two of the worst layer, the last in total;
+        ``layers``: the same for each, with the ``tokens`` of each rank. Empty if there is no such layer.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""A place and a time that a question is about: ``gpu2``, its stream 1, from 3 ms to 4 ms."""
+"""The place and time of a question: ``gpu2``, its stream 1, from 3 ms to 4 ms."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Where(NamedTuple):
         from_ns: int = 0,
         to_ns: int | None = None,
     ) -> Where:
-        """Return a place by name, checked against the run.
+        """Return a place given by name, checked against the run.
 
         Parameters
         ----------
@@ -52,14 +52,14 @@ class Where(NamedTuple):
         stream : int, optional
             Number of a stream, or of a worker, of that device.
         from_ns, to_ns : int
-            When; the end may be left out.
+            The time range; the end is optional.
 
         Raises
         ------
         UnknownNameError
             There is no such device.
         InputError
-            A stream that the device does not have, or without a device; a time without length.
+            The device has no such stream, a stream is given without a device, or the time range is empty.
         """
         end = makespan_ns if to_ns is None else min(to_ns, makespan_ns)
         if from_ns >= end and makespan_ns:
@@ -78,7 +78,7 @@ class Where(NamedTuple):
         return cls(index, machine.first_stream[index] + stream, from_ns, end)
 
     def text(self, f: DerivedColumns) -> str:
-        """Return what it is called; empty for the whole run."""
+        """Return a description of the place and time; empty for the whole run."""
         told = []
         if self.from_ns > 0 or self.end_ns(f) < f.trace.makespan_ns:
             told.append(f"from {format_duration(self.from_ns)} to {format_duration(self.end_ns(f))}")
@@ -90,11 +90,11 @@ class Where(NamedTuple):
         return " ".join(told)
 
     def end_ns(self, f: DerivedColumns) -> int:
-        """Return when it is over."""
+        """Return the end of the time range."""
         return f.trace.makespan_ns if self.to_ns is None else self.to_ns
 
     def tasks(self, f: DerivedColumns) -> BoolArray:
-        """Return which tasks are there, at whatever time."""
+        """Return a mask of the tasks there, at any time."""
         if self.lane is not None:
             return np.asarray(f.lane == self.lane)
         return np.ones(f.n, bool) if self.device is None else np.asarray(f.device == self.device)

@@ -1,1 +1,1 @@
-"""Traces as files that other programs read: tables, and timelines for Chrome and Perfetto."""
+"""Traces as files for other programs: tables, and timelines for Chrome and Perfetto."""

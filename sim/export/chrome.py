@@ -7,23 +7,23 @@
     gpu0      stream 0       ▇▇▇▇conv▇▇▇            one process a device, one thread a stream (a worker
               stream 1                │▇▇▇matmul▇   of a CPU), counters: memory, tasks running
                                   data└►
-    links     wire        ▇a▇                       one thread a link; a second one where transfers
+    links     wire        ▇a▇                       one thread a link; a second one if transfers
               wire (2)      ▇b▇                     overlap on a link that they share
 
 Slices have the categories that PyTorch's profiler writes (``cuda_runtime`` for a launch, ``kernel`` and
-``gpu_memcpy`` for what runs, ``cpu_op`` for a worker's ops); a launch is tied to its kernel by
+``gpu_memcpy`` for launched work, ``cpu_op`` for a worker's ops); a launch is tied to its kernel by
 ``correlation`` and a flow of category ``ac2g``. Flows of category ``data`` lead from producers to
 consumers on other lanes.
 
-The argument ``stream`` is counted over the machine, because tools that expect one GPU in a file would take
-streams of the same number for one.
+The argument ``stream`` is counted over the machine, because tools that expect one GPU per file would merge
+streams of the same number.
 
-Format: "Trace Event Format" (Google, 2016); times in µs with three decimals, so whole ns. What viewers ask
-for: threads numbered from 1 (Perfetto takes 0 for the idle thread), slices of a thread that nest, the end
+Format: "Trace Event Format" (Google, 2016); times in µs with three decimals, so whole ns. Requirements of
+viewers: threads numbered from 1 (Perfetto takes 0 for the idle thread), nested slices per thread, the end
 of a flow with ``"bp": "e"``, the blank in ``"distributedInfo": {"rank": 0}`` (HTA looks for that text).
 
-Every event is a line. Lines are put together from strings, which is many times faster than encoding
-dictionaries; names are encoded once for every op.
+Every event is a line. Lines are built from strings, which is many times faster than encoding dictionaries;
+names are encoded once for every op.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from sim.job.job import Job
 from sim.record.record import WAITS, Record
 
 SIMULATOR: Final = "graph-schedule-sim"
-"""What such a file says who wrote it."""
+"""The writer named in such a file."""
 
 
 _quoted: Final = json.JSONEncoder().encode
@@ -64,21 +64,21 @@ _FLOWS_APART: Final = 1 << 40
 def write_chrome(
     trace: Record | Mapping[str, Record], path: str | os.PathLike[str], *, arrows: int = 20_000
 ) -> None:
-    """Write one or several traces as Chrome JSON, gzipped when the name ends in ``.gz``.
+    """Write one or several traces as Chrome JSON, gzipped if the name ends in ``.gz``.
 
     Parameters
     ----------
     trace : Trace, or mapping of str to Trace
-        Of several, each gets processes of its own, whose names begin with its label.
+        If there are several, each gets its own processes, whose names begin with its label.
     path : path
         ``.json`` or ``.json.gz``.
     arrows : int
-        At most so many arrows from producers to consumers for each trace; a viewer is slow with more.
+        Maximum number of arrows from producers to consumers per trace; a viewer is slow with more.
 
     Raises
     ------
     InputError
-        A directory that does not exist.
+        The directory does not exist.
     """
     traces = {"": trace} if isinstance(trace, Record) else trace
     timelines = [Timeline(each, run) for run, each in enumerate(traces.values())]
@@ -91,21 +91,21 @@ def write_chrome(
 
 
 def write_ranks(trace: Record, folder: str | os.PathLike[str], *, arrows: int = 20_000) -> list[str]:
-    """Write a trace as Chrome JSON, each GPU with its host as a rank of its own; return the files.
+    """Write a trace as Chrome JSON, one file per GPU with its host (a rank); return the files.
 
     Parameters
     ----------
     trace : Trace
     folder : path
-        For ``rank0.json.gz``, ``rank1.json.gz``, ...; made if it is not there. Tools that take one GPU a
-        file read such a folder, as does the importer of such traces.
+        Directory for ``rank0.json.gz``, ``rank1.json.gz``, ...; created if missing. Tools that take one GPU
+        per file read such a folder, as does the importer of such traces.
     arrows : int
-        At most so many arrows from producers to consumers for each rank.
+        Maximum number of arrows from producers to consumers per rank.
 
     Raises
     ------
     InputError
-        No GPU, or a trace of a rank in the folder that this run does not have.
+        No GPU ran anything, or the folder has a trace of a rank that this run does not have.
     """
     folder, timeline = Path(folder), Timeline(trace)
     check_folder(folder)
@@ -126,12 +126,12 @@ def write_ranks(trace: Record, folder: str | os.PathLike[str], *, arrows: int = 
 
 
 def check_folder(folder: str | os.PathLike[str]) -> None:
-    """Refuse what can be no folder of traces; leave nothing there.
+    """Raise if a path cannot be a folder of traces; create nothing.
 
     Raises
     ------
     InputError
-        A file is there, or the directory in which it would be is not.
+        There is a file of that name, or the parent directory does not exist.
     """
     path = Path(folder)
     if not path.parent.is_dir():
@@ -149,13 +149,13 @@ def lines_of(
     ----------
     timeline : Timeline
     most : int
-        At most so many arrows from producers to consumers.
+        Maximum number of arrows from producers to consumers.
     run : int
-        Number of the run in its file: processes and flows of two runs never meet.
+        Number of the run in its file; it keeps processes and flows of two runs apart.
     label : str
-        What the names of its processes begin with.
+        Prefix of the names of its processes.
     rank : int, optional
-        Of which alone the events are.
+        The only rank whose events are wanted.
     """
     mine = np.array([rank is None or timeline.rank_of(lane) == rank for lane in timeline.lanes])
     rows, crossed = timeline.shown(), timeline.crossed
@@ -177,7 +177,7 @@ def _write(path: str | os.PathLike[str], head: str, lines: Iterator[str]) -> Non
 
 
 def _head(timelines: Sequence[Timeline], rank: int = 0, ranks: int = 1) -> str:
-    """Return what stands before the events; tools look for the blank in ``"rank": 0``."""
+    """Return the text before the events; tools look for the blank in ``"rank": 0``."""
     properties: list[dict[str, str | int]] = []
     simulated: dict[str, str | int] = {"by": SIMULATOR, "runs": len(timelines)}
     if len(timelines) == 1:
@@ -192,7 +192,7 @@ def _head(timelines: Sequence[Timeline], rank: int = 0, ranks: int = 1) -> str:
 
 
 def _properties(timeline: Timeline) -> Iterator[dict[str, str | int]]:
-    """Yield what is known of each device that was launched on, in Kineto's words."""
+    """Yield the known properties of each device with launched ops, in Kineto's terms."""
     for number, d in enumerate(timeline.gpus):
         device = timeline.trace.job.machine.devices[d]
         known = {"totalGlobalMem": device.memory_bytes, "numSms": device.details.sms}
@@ -211,7 +211,7 @@ def _us(ns: IntArray) -> list[str]:
 
 
 def _lanes_of(timeline: Timeline, mine: BoolArray, rows: IntArray) -> set[Lane]:
-    """Return the lanes of one rank, those that launch for it among them."""
+    """Return the lanes of one rank, including those that launch for it."""
     issuers = np.unique(timeline.trace.tasks["issuer"][rows]).tolist()
     own = (timeline.lanes[k] for k in np.flatnonzero(mine).tolist())
     return {*own, *(timeline.issuer[issuer] for issuer in issuers)}
@@ -239,7 +239,7 @@ def _named(what: str, lane: Lane, name: str, index: int) -> Iterator[str]:
 
 
 def _task_lines(timeline: Timeline, run: int, shown: IntArray) -> Iterator[str]:
-    """Yield the slice of every task and, for a launched one, of its launch, tied together by a flow."""
+    """Yield the slice of every task and, if launched, that of its launch, tied together by a flow."""
     job = timeline.trace.job
     graph, devices, titles = job.graph, job.machine.devices, Titles(job)
     facts, facts_of = timeline.facts_of_ops()
@@ -250,12 +250,12 @@ def _task_lines(timeline: Timeline, run: int, shown: IntArray) -> Iterator[str]:
     cost = issue_costs_ns(job)
     place, who = [str(lane) for lane in timeline.lanes], [str(lane) for lane in timeline.issuer]
     heads = [f'"ph":"X","cat":"{category}","name":' for category in CATEGORIES]
-    # Tools take what has a stream for work of the GPU.
+    # Tools take anything with a stream for work of the GPU.
     streams = ["on stream" if category == "delay" else "stream" for category in CATEGORIES]
     trace, columns, several = timeline.trace, timeline.trace.tasks, job.iterations > 1
     names = ("op", "ready_ns", "issue_ns", "start_ns", "end_ns")
     more = (columns["iteration"], columns["issuer"], trace.status, timeline.waits, trace.device)
-    for rows in in_pieces(shown):  # of a million tasks these numbers would take a gigabyte
+    for rows in in_pieces(shown):  # for a million tasks at once, these numbers would take a gigabyte
         ops, ready_ns, issue_ns, start_ns, end_ns = (columns[name][rows] for name in names)
         spans = (ready_ns, start_ns, end_ns - start_ns, issue_ns - cost[ops], cost[ops])
         by_op = (column[ops].tolist() for column in (facts_of, titles.category, titles.own))
@@ -291,12 +291,12 @@ def _task_lines(timeline: Timeline, run: int, shown: IntArray) -> Iterator[str]:
 
 
 def _said_of_feeds(rows: Sequence[int]) -> str:
-    """Return what tells for whose ends a task waited, by their numbers ``External id``."""
+    """Return the argument that lists the tasks whose ends a task waited for, by ``External id``."""
     return f',"after":[{",".join(str(row + 1) for row in rows)}]' if rows else ""
 
 
 def _said_of_collectives(job: Job) -> dict[int, str]:
-    """Return what tells of an op with whom it meets; Kineto has the first of these names."""
+    """Return for each op of a communicator the arguments on its partners; the first name is Kineto's."""
     names = {"communicator": "Process Group Name", "peer": "peer", "group": "group", "pair": "pair"}
     return {
         op: "".join(

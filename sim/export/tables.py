@@ -1,6 +1,6 @@
-"""Traces as tables: one row a task, in words and plain units; transfers likewise, on request.
+"""Traces as tables: one row per task, in words and plain units; transfers likewise, on request.
 
-Columns of whole numbers stay whole: what was not given (a stage, a micro-batch) is missing, not -1.
+Columns of whole numbers stay whole: a value not given (a stage, a micro-batch) is missing, not -1.
 Rows are in start order, and the same trace gives the same bytes in a file.
 """
 
@@ -40,18 +40,18 @@ def task_table(trace: Record, *, transfers: bool = False) -> pd.DataFrame:
     ----------
     trace : Trace
     transfers : bool
-        Whether transfers have rows, too: ``op`` is the tensor that is moved, ``kind`` is ``transfer``, and
+        Whether transfers have rows too: ``op`` is the tensor moved, ``kind`` is ``transfer``, and
         two more columns, ``source`` and ``destination``, name the devices; ``device``, ``stream`` and
         ``issuer`` are missing. A run without transfers has no such columns.
 
     Returns
     -------
     DataFrame
-        ``op, kind, device, stream, issuer, iteration, micro_batch, stage, phase`` (missing where not
+        ``op, kind, device, stream, issuer, iteration, micro_batch, stage, phase`` (missing if not
         given); ``ready_ns, issue_ns, start_ns, end_ns``; ``nbytes`` (of the outputs), ``flops``; and
         ``wait``, why it did not start when it was ready (`sim.record.record.WAITS`). With control flow also
         ``frame``, the loops and iterations it ran in (``outer:2/inner:0``), and ``dead``, whether it was
-        skipped. Where ops may fail also ``status``: ``done``, ``failed`` or ``aborted``.
+        skipped. If ops may fail also ``status``: ``done``, ``failed`` or ``aborted``.
 
     Examples
     --------
@@ -67,12 +67,12 @@ def task_table(trace: Record, *, transfers: bool = False) -> pd.DataFrame:
     import pandas as pd
 
     def words(code: IntArray, known: Iterable[str]) -> pd.Categorical:
-        """Return codes as words, of which -1 is missing; a million rows take a megabyte, not strings."""
+        """Return codes as words, with -1 as missing; a million rows take a megabyte, not strings."""
         found: pd.Categorical = pd.Categorical.from_codes(code, list(known))  # type: ignore[call-overload]
         return found
 
     def whole(values: IntArray) -> pd.arrays.IntegerArray:
-        """Return whole numbers of which -1 is missing."""
+        """Return whole numbers, with -1 as missing."""
         return pd.arrays.IntegerArray(values.astype(np.int64), values == UNSET)
 
     graph, machine, tasks, moved = trace.job.graph, trace.job.machine, trace.tasks, trace.transfers
@@ -138,10 +138,10 @@ _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def csv_text(text: object) -> object:
-    r"""Return a text as it stands in a CSV file: a spreadsheet must not run it, nor a terminal.
+    r"""Return a text in the form for a CSV file, which neither a spreadsheet nor a terminal will execute.
 
-    What a spreadsheet would take for a formula has an apostrophe before it, and control characters are
-    written out. `text_of_csv` is the way back.
+    Text that a spreadsheet would take for a formula gets a leading apostrophe, and control characters are
+    escaped. `text_of_csv` is the inverse.
 
     Examples
     --------
@@ -155,24 +155,24 @@ def csv_text(text: object) -> object:
 
 
 def text_of_csv(text: str) -> str:
-    """Return the text that `csv_text` wrote."""
+    """Return the original of a text written by `csv_text`."""
     meant = text[1:] if text.startswith("'") and _FORMULA.match(text) else text
     return re.sub(r"\\u(00[0189][0-9a-f]|007f)", lambda found: chr(int(found[1], 16)), meant)
 
 
 def write_table(table: pd.DataFrame, path: str | os.PathLike[str]) -> None:
-    """Write a table in the format that the name's ending says, whole or not at all.
+    """Write a table in the format given by the name's ending, whole or not at all.
 
     Parameters
     ----------
     table : DataFrame
     path : path
-        ``.csv``, ``.json`` (a list of rows), either gzipped with ``.gz`` behind it, or ``.parquet``.
+        ``.csv``, ``.json`` (a list of rows), either gzipped with ``.gz`` appended, or ``.parquet``.
 
     Raises
     ------
     InputError
-        Another ending, or a directory that does not exist.
+        The path has another ending, or its directory does not exist.
     MissingExtraError
         Parquet without pyarrow.
     """
@@ -197,7 +197,7 @@ def write_table(table: pd.DataFrame, path: str | os.PathLike[str]) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# What a summary says, for people: its first lines, and a row for each device; in terminals and notebooks.
+# A summary for people: its first lines, and a row for each device; in terminals and notebooks.
 
 
 def percent(share: float) -> str:
@@ -211,7 +211,7 @@ def size(nbytes: int) -> str:
 
 
 def shown(key: str, value: Any) -> str:
-    """Return a number as people read it: its key says the unit, and what has none is a share or a count.
+    """Return a number as text: its key gives the unit; without a unit it is a share or a count.
 
     Examples
     --------
@@ -234,13 +234,13 @@ def shown(key: str, value: Any) -> str:
 
 
 def titled(rows: Iterable[Mapping[str, Any]], columns: Iterable[str]) -> list[dict[str, str]]:
-    """Return rows of numbers as a table of text; what a row lacks is an empty cell.
+    """Return rows of numbers as a table of text, with empty cells for missing values.
 
     Parameters
     ----------
     rows : iterable of mapping
     columns : iterable of str
-        A key of the rows, whose words are the title; or another title and a key: ``"step: at"``.
+        A key of the rows, whose words form the title; or a different title and a key: ``"step: at"``.
 
     Examples
     --------
@@ -255,13 +255,13 @@ def titled(rows: Iterable[Mapping[str, Any]], columns: Iterable[str]) -> list[di
 
 
 def largest(parts: Mapping[str, int], show: Callable[[int], str] = format_duration, most: int = 2) -> str:
-    """Return the largest parts of something, the largest first."""
+    """Return the largest parts in words, the largest first."""
     ranked = sorted((item for item in parts.items() if item[1]), key=lambda item: -item[1])
     return ", ".join(f"{part} {show(amount)}" for part, amount in ranked[:most])
 
 
 def summary_lines(trace: Record, summary: Mapping[str, Any]) -> list[str]:
-    """Return how long a run took, what of it failed, and how near it comes to the lower bound."""
+    """Return lines on a run's makespan, its failures, and its distance from the lower bound."""
     ran = "1 task ran" if summary["tasks"] == 1 else f"{summary['tasks']:,} tasks ran"
     makespan = f"makespan {format_duration(summary['makespan_ns'])}{_interval(summary)}"
     lines: list[str]
@@ -285,7 +285,7 @@ def summary_lines(trace: Record, summary: Mapping[str, Any]) -> list[str]:
 
 
 def _interval(summary: Mapping[str, Any]) -> str:
-    """Return the 80 % interval of the makespan, and the kinds of op that make most of it."""
+    """Return the 80 % interval of the makespan, and the kinds of op that contribute most to it."""
     if (sure := summary.get("makespan_interval")) is None:
         return ""
     low, high = format_duration(sure["low_ns"]), format_duration(sure["high_ns"])
@@ -303,7 +303,7 @@ def _above_bound(summary: Mapping[str, Any]) -> str:
 
 
 def device_rows(summary: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Return how each device that ran something, or held something, spent the makespan."""
+    """Return rows on how each device that ran or held something spent the makespan."""
     cores = any(use["cores"] and use["time_ns"]["compute"] for use in summary["devices"].values())
     nothing = {0: "not recorded" if summary.get("unexplained") is not None else size(0), None: "not known"}
     return [

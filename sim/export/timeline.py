@@ -1,9 +1,9 @@
-"""What every timeline shows, before it is put into the words of a format.
+"""The content of every timeline, before it is written in a particular format.
 
 ::
 
     trace ──► lanes      hosts, devices, links; the streams, workers, threads under them
-              tasks      what ran, and which call launched it
+              tasks      tasks that ran, and the call that launched each
               arrows     (producer, consumer) on different lanes, the earliest ones
               counters   bytes in use and tasks running, by device
                  │
@@ -31,14 +31,14 @@ from sim.record.record import Record, recorded_delays
 
 _HOSTS, _LINKS, _FIRST_DEVICE = 1, 2, 10
 _APART: Final = 10_000
-"""Processes of one run are numbered below this; no machine has as many devices."""
+"""Processes of one run are numbered below this; no machine has so many devices."""
 
 _PIECE: Final = 20_000
-"""Of so many rows at once all columns are held as Python's numbers."""
+"""Number of rows whose columns are held at once as Python numbers."""
 
 
 def in_pieces(rows: IntArray) -> Iterator[IntArray]:
-    """Yield rows some thousand at a time."""
+    """Yield rows in pieces of some thousands."""
     return (rows[at : at + _PIECE] for at in range(0, len(rows), _PIECE))
 
 
@@ -53,7 +53,7 @@ class Lane(NamedTuple):
 
 
 class LaneGroup(NamedTuple):
-    """Lanes that belong together, named, in the order in which they are shown."""
+    """Lanes that belong together, with names, in display order."""
 
     pid: int
     name: str
@@ -61,7 +61,7 @@ class LaneGroup(NamedTuple):
 
 
 class Counter(NamedTuple):
-    """A number over time; in the words of Chrome traces the counter `title` of a lane counts `key`."""
+    """A number over time; in Chrome's terms, the counter `title` of a lane counts `key`."""
 
     lane: Lane
     title: str
@@ -77,15 +77,15 @@ class Timeline:
     ----------
     trace : Trace
     run : int
-        Number of the run in its file: lanes of two runs never meet.
+        Number of the run in its file; it keeps lanes of two runs apart.
 
     Attributes
     ----------
     lanes : list of Lane
-        Of streams and workers, of what runs on none of them, and of links.
+        Lanes of streams and workers, of tasks that run on none of them, and of links.
     lane : array of int64
-        Which of them shows each task and, behind the tasks, each transfer; -1: none. Of the several links
-        that a transfer crosses, it is the first.
+        Index of the lane that shows each task and, after the tasks, each transfer; -1: none. For a transfer
+        over several links it is that of the first.
     crossing, crossed : array of int64
         Transfers, as rows, and the lanes of the links that they cross.
     issuers : list of Issuer
@@ -105,7 +105,7 @@ class Timeline:
             self.lanes[issuer.stream] if issuer.executes else Lane(self.base + _HOSTS, issuer.index + 1)
             for issuer in self.issuers
         ]
-        # What runs on no stream has threads of its own behind those of its device.
+        # Tasks that run on no stream have threads of their own after those of their device.
         alone = np.flatnonzero(trace.alone)
         tasks, d = trace.tasks, trace.device[alone]
         depth, self.n_alone = levels(
@@ -120,7 +120,7 @@ class Timeline:
             for k, (device, n) in enumerate(zip(machine.devices, self.n_alone.tolist(), strict=True))
             for level in range(n)
         ]
-        # Where transfers overlap on a shared link, each goes to the first thread that is free.
+        # If transfers overlap on a shared link, each goes to the first free thread.
         row, link = transfers_on_links(trace)
         moved = trace.transfers
         depth, threads = levels(moved["start_ns"][row], moved["end_ns"][row], link, len(machine.links))
@@ -142,7 +142,7 @@ class Timeline:
 
     @cached_property
     def ranks(self) -> list[int]:
-        """Which rank each device is of: each of `gpus` is one; CPUs are shared out evenly, in order."""
+        """Rank of each device: each of `gpus` is one; CPUs are distributed evenly, in order."""
         devices = self.trace.job.machine.devices
         cpus = [d for d, device in enumerate(devices) if device.workers]
         found = [0] * len(devices)
@@ -153,7 +153,7 @@ class Timeline:
         return found
 
     def rank_of(self, lane: Lane) -> int:
-        """Return with which rank a lane is shown: a host with its first device, links with the first."""
+        """Return the rank that shows a lane: for a host that of its first device, for links the first."""
         process = lane.pid - self.base
         if process == _LINKS:
             return 0
@@ -200,7 +200,7 @@ class Timeline:
         return final_waits(self.trace)
 
     def facts_of_ops(self) -> tuple[list[dict[str, str | int]], IntArray]:
-        """Return what a click on a task shows of its op (kind, place in a pipeline); which of them, by op."""
+        """Return the facts on an op that a click shows (kind, place in a pipeline), and their index by op."""
         graph = self.trace.job.graph
         columns = (graph.kind_code, graph.stage + 1, graph.micro_batch + 1)
         shape = [int(column.max()) + 1 for column in columns]
@@ -214,9 +214,9 @@ class Timeline:
 
     @cached_property
     def feeds(self) -> Csr:
-        """Return, by row, the rows that each task and transfer had to wait for, of those that are shown.
+        """By row, the visible rows that each task and transfer had to wait for.
 
-        A transfer that crosses no link is not: whom it feeds waited for what fed it.
+        A transfer over no link is not visible: its consumers waited for its producer.
         """
         producer, consumer, _ = dependencies(self.trace)
         into = np.full(len(self.lane), UNSET)
@@ -230,9 +230,9 @@ class Timeline:
         return Csr(np.searchsorted(consumer, np.arange(len(self.lane) + 1)), producer)
 
     def arrows(self, most: int, shown: BoolArray | None = None) -> list[tuple[int, int]]:
-        """Return the earliest (producer, consumer) on different lanes, through transfers, by start.
+        """Return the earliest (producer, consumer) pairs on different lanes, through transfers, by start.
 
-        `shown` are lanes: only arrows between these, by default all.
+        Only arrows between the lanes in the mask `shown` count; by default all do.
         """
         producer, consumer, _ = dependencies(self.trace)
         if shown is not None:
@@ -245,10 +245,10 @@ class Timeline:
         return list(zip(producer[apart].tolist(), consumer[apart].tolist(), strict=True))
 
     def counters(self) -> Iterator[Counter]:
-        """Yield the bytes in use (if any) and tasks running of every device, then what links carry.
+        """Yield the bytes in use (if any) and running tasks of every device, then the traffic of links.
 
-        Of a link it is the bytes a second, each transfer at the mean rate of its bytes, and, where there
-        were several at once, their number.
+        For a link that is bytes per second, each transfer at its mean rate, and, if there were several
+        at once, their number.
         """
         trace = self.trace
         for d, (name, use) in enumerate(memory_use(trace, holders=0).items()):
@@ -280,7 +280,7 @@ class Timeline:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# What a slice is called, so that tools for PyTorch's profiles know what it is.
+# Names of slices, chosen so that tools for PyTorch's profiles recognise them.
 #
 #     op                            category      title
 #     of a worker                   cpu_op        its name
@@ -290,8 +290,8 @@ class Timeline:
 #     delay, of a recording         delay         its name; it is no work of the GPU
 #     any other                     kernel        its name
 #
-# Holistic Trace Analysis goes by names alone: what begins with ``nccl`` and has ``Kernel`` in it
-# communicates, ``Memcpy`` and ``Memset`` are memory, all others compute (``get_kernel_type`` in
+# Holistic Trace Analysis goes by names alone: a name that begins with ``nccl`` and contains ``Kernel`` is
+# communication, ``Memcpy`` and ``Memset`` are memory, all others compute (``get_kernel_type`` in
 # hta/utils/utils.py of https://github.com/facebookresearch/HolisticTraceAnalysis).
 
 CATEGORIES: Final = ("cpu_op", "kernel", "gpu_memcpy", "gpu_memset", "delay")
@@ -299,7 +299,7 @@ CATEGORIES: Final = ("cpu_op", "kernel", "gpu_memcpy", "gpu_memset", "delay")
 _WORKER, _KERNEL, _COPY, _FILL, _DELAY = range(5)
 
 _LAUNCHES: Final = {"gpu": ("", "cudaLaunchKernel", "cudaMemcpyAsync", "cudaMemsetAsync", "launch")}
-"""What launches ops of each category, by kind of device; tools count CUDA's by these names."""
+"""Calls that launch ops of each category, by kind of device; tools count CUDA's by these names."""
 
 
 class Titles:
@@ -314,7 +314,7 @@ class Titles:
     category : array of int64
         Index into `CATEGORIES`, by op.
     own : array of bool
-        Whether the title of each op is another than its name.
+        Whether the title of each op differs from its name.
     """
 
     def __init__(self, job: Job) -> None:

@@ -1,20 +1,20 @@
-"""What every trace must satisfy, whatever the policy: `check` asserts it or names the first offender.
+"""Conditions that every trace must satisfy, whatever the policy: `check` asserts them or names a violation.
 
-The checks read the graph, the machine and the times, and nothing that the engine computed on its way
+The checks use the graph, the machine and the times, but nothing that the engine computed on its way
 (no transfer nodes, no counters), so that an error in the engine cannot hide itself. In this order::
 
     tasks       each exactly once · ready ≤ issue ≤ start ≤ end · on its device · lasts its duration
     data        transfers exactly once, where needed, never too fast; no op starts before its inputs
-                have ended and travelled; who meets by key has the same key, frame and iteration
+                have ended and travelled; pairs that meet by key have the same key, frame and iteration
     lanes       a stream's tasks in issue order, one at a time, gap and launch latency kept; issuers do
                 one thing at a time, each at its cost; launch queues hold no more than they can
-    failures    who fails was decided before; no consumer of what failed ran; what was queued or
-                independent did; who stopped took nothing more; an aborted step sent nothing more;
-                calls that run a graph in turn do not overlap, and none follows one that failed
-    breakdowns  parts of the machine fail when they are to; nothing goes on there; a step that is aborted
-                ends at once, when somebody notices; each attempt is checked as a run of its own
+    failures    ops fail as decided before; no consumer of a failed op ran; queued and independent work
+                did; stopped issuers took nothing more; an aborted step sent nothing more; calls that
+                run a graph in turn do not overlap, and none follows one that failed
+    breakdowns  parts of the machine fail when they are to; nothing goes on there; an aborted step
+                ends at once, upon a detection; each attempt is checked as a run of its own
     communicators   collectives of each in order of issue, one at a time; ranks complete, ending together
-    order       rows by start, round, lane and id: ties go by what happened, never by how it was computed
+    order       rows by start, round, lane and id: ties depend on what happened, not on how it was computed
     resources   cores and serial links never in use twice; the makespan is at least every lower bound
 
 All times are integers and nothing has a tolerance.
@@ -81,7 +81,7 @@ def check(trace: Record) -> None:
     Raises
     ------
     InvariantError
-        Naming the first task or transfer that breaks one, with its times.
+        The message names the first task or transfer that violates one, with its times.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The columns of a trace as the checks read them, and how they name an offender."""
+"""The columns of a trace as the checks use them, and the words that name a violation."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Columns:
         self.dead: BoolArray = np.not_equal(tasks["dead"], 0)
         self.live = trace.executed
         self.done: BoolArray = np.equal(trace.status, DONE)
-        # Because a part of the machine failed
+        # Tasks cut off because a part of the machine failed
         self.cut: BoolArray = ~self.done & (trace.detection is not None)
         self.alone = trace.alone
         self.moved = trace.transfers
@@ -52,7 +52,7 @@ class Columns:
 
     @cached_property
     def sent(self) -> dict[int, int]:
-        """What such Sends send: tensor → bytes."""
+        """Tensor → bytes that the Sends with keys send."""
         return {int(self.graph.outputs.row(op)[0]): sent_nbytes(self.graph, op) for op in self.keys.sends}
 
     @cached_property
@@ -67,12 +67,12 @@ class Columns:
 
     @cached_property
     def cost(self) -> IntArray:
-        """What issuing each task costs; a dead one is passed by for nothing."""
+        """The cost of issuing each task; 0 for a dead one that is passed over."""
         return np.where(self.live, issue_costs_ns(self.job)[self.op], 0)
 
     @cached_property
     def record(self) -> IntArray:
-        """What its issuer pays after launching each task; nothing where that failed."""
+        """Cost to the issuer after launching each task; 0 if the launch failed."""
         if self.job.record_ns is None:
             return np.zeros_like(self.op)
         return np.where(self.done, self.job.record_ns[self.op], 0)
@@ -86,7 +86,7 @@ class Columns:
 
     @cached_property
     def done_row_of(self) -> IntArray:
-        """The same, and -1 if it failed or was aborted."""
+        """Like `row_of`, but also -1 if the task failed or was aborted."""
         rows = self.row_of.copy()
         rows[rows != UNSET] = np.where(self.done[rows[rows != UNSET]], rows[rows != UNSET], UNSET)
         return rows
@@ -94,7 +94,7 @@ class Columns:
     # -- words --------------------------------------------------------------------------------
 
     def task(self, row: int) -> str:
-        """Return ``op 'a'``, with the iteration when there are several."""
+        """Return ``op 'a'``, with the iteration if there are several."""
         which = f" (iteration {self.iteration[row]})" if self.iterations > 1 else ""
         return f"op {self.graph.op_names[self.op[row]]!r}{which}"
 
@@ -108,11 +108,11 @@ class Columns:
         return f"{self.task(row)} started at {self.start[row]} ns"
 
     def ended(self, row: int) -> str:
-        """Return ``op 'a' ended at 7 ns``; transfers count behind tasks."""
+        """Return ``op 'a' ended at 7 ns``; rows of transfers follow those of tasks."""
         return f"{self.either(row)} ended at {self.row_end[row]} ns"
 
     def either(self, row: int) -> str:
-        """Return the name of a task or, behind the tasks, of a transfer."""
+        """Return the name of a task or, after the tasks, of a transfer."""
         return self.task(row) if row < len(self.op) else self.transfer(row - len(self.op))
 
     def transfer(self, row: int) -> str:
@@ -126,12 +126,12 @@ class Columns:
         return self.machine.devices[int(device)].name
 
     def issuer_name(self, row: int) -> str:
-        """Return the name of who issued a task."""
+        """Return the name of the issuer of a task."""
         return self.issuers[int(self.issuer[row])].name
 
 
 def refuse(bad: BoolArray, tell: Callable[[int], str]) -> None:
-    """Raise what `tell` says of the first index where `bad` is true, if there is one.
+    """Raise with the message of `tell` for the first index where `bad` is true, if there is one.
 
     Raises
     ------
@@ -142,7 +142,7 @@ def refuse(bad: BoolArray, tell: Callable[[int], str]) -> None:
 
 
 def neighbours(order: IntArray, key: IntArray) -> tuple[IntArray, IntArray]:
-    """Return (one, next) for rows that are neighbours in `order` and have the same `key`."""
+    """Return (one, next) for rows that are adjacent in `order` and have the same `key`."""
     one, following = order[:-1], order[1:]
     same = key[one] == key[following]
     return one[same], following[same]

@@ -1,4 +1,4 @@
-"""No op starts before what it reads is there.
+"""No op starts before its inputs are there.
 
 The rules are stated on the graph: a tensor that is read on another device must have been sent there
 once (per iteration), after it was made, and must have arrived before any reader there starts.
@@ -18,7 +18,7 @@ from sim.record.dependencies import unroll
 
 
 class _Reads(NamedTuple):
-    """Every input of every op: what is read, by whom, from how many iterations before, over links or not."""
+    """Every input of every op: its tensor, its reader, the distance in iterations, and whether over links."""
 
     tensor: IntArray
     reader: IntArray
@@ -26,12 +26,12 @@ class _Reads(NamedTuple):
     crosses: BoolArray
 
     def where(self, chosen: BoolArray | IntArray) -> _Reads:
-        """Return some of them."""
+        """Return the chosen ones."""
         return _Reads(self.tensor[chosen], self.reader[chosen], self.distance[chosen], self.crosses[chosen])
 
 
 def _home(c: Columns) -> IntArray:
-    """Return the device where each tensor comes to be; -1: wherever it is read."""
+    """Return the device on which each tensor appears; -1: wherever it is read."""
     graph = c.graph
     home = np.where(graph.tensor_producer == UNSET, UNSET, c.job.device_of[graph.tensor_producer])
     for code, pin in enumerate(graph.pins):
@@ -62,7 +62,7 @@ def moved_keys(c: Columns) -> IntArray:
 
 
 def _transfer_of(c: Columns, tensor: IntArray, reader: IntArray, iteration: IntArray) -> IntArray:
-    """Return the row of the transfer that brings each tensor, made in an iteration, to its reader; or -1."""
+    """Return the row of the transfer of each tensor, made in an iteration, to its reader; or -1."""
     moved = moved_keys(c)
     wanted = transfer_key(c, tensor, c.job.device_of[reader], iteration)
     if not len(moved):
@@ -73,7 +73,7 @@ def _transfer_of(c: Columns, tensor: IntArray, reader: IntArray, iteration: IntA
 
 
 def needed_transfers(c: Columns) -> IntArray:
-    """Return the keys of all transfers that a run needs; `transfer_of_key` reads them."""
+    """Return the keys of all transfers that a run needs; `transfer_of_key` decodes them."""
     reads = reads_of(c)
     needed = np.unique(transfer_key(c, reads.tensor, c.job.device_of[reads.reader], 0)[reads.crosses])
     step = c.graph.n_tensors * len(c.machine.devices)
@@ -81,7 +81,7 @@ def needed_transfers(c: Columns) -> IntArray:
 
 
 def transfer_of_key(c: Columns, key: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-    """Return iteration, tensor and destination."""
+    """Return the iteration, tensor and destination of keys."""
     iteration, rest = np.divmod(key, c.graph.n_tensors * len(c.machine.devices))
     tensor, device = np.divmod(rest, len(c.machine.devices))
     return iteration, tensor, device
@@ -90,7 +90,7 @@ def transfer_of_key(c: Columns, key: IntArray) -> tuple[IntArray, IntArray, IntA
 def transfers_once(c: Columns) -> None:
     """Every tensor is sent to every device that reads it once per iteration, and nowhere else.
 
-    With control flow it is sent as often as a loop says.
+    With control flow it is sent as often as its loop runs.
     """
     moved = moved_keys(c)
     expected = needed_transfers(c)
@@ -106,14 +106,14 @@ def transfers_once(c: Columns) -> None:
 
 
 def never_sent(c: Columns, key: int) -> str:
-    """Return that a transfer did not happen."""
+    """Return a message that a transfer did not happen."""
     iteration, tensor, device = (int(part) for part in transfer_of_key(c, np.array(key)))
     name = c.graph.tensor_name(tensor)
     return f"{name!r} of iteration {iteration} was never sent to {c.device_name(device)}, where it is read"
 
 
 def transfers_as_long_as_links_allow(c: Columns) -> None:
-    """A transfer moves the tensor's bytes from where it is, no faster than latency and bandwidth allow."""
+    """A transfer moves the tensor's bytes from its device, no faster than latency and bandwidth allow."""
     m = c.moved
     wrong = _home(c)[m["tensor"]] != m["source"]
     size = c.graph.tensor_nbytes.copy()
@@ -124,7 +124,7 @@ def transfers_as_long_as_links_allow(c: Columns) -> None:
     refuse(late, lambda r: f"{c.transfer(r)} started at {m['start_ns'][r]} ns, before it was ready")
     least = travel_ns(c.machine, m["source"], m["destination"], m["tensor"], m["nbytes"])
     took = m["end_ns"] - m["start_ns"]
-    dead = (took == 0) & (not c.static)  # what a branch not taken sends weighs nothing
+    dead = (took == 0) & (not c.static)  # a branch not taken sends tensors without weight
     refuse(
         (took < least) & ~dead,
         lambda r: f"{c.transfer(r)} took {took[r]} ns; latency and bandwidth allow no less than {least[r]}",
@@ -150,13 +150,13 @@ def transfers_have_data(c: Columns) -> None:
 
 
 NEVER: Final = -2
-"""In place of the row of what brings an input: it failed, or never ran."""
+"""Stands for a row: the supplier of an input failed, or never ran."""
 
 
 def suppliers(c: Columns, reads: _Reads) -> tuple[IntArray, IntArray]:
-    """Return, for each read in each iteration, the task that reads and the row of what brings its input.
+    """Return, for each read in each iteration, the reading task and the row that supplies its input.
 
-    That is a task or, behind the tasks, a transfer; -1: the input is there from the start; or `NEVER`.
+    That row is a task or, after the tasks, a transfer; -1: the input is there from the start; or `NEVER`.
     """
     edge = np.tile(np.arange(len(reads.tensor)), c.iterations)
     tensor, reader, distance, crosses = reads.where(edge)
@@ -173,16 +173,16 @@ def suppliers(c: Columns, reads: _Reads) -> tuple[IntArray, IntArray]:
 
 
 def _of_those_that_ran(c: Columns, reads: _Reads) -> tuple[IntArray, IntArray]:
-    """Return the same of the readers that ran, as rows."""
+    """Return the same for the readers that ran, as rows."""
     reader, supplier = suppliers(c, reads)
     row = c.row_of[reader]
     return row[row != UNSET], supplier[row != UNSET]
 
 
 def _after(c: Columns, first: IntArray, second: IntArray) -> None:
-    """No task starts before what it needs has ended, and its event has travelled if it needs one.
+    """Check that no task starts before its inputs have ended and, if needed, their events have travelled.
 
-    A launch that fails needs only that they were issued.
+    A launch that fails only needs its inputs to have been issued.
     """
     fails = ~c.done[second] & c.trace.at_once[second]
     first, second = first[~fails], second[~fails]
@@ -191,7 +191,7 @@ def _after(c: Columns, first: IntArray, second: IntArray) -> None:
         lambda k: f"{c.started(second[k])}, before {c.ended(first[k])}, which it needs",
     )
     first, second = first[first < len(c.op)], second[first < len(c.op)]
-    # What was eligible before its producer had ended was issued behind an event of the other stream.
+    # A task eligible before its producer had ended was issued behind an event of the other stream.
     hop = np.array([device.event_ns for device in c.machine.devices])[c.device[second]]
     by_event = (c.ready[second] < c.end[first]) & (c.stream[first] != c.stream[second])
     by_event &= ~c.by_worker[first] & ~c.by_worker[second]
@@ -204,7 +204,7 @@ def _after(c: Columns, first: IntArray, second: IntArray) -> None:
 
 
 def inputs_are_there(c: Columns) -> None:
-    """No strict op starts before its inputs are made and, from another device, have arrived."""
+    """No strict op starts before its inputs are made and, if from another device, have arrived."""
     if c.static:
         reads = reads_of(c)
         reader, supplier = _of_those_that_ran(c, reads.where(~c.non_strict[reads.reader]))
@@ -216,7 +216,7 @@ def inputs_are_there(c: Columns) -> None:
 
 
 def first_input_is_there(c: Columns) -> None:
-    """No non-strict op starts before one of its inputs is made and, from another device, has arrived."""
+    """No non-strict op starts before one of its inputs is made and, if from another device, has arrived."""
     if not c.static or not c.non_strict.any():
         return
     reads = reads_of(c)
@@ -235,7 +235,7 @@ def first_input_is_there(c: Columns) -> None:
 
 
 def followed(c: Columns) -> tuple[IntArray, IntArray]:
-    """Return, for each control edge in each iteration, the row of what is followed, or -1, and the task."""
+    """Return, for each control edge in each iteration, the row of the op followed (or -1) and the task."""
     after, distance = c.graph.after, c.graph.after_distance
     edge, iteration = unroll(distance, c.iterations)
     first = c.done_row_of[(iteration - distance[edge]) * c.n + after.indices[edge]]
@@ -243,7 +243,7 @@ def followed(c: Columns) -> tuple[IntArray, IntArray]:
 
 
 def control_edges(c: Columns) -> None:
-    """No op starts before those it follows have ended."""
+    """No op starts before the ops that it follows have ended."""
     if c.static:
         first, task = followed(c)
         second = c.row_of[task]
@@ -256,18 +256,18 @@ def control_edges(c: Columns) -> None:
 
 
 def first_tokens(c: Columns) -> None:
-    """With control flow, an op does not run before each of its producers has run.
+    """With control flow, no op runs before each of its producers has run.
 
-    A merge needs only one, and so does a non-strict op of those that it reads.
+    A merge needs only one of them, and so does a non-strict op for its data inputs.
 
-    A dead op executes nothing: the host may pass it by while its producer is still on a stream.
+    A dead op executes nothing: the host may pass over it while its producer is still on a stream.
     """
     if c.static:
         return
     edges = c.graph.edges
     never = c.trace.makespan_ns + 1
     first_start, first_end = np.full(c.n, never), np.full(c.n, never)
-    ran = c.live & (c.done | ~c.trace.at_once)  # a launch that fails needs no more than the launches before
+    ran = c.live & (c.done | ~c.trace.at_once)  # a failing launch needs only the launches before it
     np.minimum.at(first_start, c.op[ran], c.start[ran])
     np.minimum.at(first_end, c.op[c.done], c.end[c.done])
     one_of = c.graph.is_kind("merge")[edges.consumer] | (

@@ -1,11 +1,11 @@
-"""Ops that fail take down what needs them, and nothing that the policy does not say.
+"""Failing ops prevent what needs them from running, and nothing else except as the policy says.
 
-That no consumer of a failed op ran is in `sim.invariants.data`: what it reads was never made. Here stands the
-other half. Whoever has no row has a reason for it, and every reason leads back to an op that failed::
+`sim.invariants.data` checks that no consumer of a failed op ran, as its input was never made. This module
+checks the converse: every task without a row has a reason, and every reason leads back to a failed op::
 
     never ran   because   an input was never made or sent, or an op that it follows never ended well
                           the issuers of its group have stopped
-                          it is a Recv, and nobody sent
+                          it is a Recv, and nothing was sent
                           it stands, in a program, behind an op that never ran for one of these reasons
                           it is of a call that comes after one that is not over (runs in turn)
     never sent  because   the tensor was never made
@@ -42,7 +42,7 @@ from sim.record.record import Attempt, Record
 
 
 def decided_before(c: Columns) -> None:
-    """Exactly those fail of which that was decided before time 0; of the rest, Sends and Recvs may abort."""
+    """The ops that fail are those decided before time 0; of the rest, only Sends and Recvs may abort."""
     failures = c.job.failures
     if failures is None:
         refuse(~c.done & ~c.cut, lambda r: f"{c.task(r)} did not end well, and no op may fail")
@@ -65,7 +65,7 @@ def decided_before(c: Columns) -> None:
 
 
 def stopped_take_nothing(c: Columns) -> None:
-    """Who has stopped takes nothing more; when a launch was taken that may have been parked, nobody knows."""
+    """Stopped issuers take nothing more; launches that may have been parked are not checked."""
     launched = c.live & ~c.by_worker
     taken = np.where(launched, c.issue - c.cost, c.issue)
     since = _stopped_since(c)[c.job.group_of[c.op]]
@@ -77,7 +77,7 @@ def stopped_take_nothing(c: Columns) -> None:
 
 
 def aborted_steps_send_nothing(c: Columns) -> None:
-    """In a step that has been aborted no transfer begins, and no Recv gets what it asked for."""
+    """In an aborted step no transfer begins, and no Recv gets its tensor."""
     moved, since = c.moved, _aborted_since(c)
     made_by = c.graph.tensor_producer[moved["tensor"]]
     own = np.flatnonzero(made_by != UNSET)
@@ -94,7 +94,7 @@ def aborted_steps_send_nothing(c: Columns) -> None:
 
 
 def calls_in_turn(c: Columns) -> None:
-    """Where runs are calls, none begins before the one before it is over; after one that failed, none."""
+    """If runs are calls, none begins before the previous one is over, and none after one that failed."""
     if not c.trace.in_turn:
         return
     step = _step_of(c, c.op, c.iteration)
@@ -108,7 +108,7 @@ def calls_in_turn(c: Columns) -> None:
 
 
 def queued_work_runs(c: Columns) -> None:
-    """What never ran needs something that is not there, or nobody is left to take it."""
+    """A task that never ran lacks an input, or no issuer is left to take it."""
     if not c.static or not c.trace.failed or c.trace.detection is not None:
         return
     missing = c.row_of == UNSET
@@ -146,7 +146,7 @@ def queued_work_runs(c: Columns) -> None:
 
 
 def _lacks_input(c: Columns) -> BoolArray:
-    """Return which tasks lack an input for good; a non-strict one, all of them."""
+    """Return which tasks lack an input for good; a non-strict task, all of its inputs."""
     reader, supplier = suppliers(c, reads_of(c))
     never = supplier == NEVER
     lacks = np.zeros(c.n * c.iterations, bool)
@@ -162,7 +162,7 @@ def _ids(c: Columns) -> IntArray:
     return ids.ravel()
 
 
-# -- since when --------------------------------------------------------------------------------------
+# -- times of failures -------------------------------------------------------------------------------
 
 
 def _sessions(c: Columns) -> IntArray:
@@ -171,19 +171,19 @@ def _sessions(c: Columns) -> IntArray:
 
 
 def _step_of(c: Columns, op: IntArray, iteration: IntArray) -> IntArray:
-    """Return a number for the run of a session that each op, in an iteration, is of."""
+    """Return a number for each op's step: its session and iteration."""
     return _sessions(c)[op] * c.iterations + iteration
 
 
 def _aborted_since(c: Columns) -> IntArray:
-    """Return for each step when it was aborted; after the end: never."""
+    """Return when each step was aborted; a time after the end: never."""
     return _first_failure(
         c, _step_of(c, c.op, c.iteration), c.n * c.iterations, c.trace.on_failure == "abort"
     )
 
 
 def _stopped_since(c: Columns) -> IntArray:
-    """Return for each group of issuers when it has stopped; after the end: never."""
+    """Return when each group of issuers stopped; a time after the end: never."""
     n_groups, how = c.job.n_groups, c.trace.on_failure
     if how == "stop-machine":
         process = np.zeros(c.n, np.int64) if c.job.process_of is None else c.job.process_of
@@ -201,7 +201,7 @@ def _first_failure(c: Columns, of: IntArray, n: int, counts: bool) -> IntArray:
 
 
 def _never_begun(c: Columns) -> BoolArray:
-    """Return for each iteration the ops whose call never began, as one of their session was not over."""
+    """Return, per iteration, the ops whose call never began because the previous one was not over."""
     done, session = c.done_row_of.reshape(c.iterations, c.n) != UNSET, _sessions(c)
     out = np.zeros((c.iterations, c.n), bool)
     if c.trace.in_turn:
@@ -213,14 +213,14 @@ def _never_begun(c: Columns) -> BoolArray:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Parts of the machine fail when they are to, nothing goes on there, and the step ends when somebody notices.
+# Parts of the machine fail as planned, nothing goes on there, and the step ends upon a detection.
 #
-# Each attempt (`sim.record.record.Attempt`) is checked by itself, as a run of its own. Here stands what holds
-# in one of them, and that the whole is made of them.
+# Each attempt (`sim.record.record.Attempt`) is checked by itself, as a run of its own. The checks here are
+# for a single attempt, and for the composition of the whole run.
 
 
 def failures_come_as_foreseen(c: Columns) -> None:
-    """What had failed when an attempt ended is what its conditions say."""
+    """The parts that had failed when an attempt ended are those that its conditions say."""
     conditions, end_ns = c.trace.conditions, c.trace.makespan_ns
     if conditions is None:
         return
@@ -231,7 +231,7 @@ def failures_come_as_foreseen(c: Columns) -> None:
 
 
 def nothing_goes_on_where_a_part_failed(c: Columns) -> None:
-    """On a device that has failed nothing starts any more or ends; what ran is cut at that instant."""
+    """On a failed device nothing starts or ends any more; running tasks are cut off at that instant."""
     failed_ns = _failed_ns(c)[c.device]
     refuse(c.start >= failed_ns, lambda r: f"{c.started(r)}, and its device had failed at {failed_ns[r]} ns")
     refuse(c.end > failed_ns, lambda r: f"{c.ended(r)}, and its device had failed at {failed_ns[r]} ns")
@@ -251,7 +251,7 @@ def nothing_goes_on_where_a_part_failed(c: Columns) -> None:
 
 
 def an_aborted_step_ends_at_once(c: Columns) -> None:
-    """When a step is aborted all that runs is cut; nobody notices before something is wrong."""
+    """When a step is aborted, all running tasks are cut off; no detection comes before a failure."""
     detection = c.trace.detection
     if detection is None:
         return
@@ -267,7 +267,7 @@ def an_aborted_step_ends_at_once(c: Columns) -> None:
 
 
 def _noticed(c: Columns) -> Iterator[bool]:
-    """Yield whether each thing that could have been noticed fits to who noticed it, and when."""
+    """Yield, for each failure that could have been noticed, whether it matches the detection and its time."""
     detection, conditions = c.trace.detection, c.trace.conditions
     assert detection is not None
     assert conditions is not None
@@ -275,7 +275,7 @@ def _noticed(c: Columns) -> Iterator[bool]:
     if detection.how == "timeout":
         rows = np.flatnonzero(c.job.meets[c.op] & c.cut)
         timeout_ns = faults.collective_timeout_ns
-        if timeout_ns is not None:  # one was launched then, or none of those that were launched has begun
+        if timeout_ns is not None:  # one was launched then, or none of the launched ones has begun
             yield bool((c.issue[rows] == at_ns - timeout_ns).any()) or not len(rows)
         return
     for failed in c.trace.broken:
@@ -290,7 +290,7 @@ def _noticed(c: Columns) -> Iterator[bool]:
 
 
 def _failed_ns(c: Columns) -> IntArray:
-    """Return when each device failed; after the end: not yet."""
+    """Return when each device failed; a time after the end: it has not."""
     first = np.full(len(c.machine.devices), c.trace.makespan_ns + 1)
     for failed in c.trace.broken:
         for device in _devices(c, failed):
@@ -305,7 +305,7 @@ def _devices(c: Columns, failed: Failed) -> list[int]:
 
 
 def whole_of_attempts(trace: Record, check: Callable[[Record], None]) -> None:
-    """Check each attempt, that they follow one another, and that the trace has their rows and no others."""
+    """Check each attempt, that they follow one another, and that together they have the trace's rows."""
     before: Attempt | None = None
     rows = 0
     for each in trace.attempts:
@@ -328,7 +328,7 @@ def whole_of_attempts(trace: Record, check: Callable[[Record], None]) -> None:
 
 
 def _follows(before: Attempt, each: Attempt) -> None:
-    """Refuse an attempt that begins too early, or with a step of which there is no checkpoint."""
+    """Raise on an attempt that begins too early, or with a step for which there is no checkpoint."""
     conditions, detection = before.trace.conditions, before.trace.detection
     if conditions is None or detection is None:
         raise InvariantError("there is an attempt after one in which no step was aborted")

@@ -1,4 +1,4 @@
-"""Nothing that is there once is used twice, and nothing is done faster than it can be."""
+"""No resource is used twice at once, and nothing is faster than it can be."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from sim.job.transfers import host_groups
 def cores(c: Columns) -> None:
     """No more cores of a CPU are in use than it has.
 
-    A CPU that slices time may run more ops than it has cores for, each slower: then the work that it
-    got done (in core ns) is at most its cores times the time in which it was busy. What a collective, which
-    mostly waits, takes of the cores is the device's own affair.
+    A CPU that slices time may run more ops than it has cores for, each slower: then its completed work
+    (in core ns) is at most its cores times its busy time. The cores of a collective, which mostly waits, are
+    up to the device.
     """
     of_op = least_cores_of_ops(c.job)
     for d, device in enumerate(c.machine.devices):
@@ -57,12 +57,12 @@ def named_resources(c: Columns) -> None:
 
 
 def serial_links(c: Columns) -> None:
-    """Where a link is not shared, a transfer or message holds it from its start to its end."""
+    """On a link that is not shared, a transfer or message holds it from its start to its end."""
     moved = traffic_on_links(c.trace)
-    link = np.array(c.machine.channels, np.int64)[moved.link]  # a medium is held once
+    link = np.array(c.machine.channels, np.int64)[moved.link]  # a medium is held as one
     held = np.array([each.sharing == "serial" for each in c.machine.links], bool)[link]
     if not c.static:
-        held &= moved.end_ns > moved.start_ns  # what is dead passes by
+        held &= moved.end_ns > moved.start_ns  # dead transfers do not hold it
     row, link, start, end = moved.row[held], link[held], moved.start_ns[held], moved.end_ns[held]
     first, second = neighbours(np.lexsort((row, end, start, link)), link)
 
@@ -79,7 +79,7 @@ def serial_links(c: Columns) -> None:
 
 
 def host_threads(c: Columns) -> None:
-    """Who copies pageable memory does nothing else meanwhile: issuers do no more at once than they are."""
+    """Threads that copy pageable memory do nothing else: a group does no more at once than it has issuers."""
     copier = host_groups(c.job, c.moved["tensor"], c.moved["source"], c.moved["destination"])
     if (copier < 0).all():
         return
@@ -101,10 +101,10 @@ def host_threads(c: Columns) -> None:
 
 
 def lower_bounds(c: Columns) -> None:
-    """The makespan is at least every lower bound, for durations as they were."""
+    """The makespan is at least every lower bound, for the actual durations."""
     fastest = least_durations_ns(c.trace).copy()
     live = np.flatnonzero(c.live)
-    np.minimum.at(fastest, c.op[live], (c.end - c.start)[live])  # where the device decides them
+    np.minimum.at(fastest, c.op[live], (c.end - c.start)[live])  # if the device decides the durations
     limits = bounds(c.trace, fastest)
     if c.trace.makespan_ns < limits.lower_bound_ns:
         raise InvariantError(
@@ -114,9 +114,9 @@ def lower_bounds(c: Columns) -> None:
 
 
 def memory(c: Columns) -> None:
-    """Bytes in use are never below 0 nor above capacity, nor those reserved; only the resident are left.
+    """Bytes in use are never below 0 nor above capacity, nor are reserved ones; only resident ones remain.
 
-    (An allocator with a static plan keeps parameters apart: then nothing is left.)
+    (An allocator with a static plan keeps parameters apart: then nothing remains.)
     """
     log = c.trace.memory
     if log is None:
@@ -145,7 +145,7 @@ def memory(c: Columns) -> None:
             raise InvariantError(
                 f"{left} bytes of {device.name} were left at the end; {resident} are resident"
             )
-        # Allocators round up: what is resident holds as much as it was given at the beginning.
+        # Allocators round up: resident tensors hold as much as they were given at the beginning.
         held = int(log["change"][here[log["iteration"][here] == UNSET]].sum())
         left = int(log["change"][here].sum())
         if left not in (held, 0):
@@ -159,7 +159,7 @@ def memory(c: Columns) -> None:
 
 
 def one_at_a_time(c: Columns) -> None:
-    """Tasks of a lane start in issue order, and each after the one before it and the gap between them."""
+    """Tasks of a lane start in issue order, each after the previous one and the gap between them."""
     live = np.flatnonzero(c.live & ~c.alone)  # rows are in start order
     one, following = neighbours(live[np.argsort(c.stream[live], kind="stable")], c.stream)
     refuse(
@@ -180,7 +180,7 @@ def one_at_a_time(c: Columns) -> None:
 
 
 def launches_take_time(c: Columns) -> None:
-    """A launch takes the latency; a worker pays for issuing before it executes."""
+    """A launch takes at least its latency; a worker pays for issuing before it executes."""
     latency = np.array([d.launch_latency_ns for d in c.machine.devices])[c.device]
     least = np.where(c.live & ~c.alone, np.where(c.by_worker, c.cost, latency), 0)
     refuse(
@@ -190,9 +190,9 @@ def launches_take_time(c: Columns) -> None:
 
 
 def issuers_do_one_thing_at_a_time(c: Columns) -> None:
-    """An issuer pays for every launch, executes what a worker executes, and never does two things at once.
+    """An issuer pays for every launch, executes a worker's tasks, and never does two things at once.
 
-    What goes on without it takes only the cost of issuing.
+    A task that goes on without it takes only the cost of issuing.
     """
     launch = c.live & ~c.by_worker
     refuse(
@@ -215,7 +215,7 @@ def issuers_do_one_thing_at_a_time(c: Columns) -> None:
 
 
 def launch_queues_hold_what_they_can(c: Columns) -> None:
-    """No more launches are outstanding on a device than its queue is deep; what runs on no stream is none."""
+    """A device has no more outstanding launches than its queue is deep; tasks off any stream do not count."""
     for d, device in enumerate(c.machine.devices):
         if device.queue_depth is None or device.workers:
             continue

@@ -1,4 +1,4 @@
-"""Every task ran once, where it belongs, for as long as it takes."""
+"""Every task ran once, on its device, for its duration."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sim.invariants.checked_columns import Columns, refuse
 def each_once(c: Columns) -> None:
     """Every op of every iteration has exactly one row; with control flow, it may have any number.
 
-    Where an op has failed, others may have none (`sim.invariants.failures`).
+    If an op has failed, others may have none (`sim.invariants.failures`).
     """
     outside = (c.op < 0) | (c.op >= c.n) | (c.iteration < 0) | (c.iteration >= c.iterations)
     refuse(outside, lambda r: f"row {r} is op {c.op[r]} of iteration {c.iteration[r]}: no such task")
@@ -45,7 +45,7 @@ def releases(c: Columns) -> None:
 
 
 def places(c: Columns) -> None:
-    """A task runs on a lane of its device, issued by someone who serves it."""
+    """A task runs on a lane of its device, issued by an issuer that serves it."""
     lanes = np.array(c.machine.first_stream)
     refuse(
         c.live & ~c.alone & ((c.stream < lanes[c.device]) | (c.stream >= lanes[c.device + 1])),
@@ -69,10 +69,10 @@ def places(c: Columns) -> None:
 
 
 def durations(c: Columns) -> None:
-    """A task takes its duration, unless its device shares something out; a dead one takes no time.
+    """A task takes its duration, unless its device divides its capacity; a dead one takes no time.
 
-    A collective that waits for others is the business of `sim.invariants.tasks`, and what was cut
-    short that of `sim.invariants.failures`. On a device that is slow at times it takes that much longer.
+    Collectives that wait for others are checked elsewhere in `sim.invariants.tasks`, and tasks that were cut
+    off in `sim.invariants.failures`. On a device that is slow at times a task takes correspondingly longer.
     """
     refuse(
         c.dead & c.live & ~c.graph.is_kind("send", "recv")[c.op],
@@ -93,17 +93,17 @@ def durations(c: Columns) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Ties go by what happened, never by how it was computed: rows are by start, round, lane and id.
+# Ties depend on what happened, not on how it was computed: rows are by start, round, lane and id.
 #
 # Tasks that start, and tasks that end, at one instant go in the order of rows. An instant has a second round
-# only where something took no time: what it made possible comes after all that began in the first:
+# only if something took no time: its consequences come after everything that began in the first:
 #
 #     instant 10      round 0   lane 0  a (5 ns)      lane 2  b (0 ns)
 #                     round 1   lane 1  c, which reads b
 
 
 def rows_are_in_order(c: Columns) -> None:
-    """Within a round of an instant rows go by lane, then id."""
+    """Within a round of an instant, rows are ordered by lane, then id."""
     moved = c.moved
     at_once = np.concatenate(
         (c.start[c.start == c.end], moved["start_ns"][moved["start_ns"] == moved["end_ns"]])
@@ -122,7 +122,7 @@ def rows_are_in_order(c: Columns) -> None:
 
 
 def transfers_are_in_order(c: Columns) -> None:
-    """Transfers go by start, and within a round of an instant by id."""
+    """Transfers are ordered by start, and within a round of an instant by id."""
     start = c.moved["start_ns"]
     refuse(
         np.diff(start) < 0,
@@ -151,13 +151,13 @@ def one_at_a_time_in_line(c: Columns) -> None:
 
 
 def members_fit(c: Columns) -> None:
-    """Who meets is complete, of one kind and size, and of distinct ranks."""
+    """A meeting is complete, of one kind and size, and of distinct ranks."""
     met, of = c.trace.meetings, c.job.collectives
     if met is None or of is None:
         return
     due = np.array([len(members) for members in of.members])[met.party]
     who = met.last
-    whole = np.ones(len(met.party), bool)  # else nobody else came before the step was aborted
+    whole = np.ones(len(met.party), bool)  # unless the step was aborted before all came
     whole[met.meeting[c.cut[met.row]]] = False
     refuse(whole & (met.size != due), lambda k: f"{c.task(who[k])} met {met.size[k]} ranks, not {due[k]}")
     first = np.unique(met.meeting, return_index=True)[1]
@@ -168,14 +168,14 @@ def members_fit(c: Columns) -> None:
 
 
 def members_end_together(c: Columns) -> None:
-    """A collective lasts from the latest start of its members as long as the longest of them takes."""
+    """A collective lasts, from the latest start of its members, as long as the longest of them takes."""
     met = c.trace.meetings
     if met is None:
         return
     took = np.zeros(len(met.party), np.int64)
     np.maximum.at(took, met.meeting, c.trace.alone_ns[met.row])
     end = (met.met_ns + took)[met.meeting]
-    known = np.zeros(len(met.party), dtype=bool)  # else the network decides when they are over
+    known = np.zeros(len(met.party), dtype=bool)  # otherwise the network decides when they end
     known[met.meeting[~c.job.carried[met.entry]]] = True
     shared = np.zeros(len(met.party), np.int64)
     np.maximum.at(shared, met.meeting, c.end[met.row])
@@ -190,11 +190,11 @@ def members_end_together(c: Columns) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Who meets by key has the same key, frame and iteration, and no Recv runs before it has what was sent.
+# Pairs that meet by key have the same key, frame and iteration, and no Recv runs before it has its tensor.
 
 
 def pairs_have_one_key(c: Columns) -> None:
-    """Every Recv met one Send of its key, frame and iteration, and every Send one Recv at most."""
+    """Every Recv met one Send of its key, frame and iteration, and every Send at most one Recv."""
     if not c.keys.recvs:
         return
     n, moved = len(c.op), c.moved

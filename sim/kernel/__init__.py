@@ -1,1 +1,1 @@
-"""The fast engine: the loop over instants on columns of whole numbers, compiled where it can be."""
+"""The fast engine: the loop over instants on columns of whole numbers, compiled if possible."""

@@ -1,6 +1,6 @@
-"""A job as the columns that the kernel runs over, and what stands in the way of that.
+"""A job as the columns that the kernel runs over, and the obstacles to that.
 
-Everything here is array operations: a loop over ops in Python would cost more than the run itself.
+Everything here uses array operations: a loop over ops in Python would cost more than the run itself.
 """
 
 from __future__ import annotations
@@ -62,31 +62,31 @@ def communicator_columns(job: Job) -> dict[str, int | IntArray]:
 Columns: TypeAlias = dict[str, "int | IntArray"]
 
 Shared: TypeAlias = SharedSms | SharedCores | None
-"""What the tasks of a device share."""
+"""The shared resource of a device's tasks."""
 
 TOO_LONG: Final = "the run may last longer than 64 bits can count"
 
 _LATEST: Final = 2.0**61
-"""Times stay below, in ns: the kernel counts in 64 bits, at times in half nanoseconds."""
+"""Times stay below this, in ns: the kernel counts in 64 bits, sometimes in half nanoseconds."""
 
 _MOST: Final = 2**31 - 1
-"""Numbers of tasks, and of edges, stay below."""
+"""Numbers of tasks, and of edges, stay below this."""
 
 _NARROW: Final = (
     *("device", "lane_of", "first_edge", "edge", "pending", "running", "follower"),
     *("stream", "issuer", "wait", "slots", "program", "place", "rows"),
     *("line", "seat", "signature", "in_line", "members"),
 )
-"""Columns of 32 bits: much of what a task costs is fetching it from memory."""
+"""Columns of 32 bits: much of a task's cost is fetching it from memory."""
 
 
 def obstacle(job: Job, *, memory: object = None, observers: Iterable[Any] = ()) -> str | None:
-    """Return what stands in the way at first sight, in words; None: nothing does."""
+    """Return the first obstacle to running a job on the kernel, in words; None: there is none."""
     return next((why for stands, why in _obstacles(job, memory, observers) if stands), None)
 
 
 def _obstacles(job: Job, memory: object, observers: Iterable[Any]) -> Iterator[tuple[bool, str]]:
-    """Yield whether something stands in the way, and what that is; nothing is asked for too early."""
+    """Yield whether each obstacle exists, with its description; nothing is evaluated too early."""
     graph, machine = job.graph, job.machine
     yield has_control_flow(graph), "the graph has control flow"
     yield bool(rendezvous_keys(graph).recvs), "the graph has Sends and Recvs that meet by key"
@@ -114,13 +114,13 @@ def _obstacles(job: Job, memory: object, observers: Iterable[Any]) -> Iterator[t
 
 
 def _most_tasks(job: Job) -> int:
-    """Return how many tasks and streams there are, or edges, or more: a transfer has an edge of its own."""
+    """Return an upper bound on the number of tasks and streams, and of edges (with those of transfers)."""
     each = len(job.graph) + 2 * len(job.graph.edges.producer)
     return each * (job.iterations + 1) + int(job.machine.first_stream[-1])
 
 
 def _longest_ns(job: Job) -> float:
-    """Return how long the run lasts if nothing overlaps, or more."""
+    """Return an upper bound on the duration of the run: its length if nothing overlaps."""
     devices = job.machine.devices
     ns = job.duration_ns.astype(float).sum() * job.iterations
     if job.noisy_ns is not None:
@@ -131,7 +131,7 @@ def _longest_ns(job: Job) -> float:
 
 
 def routes_of(job: Job, flow: Flow) -> RouteColumns | str | None:
-    """Return where the transfers go, why the kernel cannot carry them, or None where there are none."""
+    """Return the routes of the transfers, or why the kernel cannot carry them; None if there are none."""
     if flow.n_nodes == flow.n_ops:
         return None
     network: object = job.machine.network
@@ -145,20 +145,20 @@ def routes_of(job: Job, flow: Flow) -> RouteColumns | str | None:
 
 
 def _carried_ns(routes: RouteColumns) -> float:
-    """Return how long the transfers of one iteration take one after another, or more."""
+    """Return an upper bound on the time of one iteration's transfers, one after another."""
     latency = np.array(routes.latency_ns, float)[np.array(routes.way, np.int64)]
     flowing = np.array(routes.work, float) / min(routes.capacity, default=1)
     return float((latency + flowing + np.array(routes.alone_ns, float)).sum())
 
 
 def shared_of(job: Job) -> list[Shared] | str:
-    """Return what the tasks of each device share, None: nothing; or why the kernel cannot do it."""
+    """Return the shared resource of each device's tasks (or None), or why the kernel cannot simulate it."""
     out: list[Shared] = []
     longest_ns: float | None = None
     for device in job.machine.devices:
         processor: object = device.processor
         if not isinstance(processor, ProcessorInColumns):
-            out.append(None)  # there is none: `obstacle` refuses those that are not in columns
+            out.append(None)  # no processor: `obstacle` refuses those that are not in columns
             continue
         columns_of = partial(processor.columns, device, job)
         found = job.once(("shared", device.name), columns_of)
@@ -180,7 +180,7 @@ def _most(sms: SharedSms) -> int:
 
 
 def _cores(flow: Flow, shared: Sequence[Shared]) -> Columns:
-    """Return the cores of the devices that count them, and what each op needs."""
+    """Return the cores of the devices that count them, and the need of each op."""
     n = len(shared)
     free, counts = np.zeros(n, np.int64), any(isinstance(of, SharedCores) for of in shared)
     cores = np.zeros(flow.n_nodes if counts else 1, np.int64)
@@ -192,7 +192,7 @@ def _cores(flow: Flow, shared: Sequence[Shared]) -> Columns:
 
 
 def sms_of(job: Job, shared: Sequence[Shared]) -> tuple[list[int], IntArray, IntArray]:
-    """Return how many SMs each partition has, over all devices; and the loads and waves of each op."""
+    """Return the number of SMs of each partition, over all devices, and the loads and waves of each op."""
     sms = [count for of in shared if isinstance(of, SharedSms) for count in of.sms]
     loads, waves = np.ones((2, len(job.graph) if sms else 0), np.int64)
     for of in shared:
@@ -233,7 +233,7 @@ def columns(
 
 
 def _fixed(job: Job, flow: Flow, policy: Policy, shared: Sequence[Shared]) -> Columns:
-    """Return the columns that neither seed nor order change, as they are at time 0."""
+    """Return the columns that depend on neither seed nor order, in their state at time 0."""
     n, n_tasks = flow.n_nodes, flow.n_nodes * job.iterations
     out: Columns = {
         "n": n,
@@ -271,7 +271,7 @@ def _fixed(job: Job, flow: Flow, policy: Policy, shared: Sequence[Shared]) -> Co
 
 
 def _nodes(job: Job, flow: Flow) -> Columns:
-    """Return what is known of each op, and of each transfer after them."""
+    """Return the columns of ops, followed by transfers."""
     devices, device = job.machine.devices, job.device_of
     more = flow.n_nodes - flow.n_ops
 
@@ -294,20 +294,20 @@ def _nodes(job: Job, flow: Flow) -> Columns:
 
 
 def _durations(job: Job, flow: Flow) -> IntArray:
-    """Return how long each task takes; of transfers the network says it."""
+    """Return the duration of each task; that of a transfer comes from the network."""
     ns = job.duration_ns[None] if job.noisy_ns is None else job.noisy_ns
     transfers = np.zeros((len(ns), flow.n_nodes - flow.n_ops), np.int64)
     return np.concatenate((ns.astype(np.int64), transfers), axis=1).ravel()
 
 
 def _edges(job: Job, flow: Flow, synchronisation: str) -> Columns:
-    """Return the edges that count at issue and those that count at the end, and how many a task waits for."""
+    """Return the edges that count at issue and at the end, and the number that each task waits for."""
     told = edges_at_issue(synchronisation, job, flow)
     at_issue = told is not None
     early = np.zeros(len(flow.producer), bool) if told is None else told
     ends = flow.n_nodes if at_issue else 0
     row = np.where(early, flow.producer, ends + flow.producer)
-    distance = np.minimum(flow.distance, job.iterations)  # what is further away is not in this run
+    distance = np.minimum(flow.distance, job.iterations)  # more distant consumers are not in this run
     edges = Csr.group(row, distance * flow.n_nodes + flow.consumer, ends + flow.n_nodes)
     return {
         "at_issue": at_issue,
@@ -320,7 +320,7 @@ def _edges(job: Job, flow: Flow, synchronisation: str) -> Columns:
 
 
 def _devices(job: Job) -> Columns:
-    """Return what is known of devices, lanes, issuers and groups of issuers."""
+    """Return the columns of devices, lanes, issuers and groups of issuers."""
     machine = job.machine
     devices, issuers = machine.devices, machine.issuers()
     lane_device = np.repeat(np.arange(len(devices)), [d.lanes for d in devices])
@@ -340,10 +340,10 @@ def _devices(job: Job) -> Columns:
         "depth": np.array([1 << 62 if depth is None else depth for depth in depths]),
         "issuer_group": group,
         "issuer_lane": np.array([issuer.stream for issuer in issuers]),
-        # Issuers of a group are neighbours, so their heap of idle ones has as many slots as they are.
+        # Issuers of a group are neighbours, so the heap of its idle issuers has one slot for each.
         "idle_first": np.searchsorted(group, np.arange(job.n_groups)),
     }
-    for size, queues, counts in (  # first and last of queues, which are empty; what is counted from 0
+    for size, queues, counts in (  # first and last of queues, initially empty; counters from 0
         (n_lanes, ("head", "tail"), ("busy", "free", "touched", "is_touched")),
         (len(devices), ("parked", "parked_last"), ("outstanding",)),
         (n_issuers, (), ("idle",)),
@@ -355,7 +355,7 @@ def _devices(job: Job) -> Columns:
 
 
 def _hosts(job: Job, flow: Flow) -> Columns:
-    """Return which transfers a host thread makes."""
+    """Return the columns of transfers that a host thread makes."""
     group = host_groups(job, flow.tensor, flow.source, flow.destination)
     hosting = bool((group >= 0).any())
     return {
@@ -378,10 +378,10 @@ def _queues(job: Job, flow: Flow, order: Order) -> Columns:
     elif order.kind == "keep":
         assert order.pool is not None
         assert order.pool_of_issuer is not None
-        # Behind the others, an empty queue for issuers that take nothing.
+        # After the others, an empty queue for issuers that take nothing.
         sizes = np.append(np.bincount(order.pool, minlength=int(order.pool_of_issuer.max()) + 1), 0)
         queue_of = np.where(order.pool_of_issuer < 0, len(sizes) - 1, order.pool_of_issuer)
-    elif order.kind == "steal":  # which has lists of its own
+    elif order.kind == "steal":  # it has lists of its own
         sizes = np.zeros(job.n_groups, np.int64)
     else:
         sizes = np.bincount(job.group_of, minlength=job.n_groups)
@@ -389,7 +389,7 @@ def _queues(job: Job, flow: Flow, order: Order) -> Columns:
     windowed = order.kind == "place" and order.window != 1
     most = int(total.max(initial=1))
     window = most if order.window is None else min(order.window, most)
-    # Slots of idle issuers come first, then those in which lanes or groups are put in order.
+    # Slots of idle issuers come first, then those in which lanes or groups are sorted.
     after = len(group) + max(int(job.machine.first_stream[-1]), job.n_groups)
     first = after + np.concatenate((np.zeros(1, np.int64), np.cumsum(total)))
     zeros = np.zeros(len(sizes), np.int64)
@@ -416,7 +416,7 @@ def _queues(job: Job, flow: Flow, order: Order) -> Columns:
 
 
 def _programs(flow: Flow, order: Order, group: IntArray) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """Return the place of each op, all programs, their lengths, and which one each issuer follows."""
+    """Return the place of each op, all programs, their lengths, and the program of each issuer."""
     programs = list(order.programs)
     sizes = np.array([len(program) for program in programs])
     program = np.concatenate([np.zeros(0, np.int64), *programs])
@@ -429,7 +429,7 @@ def _programs(flow: Flow, order: Order, group: IntArray) -> tuple[IntArray, IntA
 
 
 def _keeping(order: Order, n_issuers: int) -> Columns:
-    """Return what issuers keep for themselves."""
+    """Return the columns of tasks that issuers keep for themselves."""
     nothing = np.zeros(1, np.int64)
     return {
         "keeping": order.kind == "keep",
@@ -445,27 +445,27 @@ def _keeping(order: Order, n_issuers: int) -> Columns:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Memory on the kernel: a run in which nobody waits for it, and what was taken and given back all the same.
+# Memory on the kernel: a run in which no task waits for memory, but allocations and frees are still recorded.
 #
-# Memory that holds no task up changes nothing in a run. So the kernel only notes who takes, and who ends::
+# Memory that holds no task up changes nothing in a run. So the kernel only notes takes and ends::
 #
 #     journal      a   b   ~a   c   ~b   ~c          a task takes, or (~) it has ended, as it happens
 #
-# and when the run is over, whoever manages the memory works out all allocations and frees
-# (`MemoryAfterwards`). If somebody would have had to wait, it says so, and the run is of no use.
+# and after the run, the memory model works out all allocations and frees
+# (`MemoryAfterwards`). If a task would have had to wait, it says so, and the run is discarded.
 
 AT_ISSUE: Final = 1
 AT_START: Final = 2
-"""When an op takes its memory, as the loop knows it; 0: nobody asks."""
+"""Codes of the time when an op takes its memory; 0: there is no memory model."""
 
 
 class Journal(NamedTuple):
-    """Who took and who ended, in the order in which it happened.
+    """Takes of memory and ends of tasks, in the order in which they happened.
 
     Attributes
     ----------
     task : array of int64
-        A task takes its memory; or, as ``~task``, it has ended. Each does both once.
+        A task that takes its memory; or, as ``~task``, one that ended. Each does both once.
     time_ns : array of int64
     """
 
@@ -474,29 +474,29 @@ class Journal(NamedTuple):
 
 
 Afterwards: TypeAlias = "Callable[[Journal], dict[str, IntArray] | str]"
-"""From the journal of a run to the log of its memory (`sim.Trace.memory`), or why there is none, in words."""
+"""Function from the journal of a run to the log of its memory (`sim.Trace.memory`), or why there is none."""
 
 
 @runtime_checkable
 class MemoryAfterwards(Protocol):
-    """What makes the memory of a run (``memory`` of `sim.simulate`), where the kernel can do without it."""
+    """A factory for the memory of a run (``memory`` of `sim.simulate`) that the kernel can do without."""
 
     @property
     def at_issue(self) -> bool:
-        """Whether an op takes its memory when it is issued, else when it starts."""
+        """Whether an op takes its memory when it is issued, rather than when it starts."""
 
     def afterwards(self, job: Job, flow: Flow) -> Afterwards | str:
-        """Return how the log follows from the journal, or in words why it does not.
+        """Return the function from journal to log, or the reason, in words, why there is none.
 
         Raises
         ------
         InputError, OutOfMemoryError
-            What is refused before time 0.
+            The job is refused before time 0.
         """
 
 
 def journal_columns(memory: MemoryAfterwards | None, n_tasks: int) -> dict[str, int | IntArray]:
-    """Return the columns in which the loop puts down its journal."""
+    """Return the columns for the loop's journal."""
     size = 0 if memory is None else 2 * n_tasks
     takes = 0 if memory is None else AT_ISSUE if memory.at_issue else AT_START
     out: dict[str, int | IntArray] = {"takes": takes, "n_noted": 0}

@@ -1,4 +1,4 @@
-"""Where the transfers of a job go, as the columns that the kernel's network runs over."""
+"""The routes of a job's transfers, as the columns that the kernel's network runs over."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ if TYPE_CHECKING:
 
 
 NEVER: Final = (1 << 62) - 1
-"""Later than any instant."""
+"""A time later than any instant."""
 
 LARGEST: Final = 1 << 60
-"""Work, bandwidths and spans of time stay below it."""
+"""Upper limit, exclusive, of work, bandwidths and spans of time."""
 
 
 class RouteColumns(NamedTuple):
-    """Where transfers go, in columns. A *way* is what transfers between the same two devices have in common.
+    """Routes of transfers, in columns. A *way* is what transfers between the same two devices have in common.
 
     Attributes
     ----------
     way : sequence of int
-        Of each move (a transfer of the graph): which way it takes.
+        The way of each move (a transfer of the graph).
     work : sequence of int
-        What each move asks of shared links, in units of work; 0 if it is alone or has nothing to send.
+        Demand of each move on shared links, in units of work; 0 if it is alone or has nothing to send.
     alone_ns : sequence of int
-        How long each move takes if it does not use shared links, the latency included.
+        Duration of each move if it does not use shared links, including the latency.
     latency_ns : sequence of int
-        Of each way.
+        Latency of each way.
     held_first, held : sequences of int
         Way w holds the keys ``held[held_first[w]:held_first[w + 1]]`` (serial links, copy engines).
     route : sequence of int
@@ -40,7 +40,7 @@ class RouteColumns(NamedTuple):
     first, links : sequences of int
         Route r uses the shared links ``links[first[r]:first[r + 1]]``.
     capacity : sequence of int
-        Units of work a ns of each shared link.
+        Units of work per ns of each shared link.
     """
 
     way: Sequence[int] | IntArray
@@ -57,14 +57,14 @@ class RouteColumns(NamedTuple):
 
 @runtime_checkable
 class InColumns(Protocol):
-    """What makes the network of a run (`sim.Machine.network`), where the kernel can run that network too."""
+    """A factory for the network of a run (`sim.Machine.network`) that the kernel can run too."""
 
     def columns(self, job: Job, flow: Flow) -> RouteColumns | str:
-        """Return where the transfers of a job go, or in words why the kernel cannot count what they carry."""
+        """Return the routes of a job's transfers, or in words why the kernel cannot simulate them."""
 
 
 # ----------------------------------------------------------------------------------------------------------
-# What the tasks of a device share, in columns: what a processor tells the kernel of itself.
+# Shared resources of a device's tasks, in columns: the description that a processor gives to the kernel.
 
 
 class SharedSms(NamedTuple):
@@ -73,12 +73,12 @@ class SharedSms(NamedTuple):
     Attributes
     ----------
     sms : sequence of int
-        How many each partition has.
+        Number of SMs of each partition.
     partition_of : sequence of int
         Partition of each of the device's streams.
     op, loads, waves : arrays of int64
-        Ops of the device; the SMs that each fills, at once or one after another, and its waves on all SMs; 0
-        waves: loads of 1 ns fill so many SMs for as long as the op takes.
+        Ops of the device; the number of SMs that each fills, at once or in sequence, and its waves on all
+        SMs; with 0 waves, loads of 1 ns fill that many SMs for the duration of the op.
     """
 
     sms: Sequence[int]
@@ -94,9 +94,9 @@ class SharedCores(NamedTuple):
     Attributes
     ----------
     cores : int
-        How many there are.
+        Number of cores.
     op, need : arrays of int64
-        Ops of the device, and how many each takes.
+        Ops of the device, and the number of cores that each takes.
     """
 
     cores: int
@@ -106,7 +106,7 @@ class SharedCores(NamedTuple):
 
 @runtime_checkable
 class ProcessorInColumns(Protocol):
-    """What makes the processor of a device (`sim.Device.processor`), where the kernel can do without it."""
+    """A factory for the processor of a device (`sim.Device.processor`) that the kernel can do without."""
 
     def columns(self, device: Device, job: Job) -> SharedSms | SharedCores | str:
-        """Return what the device's tasks share, or in words why the kernel cannot do that."""
+        """Return the shared resource of the device's tasks, or in words why the kernel cannot simulate it."""

@@ -1,4 +1,4 @@
-"""Running a job on the kernel: columns in, a trace out."""
+"""Run a job on the kernel: columns in, a trace out."""
 
 from __future__ import annotations
 
@@ -55,23 +55,23 @@ def run(
     observers: Iterable[Any] = (),
     pure: bool = False,
 ) -> Trace | str:
-    """Run a job on the kernel; where that cannot be, return why not, in words.
+    """Run a job on the kernel; return its trace or, if that is not possible, the reason in words.
 
     Parameters
     ----------
     job : Job
     policy : Policy
     flow : Flow, optional
-        What `make_flow` gives, where somebody has made it already.
+        The result of `make_flow`, if already made.
     memory, observers
         As for `sim.simulate`.
     pure : bool
-        Whether to run the source although it is compiled.
+        Whether to run the source even if it is compiled.
 
     Returns
     -------
     Trace or str
-        The trace that the engine on SimPy gives, or what stands in the way of it.
+        The same trace as that of the engine on SimPy, or what prevents it.
 
     Examples
     --------
@@ -113,7 +113,7 @@ def run(
     lists = loop.__name__ == _SOURCE
     kernel = loop.Run()
     for name, value in columns(job, flow, policy, order, shared, memories).items():
-        if isinstance(value, np.ndarray):  # Cython wants those that it may write to
+        if isinstance(value, np.ndarray):  # Cython requires writable arrays
             value = value.tolist() if lists else np.require(value, requirements="W")
         setattr(kernel, name, value)
     if routes is not None:
@@ -141,9 +141,9 @@ def run(
 
 
 def to_the_end(kernel: Any) -> None:
-    """Run the loop in slices of some hundredths of a second, between which signals and threads come in.
+    """Run the loop in slices of some hundredths of a second, so that signals and threads get a turn.
 
-    While it runs compiled nothing else of this process does: neither Ctrl-C nor a limit on its time.
+    While the compiled loop runs, nothing else in this process does: neither Ctrl-C nor a time limit.
     """
     kernel.open()
     rounds, began = 1, perf_counter()
@@ -164,10 +164,10 @@ def _given_up(status: int) -> str:
 
 
 def _at(id: IntArray, ran: dict[str, IntArray], names: tuple[str, ...]) -> dict[str, IntArray]:
-    """Return the rows of some tasks, by start, round in which it came, and lane; then in the order given."""
+    """Return the rows of some tasks, by start, round and lane; ties stay in the given order."""
     start, turn = ran["start_ns"][id], ran["turn"][id]
     turns = int(turn.max(initial=0)) + 1
-    if int(start.max(initial=0)) < (1 << 62) // turns:  # one number each; nearly in order already
+    if int(start.max(initial=0)) < (1 << 62) // turns:  # one number each; already nearly sorted
         order = np.argsort(start * turns + turn, kind="stable")
     else:
         order = np.lexsort((turn, start))
@@ -182,15 +182,15 @@ def _transfers(job: Job, flow: Flow) -> IntArray:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Which engine runs a job: the kernel where it can, else the one on SimPy, which can run everything.
+# The choice of engine: the kernel if it can run the job, else the one on SimPy, which can run everything.
 #
-# A kernel that is not compiled is slower than SimPy, so that it only runs when asked for.
+# A kernel that is not compiled is slower than SimPy, so it only runs on request.
 
 ENGINES: Final = ("auto", "simpy", "kernel")
 
 
 class NotOnKernelError(InputError):
-    """The kernel was asked for, and something stands in its way."""
+    """The kernel was requested but cannot run the job."""
 
 
 def run_job(
@@ -201,14 +201,14 @@ def run_job(
     memory: Callable[[Job, Context], Memory] | None = None,
     observers: Iterable[Observer] = (),
 ) -> Trace:
-    """Run a job on the engine that is wanted; the trace says which one that was.
+    """Run a job on the requested engine; the trace says which engine ran.
 
     Parameters
     ----------
     job : Job
     policy : Policy
     engine : str
-        ``auto``: the kernel where it can and is compiled (or ``SIM_PURE`` is set); ``simpy``; ``kernel``.
+        ``auto``: the kernel if it can and is compiled (or ``SIM_PURE`` is set); ``simpy``; ``kernel``.
     memory, observers
         As for `sim.simulate`.
 
@@ -217,9 +217,9 @@ def run_job(
     UnknownNameError
         There is no such engine.
     InputError
-        An attribute of the policy, or what it returns, is not what a policy may say.
+        An attribute of the policy, or a value that it returns, is invalid.
     NotOnKernelError
-        The kernel is wanted and cannot run this.
+        The kernel was requested and cannot run the job.
     StuckError
         Nothing can happen any more and tasks remain.
     """

@@ -1,12 +1,12 @@
-"""Pictures of traces. Every plot takes `ax` and returns it; nothing is computed here that a table could hold.
+"""Pictures of traces. Every plot takes `ax` and returns it; what a table could hold is computed elsewhere.
 
-`compare_gantt` makes a figure of one run or several, each with the memory of its devices below it where there
-was an allocator. `gantt` and `memory` draw one chart, or what one device holds, into axes of the caller's,
-`utilisation` where the time of devices went, `link_heat_map` how much of links was used, `roofline` the ops
-under the roofs of their devices. `with theme("dark")`, or ``"print"``: how all of them look.
+`compare_gantt` draws a figure of one or several runs, with the memory of their devices below if there was an
+allocator. `gantt` and `memory` draw one chart, or the memory of one device, into given axes, `utilisation`
+how devices spent their time, `link_heat_map` the load of links, `roofline` the ops under the roofs of their
+devices. `with theme("dark")`, or ``"print"``, sets the look of all of them.
 
-matplotlib is imported when something is drawn, and never its global state: figures are made with
-`new_figure`, saved with `save`. `save_page` writes a page with all there is to say of a run.
+matplotlib is imported only when something is drawn, and its global state never: figures are made with
+`new_figure` and saved with `save`. `save_page` writes a page with everything about a run.
 """
 
 from sim.plot.figure import new_figure, save

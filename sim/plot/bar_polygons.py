@@ -1,8 +1,8 @@
 """Bars as polygons, and the lanes that they stand on.
 
-All bars of a chart are one collection of polygons for each hatch: 20,000 of them draw in well under a second.
-Narrow ones get no edges, which would be all that one sees, and are mixed: a column of the picture has the
-colours of what ran then, as strong as the lane was busy.
+All bars of a chart form one collection of polygons per hatch: 20,000 of them draw in well under a second.
+Narrow bars get no edges, which would hide their colour, and are mixed: a column of the picture has the
+colours of the tasks that ran then, as strong as the lane was busy.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 HEIGHT: Final = 0.8
-"""Of a bar, as a share of its lane."""
+"""Height of a bar, as a share of its lane."""
 _PALE: Final = 0.2
 """Opacity of bars that are not marked."""
 _LARGEST, _SMALLEST = 10.0, 5.5
-"""Points of the names of lanes; where lanes are lower, not all have theirs."""
+"""Font sizes of lane names, in points; if lanes are lower, only some get names."""
 
 
 def draw_bars(
@@ -40,7 +40,7 @@ def draw_bars(
 ) -> None:
     """Draw bars into axes whose unit of time has `scale` ns, and which end at `until` ns.
 
-    Where some are `marked`, the others are pale.
+    If some are `marked`, the others are pale.
     """
     from matplotlib.collections import PolyCollection
     from matplotlib.colors import to_rgba_array
@@ -110,13 +110,13 @@ def _draw_mixed(ax: Axes, start: FloatArray, end: FloatArray, face: FloatArray) 
 
 
 def name_lanes(ax: Axes, lanes: Sequence[str], points: float) -> None:
-    """Write the names of lanes, in letters that have room; where that is too small, of every second or so.
+    """Write the names of lanes in a font that fits; if it would be too small, only every second one or so.
 
     Parameters
     ----------
     ax : Axes
     lanes : sequence of str
-        From top to bottom.
+        Names from top to bottom.
     points : float
         Height of a lane.
     """
@@ -141,7 +141,7 @@ def points_of(ax: Axes, share_of: int = 1) -> tuple[float, float]:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# What is drawn over the bars of a chart: arrows from lane to lane, and the critical path.
+# Overlays on the bars of a chart: arrows from lane to lane, and the critical path.
 
 
 def draw_path(ax: Axes, path: PathSteps, scale: int, until: int) -> None:
@@ -154,7 +154,7 @@ def draw_path(ax: Axes, path: PathSteps, scale: int, until: int) -> None:
             lines.append([])
         lines[-1].append((end / scale, lane))
     for k, line in enumerate(lines):
-        for at, other in ((0, 1), (-1, -2)):  # all but the outermost ends are at bars
+        for at, other in ((0, 1), (-1, -2)):  # all ends except the outermost are at bars
             if len(line) > 1 and (k > 0 or at) and (k < len(lines) - 1 or not at):
                 (x, y), (_, towards) = line[at], line[other]
                 line[at] = x, y + HEIGHT / 2 * np.sign(towards - y)
@@ -175,7 +175,7 @@ def draw_arrows(ax: Axes, trace: Record, bars: Bars, scale: int) -> None:
     side = np.where(down, HEIGHT / 2, -HEIGHT / 2)
     begin = np.stack((bars.end[source] / scale, bars.lane[source] + side), axis=-1)
     end = np.stack((bars.start[target] / scale, bars.lane[target] - side), axis=-1)
-    faint = float(np.clip(40 / len(source), 0.25, 0.9))  # the more there are
+    faint = float(np.clip(40 / len(source), 0.25, 0.9))  # fainter, the more arrows there are
     lines = LineCollection(
         np.stack((begin, end), axis=1),  # type: ignore[arg-type]
         colors=ink(),
@@ -197,19 +197,19 @@ def draw_arrows(ax: Axes, trace: Record, bars: Bars, scale: int) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Names in bars: the longest form of each that has room, in letters that are as high as the bar at most.
+# Names in bars: the longest form of each that fits, in letters no higher than the bar.
 #
-#     gpu0/0   ▇▇▇block/conv1▇▇▇▇▇conv2▇▇        a name, or what follows one of its slashes
-#     rank0/0  ▇0▇▇1▇▇▇0▇▇▇2▇▇▇▇1▇▇▇▇            slots of a pipeline that have no room: micro-batches
+#     gpu0/0   ▇▇▇block/conv1▇▇▇▇▇conv2▇▇        a name, or the part after one of its slashes
+#     rank0/0  ▇0▇▇1▇▇▇0▇▇▇2▇▇▇▇1▇▇▇▇            slots of a pipeline without room for names: micro-batches
 
 _MOST: Final = 1_500
-"""Bars of one chart that get their name; more take longer to draw than the rest of the picture."""
+"""Maximum number of named bars in a chart; more take longer to draw than the rest of the picture."""
 _WIDTH: Final = 4.5 / 7
-"""Of a letter, for its size."""
+"""Width of a letter relative to its size."""
 _LARGEST_IN_BAR, _SMALLEST_IN_BAR = 7.0, 5.0
-"""Points of letters."""
+"""Font sizes in points."""
 _EVEN: Final = 0.179
-"""Relative luminance on which black and white are read as easily."""
+"""Relative luminance on which black and white are equally legible."""
 
 
 def names_in_bars(
@@ -222,11 +222,11 @@ def names_in_bars(
     lane_points: float,
     marked: IntArray | None = None,
 ) -> None:
-    """Write names into the bars of a trace that have room for theirs.
+    """Write names into the bars of a trace that have room for them.
 
     In a pipeline whose slots are too narrow for all their names (``3F12``), all have the number of their
-    micro-batch: the lane says the stage, the colour the phase. Where some rows are `marked`, the names of
-    the others are as pale as their bars. In print names stand on white.
+    micro-batch: the lane shows the stage, the colour the phase. If some rows are `marked`, the names of
+    the others are as pale as their bars. In print, names stand on white.
 
     Parameters
     ----------
@@ -234,7 +234,7 @@ def names_in_bars(
     trace : Trace
     bars : Bars
     fills : sequence of str
-        Colour of each kind of bar, as it is drawn.
+        Colour of each kind of bar, as drawn.
     scale, until : int
         As for `sim.plot.bar_polygons.draw_bars`.
     lane_points : float
@@ -270,7 +270,7 @@ def names_in_bars(
 
 
 def forms(name: str, device: str = "") -> list[str]:
-    """Return what may stand for a name: without its device, then what follows a slash, but no bare number.
+    """Return shorter forms of a name: without its device, then the parts after a slash, but no bare number.
 
     Examples
     --------
@@ -284,7 +284,7 @@ def forms(name: str, device: str = "") -> list[str]:
 
 
 def by_turns(bars: IntArray, kind: IntArray, length: IntArray) -> IntArray:
-    """Return bars in the order in which they are named: the longest of each kind, the second of each, ..."""
+    """Return bars in naming order: the longest of each kind, then the second longest of each, ..."""
     order = np.lexsort((-length, kind))
     sizes = np.bincount(kind[order])
     first = np.cumsum(sizes) - sizes
@@ -305,22 +305,22 @@ def write_names(
     pale: BoolArray | None = None,
     smaller: bool = False,
 ) -> None:
-    """Write into each bar the first of its texts that has room, or none.
+    """Write into each bar the first of its texts that fits, or none.
 
     Parameters
     ----------
     ax : Axes
     bars : Bars
     order : array of int64
-        The bars that may have a name.
+        The bars that may get a name, in order.
     texts : callable
-        What may be written into a bar, the best first.
+        Returns the possible texts for a bar, best first.
     fills, scale, until, lane_points
         As for `names_in_bars`.
     pale : array of bool, optional
-        Bars that are pale, and so their names.
+        Bars that are pale, as are their names.
     smaller : bool
-        Whether letters become smaller where a text has no room.
+        Whether letters shrink if a text does not fit.
     """
     points = points_of(ax)[0] / until
     for k in order.tolist():

@@ -1,4 +1,4 @@
-"""What a Gantt chart shows: its lanes from top to bottom, and one bar per task, launch or transfer."""
+"""The content of a Gantt chart: its lanes from top to bottom, and one bar per task, launch or transfer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sim.record.dependencies import dependencies
 from sim.record.record import Record
 
 _COLUMNS: Final = 4_000
-"""Narrower than the makespan over this, a bar has no width of its own in any picture."""
+"""A bar narrower than the makespan over this has no width of its own in any picture."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Bars:
     lane, kind, start, end : arrays of int64
         Lane, kind and times (ns) of each bar.
     level, n_levels : arrays of int64
-        Where bars of a lane overlap in time, it is cut in `n_levels`, of which this one has `level`.
+        If bars of a lane overlap in time, it is divided into `n_levels`, of which this bar is at `level`.
     row : array of int64
-        Its row, transfers after tasks; -1 for a launch and for what stands for several.
+        Its row, with transfers after tasks; -1 for a launch and for a bar that stands for several.
     """
 
     lanes: list[str]
@@ -63,9 +63,9 @@ class Bars:
         return self.lane, self.kind, self.start, self.end, self.level, self.n_levels, self.row
 
     def empty_last(self) -> tuple[Bars, int]:
-        """Return the bars with all lanes on which nothing is seen behind the others, and how many those are.
+        """Return the bars with visibly empty lanes last, and the number of the other lanes.
 
-        Nothing is seen of ops that take no time. Where no lane has any other, all count as seen.
+        Ops that take no time are invisible. If no lane has anything visible, all count as visible.
         """
         seen = np.zeros(len(self.lanes), bool)
         seen[self.lane[self.end > self.start]] = True
@@ -77,15 +77,15 @@ class Bars:
         return replace(self, lanes=[self.lanes[k] for k in order], lane=place[self.lane]), int(seen.sum())
 
     def seen(self) -> Bars:
-        """Return the bars without lanes on which nothing is seen."""
+        """Return the bars without visibly empty lanes."""
         bars, n = self.empty_last()
         return replace(bars.some(np.flatnonzero(bars.lane < n)), lanes=bars.lanes[:n])
 
     def packed(self, until_ns: int, limit: int = 10_000) -> Bars:
-        """Return fewer bars that look the same, when more than `limit` are too narrow to be seen.
+        """Return fewer bars that look the same, if more than `limit` are too narrow to be seen.
 
-        The narrow ones of one lane, kind and column of the picture become one bar as wide as all of them
-        together, and stand side by side in that column: the column keeps its colours and their shares.
+        The narrow ones of one lane, kind and column of the picture become one bar with their total width,
+        side by side in that column, so the column keeps its colours and their shares.
         """
         column_ns = until_ns // _COLUMNS
         narrow = self.end - self.start <= column_ns
@@ -108,12 +108,12 @@ class Bars:
 
 
 _FEW: Final = 12
-"""So many ops have a colour each, where nothing else tells them apart."""
+"""Maximum number of ops that get a colour each, if nothing else distinguishes them."""
 
 
 def coloured_by(graph: Graph) -> tuple[Sequence[str], IntArray]:
-    """Return what tells bars apart by colour, and which of it each op is: its kind, or of few ops without
-    kinds its name.
+    """Return what the colours of bars stand for, and the index of each op's: its kind, or, for few ops
+    without kinds, its name.
     """
     if graph.kinds == ("op",) and len(graph) <= _FEW:
         return graph.op_names, np.arange(len(graph))
@@ -121,7 +121,7 @@ def coloured_by(graph: Graph) -> tuple[Sequence[str], IntArray]:
 
 
 def bars_of(trace: Record, *, links: bool = True, issuers: bool = False) -> Bars:
-    """Return the bars of a trace: lanes of streams that were used, in machine order.
+    """Return the bars of a trace, with lanes for the streams that were used, in machine order.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ def bars_of(trace: Record, *, links: bool = True, issuers: bool = False) -> Bars
     links : bool
         Whether transfers get lanes, one per pair of devices, below the streams.
     issuers : bool
-        Whether host threads get lanes, on which their launches are seen, above the streams.
+        Whether host threads get lanes with their launches, above the streams.
     """
     graph, machine, tasks = trace.job.graph, trace.job.machine, trace.tasks
     own, code = coloured_by(graph)
@@ -165,7 +165,7 @@ def bars_of(trace: Record, *, links: bool = True, issuers: bool = False) -> Bars
     kind, row, begins = code[tasks["op"][ran]], ran, trace.begins_ns
     start, end = begins[ran], tasks["end_ns"][ran]
     meets = trace.job.meets[tasks["op"]]
-    early = np.flatnonzero(meets & (tasks["start_ns"] < begins))  # their ranks have not met yet
+    early = np.flatnonzero(meets & (tasks["start_ns"] < begins))  # their ranks had not met yet
     if len(early):
         ran, row = np.concatenate((ran, early)), np.concatenate((ran, np.full(len(early), UNSET)))
         kind = np.concatenate((kind, np.full(len(early), len(own))))
@@ -187,13 +187,13 @@ def bars_of(trace: Record, *, links: bool = True, issuers: bool = False) -> Bars
 
 
 def folded_note(trace: Record) -> str:
-    """Return what the title of a picture says besides of a run whose ranks are folded."""
+    """Return the part of a picture's title that says that ranks are folded; empty if they are not."""
     folding = trace.job.machine.folding
     return "" if folding is None else f"; {folding.told()}"
 
 
 def name_of(trace: Record, row: int) -> str:
-    """Return the name of the op, or of the tensor that a transfer carries, of a bar's `row`."""
+    """Return the name of the op, or of the transferred tensor, at a `row`."""
     graph = trace.job.graph
     if row < len(trace):
         return graph.op_names[int(trace.tasks["op"][row])]
@@ -201,7 +201,7 @@ def name_of(trace: Record, row: int) -> str:
 
 
 def micro_batches(trace: Record, bars: Bars) -> IntArray:
-    """Return the micro-batch of each bar that is a slot of a pipeline's schedule; -1 of any other."""
+    """Return the micro-batch of each bar that is a slot of a pipeline's schedule; -1 for others."""
     graph, found = trace.job.graph, np.full(len(bars), UNSET)
     of_task = np.flatnonzero((bars.row != UNSET) & (bars.row < len(trace)))
     op = trace.tasks["op"][bars.row[of_task]]
@@ -211,16 +211,16 @@ def micro_batches(trace: Record, bars: Bars) -> IntArray:
 
 
 def arrows_of(trace: Record, bars: Bars) -> tuple[IntArray, IntArray]:
-    """Return (bar of the producer, bar of the consumer) of every edge between two lanes.
+    """Return (bar of the producer, bar of the consumer) for every edge between two lanes.
 
-    Where transfers are not shown, an arrow leads from the producer straight to the consumer.
+    If transfers are not shown, an arrow leads from the producer straight to the consumer.
     """
     producer, consumer, _ = dependencies(trace)
     n = len(trace) + len(trace.transfers["tensor"])
     bar = np.full(n + 1, UNSET)
     shown = np.flatnonzero(bars.row != UNSET)
     bar[bars.row[shown]] = shown
-    maker = np.full(n, UNSET)  # of what a transfer carries
+    maker = np.full(n, UNSET)  # producer of each transfer's tensor
     into = consumer >= len(trace)
     maker[consumer[into]] = producer[into]
     hidden = (producer >= len(trace)) & (bar[producer] == UNSET)
@@ -238,8 +238,8 @@ class PathSteps(NamedTuple):
     ----------
     lane, start, end : arrays of int64
     bar : array of int64
-        What executes or travels; -1: nothing does, as the step is an issue or a wait, and of bars that are
-        not shown by themselves.
+        The bar that executes or travels; -1: the step is an issue or a wait, or its bar is not shown
+        separately.
     """
 
     lane: IntArray
@@ -249,16 +249,16 @@ class PathSteps(NamedTuple):
 
 
 def path_of(facts: DerivedColumns, whole: Bars, shown: Bars) -> PathSteps:
-    """Return where the executed critical path leads through a chart.
+    """Return the executed critical path through a chart.
 
-    A step that only waits, or is an issue, is on the lane of the task that waits or is issued.
+    A step that is a wait or an issue is on the lane of the task that waits or is issued.
 
     Parameters
     ----------
     facts : Facts
-        Of the trace.
+        Derived columns of the trace.
     whole, shown : Bars
-        All bars of the trace, and those that are drawn (`Bars.packed`).
+        All bars of the trace, and those drawn (`Bars.packed`).
     """
     trace = facts.trace
     lane_of, bar_of = (np.full(len(trace) + len(trace.transfers["tensor"]), UNSET) for _ in range(2))

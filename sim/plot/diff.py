@@ -1,14 +1,13 @@
-"""Two schedules, one above the other on one time axis, with what moved.
+"""Two schedules, one above the other on one time axis, with the ops that moved.
 
 ::
 
     A   gpu0/0  ▇▇a▇▇▓▓▓b▓▓▓▒▒c▒▒      grey: the same in both; blue: earlier in B; red: later; pale: a little
     B   gpu0/0  ▇▇a▇▇▓▓▓▓▓b▓▓▓▓▓▒▒c▒▒  green: starts at the same time, and lasts longer or shorter
-                     ┊                 yellow: in one of them only
+                     ┊                 yellow: in only one of them
                      the first op that moved
 
-Both have the same lanes, from top to bottom, so that an op stands at the same height wherever it did not
-change its lane.
+Both have the same lanes, from top to bottom, so an op appears at the same height unless it changed its lane.
 """
 
 from __future__ import annotations
@@ -47,10 +46,9 @@ _COLOURS: Final = (
     *("#BBBBBB", "#0072B2", "#8FC3E3", "#D55E00", "#F2B48A"),
     *("#009E73", "#F0E442", "#EEEEEE"),
 )
-"""Okabe and Ito's and tints of them, but for what does not matter."""
-
+"""Okabe and Ito's colours and tints of them; grey for what does not matter."""
 _LITTLE: Final = 10
-"""What moved by less than the most over this, moved a little."""
+"""An op that moved by less than the largest move divided by this moved a little."""
 _LANE_INCHES: Final = 0.3
 _MOST_LANES: Final = 60
 _MOST_NAMES: Final = 400
@@ -106,24 +104,24 @@ def diff_gantt(differences: Differences) -> Figure:
 
 
 def _lanes(d: Differences) -> list[str]:
-    """Return the lanes on which anything is shown, those of A in its order, then those of B alone."""
+    """Return the lanes on which anything is shown: those of A in its order, then those only in B."""
     found: dict[str, None] = {}
     for schedule in (d.a, d.b):
         used = np.unique(schedule.lane[_shown(schedule)]).tolist()
         found |= dict.fromkeys(schedule.lanes[lane] for lane in used)
-    # A lane of B stands behind those of its device.
+    # A lane of B comes after those of its device.
     order = {lane: k for k, lane in enumerate(found)}
     first = {lane.rpartition("/")[0] or lane: k for lane, k in reversed(order.items())}
     return sorted(found, key=lambda lane: (first[lane.rpartition("/")[0] or lane], order[lane]))[:_MOST_LANES]
 
 
 def _shown(schedule: OpSchedule) -> IntArray:
-    """Return the rows that are drawn: what took some time."""
+    """Return the rows that are drawn: those that took some time."""
     return np.flatnonzero(schedule.end_ns > schedule.start_ns)
 
 
 def _changes(d: Differences) -> tuple[IntArray, IntArray]:
-    """Return what became of each row of A and of B."""
+    """Return the kind of change of each row of A and of B."""
     of_pair = np.full(len(d.pairs.a), _SAME)
     of_pair[d.resized] = _RESIZED
     for way, far, near in ((-1, _EARLIER, _EARLIER_A_LITTLE), (1, _LATER, _LATER_A_LITTLE)):
@@ -150,7 +148,7 @@ def _bars(schedule: OpSchedule, lanes: list[str], changes: IntArray) -> Bars:
 
 
 def _names(ax: Axes, schedule: OpSchedule, bars: Bars, scale: int, until: int) -> None:
-    """Write names into the longest bars that have room for theirs."""
+    """Write names into the longest bars that have room for them."""
     write_names(
         ax,
         bars,
@@ -164,7 +162,7 @@ def _names(ax: Axes, schedule: OpSchedule, bars: Bars, scale: int, until: int) -
 
 
 def _mark_first(ax: Axes, d: Differences, is_a: bool, lanes: list[str], scale: int) -> None:
-    """Point at the first op that moved: a line at its earlier start through both, a mark at its own."""
+    """Mark the first op that moved: a line at its earlier start in both charts, a mark at its own start."""
     assert d.first is not None
     rows = int(d.pairs.a[d.first]), int(d.pairs.b[d.first])
     starts = int(d.a.start_ns[rows[0]]), int(d.b.start_ns[rows[1]])

@@ -1,4 +1,4 @@
-"""Figures without global state, and files whose bytes depend on the picture alone."""
+"""Figures without global state, and files whose bytes depend only on the picture."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _UNITS: Final = (
     *((1_000_000, "ms"), (1_000, "us"), (1, "ns")),
 )
 _LONGEST_NAME: Final = 30
-"""Letters of a name beside a plot; longer ones would leave the plot no room."""
+"""Maximum letters of a name beside a plot; longer ones would leave the plot no room."""
 
 
 def new_figure(rows: int = 1, *, width: float = 12.0, height: float = 4.0) -> tuple[Figure, list[Axes]]:
@@ -34,7 +34,7 @@ def new_figure(rows: int = 1, *, width: float = 12.0, height: float = 4.0) -> tu
     ----------
     rows : int
     width, height : float
-        Inches, of the whole figure.
+        Size of the whole figure, in inches.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
@@ -56,7 +56,7 @@ def save(figure: Figure | Axes, path: str | os.PathLike[str]) -> None:
     Raises
     ------
     InputError
-        Another ending, or a directory that does not exist.
+        The path has another ending, or its directory does not exist.
     """
     import matplotlib
 
@@ -78,7 +78,7 @@ def save(figure: Figure | Axes, path: str | os.PathLike[str]) -> None:
 
 @contextlib.contextmanager
 def _one_warning_of_glyphs(target: Path) -> Iterator[None]:
-    """Say once which characters the font lacks; matplotlib says it for each, wherever it is drawn."""
+    """Warn once about characters that the font lacks; matplotlib warns each time that one is drawn."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.filterwarnings("always", message="Glyph ", category=UserWarning)
         yield
@@ -95,7 +95,7 @@ def _one_warning_of_glyphs(target: Path) -> Iterator[None]:
 
 
 def time_unit(longest_ns: int) -> tuple[int, str]:
-    """Return (ns in the unit, its name) in which a time axis up to `longest_ns` reads best.
+    """Return (ns in the unit, its name) of the best unit for a time axis up to `longest_ns`.
 
     Examples
     --------
@@ -106,7 +106,7 @@ def time_unit(longest_ns: int) -> tuple[int, str]:
 
 
 def told_time(ns: int, longest_ns: int) -> str:
-    """Return a time in the unit of an axis up to `longest_ns`, as titles say it; in its own if far shorter.
+    """Return a time for a title, in the unit of an axis up to `longest_ns`, or in its own if far shorter.
 
     Examples
     --------
@@ -121,7 +121,7 @@ def told_time(ns: int, longest_ns: int) -> str:
 
 
 def scale_time(ax: Axes, longest_ns: int) -> int:
-    """Label the x axis of `ax` with the best unit, in round steps; return how many ns it has."""
+    """Label the x axis of `ax` in the best unit, with round steps; return the ns in that unit."""
     from matplotlib.ticker import MaxNLocator
 
     ns, name = time_unit(longest_ns)
@@ -131,7 +131,7 @@ def scale_time(ax: Axes, longest_ns: int) -> int:
 
 
 def elided(name: str, most: int = _LONGEST_NAME) -> str:
-    """Return a name on one line, its middle left out where it is long.
+    """Return a name on one line, shortened in the middle if it is long.
 
     Examples
     --------

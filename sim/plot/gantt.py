@@ -1,4 +1,4 @@
-"""The Gantt chart: one lane per stream, one bar per task, as many as there are.
+"""The Gantt chart: one lane per stream, one bar per task, for any number of tasks.
 
 ::
 
@@ -7,7 +7,7 @@
     gpu0/1               ▇▇conv▇▇▇▇▇▇▇              arrows (on request) from producer to consumer
     gpu0→gpu1                     ▇▇                transfers
 
-Its parts are in `sim.plot`, its colours and its legend in `sim.plot.legend`.
+Its parts are in `sim.plot`, its colours in `sim.plot.theme` and its legend in `sim.plot.legend`.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 _LANE_INCHES: Final = 0.36
 _STRIP_INCHES: Final = 0.7
 _ENTRY_INCHES: Final = 0.17
-"""Of a line of the legend."""
+"""Height of a line of the legend."""
 _HIGHEST: Final = 40.0
-"""Inches of a figure; of more lanes each is lower."""
+"""Maximum height of a figure; with more lanes each is lower."""
 _SEEN: Final = 50
-"""Transfers are not drawn where they keep no pair of devices busy for the makespan over this ..."""
+"""Transfers are not drawn if they keep no pair of devices busy for the makespan over this ..."""
 _LONG: Final = 2_500
-"""... and none takes the makespan over this, about a pixel."""
+"""... and none takes as long as the makespan over this, about a pixel."""
 _CUT: Final = "× failed or aborted"
 _UNSEEN: Final = "transfers too short to be seen"
 
@@ -67,25 +67,25 @@ def gantt(
     ----------
     trace : Trace
     ax : Axes, optional
-        Where; by default a new figure of fitting height.
+        The axes to draw into; by default a new figure of suitable height.
     colours : mapping of str to str, optional
         Kind of op → colour; by default `colours_of` the trace.
     links : bool
         Whether transfers get lanes of their own, one per pair of devices.
     issuers : bool
-        Whether host threads get lanes, on which launches that cost time are seen.
+        Whether host threads get lanes with the launches that cost time.
     arrows : bool
         Whether arrows lead from producers to consumers on other lanes.
     critical_path : bool
-        Whether the executed critical path (`sim.explain.path`) is shown: all that is not on it is pale, and a
-        line leads from each step to the next, along the lane of what is issued or waits.
+        Whether the executed critical path (`sim.explain.path`) is shown: bars off it are pale, and a line
+        leads from each step to the next, along the lane of the task that is issued or waits.
     title : str, optional
     until_ns : int, optional
         Right end of the time axis; by default the makespan.
     legend : bool
-        Whether to explain the colours, beside the chart.
+        Whether to explain the colours beside the chart.
     lane_points : float, optional
-        Height of a lane, which letters fit into; by default that of the axes before anything is laid out.
+        Height of a lane, for font sizes; by default that of the axes before layout.
 
     Returns
     -------
@@ -143,13 +143,13 @@ def compare_gantt(
     critical_path: bool = False,
     memory: bool = True,
 ) -> Figure:
-    r"""Draw one trace or several one above the other, on one time axis and with one set of colours.
+    r"""Draw one or several traces, one above the other, on one time axis and with one set of colours.
 
-    Where an allocator kept a log of a run, memory over time is drawn below the lanes of all: a strip for each
-    device whose memory changes (of more than eight, those with the highest peaks). What is in use is
-    stacked by the kind of op that made it, in the colours of the chart; a line is what is reserved, and a
-    dashed one all the memory there is, where three quarters of it are held. Strips of devices of one kind
-    have one scale in bytes, over all runs.
+    If an allocator kept a log of a run, memory over time is drawn below its lanes: a strip for each device
+    whose memory changes (if more than eight, those with the highest peaks). Memory in use is stacked by the
+    kind of op that made it, in the colours of the chart; a line shows the reserved memory, and a dashed one
+    the capacity, if three quarters of it were held. Strips of devices of one kind have the same scale in
+    bytes, over all runs.
 
     Parameters
     ----------
@@ -158,7 +158,7 @@ def compare_gantt(
     links, issuers, arrows, critical_path : bool
         As for `gantt`.
     memory : bool
-        Whether memory is drawn where a run has a log of it. Without one nothing is different; runs without a
+        Whether memory is drawn if a run has a log of it. Without any log this has no effect; runs without a
         log beside others that have one show what their tensors need.
 
     Returns
@@ -225,7 +225,7 @@ def compare_gantt(
 
 
 def _lines_of_memory(runs: Sequence[Strips]) -> dict[str, Any]:
-    """Return handles for what only strips show."""
+    """Return legend handles for lines and areas that only strips show."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -240,7 +240,7 @@ def _lines_of_memory(runs: Sequence[Strips]) -> dict[str, Any]:
 
 
 def _negligible(trace: Record) -> bool:
-    """Whether there are transfers, and none of their lanes would show any."""
+    """Whether there are transfers, but all are too short to be seen."""
     moved = trace.transfers
     if not len(moved["tensor"]):
         return False

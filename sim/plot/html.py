@@ -1,4 +1,4 @@
-"""A run as one HTML file: zoom along time, point at a bar to read its story. No server, no network.
+"""A run as one HTML file: zoom along time, hover over a bar for its details. No server, no network.
 
 ::
 
@@ -12,10 +12,10 @@
     why it took so long · longest idle stretches          │ waited 2 us for: stream   │
     ops        a table that sorts and filters             └───────────────────────────┘
 
-The file is data (`gantt_data`: the lanes, bars and colours of `sim.plot.gantt`) and a page that draws them
-(the folder ``page``: HTML, a style sheet, JavaScript without a library). A bar is as wide as it lasts. Where
-bars are narrower than a pixel, the column of pixels is filled as high as they fill its time, kind by kind: a
-lane that is 7 % busy is 7 % full at any zoom.
+The file contains data (`gantt_data`: the lanes, bars and colours of `sim.plot.gantt`) and a page that draws
+them (the folder ``page``: HTML, a style sheet, JavaScript without a library). A bar is as wide as it lasts.
+If bars are narrower than a pixel, the column of pixels is filled in proportion to their share of its time,
+kind by kind: a lane that is 7 % busy is 7 % full at any zoom.
 """
 
 from __future__ import annotations
@@ -57,18 +57,18 @@ from sim.plot.utilisation import USE_COLOURS, most_used, use_of_devices
 from sim.record.record import WAITS, Record
 
 # ----------------------------------------------------------------------------------------------------------
-# The bars of a run as columns of numbers, from which the page writes every story and its table of ops.
+# The bars of a run as columns of numbers, from which the page builds its texts and its table of ops.
 #
-# A column of equal numbers is one number, starts are differences to the start before, and names stand once
-# for all runs: a task takes some 40 bytes of the file besides its name.
+# A column of equal numbers is one number, starts are differences to the previous start, and names are stored
+# once for all runs: a task takes some 40 bytes of the file besides its name.
 
 UNNAMED: Final = -1
 SEVERAL: Final = -2
-"""Names of bars that have none: launches and waits for ranks, and what stands for many."""
+"""Codes of bars without a name: launches and waits for ranks, and bars that stand for several."""
 
 
 def packed(column: IntArray) -> int | list[int]:
-    """Return a column as it stands in the file.
+    """Return a column in the form stored in the file.
 
     Examples
     --------
@@ -88,18 +88,17 @@ def bar_columns(trace: Record, bars: Bars, entry: IntArray, names: Codes[str]) -
     trace : Trace
     bars : Bars
     entry : array of int64
-        Of each kind its entry of the legend.
+        Legend entry of each kind.
     names : Names
-        Of all runs of the page; those of this run are added.
+        Names of all runs of the page; those of this run are added.
 
     Returns
     -------
     dict
         ``n`` bars; ``start`` (differences), ``lasted``, ``lane``, ``level``, ``levels``, ``entry``; ``name``
-        (or `UNNAMED`, `SEVERAL`); ``slot``, its micro-batch in a pipeline (-1: none); how long before its
-        start each was ``ready`` and ``issued``, and started
-        to wait for its ranks (``met``); ``nbytes`` of transfers (-1: a task), ``reason``, ``iteration``,
-        ``frame`` and ``status``, codes of the trace.
+        (or `UNNAMED`, `SEVERAL`); ``slot``, the micro-batch in a pipeline (-1: none); how long before its
+        start each was ``ready`` and ``issued``, and started to wait for its ranks (``met``); ``nbytes`` of
+        transfers (-1: a task), ``reason``, ``iteration``, ``frame`` and ``status``, codes of the trace.
     """
     n, start = len(trace), bars.start
     columns = {name: np.zeros(len(bars), np.int64) for name in _OF_TASKS}
@@ -135,30 +134,30 @@ _OF_TASKS: Final = ("ready", "issued", "met", "reason", "status", "iteration", "
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Why a run took so long, as the page tells it: time of devices, explanation, longest idle stretches.
+# Explanations of a run on the page: time of devices, text, longest idle stretches.
 
 _GAPS: Final = 20
-"""How many idle stretches are listed."""
+"""Maximum number of idle stretches listed."""
 _DEVICES: Final = 40
-"""How many bars there are; of more devices the first ones have one."""
+"""Maximum number of bars for devices; of more devices only the first have one."""
 
 
 def told(facts: DerivedColumns, title: str, sections: Sequence[Section] = ()) -> dict[str, Any]:
-    """Return what stands below the chart of one run.
+    """Return the content below the chart of one run.
 
     Parameters
     ----------
     facts : Facts
     title : str
     sections : sequence of Section
-        What else there is to tell of it.
+        Further content on the run.
 
     Returns
     -------
     dict
         ``title``; ``use``: names of devices that spent their time alike, and the share of each part; the
-        ``colours`` of the parts, on light and dark paper (None: ink); ``sections``, of each its ``text`` and
-        ``tables``; ``text``: what `sim explain` prints; ``gaps``: the longest idle stretches.
+        ``colours`` of the parts, on light and dark paper (None: ink); ``sections``, each with ``text`` and
+        ``tables``; ``text``: the output of `sim explain`; ``gaps``: the longest idle stretches.
     """
     trace = facts.trace
     total = max(trace.makespan_ns, 1)
@@ -189,14 +188,14 @@ def told(facts: DerivedColumns, title: str, sections: Sequence[Section] = ()) ->
 # ----------------------------------------------------------------------------------------------------------
 
 _NARROW: Final = 150_000
-"""Bars too narrow to be seen that all runs together may have; more become fewer (`Bars.packed`)."""
+"""Maximum bars too narrow to be seen, over all runs; more are merged (`Bars.packed`)."""
 _INSTANTS: Final = 16_000
-"""Instants that all strips together tell apart; each takes up to three steps of each band."""
+"""Number of instants that all strips together distinguish; each takes up to three steps of each band."""
 _LOADS: Final = 2_000
-"""Instants that a link's load tells apart; more become means over as many equal parts of the run."""
+"""Number of instants of a link's load; more become means over as many equal parts of the run."""
 _RESERVED, _NOT_IN_USE, _CAPACITY = "reserved", "reserved, not in use", "capacity"
 _LINES: Final = {_RESERVED: RESERVED, _NOT_IN_USE: IN_VAIN, _CAPACITY: CAPACITY}
-"""Labels that stand in the legend below those of kinds, and their colours."""
+"""Labels below those of kinds in the legend, and their colours."""
 
 _Data = dict[str, Any]
 
@@ -211,20 +210,20 @@ def save_page(
     critical_path: bool = False,
     sections: Mapping[str, Sequence[Section]] | None = None,
 ) -> None:
-    """Write all about a run, or several that are compared, as one HTML file that needs no network.
+    """Write everything about a run, or several that are compared, as one HTML file that needs no network.
 
-    A Gantt chart to zoom into, with the critical path by a switch; memory over time, with an allocator or
-    without; what share of each link is used; where the time of each device went; what `sim explain` says; the
-    longest idle stretches; and all ops as a table that sorts and filters. The file is whole or not there at
-    all. Same traces, same bytes.
+    It has a zoomable Gantt chart with a switch for the critical path; memory over time, with or without an
+    allocator; the used share of each link; how each device spent its time; the output of `sim explain`; the
+    longest idle stretches; and all ops as a table that sorts and filters. The file is written whole or not at
+    all. Equal traces give equal bytes.
 
     Parameters
     ----------
     traces : Trace, or mapping of str to Trace
-        Of several, each gets lanes of its own below its title, on one time axis.
+        If there are several, each gets lanes of its own below its title, on one time axis.
     path : path
     title : str, optional
-        Of the page; by default the names of the graphs.
+        Title of the page; by default the names of the graphs.
     issuers : bool
         Whether host threads with launches that cost time get lanes.
     arrows : bool
@@ -232,12 +231,12 @@ def save_page(
     critical_path : bool
         Whether the critical path is shown from the beginning.
     sections : mapping of str to sequence of Section, optional
-        What else there is to tell of each run.
+        Further content on each run.
 
     Raises
     ------
     InputError
-        A directory that does not exist.
+        The directory does not exist.
     """
     named = {"": traces} if isinstance(traces, Record) else traces
     data = gantt_data(named, issuers=issuers, arrows=arrows, critical_path=critical_path, sections=sections)

@@ -1,11 +1,11 @@
-"""The legend of a chart: one entry a colour, and not more than one can take in.
+"""The legend of a chart: one entry per colour, and no more entries than a reader can take in.
 
 ::
 
     ▪ conv                          the kinds that take most time first
     ▪ all_gather, reduce_scatter    kinds of one colour stand side by side
-    ▪ transfer                      what is no kind of op comes last
-    ▪ 7 other kinds (2 %)           the rest, counted; its bars keep their colours, so it has some of them
+    ▪ transfer                      entries that are not kinds of op come last
+    ▪ 7 other kinds (2 %)           the rest, counted; its bars keep their colours, so it shows some of them
 
 Pictures (`handles_of`) and pages (`sim.plot.html`) show the same entries.
 """
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 
 
 MOST: Final = 10
-"""Entries of a legend: more colours than that nobody tells apart."""
+"""Maximum entries of a legend: nobody can distinguish more colours."""
 _WIDTH: Final = 32
-"""Letters of a line of the legend."""
+"""Letters per line of the legend."""
 _NAMED: Final = 3
-"""Kinds of one colour that are named; of more, the rest is counted."""
+"""Maximum kinds of one colour that are named; the rest are counted."""
 SLICES: Final = 4
-"""Colours that the entry of all other kinds shows."""
+"""Number of colours shown in the entry for all other kinds."""
 
 
 class Entry(NamedTuple):
-    """An entry of a legend: its text, the kinds that it stands for, and their colours, each once."""
+    """An entry of a legend: its text, the kinds that it stands for, and their distinct colours."""
 
     label: str
     kinds: tuple[str, ...]
@@ -50,14 +50,14 @@ class Entry(NamedTuple):
 
 
 def colours_of(traces: Sequence[Record]) -> dict[str, str]:
-    """Return kind → colour of all that is seen, the kinds that take most time first.
+    """Return kind → colour for everything visible, the kinds that take most time first.
 
-    Which colour, follows from the name alone (`sim.plot.theme`): a kind looks alike in all figures.
+    The colour follows from the name alone (`sim.plot.theme`): a kind looks the same in all figures.
 
     Parameters
     ----------
     traces : sequence of Trace
-        All that will be seen together.
+        All traces that are shown together.
     """
     busy: dict[str, int] = {}
     for trace in traces:
@@ -72,14 +72,14 @@ def colours_of(traces: Sequence[Record]) -> dict[str, str]:
 
 
 def legend_of(bars: Sequence[Bars], colours: Mapping[str, str]) -> list[Entry]:
-    """Return the entries for what is seen in charts; only bars of some width are.
+    """Return the entries for the visible content of charts; only bars of some width are visible.
 
     Parameters
     ----------
     bars : sequence of Bars
-        All charts that the legend stands beside.
+        The bars of all charts that the legend belongs to.
     colours : mapping of str to str
-        Of `colours_of`.
+        The result of `colours_of`.
     """
     seen: dict[str, int] = {}
     for each in bars:
@@ -90,12 +90,12 @@ def legend_of(bars: Sequence[Bars], colours: Mapping[str, str]) -> list[Entry]:
 
 
 def entries_of(times: Mapping[str, int], colours: Mapping[str, str], most: int = MOST) -> list[Entry]:
-    """Return a legend: one entry a colour, the longest first, of more than `most` the rest in one.
+    """Return a legend: one entry per colour, the longest first; beyond `most`, the rest form one entry.
 
     Parameters
     ----------
     times : mapping of str to int
-        Kind → time that it takes.
+        Kind → its total time.
     colours : mapping of str to str
         Kind → colour.
     most : int
@@ -134,9 +134,9 @@ def with_bands(entries: Sequence[Entry], labels: Sequence[str], colours: Mapping
     Parameters
     ----------
     entries : sequence of Entry
-        Of the chart above; empty: there is none.
+        Entries of the chart above; empty: there is none.
     labels : sequence of str
-        Of the bands, from bottom to top.
+        Labels of the bands, from bottom to top.
     colours : mapping of str to str
     """
     beside: dict[str, list[str]] = {}
@@ -147,12 +147,12 @@ def with_bands(entries: Sequence[Entry], labels: Sequence[str], colours: Mapping
         more = beside.pop(entry.colours[0], []) if len(entry.colours) == 1 else []
         kinds = tuple(dict.fromkeys([*entry.kinds, *more]))
         found.append(Entry(_told(kinds), kinds, entry.colours) if more else entry)
-    memory = "memory: " * bool(entries)  # what is resident, and what other kinds hold
+    memory = "memory: " * bool(entries)  # resident memory, and that of other kinds
     return found + [Entry(memory + _told(kinds), tuple(kinds), (colour,)) for colour, kinds in beside.items()]
 
 
 def _told(kinds: Sequence[str]) -> str:
-    """Return the names of kinds that have one colour.
+    """Return the names of kinds that share a colour, as one text.
 
     Examples
     --------
@@ -163,13 +163,13 @@ def _told(kinds: Sequence[str]) -> str:
 
 
 def handles_of(entries: Iterable[Entry], colours: Mapping[str, str]) -> dict[str, Any]:
-    """Return label → what stands before it: a patch, or several for an entry of several colours.
+    """Return label → its handle: a patch, or several for an entry of several colours.
 
     Parameters
     ----------
     entries : iterable of Entry
     colours : mapping of str to str
-        Of all that is seen together, for the hatches of print.
+        All colours that are shown together, for the hatches of print.
     """
     from matplotlib.patches import Patch
 
@@ -195,9 +195,9 @@ def add_legend(where: Axes | Figure, handles: Mapping[str, Any], *, alone: bool 
     ----------
     where : Axes or Figure
     handles : mapping of str to artist
-        Label → what stands before it.
+        Label → handle.
     alone : bool
-        Whether even a single entry says something.
+        Whether even a single entry is worth a legend.
     """
     from matplotlib.figure import Figure
     from matplotlib.legend_handler import HandlerTuple

@@ -1,4 +1,4 @@
-"""Memory over time: what one device holds, band by band, and what was reserved for it."""
+"""Plots of memory over time: what one device holds, band by band, and what was reserved for it."""
 
 from __future__ import annotations
 
@@ -24,35 +24,35 @@ if TYPE_CHECKING:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Memory over time as plots show it: one strip a device, and which strips stand below a Gantt chart.
+# Memory over time as plots show it: one strip per device, and the choice of strips below a Gantt chart.
 #
 #     gpu0/0   ▇▇conv▇▇▇▇pool▇▇   ▇▇concat▇▇      the Gantt chart of a run, and below it
 #     gpu0       ▁▃▅▅▅▇▇▇▅▃▁                      a strip for each device whose memory changes: bands by kind,
 #     gpu1             ▁▃▅▅▃▁                     in the colours of the chart, on its time axis
 #
 # Nothing is drawn here: pictures (`sim.plot.memory`, `sim.plot.gantt`) and pages (`sim.plot.html`) both show
-# what these functions return.
+# the results of these functions.
 
 MOST: Final = 8
-"""Devices that get a strip, those with the highest peaks; more would push the charts apart."""
+"""Maximum devices with a strip, those with the highest peaks; more would push the charts apart."""
 _IN_ALL: Final = 32
-"""Strips of all runs together, where each has at least one: some 25 inches of a picture."""
+"""Maximum strips of all runs together, with at least one each: some 25 inches of a picture."""
 _NAMED: Final = 6
-"""Devices without a strip that are named; of more, the rest is counted."""
+"""Maximum devices without a strip that are named; the rest are counted."""
 _NEAR: Final = 0.75
-"""Share of the capacity from which on it is shown: further away it would flatten what is held."""
+"""Share of the capacity from which it is shown: otherwise it would flatten the rest of the strip."""
 _COLUMNS: Final = 2_000
-"""Instants that a strip can tell apart: about one a pixel of a picture 12 inches wide, at 150 an inch."""
+"""Number of instants in a strip: about one per pixel of a picture 12 inches wide, at 150 per inch."""
 
 RESERVED: Final = "black"
 IN_VAIN: Final = "#eeeeee"
 CAPACITY: Final = "#B22222"
-"""Colours of what is reserved (a line), of what of it is not in use, and of all there is (a dashed line)."""
+"""Colours of reserved memory (a line), its unused part, and the capacity (a dashed line)."""
 
 
 @dataclass(frozen=True)
 class Strip:
-    """What one device holds over a run, in bytes.
+    """Memory of one device over a run, in bytes.
 
     Attributes
     ----------
@@ -60,11 +60,11 @@ class Strip:
         Its name, and ``cpu``, ``gpu`` or ``npu``.
     times_ns : array of int64
         From ``times_ns[k]`` on, ``bands[label][k]`` bytes are held; the last one is the end of the run. With
-        an allocator's log an instant may be there several times, for the steps within it.
+        an allocator's log, an instant may appear several times, for the steps within it.
     bands : mapping of str to array of int64
-        From bottom to top.
+        Bands from bottom to top.
     reserved : array of int64, or None
-        Held from the device by its allocator; None without one.
+        Bytes that its allocator holds from the device; None without an allocator.
     peak_bytes, peak_ns : int
         The most in use, and the first instant at which it was.
     capacity_bytes : int, or None
@@ -87,19 +87,19 @@ class Strip:
 
     @property
     def top_bytes(self) -> int:
-        """The most that is in use or reserved, and 1 where nothing ever is."""
+        """The most in use or reserved, at least 1."""
         return max(self.peak_bytes, 0 if self.reserved is None else int(self.reserved.max(initial=0)), 1)
 
     @property
     def is_nearly_full(self) -> bool:
-        """Whether three quarters of the device's memory or more were held at once."""
+        """Whether at least three quarters of the device's memory were held at once."""
         return self.capacity_bytes is not None and self.top_bytes >= _NEAR * self.capacity_bytes
 
     def seen(self, until_ns: int, columns: int = _COLUMNS) -> Strip:
         """Return a strip of fewer steps that looks the same.
 
-        Of the steps within an instant the last one stays. Where there are more instants than columns of the
-        picture, each column keeps its last one, and those at which most was in use and most reserved.
+        Within an instant only the last step stays. If there are more instants than columns of the picture,
+        each column keeps its last one, and those with the most in use and the most reserved.
 
         Parameters
         ----------
@@ -126,14 +126,14 @@ class Strip:
 
 
 class Strips(NamedTuple):
-    """The strips of a run, in machine order, and the names of devices that would be too many."""
+    """The strips of a run, in machine order, and the names of devices left out because of the limit."""
 
     shown: list[Strip]
     left_out: list[str]
 
     @property
     def note(self) -> str:
-        """What the figure says of devices without a strip; empty where each has one.
+        """Note on devices without a strip; empty if there are none.
 
         Examples
         --------
@@ -147,7 +147,7 @@ class Strips(NamedTuple):
 
 
 class Scale(NamedTuple):
-    """The vertical axis of some strips: its highest value (bytes), and its unit, in bytes and by name."""
+    """The vertical axis of some strips: its maximum (bytes), and its unit, in bytes and by name."""
 
     top_bytes: int
     unit: int
@@ -157,13 +157,13 @@ class Scale(NamedTuple):
 def coloured_strips(
     runs: Sequence[Record], colours: Mapping[str, str], *, memory: bool, without_log: bool = False
 ) -> tuple[list[Strips], dict[str, str], dict[str, Scale]]:
-    """Return the strips of runs that are seen together, all colours, and the scale of each kind of device.
+    """Return the strips of runs that are shown together, all colours, and the scale of each kind of device.
 
     Parameters
     ----------
     runs : sequence of Trace
     colours : mapping of str to str
-        Those of their bars.
+        The colours of their bars.
     memory : bool
         Whether any strips are wanted.
     without_log : bool
@@ -175,7 +175,7 @@ def coloured_strips(
 
 
 def strip_of(trace: Record, device: str) -> Strip:
-    """Return what a device holds over a run, with or without an allocator.
+    """Return the memory of a device over a run, with or without an allocator.
 
     Raises
     ------
@@ -199,7 +199,7 @@ def strip_of(trace: Record, device: str) -> Strip:
     reserved = None
     if log := trace.log_of(index):
         steps = log["reserved"]
-        reserved = np.append(steps, steps[-1:] if len(steps) else 0)  # as at the last step, until the end
+        reserved = np.append(steps, steps[-1:] if len(steps) else 0)  # unchanged until the end
     made = trace.job.machine.devices[index]
     return Strip(
         device,
@@ -216,18 +216,18 @@ def strip_of(trace: Record, device: str) -> Strip:
 def strips_of(traces: Sequence[Record], most: int = MOST, *, without_log: bool = False) -> list[Strips]:
     """Return, for each run, a strip for each device whose memory changes after time 0.
 
-    There are strips as soon as an allocator kept a log of one of the runs. Those without a log then show what
+    There are strips if an allocator kept a log of at least one run. Runs without a log then show what
     their tensors need.
 
-    Where there are more devices, those with the highest peaks get one, in all runs the same: runs can be
-    compared. Of equal peaks the first device is taken. A run that has none of them shows its own highest.
+    If there are more devices, those with the highest peaks get strips, the same ones in all runs, for
+    comparison. Ties go to the first device. A run that has none of them shows its own highest.
 
     Parameters
     ----------
     traces : sequence of Trace
-        Runs that are seen together.
+        Runs that are shown together.
     most : int
-        Devices that get a strip. Where that would be more than 32 strips in all, fewer do.
+        Maximum devices with a strip. If that makes more than 32 strips in all, fewer get one.
     without_log : bool
         Whether there are strips even if no run has a log.
 
@@ -253,7 +253,7 @@ def strips_of(traces: Sequence[Record], most: int = MOST, *, without_log: bool =
         highest |= Counter(peaks)
     with_memory = sum(bool(peaks) for peaks in found)
     limit = min(most, max(1, _IN_ALL // max(1, with_memory)))
-    chosen = {name for name, _ in highest.most_common(limit)}  # equal ones stay in order
+    chosen = {name for name, _ in highest.most_common(limit)}  # ties stay in order
     strips = []
     for trace, peaks in zip(traces, found, strict=True):
         mine = [name for name in peaks if name in chosen]
@@ -263,7 +263,7 @@ def strips_of(traces: Sequence[Record], most: int = MOST, *, without_log: bool =
 
 
 def _peaks(trace: Record) -> dict[str, int]:
-    """Return the most in use on each device whose memory changes after time 0, in machine order."""
+    """Return the peak in use on each device whose memory changes after time 0, in machine order."""
     log = trace.memory
     if log is None:
         needed = memory_use(trace).items()
@@ -284,7 +284,7 @@ def alike(runs: Sequence[Strips]) -> list[Strips]:
 
 
 def folded(strips: Sequence[Strip]) -> list[Strip]:
-    """Return strips of which no two are the same; the first stands for all, and says for how many."""
+    """Return strips without duplicates; the first of equal ones names their number."""
     alike: list[list[Strip]] = []
     for strip in strips:
         for group in alike:
@@ -300,7 +300,7 @@ def folded(strips: Sequence[Strip]) -> list[Strip]:
 
 
 def _same(one: Strip, other: Strip) -> bool:
-    """Whether two strips look alike."""
+    """Whether two strips look the same."""
     if one.kind != other.kind or one.bands.keys() != other.bands.keys():
         return False
     held = [(one.times_ns, other.times_ns), *((one.bands[label], other.bands[label]) for label in one.bands)]
@@ -319,9 +319,9 @@ def band_labels(runs: Sequence[Strips]) -> list[str]:
 
 
 def scales_of(runs: Sequence[Strips]) -> dict[str, Scale]:
-    """Return, by kind of device, one scale for all strips: heights of one kind can be compared.
+    """Return one scale per kind of device for all strips, so that heights can be compared.
 
-    Host and GPU have scales of their own, so that the one with less is not flattened.
+    Host and GPU have separate scales, so that the one with less is not flattened.
     """
     tops: dict[str, int] = {}
     for strip in chain.from_iterable(run.shown for run in runs):
@@ -331,7 +331,7 @@ def scales_of(runs: Sequence[Strips]) -> dict[str, Scale]:
 
 
 def byte_unit(most: int) -> tuple[int, str]:
-    """Return (bytes in the unit, its name) in which an axis up to `most` bytes reads best.
+    """Return (bytes in the unit, its name) of the best unit for an axis up to `most` bytes.
 
     Examples
     --------
@@ -359,10 +359,10 @@ def memory(
     until_ns: int | None = None,
     legend: bool = True,
 ) -> Axes:
-    """Draw the bytes in use on a device, instant by instant, and mark the peak.
+    """Draw the bytes in use on a device over time, and mark the peak.
 
-    One band is what stays (parameters and inputs), one each the outputs of the kinds of op that hold
-    most; with an allocator, a line is what it reserved, and the grey below it what it reserved in vain.
+    One band is resident memory (parameters and inputs), the others the outputs of the kinds of op that hold
+    most; with an allocator, a line shows what it reserved, and the grey below it what it reserved in vain.
 
     Parameters
     ----------
@@ -372,11 +372,11 @@ def memory(
     ax : Axes, optional
     title : str, optional
     size : Scale, optional
-        The vertical axis, where several plots are compared (`sim.plot.memory.scales_of`); else its own.
+        The vertical axis, if several plots are compared (`sim.plot.memory.scales_of`); else its own.
     until_ns : int, optional
         Right end of the time axis; by default the makespan.
     legend : bool
-        Whether to explain the colours, beside the plot.
+        Whether to explain the colours beside the plot.
 
     Returns
     -------
@@ -406,12 +406,12 @@ def memory(
 
 
 def memory_handles(strips: Sequence[Strip]) -> dict[str, Any]:
-    """Return what a legend says of plots of memory: their bands, one entry a colour, and what is reserved.
+    """Return legend handles for plots of memory: bands, one entry per colour, and reserved memory.
 
     Parameters
     ----------
     strips : sequence of Strip
-        All that the legend stands beside.
+        All strips that the legend belongs to.
     """
     from matplotlib.lines import Line2D
 
@@ -429,17 +429,17 @@ def memory_handles(strips: Sequence[Strip]) -> dict[str, Any]:
 
 
 def draw_strip(ax: Axes, strip: Strip, colours: Mapping[str, str], size: Scale, until_ns: int) -> None:
-    """Draw one device below a Gantt chart: low, without a legend, and its name where lanes have theirs.
+    """Draw one device below a Gantt chart: low, without a legend, with its name where lanes have theirs.
 
     Parameters
     ----------
     ax : Axes
-        Shares its time axis with the chart.
+        Axes that share their time axis with the chart.
     strip : Strip
     colours : mapping of str to str
         Label of a band → colour (`sim.plot.memory.coloured_strips`).
     size : Scale
-        Of all strips that are compared with this one.
+        Scale of all strips that are compared with this one.
     until_ns : int
         Right end of the time axis.
     """
@@ -457,7 +457,7 @@ def draw_strip(ax: Axes, strip: Strip, colours: Mapping[str, str], size: Scale, 
 
 
 def draw_bands(ax: Axes, strip: Strip, colours: Mapping[str, str], *, scale: int, unit: int) -> None:
-    """Draw what is in use, band upon band, and what is reserved: all that plots of memory have in common.
+    """Draw memory in use, stacked by band, and reserved memory: the common part of all plots of memory.
 
     Parameters
     ----------
@@ -494,7 +494,7 @@ def _label_bytes(ax: Axes, device: str, unit: str) -> None:
 
 
 def _mark_peak(ax: Axes, strip: Strip, peak: str, scale: int, top: float, *, late: bool, size: int) -> None:
-    """Mark the instant at which most is in use, and say how much, on the side that has more room."""
+    """Mark the instant of the peak, with its size on the side that has more room."""
     ax.axvline(strip.peak_ns / scale, color=ink(), linewidth=0.7, linestyle=":")
     ax.annotate(
         f"peak {peak}",

@@ -1,7 +1,7 @@
-"""A figure that a notebook shows as the picture that it is.
+"""A figure that notebooks display as a picture.
 
 Notebooks learn to draw matplotlib's figures when ``matplotlib.pyplot`` is imported. Nothing here imports it,
-for it keeps every figure alive, so our figures say themselves what they look like.
+because it keeps every figure alive, so our figures provide their own representation.
 """
 
 from __future__ import annotations

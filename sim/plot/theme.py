@@ -1,15 +1,15 @@
-"""How plots look on the paper that they are on: light, dark, or printed without colour.
+"""The look of plots on different paper: light, dark, or printed without colour.
 
 ::
 
     with theme("dark"):
         save(compare_gantt(trace), "slide.png")
 
-On the command line that is ``--theme dark``. Outside such a block plots take the colour of their lines and
-of their paper from matplotlib's settings, so that a style sheet of your own works, too. Colours of kinds stay
-what they are (`sim.plot.theme`), but for the darkest ones on dark paper, which become lighter. In print
-every colour has a hatch besides, by which one tells them apart in grey. A page (`sim.plot.html`) begins as
-the theme says, and without one as the reader's system does.
+On the command line that is ``--theme dark``. Outside such a block, plots take the colours of lines and
+paper from matplotlib's settings, so a style sheet of your own works too. Colours of kinds stay the same
+(`sim.plot.theme`), except that the darkest ones become lighter on dark paper. In print every colour also has
+a hatch, so that it can be recognised in grey. A page (`sim.plot.html`) starts with the theme or, without one,
+with the setting of the reader's system.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ THEMES: Final[dict[str, dict[Any, Any]]] = {
     "dark": _DARK | {"grid.color": "#5A5E66"},
     "print": _LIGHT | {"hatch.linewidth": 0.6},
 }
-"""Names of themes, and what they set in matplotlib."""
+"""Names of themes, and their matplotlib settings."""
 _SEEN: Final = 0.42
-"""Luma of what is seen on dark paper: three times its luminance, which graphics need (WCAG 2.2, 1.4.11)."""
+"""Luma visible on dark paper: three times its luminance, as graphics need (WCAG 2.2, 1.4.11)."""
 _ON_DARK: Final = {
     "#332288": "#6162c0",  # products, beside attention
     "#117733": "#6fc284",  # norms
@@ -53,18 +53,18 @@ _ON_DARK: Final = {
     "#563E6C": "#bfa4d2",
     "#8C510A": "#9b662a",  # a part of the time of devices
 }
-"""Dark colours that would be taken for one another if each became just as light as it takes (`on_dark`).
+"""Dark colours that would become confusable if each were only made as light as necessary (`on_dark`).
 
-Chosen by a search for the least change after which all colours of `sim.plot.theme` remain apart."""
+Found by a search for the least change that keeps all colours of `sim.plot.theme` apart."""
 _GREY: Final = 0.15
-"""Red, green and blue of a grey differ by less."""
+"""In a grey, red, green and blue differ by less than this."""
 _HATCHES: Final = ("", "////", "\\\\\\\\", "----", "||||", "xxxx", "....", "++++", "oo")
 _chosen: ContextVar[str | None] = ContextVar("theme", default=None)
 
 
 @contextlib.contextmanager
 def theme(name: str) -> Iterator[None]:
-    """Draw and save what stands in the block for light or dark paper, or for print.
+    """Draw and save everything in the block for light or dark paper, or for print.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def theme(name: str) -> Iterator[None]:
     Raises
     ------
     UnknownNameError
-        Another name.
+        There is no such theme.
     """
     import matplotlib
 
@@ -89,7 +89,7 @@ def theme(name: str) -> Iterator[None]:
 
 
 def chosen() -> str | None:
-    """Return the theme of the block that this is called in; None: it is in none."""
+    """Return the theme of the enclosing block; None: there is none."""
     return _chosen.get()
 
 
@@ -115,7 +115,7 @@ def is_dark() -> bool:
 
 
 def shade(colour: str) -> str:
-    """Return a colour as it is drawn on the paper: black is the ink; on dark paper dark ones are lighter.
+    """Return a colour as drawn on the current paper: black becomes the ink; on dark paper dark ones lighten.
 
     Examples
     --------
@@ -135,11 +135,11 @@ def shade(colour: str) -> str:
 
 
 def on_dark(colour: str) -> str:
-    """Return a colour, as ``#RRGGBB``, as it is drawn on dark paper.
+    """Return a colour, as ``#RRGGBB``, as drawn on dark paper.
 
-    Dark ones become as light as it takes to be seen, and no lighter, but for those that would no longer be
-    told apart. Of greys, what is nearly black becomes nearly white; what is pale, and meant to be hardly
-    seen, is hardly seen there, too.
+    Dark colours become just light enough to be visible, except for those that would become confusable. Among
+    greys, near-black becomes near-white; a pale grey, meant to be hardly visible, stays hardly
+    visible there.
 
     Examples
     --------
@@ -164,17 +164,17 @@ def _hex(rgb: Sequence[float]) -> str:
 
 
 def printed() -> bool:
-    """Whether plots have to do without colour."""
+    """Whether plots have to work without colour."""
     return chosen() == "print"
 
 
 def hatches(colours: Mapping[str, str]) -> dict[str, str]:
-    """Return label → hatch, in print: one for each colour; else no hatch.
+    """Return label → hatch: in print one for each colour, otherwise none.
 
     Parameters
     ----------
     colours : mapping of str to str
-        Label → colour of all that is seen together.
+        Label → colour for everything that is shown together.
     """
     apart = {colour: k for k, colour in enumerate(dict.fromkeys(colours.values()))}
     return {
@@ -184,7 +184,7 @@ def hatches(colours: Mapping[str, str]) -> dict[str, str]:
 
 
 def plain(ax: Axes, title: str | None = None, grid: Literal["x", "both"] | None = None) -> None:
-    """Take the frame's right and upper side away, write the title on the left, and draw a grid behind all."""
+    """Remove the frame's right and upper sides, set the title on the left, and draw a grid behind all."""
     ax.spines[["top", "right"]].set_visible(False)
     if title:
         ax.set_title(title, loc="left", fontsize=10)
@@ -194,21 +194,21 @@ def plain(ax: Axes, title: str | None = None, grid: Literal["x", "both"] | None 
 
 
 # ----------------------------------------------------------------------------------------------------------
-# The colour of each kind of op: a function of its name alone, so that a kind looks alike in every plot.
+# The colour of each kind of op: a function of its name alone, so that a kind looks the same in every plot.
 #
-# Phases of pipelines have Okabe and Ito's colours. Kinds that fill most charts have one colour a family, such
-# as norms or optimizers, most of them of Paul Tol's muted scheme (SRON/EPS/TN/09-002, 2021). Both remain
-# apart for colour-blind readers. What computes the gradient of a kind is a shade of it (``conv``,
-# ``conv_weight_grad``). Hue and lightness of any other kind follow from the checksum of its name; they are
-# none that could be mistaken for a colour of those.
+# Phases of pipelines have Okabe and Ito's colours. The most common kinds have one colour per family, such
+# as norms or optimizers, mostly from Paul Tol's muted scheme (SRON/EPS/TN/09-002, 2021). Both sets are
+# distinguishable for colour-blind readers. The op for the gradient of a kind has a shade of its colour
+# (``conv``, ``conv_weight_grad``). Hue and lightness of any other kind follow from the checksum of its name,
+# and differ clearly from these colours.
 
 OKABE_ITO: Final = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
-"""Colours that remain apart for colour-blind readers (Okabe and Ito, 2008), without the black."""
+"""Colours that colour-blind readers can distinguish (Okabe and Ito, 2008), without the black."""
 
 LAUNCH: Final = "launch"
 TRANSFER: Final = "transfer"
 WAITING: Final = "waits for ranks"
-"""What charts show beside kinds of op: launches, transfers, and collectives before their ranks have met."""
+"""Entries of charts besides kinds of op: launches, transfers, and collectives before their ranks have met."""
 
 FAMILIES: Final = {
     "#332288": "matmul gemm batch_matmul linear einsum",
@@ -225,7 +225,7 @@ FAMILIES: Final = {
     "#4A331C": "send recv",
     "#DDCC77": "load read",
 }
-"""Kinds of op that have one colour, because they do the like; a legend names them side by side."""
+"""Kinds of op that share a colour because they do similar work; a legend names them side by side."""
 
 _BLUE, _ORANGE, _GREEN, _PINK, _SKY, _RED, _YELLOW = OKABE_ITO
 _KNOWN: Final = {
@@ -246,9 +246,9 @@ _LIGHTNESS: Final = (0.35, 0.5, 0.65)
 _SATURATION: Final = (0.55, 0.4, 0.65)
 _ATTEMPTS: Final = 40
 _APART: Final = 0.2
-"""Least distance, in the cube of red, green and blue, of a colour by checksum from those that are known."""
+"""Least distance, in the cube of red, green and blue, of a colour by checksum from the known ones."""
 _OF_GRADIENTS: Final = {"_input_grad": 0.3, "_weight_grad": 0.5, "_grad": 0.5, "_backward": 0.5}
-"""Endings of what computes gradients, and how much darker than its op it is (lighter, where that is dark)."""
+"""Endings of gradient ops, and how much darker than their op they are (lighter if it is dark)."""
 _DARK_SUM: Final = 1.1
 
 
@@ -272,7 +272,7 @@ def colour_of(kind: str) -> str:
 
 @cache
 def _by_checksum(kind: str) -> str:
-    """Return the first colour of some that follow from the name which is not mistaken for a known one."""
+    """Return the first colour derived from a name that is not too close to a known one."""
     for attempt in range(_ATTEMPTS):
         turns, hue = divmod(crc32(f"{kind}{attempt or ''}".encode()), 360)
         rest, lightness = divmod(turns, len(_LIGHTNESS))
@@ -283,7 +283,7 @@ def _by_checksum(kind: str) -> str:
 
 
 def _mixed(colour: str, share: float) -> str:
-    """Return a colour with so much black in it, or white where it is dark already."""
+    """Return a colour mixed with a share of black, or of white if it is already dark."""
     rgb = _rgb(colour)
     other = 1.0 if sum(rgb) < _DARK_SUM else 0.0
     return _hex([part + share * (other - part) for part in rgb]).upper()

@@ -1,4 +1,4 @@
-"""Where the time of every device went: computing, communicating, waiting by reason, idle."""
+"""How every device spent its time: computing, communicating, waiting by reason, idle."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _MORE: Final = (
     "#EEEEEE",
 )
 USE_COLOURS: Final = dict(zip(_PARTS, (*OKABE_ITO, *_MORE), strict=True))
-"""A part has the same colour in every picture; ``idle`` is nobody's fault and pale."""
+"""Colour of each part, the same in every picture; ``idle`` has no cause and is pale."""
 
 
 def use_of_devices(trace: Record, facts: DerivedColumns | None = None) -> dict[str, dict[str, int]]:
@@ -50,7 +50,7 @@ def use_of_devices(trace: Record, facts: DerivedColumns | None = None) -> dict[s
     ----------
     trace : Trace
     facts : Facts, optional
-        Of this trace, when the caller has them already.
+        Those of this trace, if already computed.
     """
     reasons = idle_reasons(trace, facts)
     return {
@@ -63,7 +63,7 @@ def use_of_devices(trace: Record, facts: DerivedColumns | None = None) -> dict[s
 
 
 def utilisation(trace: Record, ax: Axes | None = None, *, title: str | None = None) -> Axes:
-    """Draw one bar per device: the shares of the makespan of `sim.explain.time_use`, waiting by reason.
+    """Draw one bar per device: its shares of the makespan (`sim.explain.time_use`), with waits by reason.
 
     Parameters
     ----------
@@ -105,19 +105,19 @@ def utilisation(trace: Record, ax: Axes | None = None, *, title: str | None = No
 
 
 # ----------------------------------------------------------------------------------------------------------
-# How much of each link was used over time, as a heat map.
+# The load of each link over time, as a heat map.
 #
-#     node0/up      ░░▒▒▓▓██▓▓░░░░░░     a row for each link that carried bytes; of many, those that carried
-#     node1/up      ░░░░░░▒▒▓▓██▓▓░░     most of what they could
+#     node0/up      ░░▒▒▓▓██▓▓░░░░░░     a row for each link that carried bytes; if there are many, for those
+#     node1/up      ░░░░░░▒▒▓▓██▓▓░░     with the highest mean load
 #                   0    time (ms)       paper: nothing, full colour: all of its bandwidth
 
 MOST_LINKS: Final = 32
-"""Links that are shown."""
+"""Maximum number of links shown."""
 _COLUMNS: Final = 1_200
 
 
 def most_used(loads: Sequence[LinkLoad]) -> tuple[list[LinkLoad], int]:
-    """Return the links that are shown, in machine order, and how many are left out."""
+    """Return the links to show, in machine order, and how many are left out."""
     ranked = sorted(range(len(loads)), key=lambda k: -loads[k].mean)[:MOST_LINKS]
     return [loads[k] for k in sorted(ranked)], len(loads) - len(ranked)
 
@@ -130,7 +130,7 @@ def link_heat_map(
     until_ns: int | None = None,
     legend: bool = True,
 ) -> Axes:
-    """Draw what share of its bandwidth each link uses (`sim.explain.communication.link_loads`).
+    """Draw the share of its bandwidth that each link uses (`sim.explain.communication.link_loads`).
 
     Parameters
     ----------
@@ -149,7 +149,7 @@ def link_heat_map(
     Raises
     ------
     InputError
-        Nothing to draw: no link with a bandwidth carried anything.
+        No link with a bandwidth carried anything.
     """
     from matplotlib.colors import LinearSegmentedColormap
 
@@ -181,7 +181,7 @@ def link_heat_map(
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Ops under the roofs of their devices: what each computes for a byte, and how fast it computed.
+# Ops under the roofs of their devices: flop per byte, and the rate that was reached.
 #
 # ::
 #
@@ -192,29 +192,29 @@ def link_heat_map(
 #            │      / ○
 #            └───────────────────────────── flop per byte
 #
-# Williams, Waterman and Patterson, "Roofline", CACM 52(4), 2009. The roofs are those that cost models give
-# (`sim.machine.device.CostModel.roofs`): the slope is the bandwidth of the memory.
+# Williams, Waterman and Patterson, "Roofline", CACM 52(4), 2009. The roofs come from cost models
+# (`sim.machine.device.CostModel.roofs`): the slope is the memory bandwidth.
 
 _MARKERS: Final = "osD^v<>Ph"
-"""Of sorts of device, one after another; in print of kinds of op."""
+"""Markers of the sorts of device; in print, of kinds of op."""
 
 
 class OpPoints(NamedTuple):
-    """Ops that have flop and bytes and took some time, of devices that are alike.
+    """Ops with flop and bytes that took some time, on devices of one sort.
 
     Attributes
     ----------
     devices : list of str
     op : array of int64
-        One entry each.
+        The ops, one entry each.
     intensity, flop_per_s : arrays of float
-        Flop for each byte read or written, and the rate that was reached, over all its executions.
+        Flop per byte read or written, and the rate reached, over all executions of the op.
     ns : array of int64
-        Its time on these devices.
+        Its total time on these devices.
     roof_flop_per_s : array of float
         The peak for its data type; NaN: the cost model gives none.
     roof_bytes_per_s : float
-        NaN: none.
+        The memory bandwidth; NaN: none.
     """
 
     devices: list[str]
@@ -227,7 +227,7 @@ class OpPoints(NamedTuple):
 
 
 def op_points(trace: Record) -> list[OpPoints]:
-    """Return the points of the roofline, for each sort of device by itself.
+    """Return the points of the roofline, separately for each sort of device.
 
     Examples
     --------
@@ -264,7 +264,7 @@ def op_points(trace: Record) -> list[OpPoints]:
 
 
 def _alike(devices: Sequence[Device]) -> list[list[int]]:
-    """Return the positions of devices of one kind with one cost model."""
+    """Return groups of positions of devices of one kind with one cost model."""
     groups: list[list[int]] = []
     for d, device in enumerate(devices):
         for group in groups:
@@ -278,10 +278,10 @@ def _alike(devices: Sequence[Device]) -> list[list[int]]:
 
 
 def roofline(trace: Record, ax: Axes | None = None, *, title: str | None = None) -> Axes:
-    """Draw ops by the flop that they compute for a byte, and by the rate at which they did.
+    """Draw ops by flop per byte and by the rate that they reached.
 
-    A dotted roof is drawn for each peak that the cost model of a device gives for the ops that ran there. An
-    op above its roof was measured, or given its duration, otherwise than the roof says.
+    A dotted roof is drawn for each peak that a device's cost model gives for the ops that ran there. For an
+    op above its roof, the measured or given duration disagrees with the roof.
 
     Parameters
     ----------
@@ -296,7 +296,7 @@ def roofline(trace: Record, ax: Axes | None = None, *, title: str | None = None)
     Raises
     ------
     InputError
-        Nothing to draw: no op has both flop and bytes.
+        No op has both flop and bytes.
     """
     from matplotlib.lines import Line2D
 
@@ -363,7 +363,7 @@ def _roofs(ax: Axes, trace: Record, sorts: Sequence[OpPoints]) -> None:
         if not (points.roof_flop_per_s > 0).any() and points.roof_bytes_per_s > 0:
             found.setdefault((math.inf, points.roof_bytes_per_s), {})
     left, right = ax.get_xlim()
-    for peak, slope in found:  # the ridges are worth seeing
+    for peak, slope in found:  # so that the ridges are visible
         if not math.isnan(slope) and math.isfinite(peak):
             left, right = min(left, peak / slope / 2), max(right, peak / slope * 4)
     top = ax.get_ylim()[1]

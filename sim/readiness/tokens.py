@@ -189,11 +189,11 @@ class TaggedTokenReadiness:
         n, n_ops = flow.n_nodes, flow.n_ops
         self.kind = [graph.kinds[int(k)] for k in graph.kind_code] + ["transfer"] * (n - n_ops)
         self.group_of = job.group_of.tolist() + [-1] * (n - n_ops)
-        # Edges of each op: consumer and output slot (-1: control).
+        # Edges out of each op: consumer and output slot (-1: control).
         self.edges: list[list[tuple[int, int]]] = [[] for _ in range(n)]
         first = graph.first_output.tolist() + flow.tensor.tolist()
         self.n_data, self.n_control = [0] * n, [0] * n
-        self.enters = {op for op in range(n_ops) if self.kind[op] == "enter"}  # and what brings their tokens
+        self.enters = {op for op in range(n_ops) if self.kind[op] == "enter"}  # and transfers of their tokens
         for producer, consumer, tensor in zip(
             flow.producer.tolist(), flow.consumer.tolist(), flow.carries.tolist(), strict=True
         ):
@@ -209,17 +209,17 @@ class TaggedTokenReadiness:
             early = launched_nodes(job, flow)
             early[flow.producer[~at_issue]] = False
             self.early = early.tolist()
-        # Ops that pass on their first live input: whether it has to come, or is there from the start.
+        # Ops that pass on their first live input → whether it has to come, or is there from the start.
         self.first = {op: True for op in range(n_ops) if self.kind[op] == "merge"}
         if non_strict.any():
             there = inputs_from_the_start(graph, flow, 0)
             for op in np.flatnonzero(non_strict).tolist():
-                in_loop = self.structure.frame_of[op] > 0  # where the first token says in which iteration
+                in_loop = self.structure.frame_of[op] > 0  # there the first token determines the iteration
                 self.first[op] = self.n_data[op] > 0 and (in_loop or not there[op])
         self.part_of = parts(job)
         self.several_parts = max(self.part_of, default=0) > 0
         self.n_enters = Counter((frame, self.part_of[op]) for op, frame in self.structure.child_of.items())
-        # What parts agree on: which time a loop is entered, and what predicates say; by repetition and tag.
+        # Shared by the parts: how often loops were entered, values of predicates; by repetition and tag.
         self.entries = [0] * len(self.structure.parent)
         self.entry: dict[tuple[int, str], int] = {}
         self.agreed: dict[tuple[int, str], dict[int, int]] = {}
@@ -260,19 +260,19 @@ class TaggedTokenReadiness:
         return True
 
     def released(self) -> list[Task]:
-        """Return (and forget) the refused tasks whose producers have all ended since."""
+        """Return and clear the refused tasks whose producers have all ended since."""
         free = [t for t in self.refused.values() if all(p.end_ns >= 0 for p in self.waits_for[t.id])]
         for task in free:
             del self.refused[task.id]
         return free
 
     def unfinished(self, over: Set[int]) -> Iterator[tuple[int, list[int]]]:
-        """Yield every task that became eligible and is not over."""
+        """Yield every task that became eligible and has not ended."""
         for id in self.alive:
             yield id, [producer.id for producer in self.waits_for.get(id, ()) if producer.end_ns < 0]
 
     def name(self, id: int) -> str:
-        """Return what a task that is not over is called, its tag included."""
+        """Return the name of a task that has not ended, including its tag."""
         task = self.alive[id]
         op = task.op
         name = self.job.graph.op_names[op] if op < self.flow.n_ops else f"transfer {op - self.flow.n_ops}"
@@ -281,7 +281,7 @@ class TaggedTokenReadiness:
     # -- tokens --------------------------------------------------------------------------------
 
     def _is_sent(self, node: int) -> bool:
-        """Whether `node` brings what was sent to a Recv that no edge leads to: no iteration waits for it."""
+        """Whether `node` is a transfer to a Recv that no edge leads to: no iteration waits for it."""
         return node >= self.flow.n_ops and not self.edges[node]
 
     def _passes_early(self, task: Task) -> bool:
@@ -307,7 +307,7 @@ class TaggedTokenReadiness:
         return ready
 
     def _pass_on(self, task: Task) -> list[Task]:
-        """Give `task`'s tokens to its consumers; return what became ready, in edge order."""
+        """Give the tokens of `task` to its consumers; return the ones that became ready, in edge order."""
         if self._is_sent(task.op):
             self._given(task)
             return []
@@ -342,10 +342,10 @@ class TaggedTokenReadiness:
                 self.watcher.given(task)
 
     def _side(self, switch: int, tag: Tag) -> int:
-        """Return the output of a switch that is live: all switches of a predicate agree within a tag."""
+        """Return the live output of a switch: all switches of a predicate agree within a tag."""
         predicate = self.structure.predicate[switch]
         home = self.structure.frame_of[predicate]
-        if self.kind[predicate] == "exit":  # which is asked where it leads to
+        if self.kind[predicate] == "exit":  # it is evaluated where it leads to
             home = self.structure.parent[home]
         while tag.frame.static != home:  # brought in by an enter
             assert tag.frame.parent is not None
@@ -377,13 +377,13 @@ class TaggedTokenReadiness:
                 self._count(consumer, dead, tag)
 
     def _keep(self, watcher: TokenWatcher, task: Task, slot: int, consumer: int, tag: Tag) -> None:
-        """Tell that a live token is kept for `consumer`; of those that come to a merge, only the first is."""
+        """Report that a live token is kept for `consumer`; a merge keeps only the first."""
         late = consumer in tag.run
         if self.kind[consumer] != "merge" or not (late or consumer in tag.live):
             watcher.came(task, slot, consumer, tag, late)
 
     def _count(self, op: int, dead: bool, tag: Tag) -> None:
-        """One token arrives at `op`, which waits for all of them."""
+        """Count a token that arrives at `op`, which waits for all of them."""
         left = tag.pending[op] = tag.pending.get(op, self.n_data[op] + self.n_control[op]) - 1
         if dead:
             tag.dead[op] = tag.dead.get(op, 0) + 1
@@ -391,7 +391,7 @@ class TaggedTokenReadiness:
             self._make(op, tag, op in tag.dead and self.kind[op] != "control_trigger")
 
     def _count_first(self, task: Task, op: int, control: bool, dead: bool, tag: Tag) -> None:
-        """One token of `task` arrives at `op`, which waits for its control inputs and one live input."""
+        """Count a token of `task` that arrives at `op`, which waits for control inputs and one live input."""
         merges = self.kind[op] == "merge"
         controls = tag.pending.setdefault(op, self.n_control[op])
         if control:
@@ -471,7 +471,7 @@ class TaggedTokenReadiness:
         )
 
     def _retire(self, frame: _Frame, tag: Tag | None) -> None:
-        """Retire iterations that are over, oldest first; then the frame, when nothing of it is left."""
+        """Retire finished iterations, oldest first; then the frame, when nothing of it is left."""
         while tag is not None and self._over(tag):
             del frame.iterations[tag.number]
             if frame.parked and len(frame.iterations) < frame.parallel:
@@ -481,7 +481,7 @@ class TaggedTokenReadiness:
         if parent is None or frame.iterations or frame.pending_enters:
             return
         if parent.children.pop((frame.static, frame.part), None) is not None:  # the loop is over
-            for task in frame.dead_exits:  # exits that never were live go out dead
+            for task in frame.dead_exits:  # exits that were never live go out dead
                 self._deliver(task, parent)
             self._given(*frame.invariants)
             self._retire(parent.frame, parent)
@@ -495,21 +495,21 @@ class TaggedTokenReadiness:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# What predicates say, decided in program order, so that it does not depend on who runs first.
+# Values of predicates, decided in program order, so that they do not depend on which task runs first.
 #
-# A list of outcomes has one entry each time its op is asked, and a probability one draw. But a predicate
-# that does not feed its loop's counter may be asked in iteration 1 before it is in 0, even on one thread::
+# A list of outcomes has one entry, and a probability one draw, per evaluation of its op. But a predicate that
+# does not feed its loop's counter may be evaluated in iteration 1 before iteration 0, even on one thread::
 #
 #     outcome: [true, false]       iteration 0    iteration 1
 #     in the order of time         false          true           where 1 happens to come first
 #     in program order             true           false          always
 #
-# So the graph is run once before time 0, without time and one iteration after another, as a plain
-# program would; what is asked there, and in which tag, is the answer under every runtime.
+# So the graph is run once before time 0, without time and one iteration after another, as a plain program
+# would; the values evaluated there, for each tag, are the answers under every runtime.
 
 
 def decided(job: Job, flow: Flow) -> Mapping[Asked, bool]:
-    """Return what predicates say, by repetition, frames and iterations, and op.
+    """Return the values of predicates, by repetition, frames and iterations, and op.
 
     Parameters
     ----------
@@ -521,8 +521,8 @@ def decided(job: Job, flow: Flow) -> Mapping[Asked, bool]:
     Returns
     -------
     mapping
-        Empty where the order does not matter, and where Sends and Recvs that no edge connects decide what
-        is dead: there predicates are asked in the order of time.
+        Empty if the order does not matter, or if Sends and Recvs that no edge connects decide what is
+        dead: then predicates are evaluated in order of time.
 
     Examples
     --------
@@ -552,7 +552,7 @@ def decided(job: Job, flow: Flow) -> Mapping[Asked, bool]:
 
 
 class _ProgramOrder(TaggedTokenReadiness):
-    """One iteration of a loop at a time; keeps what predicates say."""
+    """Runs one iteration of a loop at a time and keeps the values of predicates."""
 
     def __init__(self, job: Job, flow: Flow) -> None:
         super().__init__(job, flow)
