@@ -309,7 +309,7 @@ def _said_of_collectives(job: Job) -> dict[int, str]:
 
 
 def _transfer_lines(timeline: Timeline, crossing: IntArray) -> Iterator[str]:
-    """Yield a slice for every link that a transfer crosses; the first says from where to where."""
+    """Yield a slice for every link that a transfer crosses; the first also gives its endpoints."""
     moved, graph, n = timeline.trace.transfers, timeline.trace.job.graph, len(timeline.trace)
     devices = [_quoted(device.name) for device in timeline.trace.job.machine.devices]
     names = ("tensor", "nbytes", "source", "destination")

@@ -251,7 +251,7 @@ class Travel(NamedTuple):
 
     @classmethod
     def between(cls, machine: Machine, source: int, destination: int) -> Travel:
-        """Return the path of a tensor that does not depend on its flow number.
+        """Return the path between two devices, that of any tensor (flow number 0).
 
         Raises
         ------

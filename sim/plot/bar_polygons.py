@@ -77,9 +77,9 @@ def draw_bars(
 
 
 def _draw_mixed(ax: Axes, start: FloatArray, end: FloatArray, face: FloatArray) -> None:
-    """Draw narrow bars from corner to corner, each column of pixels by their shares of it.
+    """Draw narrow bars, mixing their colours in each column of pixels by their shares of it.
 
-    Polygons that meet in a pixel would be blended one over another, and a busy lane seen through.
+    Polygons that meet in a pixel would be blended over one another, so a busy lane would look transparent.
     """
     from matplotlib.artist import Artist
 
@@ -129,7 +129,7 @@ def name_lanes(ax: Axes, lanes: Sequence[str], points: float) -> None:
 def points_of(ax: Axes, share_of: int = 1) -> tuple[float, float]:
     """Return the width of axes, and their height over `share_of`, in points, as known before layout.
 
-    Long names of lanes, and of a legend that is there already, leave less width.
+    Long names of lanes, or of an existing legend, leave less width.
     """
     figure = ax.get_figure(root=True)
     assert figure is not None
@@ -158,7 +158,7 @@ def draw_path(ax: Axes, path: PathSteps, scale: int, until: int) -> None:
             if len(line) > 1 and (k > 0 or at) and (k < len(lines) - 1 or not at):
                 (x, y), (_, towards) = line[at], line[other]
                 line[at] = x, y + HEIGHT / 2 * np.sign(towards - y)
-    for colour, width in ((paper(), 2.8), (ink(), 1.2)):  # a rim sets it off from bars of any colour
+    for colour, width in ((paper(), 2.8), (ink(), 1.2)):  # a rim contrasts with bars of any colour
         for line in lines:
             if len(line) > 1:
                 ax.plot(*zip(*line, strict=True), color=colour, linewidth=width, solid_capstyle="butt")

@@ -264,7 +264,7 @@ def gantt_data(
     critical_path: bool = False,
     sections: Mapping[str, Sequence[Section]] | None = None,
 ) -> _Data:
-    """Return what the page draws, as plain values.
+    """Return the data that the page draws, as plain values.
 
     Parameters
     ----------
@@ -280,10 +280,9 @@ def gantt_data(
     dict
         ``until`` (ns), ``unit`` and ``word`` of the time axis; ``kinds``: label and colour of each kind of
         bar or band; ``legend``: label of each entry, and its kinds; ``theme``, or None; ``names`` of ops and
-        tensors; ``rows`` from top to bottom: one with ``bars`` for each run
-        (`sim.plot.html.bar_columns`), followed by one with ``bands`` for each device whose memory is
-        shown and one with ``links``. A column ``entry`` numbers kinds. ``told``: one
-        `sim.plot.html.told` for each run.
+        tensors; ``rows`` from top to bottom: one with ``bars`` per run (`sim.plot.html.bar_columns`), then
+        one with ``bands`` per device whose memory is shown and one with ``links``. A column ``entry`` has
+        indices of kinds. ``told``: one `sim.plot.html.told` per run.
 
     Examples
     --------
@@ -357,12 +356,12 @@ def gantt_data(
 
 
 def _dark(colour: str) -> str:
-    """Return a colour as it is on dark paper; the page has its own ink."""
+    """Return a colour as drawn on dark paper; the page has its own ink."""
     return colour if colour == "black" else on_dark(colour)
 
 
 def _key(entries: list[Entry], held: list[Strips], colours: Mapping[str, str]) -> list[Entry]:
-    """Return the legend: that of the picture, and what only strips of memory show."""
+    """Return the legend: that of the picture, plus entries that only strips of memory need."""
     entries = with_bands(entries, band_labels(held), colours)
     strips = [strip for run in held for strip in run.shown]
     lines = [_RESERVED, _NOT_IN_USE] * any(strip.reserved is not None for strip in strips)
@@ -371,7 +370,7 @@ def _key(entries: list[Entry], held: list[Strips], colours: Mapping[str, str]) -
 
 
 def _links(loads: list[LinkLoad], until_ns: int) -> _Data:
-    """Return the row of the links of a run: steps of the share that is used, of those that are used most."""
+    """Return the row of a run's links: steps of the used share, for the links with the highest load."""
     shown, left_out = most_used(loads)
     less = f"; without {left_out} that are used less" if left_out else ""
     return {
@@ -393,7 +392,7 @@ def _links(loads: list[LinkLoad], until_ns: int) -> _Data:
 
 
 def _seen(load: LinkLoad, until_ns: int) -> tuple[IntArray, FloatArray]:
-    """Return the steps of a load, or means over equal parts of the run where those are fewer."""
+    """Return the steps of a load, or means over equal parts of the run if there are fewer of those."""
     if len(load.times_ns) <= _LOADS:
         return load.times_ns, load.share
     edges = np.unique(np.linspace(0, until_ns, _LOADS + 1).round().astype(np.int64))
