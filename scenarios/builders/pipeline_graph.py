@@ -140,7 +140,7 @@ class AsWritten:
 
 
 class CommunicationStream:
-    """Second stream for what runs beside the computation, third stream for copies to and from the host."""
+    """Second stream for work beside the computation, third stream for copies to and from the host."""
 
     def assign(self, job: Job) -> Sequence[int]:
         """Return one stream number per op (see `sim.job.job.StreamAssignment`)."""

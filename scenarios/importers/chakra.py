@@ -242,7 +242,7 @@ def load(
     Parameters
     ----------
     path : path or list of paths
-        Of one trace, or of those of all ranks; a folder stands for the traces in it.
+        One trace, or those of all ranks; a folder stands for the traces in it.
     batch : int, optional
         Not possible: the times were measured at one batch size.
     unknown : {"warn", "error"}
@@ -251,19 +251,19 @@ def load(
     Returns
     -------
     Graph
-        On ``gpu`` and ``cpu``; rank 3 is ``gpu3`` and ``cpu3``, and its ops are called ``rank3/...``.
+        On ``gpu`` and ``cpu``; rank 3 is ``gpu3`` and ``cpu3``, and its ops are named ``rank3/...``.
         Attributes of a GPU's task: ``stream``, ``kernel`` (its full name), ``operator``; of a host's op:
-        ``thread``; of both: ``recorded_start_ns`` where the trace has starts, and what the node has besides.
-        Of a collective of ranks: ``communicator`` and ``recorded_ns``, with the time that it waited; of a
+        ``thread``; of both: ``recorded_start_ns`` if the trace has starts, and the node's other attributes.
+        Of a collective of ranks: ``communicator`` and ``recorded_ns``, including its waiting time; of a
         host's op that waits: ``recorded_wait_ns``.
 
     Raises
     ------
     InputError
-        No trace, `batch` given, ranks that do not belong together, or dependencies on unknown nodes with
-        ``unknown="error"``.
+        There is no trace, `batch` is given, ranks do not belong together, or dependencies are on unknown
+        nodes with ``unknown="error"``.
     GraphError
-        Two nodes of one id, or a cycle.
+        Two nodes have the same id, or there is a cycle.
 
     Warns
     -----
@@ -323,20 +323,20 @@ class _Trace:
             f"{prefix}{short_name(node.name) if node.name else node.type}#{node.id}" for node in nodes
         ]
         self.communicator: dict[int, tuple[str, int]] = {}
-        """Of a collective that met others: on which communicator, and among how many."""
+        """Of a collective that met others: its communicator, and the number of its ranks."""
         self.transfer_ns: dict[int, int] = {}
         self.sends: dict[int, list[int]] = {}
-        """Of a send that somebody receives: its bytes."""
+        """Send that somebody receives → its bytes."""
         self.arrives: dict[int, list[str]] = {}
-        """Of a recv: the send."""
+        """Recv → its send."""
         self.begin_ns: int | None = None
-        """Time 0 by this rank's clock, where the trace has starts."""
+        """Time 0 on this rank's clock, if the trace has starts."""
         if all(node.start_ns is not None for node in nodes):
             self.begin_ns = min(node.start_ns or 0 for node in nodes)
 
     @cached_property
     def order(self) -> ChakraOrder:
-        """What the trace leaves out."""
+        """Order and dependencies that the trace leaves out."""
         return ChakraOrder(self.nodes, self.needs, self.pytorch)
 
     @cached_property
@@ -365,7 +365,7 @@ class _Trace:
         return found
 
     def message(self, i: int) -> tuple[int, int, int] | None:
-        """Return from whom to whom a message goes, and its tag, if the trace of a rank says it."""
+        """Return source, destination and tag of a message, if the trace of a rank has them."""
         node = self.nodes[i]
         ends = {"send": ("comm_src", "comm_dst"), "recv": ("comm_dst", "comm_src")}.get(node.type)
         if self.rank is None or ends is None:
@@ -398,7 +398,7 @@ class _Trace:
             )
 
     def _facts(self, i: int) -> dict[str, Any]:
-        """Return what an op takes and moves."""
+        """Return the duration, bytes and cost of an op."""
         node = self.nodes[i]
         duration: int | None = self.transfer_ns.get(i, node.duration_ns)
         read, written = (sum(one.nbytes for one in tensors) for tensors in (node.reads, node.writes))
@@ -416,7 +416,7 @@ class _Trace:
         return {"duration_ns": duration, "bytes_read": read, "bytes_written": written}
 
     def _attributes(self, i: int) -> dict[str, Any]:
-        """Return the attributes of an op: those of the node, and what we call by other names."""
+        """Return the attributes of an op: those of the node, some under other names."""
         node, order = self.nodes[i], self.order
         found = {k: v for k, v in node.attributes.items() if k not in ("is_cpu_op", "stream", "tid")}
         if self.pytorch and self.parent[i]:
@@ -443,7 +443,7 @@ class _Trace:
 
 
 def _kind(node: ChakraNode) -> str:
-    """Return what a node does: the collective, the kernel's kind, or a host op."""
+    """Return the op kind of a node: the collective, the kernel's kind, or a host op."""
     comm_type = node.attributes.get("comm_type") if node.type == "collective" else None
     if isinstance(comm_type, int) and 0 <= comm_type < len(_COLLECTIVES):
         return _COLLECTIVES[comm_type]
@@ -453,7 +453,7 @@ def _kind(node: ChakraNode) -> str:
 
 
 def _report(path: StrPath, nodes: list[ChakraNode], place: Mapping[int, int], unknown: str) -> None:
-    """Warn of, or refuse, dependencies on nodes that are not there."""
+    """Warn, or raise, if dependencies are on nodes that do not exist."""
     for what in ("data_deps", "ctrl_deps"):
         missing = [(node.id, other) for node in nodes for other in getattr(node, what) if other not in place]
         if not missing:
@@ -472,7 +472,7 @@ def _report(path: StrPath, nodes: list[ChakraNode], place: Mapping[int, int], un
 
 
 def _meet(traces: Sequence[_Trace]) -> None:
-    """Tell each rank whom its collectives met, and what its clock shows at time 0."""
+    """Set the meetings of each rank's collectives, and time 0 on its clock."""
     paths = {trace.rank or 0: trace.path for trace in traces}
     calls = {trace.rank or 0: trace.calls() for trace in traces}
     if not any(call for own in calls.values() for call in own):
@@ -492,7 +492,7 @@ def _meet(traces: Sequence[_Trace]) -> None:
 
 
 def _send(traces: Sequence[_Trace]) -> None:
-    """Tell each recv which send it gets: the n-th of a sender, receiver and tag is the n-th there."""
+    """Match each recv with its send: the n-th of the same sender, receiver and tag."""
     sent: dict[tuple[int, int, int], list[tuple[_Trace, int]]] = defaultdict(list)
     got: dict[tuple[int, int, int], list[tuple[_Trace, int]]] = defaultdict(list)
     for trace in traces:

@@ -1,6 +1,6 @@
 """The messages of a Chakra trace, as plain rows: nodes with their dependencies, times and tensors.
 
-A file is a sequence of protobuf messages, one of metadata and then one a node
+A file is a sequence of protobuf messages: one of metadata, then one per node
 (https://github.com/mlcommons/chakra, ``schema/protobuf/et_def.proto``).
 """
 
@@ -22,9 +22,9 @@ from sim.base.files import StrPath, read_bytes
 # ----------------------------------------------------------------------------------------------------------
 # Protocol buffers without the library: fields of a message as (number, wire type, value).
 #
-# Enough to read small schemas, so that a format that uses them costs no dependency. The encoding is
+# Enough for small schemas, so that a format that uses them costs no dependency. The encoding is
 # that of https://protobuf.dev/programming-guides/encoding/: a key ``number << 3 | wire type``, then a
-# varint (0), eight bytes (1), a length and so many bytes (2), or four bytes (5).
+# varint (0), eight bytes (1), a length and that many bytes (2), or four bytes (5).
 
 
 def fields(message: bytes) -> Iterator[tuple[int, int, int | bytes]]:
@@ -33,7 +33,7 @@ def fields(message: bytes) -> Iterator[tuple[int, int, int | bytes]]:
     Raises
     ------
     InputError
-        The bytes are no message.
+        The bytes are not a message.
 
     Examples
     --------
@@ -61,12 +61,12 @@ def fields(message: bytes) -> Iterator[tuple[int, int, int | bytes]]:
 
 
 def delimited(content: bytes) -> Iterator[bytes]:
-    """Yield the messages of a file in which each follows its length, as a varint.
+    """Yield the messages of a file in which each follows its length, given as a varint.
 
     Raises
     ------
     InputError
-        The file ends in the middle of one.
+        The file ends in the middle of a message.
     """
     at = 0
     while at < len(content):
@@ -89,7 +89,7 @@ def packed(value: int | bytes) -> list[int]:
 
 
 def signed(value: int) -> int:
-    """Return an int64, which is written as two's complement in 64 bits."""
+    """Return an int64 from its two's complement in 64 bits."""
     return value - 2**64 if value >= 2**63 else value
 
 
@@ -99,7 +99,7 @@ def text(value: int | bytes) -> str:
     Raises
     ------
     InputError
-        It is no string.
+        The field is not a string.
     """
     if isinstance(value, int):
         raise InputError("a protobuf field that should be text is a number")
@@ -107,7 +107,7 @@ def text(value: int | bytes) -> str:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return a number in groups of seven bits, least first, and where the next field begins."""
+    """Return a varint (groups of seven bits, least significant first) and the position after it."""
     number = 0
     for shift in range(0, 70, 7):
         if at >= len(data):
@@ -129,13 +129,13 @@ _TYPES: Final = (
 """Types of node, numbered from 1."""
 
 _TENSOR: Final = re.compile(r"\[(\d+), (\d+), \d+, (\d+), (\d+), '([^']*)'\]")
-"""A tensor in the recorded inputs and outputs: id, storage, offset, elements, bytes of one, device."""
+"""A tensor in the recorded inputs and outputs: id, storage, offset, elements, bytes per element, device."""
 
 _BOOL, _STRING, _BOOLS = 27, 29, 28
-"""Fields of an attribute; whole numbers are the other varints."""
+"""Fields of an attribute; all other varints are whole numbers."""
 
 _ZIGZAG, _FIXED = (15, 17), (19, 21, 23, 25)
-"""Whole numbers in another encoding: ``sint32``, ``sint64``; four or eight bytes, the last two signed."""
+"""Whole numbers in other encodings: ``sint32``, ``sint64``; four or eight bytes, the last two signed."""
 
 
 @dataclass
@@ -151,7 +151,7 @@ class ChakraNode:
     ctrl_deps, data_deps : list of int
         Ids of other nodes.
     start_ns : int or None
-        Where the trace has it; few converters write it.
+        If the trace has it; few converters write it.
     duration_ns : int
     reads, writes : list of Tensor
         Recorded inputs and outputs.
@@ -175,7 +175,7 @@ class ChakraNode:
 
     @property
     def on_host(self) -> bool:
-        """Whether the host does it."""
+        """Whether it is an op of the host."""
         return bool(self.attributes.get("is_cpu_op", False))
 
 
@@ -185,7 +185,7 @@ def read_nodes(path: StrPath) -> list[ChakraNode]:
     Raises
     ------
     InputError
-        No such file, or it is no Chakra trace.
+        There is no such file, or it is not a Chakra trace.
     """
     content = read_bytes(path)
     with in_file(f"{path}: not a Chakra trace"):
@@ -196,19 +196,19 @@ def read_nodes(path: StrPath) -> list[ChakraNode]:
 
 
 def process_groups(nodes: list[ChakraNode]) -> dict[str, list[int]]:
-    """Return the ranks of each process group that a trace of PyTorch declares; none listed: all."""
+    """Return the ranks of each process group declared in a trace of PyTorch; an empty list means all."""
     found: dict[str, list[int]] = {}
     for node in nodes:
         if "process_group:init" in node.name:
             begin, end = node.values.find("[{"), node.values.rfind("}]")
-            with suppress(ValueError, TypeError, KeyError, RecursionError):  # of another version
+            with suppress(ValueError, TypeError, KeyError, RecursionError):  # from another version
                 for group in json.loads(node.values[begin : end + 2].replace('\\"', '"')):
                     found[str(group["pg_name"])] = [int(rank) for rank in group["ranks"]]
     return found
 
 
 def arguments(values: str) -> list[list[Tensor]]:
-    """Return the tensors of each argument, from what is recorded of the inputs.
+    """Return the tensors of each argument, from the recorded inputs.
 
     Examples
     --------
@@ -252,7 +252,7 @@ def _ns(microseconds: int, what: str) -> int:
 
 
 def _values(value: int | bytes) -> str:
-    """Return what an ``IOInfo`` message says of values."""
+    """Return the values in an ``IOInfo`` message."""
     if isinstance(value, int):
         raise InputError("a node's inputs or outputs are a number")
     for number, _, found in fields(value):

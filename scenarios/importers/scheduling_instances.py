@@ -146,7 +146,7 @@ class FlexibleJobShop:
     def load(
         path: StrPath, *, batch: int | None = None, unit: str = "1us", machines_from: int | None = None
     ) -> Graph:
-        """Return the graph of a file; names are those of a job shop.
+        """Return the graph of a file, with names as in a job shop.
 
         Parameters
         ----------

@@ -201,7 +201,7 @@ def _add(
     loops = has_control_flow(session.graph)  # then edges with a distance are back edges
 
     def earlier(made: str, distance: int) -> tuple[str, int]:
-        """Return what the batch `distance` before this one made, and how many runs back that is."""
+        """Return the output of the batch `distance` before this one, and how many runs back it is."""
         if loops or session.iterations == 1:
             return prefix + made, distance
         runs, of = divmod(batch - distance, session.iterations)

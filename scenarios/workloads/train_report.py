@@ -437,7 +437,7 @@ def _notches(of: Training) -> Iterator[list[tuple[str, Training]]]:
     levels = ("none", "selective", "full")
     steps = levels[levels.index(of.recompute) + 1 :] if isinstance(of.recompute, str) else ("full",)
     yield [each for level in steps for each in tried(f"recompute: {level}", recompute=level)]
-    # Zero-3 as it is given
+    # zero-3 is kept if it is given, but not proposed
     after: tuple[Sharding, ...] = SHARDINGS[SHARDINGS.index(layout.sharding) + 1 : -1]
     yield [
         each

@@ -174,7 +174,7 @@ class Workload(Strict):
 
 
 def op_place(error: SimError, document: Document) -> Loc:
-    """Return the path of the op that `error` is about, or of its attribute; else that of the workload.
+    """Return the path of the op that `error` is about, or of its attribute; otherwise the workload's.
 
     Examples
     --------

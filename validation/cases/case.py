@@ -120,7 +120,7 @@ class Case:
 
     @property
     def gated(self) -> bool:
-        """Whether a GPU's queues are filled before the clock starts: plans, but for cases about the host."""
+        """Whether a GPU's queues are filled before the clock starts: for plans, unless about the host."""
         return self.policy is None and bool(self.notes.get("gated", True))
 
     def make_policy(self) -> Policy:

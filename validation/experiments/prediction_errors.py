@@ -170,7 +170,7 @@ def _host_ns(case: Case, run: Mapping[str, Any]) -> int | None:
 
 
 def inversions(start_ns: Sequence[int], measured_ns: Sequence[int], gap_ns: float) -> int:
-    """Return how many pairs of ops start in another order than predicted, although predicted far apart."""
+    """Return the number of op pairs that start in the other order although predicted far apart."""
     predicted, measured = np.asarray(start_ns), np.asarray(measured_ns)
     later = predicted[None, :] - predicted[:, None] > gap_ns
     return int((later & (measured[None, :] < measured[:, None])).sum())

@@ -93,7 +93,7 @@ class Cuda:
     # -- interface of a backend to a session -------------------------------------------------
 
     def provenance(self) -> dict[str, Any]:
-        """Return what the numbers depend on."""
+        """Return the provenance of the numbers."""
         torch = self.torch
         with _told():
             self.state.wake()

@@ -338,7 +338,7 @@ def issue_costs_ns(torch: Any, n: int) -> dict[str, list[float]]:
 
 
 def _cost_ns(torch: Any, call: Callable[[], Any]) -> float:
-    """Return what one call takes, of `CALLS` behind a spin."""
+    """Return the time of one call, from `CALLS` calls behind a spin."""
     torch.cuda.synchronize()
     torch.cuda._sleep(10 * GATE_CYCLES)
     with quiet_interpreter():

@@ -274,34 +274,34 @@ class _Run:
 
 
 class LaneBackend(ABC):
-    """A backend on threads of this machine; `work` and `pinned` make the difference."""
+    """A backend on threads of this machine; subclasses define `work` and `pinned`."""
 
     name: str
     pinned = False
 
     @abstractmethod
     def work(self, job: Job) -> Work:
-        """Return what the ops of a job do.
+        """Return the work of a job's ops.
 
         Raises
         ------
         InputError
-            They do something that this backend cannot.
+            This backend does not support one of them.
         """
 
     def drive(self, job: Job, policy: Policy) -> Observation:
-        """Let `policy` decide while the tasks run for real.
+        """Let `policy` decide while the tasks really run.
 
         Raises
         ------
         InputError, StuckError
-            See `validation.real.driver.Driver`; nothing was issued any more while tasks remained, or the
+            See `validation.real.driver.Driver`; nothing more was issued although tasks remained, or the
             time is up.
         """
         return self._run(Driver(job, policy))
 
     def execute(self, job: Job, plan: Plan, *, gated: bool = True) -> Observation:
-        """Execute `plan`; there is no gate here, hosts are fast beside these kernels.
+        """Execute `plan`; there is no gate here, because hosts are fast compared with these kernels.
 
         Raises
         ------
@@ -332,7 +332,7 @@ class LaneBackend(ABC):
         )
 
     def sentinel_ns(self) -> int | None:
-        """Return how long a fixed piece of work takes now; None: every run takes the pulse of its threads."""
+        """Return the current time of a fixed piece of work; None if every run times its threads' pulse."""
         return None
 
     def provenance(self) -> dict[str, Any]:

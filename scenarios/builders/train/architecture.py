@@ -47,7 +47,7 @@ POOLED: Final[Mapping[str, int]] = {"C": 4, "H": 128}
 
 
 def windowed_or_full(layer: int, window: int, full_every: int) -> str:
-    """Return the letter of a layer's attention: windowed but in every `full_every`-th layer (0: in all)."""
+    """Return the letter of a layer's attention: windowed except in each `full_every`-th (0: in all)."""
     return "w" if window and not (full_every and (layer + 1) % full_every == 0) else "*"
 
 
@@ -329,7 +329,7 @@ class Architecture:
 
     @property
     def predicting_parameters(self) -> int:
-        """Parameters, besides its layer, of predicting a further token: two norms, a product."""
+        """Parameters for predicting a further token besides its layer: two norms, a product."""
         return 2 * self.hidden + 2 * self.hidden**2
 
     @property

@@ -52,7 +52,7 @@ _WRONG: Final = (KeyError, TypeError, ValueError)
 
 
 _REPORTS: Final = ((is_report, read_report), (is_xplane, read_xplane))
-"""Readers of recordings that are not JSON, each with a test for its own."""
+"""Formats other than JSON: a test whether a recording has the format, and its reader."""
 
 
 def read_events(path: StrPath, number: int = 0) -> list[RecordedTrace]:

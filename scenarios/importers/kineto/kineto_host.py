@@ -160,7 +160,7 @@ class Streams:
 
 
 class RecordedLaunchQueue:
-    """The launches that have not ended: if there are too many, the next one waits until one has ended.
+    """The launches that have not ended; if there are too many, the next one waits until one has ended.
 
     ::
 

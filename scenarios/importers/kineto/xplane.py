@@ -1,4 +1,4 @@
-"""What XLA's profiler recorded (JAX, TensorFlow, PyTorch/XLA): planes with lines of events, as columns.
+"""Recordings of XLA's profiler (JAX, TensorFlow, PyTorch/XLA): planes with lines of events, as columns.
 
 ::
 
@@ -8,16 +8,16 @@
        │  └─ XEvent      number of its name, offset and duration in ps, stats (correlation_id, hlo_op ...)
        └─ names          of events, and of stats
 
-    of a GPU    events of streams are its tasks; the host's with the same ``correlation_id`` launched them
-    of a TPU    events of the line "XLA Ops" are its tasks, one after the other
-    of a CPU    events of threads with an ``hlo_op`` are its tasks, if there is no GPU or TPU
+    GPU    events of streams are its tasks; host events with the same ``correlation_id`` launched them
+    TPU    events of the line "XLA Ops" are its tasks, one after the other
+    CPU    events of threads with an ``hlo_op`` are its tasks, if there is no GPU or TPU
 
-Of events inside one another, as the steps of a loop are in the loop, the innermost are tasks. Tasks have as
-attributes the HLO op and the scope of the program that they are of.
+If events are nested, such as the steps of a loop in the loop, the innermost are tasks. Tasks have as
+attributes their HLO op and their scope in the program.
 
 Sources: openxla/xla, third_party/tsl/tsl/profiler/protobuf/xplane.proto; xla/tsl/profiler/utils,
-xplane_schema.cc (names of planes, lines and stats); xla/backends/profiler/gpu, cupti_collector.cc (what is
-noted about a task).
+xplane_schema.cc (names of planes, lines and stats); xla/backends/profiler/gpu, cupti_collector.cc (notes
+on a task).
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from sim.base.files import StrPath, read_bytes
 
 _NUMBER: Final = rb"[\x80-\xff]{0,9}[\x00-\x7f]"
 HEAD: Final = re.compile(rb"\A\n%b(?:\x08%b)?\x12[\x01-\x7f]/(host|device):" % (_NUMBER, _NUMBER))
-"""How a recording begins: the name of a plane, which may have a number."""
+"""Beginning of a recording: the name of a plane, possibly after a number."""
 
 _DEVICE: Final = re.compile(r"/device:(GPU|TPU):(\d{1,9})$")
 _STREAM: Final = re.compile(r"Stream #(\d{1,18})\b")
 _OPS: Final = "XLA Ops"
 _COPY: Final = re.compile(r"Memcpy([HDP])(?:2|to)([HDP])")
 _NUMBERS: Final = re.compile(r"(\w+):(\d+(?:,\d+)*)")
-"""Of what is noted about a kernel or copy: ``regs:32 static_shared:0 grid:8,1,1 block:256,1,1``."""
+"""Notes on a kernel or copy: ``regs:32 static_shared:0 grid:8,1,1 block:256,1,1``."""
 _UNLAUNCHED: Final = -(2**62)
 _MEMORY: Final = {"pageable": "Pageable", "pinned": "Pinned", "device": "Device", "managed": "Managed"}
 
@@ -65,12 +65,12 @@ def is_xplane(path: StrPath) -> bool:
 
 
 def read_xplane(path: StrPath) -> list[Report]:
-    """Return what was recorded of a process.
+    """Return the recorded traces of a process.
 
     Raises
     ------
     InputError
-        A damaged file, or no op of a GPU, TPU or CPU in it.
+        The file is damaged, or has no op of a GPU, TPU or CPU.
     """
     with in_file(path):
         planes = [_Plane(plane) for number, plane in _messages(read_bytes(path)) if number == 1]
@@ -103,7 +103,7 @@ def _messages(message: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _fields(message: bytes) -> dict[int, int | bytes]:
-    """Return the fields of a message in which each is there once."""
+    """Return the fields of a message that has each at most once."""
     return {number: value for number, _, value in fields(message)}
 
 
@@ -112,14 +112,14 @@ def _text(value: Any) -> str:
 
 
 def _signed(value: Any) -> int:
-    """Return a whole number, as its two's complement of 64 bits is written; of something else, none."""
+    """Return an int64 from its two's complement; raise if the value is not a number."""
     if not isinstance(value, int):
         raise InputError("a field that should be a number is none")
     return value - (value >> 63 << 64)
 
 
 class _Plane:
-    """A plane: its name, what is noted about it, and its lines, whose events are read on demand."""
+    """A plane: its name, its stats, and its lines, whose events are read on demand."""
 
     def __init__(self, message: bytes) -> None:
         self.name, self.lines = "", list[bytes]()
@@ -146,7 +146,7 @@ class _Plane:
         self.stats = self._noted(own)
 
     def events(self, line: bytes) -> list[_Event]:
-        """Return the events of a line that last, in order of time, the outer first."""
+        """Return the events of a line that have a duration, in order of time, outer ones first."""
         start_ps, rows = 0, list[bytes]()
         for number, wire, value in fields(line):
             if number == 3 and wire == 0:
@@ -187,11 +187,11 @@ class _Plane:
         return found
 
 
-# -- what they say --------------------------------------------------------------------------------
+# -- meaning of the messages ----------------------------------------------------------------------
 
 
 def _add_tasks(found: EventColumns, plane: _Plane, line: bytes, device: int, kind: str) -> None:
-    """Add the tasks of a line of a device: of a stream, or a TPU's ops."""
+    """Add the tasks of a line of a device: the tasks of a stream, or a TPU's ops."""
     name = _text(_fields(line).get(2))
     if kind == "tpu" and name == _OPS:
         _add_ops(found, plane.events(line), device, 0)
@@ -206,7 +206,7 @@ def _add_tasks(found: EventColumns, plane: _Plane, line: bytes, device: int, kin
 
 
 def _add_ops(found: EventColumns, ops: list[_Event], device: int, stream: int) -> None:
-    """Add the innermost of HLO ops."""
+    """Add the innermost HLO ops."""
     for n, op in enumerate(ops):
         then = ops[n + 1] if n + 1 < len(ops) else op
         if then is op or then.end_ns > op.end_ns or then.start_ns >= op.end_ns:
@@ -231,17 +231,17 @@ def _add(
 
 
 def _shape(noted: str) -> dict[str, Any]:
-    """Return grid, block, registers and shared memory of a kernel, where they are not nonsense."""
+    """Return grid, block, registers and shared memory of a kernel, if they are plausible."""
     of = {key: [*map(int, value.split(","))] for key, value in _NUMBERS.findall(noted)}
     grid, block = of.get("grid", []), of.get("block", [])
     if [len(grid), len(block)] != [3, 3] or not 0 < np.prod(block) <= 1024 or not min(grid) > 0:
-        return {}  # TensorFlow 2.2 wrote what happened to be in memory
+        return {}  # TensorFlow 2.2 wrote uninitialised memory
     shared = sum(of.get(key, [0])[0] for key in ("static_shared", "dynamic_shared", "shm"))
     return {"grid": grid, "block": block, "registers": of.get("regs", [0])[0], "shared_memory": shared}
 
 
 def _moved(name: str, noted: str) -> tuple[str, int]:
-    """Return what a copy or fill is called as others call it, and how much it moves."""
+    """Return the usual name of a copy or fill, and its bytes."""
     said = dict(re.findall(r"(\w+):(\S+)", noted))
     size = str(said.get("size", said.get("num_bytes", "0")))
     nbytes = int(size) if size.isdecimal() and len(size) < 19 else 0
@@ -253,7 +253,7 @@ def _moved(name: str, noted: str) -> tuple[str, int]:
 
 
 def _add_calls(found: EventColumns, plane: _Plane, line: bytes, thread: int) -> None:
-    """Add the calls of a thread, and what it names around them."""
+    """Add the calls of a thread, and the named ranges around them."""
     events, calls, ranges = plane.events(line), list[_Event](), list[_Event]()
     for event in events:
         (calls if isinstance(event.stats.get("correlation_id"), int) else ranges).append(event)
@@ -267,7 +267,7 @@ def _add_calls(found: EventColumns, plane: _Plane, line: bytes, thread: int) -> 
     at = (0, thread)
     rows = [(call.stats["correlation_id"], call.start_ns, call.end_ns) for call in calls]
     found.add_calls(names, [at] * len(calls), *np.array(rows, np.int64).T)
-    named = [each for each in ranges if not each.name.startswith("$")]  # not each function of Python
+    named = [each for each in ranges if not each.name.startswith("$")]  # excludes functions of Python
     start, end = np.array([(each.start_ns, each.end_ns) for each in named], np.int64).reshape(-1, 2).T
     threads, numbers = found.threads.of([at] * len(named)), np.full(len(named), UNNUMBERED)
     found.operators.add(threads, start, end, [each.name for each in named], numbers)
