@@ -1,1 +1,1 @@
-"""Hardware that takes time and space: devices, links and memories, from descriptions to what runs on them."""
+"""Hardware that takes time and space: devices, links and memories, from description to simulation."""

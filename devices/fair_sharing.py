@@ -1,4 +1,4 @@
-"""Tools for whatever predicts when something ends: an alarm, and equal sharing in virtual time."""
+"""Tools for predicting ends: an alarm, and fair sharing in virtual time."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from sim.job.context import Context
 
 
 class Alarm:
-    """Rings once, at the earliest time that was asked for.
+    """Rings once, at the earliest time requested.
 
-    A prediction that moves is asked for again. Calls of a `Context` cannot be cancelled, so a prediction
-    that moves back leaves a ring that finds nothing to do, and whoever is rung predicts anew.
+    A changed prediction is requested again. Calls of a `Context` cannot be cancelled, so a prediction that
+    moves to later leaves a ring with nothing to do, and its callback predicts again.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class Alarm:
             self._context.call_at(time_ns, self._call, time_ns)
 
     def _call(self, time_ns: int) -> None:
-        if time_ns == self._time_ns:  # else an earlier one has taken its place
+        if time_ns == self._time_ns:  # otherwise an earlier one has replaced it
             self._time_ns = None
             self._ring()
 
@@ -45,17 +45,17 @@ class Alarm:
 class VirtualQueue:
     """Items that all advance at the same speed, in virtual time.
 
-    Virtual time is the work that an item present from the beginning would have had done (Parekh and
-    Gallager, *A generalized processor sharing approach to flow control*, IEEE/ACM ToN 1(3), 1993). An item is
-    over when virtual time has advanced by its work since it came. When the speed changes, because others
-    come or go, its tag does not::
+    Virtual time is the work done for an item present from the beginning (Parekh and Gallager, *A
+    generalized processor sharing approach to flow control*, IEEE/ACM ToN 1(3), 1993). An item ends when
+    virtual time has advanced by its work since its arrival. When the speed changes because others arrive or
+    leave, its tag does not::
 
-        tag = virtual time on arrival + work        the least tag ends first: a heap, O(log n) an event
+        tag = virtual time on arrival + work        the least tag ends first: a heap, O(log n) per event
 
-    Exactness: virtual time is a whole number of ``1 / scale`` units of work, and `scale` grows by what is
-    missing whenever the speed is a fraction that it does not divide. All is integer arithmetic, without
-    rounding and without epsilon. An item ends at the first whole ns at which its work is done, and takes
-    part until then.
+    Exactness: virtual time is a whole number of ``1 / scale`` units of work, and `scale` grows by the missing
+    factor whenever the speed is a fraction that it cannot express. All arithmetic is on integers, without
+    rounding or epsilon. An item ends at the first whole ns at which its work is done, and takes part until
+    then.
     """
 
     __slots__ = ("_heap", "_number", "_scale", "_since_ns", "_step", "_virtual")
@@ -64,7 +64,7 @@ class VirtualQueue:
         self._heap: list[list[Any]] = []  # [tag, number, item]
         self._number = 0
         self._virtual, self._scale = 0, 1
-        self._step = 0  # virtual time a ns, in 1 / scale
+        self._step = 0  # virtual time per ns, in 1 / scale
         self._since_ns = 0
 
     def __len__(self) -> int:
@@ -72,44 +72,44 @@ class VirtualQueue:
         return len(self._heap)
 
     def advance(self, now_ns: int) -> None:
-        """Let time pass up to `now_ns`."""
+        """Advance time to `now_ns`."""
         self._virtual += self._step * (now_ns - self._since_ns)
         self._since_ns = now_ns
 
     def add(self, item: Any, work: int) -> None:
-        """Begin an item with so much work (a whole number, at least 0); time must be up to date."""
+        """Add an item with `work` (a whole number, at least 0); time must be up to date."""
         self._number += 1
         heapq.heappush(self._heap, [self._virtual + work * self._scale, self._number, item])
 
     def set_speed(self, numerator: int, denominator: int) -> None:
-        """Set the work a ns of each item, a reduced fraction, from now on; time must be up to date."""
+        """Set the work per ns of each item, a reduced fraction, from now on; time must be up to date."""
         factor = denominator // gcd(self._scale, denominator)
         if factor > 1:
             self._scale *= factor
             self._virtual *= factor
             for entry in self._heap:
-                entry[0] *= factor  # the same factor for all: the heap stays one
+                entry[0] *= factor  # the same factor for all keeps the heap valid
         self._step = numerator * (self._scale // denominator)
 
     def next_end_ns(self) -> int:
-        """Return when the first item is over if the speed (not 0) stays; time must be up to date."""
+        """Return when the first item ends if the speed (not 0) stays; time must be up to date."""
         left = self._heap[0][0] - self._virtual
-        # One that ends at this very instant may be past its end by a part of a ns.
+        # An item that ends at this instant may be past its end by a fraction of a ns.
         return self._since_ns + (-(-left // self._step) if left > 0 else 0)
 
     def take_out_ended(self) -> list[Any]:
-        """Return the items that are over, the first to end first; time must be up to date."""
+        """Remove and return the ended items, first to end first; time must be up to date."""
         heap = self._heap
         ended = []
         while heap and heap[0][0] <= self._virtual:
             ended.append(heapq.heappop(heap)[2])
-        if not heap:  # begin anew, with small numbers
+        if not heap:  # restart with small numbers
             self._virtual, self._scale, self._step = 0, 1, 0
         return ended
 
 
 class EqualShare:
-    """Egalitarian processor sharing: n items, each at ``speed(n)`` work a ns.
+    """Egalitarian processor sharing: n items, each at ``speed(n)`` work per ns.
 
     Parameters
     ----------
@@ -117,9 +117,9 @@ class EqualShare:
     speed : callable
         ``speed(n)``, positive.
     done : callable
-        Called with the item, at the instant when it is over.
+        Called with the item at the instant at which it ends.
     left : callable
-        Called with the item just before the speed of those that stay is asked for.
+        Called with the item just before the speed of the remaining ones is requested.
     """
 
     __slots__ = ("_alarm", "_context", "_done", "_left", "_queue", "_speed")
@@ -140,7 +140,7 @@ class EqualShare:
         return len(self._queue)
 
     def add(self, item: Any, work: int) -> None:
-        """Begin an item that needs so much work (a whole number, at least 0)."""
+        """Add an item that needs `work` (a whole number, at least 0)."""
         self._queue.advance(self._context.now_ns)
         self._queue.add(item, work)
         self._predict()
@@ -161,11 +161,11 @@ class EqualShare:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Max-min fair rates, exactly: what each flow gets when links are shared fairly.
+# Exact max-min fair rates of flows that share links.
 #
-# *Progressive filling*: raise the rates of all flows together; where a link is full, its flows stop there and
+# *Progressive filling*: raise the rates of all flows together; when a link is full, its flows stop there and
 # the others go on (Bertsekas and Gallager, *Data Networks*, 2nd edition 1992, section 6.5.2). The result is
-# the only allocation in which nobody can get more without somebody who has less, or as little, getting less:
+# the only allocation in which no flow can get more without another that has no more getting less:
 #
 #     link a, 10 B/ns:  flow 0, flow 1        b is full first: 4 / 2 = 2 for flows 1 and 2
 #     link b,  4 B/ns:  flow 1, flow 2        then a: 10 - 2 = 8 for flow 0
@@ -174,17 +174,17 @@ class EqualShare:
 
 
 class SharedLink:
-    """A capacity, and the routes with flows that use it.
+    """A link with a capacity, and the routes with flows over it.
 
     Attributes
     ----------
     capacity : int
     routes : dict of int to Route
-        By any number that tells them apart.
+        Routes by any distinguishing number.
     flows : int
-        How many flows these routes have.
+        Number of flows on these routes.
     each : int or None
-        What one flow gets at most.
+        Most that one flow may get.
     """
 
     __slots__ = ("capacity", "each", "flows", "left", "open_flows", "routes", "seen")
@@ -193,20 +193,20 @@ class SharedLink:
         self.capacity, self.each = capacity, each
         self.routes: dict[int, Route] = {}
         self.flows = 0
-        self.left = self.open_flows = 0  # not given away yet; flows whose rate is not set yet
+        self.left = self.open_flows = 0  # capacity not allocated yet; flows whose rate is not set yet
         self.seen = 0
 
 
 class Route:
-    """The links that some flows use.
+    """The links used by some flows.
 
     Attributes
     ----------
     links : tuple of Link
     flows : int
-        How many flows use it; all of them have the same rate.
+        Number of flows, which all have the same rate.
     share : tuple of int
-        The rate of each that `fill` has found: a reduced fraction.
+        Rate of each flow, as set by `fill`: a reduced fraction.
     """
 
     __slots__ = ("flows", "links", "seen", "share")
@@ -223,11 +223,11 @@ def fill(links: Sequence[SharedLink], stamp: int) -> None:
     Parameters
     ----------
     links : sequence of Link
-        With at least one flow each; those of all their routes must be among them.
+        Links with at least one flow each; all links of their routes must be included.
     stamp : int
-        A number that no call with these routes was given before.
+        A number not used in an earlier call with these routes.
     """
-    # What is left of each link is a whole number of 1 / scale, so that all is integer arithmetic.
+    # Remaining capacities are whole numbers of 1 / scale, so that all arithmetic is on integers.
     scale = 1
     for link in links:
         link.left, link.open_flows = link.capacity, link.flows
@@ -254,7 +254,7 @@ def fill(links: Sequence[SharedLink], stamp: int) -> None:
 
 
 def _least(links: Sequence[SharedLink]) -> SharedLink | None:
-    """Return the link that leaves least to each flow whose rate is not set yet, exactly."""
+    """Return the link that leaves the least to each flow whose rate is not set yet."""
     best: SharedLink | None = None
     for link in links:
         if link.open_flows and (best is None or link.left * best.open_flows < best.left * link.open_flows):

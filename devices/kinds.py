@@ -1,4 +1,4 @@
-"""What a device's description makes of it: a CPU, a GPU or an NPU."""
+"""Builders of a CPU, a GPU or an NPU from a device's description."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from sim.machine.device import Device
 #               w1 ──op──► cores_per_op cores       intra_op_parallelism_threads, PyTorch's interop
 #                        ...                            and intraop threads
 #
-# What is left out is the ideal: ``{kind: cpu, cores: 4}`` has four workers, one core an op, no overhead.
+# Missing keys mean the ideal: ``{kind: cpu, cores: 4}`` has four workers, one core per op, no overhead.
 #
 # More cores for one op help less and less. `speedup` is Amdahl's law (*Validity of the single processor
 # approach to achieving large scale computing capabilities*, AFIPS 1967) for a `serial_fraction`, or a
-# measured curve. It scales what the cost model says; a duration that the graph gives is taken as it is.
+# measured curve. It scales the cost model's durations; durations given by the graph are used unchanged.
 #
-# With ``intra_op_parallelism_threads`` ops have no cores of their own: all that run at once share the threads
-# of one pool (`devices.processor.cpu_cores`).
+# With ``intra_op_parallelism_threads`` ops have no cores of their own: all running ops share the threads of
+# one pool (`devices.processor.cpu_cores`).
 #
 # Two pools whose product exceeds the cores are oversubscribed. By default the operating system then slices
 # time (``sharing: time``, see `devices.processor.cpu_cores`); with ``sharing: cores`` an op waits until
@@ -51,10 +51,10 @@ def speedup(
     cores : int or Fraction
         At least 1.
     serial_fraction : Fraction
-        Part of an op that only one core works on.
+        Serial fraction of an op, which only one core works on.
     curve : mapping of int to Fraction, optional
-        Measured speed-up by number of cores: linear in between, constant beyond the largest number, and 1
-        for one core unless it says otherwise.
+        Measured speed-up by number of cores: linear in between, constant beyond the largest number, and by
+        default 1 for one core.
 
     Examples
     --------
@@ -80,13 +80,13 @@ def build_cpu(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) ->
     values : mapping
         The description as `devices.describe.field_reading.read_fields` returns it.
     origin : Origin
-        Where relative paths in it begin, and what code it may name.
+        Base of relative paths, and the code that it may name.
 
     Raises
     ------
     InputError
-        More cores an op than there are, two ways to say how cores speed up an op, or a staging bandwidth
-        of memory that is not pageable.
+        If there are more cores per op than cores, two definitions of the speed-up, or a staging bandwidth
+        for memory that is not pageable.
 
     Examples
     --------
@@ -132,7 +132,7 @@ def build_cpu(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) ->
         )
     shared: dict[str, int | None] = {"intra_op_pool": None}
     least = None
-    if pool is not None and min(cores_per_op, workers) > 1:  # an op of one thread is run by its worker
+    if pool is not None and min(cores_per_op, workers) > 1:  # an op with one thread runs on its worker
         of_threads = partial(speedup, serial_fraction=serial, curve=curve)
         processor, least = partial(IntraOpPool, of_threads), partial(least_ns, of_threads)
         shared = {"intra_op_pool": pool}
@@ -166,9 +166,9 @@ def _bandwidth_share(values: Mapping[str, Any], cores: int, faster: Fraction) ->
 #          ──issue_cost──► stream 1: [k]   [k]      gap: between two tasks of a stream
 #                               └ event ──┘         event_hop: between tasks of two streams
 #
-# What is left out is the ideal: ``{kind: gpu, streams: 2}`` launches at no cost, its streams do not disturb
-# one another, and its memory has no end. ``sharing: sm`` lets kernels compete for SMs, ``sm+dram`` for the
-# memory's bandwidth too (`devices.processor.shared_sms`). Presets of real GPUs say ``sm+dram``; ``sharing:
+# Missing keys mean the ideal: ``{kind: gpu, streams: 2}`` launches at no cost, its streams do not slow one
+# another, and its memory is unlimited. ``sharing: sm`` lets kernels compete for SMs, and ``sm+dram`` for
+# memory bandwidth too (`devices.processor.shared_sms`). Presets of real GPUs have ``sm+dram``; ``sharing:
 # none`` and ``ideal: true`` switch it off.
 
 
@@ -180,7 +180,7 @@ def build_gpu(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) ->
     Raises
     ------
     InputError
-        More SMs than there are, SMs shared without saying how many there are, or another wrong number.
+        If more SMs are used than exist, SMs are shared but their number is not given, or a number is wrong.
 
     Examples
     --------
@@ -218,21 +218,21 @@ def build_gpu(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) ->
 
 
 def _gpu_streams(values: Mapping[str, Any], device: Device, streams: int) -> Device:
-    """Return the GPU with so many streams, and what their kernels share."""
+    """Return the GPU with `streams` streams and the resources that their kernels share."""
     sms, of = _partitions(device.name, values, device.details.sms, streams)
     details = replace(device.details, partition_sms=sms, partition_of=of)
     device = replace(device, streams=streams, details=details)
     if (streams == 1 and not sms) or values.get("sharing", "none") == "none":
-        return device  # one kernel at a time shares nothing with anybody
+        return device  # a single kernel at a time shares nothing
     from devices.processor.sm_processor import least_ns, processor_of
 
     return replace(device, processor=processor_of(values, streams), least_ns=least_ns)
 
 
 def _for_processes(values: Mapping[str, Any], one: Device, n: int) -> Device:
-    """Return the GPU as n processes have it, each with as many streams of its own as `one` has.
+    """Return the GPU as used by n processes, each with as many streams of its own as `one` has.
 
-    Where streams share SMs, so do those of all processes, as under NVIDIA's Multi-Process Service. Elsewhere
+    If streams share SMs, those of all processes do, as under NVIDIA's Multi-Process Service. Otherwise
     processes take turns.
     """
     streams = n * one.streams
@@ -257,13 +257,13 @@ _PARTITION_STEP: Final = {
     **dict.fromkeys(("ampere", "ada"), 2),
     **dict.fromkeys(("hopper", "blackwell", "blackwell_ultra", "blackwell_rtx"), 8),
 }
-"""Generation of a GPU -> of how many SMs a partition is a multiple (CUDA Driver API, green contexts)."""
+"""GPU generation -> number of SMs of which a partition is a multiple (CUDA Driver API, green contexts)."""
 
 
 def _partitions(
     name: str, values: Mapping[str, Any], used: int | None, streams: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return SMs of each partition and partition of each stream; nothing when there are no partitions."""
+    """Return the SMs of each partition and the partition of each stream; empty without partitions."""
     partitions: Mapping[str, int] = values.get("partitions", {})
     if not partitions:
         if values["stream_partitions"]:
@@ -288,7 +288,7 @@ def _partitions(
 
 
 def _sms_in_use(name: str, values: Mapping[str, Any]) -> tuple[int | None, Fraction]:
-    """Return how many SMs may be used (None: not given) and which part of all they are."""
+    """Return the number of SMs that may be used (None: not given), and their fraction of all."""
     sms: int | None = values.get("sms")
     if "use_sms" not in values:
         return sms, Fraction(1)
@@ -314,13 +314,13 @@ def _sms_in_use(name: str, values: Mapping[str, Any]) -> tuple[int | None, Fract
 #     DMA engines ──────────┘ transfers to and from other devices
 #
 # One op has ``cores_per_op / cores`` of the peak rates. With ``cores_per_op`` equal to ``cores`` there is one
-# queue and the whole chip works on one op, as compilers for such chips usually arrange it.
+# queue and the whole chip works on one op, the usual arrangement of compilers for such chips.
 #
 # A core has a matrix and a vector unit with peak rates of their own, and a scratchpad through which the
 # operands of an op pass in tiles, by DMA, double-buffered; the time of an op follows from its tiles
 # (`devices.cost.npu_tiles`). With ``queues_per_core: 2`` both units of a core can run ops of two queues at
-# once (`devices.processor.npu_cores`). A program that makes more streams than there are queues, as for
-# its collectives, has them all (`devices.processor.npu_cores`).
+# once (`devices.processor.npu_cores`). A program that creates more streams than there are queues, for
+# example for its collectives, gets them all (`devices.processor.npu_cores`).
 
 
 def build_npu(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) -> Device:
@@ -331,8 +331,8 @@ def build_npu(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) ->
     Raises
     ------
     InputError
-        Cores that do not divide into queues; several queues for the units of cores that work together; a key
-        of tiles without a scratchpad.
+        If cores do not divide into queues, cores that work together have several queues for their units, or
+        a key for tiles is given without a scratchpad.
 
     Examples
     --------
@@ -363,7 +363,7 @@ def build_npu(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) ->
 
 
 def _npu_streams(queues: int, device: Device, streams: int) -> Device:
-    """Return the NPU with more streams than its cores make queues, which then take turns on the cores."""
+    """Return the NPU with more streams than queues, which then take turns on the cores."""
     from devices.processor.npu_cores import CoreTurns
 
     return replace(device, streams=streams, processor=partial(CoreTurns, queues))

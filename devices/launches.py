@@ -1,11 +1,11 @@
-"""How launches reach a GPU besides one by one: CUDA graphs, the legacy default stream, calls for events.
+"""Launches on a GPU other than one by one: CUDA graphs, the legacy default stream, calls for events.
 
 All are changes to a job, made before time 0::
 
-    eager        host  [c][c][c][c]               one launch cost c an op; the GPU waits for the host
-                 gpu      ▇  ▇  ▇  ▇              where c is more than a kernel and the gap behind it
+    eager        host  [c][c][c][c]               one launch cost c per op; the GPU waits for the host
+                 gpu      ▇  ▇  ▇  ▇              if c is longer than a kernel and the gap after it
 
-    CUDA graph   host  [c]                        one launch cost for all of them,
+    CUDA graph   host  [c]                        one launch cost for all ops,
                  gpu      ▇▇▇▇                    then only gaps
 
     legacy       stream 0       ▇▇▇               a kernel on the default stream waits for all launched
@@ -29,20 +29,20 @@ from sim.job.job import Decided, Job
 
 
 def launched(job: Job, synchronisation: str, *, as_graph: bool = False) -> Job:
-    """Return `job` with what its devices and its runtime say of launches.
+    """Return `job` with the launch behaviour of its devices and runtime.
 
     Parameters
     ----------
     job : Job
     synchronisation : str
-        Of the policy (`sim.policy.Policy`).
+        Synchronisation of the policy (`sim.policy.Policy`).
     as_graph : bool
         Whether the ops of a device are launched as one CUDA graph.
 
     Raises
     ------
     InputError
-        A CUDA graph under a policy that waits for completion, or one that cannot be captured.
+        If a CUDA graph runs under a policy that waits for completion, or cannot be captured.
     """
     if any(device.details.legacy_stream for device in job.machine.devices):
         job = with_legacy_streams(job)
@@ -56,22 +56,22 @@ def launched(job: Job, synchronisation: str, *, as_graph: bool = False) -> Job:
 
 
 def as_cuda_graphs(job: Job) -> Job:
-    """Return `job` with the ops of each device that has no workers launched as one CUDA graph a process.
+    """Return `job` with the ops of each device without workers launched as one CUDA graph per process.
 
     An iteration costs the host of a process ``graph_launch`` once (default: the issue cost of the first op),
-    kernels of a stream are ``graph_gap`` apart (default: the device's gap), and the launch queue has no
-    end, as a graph takes one place in it. The launch latency counts once. Iterations follow one another.
+    kernels of a stream are ``graph_gap`` apart (default: the device's gap), and the launch queue is
+    unlimited, because a graph takes one place in it. Launch latency counts once. Iterations run in turn.
 
     Parameters
     ----------
     job : Job
-        Its policy has to issue in program order and without waiting for completion.
+        Job whose policy issues in program order, without waiting for completion.
 
     Raises
     ------
     InputError
-        An op of the device waits for the host to execute something that waits for the device: that cannot
-        be captured.
+        If an op of the device waits for work of the host that waits for the device, which cannot be
+        captured.
 
     Examples
     --------
@@ -114,9 +114,9 @@ def as_cuda_graphs(job: Job) -> Job:
 def with_legacy_streams(job: Job) -> Job:
     """Return `job` with the first stream of each device that has ``legacy_stream`` as CUDA's default stream.
 
-    An op on it waits for the last op that the program launched before it on every other stream, and the next
-    op on each other stream waits for it; both ways within an iteration, and from one iteration to the next.
-    Each process (`sim.issuers`) has a default stream, and streams, of its own.
+    An op on it waits for the last op launched before it on every other stream, and the next op on each other
+    stream waits for it, both within an iteration and from one iteration to the next. Each process
+    (`sim.issuers`) has its own default stream and other streams.
     """
     machine = job.machine
     edges: list[tuple[int, int, int]] = []
@@ -126,10 +126,10 @@ def with_legacy_streams(job: Job) -> Job:
             continue
         order = job.order[job.device_of[job.order] == d]
         process = _process_of(job)[order]
-        programs = [order[process == k].tolist() for k in np.unique(process)]  # of each process by itself
+        programs = [order[process == k].tolist() for k in np.unique(process)]  # per process
         for k, program in enumerate(programs):
             default = k * (device.lanes // len(programs))
-            last: dict[int, tuple[int, int]] = {}  # lane → (op, iteration) that was launched on it last
+            last: dict[int, tuple[int, int]] = {}  # lane → (op, iteration) launched on it last
             for iteration in range(min(job.iterations, 2)):
                 for op in program:
                     lane = lane_of[op]
@@ -145,16 +145,16 @@ def _process_of(job: Job) -> IntArray:
 
 
 def with_event_calls(job: Job) -> Job:
-    """Return `job` with what recording events and waiting for them costs the host that launches.
+    """Return `job` with the launching host's cost of recording events and waiting for them.
 
     ::
 
         host   [launch a][record]   [wait][launch b]        a on stream 0 is read by b on stream 1
 
-    After launching an op that ops on other streams of its device depend on, the host is busy for
-    ``event_record`` longer; what depends on the op may be launched then. An op that depends on ops of other
-    streams costs ``event_wait`` more for each of these streams, before its launch, as the last of each
-    stream is enough to wait for. (What the *device* takes from one to the other is its ``event_hop``.)
+    After launching an op on which ops of other streams of its device depend, the host is busy for
+    ``event_record`` longer, and only then may those be launched. An op that depends on ops of other streams
+    costs ``event_wait`` more before its launch for each of these streams, since waiting for the last op of
+    each is enough. (The delay on the *device* from one to the other is its ``event_hop``.)
 
     Examples
     --------
@@ -193,9 +193,9 @@ def with_event_calls(job: Job) -> Job:
 
 
 def _one_after_another(job: Job, here: BoolArray) -> list[tuple[int, int, int]]:
-    """Return edges from the last of some ops of a device to the first ones of the next iteration."""
+    """Return edges from the last of some ops of a device to the first ops of the next iteration."""
     if job.iterations == 1 or len(np.unique(job.stream_of[here])) < 2:
-        return []  # the stream sees to it
+        return []  # the stream ensures it
     edges = job.graph.edges.within_iteration()
     inside = here[edges.producer] & here[edges.consumer]
     first, last = here.copy(), here.copy()
@@ -207,7 +207,7 @@ def _one_after_another(job: Job, here: BoolArray) -> list[tuple[int, int, int]]:
 def _refuse_round_trips(job: Job, launched: BoolArray) -> None:
     graph = job.graph
     on_gpu = launched[job.device_of].tolist()
-    waits = [False] * len(graph)  # for the host to execute something that waits for a device
+    waits = [False] * len(graph)  # for work of the host that waits for a device
     predecessors = graph.dag().predecessors
     for op in graph.topological_order.tolist():
         if not on_gpu[op]:
@@ -222,7 +222,7 @@ def _refuse_round_trips(job: Job, launched: BoolArray) -> None:
 
 
 def _changed(job: Job, edges: list[tuple[int, int, int]], **more: object) -> Job:
-    """Return `job` with control edges (before, after, distance) added, and its decisions as they were."""
+    """Return `job` with control edges (before, after, distance) added and its decisions unchanged."""
     graph, first = job.graph, np.array(job.machine.first_stream)[job.device_of]
     if edges:
         before, after, distance = (np.array(column, np.int64) for column in zip(*edges, strict=True))

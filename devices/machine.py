@@ -1,6 +1,6 @@
 """Machines from descriptions: mappings in, `sim.Machine` out.
 
-A description is what a scenario file or a preset holds::
+A description is the content of a scenario file or a preset::
 
     {preset: h200-sxm, streams: 2}  ──devices.machine──►  values  ──devices.kinds.build──►  Device
 """
@@ -27,10 +27,10 @@ from sim.machine.links import SHORTEST, Link
 from sim.machine.machine import Host, Machine
 
 # ----------------------------------------------------------------------------------------------------------
-# What a description says of each device: laid over those of presets, counts written out, read.
+# Descriptions of devices: merged with presets, counts expanded, values parsed.
 #
-# Presets are descriptions, too: a scenario's keys are laid over those of the preset, and only the result is
-# read, so that every number of every preset can be changed, or set to zero, by itself::
+# Presets are descriptions, too: a scenario's keys override those of the preset, and only the result is
+# parsed, so that every number of every preset can be changed, or set to zero, separately::
 #
 #     {preset: h200-sxm, streams: 2, launch_latency: 0}
 #           |                     merge (devices.describe.field_reading)
@@ -39,7 +39,7 @@ from sim.machine.machine import Host, Machine
 
 
 def described_devices(spec: Mapping[str, Any], origin: Origin = NOWHERE) -> dict[str, dict[str, Any]]:
-    """Return what a machine's description says of each device: presets included, counts written out, read.
+    """Return the parsed description of each device of a machine, with presets applied and counts expanded.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ def described_devices(spec: Mapping[str, Any], origin: Origin = NOWHERE) -> dict
     Raises
     ------
     InputError
-        As `make_machine` does, of a device's keys and values.
+        As for `make_machine`, for a device's keys and values.
 
     Examples
     --------
@@ -60,7 +60,7 @@ def described_devices(spec: Mapping[str, Any], origin: Origin = NOWHERE) -> dict
 
 
 def machine_fields(spec: Mapping[str, Any], origin: Origin) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the parts of a description, and those of its preset."""
+    """Return the fields of a description, and those of its preset."""
     over = read_fields(spec, MACHINE_FIELDS, "machine")
     if "preset" not in over:
         return over, {}
@@ -69,7 +69,7 @@ def machine_fields(spec: Mapping[str, Any], origin: Origin) -> tuple[dict[str, A
 
 
 def devices_of(over: Mapping[str, Any], base: Mapping[str, Any], origin: Origin) -> dict[str, dict[str, Any]]:
-    """Return what `described_devices` does, of what `machine_fields` returns."""
+    """Return the result of `described_devices` from that of `machine_fields`."""
     nodes, given = over.get("nodes"), over.get("devices", {})
     with located("machine", "devices"):
         alone = {name: spec for name, spec in given.items() if nodes is not None and node_of(name)}
@@ -92,7 +92,7 @@ def devices_of(over: Mapping[str, Any], base: Mapping[str, Any], origin: Origin)
 
 
 def entry_of(name: str, over: Mapping[str, Any]) -> str:
-    """Return what a device is called where it is described: one of a count is described under their name."""
+    """Return the name under which a device is described; devices of a count share one."""
     given = over.get("devices", {})
     if name not in given and over.get("nodes") is not None:
         name = name.partition("/")[2]
@@ -101,12 +101,12 @@ def entry_of(name: str, over: Mapping[str, Any]) -> str:
 
 
 def device_values(spec: object, origin: Origin) -> dict[str, Any]:
-    """Return what a description and its preset say of a device, read."""
+    """Return the parsed values of a device's description and its preset."""
     return read_fields(_with_preset(spec, origin), DEVICE_FIELDS)
 
 
 def _with_preset(spec: object, origin: Origin) -> dict[str, Any]:
-    """Lay a description over its preset, if it names one."""
+    """Return a description merged over its preset, if it names one."""
     over = dict(_mapping(spec))
     if "preset" not in over:
         return over
@@ -120,7 +120,7 @@ def _with_preset(spec: object, origin: Origin) -> dict[str, Any]:
 
 
 def _changed(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of `over` laid over those of `base`, which has them."""
+    """Return the entries of `over` merged over those of `base`, which must have them."""
     for name in over:
         if name not in base:
             raise UnknownNameError("device", name, base)
@@ -128,13 +128,13 @@ def _changed(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _lay_over(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one description a device, counts written out, with `over` laid over `base`."""
+    """Return one description per device, counts expanded, with `over` merged over `base`."""
     merged: dict[str, Any] = {}
     for name, spec in base.items():
         merged |= _write_out(name, merge(spec, _mapping(over[name]), DEVICE_FIELDS) if name in over else spec)
     for name, spec in over.items():
         if name in merged and name not in base:
-            merged[name] = merge(merged[name], _mapping(spec), DEVICE_FIELDS)  # a single one of a count
+            merged[name] = merge(merged[name], _mapping(spec), DEVICE_FIELDS)  # one device of a count
         elif name not in base:
             if base and isinstance(spec, Mapping) and spec.keys().isdisjoint(("kind", "preset")):
                 message = "the preset has no such device, and one of your own needs a kind or a preset"
@@ -164,7 +164,7 @@ def _write_out(name: str, spec: object) -> dict[str, Any]:
 
 DEVICE_KINDS: Final = ("cpu", "gpu", "npu")
 SWITCH: Final = "switch"
-"""The kind of a device that only passes on what links carry."""
+"""The kind of a device that only forwards traffic between links."""
 
 _BUILDERS: Final = dict(zip(DEVICE_KINDS, (build_cpu, build_gpu, build_npu), strict=True))
 
@@ -181,19 +181,19 @@ def make_device(
     Parameters
     ----------
     name : str
-        What it is called: ``"gpu0"``.
+        Name, such as ``"gpu0"``.
     spec : mapping
-        Keys of `devices.describe.fields.DEVICE_FIELDS`; what is left out is the ideal.
+        Keys of `devices.describe.fields.DEVICE_FIELDS`; missing keys mean the ideal.
     origin : Origin
-        Which files and plugins it may name, and from where.
+        Base of relative paths, and the files and plugins that it may name.
     kinds : collection of str, optional
-        Kinds of op of your own, which mappings by kind may name beside the known ones
-        (`devices.describe.fields`). None: any word, which somebody else checks.
+        Further kinds of op that mappings by kind may name beside the known ones
+        (`devices.describe.fields`). None: any word, checked elsewhere.
 
     Raises
     ------
     InputError
-        An unknown key, kind of op or preset (with the nearest known), a quantity without unit, numbers that
+        If a key, kind of op or preset is unknown (the nearest is named), a quantity has no unit, or numbers
         contradict one another.
 
     Examples
@@ -220,7 +220,7 @@ def _build(name: str, values: Mapping[str, Any], origin: Origin, own_kinds: Coll
     family = kind if kind in _BUILDERS else "other"
     meant = difflib.get_close_matches(kind.lower(), (*_BUILDERS, SWITCH), n=1, cutoff=0.85)
     if family == "other" and meant and kind != SWITCH:
-        # Any other word is a device with streams: a slip of the pen would be silent.
+        # Any other word would be a device with streams, so a typing error would go unnoticed.
         raise InputError(
             f"there is no kind {kind!r}; did you mean {meant[0]!r}? (A kind of one's own, a "
             "device with streams and no more, needs a name that looks like none of cpu, gpu, npu, switch.)",
@@ -246,7 +246,7 @@ def _build(name: str, values: Mapping[str, Any], origin: Origin, own_kinds: Coll
 
 
 def _for_streams(device: Device, streams: int) -> Device:
-    """Return a device whose streams share nothing, with so many of them."""
+    """Return a device whose streams share nothing, with `streams` of them."""
     return replace(device, streams=streams)
 
 
@@ -265,17 +265,17 @@ def make_machine(
     Parameters
     ----------
     spec : mapping
-        Keys of `devices.describe.fields.MACHINE_FIELDS`. A device with a ``count`` stands for several, called
-        ``name0``, ``name1``, ...; a further entry for one of them (``gpu3``) changes that one alone. With a
-        machine ``preset``, devices and links of the same name are laid over those of the preset, others are
-        added.
+        Keys of `devices.describe.fields.MACHINE_FIELDS`. A device with a ``count`` stands for several, named
+        ``name0``, ``name1``, ...; a further entry for one of them (``gpu3``) changes only that one. With a
+        machine ``preset``, devices and links of the same name are merged over those of the preset, and
+        others are added.
     origin, kinds
         As for `make_device`.
 
     Raises
     ------
     InputError
-        As for `make_device`; a link or host that names no device; two things of one name.
+        As for `make_device`, and if a link or host names an unknown device or a name is used twice.
 
     Examples
     --------
@@ -334,7 +334,7 @@ def make_machine(
 def _collectives(
     over: Mapping[str, Any], base: Mapping[str, Any], devices: Sequence[Device], origin: Origin
 ) -> CollectiveModel:
-    """Return how long collectives take: as the description says, or else its preset."""
+    """Return the model of collectives from the description, or else its preset."""
     from devices.collectives.registry import make_collectives, of_preset
 
     with located("machine", "collectives"):
@@ -345,13 +345,13 @@ def _collectives(
 
 
 _NETWORK: Final = ("links", "topology", "sharing", "ideal")
-"""Keys by which a network is no longer that of its preset."""
+"""Keys that make a network differ from that of its preset."""
 
 
 def _topology(
     over: Mapping[str, Any], base: Mapping[str, Any], kinds: Mapping[str, str]
 ) -> tuple[dict[str, dict[str, Any]], list[Link]]:
-    """Return switches and links of the topology: of a preset with links only if there are several nodes."""
+    """Return switches and links of the topology; for a preset with links only if there are several nodes."""
     given = dict(over.get("topology", {}))
     needed = over.get("nodes", 1) > 1 or not base.get("links")
     preset = dict(base.get("topology", {})) if needed else {}
@@ -371,7 +371,7 @@ def _topology(
 
 
 def _make_hosts(name: str, spec: object, devices: list[str], nodes: int | None) -> list[Host]:
-    """Return a host, or with nodes that of each."""
+    """Return a host or, with nodes, one per node."""
     values = read_fields(spec, HOST_FIELDS)
     if not values.get("devices"):
         raise InputError("name the devices on which it launches ops", path=("devices",))

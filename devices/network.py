@@ -1,4 +1,4 @@
-"""The network of a run: every transfer's way from the first link to the last byte.
+"""The network of a run: the course of every transfer from its start to its last byte.
 
 ::
 
@@ -7,22 +7,22 @@
           ──► bytes:   alone      at the least bandwidth of the route, when all its links are serial
                        shared     max-min fairly with the others (`flows`), when one of them is shared
                        in chunks  from queue to queue (`chunks`), when its links are fifo
-                       (an independent link gives each transfer its bandwidth, whoever else is there;
-                       what a connection carries, its messages share max-min fairly there, too)
-          ──► arrived: everything held is given back
+                       (an independent link gives each transfer its full bandwidth, whatever else runs;
+                       messages of one connection share its limit max-min fairly there, too)
+          ──► arrived: everything held is released
 
 A serial link is held whole, from the first moment of the latency to the last byte, and so is every other
 serial link of the route: one message at a time from end to end. A shared link is only used while bytes
 flow; the latency comes first (as in SimGrid's flow models, Velho et al., *On the validity of flow-level TCP
-network models*, ACM TOMACS 23(4), 2013). A lone transfer takes as long on either:
-``latency + nbytes / bandwidth``, up to the first whole ns at which its bytes are there.
+network models*, ACM TOMACS 23(4), 2013). A lone transfer takes equally long on either:
+``latency + nbytes / bandwidth``, rounded up to the first whole ns at which its bytes have arrived.
 
-What a host copies from or to pageable memory (`sim.job.transfers`) passes through the driver's buffers: never
+A host's copies from or to pageable memory (`sim.job.transfers`) pass through the driver's buffers: never
 faster than ``staging_bandwidth``, which all such copies from one device to another share.
 
-Copy engines (``copy_engines``; of an NPU its DMA engines): with 2 a device takes part in one transfer in each
-direction at a time, with 1 in one altogether, first come, first served (the property `asyncEngineCount` of
-CUDA devices).
+Copy engines (``copy_engines``; for an NPU its DMA engines): with 2, a device takes part in one transfer in
+each direction at a time, with 1 in only one altogether, first come, first served (the property
+`asyncEngineCount` of CUDA devices).
 """
 
 from __future__ import annotations
@@ -53,22 +53,22 @@ from sim.machine.machine import Machine
 from sim.machine.task import Task
 
 # ----------------------------------------------------------------------------------------------------------
-# Who may go on when several things must be free at once: links held whole, copy engines.
+# Exclusive resources that must be free together: serial links, copy engines.
 #
-# A transfer over two serial links holds both. It stands in the queue of each, and begins when it is at the
+# A transfer over two serial links holds both. It waits in the queue of each, and begins when it is at the
 # front of all its queues:
 #
 #     link a   [1][3]        1 holds a, 2 holds b;
 #     link b   [2][3]        3 needs both and begins when 1 and 2 have left
 #
-# Everybody enters all queues at one moment, so nobody is ever held up by someone who came later: each queue
-# is first come, first served, and there is no deadlock.
+# A transfer enters all its queues at once, so none is ever delayed by a later one: each queue is first come,
+# first served, and there is no deadlock.
 
 T = TypeVar("T")
 
 
 class Turnstile(Generic[T]):
-    """Queues for exclusive use, one for each key.
+    """Queues for exclusive use, one per key.
 
     Examples
     --------
@@ -81,10 +81,10 @@ class Turnstile(Generic[T]):
 
     def __init__(self) -> None:
         self._queues: dict[Hashable, deque[T]] = {}
-        self._behind: dict[T, int] = {}  # in how many queues others stand before somebody
+        self._behind: dict[T, int] = {}  # number of queues in which others are ahead
 
     def enter(self, who: T, keys: Sequence[Hashable]) -> bool:
-        """Queue up for all `keys` (distinct); return whether `who` may begin at once."""
+        """Enter the queues of all `keys` (distinct); return whether `who` may begin at once."""
         queues = [self._queues.setdefault(key, deque()) for key in keys]
         self._behind[who] = behind = sum(map(bool, queues))
         for queue in queues:
@@ -92,7 +92,7 @@ class Turnstile(Generic[T]):
         return not behind
 
     def leave(self, keys: Sequence[Hashable]) -> list[T]:
-        """Whoever holds `keys` gives them back; return who may begin now, in the order of the keys."""
+        """Release `keys` for their holder; return the waiters that may begin now, in key order."""
         begin = []
         for key in keys:
             queue = self._queues[key]
@@ -105,7 +105,7 @@ class Turnstile(Generic[T]):
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Flows over links that they share max-min fairly, advanced from change to change.
+# Flows that share links max-min fairly, advanced from change to change.
 #
 #     a flow comes or goes ──► the links it uses are marked
 #                              at the end of the instant, once: the connected component of marked links
@@ -113,14 +113,14 @@ class Turnstile(Generic[T]):
 #                              another one, virtual time is brought up to date and the next end predicted anew
 #
 # All flows of one route have the same rate, so a route is a queue in virtual time
-# (`devices.fair_sharing`). A change costs one computation of rates over the *routes* of the
-# component, however many flows they have, and O(log k) for the flow itself; on a single link with k flows
-# that is all there is. Routes elsewhere are not looked at. Predicted ends, one a route, are in one heap, in
-# which an entry that is no longer true is dropped when it comes to the top.
+# (`devices.fair_sharing`). A change costs one computation of rates over the *routes* of the component,
+# however many flows they have, and O(log k) for the flow itself, which is the whole cost on a single link
+# with k flows. Other routes are not touched. Predicted ends, one per route, are in one heap, in which an
+# outdated entry is dropped when it reaches the top.
 #
-# Work is counted in 1e-9 bytes, so that a rate in bytes/s is also a rate in this unit per ns: whole numbers,
-# or exact fractions where a share is one. A flow ends at the first whole ns at which its bytes have arrived,
-# and keeps its rate until then.
+# Work is counted in 1e-9 bytes, so that a rate in bytes/s is also a rate in this unit per ns: a whole number
+# or an exact fraction. A flow ends at the first whole ns at which its bytes have arrived, and keeps its rate
+# until then.
 
 
 class _Flows(Route):
@@ -134,7 +134,7 @@ class _Flows(Route):
         self.queue = VirtualQueue()
         self.rate = (0, 1)
         self.end_ns = -1
-        self.stale = False  # whether `end_ns` has to be predicted anew
+        self.stale = False  # whether `end_ns` must be predicted again
 
 
 class FairFlows:
@@ -146,10 +146,10 @@ class FairFlows:
     capacity : mapping of int to int
         Bandwidth of each link in bytes/s.
     arrived : callable
-        Called with a flow's item at the instant at which its last byte is there; of those that arrive at
-        one instant, in the order in which they began.
+        Called with a flow's item at the instant at which its last byte arrives; for simultaneous
+        arrivals, in the order in which the flows began.
     parts : int
-        Of each 1e-9 bytes, so that bandwidths which change (`change`) are whole numbers of them.
+        Number of parts of 1e-9 bytes, chosen so that changed bandwidths (`change`) are whole numbers.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class FairFlows:
         self._number = 0
 
     def add_link(self, link: int, bandwidth: int, each: int | None = None) -> None:
-        """Have one more link, with a bandwidth in bytes/s, and what one flow gets of it at most."""
+        """Add a link with a bandwidth in bytes/s, and the most that one flow may get (`each`)."""
         most = None if each is None else each * self._parts
         self._links[link] = SharedLink(bandwidth * self._parts, most)
 
@@ -186,22 +186,22 @@ class FairFlows:
         self._count(route, 1)
 
     def change(self, link: int, bandwidth: Fraction) -> None:
-        """Give a link another bandwidth in bytes/s, from now on; with none its flows stand still."""
+        """Change a link's bandwidth, in bytes/s, from now on; at 0 its flows stand still."""
         self._links[link].capacity = int(bandwidth * self._parts)
         self._mark((self._links[link],))
 
     def uses(self, link: int) -> bool:
-        """Whether a flow is under way over a link."""
+        """Return whether a flow is under way over a link."""
         return self._links[link].flows > 0
 
     def _mark(self, links: tuple[SharedLink, ...]) -> None:
-        """Let what goes over links have new rates once all of this instant is known."""
+        """Schedule new rates for traffic over links, once all of this instant is known."""
         if not self._marked:
             self._context.when_settled(self._settle)
         self._marked += links
 
     def _count(self, route: _Flows, more: int) -> None:
-        """Put down that a route has more flows, or fewer, and that its links need new rates."""
+        """Change the number of a route's flows by `more`, and mark its links for new rates."""
         route.flows += more
         route.stale = True
         for link in route.links:
@@ -213,7 +213,7 @@ class FairFlows:
         self._mark(route.links)
 
     def _settle(self) -> None:
-        """Give new rates to the routes that the marked links touch, however indirectly."""
+        """Set new rates for all routes connected, even indirectly, with the marked links."""
         marked, self._marked = self._marked, []
         self._stamp += 2
         links, routes = self._component(marked, self._stamp - 1)
@@ -226,13 +226,13 @@ class FairFlows:
                 queue.set_speed(*route.share)
                 route.rate, route.stale = route.share, False
                 route.end_ns = -1
-                if route.share[0]:  # else it stands still
+                if route.share[0]:  # otherwise it stands still
                     route.end_ns = queue.next_end_ns()
                     heapq.heappush(self._ends, (route.end_ns, route.index, route))
         self._predict()
 
     def _component(self, marked: list[SharedLink], stamp: int) -> tuple[list[SharedLink], list[_Flows]]:
-        """Return the links with flows, and the routes, that are connected with the marked ones."""
+        """Return the links with flows and the routes that are connected with the marked links."""
         links: list[SharedLink] = []
         routes: list[_Flows] = []
         todo = marked
@@ -261,7 +261,7 @@ class FairFlows:
         while self._ends and self._ends[0][0] <= now:
             end_ns, _, route = heapq.heappop(self._ends)
             if end_ns != route.end_ns:
-                continue  # it was predicted anew since
+                continue  # predicted again since
             route.queue.advance(now)
             over = route.queue.take_out_ended()
             ended += over
@@ -277,7 +277,7 @@ class FairFlows:
 
 
 class _Message:
-    """What travels and is no transfer of a tensor."""
+    """A message that is not a transfer of a tensor."""
 
     __slots__ = ("arrived", "ends", "nbytes", "ready_ns", "start_ns", "way")
 
@@ -289,7 +289,7 @@ class _Message:
 
 
 class Carrier:
-    """A `sim.machine.links.Network`, in which every link shares as it says itself.
+    """A `sim.machine.links.Network` in which every link has its own kind of sharing.
 
     The kernel runs the same network over columns (`sim.kernel.layout.InColumns`).
 
@@ -297,12 +297,12 @@ class Carrier:
     ----------
     machine : Machine
     context : Context
-        The run; its ``flow`` says what moves from where to where.
+        The run; its ``flow`` has the source and destination of each transfer.
 
     Raises
     ------
     InputError
-        A link with a word of `sharing` or a number of copy engines that means nothing.
+        If a link's `sharing` or a number of copy engines is not valid.
 
     Examples
     --------
@@ -336,12 +336,12 @@ class Carrier:
         for way in ways.each:
             if way.each is not None:
                 self._add_connection(way, way.shared[0], ways.bandwidth_bytes_per_s[way.shared[0]])
-        self._watched: set[int] = set()  # links of which the next change is awaited
+        self._watched: set[int] = set()  # links whose next change is awaited
         self._changes_in_vain = 0
 
     @classmethod
     def columns(cls, job: Job, flow: Flow) -> RouteColumns | str:
-        """Return where a job's transfers go, or in words why the kernel cannot count what they carry.
+        """Return the routes of a job's transfers, or a text why the kernel cannot simulate them.
 
         Parameters
         ----------
@@ -351,7 +351,7 @@ class Carrier:
         Raises
         ------
         InputError
-            A link with a word of `sharing` or a number of copy engines that means nothing.
+            If a link's `sharing` or a number of copy engines is not valid.
         """
         if cls is not Carrier:
             return f"{cls.__name__} is a network of its own"
@@ -385,7 +385,7 @@ class Carrier:
         )
 
     def _add_connection(self, way: Way, connection: int, most: int) -> None:
-        """Let messages of a way share a connection, each with no more than independent links give to it."""
+        """Let messages of a way share a connection, each limited to the bandwidth of independent links."""
         self._flows.add_link(connection, most, way.each)
         if way.each is not None and (paced := [link for link, _ in way.over if link in self._paces]):
             name = self._context.job.machine.links[paced[0]].name
@@ -396,7 +396,7 @@ class Carrier:
 
     @cached_property
     def _queues(self) -> ChunkQueues:
-        """What carries chunks, once a link is a queue of them."""
+        """The carrier of chunks, created when a link first needs it."""
         links, devices = self._context.job.machine.links, self._context.job.machine.devices
         rates = {link.bandwidth_bytes_per_s for link in links}
         rates |= {link.connection_bytes_per_s for link in links}
@@ -404,13 +404,13 @@ class Carrier:
         return ChunkQueues(self._context, {rate for rate in rates if rate is not None}, self._arrived)
 
     def start(self, task: Task) -> None:
-        """Take a transfer that is ready."""
+        """Start a transfer that is ready."""
         held = self._way(task).held
         if not held or self._turnstile.enter(task, held):
             self._begin(task)
 
     def send(self, source: int, destination: int, nbytes: int, arrived: Callable[[], None]) -> None:
-        """Carry a message that is no transfer of a tensor: no copy engine makes it."""
+        """Send a message that is not a transfer of a tensor, and so uses no copy engine."""
         pair = source, destination
         if pair not in self._ways_of_messages:
             machine = self._context.job.machine
@@ -455,16 +455,16 @@ class Carrier:
         if there_ns is not None:
             self._context.call_at(there_ns, self._arrived, item)
 
-    # -- links that are slow, or down, at times ----------------------------------------------------
+    # -- links that are sometimes slow or down -----------------------------------------------------
 
     def _parts(self) -> int:
-        """Return into how many parts a byte has to be cut, so that the bandwidths of all times are whole."""
+        """Return the number of parts per byte for which all bandwidths over time are whole numbers."""
         conditions = self._context.conditions
         causes = () if conditions is None else conditions.faults.causes
         return lcm(*(cause.factor.numerator for cause in causes if cause.factor is not None))
 
     def _changes(self, link: int) -> None:
-        """Give a link the bandwidth that it has from now on; come back when that changes."""
+        """Set a link's present bandwidth, and schedule its next change."""
         if link not in self._paces:
             return  # cut
         rate, until_ns = self._paces[link].rate(self._context.now_ns)
@@ -483,7 +483,7 @@ class Carrier:
             self._changes(link)
 
     def cut(self, links: Set[int]) -> None:
-        """Let links carry nothing from now on."""
+        """Stop links from carrying anything from now on."""
         channels = self._context.job.machine.channels
         lost = {channels[k] for k in links}
         ways = [*self._ways, *self._ways_of_messages.values()]

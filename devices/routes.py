@@ -1,4 +1,4 @@
-"""What transfers between two devices meet: what they hold, how long the first byte takes, what they share."""
+"""Routes of transfers between two devices: resources held, latency, and bandwidth shared."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from sim.machine.machine import Machine
 #                                           link 2      [0][1][2]         first come, first served, and hands
 #                                                                         it on when it has all of it
 #
-# A message gives all its chunks to its first link when it is ready, and has arrived when its last one has.
-# A link is busy with a chunk for bytes / bandwidth; the latency comes after that, and the next chunk does
-# not wait for it. Of chunks that reach a link at one time, the one of the message that began first goes
-# first. The most that a connection carries is one more queue, before the first link. This is the
-# congestion-aware model of ASTRA-sim's analytical network (astra-sim/astra-network-analytical,
+# A message gives all its chunks to its first link when it is ready, and has arrived when its last chunk has.
+# A link is busy with a chunk for bytes / bandwidth; the latency follows, and the next chunk does not wait for
+# it. Of chunks that reach a link simultaneously, that of the message that began first goes first. A
+# connection's bandwidth limit is one more queue, before the first link. This is the congestion-aware model of
+# ASTRA-sim's analytical network (astra-sim/astra-network-analytical,
 # ``congestion_aware/network/Link.cpp``), where each message is one chunk.
 #
-# Times are whole numbers of ticks, so many a ns that every link sends a byte in whole ticks: nothing is
-# rounded but the arrival of a message, to the first whole ns. Nobody is woken for a chunk, only when a
-# message may have arrived: when its last chunk would, were there no more queues on its way.
+# Times are whole numbers of ticks, with enough ticks per ns that every link sends a byte in whole ticks: only
+# the arrival of a message is rounded, up to a whole ns. There is no event per chunk, only one when a message
+# may have arrived: when its last chunk would arrive without further queueing.
 
 
 class Hop(NamedTuple):
-    """A link on the way of a message: which queue, how fast it sends, and how long the way is after it."""
+    """A link on the route of a message: its queue, its rate, and the latency after it."""
 
     link: int
     bytes_per_s: int | None
@@ -47,7 +47,7 @@ class Hop(NamedTuple):
 
 
 class _Message:
-    """What is on its way. In ticks: when its first link begins with it, when it is there at the earliest."""
+    """A message under way, with the start at its first link and the earliest arrival, in ticks."""
 
     __slots__ = ("begin", "chunk", "due", "hops", "item", "last", "nbytes")
 
@@ -58,7 +58,7 @@ class _Message:
         self.begin = self.due = 0
 
     def up_to(self, chunk: int) -> int:
-        """Return the bytes of all chunks up to this one."""
+        """Return the bytes of all chunks up to `chunk`."""
         return min(self.nbytes, (chunk + 1) * self.chunk)
 
     def size(self, chunk: int) -> int:
@@ -67,34 +67,34 @@ class _Message:
 
 
 class ChunkQueues:
-    """All links that send chunks one after another.
+    """All links that send chunks in queue order.
 
     Parameters
     ----------
     context : Context
     rates : iterable of int
-        Every bandwidth that a hop may have, in bytes/s.
+        All bandwidths that hops may have, in bytes/s.
     arrived : callable
-        Called with a message's item at the first whole ns at which it is all there; of those that arrive at
-        one instant, in the order of their exact times, then in that in which they began.
+        Called with a message's item at the first whole ns at which it has fully arrived; at one instant, in
+        the order of exact times, then in the order in which messages began.
     """
 
     def __init__(self, context: Context, rates: Iterable[int], arrived: Callable[[Any], None]) -> None:
         self._context, self._arrived = context, arrived
         self._alarm = Alarm(context, self._ring)
         self._per_ns = lcm(*(rate // gcd(rate, NS_PER_S) for rate in rates))
-        self._free: dict[int, int] = {}  # when a link has sent all that it was given
+        self._free: dict[int, int] = {}  # when a link will have sent everything queued
         self._messages: dict[int, _Message] = {}
         self._number = 0
         # Time, message, chunk, and the hop that it reaches
         self._events: list[tuple[int, int, int, int]] = []
-        self._due: list[tuple[int, int]] = []  # of messages; no longer true where theirs is another one
+        self._due: list[tuple[int, int]] = []  # arrivals of messages; outdated if the message has another one
         self._there: list[Any] = []
 
     def add(self, item: Any, nbytes: int, hops: tuple[Hop, ...], chunk: int | None, after_ns: int) -> None:
-        """Send a message; its first link gets it `after_ns` from now."""
+        """Send a message, which reaches its first link `after_ns` from now."""
         now = self._context.now_ns
-        self._advance(now)  # what is on its way was there before
+        self._advance(now)  # messages under way come first
         self._number += 1
         message = self._messages[self._number] = _Message(item, nbytes, hops, chunk)
         time = (now + after_ns) * self._per_ns
@@ -112,7 +112,7 @@ class ChunkQueues:
             self._reach(*heapq.heappop(self._events))
 
     def _reach(self, time: int, number: int, chunk: int, at: int) -> None:
-        """A chunk reaches the hop `at` of its message's way, or its end; at the first hop all of them do."""
+        """Handle a chunk's arrival at hop `at`, or at the end; all chunks reach the first hop at once."""
         message = self._messages[number]
         if at == len(message.hops):
             if chunk == message.last:
@@ -135,14 +135,14 @@ class ChunkQueues:
             self._leave_first(number, chunk + 1)
 
     def _leave_first(self, number: int, chunk: int) -> None:
-        """Foresee when a chunk reaches the second hop. One at a time: a message may have very many."""
+        """Schedule a chunk's arrival at the second hop; one at a time, since there may be very many."""
         message = self._messages[number]
         hop = message.hops[0]
         there = message.begin + self._ticks(message.up_to(chunk), hop) + hop.latency_ns * self._per_ns
         heapq.heappush(self._events, (there, number, chunk, 1))
 
     def _expect(self, number: int, message: _Message, time: int, at: int) -> None:
-        """Put down when a message may have arrived, whose last chunk comes to a hop at `time` or later."""
+        """Schedule the earliest arrival of a message whose last chunk reaches a hop at `time` or later."""
         size = message.size(message.last)
         for hop in message.hops[at:]:
             time += self._ticks(size, hop) + hop.latency_ns * self._per_ns
@@ -170,27 +170,27 @@ class ChunkQueues:
 
 
 class Way(NamedTuple):
-    """What a transfer from one device to another meets."""
+    """The route of a transfer from one device to another, with its resources and limits."""
 
     held: tuple[Hashable, ...]
-    """Serial links (of a medium its first) and copy engines, for one transfer at a time."""
+    """Serial links (for a medium its first) and copy engines, which take one transfer at a time."""
     latency_ns: int
     bandwidth_bytes_per_s: int | None
-    """The least of the route."""
+    """Least bandwidth on the route."""
     shared: tuple[int, ...]
     """Links with a bandwidth (and the connection), when a link is shared; the connection, when nothing else
     keeps its messages from going at once; else empty."""
     hops: tuple[Hop, ...] = ()
     """All links in order (the connection first), when they are queues of chunks; else empty."""
     chunk: int | None = None
-    """The largest chunk; None: whole messages."""
+    """Size of the largest chunk; None: whole messages."""
     over: tuple[tuple[int, int | None], ...] = ()
-    """All links (of a medium its first), each with its bandwidth."""
+    """All links (for a medium its first) with their bandwidths."""
     each: int | None = None
-    """What one message gets at most over independent links, where a connection is all that it shares."""
+    """Most that one message gets over independent links, if it shares only a connection."""
 
     def alone_ns(self, nbytes: int) -> int:
-        """Return how long a transfer takes that has the bandwidth for itself."""
+        """Return the duration of a transfer that has the bandwidth to itself."""
         if self.bandwidth_bytes_per_s is None:
             return self.latency_ns
         return self.latency_ns - (-nbytes * NS_PER_S // self.bandwidth_bytes_per_s)
@@ -202,11 +202,11 @@ class Ways(NamedTuple):
     Attributes
     ----------
     each : list of Way
-        One entry for each route over which something moves.
+        One entry per route in use.
     of : array
         Index of each transfer's way.
     bandwidth_bytes_per_s : dict of int to int
-        By what `Way.shared` names: links that have one, and connections that carry no more
+        Bandwidth of each entry of `Way.shared`: links that have one, and limited connections
         (`sim.job.transfers.connection_bytes_per_s`).
     """
 
@@ -226,7 +226,7 @@ def find_ways(job: Job, flow: Flow) -> Ways:
     Raises
     ------
     InputError
-        A link with a word of `sharing` or a number of copy engines that means nothing.
+        If a link's `sharing` or a number of copy engines is not valid.
     """
     machine, bandwidth = job.machine, {}
     for k, link in enumerate(machine.links):
@@ -251,7 +251,7 @@ def find_ways(job: Job, flow: Flow) -> Ways:
 def way_of_message(
     machine: Machine, source: int, destination: int, connection: int
 ) -> tuple[Way, int | None]:
-    """Return the way of a message that kernels send, without copy engines or hosts, and its most bytes/s.
+    """Return the way of a message sent by kernels, without copy engines or hosts, and its limit in bytes/s.
 
     All messages between two devices are one flow, and `connection` stands for it among the links.
     """
@@ -270,7 +270,7 @@ def _way(
     most: int | None,
     connection: int,
 ) -> Way:
-    """Return the way over a route; `connection`, which carries at most so much, stands among the links."""
+    """Return the way over a route; `connection`, with limit `most`, is listed among the links."""
     crossed = [(machine.channels[k], machine.links[k]) for k in route]
     for channel, count in Counter(channel for channel, _ in crossed).items():
         if count > 1:
@@ -318,7 +318,7 @@ def _ends(machine: Machine, source: int, destination: int) -> str:
 
 
 def _engine(machine: Machine, device: int, direction: str) -> tuple[Hashable, ...]:
-    """Return the copy engine that a transfer holds at one of its ends, if there is one."""
+    """Return the copy engine that a transfer holds at one of its ends, if any."""
     engines = machine.devices[device].details.copy_engines
     if engines is None:
         return ()

@@ -1,16 +1,16 @@
-"""What an op costs on a device: rooflines, measured tables, and models fitted to them.
+"""The cost of an op on a device: rooflines, measured tables, and models fitted to them.
 
 ::
 
-    kernel_costs     the ops of a graph as kernels of a GPU, and how sure that is
-    kernel_fits      whose fit prices a kernel: fits/*.json
+    kernel_costs     the ops of a graph as kernels of a GPU, with uncertainty
+    kernel_fits      the fit that prices a kernel: fits/*.json
     kernel_model     physics of a data sheet, times a fitted correction
-    language_kernels, general_kernels                          what each family asks of a GPU
-    cost_table       measured shapes, and between them
+    language_kernels, general_kernels                          the demands of each family on a GPU
+    cost_table       measured shapes, with interpolation
     roofline         peaks, efficiencies, saturation
-    unreliable       where any of them may be off by more than a factor of 2
+    unreliable       cases where one may be off by more than a factor of 2
 
-``docs/costs.md`` tells how far each is off. Importing this package imports numpy and nothing heavier.
+``docs/costs.md`` has the error of each. Importing this package imports numpy and nothing heavier.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Cost models: how long the ops of a graph take on a device, in the form that the engine asks for.
+"""Cost models: the durations of a graph's ops on a device, in the engine's form.
 
-The arithmetic is in `devices.cost`, as functions of plain numbers. Here it meets graphs: columns go in,
-one duration per op comes out, -1 where a model does not know the op. `devices.cost.cost_description` reads
-what a description says of them::
+The arithmetic is in `devices.cost`, as functions of plain numbers. Here it is applied to graphs: columns go
+in, and one duration per op comes out, -1 if a model does not know the op. `devices.cost.cost_description`
+parses their descriptions::
 
-    {fixed: 10us}                          FixedCost      one duration for all, or for each kind of op
+    {fixed: 10us}                          FixedCost      one duration for all, or per kind of op
     roofline (from peak, bandwidth, ...)   RooflineCost   the larger of arithmetic and traffic
     {table: gemm.json.gz}                  TableCost      measured; ops need their shape as attributes
     fitted                                 FittedCost     a GPU's kernels (`devices.cost.kernel_costs`)
@@ -38,7 +38,7 @@ class FixedCost(CostModel):
     Attributes
     ----------
     default_ns : int or None
-        For kinds that are not named; None: unknown.
+        Duration of kinds not named; None: unknown.
     by_kind_ns : mapping of str to int
 
     Examples
@@ -56,7 +56,7 @@ class FixedCost(CostModel):
     by_kind_ns: Mapping[str, int] = field(default_factory=dict)
 
     def durations_ns(self, graph: Graph, device: Device) -> IntArray:
-        """Return one duration per op in ns; -1 for a kind that is unknown."""
+        """Return one duration per op in ns; -1 for an unknown kind."""
         default = UNSET if self.default_ns is None else self.default_ns
         table = np.array([self.by_kind_ns.get(kind, default) for kind in graph.kinds], dtype=np.int64)
         return table[graph.kind_code]
@@ -64,7 +64,7 @@ class FixedCost(CostModel):
 
 @dataclass(frozen=True)
 class RooflineCost(CostModel):
-    """The roofline of `devices.cost.roofline`, with a roof for every data type.
+    """The roofline of `devices.cost.roofline`, with a roof per data type.
 
     An op takes the longer of its arithmetic (``flops``) and its traffic (``bytes_read`` +
     ``bytes_written``), plus an overhead. A data type that the device has no rate for runs at the rate of
@@ -74,17 +74,17 @@ class RooflineCost(CostModel):
     Attributes
     ----------
     peak_flop_per_s : mapping of str to (int or None)
-        By short name of a data type; None is no limit. An empty mapping sets no limit at all.
+        Peak rate by short name of a data type; None is no limit. An empty mapping sets no limit at all.
     bandwidth_bytes_per_s : int or None
-        None is no limit.
+        Memory bandwidth; None is no limit.
     by_kind : mapping of str to KindEfficiency
-        How near ops of a kind come to the peaks; `DEFAULT` for the others, else the ideal.
+        Efficiency of each kind of op; `DEFAULT` for other kinds, otherwise the ideal.
     default_dtype : str
-        Of ops that name none.
+        Data type of ops that name none.
     hardware : str
-        The preset whose peaks these are, where they pretend to be a real GPU's; else empty.
+        Preset whose peaks these are, if they stand for a real GPU; else empty.
     least_ns : int
-        What an op that does anything takes at least, if its kind has no overhead: that is such a least.
+        Least duration of an op with any work, if its kind has no overhead, which is such a least.
 
     Examples
     --------
@@ -133,10 +133,10 @@ class RooflineCost(CostModel):
         return Roofs(flop_per_s, np.nan if bandwidth is None else float(bandwidth))
 
     def borrowed(self, graph: Graph) -> dict[tuple[str, str], list[int]]:
-        """Return the ops that compute in no time or at another data type's rate, by their own and how.
+        """Return the ops that compute in no time or at another data type's rate, by data type and substitute.
 
-        Integers of 16 bits and more, and booleans, are not among them, but for products: they are mostly
-        index arithmetic.
+        Integers of at least 16 bits and booleans are not included, except products: they are mostly index
+        arithmetic.
         """
         rates = self.peak_flop_per_s.keys()
         found: dict[tuple[str, str], list[int]] = {}
@@ -148,7 +148,7 @@ class RooflineCost(CostModel):
         return found
 
     def why_not(self, graph: Graph, op: int, device: Device) -> str | None:
-        """Say why an op cannot run on `device`, where a data type without a rate is the reason; else None."""
+        """Return why an op cannot run on `device`, if its data type has no rate; else None."""
         if not any(op in rows for rows, *_ in self._roofs(graph)):
             code = graph.dtype_code[op]
             return no_peak(
@@ -157,7 +157,7 @@ class RooflineCost(CostModel):
         return None
 
     def _roofs(self, graph: Graph) -> Iterator[tuple[npt.NDArray[np.intp], str, str, int | None]]:
-        """Return the ops of each data type and kind, both, and the peak rate; not those without a rate."""
+        """Return the ops of each data type and kind, both, and the peak rate, except those without a rate."""
         peaks = self.peak_flop_per_s
         for rows, kind, name in alike(graph, self.default_dtype):
             roof = next((d for d in (name, DEFAULT, "fp32") if d in peaks), None)
@@ -167,7 +167,7 @@ class RooflineCost(CostModel):
 
 
 def alike(graph: Graph, default_dtype: str) -> Iterator[tuple[npt.NDArray[np.intp], str, str]]:
-    """Yield the ops of each kind and data type, and both: a few dozen in the largest graph."""
+    """Yield the ops of each kind and data type, with both: a few dozen in the largest graph."""
     pair = (graph.dtype_code + 1) * len(graph.kinds) + graph.kind_code
     order = np.argsort(pair, kind="stable")
     for rows in np.split(order, np.flatnonzero(np.diff(pair[order])) + 1) if len(order) else ():
@@ -179,15 +179,14 @@ def alike(graph: Graph, default_dtype: str) -> Iterator[tuple[npt.NDArray[np.int
 class TableCost(CostModel):
     """Measured durations of the kinds of op that have a table; other ops are unknown to it.
 
-    An op is looked up when its attributes have a whole number for every axis of the table: ``m``, ``n`` and
-    ``k`` for a matrix product. One without them is unknown, and so is one of a data type that was not
-    measured. What a table contains besides the kernel, and the device adds, is taken off
-    (`devices.cost.measured`).
+    An op is looked up if its attributes have a whole number for every axis of the table: ``m``, ``n`` and
+    ``k`` for a matrix product. An op without them, or with a data type not measured, is unknown. Overhead
+    that a table includes but the device also adds is subtracted (`devices.cost.measured`).
 
     Attributes
     ----------
     tables : tuple of CostTable
-        Of different kinds of op, or data types.
+        Tables of different kinds of op or data types.
 
     Examples
     --------
@@ -203,7 +202,7 @@ class TableCost(CostModel):
     tables: tuple[CostTable, ...]
 
     def durations_ns(self, graph: Graph, device: Device) -> IntArray:
-        """Return one duration per op in ns; -1 for an op that has no table, or not the table's axes."""
+        """Return one duration per op in ns; -1 for an op without a table or without the table's axes."""
         duration_ns = np.full(len(graph), UNSET)
         for table in self.tables:
             axes = [axis.name for axis in table.axes]
@@ -222,7 +221,7 @@ class TableCost(CostModel):
 
 
 def _measured_alike(attributes: Mapping[str, Any], axes: Sequence[str]) -> bool:
-    """Whether an op differs from those measured in the axes only: one product, or a sequence's own past."""
+    """Return whether an op differs from those measured only in the axes: no batch, no foreign past."""
     if "seq_len" in axes:
         own = "kv_len" in axes or attributes.get("kv_len", attributes["seq_len"]) == attributes["seq_len"]
         return own and ("causal" in axes or attributes.get("causal", True) is not False)
@@ -230,14 +229,14 @@ def _measured_alike(attributes: Mapping[str, Any], axes: Sequence[str]) -> bool:
 
 
 def models_of(cost: CostModel | None) -> tuple[CostModel, ...]:
-    """Return the models that a device asks, in turn."""
+    """Return the models that a device asks, in order."""
     return cost.models if isinstance(cost, FirstCost) else () if cost is None else (cost,)
 
 
 def first_to_know(
     cost: CostModel | None, graph: Graph, device: Device
 ) -> Iterator[tuple[CostModel, BoolArray]]:
-    """Yield the models that a device asks, each with the ops whose durations it gives."""
+    """Yield the models that a device asks, each with the ops whose durations it determines."""
     missing = np.ones(len(graph), np.bool_)
     for model in models_of(cost):
         known = missing & (model.durations_ns(graph, device) != UNSET)
@@ -247,18 +246,18 @@ def first_to_know(
 
 @dataclass(frozen=True)
 class FirstCost(CostModel):
-    """Ask several models in turn: the first that knows an op counts."""
+    """Several models in order: the first that knows an op determines its cost."""
 
     models: tuple[CostModel, ...]
 
     @property
     def by_name(self) -> bool:  # type: ignore[override]
-        """Whether names count for any of the models."""
+        """Whether any of the models depends on names."""
         return any(model.by_name for model in self.models)
 
     @property
     def knows_blocks(self) -> bool:
-        """Whether any of the models does."""
+        """Whether any of the models knows thread blocks."""
         return any(model.knows_blocks for model in self.models)
 
     def durations_ns(self, graph: Graph, device: Device) -> IntArray:
@@ -266,7 +265,7 @@ class FirstCost(CostModel):
         return self._first(graph, lambda model: model.durations_ns(graph, device))
 
     def blocks(self, graph: Graph, device: Device) -> IntArray:
-        """Return what the first model that knows says of an op's thread blocks; -1 where none does."""
+        """Return the thread blocks of each op by the first model that knows them; -1 if none does."""
         return self._first(graph, lambda model: model.blocks(graph, device))
 
     def _first(self, graph: Graph, ask: Callable[[CostModel], IntArray]) -> IntArray:
@@ -279,7 +278,7 @@ class FirstCost(CostModel):
         return found
 
     def spread(self, graph: Graph, device: Device) -> FloatArray:
-        """Return how sure each duration is, as the model says that gives it."""
+        """Return the uncertainty of each duration, from the model that gives it."""
         found = np.full(len(graph), np.nan)
         for model, known in first_to_know(self, graph, device):
             if type(model).spread is not CostModel.spread:
@@ -287,7 +286,7 @@ class FirstCost(CostModel):
         return found
 
     def roofs(self, graph: Graph, device: Device) -> Roofs:
-        """Return of each op the peak that the first model gives which has one, and the first bandwidth."""
+        """Return each op's peak from the first model that has one, and the first bandwidth."""
         flop_per_s, bytes_per_s = CostModel().roofs(graph, device)
         for model in self.models:
             found = model.roofs(graph, device)
@@ -296,6 +295,6 @@ class FirstCost(CostModel):
         return Roofs(flop_per_s, bytes_per_s)
 
     def why_not(self, graph: Graph, op: int, device: Device) -> str | None:
-        """Return what the first model that refuses an op with a reason says of it."""
+        """Return the reason of the first model that refuses an op with one."""
         reasons = (model.why_not(graph, op, device) for model in self.models)
         return next((reason for reason in reasons if reason is not None), None)

@@ -1,4 +1,4 @@
-"""How long an op takes when nothing but peak rates is known: the roofline, and what keeps real ops below it.
+"""The roofline: the duration of an op from peak rates, with efficiencies that keep real ops below it.
 
 ::
 
@@ -14,10 +14,10 @@
 The roofline is that of Williams, Waterman and Patterson (*Roofline: An Insightful Visual Performance
 Model*, CACM 52(4), 2009).
 
-Everything is integer arithmetic. Efficiencies are read as the decimals one writes (0.7 is 7/10), rates
-become one fraction of nanoseconds per flop, and the quotient is rounded half up. Rounding is monotone, so
-rounding the two sides and taking the larger equals rounding the larger: a duration is rounded once. Each
-parameter has the ideal as its default: no limit, no loss, no overhead.
+All arithmetic is on integers. Efficiencies are read as written decimals (0.7 is 7/10), rates become one
+fraction of nanoseconds per flop, and the quotient is rounded half up. Rounding is monotone, so rounding the
+two sides and taking the larger equals rounding the larger: a duration is rounded once. Each parameter
+defaults to the ideal: no limit, no loss, no overhead.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def roofline_ns(
     peak_flop_per_s, bandwidth_bytes_per_s : int or None
         The device's peak rates; None is "no limit" and costs no time.
     efficiency, memory_efficiency : float
-        The fraction of each peak that a large op reaches, in (0, 1].
+        Fraction of each peak that a large op reaches, in (0, 1].
     overhead_ns : int
         Added to every op.
 
@@ -66,8 +66,8 @@ def roofline_ns(
     Raises
     ------
     InputError
-        A size is negative or not whole, a rate is not positive, an efficiency is outside (0, 1], or the
-        result exceeds 64 bits.
+        If a size is negative or not whole, a rate is not positive, an efficiency is outside (0, 1], or
+        the result exceeds 64 bits.
 
     Examples
     --------
@@ -89,7 +89,7 @@ def roofline_ns(
 
 
 def _side_ns(name: str, sizes: npt.ArrayLike, rate: int | None, efficiency: float) -> IntArray:
-    """Return ``size / (rate * efficiency)`` in nanoseconds, half up."""
+    """Return ``size / (rate * efficiency)`` in nanoseconds, rounded half up."""
     given = np.asarray(sizes)
     if given.size and given.dtype.kind not in "iu":
         raise InputError(f"{name} must be whole numbers, not {given.dtype}: a fraction is nobody's cost")
@@ -110,7 +110,7 @@ def _scaled_half_up(sizes: IntArray, factor: Fraction) -> IntArray:
     """Return ``sizes * factor`` rounded half up, exactly.
 
     With factor = p/q and size = a*q + r, the product is a*p + r*p/q: the second term is small, so int64
-    suffices for usual rates; where it does not, Python's integers do the same.
+    suffices for usual rates; otherwise Python's integers do the same.
     """
     p, q = factor.numerator, factor.denominator
     largest = int(sizes.max(initial=0))
@@ -126,14 +126,14 @@ def _scaled_half_up(sizes: IntArray, factor: Fraction) -> IntArray:
 
 @dataclass(frozen=True)
 class KindEfficiency:
-    """How near ops of one kind come to the peaks; the defaults are the ideal.
+    """Efficiencies of one kind of op relative to the peaks; the defaults are the ideal.
 
     Attributes
     ----------
     efficiency, memory_efficiency : float
         Fraction of the peak flop rate and of the peak bandwidth that large ops reach.
     overhead_ns : int
-        Time that every op takes besides.
+        Additional time of every op.
     """
 
     efficiency: float = 1.0

@@ -1,13 +1,13 @@
-"""Memory of a device: who gets which bytes, and what happens when they run out.
+"""Memory of a device: allocation of its bytes, and running out of them.
 
 Pure state machines behind one interface (`devices.memory.allocator`), chosen by name (`make_allocator`);
-other packages add theirs as entry points of the group ``sim.allocators``:
+other packages add their own as entry points of the group ``sim.allocators``:
 
 ==============  ==================================================================================
-``pool``        one arena by best fit, exact; limits for those who share it, virtual devices
+``pool``        one arena by best fit, exact; limits for its sharers, virtual devices
 ``bfc``         TensorFlow's best fit with coalescing
 ``caching``     PyTorch's caching allocator for CUDA
-``counted``     device malloc and free for each tensor, a counter against a limit
+``counted``     device malloc and free per tensor, a counter against a limit
 ``planned``     offsets decided before the run: TVM's two plans, greedy by size, the optimum
 ``scratchpad``  the software-managed SRAM of an NPU, with tiles
 ==============  ==================================================================================

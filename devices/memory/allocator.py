@@ -1,20 +1,20 @@
-"""What every allocator is: a pure state machine that hands out ranges of addresses.
+"""The base of every allocator: a pure state machine that hands out ranges of addresses.
 
-An allocator holds no clock and waits for nothing. It is told what happened and answers what follows::
+An allocator holds no clock and never waits. It is told of events and answers with their consequences::
 
     try_alloc(nbytes, stream, owner) ──► Block         placed
-                                     └─► None          not now: ask again after something was freed
-    alloc(...)                       ──► Block, or OutOfMemoryError with the whole story
-    free(block)                      ──► streams on which the caller has to record an event, usually none
+                                     └─► None          not now: ask again after something is freed
+    alloc(...)                       ──► Block, or OutOfMemoryError with all details
+    free(block)                      ──► streams on which the caller must record an event, usually none
     record_use(block, stream)            another stream reads it: a free must wait for that stream
     event_done(block)                    one of those events was reached
-    empty_cache()                        give back to the device what is held and not in use
+    empty_cache()                        return unused memory to the device
 
-What an operation costs in time is the engine's business. The allocator only counts what took place
-(`device_mallocs`, `device_frees`, `synchronisations`); the engine charges the differences.
+The engine accounts for the time of operations. The allocator only counts them (`device_mallocs`,
+`device_frees`, `synchronisations`); the engine charges the differences.
 
-"Not now" and "never" differ: `fits_empty` tells before time 0 whether a request could be met by this
-allocator with nothing else in it.
+"Not now" and "never" differ: `fits_empty` says before time 0 whether an otherwise empty allocator could
+meet a request.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sim.base.errors import InputError, InvariantError, OutOfMemoryError
 from sim.base.units import format_bytes
 
 # ----------------------------------------------------------------------------------------------------------
-# Out of memory, told so that a stranger knows what to do.
+# Out-of-memory messages that tell a reader without context what to do.
 #
 # ::
 #
@@ -44,33 +44,33 @@ from sim.base.units import format_bytes
 
 
 def out_of_memory(name: str, kind: str, what: str, lines: list[tuple[str, str]]) -> OutOfMemoryError:
-    """Return the error that says why there was no room, and what would help.
+    """Return an error that says why there was no room, and what would help.
 
     Parameters
     ----------
     name, kind : str
-        The device, and the kind of its allocator.
+        Device, and kind of its allocator.
     what : str
-        What there was no room for.
+        Request that did not fit.
     lines : list of (str, str)
-        What there is, and what would help.
+        State of the memory, and what would help.
     """
     body = "".join(f"\n  {key:<15}  {value}" for key, value in lines)
     return OutOfMemoryError(f"out of memory on {name} ({kind} allocator): {what}{body}")
 
 
 def more_memory(short: int) -> str:
-    """Return the advice for want of so many bytes."""
+    """Return the advice if `short` bytes are missing."""
     return f"at least {shown(short)} more memory, or as much less in use: a smaller batch, recomputation"
 
 
 def shown(nbytes: int | None) -> str:
-    """Return a size as these messages show it."""
+    """Return a size as shown in these messages."""
     return format_bytes(nbytes, iec=True)
 
 
 def largest_holders(spans: list[Span]) -> list[str]:
-    """Name the five owners that hold most, summed up by owner, the largest first.
+    """Return the five owners that hold most in total, with their sizes, largest first.
 
     Examples
     --------
@@ -93,27 +93,26 @@ def largest_holders(spans: list[Span]) -> list[str]:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Out of memory before the run: a static plan is larger than what its device has left.
+# Out of memory before the run: a static plan is larger than the memory left on its device.
 #
-# It is told as `devices.memory.allocator` tells of a request that failed, with the tensors of the
-# fullest step in the place of those that are in use.
+# The message is that of a failed request, with the tensors of the fullest step in place of those in use.
 
 
 def plan_too_large(
     plan: ArenaPlan, owners: Sequence[Owner], memory: DeviceMemory, name: str
 ) -> OutOfMemoryError:
-    """Return the error that says why a plan does not fit its device, and what would help.
+    """Return an error that says why a plan does not fit its device, and what would help.
 
     Parameters
     ----------
     plan : Plan
-        As large as it is.
+        Plan that is too large.
     owners : sequence
-        Whose its tensors are, in its order.
+        Owners of its tensors, in plan order.
     memory : DeviceMemory
-        Of the device, with whatever else is there (parameters).
+        Memory of the device, including its other contents (parameters).
     name : str
-        The device.
+        Name of the device.
 
     Examples
     --------
@@ -154,7 +153,7 @@ _COUNTERS: Final = (
     *("in_use", "waiting", "reserved", "requested"),
     *("device_mallocs", "device_frees", "synchronisations"),
 )
-"""What an allocator counts, beside its peaks and retries."""
+"""Counters of an allocator, besides its peaks and retries."""
 
 _counted: Final = attrgetter(*_COUNTERS)
 
@@ -163,17 +162,17 @@ class Allocator(ABC):
     """An allocator of one device's memory.
 
     To write one, implement `try_alloc`, `free` and `spans`, and keep the counters right; `_took` and `_gave`
-    do so for what is in use. If it caches free blocks, implement `largest_free`; if a request may be refused
-    for another reason than the limit, `fits_empty`.
+    do so for memory in use. If it caches free blocks, implement `largest_free`; if it may refuse a request
+    for a reason other than the limit, `fits_empty`.
 
     Parameters
     ----------
     capacity : int, DeviceMemory or None
         Bytes of the device, or the device's memory when several allocators share it; None: unlimited.
     name : str
-        The device, in error messages.
+        Name of the device in error messages.
     limit : int, optional
-        Most bytes that this allocator may hold; by default all of the device's.
+        Most bytes that this allocator may hold; by default all of the device's memory.
 
     Attributes
     ----------
@@ -190,32 +189,32 @@ class Allocator(ABC):
     device_mallocs, device_frees : int
         Calls to the device's own allocator so far.
     synchronisations : int
-        How often the caller had to wait until the device was idle so far.
+        Number of times the caller had to wait until the device was idle.
     retries : int
-        How often a request was tried once more after all cached memory had been given back.
+        Number of requests tried again after all cached memory had been returned.
     by_owner : bool
-        Whether it depends on who asks how much there is.
+        Whether the memory available depends on who asks.
     limit : int or None
         Most bytes this allocator may ever hold; None: unlimited.
     """
 
     kind: ClassVar[str]
-    """What messages call it: the name by which a scenario chooses it, or that of the class."""
+    """Name in messages: the one by which a scenario chooses it, or that of the class."""
 
     by_stream: ClassVar[bool] = False
-    """Whether `record_use` is of consequence: whether a free may have to wait for other streams."""
+    """Whether `record_use` has an effect: whether a free may have to wait for other streams."""
 
     first_stream: int = 0
-    """The device's first stream, where streams are numbered over a machine: messages count from it."""
+    """The device's first stream if streams are numbered over a machine: messages count from it."""
 
     may_synchronise: bool = True
     """Whether a caller may ever have to wait until the device is idle."""
 
     alignment: int = 1
-    """A request takes a multiple of so many bytes."""
+    """Alignment: the size of every block is a multiple of this."""
 
     def __init_subclass__(cls) -> None:
-        """Call an allocator that does not say its kind by its class; refuse one that nobody would ask."""
+        """Name an allocator without a kind after its class; raise if it overrides `alloc`, which no run calls."""
         super().__init_subclass__()
         if cls.alloc is not Allocator.alloc:
             raise InputError(f"{cls.__name__} defines alloc(), which a run does not ask; define try_alloc()")
@@ -241,14 +240,14 @@ class Allocator(ABC):
         self.by_owner = False
 
     def _align(self, alignment: int) -> None:
-        """Let each request take a multiple of so many bytes, if there can be such."""
+        """Set the alignment, if it is valid."""
         if alignment < 1:
             raise InputError(f"{self.name}: an alignment of {alignment} bytes makes no sense; give 1 or more")
         self.alignment = alignment
 
     @property
     def held(self) -> int:
-        """Bytes taken from the device's memory; more than `reserved` where an arena is taken at once."""
+        """Bytes taken from the device's memory; more than `reserved` if an arena is taken at once."""
         return self.reserved
 
     def serving(self, owner: Owner) -> Allocator:
@@ -256,16 +255,16 @@ class Allocator(ABC):
         return self
 
     def rounded(self, nbytes: int) -> int:
-        """Return how many bytes a request of `nbytes` takes at least: it is rounded up to the alignment."""
+        """Return the least bytes for a request of `nbytes`: the size rounded up to the alignment."""
         return round_up(nbytes, self.alignment)
 
     def take(self, nbytes: int, stream: int = 0, owner: Owner = None) -> Block | None:
-        """Allocate as `try_alloc` does, and believe no answer that cannot be.
+        """Allocate as `try_alloc` does, and check the answer.
 
         Raises
         ------
         InputError
-            It returned something else than a live block of that size, or its counters do not add up.
+            If it returned anything but a live block of that size, or its counters do not add up.
         """
         block = self.try_alloc(nbytes, stream, owner)
         if block is not None:
@@ -274,12 +273,12 @@ class Allocator(ABC):
         return block
 
     def let_go(self, block: Block) -> tuple[int, ...]:
-        """Free as `free` does, and believe no answer that cannot be.
+        """Free as `free` does, and check the answer.
 
         Raises
         ------
         InputError
-            It returned something else than streams, or its counters do not add up.
+            If it returned anything but streams, or its counters do not add up.
         """
         streams = self.free(block)
         if streams != () and not (isinstance(streams, tuple) and {*map(type, streams)} == {int}):
@@ -320,22 +319,22 @@ class Allocator(ABC):
 
     @abstractmethod
     def try_alloc(self, nbytes: int, stream: int = 0, owner: Owner = None) -> Block | None:
-        """Allocate, or return None when there is no room now."""
+        """Allocate, or return None if there is no room now."""
 
     @abstractmethod
     def free(self, block: Block) -> tuple[int, ...]:
-        """Free `block`; return the streams whose work so far must be done before its bytes are used again.
+        """Free `block`; return the streams whose work so far must end before its bytes are reused.
 
         The caller records an event on each of them, and calls ``event_done(block)`` as each is reached.
 
         Raises
         ------
         InvariantError
-            `block` is not live (it was freed before).
+            If `block` is not live (it was freed before).
         """
 
     def largest_free(self) -> int:
-        """Return the size of the largest block that could be had without asking the device, in bytes."""
+        """Return the size in bytes of the largest block available without asking the device."""
         return 0
 
     def fits_empty(self, nbytes: int, stream: int = 0, owner: Owner = None) -> bool:
@@ -345,7 +344,7 @@ class Allocator(ABC):
 
     @abstractmethod
     def spans(self) -> Iterator[Span]:
-        """Yield what is where, in address order; only live and waiting ranges where nothing is cached."""
+        """Yield all spans in address order; without a cache, only live and waiting ones."""
 
     def alloc(self, nbytes: int, stream: int = 0, owner: Owner = None) -> Block:
         """Allocate `nbytes`.
@@ -353,18 +352,18 @@ class Allocator(ABC):
         Parameters
         ----------
         nbytes : int
-            How many bytes; 0 gives an empty block at address 0 that takes no room.
+            Number of bytes; 0 gives an empty block at address 0 that takes no room.
         stream : int
-            The stream that will use it first.
+            Stream that will use it first.
         owner : str, int or None
-            Who asks: named among the holders when memory runs out.
+            Requester, named among the holders when memory runs out.
 
         Raises
         ------
         InputError
-            `nbytes` is negative.
+            If `nbytes` is negative.
         OutOfMemoryError
-            There is no room; the message tells what was in use, by whom, and what would help.
+            If there is no room; the message says what was in use, by whom, and what would help.
         """
         block = self.take(nbytes, stream, owner)
         if block is None:
@@ -374,14 +373,14 @@ class Allocator(ABC):
     def out_of_memory(
         self, nbytes: int, *, stream: int = 0, owner: Owner = None, where: str = ""
     ) -> OutOfMemoryError:
-        """Return the error that says why a request was refused, and what would help.
+        """Return an error that says why a request was refused, and what would help.
 
         Parameters
         ----------
         nbytes, stream, owner
-            The request, which failed just now.
+            Request that has just failed.
         where : str
-            When it happened: an instant, a line of a trace.
+            Time or place of the failure: an instant, a line of a trace.
 
         Examples
         --------
@@ -421,11 +420,11 @@ class Allocator(ABC):
         return out_of_memory(part.name, part.kind, f"{asks}{f', {where}' if where else ''}", lines)
 
     def _hints(self, nbytes: int, stream: int, owner: Owner) -> list[str]:
-        """Return what would help, the most specific first."""
+        """Return advice, the most specific first."""
         hints = self.oom_hints(nbytes, stream, owner)
         if not self.fits_empty(nbytes, stream, owner):
             return hints or ["a larger device, or a smaller tensor: by itself it is more than the limit"]
-        if self.limit is None and hints:  # more memory than enough does not help
+        if self.limit is None and hints:  # memory is unlimited: more would not help
             return hints
         room = (self.limit or 0) - self.in_use - self.waiting
         if self.rounded(nbytes) > room:
@@ -436,19 +435,19 @@ class Allocator(ABC):
         ]
 
     def record_use(self, block: Block, stream: int) -> None:  # noqa: B027 (most know no streams)
-        """Note that another stream uses `block`; of no consequence unless the allocator knows streams."""
+        """Note that another stream uses `block`; has no effect unless the allocator knows streams."""
 
     def event_done(self, block: Block) -> None:  # noqa: B027 (and ask for no events)
         """Note that one event of those that the free of `block` asked for was reached."""
 
     def unused(self, owner: Owner) -> None:  # noqa: B027 (most keep no turns)
-        """Note that what `owner` took last was freed at once, and not used."""
+        """Note that the last block taken by `owner` was freed at once, unused."""
 
     def empty_cache(self) -> None:  # noqa: B027 (most have no call for it)
-        """Give back to the device what is held and not in use, where a program may ask for that."""
+        """Return unused memory to the device, if a program may request it."""
 
     def give_back(self, nbytes: int, stream: int) -> bool:
-        """Give back a cached segment of a stream as a recorded caching allocator did.
+        """Return a cached segment of a stream to the device, as a recorded caching allocator did.
 
         Parameters
         ----------
@@ -459,8 +458,7 @@ class Allocator(ABC):
         Returns
         -------
         bool
-            Whether that was possible; true for an allocator that caches in another way, and has nothing to
-            follow.
+            Whether this was possible; true for an allocator that caches differently and has nothing to do.
         """
         return True
 
@@ -478,7 +476,7 @@ class Allocator(ABC):
         return tuple(self.spans())
 
     def oom_hints(self, nbytes: int, stream: int, owner: Owner) -> list[str]:
-        """Return what this kind of allocator knows that would have let the request succeed."""
+        """Return advice specific to this kind of allocator that would have let the request succeed."""
         return []
 
     def _took(self, block: Block) -> None:
@@ -490,7 +488,7 @@ class Allocator(ABC):
             self.peak_in_use = self.in_use
 
     def _gave(self, block: Block) -> None:
-        """Account for a block that ends being live; refuse one that is not."""
+        """Account for a block that stops being live; raise if it is not."""
         if block.state != LIVE:
             raise InvariantError(f"{self.name}: {block!r} was freed already, and is freed again")
         block.state = FREE
@@ -503,21 +501,21 @@ class Allocator(ABC):
         self.peak_reserved = max(self.peak_reserved, self.reserved)
 
     def _empty(self, nbytes: int, stream: int, owner: Owner) -> Block:
-        """Return the block of a tensor without elements; refuse a negative size."""
+        """Return the block of a tensor without elements; raise if the size is negative."""
         if nbytes < 0:
             raise InputError(f"{self.name}: {owner!r} asks for {nbytes} bytes; a size is never negative")
         return Block(0, 0, 0, stream, owner, LIVE, None)
 
 
 class Forwarding(Allocator):
-    """An allocator that passes each request on to one of others, and counts what they count together.
+    """An allocator that forwards each request to one of several others and sums their counters.
 
     Parameters
     ----------
     memory : DeviceMemory or int or None
-        Of the device.
+        Memory of the device.
     parts : sequence of Allocator
-        The others, of one kind.
+        The others, all of one kind.
     name, limit
         As of `Allocator`.
     """
@@ -537,10 +535,10 @@ class Forwarding(Allocator):
 
     @abstractmethod
     def _part(self, owner: Owner) -> Allocator:
-        """Return the one that the requests of `owner` go to."""
+        """Return the part that serves the requests of `owner`."""
 
     def _tally(self) -> None:
-        """Bring the sums over all parts up to date."""
+        """Update the sums over all parts."""
         for name in (*_COUNTERS, "retries"):
             setattr(self, name, sum(getattr(part, name) for part in self._parts))
         self.peak_in_use = max(self.peak_in_use, self.in_use)
@@ -556,13 +554,13 @@ class Forwarding(Allocator):
         return self._part(owner).serving(owner)
 
     def rounded(self, nbytes: int) -> int:
-        """Return what the first part makes of a size: all parts are of one kind."""
+        """Return the size as rounded by the first part, since all parts are of one kind."""
         return self._parts[0].rounded(nbytes)
 
     def try_alloc(self, nbytes: int, stream: int = 0, owner: Owner = None) -> Block | None:
         """Allocate from the owner's part, or return None; see `Allocator.alloc`."""
         block = self._part(owner).try_alloc(nbytes, stream, owner)
-        self._tally()  # a failure may have given segments back
+        self._tally()  # a failure may have returned segments
         return block
 
     def free(self, block: Block) -> tuple[int, ...]:
@@ -581,7 +579,7 @@ class Forwarding(Allocator):
         self._tally()
 
     def empty_cache(self) -> None:
-        """Give back what every part holds and does not use."""
+        """Return the unused memory of every part to the device."""
         for part in self._parts:
             part.empty_cache()
         self._tally()

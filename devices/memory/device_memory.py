@@ -1,8 +1,8 @@
-"""The memory of a device as its driver deals it out: what `cudaMalloc` and `cudaFree` see.
+"""The memory of a device as managed by its driver: the view of `cudaMalloc` and `cudaFree`.
 
-Physical memory is paged, so a driver succeeds whenever enough bytes are left, wherever they are: a
-counter decides. Addresses are virtual and there are plenty. A range that was given back is given out
-again for a request of the same size (the lowest first); otherwise addresses only grow.
+Physical memory is paged, so a driver succeeds whenever enough bytes are left anywhere: a counter decides.
+Addresses are virtual and plentiful. A freed range is reused for a request of the same size (the lowest
+first); otherwise addresses only grow.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class DeviceMemory:
         self._holes: dict[int, list[int]] = {}
 
     def malloc(self, nbytes: int) -> int | None:
-        """Return the address of `nbytes` of memory, or None when fewer are left."""
+        """Return the address of `nbytes` of memory, or None if fewer are left."""
         if not self.commit(nbytes):
             return None
         holes = self._holes.get(nbytes)
@@ -61,12 +61,12 @@ class DeviceMemory:
         return address
 
     def free(self, address: int, nbytes: int) -> None:
-        """Give back what `malloc` gave.
+        """Free an allocation made by `malloc`.
 
         Raises
         ------
         InvariantError
-            There is no such allocation.
+            If there is no such allocation.
         """
         if self._live.pop(address, None) != nbytes:
             raise InvariantError(f"the device never gave out {nbytes} bytes at address {address:#x}")
@@ -74,39 +74,39 @@ class DeviceMemory:
         heapq.heappush(self._holes.setdefault(nbytes, []), address)
 
     def reserve(self, nbytes: int) -> int:
-        """Return the first of `nbytes` addresses that nothing else uses, and that no memory backs yet.
+        """Return the first of `nbytes` unused addresses, not backed by memory yet.
 
-        So does `cuMemAddressReserve` (CUDA Driver API, virtual memory management); `commit` and `release`
-        account for the pages that are then mapped there.
+        This is `cuMemAddressReserve` (CUDA Driver API, virtual memory management); `commit` and `release`
+        account for the pages mapped there later.
         """
         address = self._next
         self._next += round_up(nbytes, ALIGNMENT_BYTES)
         return address
 
     def commit(self, nbytes: int) -> bool:
-        """Take `nbytes` for reserved addresses, or none and return False when fewer are left."""
+        """Take `nbytes` for reserved addresses and return True; if fewer are left, return False."""
         if self.capacity is not None and self.used + nbytes > self.capacity:
             return False
         self.used += nbytes
         return True
 
     def release(self, nbytes: int) -> None:
-        """Give back what `commit` took."""
+        """Release bytes taken by `commit`."""
         self.used -= nbytes
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Blocks: ranges of addresses, who holds them, and what state they are in.
+# Blocks: ranges of addresses with owner and state.
 
 Owner = str | int | None
-"""Who asks for memory: a tensor's name, an index, or nobody in particular."""
+"""Requester of memory: a tensor's name, an index, or none."""
 
 FREE = 0
 """State of a block: in a free list (false, so that ``if not block.state`` reads "is free")."""
 LIVE = 1
 """State of a block: allocated."""
 WAITING = 2
-"""State of a block: freed, and not to be reused before events of other streams were reached."""
+"""State of a block: freed, but not reusable before events of other streams are reached."""
 
 UNMAPPED = 3
 """State of a block: addresses without memory behind them."""
@@ -115,38 +115,38 @@ _STATE_NAMES = ("free", "live", "waiting", "unmapped")
 
 
 class Home(Protocol):
-    """Where a block goes when it is free: a list of free blocks."""
+    """A list of free blocks, to which a block returns when freed."""
 
     def give(self, block: Block) -> None:
-        """Add the range of `block`, which dies, merged with its free neighbours."""
+        """Add the range of `block`, which becomes invalid, merged with its free neighbours."""
 
     def remove(self, block: Block) -> None:
-        """Take a free block out of the list."""
+        """Remove a free block from the list."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Block:
     """A range of addresses, and the handle by which its owner frees it.
 
-    A handle dies with `Allocator.free`: it never becomes live again, even when its range is handed out
-    anew, so that a second free is always noticed. Its address and size stay what they were.
+    `Allocator.free` ends a handle: it never becomes live again, even when its range is reused, so that a
+    second free is always detected. Its address and size stay the same.
 
     Attributes
     ----------
     address : int
         First byte.
     nbytes : int
-        Size as allocated, that is after rounding.
+        Size as allocated, after rounding.
     requested : int
         Size as asked for, in bytes.
     stream : int
         Stream it was allocated for.
     owner : str, int or None
-        Who asked.
+        Requester.
     state : int
         `FREE`, `LIVE`, `WAITING` or `UNMAPPED`.
     home : Home or None
-        Where it goes when it is free; None for an allocator without free lists.
+        Free list to which it returns; None for an allocator without free lists.
     prev, next : Block
         Neighbours in address order within the segment; unset for an allocator without segments.
     """
@@ -166,13 +166,13 @@ class Block:
         return f"<Block [{self.address:#x}, {end:#x}) {_STATE_NAMES[self.state]}, owner {self.owner!r}>"
 
     def span(self, segment: int) -> Span:
-        """Return what lies here, in the segment that begins at that address."""
+        """Return the block as a span of the segment that begins at address `segment`."""
         state = _STATE_NAMES[self.state]
         return Span(segment, self.address, self.nbytes, state, self.requested, self.stream, self.owner)
 
 
 class Span(NamedTuple):
-    """One row of a snapshot: a range of addresses and what it holds (sizes in bytes)."""
+    """One row of a snapshot: a range of addresses and its contents (sizes in bytes)."""
 
     segment: int
     """Address at which its segment begins."""
@@ -197,12 +197,12 @@ def round_up(nbytes: int, multiple: int) -> int:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Whose tensor it is: the model, or session, that a tensor's name begins with.
+# Groups of tensors: the model or session that a tensor's name begins with.
 #
-#     train/0/grad      ──► train         sessions name their ops so; any graph may
+#     train/0/grad      ──► train         sessions name their ops this way; any graph may
 #     serve/2/head:1    ──► serve
 #     serve on gpu1     ──► serve         the copy of it on another device
-#     server/x          ──► server/x      nobody's: a group of its own
+#     server/x          ──► server/x      no group: the owner itself
 
 _ENDINGS = ("/", ":", " ")
 
@@ -213,7 +213,7 @@ class Groups:
     Parameters
     ----------
     names : iterable of str
-        The groups. Of two that fit the longer counts.
+        The groups; if two match, the longer counts.
 
     Examples
     --------
