@@ -214,7 +214,7 @@ class Allocator(ABC):
     """Alignment: the size of every block is a multiple of this."""
 
     def __init_subclass__(cls) -> None:
-        """Name an allocator without a kind after its class; raise if it overrides `alloc`, which no run calls."""
+        """Set a missing kind to the class name; raise if `alloc` is overridden, which no run calls."""
         super().__init_subclass__()
         if cls.alloc is not Allocator.alloc:
             raise InputError(f"{cls.__name__} defines alloc(), which a run does not ask; define try_alloc()")
