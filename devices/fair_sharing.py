@@ -202,7 +202,7 @@ class Route:
 
     Attributes
     ----------
-    links : tuple of Link
+    links : tuple of SharedLink
     flows : int
         Number of flows, which all have the same rate.
     share : tuple of int
@@ -222,7 +222,7 @@ def fill(links: Sequence[SharedLink], stamp: int) -> None:
 
     Parameters
     ----------
-    links : sequence of Link
+    links : sequence of SharedLink
         Links with at least one flow each; all links of their routes must be included.
     stamp : int
         A number not used in an earlier call with these routes.

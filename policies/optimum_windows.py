@@ -184,7 +184,7 @@ class FreePart:
 
     Parameters
     ----------
-    known : Known
+    known : Incumbent
     touching : Touching
     window, behind : sequence of int
         The times that are free, and those that keep their distance from the end.
@@ -353,7 +353,7 @@ def windows(
 
     Parameters
     ----------
-    problem : Problem
+    problem : ScheduleProblem
     activities : sequence of sequence of Time
         Times that are free together; the first tells where in the schedule they are.
     until : float

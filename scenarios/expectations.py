@@ -321,7 +321,7 @@ class Expectation(NamedTuple):
 
         Parameters
         ----------
-        run : Run
+        run : FinishedRun
         other : callable
             Returns the run of a label, for conditions relative to it.
         new_tables : bool

@@ -146,7 +146,7 @@ def write_golden(path: Path, run: FinishedRun, holders: Sequence[str] = ()) -> N
     Parameters
     ----------
     path : path
-    run : Run
+    run : FinishedRun
     holders : sequence of str
         All runs that are compared to the table. If there are others, a column names the run of each row.
 

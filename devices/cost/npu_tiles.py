@@ -90,7 +90,7 @@ def tiled_ns(stages: TileStages, tiles: int, *, double_buffered: bool = True) ->
 
     Parameters
     ----------
-    stages : Stages
+    stages : TileStages
     tiles : int
         At least 1.
     double_buffered : bool

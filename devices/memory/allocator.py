@@ -105,7 +105,7 @@ def plan_too_large(
 
     Parameters
     ----------
-    plan : Plan
+    plan : ArenaPlan
         Plan that is too large.
     owners : sequence
         Owners of its tensors, in plan order.

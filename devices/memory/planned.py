@@ -23,7 +23,7 @@ class PlannedAllocator(Allocator):
 
     Parameters
     ----------
-    plan : Plan
+    plan : ArenaPlan
         Where everything lies.
     owners : sequence of str or int
         Who asks for each tensor of the plan, in its order. An owner named several times has several tensors,

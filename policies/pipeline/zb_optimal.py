@@ -183,7 +183,7 @@ def optimal_programs(
 
     Parameters
     ----------
-    problem : Problem
+    problem : ZeroBubbleProblem
         Sizes, times and limits.
     hint : Schedule, optional
         A good order to start from.

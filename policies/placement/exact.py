@@ -34,7 +34,7 @@ class OptimalSchedule:
 
     Attributes
     ----------
-    schedule : Schedule
+    schedule : ListSchedule
     lower_bound_ns : int
         Lower bound of the makespan over all placements and orders.
     proven : bool

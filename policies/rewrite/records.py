@@ -144,9 +144,9 @@ class Records:
     Attributes
     ----------
     name : str
-    ops : dict of str to Record
+    ops : dict of str to OpEntry
         Ops in graph order.
-    externals : dict of str to External
+    externals : dict of str to ExternalTensor
     device_facts : mapping
         The graph's own.
     """

@@ -87,7 +87,7 @@ class ChakraOrder:
 
     Parameters
     ----------
-    nodes : sequence of Node
+    nodes : sequence of ChakraNode
     needs : sequence of sequence of int
         Dependencies of each node, by the trace.
     pytorch : bool

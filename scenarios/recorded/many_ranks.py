@@ -86,7 +86,7 @@ def on_layout(graph: Graph, layout: RankLayout) -> Graph:
     ----------
     graph : Graph
         Recording of one process with one GPU.
-    layout : Layout
+    layout : RankLayout
 
     Raises
     ------

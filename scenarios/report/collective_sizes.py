@@ -72,7 +72,7 @@ class Row(NamedTuple):
     ----------
     nbytes : int
     algorithm : str
-    choice : Choice or None
+    choice : NcclChoice or None
         NCCL's choice, with its own estimate.
     fitted_us, links_us, measured_us : float or None
         Time from rates fitted to measurements; from the links, if NCCL's choice is not known; from a table.

@@ -51,14 +51,14 @@ class Decisions(NamedTuple):
     ----------
     label : str
         Name in the results.
-    policy : Policy
+    policy : IssuePolicy
     placement, streams, linearize : optional
         None: the default of `sim.job.build_job.make_job`.
     knowledge : str
     estimate_error : float
     loc : Loc
         Place of the decisions in the scenario.
-    compile : tuple of Step
+    compile : tuple of RewriteStep
         Rewrites of the graph, in order.
     cuda_graph : bool
         Whether the ops of a device are launched as one CUDA graph.
@@ -117,7 +117,7 @@ def resolve(
 
     Parameters
     ----------
-    spec : Policy
+    spec : PolicyFields
     label : str
         Name in the results.
     document, loc

@@ -56,7 +56,7 @@ class Result:
         What the placement tried, if it searches.
     recordings : dict of str to list of MemoryEvent, optional
         Requests to the allocator of each device, if they were recorded.
-    training : Training, optional
+    training : RecoveryRuns, optional
         The training run of many steps, of which this run simulates one.
     new_tables : bool
         Whether the tables of ops to which schedules are compared may be missing.

@@ -59,7 +59,7 @@ def compile_graph(
     Parameters
     ----------
     graph : Graph
-    steps : sequence of Step
+    steps : sequence of RewriteStep
     machine : Machine
     placement : Placement or None
         Placement for the steps that need to know where ops run.

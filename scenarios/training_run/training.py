@@ -28,7 +28,7 @@ class RecoveryRuns:
         Document of the scenario, for messages.
     section : TrainingRun
         Its description in the scenario.
-    plan : Plan
+    plan : TrainingPlan
         Plan with steps of zero time: only the trace gives their duration.
     recoveries : mapping of str to Recovery
     """

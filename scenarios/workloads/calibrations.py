@@ -519,7 +519,7 @@ def why_another_gpu(calibration: TrainingCalibration, device: Device, dtype: str
 
     Parameters
     ----------
-    calibration : Calibration
+    calibration : TrainingCalibration
     device : Device
     dtype : str
         Data type of the products.

@@ -128,7 +128,7 @@ class Workload(Strict):
         document : Document
         machine : Machine or None
             The scenario's machine, if it has one.
-        policy : Policy
+        policy : PolicyFields
             Names the schedule, with its options.
         loc : Loc
             Path of the policy.

@@ -46,7 +46,7 @@ def waits_of(schedule: OpSchedule, row: int) -> dict[str, int]:
 
     Parameters
     ----------
-    schedule : Schedule
+    schedule : OpSchedule
     row : int
     """
     waits: dict[str, int] = {}
@@ -61,7 +61,7 @@ def began_ns(schedule: OpSchedule, row: int, reason: str) -> int | None:
 
     Parameters
     ----------
-    schedule : Schedule
+    schedule : OpSchedule
     row : int
     reason : str
     """
@@ -81,7 +81,7 @@ def held_at(schedule: OpSchedule, row: int, at_ns: int) -> Blocker | None:
 
     Parameters
     ----------
-    schedule : Schedule
+    schedule : OpSchedule
     row : int
     at_ns : int
     """

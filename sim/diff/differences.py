@@ -263,7 +263,7 @@ class Differences:
 
     Attributes
     ----------
-    a, b : Schedule
+    a, b : OpSchedule
     pairs : Pairs
         Rows that are the same op.
     over_ns : int
@@ -412,7 +412,7 @@ def differences(a: OpSchedule, b: OpSchedule, *, over_ns: int = 0) -> Difference
 
     Parameters
     ----------
-    a, b : Schedule
+    a, b : OpSchedule
     over_ns : int
         Starts and durations that differ by no more count as equal.
 

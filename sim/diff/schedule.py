@@ -70,9 +70,9 @@ class OpSchedule:
     compared : array of bool
         Whether the row executed and is not a filler.
     makespan_ns : int
-    facts : Facts, optional
+    facts : DerivedColumns, optional
         Derived columns of its trace, with the same rows (transfers after tasks).
-    told : Told, optional
+    told : RowNotes, optional
         The notes of a table, if there is no trace.
     recorded : bool
         Whether the times were recorded rather than computed.

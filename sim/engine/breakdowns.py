@@ -299,7 +299,7 @@ class Paced:
     device : Device
     context : Context
         The run.
-    pace : Pace
+    pace : SpeedProfile
     """
 
     def __init__(self, device: Device, context: Context, pace: SpeedProfile) -> None:

@@ -138,7 +138,7 @@ def exposed_communication(
 
     Parameters
     ----------
-    facts : Facts
+    facts : DerivedColumns
     where : Where
         The part of the run that counts.
     reasons : mapping, optional

@@ -53,7 +53,7 @@ def with_iterations(trace: Record, edges: TaskEdges) -> TaskEdges:
     Parameters
     ----------
     trace : Trace
-    edges : Dependencies
+    edges : TaskEdges
         Edges of this trace.
     """
     if not trace.frames:

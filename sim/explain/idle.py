@@ -130,7 +130,7 @@ def idle_reasons(
     Parameters
     ----------
     trace : Trace
-    facts : Facts, optional
+    facts : DerivedColumns, optional
         Those of this trace, if already computed.
     where : Where
         The part of the run that counts; for a lane, the idle time is the lane's own.
@@ -162,7 +162,7 @@ def idle_pieces(trace: Record, facts: DerivedColumns | None = None, where: Where
     Parameters
     ----------
     trace : Trace
-    facts : Facts, optional
+    facts : DerivedColumns, optional
         Those of this trace, if already computed.
     where : Where
         The part of the run that counts; it cuts stretches. A lane is idle because of its own tasks.
@@ -214,7 +214,7 @@ def held_up(
 
     Parameters
     ----------
-    f : Facts
+    f : DerivedColumns
     row : array of int
         The tasks.
     since, end : array of int

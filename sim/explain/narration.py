@@ -59,8 +59,8 @@ def held_up_most(f: DerivedColumns, path: Sequence[PathStep]) -> str:
 
     Parameters
     ----------
-    f : Facts
-    path : sequence of Step
+    f : DerivedColumns
+    path : sequence of PathStep
         The executed path.
     """
     if f.meetings is None:
@@ -145,7 +145,7 @@ def largest_gaps(
     trace : Trace
     limit : int
         The number of gaps; stretches after a device's last task are left out.
-    facts : Facts, optional
+    facts : DerivedColumns, optional
         Those of this trace, if already computed.
     where : Where
         The part of the run that counts.
@@ -176,7 +176,7 @@ def grouped_gaps(facts: DerivedColumns, where: Where = EVERYWHERE) -> list[GapGr
 
     Parameters
     ----------
-    facts : Facts
+    facts : DerivedColumns
     where : Where
         The part of the run that counts.
 
@@ -258,7 +258,7 @@ def explain_text(
         The policy's name in sentences; default: the name of its class.
     where : Where
         The part of the run to explain.
-    facts : Facts, optional
+    facts : DerivedColumns, optional
         Those of this trace and policy, if already computed.
     """
     f = facts or DerivedColumns(trace, policy)
@@ -288,7 +288,7 @@ def op_text(f: DerivedColumns, op: str, where: Where = EVERYWHERE, most: int = 5
 
     Parameters
     ----------
-    f : Facts
+    f : DerivedColumns
     op : str
     where : Where
         The part of the run that counts.

@@ -68,7 +68,7 @@ def executed_path(
     Parameters
     ----------
     trace : Trace
-    facts : Facts, optional
+    facts : DerivedColumns, optional
         Those of this trace, if already computed.
     last : int, optional
         The row that the path leads to; by default the one that ended last.

@@ -25,7 +25,7 @@ def blame(facts: DerivedColumns, reason: str, row: int, at_ns: int) -> str:
 
     Parameters
     ----------
-    facts : Facts
+    facts : DerivedColumns
     reason : str
         One of `sim.explain.idle.REASONS`.
     row : int
@@ -246,9 +246,9 @@ class TaskLife(NamedTuple):
     ----------
     row : int
         The task.
-    pieces : list of Piece
+    pieces : list of LifePiece
         Adjacent stretches.
-    path : list of Step
+    path : list of PathStep
         What led to its end, from time 0.
     held_up : list of int
         Tasks whose last input came from it, directly or by a transfer, in order of start.
@@ -265,7 +265,7 @@ def lives(facts: DerivedColumns, op: str, where: Where = EVERYWHERE) -> list[Tas
 
     Parameters
     ----------
-    facts : Facts
+    facts : DerivedColumns
     op : str
     where : Where
         The part of the run in which executions count; they overlap its time from data to end.

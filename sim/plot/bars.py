@@ -255,7 +255,7 @@ def path_of(facts: DerivedColumns, whole: Bars, shown: Bars) -> PathSteps:
 
     Parameters
     ----------
-    facts : Facts
+    facts : DerivedColumns
         Derived columns of the trace.
     whole, shown : Bars
         All bars of the trace, and those drawn (`Bars.packed`).

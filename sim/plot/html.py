@@ -147,7 +147,7 @@ def told(facts: DerivedColumns, title: str, sections: Sequence[Section] = ()) ->
 
     Parameters
     ----------
-    facts : Facts
+    facts : DerivedColumns
     title : str
     sections : sequence of Section
         Further content on the run.

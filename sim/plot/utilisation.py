@@ -49,7 +49,7 @@ def use_of_devices(trace: Record, facts: DerivedColumns | None = None) -> dict[s
     Parameters
     ----------
     trace : Trace
-    facts : Facts, optional
+    facts : DerivedColumns, optional
         Those of this trace, if already computed.
     """
     reasons = idle_reasons(trace, facts)

@@ -338,7 +338,7 @@ def waited_for(trace: Record, edges: TaskEdges) -> TaskEdges:
     Parameters
     ----------
     trace : Trace
-    edges : Dependencies
+    edges : TaskEdges
         The result of `dependencies`.
     """
     data = np.flatnonzero(_into_non_strict(trace, edges))

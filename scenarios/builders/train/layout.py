@@ -196,7 +196,7 @@ class RankOptions:
         core/tensor_parallel/cross_entropy.py).
     imbalance : float
         Tokens of the fullest expert rank / of the mean one.
-    routes : Routes or None
+    routes : UnplacedRouting or None
         Assignment of tokens to experts, in place of `imbalance`.
     dispatcher : {"all-to-all", "deepep", "hybridep"}
         How tokens are sent to experts: one copy per expert, or one per rank (per node, across nodes) that

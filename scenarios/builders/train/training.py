@@ -85,8 +85,8 @@ class Training(RankOptions):
     Attributes
     ----------
     model : Architecture
-    layout : Layout
-    calibration : Calibration
+    layout : ParallelLayout
+    calibration : TrainingCalibration
     sequence, micro_batch, batch : int
         Tokens per sample; samples per micro-batch of a replica; samples per step.
     recompute : {"none", "selective", "full"}, or tuple of str

@@ -56,7 +56,7 @@ class KernelNotes(NamedTuple):
 
     Attributes
     ----------
-    flow : Flow
+    flow : TaskFlow
     facts : dict
         Flop, bytes and data type.
     attributes : dict
@@ -73,7 +73,7 @@ def told(kernels: Sequence[TracedKernel], around: Mapping[int, Operator]) -> lis
 
     Parameters
     ----------
-    kernels : sequence of Kernel
+    kernels : sequence of TracedKernel
         In order of launch.
     around : mapping
         All operators, by id.

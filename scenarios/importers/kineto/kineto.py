@@ -458,7 +458,7 @@ def delays(
 
     Parameters
     ----------
-    trace : Trace
+    trace : RecordedTrace
     streams : Streams
         What tasks wait for on the GPU.
     issued_ns : mapping

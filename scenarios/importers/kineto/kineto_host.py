@@ -100,7 +100,7 @@ class Streams:
 
     Parameters
     ----------
-    trace : Trace
+    trace : RecordedTrace
     waits : iterable of EventWait
 
     Attributes
@@ -171,7 +171,7 @@ class RecordedLaunchQueue:
 
     Parameters
     ----------
-    trace : Trace
+    trace : RecordedTrace
     """
 
     def __init__(self, trace: RecordedTrace) -> None:
@@ -237,7 +237,7 @@ class HostOps:
 
     Parameters
     ----------
-    trace : Trace
+    trace : RecordedTrace
     names : list of str
         Names of the ops of its tasks.
     streams : Streams

@@ -294,7 +294,7 @@ class Rank:
         None: one process, whose rank does not matter.
     file : int
         Number of its file.
-    trace : Trace
+    trace : RecordedTrace
     meetings : mapping
         By task.
     """
