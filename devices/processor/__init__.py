@@ -1,1 +1,1 @@
-"""What the tasks of one device share: the cores of a CPU or NPU, the SMs of a GPU."""
+"""Resources shared by the tasks of one device: the cores of a CPU or NPU, the SMs of a GPU."""

@@ -2,11 +2,11 @@
 
 ::
 
-    4 cores, 3 workers, 2 cores an op        w0 [aaaa]
+    4 cores, 3 workers, 2 cores per op       w0 [aaaa]
                                              w1 [bbbbbbb]
                                              w2     [cccc]     c waits until a's cores are free
 
-An op that does not fit waits, and everybody behind it waits too, however little they need.
+An op that does not fit waits, and all ops behind it wait too, however little they need.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from sim.machine.task import Task
 
 
 class FirstComeFirstServed:
-    """A `sim.machine.device.Processor` of which each task takes so much as long as it runs, in turn.
+    """A `sim.machine.device.Processor` of which each running task takes an amount, in order of arrival.
 
     Parameters
     ----------
     context : Context
         The run.
     free : int
-        How much there is.
+        Amount available.
     needs : mapping of int to int
-        Op → how much it takes; one that takes nothing waits for nobody.
+        Op → amount it takes; an op that takes nothing never waits.
     default : int
-        What other ops take.
+        Amount taken by other ops.
     """
 
     def __init__(self, context: Context, free: int, needs: Mapping[int, int], default: int = 1) -> None:
@@ -50,11 +50,11 @@ class FirstComeFirstServed:
         self._waiting: dict[int, None] = {}  # ids of tasks, in order of arrival
 
     def start(self, task: Task) -> int:
-        """Take what the task needs and return its duration, or `WAIT` behind those who came before."""
+        """Take the task's amount and return its duration, or `WAIT` behind earlier tasks."""
         need = self._needs.get(task.op, self._default)
         if need:
             waiting = self._waiting
-            waiting[task.id] = None  # one that waits already keeps its place
+            waiting[task.id] = None  # a task that waits already keeps its place
             if next(iter(waiting)) != task.id or need > self._free:
                 return WAIT
             del waiting[task.id]
@@ -62,14 +62,14 @@ class FirstComeFirstServed:
         return self._duration_of(task)
 
     def end(self, task: Task) -> None:
-        """Give back what the task took."""
+        """Release the task's amount."""
         self._free += self._needs.get(task.op, self._default)
 
 
 class CorePool(FirstComeFirstServed):
     """A `sim.machine.device.Processor` that counts free cores.
 
-    An op takes ``device.cores_per_op`` cores, or as many as its attribute ``cores`` says.
+    An op takes ``device.cores_per_op`` cores, or the number in its attribute ``cores``.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ class CorePool(FirstComeFirstServed):
     Raises
     ------
     InfeasibleError
-        An op of the device asks for more cores than there are.
+        If an op of the device asks for more cores than there are.
     """
 
     counts_cores: Final = True
@@ -92,7 +92,7 @@ class CorePool(FirstComeFirstServed):
 
     @classmethod
     def columns(cls, device: Device, job: Job) -> SharedCores | str:
-        """Return the cores, and what each op takes of them."""
+        """Return the cores and the number that each op takes."""
         if cls is not CorePool or not device.workers:
             return f"{device.name} counts its cores in a way of its own"
         op = np.flatnonzero(job.device_of == job.machine.device_index(device.name))
@@ -104,19 +104,19 @@ class CorePool(FirstComeFirstServed):
 
 @dataclass(frozen=True)
 class CorePoolIfShort:
-    """A `CorePool` in runs in which some op asks for more cores than its worker has; else nothing is shared.
+    """A `CorePool` in runs with an op that asks for more cores than its worker has; else nothing is shared.
 
-    Workers are as many as there are cores for, so that no one waits where each op has those of its worker.
+    There are only as many workers as cores allow, so no op waits if each uses only its worker's cores.
     """
 
     counts_cores: bool = True
 
     def __call__(self, device: Device, context: Context) -> CorePool | None:
-        """Return the processor of a run."""
+        """Return the processor of a run, if it needs one."""
         return CorePool(device, context) if _is_short(device, context.job) else None
 
     def columns(self, device: Device, job: Job) -> SharedCores | str | None:
-        """Return the cores, and what each op takes of them; None: nobody ever waits for them."""
+        """Return the cores and the number that each op takes; None: no op ever waits for them."""
         return CorePool.columns(device, job) if _is_short(device, job) else None
 
 
@@ -125,7 +125,7 @@ def _is_short(device: Device, job: Job) -> bool:
 
 
 def _needs(device: Device, job: Job) -> dict[int, int]:
-    """Return the cores of the ops that say how many they need."""
+    """Return op → number of cores, for ops that specify it."""
     here = job.machine.device_index(device.name)
     needs = {op: cores for op, cores in job.graph.attribute("cores").items() if job.device_of[op] == here}
     for op, cores in needs.items():
@@ -137,17 +137,17 @@ def _needs(device: Device, job: Job) -> dict[int, int]:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# More runnable threads than cores: the operating system slices time, and everybody gets slower.
+# More runnable threads than cores: the operating system slices time, and all ops slow down.
 #
 #     rate of every op = min(1, cores / threads) / (1 + cost * max(0, threads / cores - 1))
 #                             fair time slices       switches, cold caches, threads that wait at a barrier
 #                                                    for one that does not run
 #
-# `threads` counts those that run at the moment: ``cores_per_op`` for every op. With `oversubscription_cost` 0
-# no work is lost and all ops advance at equal rates (what fair schedulers aim at); each thread per core
-# beyond the first adds `cost` to the time of all. That it is linear is a choice, as the simplest curve with
-# one parameter that can be measured; that too many threads hurt, and how the two pools trade off, is shown by
-# Wang et al., *Exploiting Parallelism Opportunities with Deep Learning Frameworks*, ACM TACO 18(1), 2020
+# `threads` counts the running threads: ``cores_per_op`` for every op. With `oversubscription_cost` 0 no work
+# is lost and all ops advance at equal rates (the aim of fair schedulers); each thread per core beyond the
+# first adds `cost` to the time of all. The linear form is a choice: the simplest curve with one measurable
+# parameter. The harm of too many threads, and the trade-off between the two pools, is shown by Wang et al.,
+# *Exploiting Parallelism Opportunities with Deep Learning Frameworks*, ACM TACO 18(1), 2020
 # (arXiv:1908.04705).
 #
 # All ops advance at the same rate, so the exact virtual time of `devices.fair_sharing.EqualShare`
@@ -172,7 +172,7 @@ class TimeShare:
         self._running = EqualShare(context, lambda n: sliced(n * device.cores_per_op, device), context.finish)
 
     def start(self, task: Task) -> int:
-        """Begin a task; it ends when its share of the cores, or of the pool, has done its work."""
+        """Start a task, which ends when its share of the cores, or of the pool, has done its work."""
         work_ns = self._duration_of(task)
         if not work_ns:
             return 0
@@ -181,7 +181,7 @@ class TimeShare:
 
 
 def sliced(threads: int, device: Device) -> Fraction:
-    """Return the rate of each of so many threads on the cores of a device, 1 being that of one alone."""
+    """Return the rate of each of `threads` threads on a device's cores, relative to one alone."""
     load = Fraction(threads, device.cores)
     if load <= 1:
         return Fraction(1)
@@ -189,11 +189,11 @@ def sliced(threads: int, device: Device) -> Fraction:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Ops on the workers of one CPU slow one another down by a factor that was measured.
+# Ops on the workers of one CPU slow one another down by a measured factor.
 #
 # The simplest model of interference: with n ops running at once, each advances at the rate 1 / slowdown(n),
-# whatever they are. It is right for kernels that are alike and compete for one thing (memory bandwidth, the
-# clock of the chip); kernels that differ need a model of what they compete for, as
+# whatever their kinds. It suits similar kernels that compete for one resource (memory bandwidth, the clock of
+# the chip); different kernels need a model of the resources they compete for, such as
 # `devices.processor.shared_sms`.
 
 
@@ -204,8 +204,8 @@ class CorunSlowdown:
     ----------
     device : Device
         Its `details` have ``corun_slowdown``: the factors for 1, 2, ... ops at once; the last one holds
-        for any greater number. Ops of a kind in ``corun_exempt`` do not compete with those: copies, which
-        have engines of their own, and slow one another down by ``corun_exempt_slowdown``, if it is given.
+        for any greater number. Ops of a kind in ``corun_exempt``, such as copies with their own engines, do
+        not compete with those; they slow one another down by ``corun_exempt_slowdown``, if given.
     context : Context
         The run.
     """
@@ -237,25 +237,24 @@ class CorunSlowdown:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Workers that have slept take a while to begin.
+# Workers that have slept take time to wake.
 #
-# A worker that ends an op and finds the next one goes on at once; one that had nothing to do sits in the
-# kernel of the operating system, and is woken when another worker ends what it waits for:
+# A worker that ends an op and finds another goes on at once; an idle worker sleeps in the operating system's
+# kernel and is woken when another worker ends the op that it waits for:
 #
 #     worker 0   [ a ][ c ]                 [ c ] begins `issue_ns` after [ a ]
 #     worker 1         .... [ b ]           [ b ], which reads a, begins `wake_ns` later than that
 #
-# On threads of a virtual machine the two are some 20 and 100 us: a median of both is wrong for everybody.
+# On threads of a virtual machine the two are about 20 and 100 us, so a median of both would fit neither.
 
 
 class Waking(CorunSlowdown):
-    """A `sim.machine.device.Processor` of workers that sleep when they have nothing to do, and slow one
-    another down.
+    """A `sim.machine.device.Processor` of workers that sleep when idle and slow one another down.
 
     Parameters
     ----------
     device : Device
-        With ``wake_ns`` in its details, and what `CorunSlowdown` needs.
+        With ``wake_ns`` in its details, and the keys of `CorunSlowdown`.
     context : Context
         The run.
     """
@@ -268,7 +267,7 @@ class Waking(CorunSlowdown):
         self._ended_ns: dict[int, int] = {}  # by worker
 
     def start(self, task: Task) -> int:
-        """Begin a task, or, when its worker has slept, put it off until that is awake."""
+        """Start a task or, if its worker has slept, delay it until the worker is awake."""
         now_ns = self._context.now_ns
         if self._ended_ns.get(task.stream) == now_ns - self._issue_ns:
             return super().start(task)
@@ -289,21 +288,21 @@ class Waking(CorunSlowdown):
 
 
 # ----------------------------------------------------------------------------------------------------------
-# One pool of threads inside ops, which all ops that run at once share: TensorFlow's intra-op threads.
+# One pool of threads shared by all running ops: TensorFlow's intra-op threads.
 #
 #     inter-op workers   w0 ── op ──┐        ┌ t0     an op alone is split over all of them;
 #                        w1 ── op ──┼─ pool ─┤ t1     of n ops each has the n-th part of the pool, and
 #                        w2 ── op ──┘        └ t2     their workers wait meanwhile
 #
-# An op has its duration when it has the ``cores_per_op`` threads that it can use. With fewer, t of them
-# (which may be less than one), it advances at the rate speedup(t) / speedup(cores_per_op). If the pool has
-# more threads than the CPU has cores, time is sliced as well, as in `devices.processor.cpu_cores`.
+# An op takes its duration if it has the ``cores_per_op`` threads that it can use. With fewer, t of them
+# (possibly less than one), it advances at the rate speedup(t) / speedup(cores_per_op). If the pool has more
+# threads than the CPU has cores, time is sliced as well, as in `TimeShare`.
 #
-# Sources: tensorflow/core/common_runtime/local_device.cc (one pool a process, as large as its first session
-# says) and Eigen's ``ThreadPoolDevice::parallelFor``, which runs the root of an op that has more blocks than
-# threads in the pool, so that no more than ``numThreads()`` threads work, and an op in a pool of one thread
-# on its own worker. An op with fewer blocks than threads runs one of them on its worker, too; that is left
-# out.
+# Sources: tensorflow/core/common_runtime/local_device.cc (one pool per process, with the size of its first
+# session) and Eigen's ``ThreadPoolDevice::parallelFor``, which runs the root of an op that has more blocks
+# than threads in the pool, so that no more than ``numThreads()`` threads work, and an op in a pool of one
+# thread on its own worker. An op with fewer blocks than threads also runs one of them on its worker, which is
+# not modelled.
 
 
 class IntraOpPool(TimeShare):
@@ -312,9 +311,9 @@ class IntraOpPool(TimeShare):
     Parameters
     ----------
     speedup : callable
-        ``speedup(threads)``: how much faster an op is than on one thread.
+        ``speedup(threads)`` returns the speed-up of an op over one thread.
     device : Device
-        With `cores`, `cores_per_op`, and ``intra_op_pool`` in its details: the threads.
+        With `cores`, `cores_per_op`, and the number of threads, ``intra_op_pool``, in its details.
     context : Context
         The run.
     """
@@ -336,7 +335,7 @@ class IntraOpPool(TimeShare):
 def least_ns(
     speedup: Callable[[Fraction], Fraction], device: Device, job: Job, duration_ns: IntArray, runs: IntArray
 ) -> int:
-    """Return a lower bound of the makespan, in ns: the thread time that ops need at least, over the threads.
+    """Return a lower bound of the makespan in ns: the ops' least total thread time / the threads.
 
     Parameters
     ----------
@@ -344,14 +343,14 @@ def least_ns(
         As for `IntraOpPool`.
     job : Job
     duration_ns : array of int64
-        Of each op, alone in the pool.
+        Duration of each op alone in the pool.
     runs : array of int64
-        How often each op runs.
+        Number of runs of each op.
     """
     pool, most = device.details.intra_op_pool, device.cores_per_op
     assert pool is not None
     alone = speedup(Fraction(most))
-    # On t threads an op takes t * alone / speedup(t) times its duration of thread time.
+    # On t threads an op uses t * alone / speedup(t) times its duration of thread time.
     least = min(t * alone / speedup(Fraction(t)) for t in range(1, most + 1))
     here = (job.device_of == job.machine.device_index(device.name)) & ~job.meets
     work = int(np.sum(duration_ns[here] * runs[here]))

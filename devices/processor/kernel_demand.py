@@ -1,34 +1,33 @@
-"""A kernel on a GPU: how many SMs it could use, and how its thread blocks come and go.
+"""A kernel on a GPU: the SMs that it can use, and the course of its thread blocks.
 
-An SM runs as many blocks of a kernel at a time as fit on it (its *occupancy*), so blocks are counted by the
-SM-full: ``loads = ceil(blocks / blocks_per_sm)``. A load occupies one SM for one *block time*; all loads of a
-kernel take equally long. A kernel that is alone on S SMs needs ``waves = ceil(loads / S)`` of them, so the
-block time follows from the time that the kernel takes alone: ``duration / waves``::
+An SM runs as many blocks of a kernel at a time as fit on it (its *occupancy*), so blocks are counted in
+loads, each filling an SM: ``loads = ceil(blocks / blocks_per_sm)``. A load occupies one SM for one *block
+time*; all loads of a kernel take equally long. A kernel alone on S SMs needs ``waves = ceil(loads / S)``
+rounds, so the block time follows from the kernel's duration alone: ``duration / waves``::
 
     duration 20, 6 loads on 4 SMs, 2 waves, block time 10
 
     SM 0  [ load 0 ][ load 4 ]
     SM 1  [ load 1 ][ load 5 ]
-    SM 2  [ load 2 ]               <- the tail: free for somebody else from 10 on
+    SM 2  [ load 2 ]               <- the tail: free for other kernels from 10 on
     SM 3  [ load 3 ]
 
 This is the model behind *wave quantisation* (NVIDIA, *Matrix Multiplication Background User's Guide*,
 section 3). Real blocks of one kernel differ in length, and blocks of two kernels may live on one SM; neither
 is modelled.
 
-A kernel whose blocks nobody knows fills the device, and its tail is not known either. It has none here: its
-loads are as short as can be, a load takes 1 ns. So on k SMs fewer it takes S / (S - k) times as long, as a
-kernel of many small waves does; one wave would take twice as long beside a single SM less. (Even products,
-which have few waves, lose no more than half of what whole waves would: ``rounding`` of
-`devices.cost.kernel_model`.)
+A kernel with unknown blocks fills the device, and its tail is unknown too. Here it has none: its loads are as
+short as possible, 1 ns each. So with k SMs fewer it takes S / (S - k) times as long, like a kernel of many
+small waves; a single wave would take twice as long with one SM less. (Even products, which have few waves,
+lose at most half of what whole waves would: ``rounding`` of `devices.cost.kernel_model`.)
 
 The clock of a kernel
 ---------------------
 Everything inside a kernel happens in its own time `v`, in which a load takes a whole number of units
-(`Demand.lasting`) and which advances by ``waves`` units a ns, or by less when memory bandwidth is short. So
-block boundaries are exact although they seldom fall on whole ns. Loads that were dispatched together are a
-*cohort*. While a kernel has loads left and is the one that is served, each cohort that ends is followed by an
-equal one at once; how many have come and gone is computed when somebody asks, not simulated.
+(`Demand.lasting`) and which advances by ``waves`` units per ns, or by less if memory bandwidth is short. So
+block boundaries are exact although they rarely fall on whole ns. Loads dispatched together are a *cohort*.
+While a kernel has loads left and is being served, each cohort that ends is followed by an equal one at once;
+the number of cohorts so far is computed on demand, not simulated.
 """
 
 from __future__ import annotations
@@ -51,21 +50,21 @@ from sim.machine.device import Device
 from sim.machine.task import Task
 
 GROUPS = 8
-"""Cohorts of a kernel that are told apart; see `RunningKernel.take`."""
+"""Most cohorts of a kernel that are kept separate; see `RunningKernel.take`."""
 
 NEVER = 1 << 62
 """Later than any instant, in ns."""
 
 
 class Demand(NamedTuple):
-    """What one op asks of a GPU.
+    """The demand of one op on a GPU.
 
     Attributes
     ----------
     loads : int
-        Blocks, counted by the SM-full; where they are not known, as many as run at a time.
+        Number of loads, each filling an SM with blocks; if unknown, as many as run at a time.
     waves : int
-        Rounds that they need on the whole device; 0: not known, so that a load takes 1 ns.
+        Rounds that they need on the whole device; 0: unknown, so that a load takes 1 ns.
     load_bytes_per_s : int
         DRAM bandwidth that one load draws while it runs at full speed.
     """
@@ -75,7 +74,7 @@ class Demand(NamedTuple):
     load_bytes_per_s: int
 
     def lasting(self, duration_ns: int) -> tuple[int, int, int]:
-        """Return loads and waves of a kernel that takes so long alone, and a load's length in 1 / waves ns.
+        """Return loads and waves of a kernel of this duration alone, and a load's length in 1 / waves ns.
 
         Examples
         --------
@@ -94,22 +93,22 @@ def demand(
     dram_bytes: int = 0,
     bandwidth_bytes_per_s: int | None = None,
 ) -> Demand:
-    """Return what an op asks of a GPU with `sms` SMs.
+    """Return the demand of an op on a GPU with `sms` SMs.
 
     Parameters
     ----------
     attributes : mapping
-        Of the op: ``grid`` (blocks, a number or up to three) with ``blocks_per_sm``, or ``sms``, or
-        ``sm_fraction``; without any of them the op fills the device with blocks that are not known.
-        ``dram_bytes`` in place of the parameter.
+        Attributes of the op: ``grid`` (blocks, a number or up to three) with ``blocks_per_sm``, or
+        ``sms``, or ``sm_fraction``; without any of them the op fills the device with unknown blocks.
+        ``dram_bytes`` overrides the parameter.
     duration_ns : int
-        How long it takes alone on the device.
+        Duration of the op alone on the device.
     sms, blocks_per_sm : int
-        SMs of the device, and occupancy where the op does not give its own.
+        SMs of the device, and occupancy if the op does not give its own.
     dram_bytes : int
-        What it reads from and writes to DRAM.
+        Bytes read from and written to DRAM.
     bandwidth_bytes_per_s : int, optional
-        Of the DRAM. Alone, an op cannot have drawn more: what exceeds it must have come from a cache.
+        DRAM bandwidth. Alone, an op cannot have drawn more: any excess must have come from a cache.
 
     Examples
     --------
@@ -130,17 +129,17 @@ def demand(
     if bandwidth_bytes_per_s is None or not duration_ns:
         return Demand(loads, waves, 0)
     nbytes = attributes.get("dram_bytes", dram_bytes)
-    # bytes of a load / block time, in whole bytes/s; what all that run together draw fits into the bandwidth.
+    # Bytes of a load / block time, in whole bytes/s; loads that run together fit into the bandwidth.
     drawn = (2 * nbytes * max(waves, 1) * 10**9 + loads * duration_ns) // (2 * loads * duration_ns)
     return Demand(loads, waves, min(drawn, bandwidth_bytes_per_s // min(sms, loads)))
 
 
 _OWN: Final = frozenset({"grid", "sms", "sm_fraction"})
-"""Attributes by which an op says how much of the device it fills."""
+"""Attributes that specify how much of the device an op fills."""
 
 
 def sms_in_use(device: Device) -> int:
-    """Return how many SMs kernels share; a processor of SMs is made only where that is given."""
+    """Return the number of SMs that kernels share; a processor of SMs exists only if it is given."""
     assert device.details.sms is not None
     return device.details.sms
 
@@ -148,9 +147,9 @@ def sms_in_use(device: Device) -> int:
 def held_sms(device: Device, job: Job) -> dict[int, int]:
     """Return the SMs of each collective of a communicator that holds some.
 
-    Its thread blocks, one for each of NCCL's channels, move data for as long as it lasts, however little of
-    the SMs' speed they need. How many they are its attribute ``sms`` says, or else the machine's model of
-    collectives; where neither does, it has none.
+    Its thread blocks, one per NCCL channel, move data during its whole duration, however little of the SMs'
+    speed they need. Their number is the attribute ``sms`` or else comes from the machine's model of
+    collectives; without either it is 0.
     """
     attributes, sms = job.graph.attributes, sms_in_use(device)
     c, model = job.collectives, job.machine.collectives
@@ -171,7 +170,7 @@ def held_sms(device: Device, job: Job) -> dict[int, int]:
 
 
 def demands(device: Device, job: Job, bandwidth_bytes_per_s: int | None) -> dict[int, Demand]:
-    """Return what each op that is placed on `device` asks for, those of communicators left out."""
+    """Return the demand of each op placed on `device`, except those of communicators."""
     what = ("demands", device.name, bandwidth_bytes_per_s)
     return job.once(what, lambda: _demands(device, job, bandwidth_bytes_per_s))
 
@@ -183,7 +182,7 @@ def _demands(device: Device, job: Job, bandwidth_bytes_per_s: int | None) -> dic
     here = here[~job.meets[here]]
     sms, nothing = sms_in_use(device), dict[str, Any]()
     asked: dict[int, Demand] = {}
-    if bandwidth_bytes_per_s is None:  # then all ops that say nothing ask for the same
+    if bandwidth_bytes_per_s is None:  # then all ops without attributes have the same demand
         asked = dict.fromkeys(here.tolist(), demand(nothing, 0, sms=sms))
         own = [op for op in here.tolist() if not _OWN.isdisjoint(attributes.get(op, ())) or op in grids]
         here = np.array(own, dtype=np.int64)
@@ -200,9 +199,9 @@ def _demands(device: Device, job: Job, bandwidth_bytes_per_s: int | None) -> dic
 
 
 def _fitted_grids(device: Device, job: Job) -> Mapping[int, Mapping[str, Any]]:
-    """Return the attributes of ops that say nothing, with the grids that the device's cost model knows.
+    """Return attributes for ops without any, with the grids known to the device's cost model.
 
-    A model of matrix products chooses a tile, and so the number of thread blocks, one an SM.
+    A model of matrix products chooses a tile, and so the number of thread blocks, one per SM.
     """
     attributes = job.graph.attributes
     if (cost := device.cost) is None or not cost.knows_blocks:
@@ -216,31 +215,30 @@ def _fitted_grids(device: Device, job: Job) -> Mapping[int, Mapping[str, Any]]:
 
 
 class RunningKernel:
-    """One execution of an op: loads not yet dispatched, and cohorts of running ones.
+    """One execution of an op: loads not dispatched yet, and cohorts of running ones.
 
-    All is brought up to date only when somebody asks: what a kernel did by itself since then follows from
-    its speed.
+    State is updated only on demand: a kernel's progress since the last update follows from its speed.
 
     Attributes
     ----------
     task : Task
     rank : tuple of int
-        Who is served first: the lower.
+        Order of service, lowest first.
     partition : int
     left, running : int
-        Loads that are not dispatched yet, and that run now.
+        Number of loads not dispatched yet, and running now.
     load_bytes_per_s, waves : int
         See `Demand`.
     arrived_ns : int
-        When it came.
+        Time of arrival.
     served : bool
-        Whether its own ending loads are replaced by its next ones at once.
+        Whether ending loads are replaced by its next ones at once.
     resident : bool
-        Whether a load of it has been dispatched.
+        Whether any of its loads has been dispatched.
     free_ns, end_ns : int
-        When it next leaves an SM, and when it is over, if nothing changes; true while not `stale`.
+        When it next leaves an SM, and when it ends, if nothing changes; valid unless `stale`.
     stale : bool
-        Whether something has changed since.
+        Whether something has changed since the prediction.
     """
 
     __slots__ = (
@@ -259,8 +257,8 @@ class RunningKernel:
         self.served = self.resident = False
         self.stale = True
         self.arrived_ns = self.free_ns = self.end_ns = self._since_ns = now_ns
-        # The kernel's time, the length of a load and the ends of cohorts are in 1 / scale of a unit, `_step`
-        # is how many of these pass a ns: all whole numbers, whatever fraction of its speed the kernel has.
+        # The kernel's time, the length of a load and the ends of cohorts are in 1 / scale of a unit, and
+        # `_step` of these pass per ns: all whole numbers, whatever fraction of its speed the kernel has.
         self._v, self._scale, self._length, self._step = 0, 1, length, self.waves
         self._pace = (1, 1)
         self._cohorts: list[tuple[int, int]] = []  # (end, loads), earliest end first
@@ -271,11 +269,11 @@ class RunningKernel:
         self._since_ns = now_ns
 
     def take(self, loads: int) -> None:
-        """Dispatch so many loads now; time must be up to date.
+        """Dispatch `loads` loads now; time must be up to date.
 
-        Kernels that overlap in their tails would in time splinter the SMs into groups of one, with an
-        event for each. A kernel keeps at most `GROUPS` cohorts: a further one is merged with the last, at
-        the mean of their ends weighted by loads (up to the next unit), so that no SM time is won or lost.
+        Kernels that overlap in their tails would eventually split the SMs into groups of one, with an event
+        each. A kernel keeps at most `GROUPS` cohorts: a further one is merged with the last, at the mean of
+        their ends weighted by loads (rounded up to a unit), so that no SM time is gained or lost.
         """
         self.left -= loads
         self.running += loads
@@ -288,7 +286,7 @@ class RunningKernel:
         self._cohorts.append((end, loads))
 
     def advance(self, now_ns: int) -> int:
-        """Bring the kernel up to date; return how many SMs it has left since the last time."""
+        """Update the kernel; return the number of SMs that it has left since the last update."""
         self._v = v = self._v + self._step * (now_ns - self._since_ns)
         self._since_ns = now_ns
         cohorts, length = self._cohorts, self._length
@@ -329,9 +327,9 @@ class RunningKernel:
         self._step = speed * (self._scale // of)
 
     def predict(self) -> None:
-        """Say when it leaves an SM and when it is over; time must be up to date."""
+        """Predict when it leaves an SM and when it ends; time must be up to date."""
         self.stale = False
-        if not self._cohorts:  # others have its SMs: it can only be given some
+        if not self._cohorts:  # it has no SMs and can only be given some
             self.free_ns = self.end_ns = NEVER
             return
         if self.left and self.served:
@@ -340,7 +338,7 @@ class RunningKernel:
         else:
             free, end = self._cohorts[0][0], self._cohorts[-1][0]
         v, step, since_ns = self._v, self._step, self._since_ns
-        # What ends at this very instant may be past its end by a part of a ns.
+        # A cohort that ends at this instant may be past its end by a fraction of a ns.
         self.free_ns = since_ns - (v - free) // step if free > v else since_ns
         if self.left and not self.served:
             self.end_ns = NEVER
@@ -348,7 +346,7 @@ class RunningKernel:
             self.end_ns = since_ns - (v - end) // step if end > v else since_ns
 
     def _last_dispatch(self) -> int:
-        """Return when the last load is dispatched if the kernel keeps the SMs that it has."""
+        """Return when the last load is dispatched if the kernel keeps its present SMs."""
         rounds = (self.left - 1) // self.running
         rest = self.left - rounds * self.running
         for end, loads in self._cohorts:
@@ -359,7 +357,7 @@ class RunningKernel:
 
 
 class HeldSms(RunningKernel):
-    """The SMs that a collective of a communicator holds until it ends, which is not for itself to say."""
+    """The SMs held by a collective of a communicator until its end, which is determined elsewhere."""
 
     __slots__ = ()
 
@@ -371,6 +369,6 @@ class HeldSms(RunningKernel):
         return 0
 
     def predict(self) -> None:
-        """Know of no end."""
+        """Predict no end."""
         self.stale = False
         self.free_ns = self.end_ns = NEVER

@@ -3,11 +3,11 @@
 ::
 
     core 0, two queues     queue 0  [matmul][matmul]     [matmul]
-                           queue 1  [softmax]     [matmul]          waits: the matrix unit is taken
+                           queue 1  [softmax]     [matmul]          waits: the matrix unit is in use
 
-Every queue starts its ops in order. Two queues of a core run at once when their heads need different units;
-one that needs a unit in use waits until it is free, the first that asked first. Scratchpad and DMA are
-divided evenly among the queues of a core, so that what runs at once never has more than there is.
+Every queue starts its ops in order. Two queues of a core run at once if their heads need different units;
+an op that needs a unit in use waits until it is free, first come, first served. Scratchpad and DMA are
+divided evenly among the queues of a core, so that concurrent ops never use more than there is.
 """
 
 from __future__ import annotations
@@ -42,40 +42,39 @@ class CoreUnits:
         self._unit_of: list[int] = units_of(job.graph, units, device.details.default_dtype).tolist()
         self._units: dict[tuple[int, int], FirstComeFirstServed] = defaultdict(
             lambda: FirstComeFirstServed(context, 1, {})
-        )  # of each core
+        )  # per core
 
     def _unit(self, task: Task) -> FirstComeFirstServed:
         return self._units[(task.stream - self._first) // self._per_core, self._unit_of[task.op]]
 
     def start(self, task: Task) -> int:
-        """Take the task's unit and return its duration, or `WAIT` behind those who asked before."""
+        """Take the task's unit and return its duration, or `WAIT` behind earlier tasks."""
         return self._unit(task).start(task)
 
     def end(self, task: Task) -> None:
-        """Give the task's unit back."""
+        """Release the task's unit."""
         self._unit(task).end(task)
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Ops of more streams than an NPU's cores make queues: they take turns on the cores.
+# Ops on more streams than an NPU has queues: they take turns on the cores.
 #
 #     1 queue of all cores     stream 0  [matmul]        [matmul]
 #                              stream 1          [norm]              waits for the cores: first come ...
 #                              stream 2     [all_reduce]             takes none
 #
-# A program makes the streams that it wants, up to some 2,000 (CANN 8.5, ``aclrtCreateStream``); what computes
-# needs ``cores_per_op`` cores whichever stream it is on. A collective of a communicator needs none: it runs
-# on the vector cores only where ``HCCL_OP_EXPANSION_MODE`` is ``AIV``, and it is not by default (CANN, Atlas
-# A2).
+# A program creates any number of streams, up to about 2,000 (CANN 8.5, ``aclrtCreateStream``); a computing op
+# needs ``cores_per_op`` cores whatever its stream. A collective of a communicator needs none: it runs on the
+# vector cores only if ``HCCL_OP_EXPANSION_MODE`` is ``AIV``, which is not the default (CANN, Atlas A2).
 
 
 class CoreTurns(FirstComeFirstServed):
-    """A `sim.machine.device.Processor` that runs so many ops at once that compute.
+    """A `sim.machine.device.Processor` that runs up to `queues` computing ops at once.
 
     Parameters
     ----------
     queues : int
-        How many ops the cores can run at once.
+        Number of ops that the cores can run at once.
     device : Device
     context : Context
         The run.

@@ -5,31 +5,31 @@
     streams' heads ──► pending, by (priority, arrival)          resident: at most 128
                          │
                          └─ the first takes the SMs that it can fill, the next what is left over, ...
-                            nothing that runs is interrupted
+                            running loads are never interrupted
 
-* The first pending kernel with loads left is *served*: every SM that becomes free is its own, until all its
+* The first pending kernel with loads left is *served*: it gets every SM that becomes free, until all its
   loads are dispatched. Then the next one is served. So two kernels that each fill the GPU run one after the
-  other and overlap in the tail only, two small ones run side by side, and a kernel of a higher priority gets
-  the next SMs that become free, but none that are busy. (Amert et al., *GPU Scheduling on the NVIDIA TX2:
+  other and overlap only in the tail, two small ones run side by side, and a kernel of a higher priority gets
+  the next SMs that become free, but no busy ones. (Amert et al., *GPU Scheduling on the NVIDIA TX2:
   Hidden Details Revealed*, RTSS 2017, and Olmedo et al., *Dissecting the CUDA scheduling hierarchy*, RTAS
   2020, found these rules by experiment; the limit of 128 is in the CUDA C++ Programming Guide.)
-* With ``sm+dram`` the resident kernels share the DRAM bandwidth max-min fairly. A kernel runs at the least of
-  its shares: its loads in flight draw ``load_bytes_per_s`` each, and slow down together when they get less.
+* With ``sm+dram`` the resident kernels share the DRAM bandwidth max-min fairly. A kernel's loads in flight
+  draw ``load_bytes_per_s`` each, and slow down together if they get less.
 * Partitions (green contexts) split the SMs: each has its own pending kernels. DRAM stays shared.
 
-* A collective of a communicator starts when it has all the SMs that it asks for, at most those of its
-  partition, and holds them to its end.
+* A collective of a communicator starts once it has all the SMs that it asks for, at most those of its
+  partition, and holds them until its end.
 
 A task *starts* when its first load is dispatched; until then its stream waits with it (``resources``).
-An SM changes hands at whole nanoseconds, the first at or after the end of a block, once all that ends and
-arrives at that instant is known: a kernel of higher priority that comes just then gets it.
+An SM is reassigned at the first whole nanosecond at or after the end of a block, once all ends and arrivals
+of that instant are known: a kernel of higher priority that arrives just then gets it.
 
-Nothing is simulated that nobody could notice. A kernel's course is computed when somebody asks (see
-`devices.processor.kernel_demand`); only what a change touches is predicted anew; and as long as nobody
-waits and the bandwidth suffices, the one event of a kernel is its end.
+Nothing unobservable is simulated. A kernel's course is computed on demand (see
+`devices.processor.kernel_demand`); a change triggers new predictions only for what it affects; and while no
+kernel waits and the bandwidth suffices, the only event of a kernel is its end.
 
-Without priorities, and as long as the bandwidth is certain to suffice, the simpler
-`devices.processor.sm_processor` does the same (`devices.processor.sm_processor`).
+Without priorities, and if the bandwidth is certain to suffice, the simpler `LeftoverSMs` of
+`devices.processor.sm_processor` does the same.
 """
 
 from __future__ import annotations
@@ -54,21 +54,21 @@ from sim.machine.task import Task
 from sim.record.record import Wait
 
 # ----------------------------------------------------------------------------------------------------------
-# Memory bandwidth among those who want different amounts of it: max-min fair, exactly.
+# Exact max-min fair division of memory bandwidth among unequal demands.
 #
 #     capacity 10, demands 2, 5, 8:   2 gets 2;  of the other 8, 5 and 8 get 4 each
 #
-# Nobody gets more than he wants, and what small demands leave over is shared by the large ones: progressive
-# filling on one resource (see `devices.fair_sharing`).
+# No demand gets more than it asks for, and what small demands leave over is shared by the large ones:
+# progressive filling on one resource (see `devices.fair_sharing`).
 
 
 def fair_level(demands: Sequence[int], capacity: int) -> tuple[int, int]:
-    """Return what each gets at most, as a ratio of whole numbers.
+    """Return the most that each demand gets, as a ratio of whole numbers.
 
     Returns
     -------
     level, among : int
-        Everybody gets the lesser of his demand and ``level / among``.
+        Each gets the lesser of its demand and ``level / among``.
 
     Examples
     --------
@@ -96,16 +96,16 @@ class SharedSMs:
     ----------
     device : Device
         Its `details` have ``sms``, and perhaps ``dram_bytes_per_s``, ``blocks_per_sm``, ``max_resident``,
-        ``partition_sms``, ``partition_of`` and ``stream_priorities``; what is left out is the ideal.
+        ``partition_sms``, ``partition_of`` and ``stream_priorities``; missing keys mean the ideal.
     context : Context
         The run.
     asked : mapping of int to Demand, optional
-        Op → what it asks for, if that is known already.
+        Op → its demand, if already known.
 
     Raises
     ------
     InputError
-        An op with an attribute that means nothing (see `devices.processor.kernel_demand.demand`).
+        If an op has an invalid attribute (see `devices.processor.kernel_demand.demand`).
     """
 
     def __init__(self, device: Device, context: Context, asked: Mapping[int, Demand] | None = None) -> None:
@@ -127,7 +127,7 @@ class SharedSMs:
         self._served: list[RunningKernel | None] = [None for _ in self._free]
         self._resident: dict[RunningKernel, None] = {}
         self._arrivals = 0
-        self._drawn = 0  # bytes/s that the resident kernels would draw at full speed, or more (see _settle)
+        self._drawn = 0  # upper bound of bytes/s drawn by resident kernels at full speed (see _settle)
         self._contended = False
         self._called = False
         self._alarm = Alarm(context, self._ring)
@@ -155,7 +155,7 @@ class SharedSMs:
 
     @property
     def end(self) -> Callable[[Task], None] | None:
-        """What takes back the SMs that a collective held; a kernel that is over has left already."""
+        """Callback that takes back the SMs held by a collective; an ended kernel has left already."""
         return self._release if self._held_sms else None
 
     def _release(self, task: Task) -> None:
@@ -166,13 +166,13 @@ class SharedSMs:
             self._soon()
 
     def _soon(self) -> None:
-        """Dispatch when all that begins and ends at this instant is known."""
+        """Dispatch once everything that begins and ends at this instant is known."""
         if not self._called:
             self._called = True
             self._context.when_settled(self._settle)
 
     def _ring(self) -> None:
-        """Let go what is over."""
+        """Remove ended kernels."""
         now = self._context.now_ns
         over = [kernel for kernel in self._resident if kernel.end_ns <= now]
         for kernel in over:
@@ -186,7 +186,7 @@ class SharedSMs:
             self._arm()
 
     def _catch_up(self, kernel: RunningKernel, now_ns: int) -> None:
-        """Bring a resident kernel up to date, and take back the SMs that it has left."""
+        """Update a resident kernel, and take back the SMs that it has left."""
         freed = kernel.advance(now_ns)
         if freed:
             self._take_back(kernel, freed)
@@ -208,20 +208,20 @@ class SharedSMs:
         self._called = False
         now = self._context.now_ns
         for kernel in self._resident:
-            if kernel.free_ns <= now:  # its SMs were of no interest so far
+            if kernel.free_ns <= now:  # its SMs were not needed so far
                 self._catch_up(kernel, now)
         for partition, pending in enumerate(self._pending):
             if pending:
                 self._dispatch(partition, pending, now)
         for partition, pending in enumerate(self._pending):
             if pending or self._served[partition] is not None:
-                self._serve_first(partition, pending, now)  # once it is known who is resident
+                self._serve_first(partition, pending, now)  # once the resident kernels are known
         if self._bandwidth is not None and (self._contended or self._drawn > self._bandwidth):
             self._share(self._bandwidth, now)
         self._arm()
 
     def _dispatch(self, partition: int, pending: list[RunningKernel], now_ns: int) -> None:
-        """Give free SMs to pending kernels in their order."""
+        """Give free SMs to pending kernels in order."""
         for kernel in pending[:]:
             if not self._free[partition]:
                 return
@@ -247,7 +247,7 @@ class SharedSMs:
                 pending.remove(kernel)
 
     def _serve_first(self, partition: int, pending: list[RunningKernel], now_ns: int) -> None:
-        """Let the first pending kernel have all SMs that become free, and no other."""
+        """Give every SM that becomes free to the first pending kernel, and to no other."""
         if len(self._resident) < self._max_resident:
             first = pending[0] if pending else None
         else:
@@ -273,20 +273,20 @@ class SharedSMs:
         self._context.started(kernel.task)
 
     def _share(self, bandwidth_bytes_per_s: int, now_ns: int) -> None:
-        """Set the speed of every resident kernel by what it gets of the bandwidth."""
+        """Set the speed of every resident kernel by its share of the bandwidth."""
         self._contended = self._drawn > bandwidth_bytes_per_s
         kernels = list(self._resident)
         demands = [kernel.running * kernel.load_bytes_per_s for kernel in kernels]
         level, among = fair_level(demands, bandwidth_bytes_per_s)
         for kernel, wanted in zip(kernels, demands, strict=True):
-            kernel.advance(now_ns)  # it leaves no SM: that was seen to before
+            kernel.advance(now_ns)  # leaves no SM: handled before
             if wanted * among > level:
                 kernel.set_pace(level, wanted * among)
             else:
                 kernel.set_pace(1, 1)
 
     def _arm(self) -> None:
-        """Ring at the next instant at which SMs or bandwidth become free for somebody else."""
+        """Ring at the next instant at which SMs or bandwidth become free for other kernels."""
         next_ns = NEVER
         for kernel in self._resident:
             if kernel.stale:

@@ -1,16 +1,16 @@
-"""Which of the two processors the kernels of a GPU need: the simplest that does what is asked for.
+"""Choice of the processor for a GPU's kernels: the simplest one that supports what is asked for.
 
 ::
 
-    sharing: none                            none: kernels do not disturb one another
+    sharing: none                            none: kernels do not slow one another
     stream priorities, too many streams,
     collectives that hold SMs                `SharedSMs`: followed from event to event
     sharing: sm                              `LeftoverSMs`: all is known when a kernel arrives
-    sharing: sm+dram                         that too, where the bandwidth suffices for whatever runs together
+    sharing: sm+dram                         that too, if the bandwidth suffices for all concurrent kernels
 
-Whether it suffices is known before time 0 if no kernel draws more than its part: if SMs times the most that
-a load of any of them draws is no more than the bandwidth. So it is where all fill the device, as kernels do
-that give no grid: alone, none can have drawn more than there is
+It is known before time 0 to suffice if no kernel draws more than its share: if the number of SMs times the
+largest bandwidth of any load is at most the DRAM bandwidth. This holds if all kernels fill the device, as
+those without a grid do: alone, none can have drawn more than there is
 (`devices.processor.kernel_demand.demand`).
 """
 
@@ -38,11 +38,11 @@ from sim.machine.task import Task
 from sim.record.record import Wait
 
 # ----------------------------------------------------------------------------------------------------------
-# Leftover dispatch of SMs when nothing can change a kernel's future: all is known when it arrives.
+# Leftover dispatch of SMs if nothing can change a kernel's future: all is known at its arrival.
 #
-# Without priorities and without competition for bandwidth, kernels get SMs strictly in the order of their
-# arrival, and what is given is never taken back. So nothing that comes later can touch a kernel, and its
-# whole course follows, at its arrival, from when the SMs come free::
+# Without priorities and without competition for bandwidth, kernels get SMs strictly in order of arrival and
+# never lose them. So later arrivals cannot affect a kernel, and its whole course follows, at its arrival,
+# from the times at which the SMs become free::
 #
 #     4 SMs, 6 loads of 10 ns            SMs come free before    at 0: 2,  at 15: 2
 #                                        loads are dispatched    at 0: 2,  at 10: 2,  at 15: 2
@@ -51,28 +51,28 @@ from sim.record.record import Wait
 #     SM 2  ...............[ load 4 ]
 #     SM 3  ...............[ load 5 ]
 #
-# No event is needed but the kernel's end, and most kernels, which fill the device, take a handful of
+# The only event needed is the kernel's end, and most kernels, which fill the device, take a handful of
 # operations. `devices.processor.shared_sms.SharedSMs` is the general case, event by event; where both apply
 # they agree to the nanosecond (a test compares them).
 #
-# Backlogged streams of odd kernels would in time splinter the SMs into groups of one, each with its own
-# instant. At most `GROUPS` instants are kept: the two nearest are merged, at their mean weighted by SMs (up
-# to the next whole ns), so that no SM time is won or lost.
+# Backlogged streams of odd kernels would eventually split the SMs into groups of one, each with its own
+# instant. At most `GROUPS` instants are kept: the two nearest are merged, at their mean weighted by SMs
+# (rounded up to a whole ns), so that no SM time is gained or lost.
 
 Instants = list[tuple[int, int]]
-"""(time in ns, number of SMs that come free then), earliest first."""
+"""(time in ns, number of SMs that become free then), earliest first."""
 
 
 def course(free: Instants, asked: Demand, duration_ns: int, now_ns: int) -> tuple[int, int, Instants]:
-    """Return start and end of a kernel that arrives now, and when the SMs come free after it.
+    """Return start and end of a kernel that arrives now, and when the SMs become free after it.
 
     Parameters
     ----------
     free : list of (int, int)
-        When how many SMs come free, in ns; earliest first.
+        Times in ns with the number of SMs that become free, earliest first.
     asked : Demand
     duration_ns : int
-        Positive: what the kernel takes alone.
+        Duration of the kernel alone; positive.
     now_ns : int
 
     Examples
@@ -90,11 +90,11 @@ def course(free: Instants, asked: Demand, duration_ns: int, now_ns: int) -> tupl
         if free[-1][0] > now_ns:
             return _staggered(free, asked, duration_ns, now_ns)
         sms = sum([count for _, count in free])
-    # All SMs come free at one instant.
+    # All SMs become free at one instant.
     if start_ns < now_ns:
         start_ns = now_ns
     loads, waves, length = asked.lasting(duration_ns)
-    if loads == sms:  # it fills the device, as most kernels do
+    if loads == sms:  # the kernel fills the device, as most do
         end_ns = start_ns - (-length // waves)
         return start_ns, end_ns, [(end_ns, sms)]
     rounds, rest = divmod(loads, sms)
@@ -110,15 +110,15 @@ def course(free: Instants, asked: Demand, duration_ns: int, now_ns: int) -> tupl
 def _staggered(free: Instants, asked: Demand, duration_ns: int, now_ns: int) -> tuple[int, int, Instants]:
     """Return the course of a kernel that gets its SMs at different instants.
 
-    SMs that come free before others take one load after the other; from the last instant on at which SMs
-    come free before all is dispatched, all of them dispatch in turns.
+    SMs that become free early take one load after another; after the last instant at which SMs become free
+    before all loads are dispatched, all of them dispatch in turns.
     """
     loads, waves, length = asked.lasting(duration_ns)  # in units of 1 / waves ns
     begins = [((time if time > now_ns else now_ns) * waves, sms) for time, sms in free]
     for last in range(len(begins) - 1, -1, -1):
         at = begins[last][0]
         left = loads
-        turns = []  # when SMs dispatch, from `at` on, for the first time
+        turns = []  # first dispatches of SMs from `at` on
         total = 0
         for begin, sms in begins[: last + 1]:
             rounds = (at - begin + length - 1) // length
@@ -126,7 +126,7 @@ def _staggered(free: Instants, asked: Demand, duration_ns: int, now_ns: int) -> 
             total += sms
             turns.append((begin + rounds * length, sms))
         if left > 0:
-            break  # else all is dispatched before the last of these come free
+            break  # else all loads are dispatched before the last of these SMs become free
     turns.sort()
     full, rest = divmod(left, total)
     after = free[last + 1 :]
@@ -139,7 +139,7 @@ def _staggered(free: Instants, asked: Demand, duration_ns: int, now_ns: int) -> 
                 end = max(end, end_of_full)
                 continue
             sms = rest
-        rest -= sms  # these take one more
+        rest -= sms  # these SMs take one more load
         end = end_of_full + length
         after.append((-(-end // waves), sms))
     after.sort()
@@ -147,7 +147,7 @@ def _staggered(free: Instants, asked: Demand, duration_ns: int, now_ns: int) -> 
 
 
 def _few(instants: Instants) -> Instants:
-    """Add up what comes free at the same instant, and merge the nearest when there are too many."""
+    """Combine SMs that become free at the same instant, and merge the nearest if there are too many."""
     merged: Instants = []
     latest = -1
     for time, sms in instants:
@@ -165,7 +165,7 @@ def _few(instants: Instants) -> Instants:
 
 
 def sms_in_columns(device: Device, asked: Mapping[int, Demand]) -> SharedSms:
-    """Return the SMs of a device, and what each op asks for, as columns."""
+    """Return the SMs of a device and the demand of each op, as columns."""
     details = device.details
     numbers = np.array([demand[:2] for demand in asked.values()], np.int64).reshape(-1, 2)
     return SharedSms(
@@ -184,19 +184,19 @@ class LeftoverSMs:
     ----------
     device : Device
         In its `details`: ``sms``, ``blocks_per_sm``, ``partition_sms`` and ``partition_of`` (see
-        `devices.processor.shared_sms.SharedSMs`). It has no more streams than kernels may be resident.
+        `devices.processor.shared_sms.SharedSMs`). It has at most as many streams as resident kernels.
     context : Context
         The run.
     asked : mapping of int to Demand, optional
-        Op → what it asks for, if that is known already.
+        Op → its demand, if already known.
 
     Raises
     ------
     InputError
-        An op with an attribute that means nothing (see `devices.processor.kernel_demand.demand`).
+        If an op has an invalid attribute (see `devices.processor.kernel_demand.demand`).
     """
 
-    end = None  # it was known at its start when its SMs would be free
+    end = None  # known at the start: when its SMs become free
 
     def __init__(self, device: Device, context: Context, asked: Mapping[int, Demand] | None = None) -> None:
         details = device.details
@@ -209,13 +209,13 @@ class LeftoverSMs:
 
     @classmethod
     def columns(cls, device: Device, job: Job) -> SharedSms | str:
-        """Return what the kernels share, for the kernel's own way to do the same."""
+        """Return the shared SMs as columns, for the same rule in `sim.kernel`."""
         if cls is not LeftoverSMs:
             return f"{cls.__name__} is a processor of its own"
         return sms_in_columns(device, demands(device, job, None))
 
     def start(self, task: Task) -> int:
-        """Return when the kernel will be over, counted from now; its loads may have to wait."""
+        """Return the time from now to the kernel's end, including any wait of its loads."""
         duration_ns = self._context.duration_of(task)
         if not duration_ns:
             return 0
@@ -231,12 +231,12 @@ class LeftoverSMs:
 
 
 def processor_of(values: Mapping[str, Any], streams: int) -> Callable[[Device, Context], Processor]:
-    """Return what makes the processor of a GPU whose kernels share SMs.
+    """Return a factory of the processor of a GPU whose kernels share SMs.
 
     Parameters
     ----------
     values : mapping
-        Its description: ``sharing``, ``stream_priorities`` and ``max_resident`` count.
+        Its description, of which ``sharing``, ``stream_priorities`` and ``max_resident`` are used.
     streams : int
 
     Examples
@@ -254,25 +254,25 @@ def processor_of(values: Mapping[str, Any], streams: int) -> Callable[[Device, C
 
 @dataclass(frozen=True)
 class SimplestSms:
-    """Makes the processor of a GPU whose kernels share SMs at one priority, and perhaps DRAM bandwidth."""
+    """Factory of the processor of a GPU whose kernels share SMs at one priority, and maybe DRAM bandwidth."""
 
     dram: bool
 
     def __call__(self, device: Device, context: Context) -> LeftoverSMs | SharedSMs:
-        """Return a `LeftoverSMs` where it can do all that the run asks for."""
+        """Return a `LeftoverSMs` if it supports all that the run needs, else a `SharedSMs`."""
         asked, more = self._asked(device, context.job)
         return (SharedSMs if more else LeftoverSMs)(device, context, asked)
 
     def columns(self, device: Device, job: Job) -> SharedSms | str:
-        """Return the SMs that kernels share, if nothing else is shared."""
+        """Return the shared SMs as columns, if nothing else is shared."""
         asked, more = self._asked(device, job)
         return f"{more} of {device.name}" if more else sms_in_columns(device, asked)
 
     def _asked(self, device: Device, job: Job) -> tuple[Mapping[int, Demand], str]:
-        """Return what each op asks for, and what only `SharedSMs` can do."""
+        """Return the demand of each op, and the feature that needs `SharedSMs`, if any."""
         sms, bandwidth = sms_in_use(device), device.details.dram_bytes_per_s
         asked, more = demands(device, job, None), ""
-        # Those that fill the device draw no more than their part, whatever runs together.
+        # Kernels that fill the device draw no more than their share, whatever runs together.
         if self.dram and any(kernel.loads < sms for kernel in asked.values()):
             assert bandwidth is not None
             asked = demands(device, job, bandwidth)
@@ -288,21 +288,21 @@ class SimplestSms:
 #     DRAM   ▇▇▇▇▇▇▇▇       sum of bytes / bandwidth
 #
 # A kernel that fills the device counts with its whole duration, which is never less than flops / peak or
-# bytes / bandwidth of its op; one of a few blocks counts with the part of the SMs that it takes.
+# bytes / bandwidth of its op; one with few blocks counts with the fraction of the SMs that it takes.
 
 
 def least_ns(device: Device, job: Job, duration_ns: IntArray, runs: IntArray) -> int:
-    """Return a lower bound of the makespan, in ns: the work of `device` over what it can do at once.
+    """Return a lower bound of the makespan in ns: the work of `device` / its capacity.
 
     Parameters
     ----------
     device : Device
-        Whose kernels share SMs.
+        GPU whose kernels share SMs.
     job : Job
     duration_ns : array of int64
-        Of each op, alone on the device.
+        Duration of each op alone on the device.
     runs : array of int64
-        How often each op runs.
+        Number of runs of each op.
     """
     sms = sms_in_use(device)
     bandwidth = device.details.dram_bytes_per_s
@@ -321,22 +321,22 @@ def least_ns(device: Device, job: Job, duration_ns: IntArray, runs: IntArray) ->
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Processes that do not know of one another take turns on a GPU: kernels of two never run at the same time.
+# Independent processes take turns on a GPU: kernels of two processes never run at the same time.
 #
 #     process a    [ kernel of 30 us ═══════════ ]                     a GPU's time while both have kernels:
 #     process b    [ kernel of 10 us ══ ]                              a b a b a b ... in slices
 #                                       20                 40
 #
-# As long as n processes have kernels running, each has the GPU for the n-th part of the time, however many
-# kernels and streams it has. Slices are taken to be short beside kernels, so that all advance at once and
-# slowly; what switching costs is left out, and so is that long slices keep short kernels waiting.
+# While n processes have kernels running, each has the GPU for 1/n of the time, however many kernels and
+# streams it has. Slices are assumed short relative to kernels, so that all advance together, more slowly;
+# the cost of switching is not modelled, nor the wait of short kernels for long slices.
 #
 # Source: NVIDIA, *Multi-Process Service*, "Volta MPS" and "Background": without MPS, kernels of different
 # processes cannot run concurrently, and the GPU's time is sliced among the processes.
 
 
 class TimeSlices:
-    """A `sim.machine.device.Processor` whose time is divided among the processes that run something.
+    """A `sim.machine.device.Processor` whose time is divided equally among processes with running tasks.
 
     Parameters
     ----------
@@ -345,20 +345,20 @@ class TimeSlices:
         The run, of a job with processes.
     """
 
-    end = None  # a task that is over has left already
+    end = None  # an ended task has left already
 
     def __init__(self, device: Device, context: Context) -> None:
         process_of = context.job.process_of
         assert process_of is not None
         self._duration_of = context.duration_of
         self._process_of: list[int] = process_of.tolist()
-        self._kernels: Counter[int] = Counter()  # of each process that runs some
+        self._kernels: Counter[int] = Counter()  # per process with running kernels
         self._running = EqualShare(
             context, lambda n: Fraction(1, len(self._kernels)), context.finish, self._leave
         )
 
     def start(self, task: Task) -> int:
-        """Begin a task; it ends when its process has had the time that it takes."""
+        """Start a task, which ends when its process has had its duration of time."""
         work_ns = self._duration_of(task)
         if not work_ns:
             return 0
@@ -376,7 +376,7 @@ class TimeSlices:
 def time_sliced_least_ns(
     streams: int, device: Device, job: Job, duration_ns: IntArray, runs: IntArray
 ) -> int:
-    """Return a lower bound of the makespan, in ns: all work, over the `streams` of one process.
+    """Return a lower bound of the makespan in ns: all work / the `streams` of one process.
 
     The other parameters are as in `sim.machine.device.Device`.
     """
