@@ -1,1 +1,1 @@
-"""How long a collective takes: by formula, by NCCL's choice, by measurement, as flows."""
+"""Durations of collectives: by formula, by NCCL's choice, by measurement, as flows."""

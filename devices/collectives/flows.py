@@ -1,13 +1,13 @@
-"""Collectives as messages over the machine's links, which they share with all else that travels there.
+"""Collectives as messages over the machine's links, which they share with all other traffic.
 
 ::
 
     ring, step k      0 ──► 1 ──► 2      a message goes when both its ends are through with their earlier
                                          steps; how fast it goes, the network says
 
-Alone on uniform links a collective takes what the formula says (`devices.collectives.formulas`), but for the
-rounding of each step to whole ns and of each message to whole bytes. Two of them on one link, or a transfer
-beside one, take longer: that is what flows are for.
+Alone on uniform links a collective takes the time of the formula (`devices.collectives.formulas`), except for
+rounding each step to whole ns and each message to whole bytes. Two of them on one link, or a transfer beside
+one, take longer: this is the purpose of flows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How long collectives of a group of ranks take by a few numbers, where no links of a machine say it.
+"""Durations of collectives of a group of ranks from a few numbers, without the links of a machine.
 
 ::
 

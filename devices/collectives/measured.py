@@ -1,4 +1,4 @@
-"""The model ``table``: times that somebody measured, and what lies between them.
+"""The model ``table``: measured times, with interpolation between them.
 
 ::
 
@@ -6,10 +6,10 @@
     collectives: {model: table, file: nccl.csv, columns: {elements: message_size, time_ms: latency},
                   where: {device: NVIDIA H200}, dtype: half}
 
-Between two measured sizes a line in log-log, as latency and bandwidth are powers of the size at both ends.
-Below the smallest size a collective takes as long as that one, since what it takes there is latency; beyond
-the largest nothing is known, unless `beyond` is ``bandwidth``: then that of the largest holds. Rows of one
-kind, number of ranks and size are repetitions, and count as their mean.
+Between two measured sizes the time is a line in log-log, since latency and bandwidth are powers of the size
+at both ends. Below the smallest size a collective takes as long as that one, since that is latency; beyond
+the largest nothing is known, unless `beyond` is ``bandwidth``: then that of the largest holds. Rows with the
+same kind, number of ranks and size are repetitions, of which the mean is used.
 """
 
 from __future__ import annotations

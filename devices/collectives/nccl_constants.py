@@ -1,4 +1,4 @@
-"""Numbers of NCCL 2.30 that its choice is made of.
+"""Constants of NCCL 2.30 that determine its choice.
 
 Latencies are in us, bandwidths in GB/s, as there. Source: NVIDIA/nccl, tag 2.30: ``src/graph/tuning.cc``
 (``ncclTunerConstantsDefaults``, ``treeCorrectionFactor``, ``nvlsEfficiency``), ``src/graph/topo.h`` (rates of

@@ -1,4 +1,4 @@
-"""A calibration: what a real machine was measured to cost, as a file (schema ``sim.calibration/1``).
+"""A calibration: the measured costs of a real machine, as a file (schema ``sim.calibration/1``).
 
 ::
 

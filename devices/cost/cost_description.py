@@ -1,4 +1,4 @@
-"""The cost model that a device's description asks for.
+"""The cost model selected by a device's description.
 
 ::
 

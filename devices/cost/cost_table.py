@@ -1,4 +1,4 @@
-"""Measured durations of one kind of op, and what they say of shapes between those measured.
+"""Measured durations of one kind of op, with interpolation between measured shapes.
 
 A table is rows of (shape, latency). Latencies span five decades and shapes go up by factors, so everything
 happens in logarithms: between two neighbours the table follows a power law, at a measured shape it says
@@ -12,8 +12,8 @@ of 2 (:class:`devices.cost.unreliable.UnreliableCostWarning`)::
       |  ? - o                  outside: the neighbours' slope goes on, and a warning says so
       +-------------- log size
 
-How the values between are formed is told in :mod:`devices.cost.kriging`; full grids, grids with holes
-and scattered shapes are all the same to it.
+Interpolation is explained in :mod:`devices.cost.kriging`; it treats full grids, grids with holes and
+scattered shapes alike.
 """
 
 from __future__ import annotations

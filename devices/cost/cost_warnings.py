@@ -1,4 +1,4 @@
-"""Say so when a run takes plain rooflines of real hardware for the durations of its ops.
+"""Warnings for runs that use plain rooflines of real hardware as the durations of ops.
 
 A roofline is a lower bound: it knows no share of the peak that kernels reach, and of launches no more than
 the shortest kernel. A preset's numbers pretend to be those of a real GPU, so ops that take them without any

@@ -1,4 +1,4 @@
-"""How long a kernel takes: physics of a data sheet, times a smooth correction fitted to measured kernels.
+"""The duration of a kernel: physics of a data sheet times a smooth correction fitted to measured kernels.
 
 ::
 

@@ -1,6 +1,6 @@
-"""What is put down of every allocation and free during a run, and the table that becomes of it.
+"""The log of every allocation and free during a run, and the table derived from it.
 
-Only what cannot be known afterwards is put down; the rest is summed up at the end::
+Only what cannot be derived later is logged; the rest is summed up at the end::
 
     put down:  when   key    bytes (allocations only)     reserved, where it changed
                0      5      512                          row 0: 2 MiB

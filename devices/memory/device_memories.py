@@ -1,4 +1,4 @@
-"""The memories of a job's devices before time 0: their allocators, and what lies there from the beginning."""
+"""The memories of a job's devices before time 0: their allocators and initial contents."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Replay of an allocation trace: what would another allocator have made of it?
+"""Replay of an allocation trace with another allocator.
 
-Time plays no part: the events are taken in order, and every row of the result is the state after one of
-them. Out of memory ends a replay with an error that names the event.
+Time is ignored: the events are processed in order, and every row of the result is the state after one of
+them. Running out of memory ends a replay with an error that names the event.
 
 What the program did is done again. A block that another stream uses (``record_stream``) is free once the
 program has waited for that stream (``synchronise``), or where a simulated run says so (``reached``).

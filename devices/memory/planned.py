@@ -1,7 +1,7 @@
-"""Memory whose layout was decided before the run: allocating is looking an offset up.
+"""Memory with a layout decided before the run: allocating means looking up an offset.
 
 The plan assumes an order. A run that departs from it (out of order, another batch first) may ask for a
-tensor whose place is still occupied: that request has to wait, as `try_alloc` says by returning None.
+tensor whose place is still occupied: then `try_alloc` returns None and the request waits.
 """
 
 from __future__ import annotations

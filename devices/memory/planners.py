@@ -1,4 +1,4 @@
-"""Memory plans: where every tensor lies, decided before the run.
+"""Memory plans: the offset of every tensor, decided before the run.
 
 Planners by name, each a function of lifetimes and an alignment:
 

@@ -1,4 +1,4 @@
-"""One arena, split exactly, and limits for those who share it.
+"""One arena, split exactly, with limits for its sharers.
 
 The plainest allocator with addresses: best fit, no rounding beyond an alignment, remainders of any size
 kept, free neighbours merged. With the default alignment of one byte, what is in use is what was asked for:

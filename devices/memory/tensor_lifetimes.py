@@ -1,4 +1,4 @@
-"""Which tensor lies where, from its allocation to its last read, on any allocator.
+"""The lifetime of every tensor in memory, from allocation to last read, on any allocator.
 
 ::
 

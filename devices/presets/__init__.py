@@ -5,11 +5,11 @@
     devices/presets/h200-sxm.yaml              a device        make_device("gpu0", {"preset": "h200-sxm"})
     devices/presets/machines/dgx-h100.yaml     a machine       make_machine({"preset": "dgx-h100"})
 
-A file says of real hardware what `devices.describe.fields` has words for. Peak rates are the vendor's; launch
-costs are medians of public profiler traces, named in the file. Whoever has measured better writes a preset of
-their own and offers it under the entry-point groups ``sim.devices`` and ``sim.machines``: a mapping, or a
-function that returns one and whose docstring is the line that listings show. The presets here are offered in
-the same way: ``devices.presets:h200_sxm`` is such a function.
+A file describes real hardware with the keys of `devices.describe.fields`. Peak rates are the vendor's; launch
+costs are medians of public profiler traces, named in the file. To use better measurements, write a preset and
+register it in the entry-point group ``sim.devices`` or ``sim.machines``: a mapping, or a function that
+returns one and whose docstring is the line shown in listings. The presets here are registered in the same
+way: ``devices.presets:h200_sxm`` is such a function.
 """
 
 from __future__ import annotations
