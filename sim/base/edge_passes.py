@@ -1,6 +1,6 @@
 # cython: language_level=3, annotation_typing=False, initializedcheck=False
 # cython: boundscheck=False, wraparound=False, cdivision=True
-"""Passes over the edges of a graph that are compiled with the kernel.
+"""Passes over the edges of a graph, compiled with the kernel.
 
 They are plain Python on int64 columns; `edge_passes.pxd` gives Cython the types.
 """
@@ -18,12 +18,12 @@ COMPILED = not __file__.endswith(".py")
 
 
 def _as_read(*columns: IntArray | FloatArray) -> list[Any]:
-    """Return columns as a pass reads them: Python reads lists faster, and their numbers have no limit."""
+    """Return columns in the form a pass reads: Python reads lists faster, and their numbers have no limit."""
     return [np.ascontiguousarray(column) if COMPILED else column.tolist() for column in columns]
 
 
 # ----------------------------------------------------------------------------------------------------------
-# The ways to and from each node of a flow: one pass over its edges, and one back.
+# Longest paths to and from each node of a flow: one pass forward over its edges, and one back.
 #
 # ::
 #
@@ -32,13 +32,13 @@ def _as_read(*columns: IntArray | FloatArray) -> list[Any]:
 
 
 def heads_and_tails(*columns: IntArray) -> list[IntArray]:
-    """Return when each node is taken and may begin, and what follows its issue and its end, by edges alone.
+    """Return, by edges alone, when each node is taken and may begin, and the time after its issue and end.
 
     Parameters
     ----------
     *columns : array of int64
-        Of each node its duration, what issuing it costs and its launch latency; of each edge, in the order of
-        consumers, the producer, the consumer, and 1 where it counts when the producer is issued.
+        For each node its duration, its cost of issuing and its launch latency; for each edge, in the order of
+        consumers, the producer, the consumer, and 1 if it counts when the producer is issued.
     """
     read = _as_read(*columns, *[np.zeros(len(columns[0]), np.int64) for _ in range(4)])
     sweep_both_ways(*read)
@@ -82,8 +82,8 @@ def sweep_both_ways(
 #
 # ::
 #
-#     iteration 0    a ─► b ─┐ distance 1        an op ends its own time after the last of what it waits for,
-#     iteration 1            └─► a ─► b          or, where it is not strict, after the first of its inputs
+#     iteration 0    a ─► b ─┐ distance 1        an op ends its own time after the last of its inputs or,
+#     iteration 1            └─► a ─► b          if it is not strict, after the first of them
 
 ALL, FIRST, NO_DATA, NOTHING = 0, 1, 2, 3
 """What an op waits for: all inputs, the first one, no input, or not even for control edges."""
@@ -97,8 +97,8 @@ def longest_ns(iterations: int, *columns: Any) -> int:
     iterations : int
     *columns : array of int64
         The topological order; for each op its duration and what it waits for (`ALL`, ...); the bounds of its
-        inputs, and of each input the producer (-1: from outside), the iterations between and the travel time;
-        the bounds of its control edges, and of each the producer and the iterations between.
+        inputs, and for each input the producer (-1: from outside), the distance and the travel time;
+        the bounds of its control edges, and for each the producer and the distance.
     """
     read = _as_read(np.zeros(iterations * len(columns[0]), np.int64), *columns)
     sweep_ends(*read)
@@ -141,12 +141,12 @@ def sweep_ends(
 
 
 # ----------------------------------------------------------------------------------------------------------
-# An order of the steps of programs that wait for one another: each goes on until it lacks something.
+# An order for the steps of programs that wait for one another: each goes on until it lacks something.
 #
 # ::
 #
-#     program 0   makes a, makes b | needs d      a program sleeps until what it lacks has been made,
-#     program 1   needs a, makes c | ...          and goes on in the order in which sleepers were woken
+#     program 0   makes a, makes b | needs d      a program sleeps until the key that it lacks has been made,
+#     program 1   needs a, makes c | ...          and programs go on in the order in which they were woken
 
 
 def steps_in_order(first: IntArray, n_keys: int, *columns: IntArray) -> tuple[IntArray, IntArray]:
@@ -157,9 +157,9 @@ def steps_in_order(first: IntArray, n_keys: int, *columns: IntArray) -> tuple[In
     first : array of int64
         Number of each program's first step, and of all steps.
     n_keys : int
-        What is needed and made has numbers below it.
+        Upper limit, exclusive, of the keys that are needed and made.
     *columns : array of int64
-        The bounds of what each step needs, and the numbers of that; the same for what it makes.
+        The bounds of each step's needed keys, and those keys; the same for the keys that it makes.
     """
     n, steps = len(first) - 1, int(first[len(first) - 1])
     nobody, ranks = np.full(n_keys, -1), np.arange(n)
@@ -183,10 +183,10 @@ def walk(
     behind: MutableSequence[int],
     awake: MutableSequence[int],
 ) -> int:
-    """Fill in `order` and `done`; return how many steps there are.
+    """Fill in `order` and `done`; return the number of steps.
 
-    Who lacks a key is in a list from ``asleep[key]`` over ``behind[rank]`` to ``last[key]``; `awake` is a
-    ring of those who can go on.
+    Programs that lack a key are in a list from ``asleep[key]`` over ``behind[rank]`` to ``last[key]``;
+    `awake` is a ring of those that can go on.
     """
     ranks, n_awake, at_front, n = len(done), len(done), 0, 0
     while n_awake:
@@ -225,20 +225,20 @@ def walk(
 
 
 # ----------------------------------------------------------------------------------------------------------
-# A list schedule: whenever one of some equal lanes is free, what is ready and first of a list starts there.
+# A list schedule: whenever one of some equal lanes is free, the first ready task of a list starts there.
 
 
 def list_schedule(key: FloatArray, lanes: int, *columns: IntArray) -> tuple[IntArray, IntArray]:
-    """Return when each task starts, and its lane, if of what is ready the one with the least key is first.
+    """Return when each task starts, and its lane, if the ready task with the least key goes first.
 
     Parameters
     ----------
     key : array of float64
-        Of each task; number 0 is none, but the end of all.
+        Key of each task; number 0 is not a task but the end of all.
     lanes : int
     *columns : array of int64
-        For each task the earliest start, how many tasks it follows, how long it keeps its lane, and the
-        bounds of what follows it; for each of these its number, and how long after the task's start it may.
+        For each task the earliest start, the number of tasks it follows, the time it keeps its lane, and the
+        bounds of its followers; for each of these its number, and its least delay after the task's start.
     """
     none = np.zeros(len(key), np.int64)
     read = _as_read(columns[0].copy(), columns[1].copy(), none, none.copy(), np.zeros(lanes, np.int64))
@@ -258,7 +258,7 @@ def fill_lanes(
     follow: Sequence[int],
     lag: Sequence[int],
 ) -> None:
-    """Fill in `start` and `lane`; `ready` is what waits for a lane alone, `free` tells when each lane is."""
+    """Fill in `start` and `lane`; `ready` has tasks that wait only for a lane, `free` the lanes' times."""
     n_ready = 0
     for k in range(1, len(ns)):
         if not waits[k]:

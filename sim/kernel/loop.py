@@ -1,21 +1,21 @@
 # cython: language_level=3, annotation_typing=False, boundscheck=False
 # cython: wraparound=False, initializedcheck=False, cdivision=True
-"""The fast path: what happens at an instant, as plain Python over columns of whole numbers.
+"""The fast path: the events of each instant, as plain Python over columns of whole numbers.
 
 ::
 
     next round ──► complete ──► pay ──► ask ──► heads ──► settle ──► next round
-                   what ended   issue   free     of       the rates
-                   and whom it  costs   issuers  streams  of links
+                   what ended   issue   free     of       rates
+                   and what it  costs   issuers  streams  of links
                    makes ready
 
 The source runs unchanged, over lists; with the types in ``loop.pxd`` Cython compiles it, over arrays. It
-follows the same definition as the engine on SimPy (`sim.engine`), and tests hold every column of their traces
-equal. `sim.kernel.columns` makes the columns of a job.
+follows the same definition as the engine on SimPy (`sim.engine`), and tests check that their traces are equal
+in every column. `sim.kernel.columns` makes the columns of a job.
 
 A task's number is ``iteration * n + node``, as in a trace; ops are the nodes below `n_ops`, transfers the
 others.
-Every list inside is a column with a counter beside it, since there is nothing else in C.
+Every list inside is a column with a counter beside it, because C has nothing else.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ NEVER = (1 << 63) - 2
 
 
 class Run:
-    """One run: the columns of a job, the state of its queues, and what came of every task.
+    """One run: the columns of a job, the state of its queues, and the results of every task.
 
-    `sim.kernel.layout` sets the columns. `open` comes first, then `run` until nothing can happen any more.
+    `sim.kernel.columns` sets the columns. Call `open` first, then `run` until nothing can happen any more.
     """
 
     # Sizes and switches.
@@ -51,68 +51,68 @@ class Run:
     n_tasks: int
     n_lanes: int
     n_issuers: int
-    once: bool  # one iteration: a task's number is its node's
+    once: bool  # there is one iteration: a task's number is its node's
     drawn: bool  # durations are those of tasks, not of nodes
-    at_issue: bool  # an op that is launched makes others eligible when it is issued
+    at_issue: bool  # a launched op makes others eligible when it is issued
     by_group: bool  # only groups in which something changed are asked
     networked: bool  # there are transfers
     limited: bool  # some launch queue has a bound
     fifo: bool
     lifo: bool
-    windowed: bool  # the least place in the window first; else each queue follows its program strictly
+    windowed: bool  # the least place in the window goes first; else each queue follows its program strictly
 
-    # One entry a node, or a task where noise is drawn.
+    # One entry per node, or per task if noise is drawn.
     ns: Column
 
-    # One entry a node.
-    device: Column  # of transfers, one after all others
+    # One entry per node.
+    device: Column  # for transfers, one after all others
     lane_of: Column  # stream on which it is launched
-    charged: bool  # some cost their issuer something
+    charged: bool  # some ops cost their issuer something
     cost: Column
-    holding: bool  # some keep their host thread until they end
+    holding: bool  # some ops keep their host thread until they end
     holds: Column
-    ends: int  # the first row of `edge` that counts when a node ends; those before count when it is issued
+    ends: int  # the first row of `edge` that counts when a node ends; earlier ones count when it is issued
     first_edge: Column  # rows of `edge`
     edge: Column  # distance * n + consumer
 
-    # One entry a task.
+    # One entry per task.
     releasing: bool
-    release: Column  # of each op: it is not eligible before
-    pending: Column  # edges that have not counted
-    last: Column  # a stack: whose last edge has counted
+    release: Column  # for each op: the earliest time at which it is eligible
+    pending: Column  # number of edges that have not counted
+    last: Column  # a stack of tasks whose last edge has counted
     n_last: int
-    running: Column  # events that have not arrived
-    follower: Column  # who stands behind it: links all queues (a task is in one at a time)
-    turn: Column  # place among the starts of one time: round, then lane; of a task being paid, its issuer
+    running: Column  # number of events that have not arrived
+    follower: Column  # next task in the same queue: links all queues (a task is in one at a time)
+    turn: Column  # place among the starts of one time: round, then lane; for a task being paid, its issuer
     ready: Column
     issue: Column
     start: Column
-    end: Column  # before that, when the last of its events arrives on its stream
+    end: Column  # before the end: when the last of its events arrives on its stream
     stream: Column
     issuer: Column
     wait: Column
 
-    # One entry a lane.
+    # One entry per lane.
     gap: Column
     latency: Column
     lane_device: Column
-    head: Column  # first and last in the queue
+    head: Column  # first and last task in the queue
     tail: Column
     busy: Column
-    free: Column  # when it is, and the gap over
+    free: Column  # when it is free, including the gap
     touched: Column  # lanes to look at
     is_touched: Column
     n_touched: int
 
     # SMs that kernels share.
     sms: Sms
-    partition: Column  # of each lane; -1: its kernels share nothing
+    partition: Column  # for each lane; -1: its kernels share nothing
     waking: Column  # when the head of each lane will be looked at
 
-    # One entry a device.
+    # One entry per device.
     group: Column  # -1: transfers
     executed: Column  # by a worker; else launched on a stream
-    hop: Column  # how long an event of another stream takes to arrive
+    hop: Column  # time that an event of another stream takes to arrive
     depth: Column
     outstanding: Column
     parked: Column  # first and last launch that found no place
@@ -120,37 +120,37 @@ class Run:
 
     n_devices: int
     counts_cores: bool
-    cores: Column  # of each node: cores that it needs; 0 where they are not counted
+    cores: Column  # for each node: cores that it needs; 0 if they are not counted
     free_cores: Column
     cores_freed: bool
     waits: Column  # first and last task that waits for cores
     waits_last: Column
 
-    # Issuers and their groups. The idle ones of a group are a heap in `slots`, least index first; behind them
-    # is room for another, in which groups or lanes are put in order.
+    # Issuers and their groups. The idle ones of a group are a heap in `slots`, least index first; after them
+    # there is room for another heap, in which groups or lanes are sorted.
     issuer_group: Column
     issuer_lane: Column
-    issuer_queue: Column  # whose program it follows
+    issuer_queue: Column  # index of its queue or program
     idle: Column
     idle_first: Column
     n_idle: Column
-    asked: Column  # groups to ask; none unless by groups
+    asked: Column  # groups to ask; empty unless asking is by group
     is_asked: Column
     n_asked: int
     something: bool  # whether anything changed for an issuer
 
-    # Queues of eligible tasks, one a group or a program: a heap of places, a stack or a queue in `slots`.
+    # Queues of eligible tasks, one per group or program: a heap of places, a stack or a queue in `slots`.
     slots: Column
     queue_first: Column
     queue_head: Column
     queue_tail: Column
 
-    # Executors in which an issuer keeps some of what it made eligible, last in, first out.
+    # Executors in which an issuer keeps some of the tasks that it made eligible, last in, first out.
     keeping: bool
-    keep_first: bool  # the first only; else what has the label of what it ended
-    kept: Column  # of each issuer: the last
-    label: Column  # of each op
-    pool: Column  # of each op: which queue it goes to, and so, who may take it
+    keep_first: bool  # only the first; else those with the label of the task that it ended
+    kept: Column  # for each issuer: the last one kept
+    label: Column  # for each op
+    pool: Column  # for each op: the queue that it goes to, which decides who may take it
     maker: int
     maker_label: int
     n_made: int
@@ -163,14 +163,14 @@ class Run:
     program: Column
     program_first: Column
     place: Column
-    stride: int  # from a task of one repetition to the same one of the next
+    stride: int  # distance from a task of one repetition to the same one of the next
     window: int
     window_end: Column
     in_flight: Column
     most_in_flight: int
 
-    # What lies ahead.
-    event_key: Column  # twice the time, and one more for what takes no time: it ends in a round of its own
+    # Future events.
+    event_key: Column  # twice the time, plus one for a task of no time: it ends in a round of its own
     event_task: Column
     n_events: int
     now: int
@@ -185,26 +185,26 @@ class Run:
 
     # Transfers.
     net: Net
-    released: Column  # those whose event has arrived
+    released: Column  # transfers whose event has arrived
     n_released: int
 
-    # Who took memory and who ended, in order (`sim.kernel.columns`).
-    takes: int  # when: 0 never, 1 at issue, 2 at the start
+    # Takes of memory and ends of tasks, in order (`sim.kernel.columns`).
+    takes: int  # when memory is taken: 0 never, 1 at issue, 2 at the start
     noted: Column
     noted_ns: Column
     n_noted: int
 
     # Copies that a host thread makes (`sim.job.transfers`).
     hosting: bool
-    host_group: Column  # of each transfer's node: who may make it, -1: nobody has to
-    host: Column  # of each task: who makes it
+    host_group: Column  # for each transfer's node: the group that may make it, -1: none has to
+    host: Column  # for each task: the issuer that makes it
     n_groups: int
-    unhosted: Column  # of each group: first and last transfer that waits for a thread
+    unhosted: Column  # for each group: first and last transfer that waits for a thread
     unhosted_last: Column
     n_unhosted: int
 
-    # Communicators (`sim.job.collectives`): of each op its line and its seat, -1: none; and what has
-    # to be the same for all that meet.
+    # Communicators (`sim.job.collectives`): for each op its line and its seat, -1: none; and a number for
+    # everything that has to be the same for all that meet.
     meeting: bool
     line: Column
     seat: Column
@@ -215,16 +215,16 @@ class Run:
     line_done: Column
     seat_issued: Column
     seat_started: Column
-    party: Column  # of each seat
+    party: Column  # for each seat
     party_size: Column
     party_meetings: Column  # the number of its first meeting
     party_members: Column  # where the members of its first meeting begin in `members`
     members: Column  # the tasks that have come to each meeting
-    n_there: Column  # of each meeting: how many, the longest of them, and their signature, -1: nobody's yet
+    n_there: Column  # for each meeting: number of tasks, their longest duration, and signature (-1: none yet)
     longest: Column
     agreed: Column
     mismatched: bool
-    retried: Column  # workers' tasks that are first in their line now
+    retried: Column  # workers' tasks that are now first in their line
     n_retried: int
 
     # Ops in the order in which their starts became known.
@@ -232,7 +232,7 @@ class Run:
     n_rows: int
 
     def run(self, rounds: int) -> bool:
-        """Go on from round to round, so many of them at most; return whether something lies ahead."""
+        """Run at most `rounds` rounds; return whether any event lies ahead."""
         going = True
         while going and rounds:
             rounds -= 1
@@ -250,7 +250,7 @@ class Run:
         return going
 
     def open(self) -> None:
-        """At time 0 every issuer is idle, and what waits for nothing is eligible."""
+        """Begin at time 0: every issuer is idle, and tasks that wait for nothing are eligible."""
         self.maker = -1
         for who in range(self.n_issuers):
             self.free_issuer(who)
@@ -264,13 +264,13 @@ class Run:
                 self.move(task, self.node_of(task))
 
     def node_of(self, task: int) -> int:
-        """Return the node of which `task` is an execution."""
+        """Return the node that `task` executes."""
         return task if self.once else task % self.n
 
     # 1. Completions.
 
     def complete(self) -> None:
-        """End what ended, all of it before anybody is told."""
+        """End the tasks that ended, all of them before any consequences."""
         for k in range(self.n_ended):
             task = self.ended[k]
             node = self.node_of(task)
@@ -307,13 +307,13 @@ class Run:
         self.n_released = 0
 
     def note(self, task: int) -> None:
-        """Put down that a task takes its memory, or that it has ended (-1 - task)."""
+        """Record that a task takes its memory, or that it has ended (-1 - task)."""
         self.noted[self.n_noted] = task
         self.noted_ns[self.n_noted] = self.now
         self.n_noted += 1
 
     def free_lane(self, lane: int) -> None:
-        """Free the stream of a task that ended, and its place in the launch queue."""
+        """Free the stream of an ended task, and its place in the launch queue."""
         self.busy[lane] = 0
         self.free[lane] = self.now + self.gap[lane]
         if self.head[lane] >= 0:
@@ -329,7 +329,7 @@ class Run:
                 self.n_placed += 1
 
     def record_event(self, task: int, node: int) -> None:
-        """Let those who were issued behind `task` know that it is over, on other streams a hop later."""
+        """Notify the tasks issued behind `task` that it is over, on other streams a hop later."""
         base = task - node
         for k in range(self.first_edge[node], self.first_edge[node + 1]):
             other = base + self.edge[k]
@@ -341,14 +341,14 @@ class Run:
                 hop = self.hop[self.device[follower]] * (lane != self.stream[task])
                 self.end[other] = max(self.end[other], self.now + hop)
                 if follower < self.n_ops:
-                    if (left == 0) & (self.head[lane] == other):  # one branch, which is guessed at best
+                    if (left == 0) & (self.head[lane] == other):  # one branch, for better prediction
                         self.touch(lane)
                 elif left == 0 and self.issue[other] >= 0:
                     self.released[self.n_released] = other
                     self.n_released += 1
 
     def count_down(self, task: int, node: int, row: int) -> None:
-        """Count an edge for each consumer; who has no other left is eligible."""
+        """Count an edge for each consumer; a consumer with none left is eligible."""
         base = task - node
         if self.keeping:
             self.maker = self.issuer[task]
@@ -365,7 +365,7 @@ class Run:
                 left = self.pending[other] - 1
                 self.pending[other] = left
                 self.last[last] = other
-                last += left == 0  # a sum, since a branch would be guessed wrong half of the time
+                last += left == 0  # a sum, since a branch would be mispredicted half of the time
         moving = False
         for k in range(first, last):
             consumer = self.node_of(self.last[k])
@@ -375,7 +375,7 @@ class Run:
                 moving = True
         if self.stealing:
             self.threads.finish()
-        if moving:  # transfers begin when all others are told
+        if moving:  # transfers begin after all others are announced
             self.n_last = last
             for k in range(first, last):
                 consumer = self.node_of(self.last[k])
@@ -406,7 +406,7 @@ class Run:
                 self.queue_tail[group] += 1
 
     def move(self, task: int, node: int) -> None:
-        """Let a transfer be issued, which nobody is asked for, unless it has to wait for a host thread."""
+        """Issue a transfer, without asking the policy, unless it has to wait for a host thread."""
         self.ready[task] = self.now
         if self.hosting and self.host_group[node - self.n_ops] >= 0:
             group = self.host_group[node - self.n_ops]
@@ -420,7 +420,7 @@ class Run:
         self.issue_transfer(task, node)
 
     def issue_transfer(self, task: int, node: int) -> None:
-        """Issue a transfer, and let it go when its tensor is there."""
+        """Issue a transfer, and start it once its tensor is there."""
         self.issue[task] = self.now
         if self.at_issue:
             self.count_down(task, node, node)
@@ -444,7 +444,7 @@ class Run:
         self.net.n_begun = 0
 
     def keep_or_queue(self, task: int, node: int) -> None:
-        """Let the issuer that made a task eligible keep it, if it may take it, else queue it."""
+        """Let the issuer that made a task eligible keep it if it may take it, else queue it."""
         who = self.maker
         first = self.n_made == 0
         self.n_made += 1
@@ -459,7 +459,7 @@ class Run:
         self.queue_tail[queue] += 1
 
     def done_with(self, task: int) -> None:
-        """Count a task less in flight: it was computed, or issued where that is enough."""
+        """Decrement the tasks in flight: one was computed, or issued if that is enough."""
         if self.most_in_flight:
             self.in_flight[self.issuer_queue[self.issuer[task]]] -= 1
             self.something = True
@@ -467,7 +467,7 @@ class Run:
     # 2. Issue costs that are paid, and places in launch queues that came free.
 
     def pay(self) -> None:
-        """Go on with who waited for cores, launches that were parked, and what is paid for, by issuer."""
+        """Continue tasks that waited for cores, parked launches, and paid tasks, the last by issuer."""
         for k in range(self.n_retried):
             task = self.retried[k]
             self.execute(task, self.node_of(task))
@@ -490,7 +490,7 @@ class Run:
             self.give_hosts()
 
     def give_hosts(self) -> None:
-        """Issue the transfers that waited for a host thread, of the first group that has one first."""
+        """Issue the transfers that waited for a host thread, starting with the first group that has one."""
         group = 0
         while group < self.n_groups:
             task = self.unhosted[group]
@@ -506,7 +506,7 @@ class Run:
             group = 0
 
     def first_idle(self, group: int) -> int:
-        """Return the least index of an issuer of a group that is free; -1: none is."""
+        """Return the least index of a free issuer of a group; -1: none is free."""
         who = self.idle_first[group]
         if self.by_group:
             return self.slots[who] if self.n_idle[group] else -1
@@ -517,7 +517,7 @@ class Run:
         return -1
 
     def execute(self, task: int, node: int) -> None:
-        """Let a worker execute what it took; where cores are counted, in turn when they are free."""
+        """Let a worker execute its task; if cores are counted, in turn when they are free."""
         if self.meeting and self.line[node] >= 0 and not self.is_first(task, node):
             return
         if self.takes == AT_START:
@@ -533,7 +533,7 @@ class Run:
         self.begin(task, node, self.now)
 
     def give_cores(self) -> None:
-        """Start who waited for cores that came free, first come, first served."""
+        """Start tasks that waited for the cores that came free, first come, first served."""
         self.cores_freed = False
         for device in range(self.n_devices):
             task = self.waits[device]
@@ -547,7 +547,7 @@ class Run:
                 task = self.waits[device]
 
     def launch(self, task: int, node: int) -> None:
-        """Put a launch on its stream; its issuer goes on, unless it holds it until it ends."""
+        """Put a launch on its stream; free its issuer unless the task holds it until it ends."""
         if not (self.holding and self.holds[node]):
             self.free_issuer(self.issuer[task])
         self.put_on_stream(task, node)
@@ -564,7 +564,7 @@ class Run:
         return False
 
     def queue_up(self, first: Column, last: Column, which: int, task: int) -> None:
-        """Put a task at the end of one of the queues that are linked from follower to follower."""
+        """Append a task to one of the queues that are linked from follower to follower."""
         self.follower[task] = -1
         if first[which] < 0:
             first[which] = task
@@ -573,7 +573,7 @@ class Run:
         last[which] = task
 
     def put_on_stream(self, task: int, node: int) -> None:
-        """Queue a launch; where issuing is enough, its consumers have one input more."""
+        """Queue a launch; if issuing is enough, count it as an input of its consumers."""
         lane = self.lane_of[node]
         self.issue[task] = self.now
         self.stream[task] = lane
@@ -599,7 +599,7 @@ class Run:
                 pass
 
     def ask_groups(self) -> None:
-        """Ask the groups where something changed, in machine order; what that changes comes after them."""
+        """Ask the groups where something changed, in machine order; later changes come after them."""
         n = self.n_asked
         self.n_asked = 0
         for k in range(n):
@@ -626,7 +626,7 @@ class Run:
         return took
 
     def choose(self, who: int) -> int:
-        """Return the task that `who`, which is free, takes now; -1: none."""
+        """Return the task that the free issuer `who` takes now; -1: none."""
         queue = self.issuer_queue[who]
         first = self.queue_first[queue]
         if self.keeping and self.kept[who] >= 0:
@@ -652,7 +652,7 @@ class Run:
             place = self.pop_slot(first, self.queue_tail[queue])
             self.queue_tail[queue] -= 1
             task = self.task_at(queue, place)
-            self.issuer[task] = who  # the window slides over it
+            self.issuer[task] = who  # so that the window slides over it
             if place == self.queue_head[queue]:
                 self.slide(queue)
         else:
@@ -678,7 +678,7 @@ class Run:
         return place // length * self.stride + self.program[first + place % length]
 
     def slide(self, queue: int) -> None:
-        """Move the window to the oldest place that nobody took; queue what is eligible at its end."""
+        """Move the window to the oldest place not yet taken; queue the eligible tasks at its end."""
         total = self.queue_first[queue + 1] - self.queue_first[queue]
         head = self.queue_head[queue]
         while head < total and self.issuer[self.task_at(queue, head)] >= 0:
@@ -692,7 +692,7 @@ class Run:
         self.window_end[queue] = end
 
     def take(self, task: int, who: int) -> None:
-        """Let the issuer pay for the task it took, and go on at once where that costs nothing."""
+        """Let the issuer pay for the task it took, and go on at once if that costs nothing."""
         node = self.node_of(task)
         cost = self.cost[node] if self.charged else 0
         if self.takes == AT_ISSUE:
@@ -718,12 +718,12 @@ class Run:
             self.occupy(who)
 
     def spend(self, task: int, who: int, cost: int) -> None:
-        """Let an issuer's time pass."""
+        """Let an issuer spend the cost of a task."""
         self.turn[task] = who
         self.schedule(2 * (self.now + cost), task)
 
     def free_issuer(self, who: int) -> None:
-        """Let an issuer be asked again."""
+        """Make an issuer idle, so that it is asked again."""
         group = self.issuer_group[who]
         self.idle[who] = 1
         if self.by_group:
@@ -732,7 +732,7 @@ class Run:
         self.ask_later(group)
 
     def occupy(self, who: int) -> None:
-        """Ask an issuer no more. By groups, it is always the first of its group."""
+        """Stop asking an issuer. With asking by group, it is always the first of its group."""
         self.idle[who] = 0
         if self.by_group:
             group = self.issuer_group[who]
@@ -750,7 +750,7 @@ class Run:
     # 4. Heads of streams.
 
     def touch(self, lane: int) -> None:
-        """Look at the head of a stream in this round."""
+        """Mark a stream, so that its head is looked at in this round."""
         if not self.is_touched[lane]:
             self.is_touched[lane] = 1
             self.touched[self.n_touched] = lane
@@ -759,7 +759,7 @@ class Run:
     def start_heads(self) -> None:
         """Start the heads whose stream is free and whose events are there.
 
-        What may start later starts then for certain, so that it is put down at once.
+        If a head may start later, nothing can change that, so its start is recorded at once.
         """
         n = self.n_touched
         self.n_touched = 0
@@ -781,7 +781,7 @@ class Run:
             if at > self.now:
                 if not self.wait[task]:
                     self.wait[task] = LAUNCH
-                # Then others may come before it.
+                # In these cases others may still come before it.
                 if self.partition[lane] >= 0 or self.takes == AT_START or meets:
                     self.wake(lane, at)
                     continue
@@ -799,7 +799,7 @@ class Run:
                 self.begin(task, self.node_of(task), at)
 
     def wake(self, lane: int, at: int) -> None:
-        """Look at a stream again later. Its number in the heap of events comes after those of tasks."""
+        """Schedule another look at a stream. Its number in the heap of events comes after those of tasks."""
         if self.waking[lane] != at:
             self.waking[lane] = at
             self.schedule(2 * at, self.n_tasks + lane)
@@ -818,7 +818,7 @@ class Run:
     # Communicators.
 
     def enter_line(self, task: int, node: int) -> None:
-        """Put a collective that is issued in its line, and see that it fits to what it meets."""
+        """Put an issued collective in its line, and check that it matches the ones it meets."""
         line = self.line[node]
         seat = self.seat[node]
         self.in_line[self.line_first[line] + self.line_issued[line]] = task
@@ -831,7 +831,7 @@ class Run:
             self.mismatched = True
 
     def is_first(self, task: int, node: int) -> bool:
-        """Whether a collective is first in its line; if not, it waits for that."""
+        """Whether a collective is first in its line; if not, it waits until it is."""
         line = self.line[node]
         if self.in_line[self.line_first[line] + self.line_done[line]] == task:
             return True
@@ -839,7 +839,7 @@ class Run:
         return False
 
     def leave_line(self, line: int) -> None:
-        """Take the first of a line out of it; let the next one start, if it was refused."""
+        """Remove the first task of a line; let the next one start, if it was refused."""
         self.line_done[line] += 1
         if self.line_done[line] == self.line_issued[line]:
             return
@@ -854,7 +854,7 @@ class Run:
             self.touch(self.stream[task])
 
     def meet(self, task: int, node: int, ns: int) -> None:
-        """Let a collective that starts wait for the others; when it is the last, all know their end."""
+        """Let a started collective wait for the others; the last one determines the end of all."""
         seat = self.seat[node]
         party = self.party[seat]
         meeting = self.party_meetings[party] + self.seat_started[seat]
@@ -870,7 +870,7 @@ class Run:
                 self.schedule(key, self.members[k])
 
     def note_start(self, task: int, at: int) -> None:
-        """Put down when a task starts, now or later."""
+        """Record when a task starts, now or later."""
         self.start[task] = at
         self.turn[task] = 1 + self.stream[task]
         if at == self.now:
@@ -901,7 +901,7 @@ class Run:
     # Heaps.
 
     def next_round(self) -> bool:
-        """Go on to what lies ahead next, in a further round of this instant or at a later one."""
+        """Go to the next event, in a further round of this instant or at a later one."""
         key = self.event_key[0] if self.n_events else NEVER
         if self.networked:
             if self.net.status:
@@ -936,24 +936,24 @@ class Run:
         return True
 
     def schedule(self, key: int, task: int) -> None:
-        """Put what happens to a task into the heap of events."""
+        """Put an event of a task into the heap of events."""
         self.n_events += 1
         self.place_event(self.n_events - 1, key, task)
 
     def pop_event(self) -> int:
-        """Take the first event off the heap; equal times by the order of starts."""
+        """Take the first event off the heap; ties break by the order of starts."""
         first = self.event_task[0]
         self.n_events -= 1
         last = self.n_events
         at = 0
         kid = 2
-        while kid <= last:  # the gap sinks to the bottom, where the last event most often belongs
+        while kid <= last:  # the gap sinks to the bottom, where the last event usually belongs
             before = self.event_key[kid - 1]
             key = self.event_key[kid]
             if before == key:
                 kid -= self.earlier(self.event_task[kid - 1], self.event_task[kid])
             else:
-                kid -= before < key  # a sum, since a branch would be guessed wrong half of the time
+                kid -= before < key  # a sum, since a branch would be mispredicted half of the time
             self.event_key[at] = self.event_key[kid]
             self.event_task[at] = self.event_task[kid]
             at = kid

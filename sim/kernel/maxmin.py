@@ -1,22 +1,22 @@
 # cython: language_level=3, annotation_typing=False, initializedcheck=False
 # cython: boundscheck=False, wraparound=False, cdivision=True
-"""Max-min fair rates that follow changes: only what a change can reach is solved anew.
+"""Max-min fair rates, updated incrementally: only what a change can reach is solved again.
 
 An allocation is max-min fair if and only if every route has a *bottleneck* among its links: a full link on
 which no other route has a higher rate (Bertsekas and Gallager, *Data Networks*, 2nd edition 1992, section
-6.5.2). A bottleneck can be checked locally, so rates elsewhere may be presumed until something touches them::
+6.5.2). A bottleneck can be checked locally, so rates elsewhere are presumed to hold until something changes::
 
     changed routes ──► open: they have no rate, their links have slack
-    a level rises from 0; at each level, the first link that asks for attention:
-        it is full for its open routes    who has more there is opened as well; if nobody has, its open
-                                          routes get this level, and it is their bottleneck
+    a level rises from 0; at each level, the first link that needs attention:
+        it is full for its open routes    routes with higher rates there are opened as well; if there are
+                                          none, its open routes get this level, and it is their bottleneck
         its own presumed routes get       it is not full any more: they are opened, they may get more
         this level, and it has slack
 
 The level only rises, each route is opened at most once and gets its rate once, and a link that neither fills
-nor comes free passes nothing on. The result is that of progressive filling from nothing, and exact: rates and
-slack are fractions of two int64, compared by products of 128 bits. Where one does not fit, its denominator
-is 0 and it is a pair of Python's numbers in a list beside the columns: only what touches it is slow.
+nor comes free propagates nothing. The result is that of progressive filling from scratch, and exact: rates
+and slack are fractions of two int64, compared by products of 128 bits. If one does not fit, its denominator
+is 0 and it is a pair of Python integers in a list beside the columns: only operations on it are slow.
 
 This is plain Python on int64 columns; `maxmin.pxd` gives Cython the types.
 """
@@ -32,10 +32,10 @@ import numpy as np
 from sim.base.arrays import IntArray
 
 LIMIT = 1 << 62
-"""Numerators and denominators stay below it."""
+"""Upper limit, exclusive, of numerators and denominators."""
 
 SHORT = 1 << 20
-"""Denominators of slack below it are not reduced."""
+"""Denominators of slack below this are not reduced."""
 
 IDLE, PRESUMED, OPEN = 0, 1, 2
 
@@ -44,18 +44,18 @@ COMPILED = not __file__.endswith(".py")
 
 
 def column(values: Sequence[int] | IntArray) -> MutableSequence[int]:
-    """Return a column: 64 bits an entry where this is compiled, else a list, which Python reads faster."""
+    """Return a column: 64 bits per entry if compiled, else a list, which Python reads faster."""
     entries = np.array(values, np.int64)
     return entries if COMPILED else entries.tolist()  # type: ignore[return-value]
 
 
 def zeros(n: int) -> MutableSequence[int]:
-    """Return a column of n zeros; memory that is never written to costs nothing where this is compiled."""
+    """Return a column of n zeros; memory that is never written costs nothing if compiled."""
     return np.zeros(n, np.int64) if COMPILED else [0] * n  # type: ignore[return-value]
 
 
 def gcd(a: int, b: int) -> int:
-    """Return the greatest common divisor of two numbers that are not negative."""
+    """Return the greatest common divisor of two non-negative numbers."""
     while b:
         a, b = b, a % b
     return a
@@ -68,12 +68,12 @@ NONE: Pair = (0, 0)
 
 
 def whole(n: int, d: int, long: Pair) -> Pair:
-    """Return a fraction of a column as Python's numbers."""
+    """Return a fraction of a column as Python integers."""
     return (n, d) if d else long
 
 
 def parted(n: int, d: int) -> tuple[int, int, Pair]:
-    """Return a fraction, reduced, as columns hold it; if it is too long, only its sign."""
+    """Return a reduced fraction in the form of columns; if it is too long, only its sign."""
     common = math.gcd(n, d)
     n, d = n // common, d // common
     if -LIMIT < n < LIMIT and d < LIMIT:
@@ -82,17 +82,17 @@ def parted(n: int, d: int) -> tuple[int, int, Pair]:
 
 
 def is_above(one: Pair, other: Pair) -> bool:
-    """Return whether a fraction is greater than another."""
+    """Whether a fraction is greater than another."""
     return one[0] * other[1] > other[0] * one[1]
 
 
 class MaxMin:
-    """Links, routes over them with so many flows each, and the max-min fair rate of a flow of each route.
+    """Links, routes over them with a number of flows each, and the max-min fair rate per flow of each route.
 
     Parameters
     ----------
     capacity : sequence of int
-        Of each link, at least 1; its unit is that of the rates.
+        Capacity of each link, at least 1, in the unit of the rates.
     first : sequence of int
         Route r uses the links ``links[first[r]:first[r + 1]]``, at least one, each once.
     links : sequence of int
@@ -100,13 +100,13 @@ class MaxMin:
     Attributes
     ----------
     flows : column of int64
-        How many flows each route has.
+        Number of flows of each route.
     rate_n, rate_d : columns of int64
-        The rate of each, a reduced fraction; of no meaning for a route without flows. Where `rate_d` is 0,
+        The rate of each, a reduced fraction; meaningless for a route without flows. If `rate_d` is 0,
         it is the pair in the list `rate_long`.
     changed : column of int64
-        The routes with flows to which the last `solve` gave a rate that may be another one (the first
-        `n_changed` entries): those whose number of flows changed, and those that it reached.
+        The routes with flows whose rates the last `solve` may have changed (the first `n_changed` entries):
+        those whose number of flows changed, and those that it reached.
     at : column of int64
         The bottleneck of each route with flows.
 
@@ -128,7 +128,7 @@ class MaxMin:
 
     def __init__(self, capacity: Sequence[int], first: Sequence[int], links: Sequence[int]) -> None:
         n_links, n_routes, n_hops = len(capacity), len(first) - 1, len(links)
-        # Links. Slack is what no route with a rate uses; open flows have no rate yet.
+        # Links. Slack is the capacity that no route with a rate uses; open flows have no rate yet.
         self.slack_n, self.slack_d = column(capacity), column([1] * n_links)
         self.open_flows, self.held, self.head = zeros(n_links), zeros(n_links), column([-1] * n_links)
         self.level_n, self.level_d = zeros(n_links), column([1] * n_links)
@@ -143,13 +143,13 @@ class MaxMin:
         self.at = column([-1] * n_routes)
         self.is_marked, self.marked, self.changed = zeros(n_routes), zeros(n_routes), zeros(n_routes)
         self.n_marked = self.n_changed = 0
-        # A heap of links by the level at which they ask for attention.
+        # A heap of links by the level at which they need attention.
         self.heap, self.place, self.size = zeros(n_links), column([-1] * n_links), 0
         self.touched, self.is_touched, self.n_touched = zeros(n_links), zeros(n_links), 0
         self.key_n, self.key_d, self.fills = zeros(n_links), zeros(n_links), zeros(n_links)
 
     def count(self, route: int, more: int) -> None:
-        """Put down that a route has so many more flows, or fewer, from the next `solve` on."""
+        """Record that a route has `more` additional flows (or fewer) from the next `solve` on."""
         self.flows[route] += more
         if not self.is_marked[route]:
             self.is_marked[route] = 1
@@ -157,7 +157,7 @@ class MaxMin:
             self.n_marked += 1
 
     def solve(self) -> None:
-        """Give rates to the routes that the changes reach."""
+        """Update the rates of the routes that the changes reach."""
         self.n_changed = 0
         for i in range(self.n_marked):
             route = self.marked[i]
@@ -172,12 +172,12 @@ class MaxMin:
                 self._open_held(link)
         for i in range(self.n_marked):
             route = self.marked[i]
-            if self.is_marked[route]:  # as many came as went
+            if self.is_marked[route]:  # as many flows came as went
                 self._note(route)
         self.n_marked = 0
 
     def _asked(self) -> int:
-        """Let the links that were touched ask; return how many do."""
+        """Update the heap for the links that were touched; return its size."""
         for i in range(self.n_touched):
             link = self.touched[i]
             self.is_touched[link] = 0
@@ -186,21 +186,21 @@ class MaxMin:
         return self.size
 
     def _touch(self, link: int) -> None:
-        """Put down that a link may ask for attention at another level, or not any more."""
+        """Record that a link may need attention at another level, or not any more."""
         if not self.is_touched[link]:
             self.is_touched[link] = 1
             self.touched[self.n_touched] = link
             self.n_touched += 1
 
     def _note(self, route: int) -> None:
-        """Put down that a route may have another rate."""
+        """Record that a route may have another rate."""
         self.is_marked[route] = 0
         if self.flows[route]:
             self.changed[self.n_changed] = route
             self.n_changed += 1
 
     def _open(self, route: int) -> None:
-        """Take a route's rate away, if it has one, and let its links look for a new one if it has flows."""
+        """Remove a route's rate, if any; if it has flows, mark its links as in need of a new one."""
         begin, end = self.first[route], self.first[route + 1]
         flows, counted = self.flows[route], self.counted[route]
         if self.state[route] == IDLE and flows:
@@ -236,7 +236,7 @@ class MaxMin:
     def _spare(self, link: int, flows: int, route: int) -> None:
         """Add `flows`, which may be negative, times the rate of a route to the slack of a link.
 
-        A short denominator is left as it is: reducing it costs more than it saves.
+        A short denominator is left unreduced: reducing it costs more than it saves.
         """
         n, d = self.rate_n[route], self.rate_d[route]
         had = self.slack_d[link]
@@ -274,14 +274,14 @@ class MaxMin:
         self.slack_d[link] = bottom
 
     def _spare_long(self, link: int, flows: int, route: int) -> None:
-        """Do so with Python's numbers."""
+        """Do the same with Python integers."""
         top, bottom = whole(self.slack_n[link], self.slack_d[link], self.slack_long[link])
         n, d = whole(self.rate_n[route], self.rate_d[route], self.rate_long[route])
         split = parted(top * d + n * flows * bottom, bottom * d)
         self.slack_n[link], self.slack_d[link], self.slack_long[link] = split
 
     def _ask(self, link: int) -> None:
-        """Put a link into the heap at the level at which it asks for attention, if there is one."""
+        """Put a link into the heap at the level at which it needs attention, if there is one."""
         held, flows = self.held[link], self.open_flows[link]
         asks = fills = flows > 0
         if fills:
@@ -317,33 +317,33 @@ class MaxMin:
                 self._sift(last, place)
 
     def _key_long(self, link: int, flows: int) -> None:
-        """Divide the slack of a link by the number of flows that wait for it, with Python's numbers."""
+        """Divide the slack of a link by its number of open flows, with Python integers."""
         top, bottom = whole(self.slack_n[link], self.slack_d[link], self.slack_long[link])
         self.key_n[link], self.key_d[link], self.key_long[link] = parted(top, bottom * flows)
 
     def _is_above_level(self, link: int) -> bool:
-        """Return whether a link asks at a higher level than that of the routes that it holds."""
+        """Whether a link needs attention at a higher level than that of the routes that it holds."""
         if self.key_d[link] and self.level_d[link]:
             return not not_above(self.key_n[link], self.key_d[link], self.level_n[link], self.level_d[link])
         key = whole(self.key_n[link], self.key_d[link], self.key_long[link])
         return is_above(key, whole(self.level_n[link], self.level_d[link], self.level_long[link]))
 
     def _has_more(self, route: int, link: int) -> bool:
-        """Return whether the rate of a route is higher than the level at which a link asks."""
+        """Whether the rate of a route is higher than the level at which a link needs attention."""
         if self.rate_d[route] and self.key_d[link]:
             return not not_above(self.rate_n[route], self.rate_d[route], self.key_n[link], self.key_d[link])
         rate = whole(self.rate_n[route], self.rate_d[route], self.rate_long[route])
         return is_above(rate, whole(self.key_n[link], self.key_d[link], self.key_long[link]))
 
     def _asks_above(self, link: int, other: int) -> bool:
-        """Return whether a link asks at a higher level than another."""
+        """Whether a link needs attention at a higher level than another."""
         if self.key_d[link] and self.key_d[other]:
             return not not_above(self.key_n[link], self.key_d[link], self.key_n[other], self.key_d[other])
         key = whole(self.key_n[link], self.key_d[link], self.key_long[link])
         return is_above(key, whole(self.key_n[other], self.key_d[other], self.key_long[other]))
 
     def _open_higher(self, link: int) -> int:
-        """Open the routes that have more than the level at which a link is full; return how many."""
+        """Open the routes whose rate exceeds the level at which a link is full; return their number."""
         opened = 0
         hop = self.head[link]
         while hop >= 0:
@@ -355,7 +355,7 @@ class MaxMin:
         return opened
 
     def _open_held(self, link: int) -> None:
-        """Open the routes whose bottleneck a link was: it has slack now."""
+        """Open the routes whose bottleneck was a link that has slack now."""
         hop = self.head[link]
         while hop >= 0:
             route = self.route_of[hop]
@@ -395,7 +395,7 @@ class MaxMin:
         self.slack_n[link], self.slack_d[link] = 0, 1
 
     def _sift(self, link: int, place: int) -> None:
-        """Let a link find its place in the heap, from a place that is its own to fill."""
+        """Move a link to its place in the heap, starting from a vacant place."""
         while place > 0:
             up = (place - 1) >> 1
             other = self.heap[up]

@@ -2,29 +2,29 @@
 # cython: boundscheck=False, wraparound=False, cdivision=True
 """The network of a run on columns: serial links, copy engines, latency, and links shared max-min fairly.
 
-It does to the nanosecond what `devices.network.Carrier` does. The loop of the kernel says::
+It matches `devices.network.Carrier` to the nanosecond. The loop of the kernel calls::
 
     net.start(task, move, now)    a transfer is ready: it begins now, or when what it holds is free
-    net.next_ns                   when something happens next (NEVER: nothing is on its way)
-    net.advance(now)              at that time, at the beginning of a round: `ended` and `begun` are filled
-    net.settle(now)               when all that happens at this instant is known: new rates and ends
+    net.next_ns                   time of the next event (NEVER: nothing is on its way)
+    net.advance(now)              at that time, at the beginning of a round: fills `ended` and `begun`
+    net.settle(now)               once all events of this instant are known: new rates and ends
 
     net.ended[:net.n_ended]       tasks that ended, since the loop set n_ended = 0
     net.begun[:net.n_begun]       tasks that began (``start_ns`` is now), since the loop set n_begun = 0
-    net.status                    not 0: this arithmetic cannot go on; run it all again on the SimPy engine
+    net.status                    not 0: this arithmetic cannot go on; rerun everything on the SimPy engine
 
 A transfer that takes no time ends at the next call of `advance` at the same instant.
 
-Flows of one route have one rate, so a route is a queue in virtual time: a flow ends when virtual time, the
-work that a flow has had done since the route was last empty, has passed its tag. The unit of work is the
-greatest common divisor of all bandwidths, a second long: then bandwidths are whole numbers a ns.
+Flows of one route have one rate, so a route is a queue in virtual time: a flow ends when virtual time, which
+is the work done per flow since the route was last empty, has passed its tag. The unit of work is the
+greatest common divisor of all bandwidths, times one second, so bandwidths are whole numbers per ns.
 
 Exactness without long numbers: virtual time is kept to 2**-124 units of work, rounded down, together with
-how often it was rounded and a common denominator of all that was added. What it is compared with differs from
-it by a multiple of one over that denominator, so a difference smaller than the rounding is none at all, as
-long as the denominator is small enough; where it is not, and only then, `status` becomes `TIE`. A rate that
+the number of roundings and a common denominator of all addends. Any value compared with it differs from
+it by a multiple of one over that denominator, so a difference smaller than the rounding is exactly zero, as
+long as the denominator is small enough; if it is not, and only then, `status` becomes `TIE`. A rate that
 does not fit into 64 bits (its denominator is 0, see `sim.kernel.maxmin`) is multiplied and divided with
-Python's numbers, to the same places.
+Python integers, to the same number of places.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ TOO_LARGE, TIE = 1, 2
 LIMIT = 1 << 62
 MASK = LIMIT - 1
 BITS = 62
-PLACES = 62  # the same, as a number of Python's
+PLACES = 62  # the same, as a Python integer
 WIDE = LIMIT
 WIDE <<= BITS
 
 
 def joined(coarse: int, part_1: int, part_2: int) -> int:
-    """Return an amount and its two parts after the point as one whole number, of Python's."""
+    """Return an amount and its two fractional parts as one whole number, a Python integer."""
     return (coarse << 2 * PLACES) + (part_1 << PLACES) + part_2
 
 
@@ -54,16 +54,16 @@ class Net:
     ----------
     routes : Routes
     most : int
-        How many transfers there are in the run: as many can be on their way at once.
+        Number of transfers in the run: as many can be on their way at once.
 
     Attributes
     ----------
     status : int
         0; 1: a number is too large; 2: two instants or amounts are too close to tell whether they are equal.
     next_ns : int
-        When `advance` has something to do.
+        Time at which `advance` has something to do.
     ended, begun : columns of int64
-        Tasks; the first `n_ended` and `n_begun` entries count, and the loop sets those to 0.
+        Tasks; the first `n_ended` and `n_begun` entries count, and the loop resets those numbers to 0.
 
     Examples
     --------
@@ -91,22 +91,22 @@ class Net:
         self.route, self.held_first = column(routes.route), column(routes.held_first)
         self.held = column(routes.held)
         self.rates = MaxMin(routes.capacity, routes.first, routes.links)
-        # Slots: transfers on their way; a free one is used again, so that few are touched.
+        # Slots: transfers on their way; a free one is reused, so that few are touched.
         self.task, self.move, self.free = zeros(most), zeros(most), zeros(most)
         self.n_slots = self.n_free = 0
         self.ended, self.begun = zeros(most), zeros(most)
         self.n_ended = self.n_begun = 0
         self.due, self.n_due = zeros(most), 0
-        # Queues for what is held; a slot stands in those of its keys, with as many places as a way has keys.
+        # Queues for held resources; a slot is in those of its keys, with as many places as a way has keys.
         self.places = max((routes.held_first[w + 1] - routes.held_first[w] for w in range(n_ways)), default=0)
         self.before, self.behind = zeros(most), zeros(most * self.places)
         self.front, self.back = column([-1] * n_keys), column([-1] * n_keys)
-        # A heap of what is foreseen for certain: first bytes, and last bytes of those that are alone.
+        # A heap of certain future events: first bytes, and last bytes of transfers that are alone.
         self.timer_ns, self.timer, self.n_timers = zeros(most), zeros(most), 0
-        # Routes in virtual time: whole units and two times 62 bits after the point.
+        # Routes in virtual time: whole units and two times 62 fractional bits.
         self.virtual, self.virtual_1, self.virtual_2 = zeros(n_routes), zeros(n_routes), zeros(n_routes)
         self.speed_n, self.speed_d = zeros(n_routes), column([1] * n_routes)
-        self.speed_long = [NONE] * n_routes  # where the denominator is 0
+        self.speed_long = [NONE] * n_routes  # if the denominator is 0
         self.since_ns, self.rounded = zeros(n_routes), zeros(n_routes)
         self.common_1, self.common_2 = column([1] * n_routes), column([1] * n_routes)
         # Flows by tag: a pairing heap for each route.
@@ -117,7 +117,7 @@ class Net:
         self.end_ns, self.end, self.end_place = zeros(n_routes), zeros(n_routes), column([-1] * n_routes)
         self.n_ends = 0
 
-    # -- what the loop says
+    # -- calls from the loop
 
     def start(self, task: int, move: int, now: int) -> None:
         """Take a transfer that is ready."""
@@ -147,12 +147,12 @@ class Net:
             self._begin(slot, now)
 
     def advance(self, now: int) -> None:
-        """Let end what ends at this instant, and begin who waited for it."""
+        """End the transfers that end at this instant, and begin those that waited for them."""
         self.n_due = 0
         while self.n_timers and self.timer_ns[0] <= now:
             self._note(self.timer[0])
             self._drop_timer()
-        over = self.n_due  # what was foreseen; flows that end follow
+        over = self.n_due  # certain events; the ends of flows follow
         while self.n_ends and self.end_ns[self.end[0]] <= now:
             self._take_out(self.end[0], now)
         for i in range(self.n_due):
@@ -164,7 +164,7 @@ class Net:
         self._look_ahead()
 
     def settle(self, now: int) -> None:
-        """Give new rates to whom the changes of this instant reach, and foresee their ends."""
+        """Update the rates that the changes of this instant reach, and predict the ends of their flows."""
         rates = self.rates
         if rates.n_marked:
             rates.solve()
@@ -192,10 +192,10 @@ class Net:
             at = self.end_ns[self.end[0]]
         self.next_ns = at
 
-    # -- a transfer's way
+    # -- the stages of a transfer
 
     def _begin(self, slot: int, now: int) -> None:
-        """Let a transfer begin that holds all it needs."""
+        """Begin a transfer that holds everything it needs."""
         self.begun[self.n_begun] = self.task[slot]
         self.n_begun += 1
         move = self.move[slot]
@@ -209,7 +209,7 @@ class Net:
             self._foresee_slot(slot, now + self.alone_ns[move])
 
     def _arrive(self, slot: int, now: int) -> None:
-        """Let a transfer end, and give back what it held."""
+        """End a transfer, and give back what it held."""
         self.ended[self.n_ended] = self.task[slot]
         self.n_ended += 1
         self.free[self.n_free] = slot
@@ -228,7 +228,7 @@ class Net:
                     self._begin(other, now)
 
     def _flow(self, slot: int, now: int) -> None:
-        """Let the bytes of a transfer flow from now on."""
+        """Start the flow of a transfer's bytes."""
         route = self.route[self.way[self.move[slot]]]
         self._advance_route(route, now)
         self.tag[slot] = self.virtual[route] + self.work[self.move[slot]]
@@ -269,7 +269,7 @@ class Net:
             self._rebase(route)
 
     def _advance_long(self, route: int, passed: int) -> None:
-        """Do so at a speed that is too long for columns."""
+        """Do the same at a speed that is too long for columns."""
         n, d = self.speed_long[route]
         fine, left = divmod(n * passed << 2 * PLACES, d)
         if fine >> 2 * PLACES >= LARGEST:
@@ -315,7 +315,7 @@ class Net:
         self.common_2[route] = wide if wide < LIMIT else 0  # 0: no common denominator is known any more
 
     def _rebase(self, route: int) -> None:
-        """Count virtual time from now on, so that numbers stay small."""
+        """Restart virtual time from now, so that numbers stay small."""
         past = self.virtual[route]
         self.virtual[route] = 0
         for slot in range(self.n_slots):
@@ -323,7 +323,7 @@ class Net:
                 self.tag[slot] -= past
 
     def _is_decided(self, route: int, more: int) -> bool:
-        """Return whether a difference below the rounding, times `more`, can only be none."""
+        """Whether a difference below the rounding, times `more`, can only be zero."""
         wide = self.common_1[route]
         wide *= self.common_2[route]
         if not wide:
@@ -333,7 +333,7 @@ class Net:
         return wide < WIDE // bound
 
     def _is_over(self, slot: int, route: int) -> bool:
-        """Return whether the virtual time of a route has passed the tag of a flow."""
+        """Whether the virtual time of a route has passed the tag of a flow."""
         wide = self.tag[slot] - self.virtual[route]
         if wide > 1:
             return False
@@ -352,7 +352,7 @@ class Net:
         return True
 
     def _foresee(self, route: int, now: int) -> None:
-        """Put down when the first flow of a route ends, if its speed stays; virtual time is up to date."""
+        """Predict when the first flow of a route ends if its speed stays; virtual time must be up to date."""
         slot = self.root[route]
         d = self.speed_d[route]
         whole = self.tag[slot] - self.virtual[route]
@@ -379,20 +379,20 @@ class Net:
         self._sift_end(route, place)
 
     def _steps_long(self, route: int, whole: int, part_1: int, part_2: int) -> int:
-        """Return in how many ns so much work is done, at a speed that is too long for columns."""
+        """Return the ns needed for an amount of work, at a speed that is too long for columns."""
         n, d = self.speed_long[route]
         steps, rest = divmod(joined(whole, part_1, part_2) * d, n << 2 * PLACES)
         known = d * self.common_1[route] * self.common_2[route] * self.rounded[route]
         if rest >= d * self.rounded[route]:
             steps += rest > 0
-        elif rest and not 0 < known < 1 << 2 * PLACES:  # a ns less, or not
+        elif rest and not 0 < known < 1 << 2 * PLACES:  # maybe one ns less
             self.status = TIE
         return min(steps, LARGEST)
 
     def _steps(self, route: int, whole: int, part_1: int, part_2: int) -> int:
-        """Return in how many ns so much work is done."""
+        """Return the ns needed for an amount of work."""
         n, d = self.speed_n[route], self.speed_d[route]
-        # What is left, times d: the rate is then a whole number, and the parts only matter where they decide.
+        # The remainder, times d: the rate is then a whole number, and the parts matter only if decisive.
         left = whole
         left *= d
         fine = 0
@@ -412,7 +412,7 @@ class Net:
         if not left and fine and self.rounded[route]:
             bound = self.rounded[route]
             bound *= d
-            if fine < bound:  # a ns less, or not
+            if fine < bound:  # maybe one ns less
                 if not self._is_decided(route, d):
                     self.status = TIE
                 steps -= 1
@@ -430,7 +430,7 @@ class Net:
             over += 1
             slot = self._without_root(slot)
         self.root[route] = slot
-        if slot < 0:  # begin anew, with small numbers
+        if slot < 0:  # restart, with small numbers
             self.virtual[route] = self.virtual_1[route] = self.virtual_2[route] = self.rounded[route] = 0
             self.common_1[route] = self.common_2[route] = 1
             self.speed_n[route] = 0
@@ -453,7 +453,7 @@ class Net:
         return one
 
     def _without_root(self, root: int) -> int:
-        """Return the root of what is left of a pairing heap, -1 for nothing."""
+        """Return the root of the rest of a pairing heap after removing its root; -1: it is empty."""
         pairs, one = -1, self.child[root]
         while one >= 0:
             other = self.sibling[one]
@@ -471,7 +471,7 @@ class Net:
         return one
 
     def _foresee_slot(self, slot: int, at: int) -> None:
-        """Put down that something happens to a transfer at a certain time."""
+        """Schedule an event of a transfer at a certain time."""
         place = self.n_timers
         self.n_timers += 1
         while place > 0:
@@ -484,7 +484,7 @@ class Net:
         self._look_ahead()
 
     def _drop_timer(self) -> None:
-        """Take the first entry out of the heap of timers."""
+        """Remove the first entry from the heap of timers."""
         self.n_timers -= 1
         size = self.n_timers
         at, slot = self.timer_ns[size], self.timer[size]
@@ -502,7 +502,7 @@ class Net:
         self.timer_ns[place], self.timer[place] = at, slot
 
     def _drop_end(self, route: int) -> None:
-        """Take a route out of the heap of ends."""
+        """Remove a route from the heap of ends."""
         place = self.end_place[route]
         self.end_place[route] = -1
         self.n_ends -= 1
@@ -511,7 +511,7 @@ class Net:
             self._sift_end(last, place)
 
     def _sift_end(self, route: int, place: int) -> None:
-        """Let a route find its place in the heap of ends, from a place that is its own to fill."""
+        """Move a route to its place in the heap of ends, starting from a vacant place."""
         at = self.end_ns[route]
         while place > 0:
             up = (place - 1) >> 1

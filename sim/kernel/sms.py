@@ -12,20 +12,20 @@ from sim.kernel.maxmin import column, zeros
 
 Column: TypeAlias = MutableSequence[int]
 
-GROUPS = 8  # times at which SMs come free that are told apart
+GROUPS = 8  # number of distinct times at which SMs come free
 WIDTH = 24  # room for more of them while they are merged
 
 
 class Sms:
-    """When how many SMs of each partition come free.
+    """The times at which SMs of each partition come free.
 
     Parameters
     ----------
     sms : sequence of int
-        How many each partition has.
+        Number of SMs of each partition.
     loads, waves : sequences of int
-        Of each op: the SMs that it fills, at once or one after another, and its waves on all SMs; 0 waves: it
-        fills so many SMs with loads of 1 ns.
+        For each op: the number of SMs that it fills, at once or in sequence, and its waves on all SMs; with 0
+        waves it fills that many SMs with loads of 1 ns.
 
     Examples
     --------
@@ -40,17 +40,17 @@ class Sms:
         self, sms: Sequence[int], loads: Sequence[int] | IntArray, waves: Sequence[int] | IntArray
     ) -> None:
         self.loads, self.waves = column(loads), column(waves)
-        # Of each partition: the times at which some of its SMs come free, earliest first, and how many.
+        # For each partition: the times at which some of its SMs come free, earliest first, and how many.
         self.n_instants = column([1] * len(sms))
         self.instant, self.free_sms = zeros(len(sms) * WIDTH), zeros(len(sms) * WIDTH)
         for partition, count in enumerate(sms):
             self.free_sms[partition * WIDTH] = count
-        # What is computed on the way.
+        # Scratch space.
         self.turn_at, self.turn_sms = zeros(WIDTH), zeros(WIDTH)
         self.after_at, self.after_sms = zeros(WIDTH), zeros(WIDTH)
 
     def first_free(self, partition: int) -> int:
-        """Return when the first SMs of a partition come free, which may be past."""
+        """Return when the first SMs of a partition come free, which may be in the past."""
         return self.instant[partition * WIDTH]
 
     def dispatch(self, partition: int, op: int, ns: int, now: int) -> int:
@@ -67,7 +67,7 @@ class Sms:
         return self.dispatch_at_once(partition, at, loads, waves, ns)
 
     def dispatch_at_once(self, partition: int, at: int, loads: int, waves: int, ns: int) -> int:
-        """Do so where all of them are free at one time."""
+        """Do the same if all of them are free at one time."""
         first = partition * WIDTH
         sms = 0
         for k in range(first, first + self.n_instants[partition]):
@@ -90,13 +90,13 @@ class Sms:
         return end
 
     def dispatch_staggered(self, partition: int, loads: int, waves: int, ns: int, now: int) -> int:
-        """Do so where they come free at several times; in units of 1 / waves ns, a load takes `ns`."""
+        """Do the same if they come free at several times; in units of 1 / waves ns, a load takes `ns`."""
         first = partition * WIDTH
         n = self.n_instants[partition]
         left = 0
         total = 0
         last = n - 1
-        while last >= 0:  # else all is dispatched before the last of these come free
+        while last >= 0:  # otherwise all loads are dispatched before the last of these come free
             at = max(self.instant[first + last], now) * waves
             left = loads
             total = 0
@@ -140,7 +140,7 @@ class Sms:
         return (end + waves - 1) // waves
 
     def keep_few(self, partition: int, n_after: int) -> None:
-        """Add up what comes free at the same time, and merge the nearest times when there are too many."""
+        """Merge SMs that come free at the same time, and the nearest times if there are too many."""
         first = partition * WIDTH
         n = 0
         for k in range(n_after):

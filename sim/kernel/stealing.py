@@ -4,13 +4,13 @@
 
 ::
 
-    of what an issuer makes eligible      cheap ──► back of its own queue
-                                          the last of the others ──► its own queue, if that is empty
+    of the tasks that an issuer           cheap ──► back of its own queue
+    makes eligible                        the last of the others ──► its own queue, if that is empty
                                           other ──► front of its own deque
     takes     front of its queue, else front of its deque, else back of the deque of another of its pool
 
-Each task stands in one list at most, so that all lists together are two columns. `policies.issue`
-has the framework whose executor this is.
+Each task is in at most one list, so all lists together need two columns. `policies.issue` names the
+framework that has this executor.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sim.kernel.maxmin import column, zeros
 Column: TypeAlias = MutableSequence[int]
 
 NOBODY = -1
-FROM_THE_START = -2  # who makes eligible what waits for nothing: the first of its pool that asks
+FROM_THE_START = -2  # maker of tasks that wait for nothing: the first of its pool that asks
 
 
 class Stealing:
@@ -34,7 +34,7 @@ class Stealing:
     ----------
     n_tasks, n_nodes : int
     cheap, pool : sequences of int
-        Of each op: whether it is cheap, and which pool takes it.
+        For each op: whether it is cheap, and the pool that takes it.
     pool_of : sequence of int
         Pool of each issuer, -1: none. Those of one pool are neighbours.
 
@@ -63,25 +63,25 @@ class Stealing:
         n_pools = max(pool_of) + 1
         self.n_nodes = n_nodes
         self.cheap, self.pool, self.pool_of = column(cheap), column(pool), column(pool_of)
-        # Of each pool: its first issuer, and how many it has.
+        # For each pool: its first issuer, and its number of issuers.
         self.first, self.size = zeros(n_pools), zeros(n_pools)
         for who, of in enumerate(pool_of):
             if of >= 0:
                 if self.size[of] == 0:
                     self.first[of] = who
                 self.size[of] += 1
-        # Of each task: who stands before and behind it.
+        # For each task: the tasks before and after it.
         self.before, self.behind = zeros(n_tasks), zeros(n_tasks)
-        # First and last of each queue, of each deque, and of what is there from the start in each pool.
+        # First and last of each queue, of each deque, and of each pool's tasks from the start.
         self.queue, self.queue_last = column(nobody), column(nobody)
         self.deque, self.deque_last = column(nobody), column(nobody)
         self.root, self.root_last = column([-1] * n_pools), column([-1] * n_pools)
         self.n_queued = zeros(n_pools)  # in the deques of each pool
         self.maker = FROM_THE_START
-        self.held = NOBODY  # the last that is not cheap, of those that its maker has made eligible so far
+        self.held = NOBODY  # the last task so far of the current maker that is not cheap
 
     def begin(self, maker: int) -> None:
-        """Say who makes eligible what is added from now on: an issuer, or `NOBODY`."""
+        """Set the maker of tasks added from now on: an issuer, or `NOBODY`."""
         self.maker = maker
 
     def add(self, task: int, op: int) -> None:
@@ -101,7 +101,7 @@ class Stealing:
             self.held = task
 
     def finish(self) -> None:
-        """End what `begin` began: the last task that is not cheap goes where it is taken next."""
+        """Finish what `begin` began: the last task that is not cheap goes where it is taken next."""
         if self.held >= 0:
             if self.queue[self.maker] < 0:
                 self.append(self.queue, self.queue_last, self.maker, self.held)
@@ -137,7 +137,7 @@ class Stealing:
                 self.before[self.deque[who]] = NOBODY
             return task
         victim = who
-        while task < 0:  # somebody has one
+        while task < 0:  # one of them has a task
             victim += 1
             if victim == self.first[pool] + self.size[pool]:
                 victim = self.first[pool]
@@ -151,7 +151,7 @@ class Stealing:
         return task
 
     def append(self, head: Column, last: Column, which: int, task: int) -> None:
-        """Put a task at the end of a list."""
+        """Append a task to a list."""
         self.behind[task] = NOBODY
         self.before[task] = NOBODY
         if head[which] < 0:
