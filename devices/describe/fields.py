@@ -1,8 +1,7 @@
-"""What may be said of a device, a link, a host and a machine: one table each.
+"""The keys of a device, a link, a host and a machine: one table each.
 
-A description is a plain mapping, as a scenario file or a preset gives it. These tables are the only
-place where its keys are defined; the scenario schema, `sim devices` and `devices.describe.field_reading`
-all use them.
+A description is a plain mapping from a scenario file or a preset. Its keys are defined only in these
+tables; the scenario schema, `sim devices` and `devices.describe.field_reading` all use them.
 """
 
 from __future__ import annotations
@@ -238,7 +237,7 @@ DEVICE_FIELDS: Final = _table(
         ("gpu", "npu"),
     ),
 )
-"""Every key of a device, in the order in which help shows them."""
+"""Every key of a device, in the order shown in help texts."""
 
 LINK_FIELDS: Final = _table(
     Field("name", "word", "default: from->to", example="nvlink"),
@@ -295,7 +294,7 @@ ROUTE_FIELDS: Final = _table(
     Field("to", "word", "device, or pattern, as in a link", example="gpu2"),
     Field("via", "words", "the devices in between; words in braces are those of from and to"),
 )
-"""Every key of a route that is given."""
+"""Every key of an explicit route."""
 
 HOST_FIELDS: Final = _table(
     Field("devices", "words", "devices on which it launches ops; patterns such as gpu* may be used"),
@@ -364,11 +363,11 @@ MACHINE_FIELDS: Final = _table(
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Kinds of op: a closed list, so that a slip of the pen is told and not taken for a kind of its own.
+# Kinds of op: a closed list, so that a typing error is reported and not taken for a new kind.
 #
 #     efficiency: {matmull: 0.5}    no op is a matmull, so products would run at the peak
 #
-# What importers, builders and rewrites make is in it. A package that has more offers them under the
+# It includes the kinds made by importers, builders and rewrites. A package registers further ones in the
 # entry-point group ``sim.kinds``; a scenario names those of its own ops:
 #
 #     workload: {kinds: [tokenize], ops: {t: {kind: tokenize, duration: 3us}}}
@@ -404,25 +403,25 @@ _OTHERS: Final = """
     gated_activation rope quantize causal_conv1d gated_delta_rule
 """
 KINDS: Final = frozenset((*WITH_FORMULA, *(f"{kind}_grad" for kind in WITH_FORMULA), *_OTHERS.split()))
-"""The kinds that everybody knows."""
+"""The built-in kinds."""
 
 BY_KIND: Final = tuple(
     name
     for name, field in DEVICE_FIELDS.items()
     if field.type.endswith("by kind") and TYPES[field.type].by_key
 )
-"""Keys of a device that may be a mapping of kinds of op."""
+"""Keys of a device whose value may be a mapping by kind of op."""
 LISTS_OF_KINDS: Final = ("kinds", "matrix.kinds")
-"""Keys of a device that are a list of them."""
+"""Keys of a device whose value is a list of kinds of op."""
 
 
 def known_kinds() -> list[str]:
-    """Return all kinds that are known, those of other packages included, sorted."""
+    """Return all known kinds, including those of other packages, sorted."""
     return sorted({*KINDS, *plugins.names("sim.kinds")})
 
 
 def check_kind(word: str, own: Collection[str], *path: str | int) -> None:
-    """Refuse a word that is neither a known kind nor one of one's own.
+    """Raise if a word is neither a known kind nor one of the user's own.
 
     Parameters
     ----------
@@ -438,20 +437,20 @@ def check_kind(word: str, own: Collection[str], *path: str | int) -> None:
     """
     if word in KINDS or word in own:
         return
-    known = [*known_kinds(), *own]  # only now are the packages asked: that takes time
+    known = [*known_kinds(), *own]  # ask the packages only now: that takes time
     if word not in known:
         raise UnknownNameError("kind of op", word, dict.fromkeys(known), path=path)
 
 
 def check_kinds(values: Mapping[str, Any], own: Collection[str]) -> None:
-    """Refuse unknown kinds of op in the description of a device.
+    """Raise if the description of a device names an unknown kind of op.
 
     Parameters
     ----------
     values : mapping
         The description as `devices.describe.field_reading.read_fields` returns it.
     own : collection of str
-        Kinds of one's own.
+        The user's own kinds.
 
     Raises
     ------
@@ -476,7 +475,7 @@ def check_kinds(values: Mapping[str, Any], own: Collection[str]) -> None:
 
 
 def _check_cost(spec: object, own: Collection[str], *path: str | int) -> None:
-    """Refuse unknown kinds in a cost model that is given by kind, alone or in a list."""
+    """Raise if a cost model given by kind, alone or in a list, names an unknown kind."""
     if isinstance(spec, list | tuple):
         for i, each in enumerate(spec):
             _check_cost(each, own, *path, i)

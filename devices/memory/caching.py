@@ -1,27 +1,27 @@
-"""PyTorch's allocator for CUDA: segments are kept when their tensors die, apart for each stream.
+"""PyTorch's allocator for CUDA: segments are kept when their tensors die, separately for each stream.
 
 The rules, as in `c10/cuda/CUDACachingAllocator.cpp` of the PyTorch repository (2.x):
 
 1. A request is rounded up to 512 bytes, or by `devices.memory.caching`. Up to 1 MiB it is served
-   by the small pool, else by the large one; each pool is apart for each stream.
+   by the small pool, else by the large one; each stream has its own pools.
 2. Of the stream's free blocks that are large enough the first in order of (size, address) is taken.
 3. It is split when at least 512 bytes (small pool) or more than 1 MiB (large pool) would be left over; the
    low part is used.
 4. Without a block that fits, a segment comes from the device: 2 MiB for the small pool, 20 MiB for less than
    10 MiB, else the need rounded up to 2 MiB.
-5. When the device refuses: free blocks of `max_split_size` or more of that stream are given back, just
-   enough of them, and the device is asked again; then the device is synchronised, every wholly free segment
-   is given back, and it is asked a last time.
+5. If the device refuses: just enough free blocks of `max_split_size` or more of that stream are returned, and
+   the device is asked again; then the device is synchronised, every wholly free segment is returned, and it
+   is asked a last time.
 6. A freed block merges with its free neighbours, within its segment only.
-7. A block that other streams used (`record_use`) is not free before an event of each of them, recorded when
+7. A block that other streams used (`record_use`) is not free until an event of each of them, recorded when
    it was freed, has been reached.
 8. With a `max_split_size`, blocks of that size or more are not split: they serve no smaller requests, and
    requests of that size or more only with less than 20 MiB to spare.
-9. With expandable segments, 2, 4 and what 5 gives back are as in `devices.memory.caching`, and
-   blocks of the large pool, too, are split when at least 512 bytes would be left over.
+9. With expandable segments, 2, 4 and the memory returned by 5 are as described at `ExpandableList`, and
+   blocks of the large pool are also split when at least 512 bytes would be left over.
 
-What takes time is only counted. After a synchronisation every outstanding event counts as reached, and the
-engine must let the issuer wait until the device is idle; a late `event_done` of those is ignored.
+Operations that take time are only counted. After a synchronisation every outstanding event counts as reached,
+and the engine must let the issuer wait until the device is idle; a late `event_done` of those is ignored.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ def divisions_by_interval(given: int | Mapping[str, int] | None, name: str) -> t
     Parameters
     ----------
     given : int or mapping of str to int, optional
-        For all sizes, or by size: a power of two from 1 MiB on, and ``>`` for all that are larger.
+        For all sizes, or by size: a power of two from 1 MiB on, and ``>`` for all larger sizes.
     name : str
-        The device, in error messages.
+        Name of the device in error messages.
 
     Raises
     ------
     InputError
-        A number of divisions or a size that is no power of two, or a size below 1 MiB.
+        If a number of divisions or a size is not a power of two, or a size is below 1 MiB.
 
     Examples
     --------
@@ -124,11 +124,11 @@ class CachingAllocator(GrowingAllocator):
     limit : int, optional
         Most bytes that this allocator may hold (PyTorch's memory fraction); by default all of the device's.
     max_split_size : int, optional
-        Blocks of so many bytes or more are never split; by default every block may be. Whole MiB, more than
-        20 of them (with less, a block could be both unsplittable and part of a segment in use).
+        Size from which blocks are never split; by default every block may be. Whole MiB, more than 20 of
+        them (with less, a block could be both unsplittable and part of a segment in use).
     expandable_segments : bool
-        Take memory page by page, into one range of addresses a stream and pool. Not with a `max_split_size`:
-        PyTorch stops with an internal error as soon as it is to give such a block back.
+        Whether to take memory page by page, into one range of addresses per stream and pool. Not with a
+        `max_split_size`: PyTorch stops with an internal error when it has to return such a block.
     roundup_power2_divisions : int or mapping of str to int, optional
         Steps between two powers of two to which requests are rounded up: for all sizes, or by size, as in
         ``{256MiB: 1, 512MiB: 2, ">": 4}``.
@@ -175,8 +175,8 @@ class CachingAllocator(GrowingAllocator):
         self.may_synchronise = self.limit is not None or self.memory.capacity is not None
         self._max_split = max_split_size if max_split_size is not None else ANY_SIZE
         self._pools: dict[tuple[bool, int], FreeList] = {}  # by (small, stream)
-        self._used_on: dict[Block, tuple[int, ...]] = {}  # live block → the other streams that use it
-        self._awaits: dict[Block, int] = {}  # waiting block → events that were not reached yet
+        self._used_on: dict[Block, tuple[int, ...]] = {}  # live block → other streams that use it
+        self._awaits: dict[Block, int] = {}  # waiting block → number of events not reached yet
 
     def rounded(self, nbytes: int) -> int:
         """Return `nbytes` rounded up to 512, or to the next division."""
@@ -224,7 +224,7 @@ class CachingAllocator(GrowingAllocator):
         """
         if block.state != LIVE:
             raise InvariantError(f"{self.name}: stream {stream} uses {block!r}, which is not live")
-        if stream != block.stream and block.nbytes:  # an empty block has an address, and no place
+        if stream != block.stream and block.nbytes:  # an empty block takes no room
             others = self._used_on.get(block, ())
             if stream not in others:
                 self._used_on[block] = (*others, stream)
@@ -250,7 +250,7 @@ class CachingAllocator(GrowingAllocator):
             block.home.give(block)
 
     def empty_cache(self) -> None:
-        """Synchronise, and give every wholly free segment, or page, back to the device."""
+        """Synchronise, and return every wholly free segment or page to the device."""
         self.synchronise()
         for free in self._free_lists():
             if isinstance(free, ExpandableList):
@@ -261,7 +261,7 @@ class CachingAllocator(GrowingAllocator):
                     self._drop_segment(block)
 
     def give_back(self, nbytes: int, stream: int) -> bool:
-        """Give back the first free segment of the stream that has this size."""
+        """Return the stream's first free segment of this size to the device."""
         for free in [pool for (_, other), pool in self._pools.items() if other == stream]:
             fit = next((block for block in free.from_size(nbytes) if block.prev is block.next), None)
             if fit is not None and fit.nbytes == nbytes:
@@ -279,7 +279,7 @@ class CachingAllocator(GrowingAllocator):
         return all(most is None or size <= most for size, most in asked)
 
     def oom_hints(self, nbytes: int, stream: int, owner: Owner) -> list[str]:
-        """Tell what lies free for other streams, or in segments that a live block holds."""
+        """Return advice on memory free for other streams, or in segments held by a live block."""
         need = self.rounded(nbytes)
         small = need <= SMALL_REQUEST_BYTES
         others = [free for (kind, other), free in self._pools.items() if kind == small and other != stream]
@@ -311,7 +311,7 @@ class CachingAllocator(GrowingAllocator):
         return whole
 
     def _from_device(self, need: int, stream: int, free: FreeList) -> Block | None:
-        """Return the block of a new segment, or of newly mapped pages; None where there is no room."""
+        """Return the block of a new segment or of newly mapped pages; None if there is no room."""
         nbytes = _segment_bytes(need)
         if self._fraction is not None and self.reserved + nbytes > self._fraction:
             return None
@@ -320,13 +320,13 @@ class CachingAllocator(GrowingAllocator):
         return self._new_segment(nbytes, stream, free)
 
     def account_for_pages(self, nbytes: int) -> None:
-        """Account for pages that were mapped, or unmapped (less than 0), at once."""
+        """Account for pages mapped or, if `nbytes` is negative, unmapped at once."""
         self.device_mallocs += nbytes > 0
         self.device_frees += nbytes < 0
         self._reserve(nbytes)
 
     def _release_oversize(self, need: int, free: FreeList) -> bool:
-        """Give back the best fitting unsplittable block, else the largest ones until there is enough.
+        """Return the best-fitting unsplittable block to the device, else the largest until enough is free.
 
         A block that fits is one of `max_split_size` or more: a smaller one would have been handed out.
         """
@@ -353,7 +353,7 @@ def _segment_bytes(need: int) -> int:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# PyTorch's expandable segments: ranges of addresses, one a stream and pool, backed page by page.
+# PyTorch's expandable segments: ranges of addresses, one per stream and pool, backed page by page.
 #
 # ::
 #
@@ -366,20 +366,20 @@ def _segment_bytes(need: int) -> int:
 #
 # 1. Pages have 2 MiB in the small pool and 20 MiB in the large one. A segment has addresses for 9/8 of the
 #    device's memory, and at first no page.
-# 2. Of the free blocks that are large enough the first in order of (size, address) is looked at. As long
-#    as the next one, with the unmapped range behind it, is smaller than this one with its own, that is taken
-#    instead.
+# 2. The first free block that is large enough, in order of (size, address), is the candidate. While the next
+#    one, with the unmapped range after it, is smaller than the candidate with its own, it becomes the
+#    candidate.
 # 3. Without such a block, the unmapped ranges are tried in order of address. Each counts together with the
 #    free block before it and all free or unmapped ranges behind it. In the first that is large enough so many
 #    pages are mapped as are missing. Without one, another segment begins.
 # 4. When the device has too few pages, all cached pages are unmapped, and 3 is tried once more. The pages of
 #    one unmapped range come together or not at all; what was mapped for the request before stays cached.
-# 5. Cached pages are those that lie in a free block as a whole. They are unmapped; what is left before and
-#    after them stays free. A segment without any page is given back.
+# 5. Cached pages are those entirely inside a free block. They are unmapped; the rest of the block before and
+#    after them stays free. A segment without any page is released.
 
 _ADDRESS: Final = attrgetter("address")
 _UNLIMITED_BYTES: Final = 1 << 48
-"""Addresses of a segment on a device without limit: the 256 TiB that a GPU has."""
+"""Addresses of a segment on an unlimited device: the 256 TiB of a GPU."""
 
 
 class ExpandableList(FreeList):
@@ -388,7 +388,7 @@ class ExpandableList(FreeList):
     Parameters
     ----------
     allocator : CachingAllocator
-        Whose segments they are, and whose device the pages come from.
+        Owner of the segments, whose device supplies the pages.
     page_bytes : int
     stream : int
     """
@@ -401,7 +401,7 @@ class ExpandableList(FreeList):
         self._unmapped: list[Block] = []  # in order of address
 
     def take(self, nbytes: int, below: int = ANY_SIZE) -> Block | None:
-        """Take the block that rule 2 gives out of the list, or return None."""
+        """Remove and return the block of rule 2; None if there is none."""
         best = None
         for block in self.from_size(nbytes):
             if best is not None and _room(block) >= _room(best):
@@ -413,7 +413,7 @@ class ExpandableList(FreeList):
         return best
 
     def expand(self, need: int) -> Block | None:
-        """Map pages until a block of `need` bytes is free, and take it out of the list (rule 3)."""
+        """Map pages until a block of `need` bytes is free, then remove and return it (rule 3)."""
         block = self._candidate(need)
         if block.state == UNMAPPED:
             first = self._map(block, min(block.nbytes, need))
@@ -429,12 +429,12 @@ class ExpandableList(FreeList):
         return block
 
     def trim(self) -> None:
-        """Unmap every cached page, and give segments back that have none left (rule 5)."""
+        """Unmap every cached page, and release segments without any (rule 5)."""
         for block in self.blocks():
             self._unmap(block)
 
     def _unmap(self, block: Block) -> None:
-        """Unmap the pages that lie in a free block as a whole."""
+        """Unmap the pages entirely inside a free block."""
         page = self._page
         begin, end = round_up(block.address, page), (block.address + block.nbytes) // page * page
         if begin >= end:
@@ -462,7 +462,7 @@ class ExpandableList(FreeList):
             del self._allocator.segments[middle.address]
 
     def _join_unmapped(self, block: Block, behind: Block) -> Block:
-        """Make one unmapped range of two neighbours, of which one at most is listed."""
+        """Merge two neighbouring unmapped ranges, of which at most one is listed."""
         if behind in self._unmapped:
             self._unmapped.remove(behind)
         block.nbytes += behind.nbytes
@@ -471,7 +471,7 @@ class ExpandableList(FreeList):
         return block
 
     def _candidate(self, need: int) -> Block:
-        """Return where a run of free and unmapped blocks begins that `need` bytes fit into."""
+        """Return the first block of a run of free and unmapped blocks with room for `need` bytes."""
         for unmapped in self._unmapped:
             first = unmapped.prev if unmapped.prev.state == FREE else unmapped
             room, block = 0, first
@@ -511,12 +511,12 @@ class ExpandableList(FreeList):
 
 
 def _room(block: Block) -> int:
-    """Return the bytes of a free block and of the unmapped range behind it, which it may grow into."""
+    """Return the bytes of a free block and of the unmapped range after it, into which it may grow."""
     return block.nbytes + (block.next.nbytes if block.next.state == UNMAPPED else 0)
 
 
 def _insert_behind(block: Block, new: Block) -> Block:
-    """Put a block into the ring, and return it."""
+    """Insert a block into the ring after another, and return it."""
     new.prev, new.next = block, block.next
     block.next.prev = block.next = new
     return new

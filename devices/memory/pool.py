@@ -1,11 +1,11 @@
 """One arena, split exactly, with limits for its sharers.
 
 The plainest allocator with addresses: best fit, no rounding beyond an alignment, remainders of any size
-kept, free neighbours merged. With the default alignment of one byte, what is in use is what was asked for:
-the ideal that the others are compared with. Two ways to share a device:
+kept, free neighbours merged. With the default alignment of one byte, bytes in use equal bytes requested: the
+ideal for comparison with the others. Two ways to share a device:
 
-* *limits*: models share one arena, and each may hold so many bytes of it (the limits may add up to more
-  than there is);
+* *limits*: models share one arena, and each may hold a limited number of bytes (the limits may add up to
+  more than there is);
 * `virtual_devices`: the device's memory is cut into named parts, each with an allocator of its own, as
   TensorFlow's logical devices with a `memory_limit` are.
 """
@@ -26,7 +26,7 @@ from sim.base.errors import InfeasibleError, InputError
 from sim.base.units import format_bytes
 
 UNLIMITED_ARENA_BYTES = 1 << 61
-"""Size of the arena when nothing limits it: more than anybody asks for."""
+"""Size of an unlimited arena: more than any request."""
 
 A = TypeVar("A", bound=Allocator)
 
@@ -43,7 +43,7 @@ class PoolAllocator(SegmentedAllocator):
     capacity : int, DeviceMemory or None
         Bytes of the arena (all that the device has left); None: unlimited.
     alignment : int
-        Every block begins at, and is rounded up to, a multiple of so many bytes.
+        Number of bytes of which the address and size of every block are multiples.
     limits : mapping, optional
         Group → most bytes its owners may hold together. A group without a limit may use all there is.
     group_of : callable, optional
@@ -132,7 +132,7 @@ class PoolAllocator(SegmentedAllocator):
         return need <= min(self._arena_bytes, self._limits.get(self._group_of(owner), ANY_SIZE))
 
     def oom_hints(self, nbytes: int, stream: int, owner: Owner) -> list[str]:
-        """Name the owner's limit when that is what stands in the way."""
+        """Return advice on the owner's limit, if that is the obstacle."""
         if self._within_limit(self.rounded(nbytes), owner):
             return []
         group = self._group_of(owner)
@@ -191,14 +191,14 @@ def virtual_devices(
 #     gpu0, 80 GB   ┌ train ─ 50 GB ─ bfc ┐    tensors of the session train: train/...
 #                   └ serve ─ 20 GB ─ bfc ┘    tensors of the session serve: serve/...
 #
-# What one part does not need the other cannot have: neither can starve the other, and neither gets more.
+# A part cannot use memory that the other leaves unused: neither can starve the other, and neither gets more.
 # These are TensorFlow's logical devices with a `memory_limit` (`tf.config.set_logical_device_configuration`).
-# A tensor that belongs to none of them goes to the first, as TensorFlow's default device is ``/GPU:0``.
+# A tensor without a part goes to the first, as TensorFlow's default device is ``/GPU:0``.
 # Streams and SMs stay those of the one device.
 
 
 class VirtualDevices(Forwarding):
-    """An allocator that passes each request on to the part that its owner belongs to.
+    """An allocator that forwards each request to its owner's part.
 
     Parameters
     ----------
@@ -260,8 +260,8 @@ class VirtualDevices(Forwarding):
 #     buffer 0   │ load 0 │ compute 0 │ load 2    │ compute 2 │ ...
 #     buffer 1            │ load 1    │ compute 1 │ load 3    │ ...
 #
-# The finer the tiles, the less SRAM; but there is a smallest tile (a granule: one row, one block of the
-# matrix unit), and what does not fit even so is refused, with the size that would do.
+# Finer tiles need less SRAM; but there is a smallest tile (a granule: one row, one block of the matrix unit),
+# and operands that do not fit even so are refused, with the size that would suffice.
 
 TILE_ALIGNMENT_BYTES = 64
 """Default alignment of tiles: a burst of most DMA engines."""
@@ -307,16 +307,16 @@ class ScratchpadAllocator(PoolAllocator):
 
 @dataclass(frozen=True)
 class Operand:
-    """What an op reads or writes through the scratchpad.
+    """A tensor that an op reads or writes through the scratchpad.
 
     Attributes
     ----------
     nbytes : int
-        All of it.
+        Total size in bytes.
     granule : int
         The smallest tile, in bytes.
     resident : bool
-        Stays in the scratchpad whole (a bias, an accumulator) instead of passing through in tiles.
+        Whether it stays in the scratchpad whole (a bias, an accumulator) instead of passing in tiles.
     """
 
     nbytes: int
@@ -326,12 +326,12 @@ class Operand:
 
 @dataclass(frozen=True)
 class Tiling:
-    """How an op's operands pass through the scratchpad.
+    """The division of an op's operands into tiles.
 
     Attributes
     ----------
     tiles : int
-        How many tiles each streamed operand is cut into (the last ones may be smaller, or empty).
+        Number of tiles of each streamed operand (the last ones may be smaller, or empty).
     buffers : int
         Buffers for each streamed operand; 1 when everything fits at once.
     tile_nbytes : dict
@@ -415,7 +415,7 @@ def tile(
 def cut_into(
     tiles: int, operands: Mapping[str, Operand], *, buffers: int = 2, alignment: int = TILE_ALIGNMENT_BYTES
 ) -> Tiling:
-    """Cut operands into so many tiles, whatever room they take; see `tile`.
+    """Cut operands into `tiles` tiles, whatever room they take; see `tile`.
 
     Examples
     --------
