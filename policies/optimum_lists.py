@@ -16,9 +16,10 @@ identical machines to minimize the makespan", EJOR 29(3).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from math import exp, log2
+from math import exp, gcd, log2
 from random import Random
 from time import monotonic
 from typing import Final
@@ -58,6 +59,11 @@ _SETS: Final = 16
 _JOINS: Final = 500
 """Of so many tasks what is before each one is looked at, of more only what is before the end."""
 
+_SUMS: Final = 1 << 24
+"""So many sums of tasks are looked at: of a few, or of some that all take whole seconds, or nearly."""
+
+_Follow = list[list[tuple[int, int]]]
+
 
 class Lists:
     """The tasks of a problem, what they take, and what follows them.
@@ -75,7 +81,7 @@ class Lists:
     def __init__(self, problem: ScheduleProblem) -> None:
         self.problem, n = problem, len(problem.times)
         self.ns, self.release, waits = (np.zeros(n, np.int64) for _ in range(3))
-        self.follow: list[list[tuple[int, int]]] = [[] for _ in range(n)]
+        self.follow: _Follow = [[] for _ in range(n)]
         self.lanes = max(problem.capacity.values(), default=0)
         limited = [each for resource in problem.capacity for each in problem.taken.get(resource, ())]
         for begin, ns, _, _, gap_ns in limited:
@@ -111,20 +117,31 @@ class Lists:
         return starts
 
     def least_ns(self) -> int:
-        """Return what nothing takes less than: what is before a task takes a while on all lanes, too."""
-        n, head = len(self.ns), self.release.tolist()
-        before, joins = [0] * n, self.columns[1] > 1
-        for k in self.order:
-            if not k or (n <= _JOINS and joins[k]):
-                tail, earlier = self._tails(k), [p for p in self.order if before[k] >> p & 1]
+        """Return what nothing takes less than: what is before or after a task takes a while, too."""
+        ns = self.ns.tolist()
+        back: _Follow = [[] for _ in ns]
+        for k, row in enumerate(self.follow):
+            for later, lag in row:
+                back[later].append((k, lag + ns[later] - ns[k]))
+        head = self._heads(self.order, self.follow, self.release.tolist())
+        left = [tail - own for tail, own in zip(_tails(self.order, self.follow), ns, strict=True)]
+        left = self._heads(self.order[::-1], back, left)
+        return max(head[0], _least_ns(np.array(head[1:]), self.ns[1:], np.array(left[1:]), self.lanes))
+
+    def _heads(self, order: Sequence[int], follow: _Follow, head: list[int]) -> list[int]:
+        """Return when tasks in this order may start at the earliest; backwards: what is left after each."""
+        n, before, waits = len(order), [0] * len(order), Counter(later for row in follow for later, _ in row)
+        for k in order:
+            if not k or (n <= _JOINS and waits[k] > 1):
+                tail, earlier = _tails(order, follow, k), [p for p in order if before[k] >> p & 1]
                 body = self.ns[earlier]
                 left = np.array([tail[p] for p in earlier], np.int64) - body
                 since = np.array([head[p] for p in earlier], np.int64)
                 head[k] = max(head[k], _least_ns(since, body, left, self.lanes))
-            for later, lag in self.follow[k]:
+            for later, lag in follow[k]:
                 head[later] = max(head[later], head[k] + lag)
                 before[later] |= before[k] | 1 << k
-        return int(head[0])
+        return head
 
     def better(self, least: int, until: float, seed: int) -> Iterator[IntArray]:
         """Yield schedules, each better than the one before, from that of the hints on, to the least."""
@@ -168,7 +185,7 @@ class Lists:
 
     def _balanced(self, first: IntArray, least: int, unit: int, until: float, rng: Random) -> IntArray:
         """Return a schedule of which lanes end nearer to the least there can be."""
-        tail, (start, lane) = self._tails(), self.starts(first.astype(float))
+        tail, (start, lane) = _tails(self.order, self.follow), self.starts(first.astype(float))
         lanes, over = self._lanes(start, lane, tail, least)
         best, in_vain, little = start, 0, min(_LITTLE[0] * unit, least // _LITTLE[1])
         while best[0] > least and len(lanes) > 1 and monotonic() < until:
@@ -185,16 +202,6 @@ class Lists:
                 if start[0] < best[0]:
                     best, in_vain = start, 0
         return best
-
-    def _tails(self, until: int = 0) -> list[int]:
-        """Return how long after each task's start another starts at least; -1: that does not wait."""
-        tail = [-1] * len(self.ns)
-        tail[until] = 0
-        for k in reversed(self.order):
-            for later, lag in self.follow[k]:
-                if tail[later] >= 0:
-                    tail[k] = max(tail[k], tail[later] + lag)
-        return tail
 
     def _lanes(
         self, start: IntArray, lane: IntArray, tail: Sequence[int], least: int
@@ -235,6 +242,17 @@ class Lists:
                 key[k] = now
                 now += self.ns[k]
         return key
+
+
+def _tails(order: Sequence[int], follow: _Follow, until: int = 0) -> list[int]:
+    """Return how long after each task's start another starts at least; -1: that does not wait."""
+    tail = [-1] * len(order)
+    tail[until] = 0
+    for k in reversed(order):
+        for later, lag in follow[k]:
+            if tail[later] >= 0:
+                tail[k] = max(tail[k], tail[later] + lag)
+    return tail
 
 
 def _some(lane: Sequence[int], rng: Random, most: int) -> list[int]:
@@ -278,8 +296,51 @@ def _least_ns(head: IntArray, body: IntArray, tail: IntArray, lanes: int) -> int
             most = np.cumsum(np.append(0, np.sort(ns)[::-1]))
             count = np.arange(lanes + 1, len(most), lanes)
             one = int((most[count] - most[count - count // lanes - 1]).max())
-            longest = max(longest, -(-shared // lanes), int(first.min() + tail[own].min()) + one)
+            around = int(first.min() + tail[own].min())
+            longest = max(longest, -(-shared // lanes), around + one)
+            longest = around + _least_lane(ns.tolist(), lanes, longest - around)
     return longest
+
+
+def _least_lane(ns: Sequence[int], lanes: int, least: int) -> int:
+    """Return what the longest of some lanes takes at least, as each lane takes what some of the tasks take.
+
+    Examples
+    --------
+    >>> _least_lane([7, 7, 7, 7, 7, 5], 3, 14)
+    14
+    >>> _least_lane([7, 7, 7, 6, 1, 1], 2, 0)
+    15
+    """
+    unit = gcd(*ns) or 1
+    tasks = sorted((each // unit for each in ns if each), reverse=True)
+    work = sum(tasks)
+    at = low = max(least // unit, -(-work // lanes))
+    high = -(-work // lanes) + max(tasks, default=0)  # any list is as short
+    if high * len(tasks) * len({*tasks}) > _SUMS:
+        return least
+    while low < high:
+        low, high = (low, at) if _fits(tasks, lanes, at, work) else (at + 1, high)
+        at = (low + high) // 2
+    return max(least, low * unit)
+
+
+def _fits(tasks: list[int], lanes: int, most: int, work: int) -> bool:
+    """Return whether for each task some lane may be so long, and as long as the others need it to be."""
+
+    def sums(some: list[int]) -> int:
+        bits = 1
+        for each in some:
+            bits |= bits << each & (2 << most) - 1
+        return bits
+
+    rest = work - (lanes - 1) * (sums(tasks).bit_length() - 1)
+    long = (2 << most) - (1 << max(0, rest))
+    return rest <= most and all(
+        sums(tasks[:k] + tasks[k + 1 :]) << each & long
+        for k, each in enumerate(tasks)
+        if each not in tasks[:k]
+    )
 
 
 def _some_of(values: IntArray) -> IntArray:

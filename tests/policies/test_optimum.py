@@ -126,6 +126,9 @@ def test_no_schedule_is_below_what_is_said_of_equal_workers(seed: int) -> None:
         ([10, 11, 12, 13, 14], {}, 2, 33),  # of five one worker has three
         ([10, 10, 10, 10, 1, 10, 10, 10, 10], {4: range(4), 5: [4], 6: [4], 7: [4], 8: [4]}, 2, 41),
         ([6, 6, 6, 9, 2], {3: range(3), 4: [3]}, 3, 17),
+        ([20, 20, 20, *[3] * 9], {3 + k: [k // 3] for k in range(9)}, 2, 46),
+        ([20, 10, 10, 3], {}, 2, 23),  # a worker has 20 of 22, and the other would have 23
+        ([20, 20, 10, 10, 7, 1, 1, 1, 1], {}, 3, 27),  # the worker with 7 has at most 21, or 27
         ([3, 3, 3, 3, 3, 3, 3, 4, 3, 1], {7: range(4), 8: range(4, 7), 9: [7, 8]}, 2, 16),
     ],
 )
