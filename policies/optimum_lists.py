@@ -116,17 +116,21 @@ class Lists:
         )
         return starts
 
-    def least_ns(self) -> int:
-        """Return what nothing takes less than: what is before or after a task takes a while, too."""
+    @cached_property
+    def left(self) -> list[int]:
+        """How long at least it takes from the end of each task to the end of all."""
         ns = self.ns.tolist()
         back: _Follow = [[] for _ in ns]
         for k, row in enumerate(self.follow):
             for later, lag in row:
                 back[later].append((k, lag + ns[later] - ns[k]))
-        head = self._heads(self.order, self.follow, self.release.tolist())
         left = [tail - own for tail, own in zip(_tails(self.order, self.follow), ns, strict=True)]
-        left = self._heads(self.order[::-1], back, left)
-        return max(head[0], _least_ns(np.array(head[1:]), self.ns[1:], np.array(left[1:]), self.lanes))
+        return self._heads(self.order[::-1], back, left)
+
+    def least_ns(self) -> int:
+        """Return what nothing takes less than: what is before or after a task takes a while, too."""
+        head = self._heads(self.order, self.follow, self.release.tolist())
+        return max(head[0], _least_ns(np.array(head[1:]), self.ns[1:], np.array(self.left[1:]), self.lanes))
 
     def _heads(self, order: Sequence[int], follow: _Follow, head: list[int]) -> list[int]:
         """Return when tasks in this order may start at the earliest; backwards: what is left after each."""
@@ -185,7 +189,7 @@ class Lists:
 
     def _balanced(self, first: IntArray, least: int, unit: int, until: float, rng: Random) -> IntArray:
         """Return a schedule of which lanes end nearer to the least there can be."""
-        tail, (start, lane) = _tails(self.order, self.follow), self.starts(first.astype(float))
+        tail, (start, lane) = (self.left + self.ns).tolist(), self.starts(first.astype(float))
         lanes, over = self._lanes(start, lane, tail, least)
         best, in_vain, little = start, 0, min(_LITTLE[0] * unit, least // _LITTLE[1])
         while best[0] > least and len(lanes) > 1 and monotonic() < until:
