@@ -29,7 +29,7 @@ demo: $(READY)  ## Inception v1 on a GPU under several policies: a table, a Gant
 	$(BIN)/sim compare scenarios/examples/quickstart.yaml \
 	    --gantt out/quickstart.png --trace out/quickstart.trace.json.gz
 
-test: $(READY)  ## Run the tests (WORKERS=2 at a time), two to four minutes
+test: $(READY)  ## Run the tests (WORKERS=2 at a time), about two minutes
 	$(PYTEST) $(PARALLEL) -m "not slow"
 
 # On a kernel that checks every index, so that one out of bounds is an error and no crash, or worse.

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import argparse
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import permutations
 from typing import Any, Final, NamedTuple
@@ -51,8 +51,8 @@ class Recorded(NamedTuple):
     predicted_ns: float
 
 
-def accompanied(graph: Graph) -> frozenset[int]:
-    """Return the recorded kernels during which another stream of their GPU ran one."""
+def ran_alone(graph: Graph) -> set[int]:
+    """Return the recorded kernels beside which no other stream of their GPU ran one, without collectives."""
     ops_of = defaultdict(list)
     for op, given in graph.attributes.items():
         if "stream" in given and not given.get("kernel", "Mem").startswith("Mem"):
@@ -61,27 +61,27 @@ def accompanied(graph: Graph) -> frozenset[int]:
         key: np.array([graph.attributes[op]["recorded_start_ns"] for op in ops])
         for key, ops in ops_of.items()
     }
-    found: set[int] = set()
+    kernels = {op for ops in ops_of.values() for op in ops}
+    found = {op for op in kernels if not graph.attributes[op]["kernel"].startswith("nccl")}
     for here, there in permutations(ops_of, 2):
         if here[0] == there[0]:
             ended = np.sort(starts[there] + graph.duration_ns[ops_of[there]])
             begun = np.searchsorted(np.sort(starts[there]), starts[here] + graph.duration_ns[ops_of[here]])
             both = begun > np.searchsorted(ended, starts[here], side="right")
-            found.update(np.array(ops_of[here])[both].tolist())
-    return frozenset(found)
+            found.difference_update(np.array(ops_of[here])[both].tolist())
+    return found
 
 
-def compare(path: str, gpu: str, fits: KernelFits) -> list[Recorded]:
+def compare(graph: Graph, gpu: str, fits: KernelFits) -> list[Recorded]:
     """Return the kernels of a recording that ran alone and whose sizes or bytes are known."""
-    graph, took = load_graph(path), defaultdict(list)
+    alone, took = ran_alone(graph), defaultdict(list)
     names = [graph.kinds[code] for code in graph.kind_code]
-    beside = accompanied(graph)
     floor, gap = (parse_duration(device_preset(gpu)[key]) for key in ("kernel_floor", "gap"))
     cost = FittedCost(fits, least_ns=floor)
     ns = cost.durations_ns(graph, Device("gpu0", gap_ns=gap))
     moved = graph.bytes_read + graph.bytes_written
     for op, given in graph.attributes.items():
-        if ns[op] > 0 and op not in beside and not given.get("kernel", "nccl").startswith(("Mem", "nccl")):
+        if ns[op] > 0 and op in alone:
             sizes = {name: given[name] for name in SIZES if name in given} or {"bytes": int(moved[op])}
             took[names[op], given.get("operator", ""), repr(sizes)].append(op)
     return [
@@ -90,30 +90,41 @@ def compare(path: str, gpu: str, fits: KernelFits) -> list[Recorded]:
     ]
 
 
-def fit(paths: Sequence[str], gpu: str) -> KernelFits:
+Took = dict[tuple[str, str, tuple[tuple[str, Any], ...]], float]
+"""Mean ns of a kernel as its table would have them, by table, data type and sizes."""
+
+
+def kernels(graph: Graph, gpu: str) -> Took:
+    """Return the kernels of a recording that ran alone and are in a table."""
+    gap, took = parse_duration(device_preset(gpu)["gap"]), defaultdict(list)
+    alone, cost = ran_alone(graph), FittedCost(borrowed(gpu))
+    for op, kernel in cost.kernels(graph):
+        if not isinstance(kernel, str) and op in alone:
+            table, dtype, sizes, _ = kernel
+            more = EAGER_START_NS if table in START_COLD else -gap * cost.back_to_back(table, dtype)
+            ns = float(graph.duration_ns[op])
+            took[table, dtype, sizes].append(max(ns - more, ns / 4))
+    return {key: float(np.mean(ns)) for key, ns in took.items()}
+
+
+def borrowed(gpu: str) -> KernelFits:
+    """Return the models that a GPU takes from others, without fits of its own."""
+    return KernelFits(replace(load_fits(gpu).sheet, generation=""))
+
+
+def fit(took: Mapping[str, Took], gpu: str) -> KernelFits:
     """Return models that other GPUs lend, moved by kernels of three recordings or more."""
-    gap = parse_duration(device_preset(gpu)["gap"])
-    sheet = replace(load_fits(gpu).sheet, generation="")  # excludes fits of the GPU itself
-    cost, models = FittedCost(KernelFits(sheet)), {}
-    took: dict[tuple[str, str], dict[tuple[str, Any], list[float]]] = defaultdict(lambda: defaultdict(list))
-    for path in paths:
-        graph = load_graph(path)
-        beside = accompanied(graph)
-        for op, kernel in cost.kernels(graph):
-            name = graph.attributes.get(op, {}).get("kernel", "nccl")
-            if not isinstance(kernel, str) and op not in beside and not name.startswith(("Mem", "nccl")):
-                table, dtype, sizes, _ = kernel
-                more = EAGER_START_NS if table in START_COLD else -gap * cost.back_to_back(table, dtype)
-                ns = float(graph.duration_ns[op])
-                took[table, dtype][path, sizes].append(max(ns - more, ns / 4))
-    for (table, dtype), found in took.items():
-        layer = np.array([path for path, _ in found])
+    fits, found = borrowed(gpu), defaultdict(list)
+    for path, each in took.items():
+        for (table, dtype, sizes), ns in each.items():
+            found[table, dtype].append((path, dict(sizes), ns))
+    for (table, dtype), mine in found.items():
+        layer = np.array([path for path, _, _ in mine])
         if len(np.unique(layer)) >= FEWEST:
-            each = [dict(sizes) for _, sizes in found]
-            columns = {name: np.array([row[name] for row in each]) for name in each[0]}
-            rows = Rows(columns, np.array([np.mean(ns) for ns in found.values()]), layer)
-            models[table, dtype] = fit_moved(cost.fits.model(table, dtype), rows, sheet)
-    return KernelFits(sheet, models=models)
+            columns = {name: np.array([sizes[name] for _, sizes, _ in mine]) for name in mine[0][1]}
+            rows = Rows(columns, np.array([ns for _, _, ns in mine]), layer)
+            fits.models[table, dtype] = fit_moved(fits.model(table, dtype), rows, fits.sheet)
+    return fits
 
 
 def errors(found: Sequence[Recorded]) -> tuple[float, float, float]:
@@ -134,12 +145,14 @@ def main() -> None:
     parser.add_argument("--gpu", required=True, metavar="PRESET")
     parser.add_argument("--fit", action="store_true", help="write the fits of the GPU")
     given = parser.parse_args()
-    fits = dict.fromkeys(given.traces, load_fits(given.gpu))
+    graphs = {path: load_graph(path) for path in given.traces}
+    fits = dict.fromkeys(graphs, load_fits(given.gpu))
     if given.fit:
-        for key, model in fit(given.traces, given.gpu).models.items():
+        took = {path: kernels(graph, given.gpu) for path, graph in graphs.items()}
+        for key, model in fit(took, given.gpu).models.items():
             write(FOLDER, given.gpu, " ".join(key), model.to_json())
-        fits = {path: fit([p for p in given.traces if p != path], given.gpu) for path in given.traces}
-    by_path = {path: compare(path, given.gpu, fits[path]) for path in given.traces}
+        fits = {path: fit({p: took[p] for p in took if p != path}, given.gpu) for path in graphs}
+    by_path = {path: compare(graph, given.gpu, fits[path]) for path, graph in graphs.items()}
     found = [row for rows in by_path.values() for row in rows]
     for row in sorted(found, key=lambda r: -r.times * r.recorded_ns):
         off = row.predicted_ns / row.recorded_ns - 1

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from devices.cost.kernel_costs import load_fits
+from scenarios.importers import load_graph
 from studies.kernels.fitting import fit_moved
 from studies.kernels.moved import moved
 from studies.kernels.recorded import compare, errors
@@ -22,7 +23,7 @@ def test_kernels_of_recorded_programs_cost_what_they_took(data_dir: Path) -> Non
     """Three eager programs on an H100: the total within 5 %, a shape within 20 % on average."""
     fits = load_fits("h100-sxm")
     paths = [str(data_dir / "kineto" / f"{name}.json.gz") for name in PROGRAMS]
-    rows = [row for path in paths for row in compare(path, "h100-sxm", fits)]
+    rows = [row for path in paths for row in compare(load_graph(path), "h100-sxm", fits)]
     assert len(rows) > 15
     total, shape, kernel = errors(rows)
     assert abs(total) < 0.05
