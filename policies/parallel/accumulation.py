@@ -57,9 +57,7 @@ class GradientAccumulation(OnRanks):
 
     def ranked(self, there: Ranked) -> Ranked:
         """Return the ranks, or the single device, with steps of several micro-batches."""
-        if "dp" in there.grid.sizes:
-            message = "is of replicas already; gradient-accumulation comes before the rewrite that makes them"
-            raise GraphError(f"graph {there.programs[0].name!r} {message}")
+        there.refuse(["dp"], "gradient-accumulation comes before the rewrite for replicas")
         return there.each(self._program)
 
     def _program(self, graph: Graph) -> Graph:

@@ -44,7 +44,6 @@ from policies.rewrite.backward import elements
 from policies.rewrite.records import OpEntry, write
 from sim import Graph
 from sim.base.errors import GraphError
-from sim.graph.frames import has_control_flow
 from sim.graph.graph import output_name
 
 # ----------------------------------------------------------------------------------------------------------
@@ -230,12 +229,7 @@ class ContextParallel(OnRanks):
 
     def ranked(self, there: Ranked) -> Ranked:
         """Return the ranks that split sequences."""
-        name = there.programs[0].name
-        if has_control_flow(there.programs[0]):
-            raise GraphError(f"graph {name!r} has control flow; what ranks exchange must be known before")
-        if there.grid.sizes.keys() & {"dp", "pp"}:
-            message = "has stages or replicas already; context-parallel comes before what makes them"
-            raise GraphError(f"graph {name!r} {message}")
+        there.refuse(["dp", "pp"], "context-parallel comes before the rewrites for stages and replicas")
         c = there.room("context-parallel", self.ranks)
         return there.multiplied({"cp": c}, self._program, names=self.ranks.names, varies=["cp"])
 

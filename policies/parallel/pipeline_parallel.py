@@ -75,9 +75,7 @@ class PipelineParallel(OnRanks):
 
     def ranked(self, there: Ranked) -> Ranked:
         """Return the ranks that each have some stages."""
-        if "dp" in there.grid.sizes:
-            message = "is of replicas already; pipeline-parallel comes before the rewrite that makes them"
-            raise GraphError(f"graph {there.programs[0].name!r} {message}")
+        there.refuse(["dp"], "pipeline-parallel comes before the rewrite for replicas")
         added = {"pp": there.room("pipeline-parallel", self.ranks)}
         return there.multiplied(added, self._program, names=self.ranks.names, varies=added)
 

@@ -29,7 +29,6 @@ from policies.option_checks import whole
 from policies.parallel.ranks import Ranks, add_ranks, gpus
 from policies.parallel.training_step import refuse_several_devices
 from policies.rewrite.backward import OPTIMIZERS
-from policies.rewrite.records import Edge, Records, read, write
 from sim import Graph, GraphBuilder
 from sim.base.errors import GraphError, InputError, hint
 
@@ -152,8 +151,7 @@ def read_order(order: object, known: Sequence[str]) -> tuple[str, ...]:
 # A rank's program is that of one device: its communicators are named after dimensions (``communicator: tensor
 # parallel``, ``dimension: tp``), and a peer is a place in the group. So rewrites can be composed, and most
 # ranks share a program. On devices, groups get numbers (``tensor parallel 3``), a peer is a device, and the
-# attribute ``rank`` is (place, size) in each dimension, the fastest first (`rank_grid`), from which the ranks
-# of a graph are recovered.
+# attribute ``rank`` is (place, size) in each dimension, the fastest first.
 
 REPLICAS = "replicas"
 """Dimension of groups that each shard all parameters (HSDP)."""
@@ -184,31 +182,26 @@ class Ranked:
 
     @staticmethod
     def of(graph: Graph, accelerators: tuple[str, ...] | None = None) -> Ranked:
-        """Return the ranks of a graph: those made by rewrites, or none.
+        """Return the single device that runs a graph, for rewrites to make ranks of.
 
         Raises
         ------
         GraphError
-            If the graph has several devices or communicators not made by rewrites, or an edge between ranks.
+            If the graph has several devices, communicators or control flow.
         """
-        sizes: dict[str, int] = {}
-        for op in graph.in_communicators:
-            if "rank" not in graph.attributes[op]:
-                message = f"graph {graph.name!r} has communicators already; ranks are made once"
-                raise GraphError(message).about(graph.op_names[op])
-            sizes = {name: size for name, (_, size) in graph.attributes[op]["rank"].items()}
-        if not sizes:
-            refuse_several_devices(graph)
-            return Ranked(Grid({}), [graph], None, accelerators)
-        grid = Grid(sizes)
-        written: list[tuple[Records, Graph]] = []
-        devices = _devices(graph, grid)
-        for records in _split(read(graph), grid, devices):
-            same = next((made for other, made in written if other == records), None)
-            written.append((records, write(records) if same is None else same))
-        usual = accelerators or gpus(grid.ranks)
-        named = None if devices == [*usual[: grid.ranks]] else tuple(devices)
-        return Ranked(grid, [made for _, made in written], named, accelerators)
+        refuse_several_devices(graph)
+        return Ranked(Grid({}), [graph], None, accelerators)
+
+    def refuse(self, dimensions: Iterable[str], why: str) -> None:
+        """Raise if the ranks are divided into one of these dimensions already.
+
+        Raises
+        ------
+        GraphError
+            If they are.
+        """
+        for name in (name for name in dimensions if name in self.grid.sizes):
+            raise GraphError(f"graph {self.programs[0].name!r} is divided into {name} already; {why}")
 
     def room(self, policy: str, ranks: Ranks) -> int:
         """Return the factor by which ranks are multiplied; by default as many as there is room for.
@@ -259,9 +252,8 @@ class Ranked:
         GraphError
             If a dimension exists already.
         """
-        for name in (name for name in added if name in self.grid.sizes):
-            more = "; one rewrite for replicas, such as expert-parallel, is enough" if name == "dp" else ""
-            raise GraphError(f"graph {self.programs[0].name!r} is divided into {name} already{more}")
+        replicas = "one rewrite for replicas, such as expert-parallel, is enough"
+        self.refuse(added, replicas if "dp" in added else "one such rewrite is enough")
         grid = Grid({**self.grid.sizes, **added}).ordered(_ORDER)
         made: dict[tuple[int, ...], Graph] = {}
         placed = []
@@ -342,68 +334,15 @@ class OnRanks:
 
     def apply(self, graph: Graph) -> Graph:
         """Return the graph of all ranks after the rewrite."""
-        return self.ranked(Ranked.of(graph)).graph()
+        return all_ranks(graph, self)
 
 
-def _devices(graph: Graph, grid: Grid) -> list[str]:
-    """Return the device of each rank."""
-    found = [""] * grid.ranks
-    for op in graph.in_communicators:
-        at: Mapping[str, tuple[int, int]] = graph.attributes[op]["rank"]
-        rank = grid.rank({name: place for name, (place, _) in at.items()})
-        found[rank] = graph.pins[int(graph.pin_code[op])]
-    return found
-
-
-def _split(records: Records, grid: Grid, devices: Sequence[str]) -> list[Records]:
-    """Return the ops of each rank as if it were alone."""
-    rank_of = {name: rank for rank, name in enumerate(devices)}
-    parts = [Records(records.name, {}, {}) for _ in devices]
-
-    def own(device: str, name: str) -> str:
-        if not name.startswith(f"{device}/"):
-            raise GraphError(f"{device} reads {name!r} of another rank; ranks meet on communicators")
-        return name[len(device) + 1 :]
-
-    def edges(device: str, given: Sequence[Edge]) -> list[Edge]:
-        return [(own(device, name), distance) for name, distance in given]
-
-    for record in records.ops.values():
-        device = str(record.device)
-        if device not in rank_of:
-            message = f"op {record.name!r} is on {record.device}, which is no rank of the others"
-            raise GraphError(message).about(record.name)
-        attributes = record.attributes
-        if "communicator" in attributes:
-            attributes = _as_one(attributes, grid, rank_of[device], rank_of)
-        name, inputs, after = (
-            own(device, record.name),
-            edges(device, record.inputs),
-            edges(device, record.after),
-        )
-        one = replace(record, name=name, inputs=inputs, after=after, device=None, attributes=attributes)
-        parts[rank_of[device]].ops[name] = one
-    readers = {tensor: str(record.device) for record in records.ops.values() for tensor in record.reads}
-    for name, given in records.externals.items():
-        if name in readers:
-            there = readers[name]
-            parts[rank_of[there]].externals[own(there, name)] = replace(given, device=None)
-    return parts
-
-
-def _as_one(attributes: dict[str, Any], grid: Grid, rank: int, rank_of: Mapping[str, int]) -> dict[str, Any]:
-    """Return the attributes of a collective without those of its rank; the inverse of `attributes`."""
-    found = {key: value for key, value in attributes.items() if key != "rank"}
-    dimension = found["dimension"]
-    if grid.groups(dimension) > 1:
-        found["communicator"] = found["communicator"].rpartition(" ")[0]
-    members = grid.members(dimension, rank)
-    if "sends" in found:
-        places = {rank_of[name]: nbytes for name, nbytes in found["sends"].items()}
-        found["sends"] = {str(members.index(other)): nbytes for other, nbytes in places.items()}
-    if "peer" in found:
-        found["peer"] = str(members.index(rank_of[found["peer"]]))
-    return found
+def all_ranks(graph: Graph, *rewrites: OnRanks) -> Graph:
+    """Return the graph of all ranks after several rewrites of the graph of one device."""
+    there = Ranked.of(graph)
+    for rewrite in rewrites:
+        there = rewrite.ranked(there)
+    return there.graph()
 
 
 REPLICATE: Final = "replicate"

@@ -44,7 +44,6 @@ from policies.rewrite.backward import OPTIMIZERS, elements
 from policies.rewrite.records import OpEntry, Records, free_name, proportion, read, write
 from sim import Graph
 from sim.base.errors import GraphError
-from sim.graph.frames import has_control_flow
 
 # ----------------------------------------------------------------------------------------------------------
 # States of a tensor on a tensor-parallel rank, and the exchanges that change one into another.
@@ -451,12 +450,7 @@ class TensorParallel(OnRanks):
 
     def ranked(self, there: Ranked) -> Ranked:
         """Return the ranks that split the layers."""
-        name = there.programs[0].name
-        if has_control_flow(there.programs[0]):
-            raise GraphError(f"graph {name!r} has control flow; what ranks exchange must be known before")
-        if there.grid.ranks > 1:
-            message = "has ranks already; tensor-parallel comes before the rewrites that make others"
-            raise GraphError(f"graph {name!r} {message}")
+        there.refuse(there.grid.sizes, "tensor-parallel comes before the other rewrites for ranks")
         t = there.room("tensor-parallel", self.ranks)
         return there.multiplied({"tp": t}, self._program, names=self.ranks.names)
 

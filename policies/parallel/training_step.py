@@ -72,15 +72,7 @@ class TrainingStep:
     """
 
     def __init__(self, graph: Graph, *, forward: bool = False) -> None:
-        of = f"graph {graph.name!r}"
-        if has_control_flow(graph):
-            raise GraphError(f"{of} has control flow; what ranks exchange must be known before time 0")
-        for op in graph.in_communicators:
-            given = graph.attributes[op]
-            if "rank" in given or "dimension" not in given:
-                name = graph.op_names[op]
-                raise GraphError(f"{of} has communicators already; ranks are made once").about(name)
-        refuse_several_devices(graph)
+        refuse_several_devices(graph, of_rank=True)
         self.records = read(graph)
         order = [self.records.ops[graph.op_names[op]] for op in graph.topological_order.tolist()]
         collectives = [record.name for record in order if "communicator" in record.attributes]
@@ -94,7 +86,9 @@ class TrainingStep:
         found = {each.name: each for name in trained for each in trained[name]}
         self.parameters = [found[name] for name in self.records.externals if name in found]
         if not found and not forward:
-            raise GraphError(f"{of} updates no parameter; let the rewrite training come first")
+            raise GraphError(
+                f"graph {graph.name!r} updates no parameter; let the rewrite training come first"
+            )
 
     @cached_property
     def ready_at(self) -> dict[str, int]:
@@ -157,18 +151,27 @@ class TrainingStep:
         return Parameter(name, gradient, update.name, self.records.nbytes(gradient), n, update.dtype)
 
 
-def refuse_several_devices(graph: Graph) -> None:
-    """Raise if a graph is on several devices.
+def refuse_several_devices(graph: Graph, *, of_rank: bool = False) -> None:
+    """Raise if a graph is not that of one device, or if `of_rank` the program of one rank.
 
     Raises
     ------
     GraphError
-        If it is.
+        If it has control flow or several devices, or communicators other than a rank's dimensions.
     """
+    of = f"graph {graph.name!r}"
+    if has_control_flow(graph):
+        raise GraphError(f"{of} has control flow; what ranks exchange must be known before time 0")
+    for op in graph.in_communicators:
+        given = graph.attributes[op]
+        if not of_rank or "rank" in given or "dimension" not in given:
+            name = graph.op_names[op]
+            raise GraphError(
+                f"{of} has communicators already; ranks are made once, by rewrites in a row"
+            ).about(name)
     pins = sorted({graph.pins[code] for code in set(graph.pin_code.tolist()) - {UNSET}})
     if len(pins) > 1:
-        message = f"is on several devices ({', '.join(pins[:5])}); every rank runs all of it"
-        raise GraphError(f"graph {graph.name!r} {message}")
+        raise GraphError(f"{of} is on several devices ({', '.join(pins[:5])}); every rank runs all of it")
 
 
 _SUMS: Final = frozenset({"add_n", "add", "identity", "reshape", "cast", "transpose"})

@@ -9,6 +9,7 @@ from parallel_helpers import run
 
 from policies.parallel.context_parallel import ContextParallel
 from policies.parallel.ddp import DistributedDataParallel
+from policies.parallel.rank_grid import all_ranks
 from policies.rewrite.backward import TrainingRewrite
 from policies.rewrite.fusion import FuseAttention
 from policies.rewrite.records import read
@@ -61,8 +62,9 @@ def test_the_chain_is_the_op() -> None:
 def test_context_parallel_takes_what_was_written_out(method: str) -> None:
     ends = []
     for graph in (FuseAttention().apply(layer(True)), layer(False)):
-        split = ContextParallel(2, method).apply(TrainingRewrite().apply(graph))
-        ends.append(run(DistributedDataParallel(1).apply(split), 2).makespan_ns)
+        step = TrainingRewrite().apply(graph)
+        both = all_ranks(step, ContextParallel(2, method), DistributedDataParallel(1))
+        ends.append(run(both, 2).makespan_ns)
     assert ends[0] == ends[1]
 
 

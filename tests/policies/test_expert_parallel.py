@@ -434,8 +434,9 @@ def test_micro_batches_exchange_each_and_sum_once() -> None:
 
 
 def test_experts_are_a_dimension_of_the_grid() -> None:
-    there = Ranked.of(parallel(forward(), 4, shard=2, routing={"tokens": [6, 6, 2, 2]}))
+    rewrite = ExpertParallel(4, r"ffn\d", 4, tokens=8, shard=2, routing={"tokens": [6, 6, 2, 2]})
+    there = rewrite.ranked(Ranked.of(forward()))
     assert there.grid.sizes == {"ep": 2, "dp": 2}
     assert [program is there.programs[0] for program in there.programs] == [True, False, True, False]
     with pytest.raises(GraphError, match="is divided into ep already"):
-        parallel(parallel(forward()))
+        rewrite.ranked(there)

@@ -8,6 +8,7 @@ from parallel_helpers import by_stream, layers, run
 from policies.parallel.accumulation import GradientAccumulation
 from policies.parallel.context_parallel import ContextParallel
 from policies.parallel.ddp import DistributedDataParallel, MegatronDDP
+from policies.parallel.rank_grid import all_ranks
 from policies.parallel.tensor_parallel import TensorParallel
 from policies.parallel.zero_1_2 import ZeroOne
 from policies.rewrite.backward import TrainingRewrite
@@ -20,7 +21,7 @@ THREE = layers([40, 40, 40])
 
 def test_replicas_sum_after_the_last_micro_batch() -> None:
     """A micro-batch is 900 ns; buckets {w2, w1} and {w0} of 160 and 80 ns, as with one micro-batch."""
-    graph = DistributedDataParallel(2, bucket_size_bytes=60).apply(GradientAccumulation(3).apply(THREE))
+    graph = all_ranks(THREE, GradientAccumulation(3), DistributedDataParallel(2, bucket_size_bytes=60))
     found = by_stream(run(graph, 2))
     assert found["all_reduce"] == [(2600, 2760, "all_reduce0"), (2760, 2840, "all_reduce1")]
     order = [name for _, _, name in found["compute"]]
@@ -44,8 +45,9 @@ def test_one_micro_batch_changes_names_only() -> None:
 def test_ranks_exchange_inside_layers_for_each_micro_batch_and_at_the_end_once() -> None:
     sizes = Transformer(layers=2, hidden=64, heads=4, sequence=32, vocabulary=128, micro_batch=1)
     step = TrainingRewrite().apply(gpt_graph(sizes))
-    split = ContextParallel(2).apply(TensorParallel(2, sequence_parallel=True).apply(step))
-    graph = DistributedDataParallel(1).apply(GradientAccumulation(3).apply(split))
+    rewrites = TensorParallel(2, sequence_parallel=True), ContextParallel(2)
+    split = all_ranks(step, *rewrites)
+    graph = all_ranks(step, *rewrites, GradientAccumulation(3), DistributedDataParallel(1))
 
     def count(of: object, word: str) -> int:
         names = getattr(of, "op_names", [])
@@ -59,9 +61,9 @@ def test_ranks_exchange_inside_layers_for_each_micro_batch_and_at_the_end_once()
 
 
 def test_wrong_places_and_numbers() -> None:
-    with pytest.raises(GraphError, match="comes before the rewrite that makes them"):
-        GradientAccumulation(2).apply(DistributedDataParallel(2).apply(THREE))
+    with pytest.raises(GraphError, match="comes before the rewrite for replicas"):
+        all_ranks(THREE, DistributedDataParallel(2), GradientAccumulation(2))
     with pytest.raises(GraphError, match="gradient-accumulation does not take a step of several"):
-        GradientAccumulation(2).apply(GradientAccumulation(2).apply(THREE))
+        all_ranks(THREE, GradientAccumulation(2), GradientAccumulation(2))
     with pytest.raises(InputError, match="micro_batches must be a whole number of at least 1; found 0"):
         GradientAccumulation(0)

@@ -15,7 +15,7 @@ from parallel_helpers import by_stream, of_rank, run
 from policies.parallel.context_parallel import ContextParallel
 from policies.parallel.context_tokens import attention_shares
 from policies.parallel.ddp import DistributedDataParallel
-from policies.parallel.rank_grid import Ranked, RankOrder, UnsummedWarning, warn_of_unsummed
+from policies.parallel.rank_grid import Ranked, RankOrder, UnsummedWarning, all_ranks, warn_of_unsummed
 from policies.parallel.tensor_parallel import TensorParallel
 from policies.rewrite.backward import TrainingRewrite
 from policies.rewrite.records import read
@@ -183,9 +183,8 @@ def test_a_backward_ring_runs_to_its_end() -> None:
         y = b.op(f"l{k}", kind="matmul", inputs=[x, w], outputs=360, duration_ns=120, dtype="fp32")
         x = b.op(f"a{k}", kind="attention", inputs=[y], outputs=120, duration_ns=160, dtype="fp32")
     for method in ("ring", "all-gather", "all-to-all"):
-        graph = DistributedDataParallel(1).apply(
-            ContextParallel(4, method).apply(TrainingRewrite().apply(b.build()))
-        )
+        step = TrainingRewrite().apply(b.build())
+        graph = all_ranks(step, ContextParallel(4, method), DistributedDataParallel(1))
         trace = run(graph, 4)
         found = by_stream(trace)["compute"]
         assert found[-1][2].endswith("/update")
@@ -201,7 +200,7 @@ def test_a_backward_worked_by_hand() -> None:
     b.input("x", 120), b.parameter("w", 40)
     b.op("l", kind="matmul", inputs=["x", "w"], outputs=360, duration_ns=120, dtype="fp32")
     b.op("a", kind="attention", inputs=["l"], outputs=120, duration_ns=160, dtype="fp32")
-    graph = DistributedDataParallel(1).apply(ContextParallel(2).apply(TrainingRewrite().apply(b.build())))
+    graph = all_ranks(TrainingRewrite().apply(b.build()), ContextParallel(2), DistributedDataParallel(1))
     found = by_stream(run(graph, 2))
     assert found["context parallel send"] == [
         (60, 180, "a/send0"),
@@ -227,8 +226,8 @@ def test_a_backward_worked_by_hand() -> None:
 
 def test_tensor_context_and_data_parallelism_together() -> None:
     """Order tp-cp-dp, 2 of each: gradients are summed over cp and dp; other orders move ranks only."""
-    split = ContextParallel(2).apply(TensorParallel(2, sequence_parallel=True).apply(STEP))
-    graph = DistributedDataParallel(2).apply(split)
+    rewrites = TensorParallel(2, sequence_parallel=True), ContextParallel(2), DistributedDataParallel(2)
+    graph = all_ranks(STEP, *rewrites)
     members: dict[str, list[str]] = {}
     for op in graph.in_communicators:
         row = members.setdefault(graph.attributes[op]["communicator"], [])
@@ -243,8 +242,7 @@ def test_tensor_context_and_data_parallelism_together() -> None:
     assert exchanged(graph, "layer1.attention", "F") == {("send", BSH // 2): 1, ("recv", BSH // 2): 1}
     found = exchanged(graph, "layer1.", "F") - exchanged(graph, "layer1.attention", "F")
     assert found == {("all_gather", BSH // 2): 2, ("reduce_scatter", BSH // 2): 2}
-    moved = RankOrder("dp-cp-tp").apply(graph)
-    assert Ranked.of(moved).grid.sizes == {"dp": 2, "cp": 2, "tp": 2}
+    moved = all_ranks(STEP, *rewrites, RankOrder("dp-cp-tp"))
     tensor = [
         op for op in moved.in_communicators if moved.attributes[op]["communicator"] == "tensor parallel 0"
     ]
@@ -265,11 +263,12 @@ def timed(graph: Graph) -> Graph:
 
 
 def test_gradients_that_nobody_sums_are_told() -> None:
-    split = ContextParallel(2).apply(STEP)
+    split = ContextParallel(2).ranked(Ranked.of(STEP))
     with pytest.warns(UnsummedWarning, match="nothing sums the gradients of context-parallel ranks"):
-        warn_of_unsummed(Ranked.of(split))
-    for fine in (DistributedDataParallel(1).apply(split), ContextParallel(2).apply(gpt_graph(GPT)), STEP):
-        warn_of_unsummed(Ranked.of(fine))
+        warn_of_unsummed(split)
+    warn_of_unsummed(DistributedDataParallel(1).ranked(split))
+    warn_of_unsummed(ContextParallel(2).ranked(Ranked.of(gpt_graph(GPT))))
+    warn_of_unsummed(Ranked.of(STEP))
 
 
 def test_what_cannot_be_is_refused() -> None:
@@ -289,4 +288,4 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(GraphError, match=r"'layer0.attention' has 8 heads, which 3 ranks cannot share"):
         ContextParallel(3, "all-to-all").apply(STEP)
     with pytest.raises(GraphError, match="tensor-parallel comes before"):
-        TensorParallel(2).apply(ContextParallel(2).apply(STEP))
+        all_ranks(STEP, ContextParallel(2), TensorParallel(2))

@@ -14,7 +14,7 @@ from policies.parallel.context_parallel import ContextParallel
 from policies.parallel.ddp import DistributedDataParallel, MegatronDDP
 from policies.parallel.fsdp2 import FullyShard
 from policies.parallel.pipeline_parallel import PipelineParallel, StageCut
-from policies.parallel.rank_grid import DataParallel, OnRanks, Ranked
+from policies.parallel.rank_grid import DataParallel, OnRanks, Ranked, all_ranks
 from policies.parallel.tensor_parallel import TensorParallel
 from policies.parallel.training_step import TrainingStep
 from policies.parallel.zero_1_2 import ZeroOne, ZeroTwo
@@ -187,9 +187,13 @@ def at_times(graph: Graph) -> list[tuple[str, int, int]]:
 @pytest.mark.parametrize(
     ("first", "then", "says"),
     [
-        (FullyShard(2), ContextParallel(2), "has stages or replicas already; context-parallel comes before"),
-        (PipelineParallel(2, 3), ContextParallel(2), "has stages or replicas already"),
-        (FullyShard(2), TensorParallel(2), "has ranks already; tensor-parallel comes before"),
+        (FullyShard(2), ContextParallel(2), "is divided into dp already; context-parallel comes before"),
+        (
+            PipelineParallel(2, 3),
+            ContextParallel(2),
+            "is divided into pp already; context-parallel comes",
+        ),
+        (FullyShard(2), TensorParallel(2), "is divided into dp already; tensor-parallel comes before"),
         (ZeroThree(2), FullyShard(2), "one rewrite for replicas, such as expert-parallel, is enough"),
     ],
 )
@@ -201,7 +205,7 @@ def test_the_other_order_is_refused(first: OnRanks, then: OnRanks, says: str) ->
 @pytest.mark.parametrize("replicas", [FullyShard(2), ZeroTwo(2), ZeroThree(2)])
 def test_sums_of_parts_are_in_the_type_of_the_gradients(replicas: DataParallel) -> None:
     """So that a device whose peak is of that type alone can run them."""
-    graph = replicas.apply(GradientAccumulation(2).apply(layers([40, 40])))
+    graph = all_ranks(layers([40, 40]), GradientAccumulation(2), replicas)
     sums = [op for op, name in enumerate(graph.op_names) if name.endswith(("/accumulate", "/keep_part"))]
     assert {graph.dtypes[graph.dtype_code[op]] for op in sums if graph.flops[op]} == {"fp32"}
 

@@ -12,6 +12,7 @@ from devices.cost.cost_models import FixedCost
 from policies.issue.program_order import InOrder
 from policies.parallel.ddp import DistributedDataParallel, MegatronDDP
 from policies.parallel.pipeline_parallel import PipelineParallel, StageCut
+from policies.parallel.rank_grid import all_ranks
 from policies.parallel.tensor_parallel import TensorParallel
 from policies.pipeline.evaluate import StageTimes, evaluate
 from policies.pipeline.registry import generate
@@ -124,20 +125,17 @@ def test_a_decoder_sends_a_tensor_each_way_and_sums_shared_words() -> None:
 
 def test_with_sequence_parallelism_a_rank_sends_its_tokens() -> None:
     step = TrainingRewrite().apply(StageCut(["layer2"]).apply(gpt_graph(GPT)))
-    graph = PipelineParallel(2, 2).apply(TensorParallel(2, sequence_parallel=True).apply(step))
+    graph = all_ranks(step, TensorParallel(2, sequence_parallel=True), PipelineParallel(2, 2))
     sends = Counter((r.device, r.attributes["nbytes"]) for r in read(graph).ops.values() if r.kind == "send")
     assert sends == {(f"gpu{rank}", 2 * 32 * 64): 2 for rank in range(4)}
 
 
 def test_tensor_data_and_pipeline_parallelism_in_megatrons_order() -> None:
     """tp-dp-pp, 2 of each: stage 0 is on GPUs 0 to 3; norms are summed over tp once, words over pp last."""
-    split = PipelineParallel(2, 2).apply(
-        TensorParallel(2, sequence_parallel=True).apply(
-            TrainingRewrite().apply(StageCut(["layer2"]).apply(gpt_graph(GPT)))
-        )
-    )
+    step = TrainingRewrite().apply(StageCut(["layer2"]).apply(gpt_graph(GPT)))
+    split = TensorParallel(2, sequence_parallel=True), PipelineParallel(2, 2)
     for rewrite in (DistributedDataParallel(2), MegatronDDP(2, sharding="zero-1")):
-        graph = rewrite.apply(split)
+        graph = all_ranks(step, *split, rewrite)
         members: dict[str, set[str]] = {}
         for op in graph.in_communicators:
             name = graph.attributes[op]["communicator"]
@@ -167,8 +165,7 @@ def test_tensor_data_and_pipeline_parallelism_in_megatrons_order() -> None:
 
 
 def test_only_the_first_stage_has_megatrons_buckets() -> None:
-    split = PipelineParallel(2, 2).apply(chain(2))
-    graph = MegatronDDP(2, bucket_size=1).apply(split)
+    graph = all_ranks(chain(2), PipelineParallel(2, 2), MegatronDDP(2, bucket_size=1))
     sums = Counter(name[:4] for name in graph.op_names if "/all_reduce" in name)
     assert sums == {"gpu0": 2, "gpu1": 2, "gpu2": 1, "gpu3": 1}
 
@@ -188,8 +185,8 @@ def test_what_cannot_be_is_refused() -> None:
         PipelineParallel(2, 4, "dualpipe")
     with pytest.raises(InputError, match="no op that could begin stage 1 has 'layer9' in it"):
         StageCut(["layer9"]).apply(gpt_graph(GPT))
-    with pytest.raises(GraphError, match="comes before the rewrite that makes them"):
-        PipelineParallel(2, 2).apply(DistributedDataParallel(2).apply(chain(2)))
+    with pytest.raises(GraphError, match="comes before the rewrite for replicas"):
+        all_ranks(chain(2), DistributedDataParallel(2), PipelineParallel(2, 2))
 
 
 def test_an_update_of_parameters_of_two_stages_is_shared_by_their_bytes() -> None:

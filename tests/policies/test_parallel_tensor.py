@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from parallel_helpers import by_stream, of_rank, run
 
 from policies.parallel.ddp import DistributedDataParallel
+from policies.parallel.rank_grid import all_ranks
 from policies.parallel.tensor_parallel import TensorParallel, WholeWarning
 from policies.rewrite.backward import TrainingRewrite
 from policies.rewrite.records import OpEntry, Records, read
@@ -185,7 +186,7 @@ def test_with_sequence_parallelism_both_halves_run_beside_products() -> None:
 
 def test_with_replicas_gradients_are_summed_over_them_and_parts_last() -> None:
     """Tensor 2 x data 2: ranks 0 and 1 share layers, 0 and 2 sum gradients; what is whole is summed last."""
-    graph = DistributedDataParallel(2).apply(TensorParallel(2, sequence_parallel=True).apply(FULL))
+    graph = all_ranks(FULL, TensorParallel(2, sequence_parallel=True), DistributedDataParallel(2))
     assert graph.pins == ("gpu0", "gpu1", "gpu2", "gpu3")
     members: dict[str, set[str]] = {}
     for op in graph.in_communicators:
@@ -263,8 +264,8 @@ def test_what_cannot_be_split_stays_whole_and_is_named() -> None:
 
 
 def test_ranks_there_are_come_later() -> None:
-    with pytest.raises(GraphError, match="tensor-parallel comes before the rewrites that make others"):
-        TensorParallel(2).apply(DistributedDataParallel(2).apply(pair()))
+    with pytest.raises(GraphError, match="tensor-parallel comes before the other rewrites for ranks"):
+        all_ranks(pair(), DistributedDataParallel(2), TensorParallel(2))
 
 
 # -- ranks together compute what one would --------------------------------------------------------
