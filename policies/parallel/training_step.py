@@ -165,10 +165,8 @@ def refuse_several_devices(graph: Graph, *, of_rank: bool = False) -> None:
     for op in graph.in_communicators:
         given = graph.attributes[op]
         if not of_rank or "rank" in given or "dimension" not in given:
-            name = graph.op_names[op]
-            raise GraphError(
-                f"{of} has communicators already; ranks are made once, by rewrites in a row"
-            ).about(name)
+            message = f"{of} has communicators already; ranks are made once, by rewrites in a row"
+            raise GraphError(message).about(graph.op_names[op])
     pins = sorted({graph.pins[code] for code in set(graph.pin_code.tolist()) - {UNSET}})
     if len(pins) > 1:
         raise GraphError(f"{of} is on several devices ({', '.join(pins[:5])}); every rank runs all of it")
