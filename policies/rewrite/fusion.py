@@ -4,12 +4,7 @@ Two families of patterns::
 
     remapper      matmul or conv  + bias_add            (+ relu, relu6, elu, tanh, sigmoid, gelu)
                   conv            + batch_norm          (+ relu ...)
-    elementwise   any chain of elementwise ops; and, if that is faster, an elementwise op into each of
-                  several readers, which then recompute it instead of reading it:
-
-                        ┌► b                 a·b
-                  x ─► a ┤        becomes  x ┤        when  t(a) + t(b) + t(c) > t(a·b) + t(a·c)
-                        └► c                 a·c
+    elementwise   any chain of elementwise ops
 
 The fused op keeps the name of the last op, does the work of all, and neither writes nor reads the tensors
 in between, which saves launch overhead and memory traffic. Each op in between must have one reader, on the
@@ -20,15 +15,15 @@ Source of the patterns: tensorflow/core/grappler/optimizers/remapper.cc.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Final
 
 from policies.option_checks import one_of
 from policies.rewrite.records import OpEntry, Records, read, write
 from sim import Graph
-from sim.base.errors import GraphError, InputError
+from sim.base.errors import GraphError
 from sim.graph.attributes import SIZES
 
 ACTIVATIONS: Final = frozenset({"relu", "relu6", "elu", "tanh", "sigmoid", "gelu", "leaky_relu"})
@@ -46,53 +41,26 @@ class Fusion:
     ----------
     patterns : str
         ``"remapper"``, ``"elementwise"`` or ``"all"``.
-    bandwidth_bytes_per_s, peak_flop_per_s : int
-        Rates of a device, to weigh recomputing against reading: an op takes ``issue_cost_ns`` plus the
-        longer of its two times. 0: no op is fused into several readers.
-    issue_cost_ns : int
-        Fixed cost of each kernel.
 
     Raises
     ------
     InputError
-        If `patterns` is unknown, a number is negative, or one rate is given without the other.
+        If `patterns` is unknown.
     """
 
-    def __init__(
-        self,
-        patterns: str = "all",
-        bandwidth_bytes_per_s: int = 0,
-        peak_flop_per_s: int = 0,
-        issue_cost_ns: int = 0,
-    ) -> None:
-        rates = (bandwidth_bytes_per_s, peak_flop_per_s)
-        if min(*rates, issue_cost_ns) < 0 or bool(rates[0]) != bool(rates[1]):
-            raise InputError(
-                "fusion: bandwidth and peak are rates > 0, given together, and issue_cost is >= 0; "
-                f"found {rates[0]} bytes/s, {rates[1]} flop/s and {issue_cost_ns} ns"
-            )
-        self.bytes_per_ns, self.flop_per_ns = (rate / 1e9 for rate in rates)
-        self.issue_cost_ns = issue_cost_ns
+    def __init__(self, patterns: str = "all") -> None:
         self.patterns = one_of("fusion", "patterns", patterns, ("remapper", "elementwise", "all"))
 
     def apply(self, graph: Graph) -> Graph:
         """Return the graph with fused ops, whose attribute ``fused`` lists the kinds in them."""
         records = read(graph)
         followed = {name for record in records.ops.values() for name, _ in record.after}  # these stay
-        order = [graph.op_names[op] for op in graph.topological_order.tolist()]
-        self._into_only_readers(records, followed, order)
-        if self.bytes_per_ns and self.patterns != "remapper":
-            self._into_all_readers(records, followed)
-        return write(records)
-
-    def _into_only_readers(self, records: Records, followed: Set[str], order: Sequence[str]) -> None:
-        """Fuse each chain of ops in which every op is read only by the next."""
-        place = {name: k for k, name in enumerate(order)}
+        place = {graph.op_names[op]: k for k, op in enumerate(graph.topological_order.tolist())}
         readers = records.readers()
         alone = {name for name, row in readers.items() if len(row) == 1 and name not in followed}
-        chains: dict[str, _Chain] = {}  # by the name of the last op
-        for name in order:
-            record, chain = records.ops[name], _Chain()
+        chains: dict[str, list[OpEntry]] = {}  # by the last op; each op of a chain is read only by the next
+        for name in place:
+            record, chain = records.ops[name], list[OpEntry]()
             if not _feeds_itself(record, records, place):
                 for tensor, distance in record.inputs:
                     if tensor in alone and not distance and self._fits(chains[tensor], record):
@@ -101,67 +69,25 @@ class Fusion:
             chain.append(record)
             chains[name] = chain
         for chain in chains.values():
-            *gone, last = chain.ops
+            *gone, last = chain
             if gone:
-                records.ops[last.name] = _fused(chain.ops)
+                records.ops[last.name] = _fused(chain)
             for record in gone:
                 del records.ops[record.name]
+        return write(records)
 
-    def _fits(self, chain: _Chain, record: OpEntry) -> bool:
-        producer = chain.ops[-1]
+    def _fits(self, chain: Sequence[OpEntry], record: OpEntry) -> bool:
+        producer = chain[-1]
         if len(producer.outputs) != 1 or producer.device != record.device:
             return False
         for one in (producer, record):  # a non-strict op starts with the first of its own inputs
             if one.stateful or not one.attributes.get("strict", True):
                 return False
-        if self.patterns != "elementwise" and _remapper([*chain.kinds[:3], record.kind]):
+        kinds = [kind for op in chain[:3] for kind in _kinds(op)]
+        if self.patterns != "elementwise" and _remapper([*kinds[:3], record.kind]):
             return True
-        return self.patterns != "remapper" and chain.elementwise and record.kind in ELEMENTWISE
-
-    def _into_all_readers(self, records: Records, followed: Set[str]) -> None:
-        """Let all readers of an op recompute it, if that takes less time in total."""
-        place = {name: k for k, name in enumerate(records.ops)}
-        readers = {name: {record.name for record in row} for name, row in records.readers().items()}
-        for name in place:
-            producer = records.ops[name]
-            before = [records.ops[reader] for reader in sorted(readers[name], key=place.__getitem__)]
-            if len(before) < 2 or name in followed or not _can_be_in_all(producer, before):
-                continue
-            after = [_fused([producer, reader]) for reader in before]
-            if sum(map(self._ns, after)) < self._ns(producer) + sum(map(self._ns, before)):
-                records.ops.update((reader.name, reader) for reader in after)
-                for above in records.makers(producer.inputs):
-                    readers[above.name] = readers[above.name] - {name} | readers[name]
-                del records.ops[name]
-
-    def _ns(self, record: OpEntry) -> float:
-        moved = (record.bytes_read + record.bytes_written) / self.bytes_per_ns
-        return self.issue_cost_ns + max(moved, record.flops / self.flop_per_ns)
-
-
-@dataclass
-class _Chain:
-    """Ops to be fused into one, first to last.
-
-    Attributes
-    ----------
-    ops : list of OpEntry
-    kinds : list of str
-        Kinds of everything computed.
-    elementwise : bool
-        Whether all these kinds are elementwise.
-    """
-
-    ops: list[OpEntry] = field(default_factory=list)
-    kinds: list[str] = field(default_factory=list)
-    elementwise: bool = True
-
-    def append(self, record: OpEntry) -> None:
-        """Append an op to be computed after the others."""
-        kinds = _kinds(record)
-        self.ops.append(record)
-        self.kinds += kinds
-        self.elementwise &= ELEMENTWISE.issuperset(kinds)
+        elementwise = ELEMENTWISE.issuperset([*kinds, record.kind])  # if these are, all of the chain are
+        return self.patterns != "remapper" and elementwise
 
 
 def _feeds_itself(record: OpEntry, records: Records, place: Mapping[str, int]) -> bool:
@@ -179,20 +105,6 @@ def _feeds_itself(record: OpEntry, records: Records, place: Mapping[str, int]) -
             seen.add(one.name)
             above += records.makers(edge for edge in (*one.inputs, *one.after) if not edge[1])
     return False
-
-
-def _can_be_in_all(producer: OpEntry, readers: Sequence[OpEntry]) -> bool:
-    """Return whether each of an op's readers can recompute it."""
-    if len(producer.outputs) != 1 or producer.duration_ns is not None:
-        return False
-    return all(
-        [edge for edge in reader.inputs if edge[0] == producer.name] == [(producer.name, 0)]
-        and reader.device == producer.device
-        and reader.duration_ns is None
-        and not reader.stateful
-        and ELEMENTWISE.issuperset(_kinds(producer) + _kinds(reader))
-        for reader in readers
-    )
 
 
 def _kinds(record: OpEntry) -> list[str]:
