@@ -18,8 +18,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Final
 
-from policies.parallel.modules import pattern_of
-from policies.parallel.training_step import TrainingStep, parts_of_gradients
+from policies.parallel.training_step import TrainingStep, parts_of_gradients, pattern_of
 from policies.rewrite.records import OpEntry
 from sim.base.errors import GraphError, InputError
 

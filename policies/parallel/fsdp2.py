@@ -36,10 +36,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Generic, Literal, TypeVar
 
 from policies.parallel.accumulation import are_in_turn, micro_batches
-from policies.parallel.modules import ROOT, Module, Modules, pattern_of
 from policies.parallel.program import HostProgram, shard_nbytes
 from policies.parallel.rank_grid import REPLICAS, REPLICATE, DataParallel
-from policies.parallel.training_step import TrainingStep
+from policies.parallel.training_step import ROOT, Module, Modules, TrainingStep, pattern_of
 from policies.rewrite.records import Edge, OpEntry
 from sim import Graph
 from sim.base.errors import InputError, UnknownNameError

@@ -31,10 +31,9 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from policies.parallel.accumulation import micro_batches, refuse_pipelines
 from policies.parallel.ddp import never_overflowing
-from policies.parallel.modules import Module, Modules, pattern_of
 from policies.parallel.program import COMPUTE, HostProgram, shard_nbytes
 from policies.parallel.rank_grid import DataParallel
-from policies.parallel.training_step import Parameter, TrainingStep
+from policies.parallel.training_step import Module, Modules, Parameter, TrainingStep, pattern_of
 from policies.parallel.zero_1_2 import GROUP
 from policies.rewrite.records import Edge
 from sim import Graph

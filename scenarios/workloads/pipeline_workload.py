@@ -38,14 +38,15 @@ from scenarios.builders.pipeline_graph import crossings, pipeline_graph, plain_m
 from scenarios.builders.pipeline_stage import Around, PipelineStage, Skip
 from scenarios.file.document import Document, Loc
 from scenarios.workloads.pipeline_fields import PipelineFields
-from scenarios.workloads.pipeline_model import note_on_times, smaller_stages
 from scenarios.workloads.pipeline_report import check_memory, pipeline_report
 from scenarios.workloads.pipeline_stages import (
     Stages,
     candidates,
     make_stages,
+    note_on_times,
     place_stages,
     rank_devices,
+    smaller_stages,
     timed_graph,
 )
 from scenarios.workloads.workload import Work, Workload

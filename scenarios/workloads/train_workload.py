@@ -23,7 +23,7 @@ from policies.parallel.expert_routing import UnplacedRouting, routed
 from policies.pipeline.registry import check_options
 from scenarios.builders.train.architecture import MODELS, Architecture
 from scenarios.builders.train.kernels import GRAPHED, MODULES, OFFLOADED, RECOMPUTED, WIDE
-from scenarios.builders.train.layout import ORDER, ParallelLayout
+from scenarios.builders.train.layout import ORDER, ParallelLayout, refuse_misfit
 from scenarios.builders.train.step import step_graph
 from scenarios.builders.train.training import FULL_ITERATION, Training, default_schedule
 from scenarios.file.document import Document, Loc
@@ -461,11 +461,9 @@ def _replicas(fields: TrainFields) -> int:
     given, sizes = of.tp * of.cp * of.pp, "tp·cp·pp"
     if "dp" in of.model_fields_set:
         given, sizes = given * of.dp, f"{sizes}·dp"
-    if fields.gpus % given or ("dp" in of.model_fields_set and fields.gpus != given):
-        raise MisfitError(
-            f"{sizes} = {given} ranks do not fill {fields.gpus} GPUs",
-            reason=f"{sizes} does not fill the GPUs",
-        )
+    unfilled = fields.gpus % given or ("dp" in of.model_fields_set and fields.gpus != given)
+    why = f"{sizes} = {given} ranks do not fill {fields.gpus} GPUs"
+    refuse_misfit(unfilled, f"{sizes} does not fill the GPUs", why)
     return of.dp if "dp" in of.model_fields_set else fields.gpus // given
 
 

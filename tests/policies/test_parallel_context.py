@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from parallel_helpers import by_stream, of_rank, run
 
-from policies.parallel.context_parallel import ContextParallel
-from policies.parallel.context_tokens import attention_shares
+from policies.parallel.context_parallel import ContextParallel, attention_shares
 from policies.parallel.ddp import DistributedDataParallel
 from policies.parallel.rank_grid import Ranked, RankOrder, UnsummedWarning, all_ranks, warn_of_unsummed
 from policies.parallel.tensor_parallel import TensorParallel

@@ -17,7 +17,7 @@ from policies.parallel.accumulation import GradientAccumulation
 from policies.parallel.context_parallel import ContextParallel
 from policies.parallel.expert_parallel import ExpertParallel
 from policies.parallel.fsdp2 import FullyShard
-from policies.parallel.rank_grid import OnRanks
+from policies.parallel.rank_grid import OnRanks, all_ranks
 from policies.parallel.tensor_parallel import TensorParallel
 from policies.rewrite.backward import TrainingRewrite
 from policies.rewrite.records import OpEntry, Records, read
@@ -29,7 +29,6 @@ from scenarios.builders.train.layers import RankWork
 from scenarios.builders.train.layout import ParallelLayout, ReplicaBatch
 from scenarios.builders.train.step import step_graph
 from scenarios.builders.train.training import Training
-from sim import Graph
 
 LAYERS, HIDDEN, HEADS, WORDS, SEQUENCE, SAMPLES = 3, 256, 16, 1000, 128, 2
 TOKENS = SAMPLES * SEQUENCE
@@ -41,10 +40,7 @@ FEED_FORWARD = r"layer\d+(?=\.(?:up|gelu|down))"
 def rewritten(*steps: OnRanks) -> Records:
     """Return what the first rank runs of a step of the GPT."""
     model = Transformer(**SIZES, sequence=SEQUENCE, micro_batch=SAMPLES)
-    graph: Graph = TrainingRewrite(optimizer="adam").apply(gpt_graph(model))
-    for step in steps:
-        graph = step.apply(graph)
-    return read(graph)
+    return read(all_ranks(TrainingRewrite(optimizer="adam").apply(gpt_graph(model)), *steps))
 
 
 def layer_of(records: Records) -> tuple[list[OpEntry], list[OpEntry]]:

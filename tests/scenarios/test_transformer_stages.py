@@ -15,7 +15,7 @@ from scenarios.file.yaml_read import read_yaml_text
 from scenarios.run.execute import Result, run_scenario
 from scenarios.run.load import read_scenario
 from scenarios.workloads.pipeline_fields import PipelineFields
-from scenarios.workloads.pipeline_model import model_stages
+from scenarios.workloads.pipeline_stages import model_stages
 from sim.base.errors import OutOfMemoryError, ScenarioError, SimError
 
 pytestmark = pytest.mark.filterwarnings("ignore::devices.cost.unreliable.UnreliableCostWarning")

@@ -26,7 +26,6 @@ from functools import cached_property
 from math import comb
 from typing import Final, Literal
 
-from scenarios.builders.train.adapters import with_adapters
 from scenarios.builders.train.architecture import ATTENTION
 from scenarios.builders.train.kernels import (
     OTHER_MICRO_BATCH,
@@ -40,9 +39,9 @@ from scenarios.builders.train.kernels import (
     Pass,
     Product,
     Scan,
+    with_adapters,
 )
 from scenarios.builders.train.rank_products import RankProducts
-from scenarios.builders.train.sparse_attention import mixed, sparse_attention
 from sim.base.errors import InputError
 from sim.machine.communicators import even_nbytes
 
@@ -82,7 +81,7 @@ class RankWork(RankProducts):
         m, t, e = self.model, self.t, self.e
         heads, kv = m.heads // t, max(1, m.kv_heads // t)
         if m.o_rank:
-            return sparse_attention(self, part)
+            return self.sparse_attention(part)
         if m.kv_rank:
             return self.latent_attention()
         width = (heads + 2 * kv) * m.head
@@ -196,13 +195,13 @@ class RankWork(RankProducts):
         heads = m.heads // t
         queries = [self.column("q", m.hidden, heads * m.query_head)]
         if m.q_rank:
-            down = self.plain("q down", m.hidden, m.q_rank, (), (), self.thin)
+            down = self.plain("q down", m.hidden, m.q_rank, self.thin)
             queries = [self.norm(self.thin), down, self.column("q up", m.q_rank, heads * m.query_head)]
         q, v = T * heads * m.query_head * e, T * heads * m.value_head * e
         around = (Pass(2 * q), Pass(2 * q), Pass(2 * (q + v)))  # rotary parts are joined to the others
         return [
             *queries,
-            self.plain("kv down", m.hidden, m.kv_rank + m.rotary_head, (), (), 0),
+            self.plain("kv down", m.hidden, m.kv_rank + m.rotary_head),
             self.column("kv up", m.kv_rank, heads * (m.head + m.value_head)),
             self.core(heads, heads, around, around),
             self.row("proj", heads * m.value_head, m.hidden, saved=False),
@@ -310,8 +309,8 @@ class RankWork(RankProducts):
         into: list[LayerPiece] = []
         out: list[LayerPiece] = []
         if m.expert_latent != m.hidden:
-            into = [self.plain("latent down", m.hidden, m.expert_latent, (), (), 0)]
-            out = [self.plain("latent up", m.expert_latent, m.hidden, (), (), combine.made)]
+            into = [self.plain("latent down", m.hidden, m.expert_latent)]
+            out = [self.plain("latent up", m.expert_latent, m.hidden, combine.made)]
         return [
             self.norm(0 if self.batch.lora or m.shared_middle else self.thin),
             self._router(),
@@ -413,7 +412,7 @@ class RankWork(RankProducts):
         }
         parts = [self.attention(part) if part in ATTENTION else others[part]() for part in kind]
         if self.model.streams > 1:
-            parts = [mixed(self, part, number) for number, part in enumerate(parts, 1)]
+            parts = [self.mixed(part, number) for number, part in enumerate(parts, 1)]
         pieces = [piece for part in parts for piece in part]
         if not (lora := self.batch.lora):
             return pieces
@@ -422,8 +421,9 @@ class RankWork(RankProducts):
     def predicting(self) -> list[LayerPiece]:
         """Return the piece before the layer that predicts a further token: two norms and a product."""
         h = self.model.hidden
-        norms = Pass(4 * self.thin), Pass(6 * self.thin)
-        return [self.plain("predicting", 2 * h, h, norms[:1], norms[1:], 4 * self.thin)]
+        product = self.plain("predicting", 2 * h, h, 4 * self.thin)
+        forward, backward = (Pass(4 * self.thin), *product.forward), (*product.backward, Pass(6 * self.thin))
+        return [replace(product, forward=forward, backward=backward)]
 
     def embedding(self) -> list[LayerPiece]:
         """Return the embedding: rows of a table, summed over the ranks that share it."""

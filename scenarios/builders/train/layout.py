@@ -35,6 +35,18 @@ SHARDINGS: Final[tuple[Sharding, ...]] = ("none", "zero-1", "zero-2", "fsdp", "z
 """What data-parallel ranks shard: nothing; optimizer state; gradients too; parameters too (two ways)."""
 
 
+def refuse_misfit(misfit: object, reason: str, message: str) -> None:
+    """Raise if sizes, each valid alone, do not fit one another; a sweep counts such points by `reason`.
+
+    Raises
+    ------
+    MisfitError
+        With the message.
+    """
+    if misfit:
+        raise MisfitError(message, reason=reason)
+
+
 @dataclass(frozen=True)
 class ParallelLayout:
     """Sizes of the groups of ranks.
@@ -84,28 +96,16 @@ class ParallelLayout:
                 f"order has to name each of {', '.join(ORDER)} once, not {list(self.order)}{near}"
             )
         beside = self.tp * self.cp * self.dp
-        if beside % self.ep:
-            raise MisfitError(
-                f"experts over {self.ep} ranks need tp·cp·dp = {beside} to be a multiple of it",
-                reason="ep does not divide tp·cp·dp",
-            )
-        if self.shard and (self.dp * self.cp) % self.shard:
-            raise MisfitError(
-                f"shard: {self.shard} ranks are no divisor of dp·cp = {self.dp * self.cp}",
-                reason="shard does not divide dp·cp",
-            )
+        why = f"experts over {self.ep} ranks need tp·cp·dp = {beside} to be a multiple of it"
+        refuse_misfit(beside % self.ep, "ep does not divide tp·cp·dp", why)
+        why = f"shard: {self.shard} ranks are no divisor of dp·cp = {self.dp * self.cp}"
+        refuse_misfit(self.dp * self.cp % self.sharded_by, "shard does not divide dp·cp", why)
         # DeepSpeed, deepspeed/runtime/pipe/engine.py: PipelineEngine asserts a stage below 2. Other systems
         # keep sharded gradients (zero-2) in pipelines, but none gathers parameters by module there.
-        if self.sharding == "zero-3" and self.pp > 1:
-            raise MisfitError(
-                f"zero-3 takes no pipeline (DeepSpeed refuses both), and pp is {self.pp}",
-                reason="zero-3 with a pipeline",
-            )
-        if self.chunks > 1 and self.pp == 1:
-            raise MisfitError(
-                f"chunks: {self.chunks} stages a rank need a pipeline, and pp is 1",
-                reason="chunks without a pipeline",
-            )
+        why = f"zero-3 takes no pipeline (DeepSpeed refuses both), and pp is {self.pp}"
+        refuse_misfit(self.sharding == "zero-3" and self.pp > 1, "zero-3 with a pipeline", why)
+        why = f"chunks: {self.chunks} stages a rank need a pipeline, and pp is 1"
+        refuse_misfit(self.chunks > 1 and self.pp == 1, "chunks without a pipeline", why)
 
     @property
     def ranks(self) -> int:

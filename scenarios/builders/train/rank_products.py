@@ -20,11 +20,14 @@ added in place).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final
 
 from devices.collectives.groups import CollectiveKind
-from scenarios.builders.train.architecture import Architecture
+from scenarios.builders.train.architecture import POOLED, Architecture
 from scenarios.builders.train.kernels import (
+    WIDE,
     Attention,
     Collective,
     Kernel,
@@ -33,8 +36,8 @@ from scenarios.builders.train.kernels import (
     Product,
     products,
 )
-from scenarios.builders.train.layout import ParallelLayout, ReplicaBatch
-from sim.base.errors import InputError, MisfitError
+from scenarios.builders.train.layout import ParallelLayout, ReplicaBatch, refuse_misfit
+from sim.base.errors import InputError
 
 _SPLITS: Final = 4  # of a product whose results are scattered meanwhile (`initialize_ub`, num_splits)
 
@@ -56,37 +59,23 @@ class RankProducts:
         if "M" in model.pattern:
             shared += [("mamba_heads", model.mamba_heads), ("mamba_groups", model.mamba_groups)]
         for what, size in shared:
-            if size % t:
-                raise MisfitError(
-                    f"tp: {t} ranks cannot share {size} {what}", reason=f"tp does not divide the {what}"
-                )
-        if batch.sequence % (t * c if layout.splits_sequence else c):
-            raise MisfitError(
-                f"a sequence of {batch.sequence} cannot be shared by tp·cp = {t * c} ranks",
-                reason="tp·cp does not divide the sequence",
-            )
-        if c > 1 and batch.context == "all-to-all" and (model.heads // t) % c:
-            raise MisfitError(
-                f"cp: {c} ranks cannot share {model.heads // t} heads; use context: ring",
-                reason="cp does not divide the heads of a rank",
-            )
-        by_heads = c if batch.context == "all-to-all" else 1
+            why = f"tp: {t} ranks cannot share {size} {what}"
+            refuse_misfit(size % t, f"tp does not divide the {what}", why)
+        uneven = batch.sequence % (t * c if layout.splits_sequence else c)
+        why = f"a sequence of {batch.sequence} cannot be shared by tp·cp = {t * c} ranks"
+        refuse_misfit(uneven, "tp·cp does not divide the sequence", why)
+        heads, by_heads = model.heads // t, c if batch.context == "all-to-all" else 1
+        why = f"cp: {c} ranks cannot share {heads} heads; use context: ring"
+        refuse_misfit(heads % by_heads, "cp does not divide the heads of a rank", why)
         for key, ranks, kv in (("tp", t, model.kv_heads), ("cp", by_heads, max(1, model.kv_heads // t))):
-            if kv % ranks and ranks % kv:  # heads are replicated if there are fewer than ranks
-                raise MisfitError(
-                    f"{key}: {ranks} ranks cannot share {kv} heads of keys and values",
-                    reason=f"{key} and the heads of keys and values are no multiples",
-                )
-        if batch.packed and c > 1 and batch.context == "ring":
-            raise MisfitError(
-                "packed: sequences are not known to go round a ring; use context: all-to-all or all-gather",
-                reason="packed sequences with context: ring",
-            )
-        if model.experts % layout.ep:
-            raise MisfitError(
-                f"ep: {layout.ep} ranks cannot share {model.experts} experts",
-                reason="ep does not divide the experts",
-            )
+            uneven = kv % ranks and ranks % kv  # heads are replicated if there are fewer than ranks
+            why = f"{key}: {ranks} ranks cannot share {kv} heads of keys and values"
+            refuse_misfit(uneven, f"{key} and the heads of keys and values are no multiples", why)
+        why = "packed: sequences are not known to go round a ring; use context: all-to-all or all-gather"
+        around = batch.packed and c > 1 and batch.context == "ring"
+        refuse_misfit(around, "packed sequences with context: ring", why)
+        why = f"ep: {layout.ep} ranks cannot share {model.experts} experts"
+        refuse_misfit(model.experts % layout.ep, "ep does not divide the experts", why)
         if not model.experts and (batch.imbalance != 1.0 or batch.routes is not None):
             what = "imbalance" if batch.routes is None else "routing"
             raise InputError("has no effect: the model has no experts", path=(what,))
@@ -217,16 +206,161 @@ class RankProducts:
             extra=self.wide if self.layout.splits_sequence else 0,
         )
 
-    def plain(
-        self, name: str, k: int, n: int, before: tuple[Kernel, ...], behind: tuple[Kernel, ...], saved: int
-    ) -> LayerPiece:
+    def plain(self, name: str, k: int, n: int, saved: int = 0) -> LayerPiece:
         """Return a product that every rank has whole, for the tokens that it keeps."""
         forward, of_input, of_weight = self.products(self.few, k, n)
+        made, took = self.few * n * self.e, self.few * k * self.e
+        return LayerPiece(name, (forward,), (of_input, *of_weight), saved, made, took)
+
+    # -- DeepSeek-V4: its attention, and the mixing of residual streams around parts of a layer -----------
+    #
+    #     x ─ norm ─┬─ q down ─ norm ─ q up ─ norm ─ rotary ────────────────────┐
+    #               ├─ one key, which is also its value ─ norm ─ rotary ────────┤
+    #               ├─ pool: keys of 4 tokens, or of 128 ───────────────────────┼─ attention ─ o group ─ proj
+    #               └─ index: keys of 4 tokens ─ scores of all ─ the best 512 ──┘
+    #
+    #     streams   4h ─ mix: input of a part, h ─ part ─ mix out: 4h
+    #
+    # A query sees the last 128 tokens and the pooled keys in one kernel, which costs as much as attention in
+    # a window of as many keys: for 4,096 tokens, 64 heads and 512 or 1,024 keys its backward is within 4 % of
+    # the measurement on a B200 (NVIDIA/cudnn-frontend, pull request 318). The indexer is trained on the keys
+    # that it chose: their scores in attention, its own scores again, and two gradients.
+    #
+    # Sources: DeepSeek-AI, DeepSeek-V4-Flash (config.json); Megatron-LM, core/transformer/
+    # experimental_attention_variant/{deepseek_v4_hybrid_attention,csa}.py (which products stay in 16 bits,
+    # what runs again with ``mla_up_proj``), core/transformer/hyper_connection.py; arXiv 2512.24880 (bytes
+    # that fused kernels of mixing read and write).
+
+    def sparse_attention(self, part: str) -> list[LayerPiece]:
+        """Return the pieces of a part: ``w``, ``C`` or ``H`` (`scenarios.builders.train.architecture`).
+
+        Raises
+        ------
+        MisfitError
+            Tensor or context parallelism would split it.
+        InputError
+            The options ask to keep its scores.
+        """
+        for name, ranks in (("tp", self.t), ("cp", self.c)):
+            whole = f"{name}: attention with pooled keys is whole on each rank, not shared by {ranks}"
+            refuse_misfit(ranks > 1, f"{name} with pooled keys", whole)
+        if self.batch.attention == "eager":
+            raise InputError(
+                "attention with pooled keys is one kernel, which keeps no scores", path=("attention",)
+            )
+        m, e, tokens, thin = self.model, self.e, self.tokens, self.thin
+        q, key = tokens * m.heads * m.head * e, tokens * m.head * e
+        norms = Pass(2 * q), Pass(2 * q * m.rotary_head // m.head)
+        up = self.column("q up", m.q_rank, m.heads * m.head)
+        pieces = [
+            self.norm(thin),
+            self.plain("q down", m.hidden, m.q_rank, thin),
+            replace(up, forward=(*up.forward, *norms), backward=(norms[1], Pass(3 * q), *up.backward)),
+            _behind(self.plain("kv up", m.hidden, m.head), Pass(2 * key), Pass(3 * key)),
+        ]
+        if part in POOLED:
+            pieces.append(self._pooled("pool", part, m.head))
+        if part == "C":
+            pieces += self._indexer()
+        groups, wide = m.o_groups, m.heads * m.head // m.o_groups
+        grouped, of_input, of_weight = self.products(tokens, wide, m.o_rank, groups)
+        made = tokens * groups * m.o_rank * e
+        return [
+            *pieces,
+            self._sparse_core(part),
+            LayerPiece("o group", (grouped,), (of_input, *of_weight), made=made, took=q).computed_in(WIDE),
+            self.row("proj", groups * m.o_rank, m.hidden),
+        ]
+
+    def _pooled(self, name: str, part: str, head: int) -> LayerPiece:
+        """Return the piece that makes keys of width `head`: values, gates (16 bits), and weighted sums."""
+        width = self.model.pool_width(part, head)
+        read = self.tokens * width * self.e
+        made = self.tokens // POOLED[part] * head * self.e
+        product = self.plain(name, self.model.hidden, width, read).computed_in(WIDE)
+        return replace(_behind(product, Pass(read + made), Pass(2 * read + made)), made=made)
+
+    def _indexer(self) -> list[LayerPiece]:
+        """Return the pieces that score pooled keys of 4 tokens, with heads of their own, and choose the best.
+
+        Its queries are rotated by a Hadamard matrix. It learns from the keys that it chose: its inputs get no
+        gradient from it.
+        """
+        m, e, tokens = self.model, self.e, self.tokens
+        queries = tokens * m.index_heads * m.index_head * e
+        turned = Pass(2 * queries * m.rotary_head // m.index_head + 2 * queries)
+        pieces = [
+            _behind(self.plain("index q", m.q_rank, m.index_heads * m.index_head, queries), turned, turned),
+            self.plain("index weights", m.hidden, m.index_heads).computed_in(WIDE),
+            self._pooled("index pool", "C", m.index_head),
+        ]
+        run: list[Kernel] = []
+        back: list[Kernel] = []
+        chosen = 0
+        for length, count in self.batch.sequences(self.batch.samples, self.batch.sequence).items():
+            keys = length // POOLED["C"]
+            best = min(m.index_top_k, keys)
+            if not best:
+                continue
+            rows, chosen = length * m.index_heads, chosen + count * length * best
+            run += [Product(rows, m.index_head, -(-keys // 2), "S", count), Pass(8 * count * length * keys)]
+            again = Product(rows, m.index_head, best, "S", count)
+            back += [Product(length * m.heads, m.head, best, "S", count), again]
+            back += [Product(rows, best, m.index_head, "S", count), again]
+        trained = () if self.batch.lora else tuple(back)
+        weightless = (replace(p, backward=tuple(k for k in p.backward if not _of_input(k))) for p in pieces)
+        return [*weightless, LayerPiece("index", tuple(run), trained, saved=4 * chosen)]
+
+    def _sparse_core(self, part: str) -> LayerPiece:
+        """Return attention itself: over the tokens in a window and the pooled keys."""
+        m, e, tokens = self.model, self.e, self.tokens
+        q, key = tokens * m.heads * m.head * e, tokens * m.head * e
+        runs = [
+            Attention(count, length, m.heads, 1, m.head, m.head, window=min(length, m.reach(part, length)))
+            for length, count in self.batch.sequences(self.batch.samples, self.batch.sequence).items()
+        ]
+        read = 2 * (q + key)  # inputs and outputs of the norms
+        lse = 4 * tokens * m.heads
+        pooled = tokens // POOLED[part] * m.head * e if part in POOLED else 0
         return LayerPiece(
-            name,
-            (*before, forward),
-            (of_input, *of_weight, *behind),
-            saved=saved,
-            made=self.few * n * self.e,
-            took=self.few * k * self.e,
+            "attention",
+            tuple(runs),
+            tuple(run._replace(backward=True) for run in runs),
+            saved=read + pooled + lse + q,
+            made=q,
+            took=read,
+            again=True,
+            dropped=lse,
         )
+
+    def mixed(self, part: Iterable[LayerPiece], number: int) -> list[LayerPiece]:
+        """Return the pieces of a part of a layer, with those that mix residual streams for it.
+
+        Each is one fused kernel beside the product. The mixing replaces the part's own addition to the
+        residual, so its reads and writes are subtracted.
+        """
+        n, thin = self.model.streams, self.thin
+        into, columns = self.model.mix_weights
+        product = self.plain(f"mix {number}", into, columns, n * thin).computed_in(WIDE)
+        before = _behind(product, Pass((n + 1) * thin), Pass((3 * n + 1) * thin))
+        return [
+            replace(before, made=thin, took=n * thin),
+            *part,
+            LayerPiece(
+                "mix out",
+                (Pass((2 * n + 1 - 3) * thin),),
+                (Pass((3 * n + 2 - 3) * thin),),
+                saved=thin,
+                made=n * thin,
+                took=thin,
+            ),
+        ]
+
+
+def _behind(piece: LayerPiece, forward: Pass, backward: Pass) -> LayerPiece:
+    """Return a product followed by a pass."""
+    return replace(piece, forward=(*piece.forward, forward), backward=(backward, *piece.backward))
+
+
+def _of_input(kernel: Kernel) -> bool:
+    return isinstance(kernel, Product) and kernel.part == "I"

@@ -18,7 +18,7 @@ import numpy as np
 
 from policies.issue.program_order import InOrder
 from policies.parallel.fsdp2 import FullyShard, FullyShardHooks
-from policies.parallel.modules import ROOT
+from policies.parallel.training_step import ROOT
 from policies.parallel.zero_3 import Coordinator, Limits
 from policies.pipeline.pipeline_schedule import Schedule
 from scenarios.builders.pipeline_graph import (

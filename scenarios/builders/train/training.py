@@ -45,7 +45,7 @@ from scenarios.builders.train.kernels import (
     recompute_modules,
 )
 from scenarios.builders.train.layers import RankWork
-from scenarios.builders.train.layout import ParallelLayout, RankOptions, ReplicaBatch
+from scenarios.builders.train.layout import ParallelLayout, RankOptions, ReplicaBatch, refuse_misfit
 from scenarios.builders.train.memory import (
     WORKSPACES,
     CheckpointUnit,
@@ -54,7 +54,6 @@ from scenarios.builders.train.memory import (
     stage_memory,
     transformer_engine_buffers,
 )
-from sim.base.errors import MisfitError
 from sim.base.units import round_half_up
 
 Recompute = Literal["none", "selective", "full"]
@@ -142,38 +141,27 @@ class Training(RankOptions):
     def __post_init__(self) -> None:
         """Raise if batches or stages do not divide evenly."""
         replicas = self.layout.dp
-        if self.batch % (replicas * self.micro_batch):
-            raise MisfitError(
-                f"a global batch of {self.batch} cannot be shared by {replicas} replicas in "
-                f"micro-batches of {self.micro_batch}",
-                reason="dp·micro_batch does not divide the global batch",
-            )
-        have = sum(self.partition), len(self.partition)
-        if self.partition and have != (self.model.layers, self.stages):
-            raise MisfitError(
-                f"partition has {len(self.partition)} stages of {sum(self.partition)} layers, and "
-                f"there are {self.stages} of {self.model.layers}",
-                reason="partition has other stages or layers",
-            )
-        if self.packed and sum(self.packed) != self.sequence:
-            raise MisfitError(
-                f"packed: {len(self.packed)} sequences have {sum(self.packed)} tokens, and a sample has "
-                f"{self.sequence}",
-                reason="packed sequences do not fill a sample",
-            )
-        if self.lora and self.parameters_apart:
-            raise MisfitError(
-                f"lora: frozen weights are not known to be gathered; sharding: {self.layout.sharding} is for "
-                "training all of them",
-                reason="adapters with parameters apart",
-            )
+        uneven = self.batch % (replicas * self.micro_batch)
+        batches = f"{replicas} replicas in micro-batches of {self.micro_batch}"
+        why = f"a global batch of {self.batch} cannot be shared by {batches}"
+        refuse_misfit(uneven, "dp·micro_batch does not divide the global batch", why)
+        stages, layers = len(self.partition), sum(self.partition)
+        other = self.partition and (layers, stages) != (self.model.layers, self.stages)
+        there = f"there are {self.stages} of {self.model.layers}"
+        why = f"partition has {stages} stages of {layers} layers, and {there}"
+        refuse_misfit(other, "partition has other stages or layers", why)
+        given = f"{len(self.packed)} sequences have {sum(self.packed)} tokens"
+        why = f"packed: {given}, and a sample has {self.sequence}"
+        unfilled = self.packed and sum(self.packed) != self.sequence
+        refuse_misfit(unfilled, "packed sequences do not fill a sample", why)
+        why = f"sharding: {self.layout.sharding} is for training all of them"
+        why = f"lora: frozen weights are not known to be gathered; {why}"
+        refuse_misfit(self.lora and self.parameters_apart, "adapters with parameters apart", why)
         if self.offload_layers:
             self._check_offload()
-        if self.stages > self.model.layers + 2:  # the first and the last may have no layers
-            raise MisfitError(
-                f"{self.model.layers} layers cannot be shared by {self.stages} stages",
-                reason="more stages than layers",
-            )
+        why = f"{self.model.layers} layers cannot be shared by {self.stages} stages"
+        many = self.stages > self.model.layers + 2  # the first and the last may have no layers
+        refuse_misfit(many, "more stages than layers", why)
 
     def _check_offload(self) -> None:
         """Raise if Megatron-LM would refuse to offload, or if the step's layers are not separate ops."""
@@ -184,8 +172,7 @@ class Training(RankOptions):
             why = "needs recompute: none (Megatron-LM takes one of the two)"
         elif self.offload_layers >= self.model.layers:
             why = f"should be fewer than the model's {self.model.layers} layers"
-        if why:
-            raise MisfitError(f"offload: {why}", reason="offloaded layers with what excludes them")
+        refuse_misfit(why, "offloaded layers with what excludes them", f"offload: {why}")
 
     # -- sizes ------------------------------------------------------------------------------------------
 
@@ -479,13 +466,10 @@ class Training(RankOptions):
         """The schedule of its pipeline."""
         name = self.policy or default_schedule(self.layout.chunks)
         schedule = self.schedule_of(name, **self.options)
-        if schedule.stages != self.stages:
-            ranks = self.layout.pp
-            raise MisfitError(
-                f"{name} has {schedule.stages} stages on {ranks} ranks, and pp·chunks = {self.stages}; "
-                f"set parallel.chunks: {schedule.stages // ranks}",
-                reason=f"{name} has other stages than pp·chunks",
-            )
+        ranks = self.layout.pp
+        why = f"{name} has {schedule.stages} stages on {ranks} ranks, and pp·chunks = {self.stages}"
+        why += f"; set parallel.chunks: {schedule.stages // ranks}"
+        refuse_misfit(schedule.stages != self.stages, f"{name} has other stages than pp·chunks", why)
         return schedule
 
     def schedule_of(self, name: str, **options: Any) -> Schedule:
