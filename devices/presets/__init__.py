@@ -99,12 +99,16 @@ def _from_file(name: str) -> Callable[[], dict[str, Any]] | None:
     text = preset_text(name)
     if text is None:
         return None
-    # CSafeLoader is the same, written in C; not every build of PyYAML has it.
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    spec: dict[str, Any] = yaml.load(text, loader)
+    spec: dict[str, Any] = yaml_content(text)
 
     def preset() -> dict[str, Any]:
         return dict(spec)
 
     preset.__doc__ = spec["description"]
     return preset
+
+
+def yaml_content(text: str) -> Any:
+    """Return what YAML of ours holds."""
+    # CSafeLoader is the same, written in C; not every build of PyYAML has it.
+    return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))

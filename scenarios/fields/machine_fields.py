@@ -3,7 +3,7 @@
 A key of a device is defined only there: its meaning, how it is read, an example. Here each table becomes a
 model, so that an error has its place in the file, and editors show the description::
 
-    Field("gap", "duration", "least time between two tasks of a stream")
+    gap: {type: duration, doc: least time between two tasks of a stream}
         ──►  model field `gap`, checked by TYPES["duration"].read, JSON Schema "number and unit"
 
 Values are checked and kept as written: `devices.machine.make_machine` lays them over presets and reads them.
