@@ -21,8 +21,8 @@ not fit, or for whose data type there is no rate, is unknown to the model; `Tile
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import count, islice, product, takewhile
 from math import prod
@@ -34,7 +34,7 @@ from devices.cost.npu_units import MATRIX, VECTOR, Units, units_of
 from devices.cost.roofline import KindEfficiency
 from devices.describe.field_types import BITS, DEFAULT, INDICES, dtype_name, no_peak
 from devices.memory.device_memory import round_up
-from devices.memory.pool import TILE_ALIGNMENT_BYTES, Operand, cut_into, tile
+from devices.memory.pool import TILE_ALIGNMENT_BYTES
 from sim.base.arrays import UNSET, IntArray
 from sim.base.errors import InfeasibleError, UnknownNameError
 from sim.base.units import NS_PER_S, format_bytes, round_half_up
@@ -214,6 +214,93 @@ def _edges(size: int, unit: int) -> list[int]:
     """Return doubling edges of blocks, the largest as large as the product."""
     whole = round_up(size, unit)
     return [*takewhile(lambda edge: edge < whole, (unit << i for i in count())), whole]
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Operands of any other op pass in equally many tiles. Finer ones need less SRAM; but there is a smallest tile
+# (a granule: one row, one block of the matrix unit), and operands that do not fit even so are refused, with
+# the size that would suffice.
+
+
+class Operand(NamedTuple):
+    """A tensor that an op reads or writes through the scratchpad.
+
+    Attributes
+    ----------
+    nbytes : int
+        Total size in bytes.
+    granule : int
+        The smallest tile, in bytes.
+    resident : bool
+        Whether it stays in the scratchpad whole (a bias, an accumulator) instead of passing in tiles.
+    """
+
+    nbytes: int
+    granule: int = 1
+    resident: bool = False
+
+    @property
+    def most_tiles(self) -> int:
+        """Into how many tiles it can be cut."""
+        return 1 if self.resident else -(-self.nbytes // self.granule)
+
+
+def taken_bytes(operands: Sequence[Operand], tiles: int, buffers: int = 2) -> int:
+    """Return the bytes of a scratchpad that operands take in so many tiles, which may be smaller at the end.
+
+    What passes in more than one has as many buffers: with 2 the next tile is loaded while this one is
+    computed on.
+
+    Examples
+    --------
+    >>> taken_bytes([Operand(4096, granule=256), Operand(64, resident=True)], 4)
+    2112
+    """
+    total = 0
+    for one in operands:
+        size = one.nbytes if one.resident else min(one.nbytes, -(-one.most_tiles // tiles) * one.granule)
+        depth = 1 if one.resident or tiles == 1 else buffers
+        total += depth * round_up(size, TILE_ALIGNMENT_BYTES)
+    return total
+
+
+def fewest_tiles(operands: Sequence[Operand], capacity: int, buffers: int = 2, at_least: int = 1) -> int:
+    """Return the fewest tiles in which operands fit a scratchpad.
+
+    Parameters
+    ----------
+    operands : sequence of Operand
+    capacity : int
+        Bytes of the scratchpad.
+    buffers : int
+        As for `taken_bytes`.
+    at_least : int
+        As many at least, as far as the smallest tiles allow.
+
+    Raises
+    ------
+    InfeasibleError
+        Even the smallest tiles do not fit; the message names the least capacity that would do.
+
+    Examples
+    --------
+    >>> fewest_tiles([Operand(4096, granule=256), Operand(64, resident=True)], capacity=1100)
+    8
+    """
+    # One tile needs no second buffer; from two tiles on, more tiles never take more room.
+    finest = max([1, *(one.most_tiles for one in operands)])
+    whole, least = taken_bytes(operands, 1, buffers), taken_bytes(operands, finest, buffers)
+    if whole <= capacity and (at_least <= 1 or finest == 1):
+        return 1
+    if finest > 1 and least <= capacity:
+        several = range(min(max(2, at_least), finest), finest)
+        fits = bisect_left(several, True, key=lambda tiles: taken_bytes(operands, tiles, buffers) <= capacity)
+        return several.start + fits
+    have, need = (format_bytes(nbytes, iec=True) for nbytes in (capacity, min(whole, least)))
+    raise InfeasibleError(
+        f"it does not fit a scratchpad of {have}, not even in the smallest tiles; {need} "
+        f"({min(whole, least)} bytes) would do"
+    )
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -456,11 +543,8 @@ class TiledCost(CostModel):
         cores = self.cores
         moved = (work.bytes_read, work.bytes_written)  # of an op without tensors that have a size
         given = work.operands or [Operand(nbytes, self.granule_bytes) for nbytes in moved if nbytes]
-        operands = {
-            f"{i}": one if one.resident else replace(one, nbytes=-(-one.nbytes // cores))
-            for i, one in enumerate(given)
-        }
-        resident = sum(one.nbytes for one in operands.values() if one.resident)
+        operands = [one if one.resident else one._replace(nbytes=-(-one.nbytes // cores)) for one in given]
+        resident = sum(one.nbytes for one in operands if one.resident)
         load = Fraction(max(0, work.bytes_read - resident), cores)
         store = Fraction(work.bytes_written, cores)
         flops = Fraction(work.flops, cores)
@@ -472,13 +556,13 @@ class TiledCost(CostModel):
         tiles = self._tiles(work, operands, stages)
         return max(tiled_ns(stages, tiles, double_buffered=self.double_buffered), traffic_ns)
 
-    def _tiles(self, work: _Work, operands: Mapping[str, Operand], stages: TileStages) -> int:
+    def _tiles(self, work: _Work, operands: Sequence[Operand], stages: TileStages) -> int:
         """Return the number of tiles in which an op is over first, of those that fit."""
         room = self.scratchpad_bytes[work.unit]
         assert room is not None
         buffers = 2 if self.double_buffered else 1
         if work.tiles is not None:
-            need = cut_into(work.tiles, operands, buffers=buffers).nbytes
+            need = taken_bytes(operands, work.tiles, buffers)
             if need > room:
                 have, least = (format_bytes(nbytes, iec=True) for nbytes in (room, need))
                 raise InfeasibleError(
@@ -486,14 +570,14 @@ class TiledCost(CostModel):
                     "would do, or more tiles"
                 )
             return work.tiles
-        fewest = tile(operands, room, buffers=buffers, what="it").tiles
+        fewest = fewest_tiles(operands, room, buffers)
         if not self.double_buffered:
             return fewest
-        finest = max([1, *(-(-one.nbytes // one.granule) for one in operands.values() if not one.resident)])
+        finest = max([1, *(one.most_tiles for one in operands)])
         if fewest > 1:
             return best_tiles(stages, fewest, finest)
         try:  # it fits at once; more tiles, with two buffers each, may fit as well and overlap
-            two = tile(operands, room, at_least=2, what="it").tiles
+            two = fewest_tiles(operands, room, at_least=2)
         except InfeasibleError:
             return 1
         return min(1, best_tiles(stages, two, finest), key=lambda n: tiled_ns(stages, n))

@@ -23,13 +23,9 @@ from devices.memory.device_memory import Block, DeviceMemory, Owner, Span
 from devices.memory.memory_replay import Replay, replay
 from devices.memory.planned import PlannedAllocator
 from devices.memory.pool import (
-    Operand,
     PoolAllocator,
     ScratchpadAllocator,
-    Tiling,
     VirtualDevices,
-    tile,
-    virtual_devices,
 )
 from devices.memory.registry import MemorySpec, allocators, make_allocator, read_allocator
 from devices.memory.trace_readers import MemoryEvent, read_events
@@ -43,14 +39,12 @@ __all__ = [
     "DeviceMemory",
     "MemoryEvent",
     "MemorySpec",
-    "Operand",
     "Owner",
     "PlannedAllocator",
     "PoolAllocator",
     "Replay",
     "ScratchpadAllocator",
     "Span",
-    "Tiling",
     "VirtualDevices",
     "allocators",
     "largest_holders",
@@ -58,6 +52,4 @@ __all__ = [
     "read_allocator",
     "read_events",
     "replay",
-    "tile",
-    "virtual_devices",
 ]

@@ -6,17 +6,14 @@ ideal for comparison with the others. Two ways to share a device:
 
 * *limits*: models share one arena, and each may hold a limited number of bytes (the limits may add up to
   more than there is);
-* `virtual_devices`: the device's memory is cut into named parts, each with an allocator of its own, as
+* `VirtualDevices`: the device's memory is cut into named parts, each with an allocator of its own, as
   TensorFlow's logical devices with a `memory_limit` are.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import TypeVar
 
 from devices.describe.field_types import Bytes, Sizes
 from devices.memory.allocator import Allocator, Forwarding
@@ -27,8 +24,6 @@ from sim.base.units import format_bytes
 
 UNLIMITED_ARENA_BYTES = 1 << 61
 """Size of an unlimited arena: more than any request."""
-
-A = TypeVar("A", bound=Allocator)
 
 
 def _itself(owner: Owner) -> Owner:
@@ -145,46 +140,6 @@ class PoolAllocator(SegmentedAllocator):
         return group not in self._limits or self._held[group] + need <= self._limits[group]
 
 
-def virtual_devices(
-    capacity: int | None, limits: Mapping[str, int], make: Callable[[DeviceMemory, str], A]
-) -> dict[str, A]:
-    """Cut a device into named parts with an allocator each.
-
-    Parameters
-    ----------
-    capacity : int or None
-        Bytes of the device; None: unlimited.
-    limits : mapping
-        Name → bytes of that part, in the order in which they are cut.
-    make : callable
-        Makes an allocator from a part's memory and its name.
-
-    Raises
-    ------
-    InfeasibleError
-        The parts are larger than the device together.
-
-    Examples
-    --------
-    >>> parts = virtual_devices(1000, {"a": 600, "b": 400}, lambda part, name: PoolAllocator(part, name=name))
-    >>> parts["b"].limit
-    400
-    """
-    total = sum(limits.values())
-    if capacity is not None and total > capacity:
-        shown = ", ".join(f"{name} {format_bytes(nbytes, iec=True)}" for name, nbytes in limits.items())
-        raise InfeasibleError(
-            f"virtual devices of {format_bytes(total, iec=True)} together do not fit a device of "
-            f"{format_bytes(capacity, iec=True)}: {shown}"
-        )
-    parts: dict[str, A] = {}
-    base = 0
-    for name, nbytes in limits.items():
-        parts[name] = make(DeviceMemory(nbytes, base), name)
-        base += round_up(nbytes, ALIGNMENT_BYTES)
-    return parts
-
-
 # ----------------------------------------------------------------------------------------------------------
 # Virtual devices: one device's memory in named parts, each with an allocator of its own.
 #
@@ -215,8 +170,6 @@ class VirtualDevices(Forwarding):
     ------
     InfeasibleError
         The parts are larger than the device together.
-    InputError
-        There is no part.
 
     Examples
     --------
@@ -238,9 +191,15 @@ class VirtualDevices(Forwarding):
         *,
         name: str = "device",
     ) -> None:
-        if not limits:
-            raise InputError(f"{name}: virtual devices need a name and a size each; there is none")
-        self.parts = virtual_devices(capacity, limits, lambda memory, part: make(memory, f"{name}/{part}"))
+        total = sum(limits.values())
+        if capacity is not None and total > capacity:
+            need, have = (format_bytes(nbytes, iec=True) for nbytes in (total, capacity))
+            raise InfeasibleError(f"{name} has {have}; its virtual devices {', '.join(limits)} need {need}")
+        self.parts: dict[str, Allocator] = {}
+        base = 0
+        for part, nbytes in limits.items():
+            self.parts[part] = make(DeviceMemory(nbytes, base), f"{name}/{part}")
+            base += round_up(nbytes, ALIGNMENT_BYTES)
         super().__init__(capacity, tuple(self.parts.values()), name)
         self._group_of = Groups(limits)
         self.by_owner = True
@@ -259,9 +218,6 @@ class VirtualDevices(Forwarding):
 #
 #     buffer 0   │ load 0 │ compute 0 │ load 2    │ compute 2 │ ...
 #     buffer 1            │ load 1    │ compute 1 │ load 3    │ ...
-#
-# Finer tiles need less SRAM; but there is a smallest tile (a granule: one row, one block of the matrix unit),
-# and operands that do not fit even so are refused, with the size that would suffice.
 
 TILE_ALIGNMENT_BYTES = 64
 """Default alignment of tiles: a burst of most DMA engines."""
@@ -303,134 +259,3 @@ class ScratchpadAllocator(PoolAllocator):
         super().__init__(capacity, alignment=alignment, name=name)
         if self.limit is None:
             raise InputError(f"{name}: a scratchpad is small; give its capacity")
-
-
-@dataclass(frozen=True)
-class Operand:
-    """A tensor that an op reads or writes through the scratchpad.
-
-    Attributes
-    ----------
-    nbytes : int
-        Total size in bytes.
-    granule : int
-        The smallest tile, in bytes.
-    resident : bool
-        Whether it stays in the scratchpad whole (a bias, an accumulator) instead of passing in tiles.
-    """
-
-    nbytes: int
-    granule: int = 1
-    resident: bool = False
-
-
-@dataclass(frozen=True)
-class Tiling:
-    """The division of an op's operands into tiles.
-
-    Attributes
-    ----------
-    tiles : int
-        Number of tiles of each streamed operand (the last ones may be smaller, or empty).
-    buffers : int
-        Buffers for each streamed operand; 1 when everything fits at once.
-    tile_nbytes : dict
-        Operand → bytes of one tile, or of all of a resident one.
-    nbytes : int
-        Scratchpad taken, alignment included.
-    """
-
-    tiles: int
-    buffers: int
-    tile_nbytes: dict[str, int]
-    nbytes: int
-
-
-def tile(
-    operands: Mapping[str, Operand],
-    capacity: int,
-    *,
-    buffers: int = 2,
-    at_least: int = 1,
-    alignment: int = TILE_ALIGNMENT_BYTES,
-    what: str = "an op",
-) -> Tiling:
-    """Cut operands into the fewest tiles that fit a scratchpad.
-
-    Parameters
-    ----------
-    operands : mapping
-        Name → operand. All streamed ones are cut into the same number of tiles.
-    capacity : int
-        Bytes of the scratchpad.
-    buffers : int
-        Buffers for each streamed operand: 2 lets the next tile load while this one is computed on.
-    at_least : int
-        As many tiles at least, as far as the smallest tiles allow.
-    alignment : int
-        Of every buffer, in bytes.
-    what : str
-        Which op, in error messages.
-
-    Raises
-    ------
-    InfeasibleError
-        Even the smallest tiles do not fit; the message names the least capacity that would do.
-    InputError
-        No buffer, or an operand with a size below zero or a granule below one byte.
-
-    Examples
-    --------
-    >>> tile({"x": Operand(4096, granule=256), "bias": Operand(64, resident=True)}, capacity=1100)
-    Tiling(tiles=8, buffers=2, tile_nbytes={'x': 512, 'bias': 64}, nbytes=1088)
-    """
-    if buffers < 1:
-        raise InputError(f"{what}: {buffers} buffers for a tile; give 1 or more")
-    for name, operand in operands.items():
-        if operand.nbytes < 0 or operand.granule < 1:
-            raise InputError(
-                f"{what}: operand {name!r} of {operand.nbytes} bytes in granules of {operand.granule}"
-            )
-    finest = max([1, *(_granules(operand) for operand in operands.values() if not operand.resident)])
-
-    def cut(tiles: int) -> Tiling:
-        return cut_into(tiles, operands, buffers=buffers, alignment=alignment)
-
-    # One tile needs no second buffer; from two tiles on, more tiles never take more room.
-    whole = cut(1)
-    first = min(max(2, at_least), finest)
-    if whole.nbytes <= capacity and (at_least <= 1 or finest == 1):
-        return whole
-    if finest > 1 and cut(finest).nbytes <= capacity:
-        fewest = bisect_left(range(first, finest + 1), True, key=lambda tiles: cut(tiles).nbytes <= capacity)
-        return cut(first + fewest)
-    least = min(whole.nbytes, cut(finest).nbytes)
-    have, need = (format_bytes(nbytes, iec=True) for nbytes in (capacity, least))
-    raise InfeasibleError(
-        f"{what} does not fit a scratchpad of {have}, not even in the smallest tiles; "
-        f"{need} ({least} bytes) would do"
-    )
-
-
-def cut_into(
-    tiles: int, operands: Mapping[str, Operand], *, buffers: int = 2, alignment: int = TILE_ALIGNMENT_BYTES
-) -> Tiling:
-    """Cut operands into `tiles` tiles, whatever room they take; see `tile`.
-
-    Examples
-    --------
-    >>> cut_into(4, {"x": Operand(4096, granule=256)}).nbytes
-    2048
-    """
-    depth = buffers if tiles > 1 else 1
-    sizes, total = {}, 0
-    for name, operand in operands.items():
-        sizes[name] = operand.nbytes
-        if not operand.resident:
-            sizes[name] = min(operand.nbytes, -(-_granules(operand) // tiles) * operand.granule)
-        total += round_up(sizes[name], alignment) * (1 if operand.resident else depth)
-    return Tiling(tiles, depth, sizes, total)
-
-
-def _granules(operand: Operand) -> int:
-    return -(-operand.nbytes // operand.granule)

@@ -27,7 +27,6 @@ from devices.memory import (
     allocators,
     make_allocator,
     read_allocator,
-    virtual_devices,
 )
 from devices.memory.best_fit import SegmentedAllocator
 from devices.memory.planners import Lifetime, plan_greedy
@@ -236,20 +235,13 @@ def test_pool_limits_are_for_each_group() -> None:
 
 
 def test_virtual_devices_are_apart() -> None:
-    parts = virtual_devices(
-        8 * MIB, {"gpu0:0": 2 * MIB, "gpu0:1": 6 * MIB}, lambda part, name: BfcAllocator(part, name=name)
-    )
-    first, second = parts["gpu0:0"], parts["gpu0:1"]
-    assert first.alloc(2 * MIB).address == 0
-    assert second.alloc(6 * MIB).address == 2 * MIB
-    with pytest.raises(OutOfMemoryError, match="gpu0:0"):
-        first.alloc(1)
-    with pytest.raises(
-        InfeasibleError, match=r"9 MiB together do not fit a device of 8 MiB: a 4 MiB, b 5 MiB"
-    ):
-        virtual_devices(
-            8 * MIB, {"a": 4 * MIB, "b": 5 * MIB}, lambda part, name: PoolAllocator(part, name=name)
-        )
+    both = make_allocator("bfc", 8 * MIB, name="gpu0", virtual_devices={"a": 2 * MIB, "b": 6 * MIB})
+    assert both.alloc(2 * MIB, owner="a/x").address == 0
+    assert both.alloc(6 * MIB, owner="b/x").address == 2 * MIB
+    with pytest.raises(OutOfMemoryError, match="gpu0/a"):
+        both.alloc(1, owner="a/y")
+    with pytest.raises(InfeasibleError, match=r"gpu0 has 8 MiB; its virtual devices a, b need 9 MiB"):
+        make_allocator("pool", 8 * MIB, name="gpu0", virtual_devices={"a": 4 * MIB, "b": 5 * MIB})
 
 
 def test_counted_counts_what_the_engine_charges() -> None:
