@@ -80,27 +80,15 @@ class Axis:
     scale : {"log", "exact"}
         ``log``: positive, and values between are interpolated. ``exact``: a variant such as the head
         dimension; there is nothing between two variants.
-    weight : float
-        Distance per factor of e: with 0.5, shapes that differ fourfold here are as near as shapes that differ
-        twofold elsewhere. Ignored for ``exact``.
-    granule : int
-        Sizes are compared after rounding up to a multiple of this: kernels pad the rows of a product to whole
-        tiles, so that 257 is nearer to 272 than to 256. 1 is no padding.
     """
 
     name: str
     scale: Literal["log", "exact"] = "log"
-    weight: float = 1.0
-    granule: int = 1
 
     def __post_init__(self) -> None:
         """Refuse what no lookup could use."""
         if self.scale not in ("log", "exact"):
             raise InputError(f"axis {self.name!r} has scale {self.scale!r}; it is 'log' or 'exact'")
-        if not self.weight > 0:
-            raise InputError(f"axis {self.name!r} has weight {self.weight}; it must be positive")
-        if self.granule < 1:
-            raise InputError(f"axis {self.name!r} has granule {self.granule}; it is at least 1, no padding")
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,12 +110,6 @@ class CostTable:
         What each took; positive.
     provenance : mapping
         Where the numbers come from: source, licence, library versions, clocks, protocol, sample counts.
-    neighbours : int
-        How many measured shapes an interpolated one rests on.
-    noise : float
-        How much a latency deviates from its surroundings by itself, as the distance (in factors of e) at
-        which the surroundings deviate as much; see :mod:`devices.cost.kriging`. Measured shapes are
-        exact in any case.
     measured : Measured
         In which data types, and what a latency contains besides the kernel.
 
@@ -146,8 +128,6 @@ class CostTable:
     shapes: IntArray
     latency_ns: IntArray
     provenance: Mapping[str, Any] = field(default_factory=dict)
-    neighbours: int = 32
-    noise: float = 0.0
     measured: Measured = NOTHING_SAID
 
     @classmethod
@@ -159,8 +139,6 @@ class CostTable:
         rows: Iterable[Sequence[int]] | IntArray,
         provenance: Mapping[str, Any] | None = None,
         *,
-        neighbours: int = 32,
-        noise: float = 0.0,
         measured: Measured = NOTHING_SAID,
     ) -> CostTable:
         """Build a table of rows (shape..., latency_ns); a shape that occurs repeatedly gets its median.
@@ -196,8 +174,7 @@ class CostTable:
         ordered = whole[np.lexsort((whole[:, -1], group.ravel())), -1]
         begin = np.cumsum(count) - count
         latency = (ordered[begin + (count - 1) // 2] + ordered[begin + count // 2] + 1) // 2  # half up
-        about = dict(provenance or {})
-        return cls(device, kind, tuple(axes), shapes, latency, about, neighbours, noise, measured)
+        return cls(device, kind, tuple(axes), shapes, latency, dict(provenance or {}), measured)
 
     def __len__(self) -> int:
         """Return the number of measured shapes."""
@@ -214,9 +191,7 @@ class CostTable:
         for row, key in enumerate(map(tuple, self.shapes[:, self._exact].tolist())):
             variants.setdefault(key, []).append(row)
         return {
-            key: Kriging(
-                self._position(self.shapes[rows]), np.log(self.latency_ns[rows]), self.neighbours, self.noise
-            )
+            key: Kriging(self._position(self.shapes[rows]), np.log(self.latency_ns[rows]))
             for key, rows in variants.items()
         }
 
@@ -226,12 +201,7 @@ class CostTable:
 
     def _position(self, shapes: IntArray) -> FloatArray:
         """Where shapes lie for the purpose of distances, one column per log axis."""
-        columns = [
-            axis.weight * np.log(-(-shapes[:, column] // axis.granule) * axis.granule)
-            for column, axis in enumerate(self.axes)
-            if axis.scale == "log"
-        ]
-        return np.stack(columns, axis=1) if columns else np.zeros((len(shapes), 0))
+        return np.asarray(np.log(np.delete(shapes, self._exact, axis=1)))
 
     def lookup(self, **sizes: npt.ArrayLike) -> int | IntArray:
         """Return the latency of a shape, or of many.
@@ -350,17 +320,16 @@ class CostTable:
 # Cost tables as files: JSON with provenance, schema ``sim.cost_table/1``.
 #
 #     {"schema": "sim.cost_table/1", "device": "NVIDIA H200", "unit": "ns", "kind": "matmul",
-#      "axes": [{"name": "m", "scale": "log", "weight": 1.0, "granule": 1}, ...],
-#      "neighbours": 32, "noise": 0.0,
+#      "axes": [{"name": "m", "scale": "log"}, ...],
 #      "measured": {"dtypes": ["bf16"], "contains": ["gap"]},
 #      "provenance": {"source": ..., "licence": ..., "protocol": ...},
 #      "rows": [[m, n, k, latency_ns], ...]}
 #
-# ``scale``, ``weight``, ``granule``, ``neighbours``, ``noise`` and ``measured`` (`devices.cost.measured`) may
-# be left out. One row a line, so that versions can be compared.
+# ``scale`` and ``measured`` (`devices.cost.measured`) may be left out. One row a line, so that versions can be
+# compared.
 
 SCHEMA = "sim.cost_table/1"
-_KEYS = ("schema", "device", "unit", "kind", "axes", "neighbours", "noise", "measured", "provenance", "rows")
+_KEYS = ("schema", "device", "unit", "kind", "axes", "measured", "provenance", "rows")
 
 
 def save_table(table: CostTable, path: str | Path) -> None:
@@ -371,8 +340,6 @@ def save_table(table: CostTable, path: str | Path) -> None:
         "unit": "ns",
         "kind": table.kind,
         "axes": [dataclasses.asdict(axis) for axis in table.axes],
-        "neighbours": table.neighbours,
-        "noise": table.noise,
         "measured": table.measured.to_json(),
         "provenance": dict(table.provenance),
     }
@@ -417,7 +384,5 @@ def table_of(data: Mapping[str, Any], path: str | Path) -> CostTable:
             [Axis(**axis) for axis in data["axes"]],
             data["rows"],
             data["provenance"],
-            neighbours=data.get("neighbours", 32),
-            noise=data.get("noise", 0.0),
             measured=Measured.read(data.get("measured", {})),
         )

@@ -6,15 +6,13 @@ when the points are no full grid (real tables have holes):
 * the value is a plane plus a deviation from it (universal kriging);
 * the deviations of two points differ, on average, in proportion to the distance (the linear variogram);
 * the estimate is the linear combination of the neighbouring values that is unbiased for every plane and has
-  the least expected squared error;
-* a share of the deviation may be the point's own (the nugget, here `noise`): a kernel that happens to be
-  slow at one shape. Neighbours are then averaged over a little; with no noise, values are met exactly.
+  the least expected squared error. Measured values are met exactly.
 
 ::
 
     [ g - D  F ] [w]   [ -d ]   D: distances between neighbours   F: [1, p - q], the plane around query q
     [  F'   -e ] [u] = [  f ]   d: distances to the query         f: [1, 0, ...]    estimate = w . values
-                                g: the noise on the diagonal
+                                g: next to nothing, on the diagonal
 
 (Matheron, *Principles of geostatistics*, Economic Geology 58, 1963; Cressie, *Statistics for Spatial
 Data*, 1993, section 3.4.) The small ``e`` on the slopes makes the slope along an axis zero where the
@@ -46,6 +44,7 @@ import numpy as np
 
 from sim.base.arrays import BoolArray, FloatArray, IntArray
 
+_NEIGHBOURS = 32  # points that an estimate uses (all, when there are fewer)
 _RIDGE = 1e-8
 _DETERMINED = 1e-6  # far above what the ridge leaves of an exact zero, far below one over a distance
 _LEAST_TO_JUDGE = 8  # neighbours beyond those that fix a plane: an error from fewer is off by over a quarter
@@ -117,10 +116,6 @@ class Kriging:
         Where was measured, n >= 1.
     values : ndarray, shape (n,)
         What was measured there.
-    neighbours : int
-        How many points each estimate uses (all, when there are fewer).
-    noise : float
-        The deviation of a point of its own, as the distance at which the shared one is as large.
 
     Examples
     --------
@@ -134,8 +129,6 @@ class Kriging:
 
     points: FloatArray
     values: FloatArray
-    neighbours: int = 32
-    noise: float = 0.0
 
     def at(self, queries: FloatArray) -> Estimates:
         """Estimate the value at each query from the points around it.
@@ -143,7 +136,7 @@ class Kriging:
         Parameters
         ----------
         queries : ndarray, shape (q, d)
-            Where to estimate. At a point, without noise, the estimate is the measured value up to rounding.
+            Where to estimate. At a point the estimate is the measured value up to rounding.
         """
         parts = (queries[begin : begin + _CHUNK] for begin in range(0, max(len(queries), 1), _CHUNK))
         return Estimates(*map(np.concatenate, zip(*map(self._chunk, parts), strict=True)))
@@ -167,7 +160,7 @@ class Kriging:
         return np.hstack([steps, _NEARER * places])
 
     def _chunk(self, queries: FloatArray) -> Estimates:
-        count = min(self.neighbours, len(self.points))
+        count = min(_NEIGHBOURS, len(self.points))
         rows = nearest_rows(self._stepped, self._steps(queries), count)
         near, measured = self.points[rows], self.values[rows]  # (q, count, d), (q, count)
         offset = near - queries[:, None, :]
@@ -176,7 +169,7 @@ class Kriging:
 
         size, terms = len(queries), 1 + self.points.shape[1]
         matrix = np.zeros((size, count + terms, count + terms))
-        matrix[:, :count, :count] = max(self.noise, _RIDGE) * np.eye(count) - between
+        matrix[:, :count, :count] = _RIDGE * np.eye(count) - between
         matrix[:, :count, count] = matrix[:, count, :count] = 1.0
         matrix[:, :count, count + 1 :] = offset
         matrix[:, count + 1 :, :count] = offset.transpose(0, 2, 1)
@@ -196,15 +189,16 @@ class Kriging:
         outside = ((offset.min(axis=1) > 0) | (offset.max(axis=1) < 0)).sum(axis=1) > 0
         if count < terms + _LEAST_TO_JUDGE:
             return Estimates(estimates, outside, np.zeros(size))
-        variance = self._variance(weights, to_query, between) * _contradiction(weights, inverse, deviation)
+        variance = _variance(weights, to_query, between) * _contradiction(weights, inverse, deviation)
         return Estimates(estimates, outside, np.sqrt(variance))
 
-    def _variance(self, weights: FloatArray, to_query: FloatArray, between: FloatArray) -> FloatArray:
-        """Return kriging's variance of the estimates: by geometry alone, per unit of the variogram."""
-        own = max(self.noise, _RIDGE) * (1 + (weights**2).sum(axis=1))  # of the query and of the neighbours
-        among = (weights[:, None, :] @ between @ weights[:, :, None])[:, 0, 0]
-        found: FloatArray = np.maximum(own + 2 * (weights * to_query).sum(axis=1) - among, 0)
-        return found
+
+def _variance(weights: FloatArray, to_query: FloatArray, between: FloatArray) -> FloatArray:
+    """Return kriging's variance of the estimates: by geometry alone, per unit of the variogram."""
+    own = _RIDGE * (1 + (weights**2).sum(axis=1))  # of the query and of the neighbours
+    among = (weights[:, None, :] @ between @ weights[:, :, None])[:, 0, 0]
+    found: FloatArray = np.maximum(own + 2 * (weights * to_query).sum(axis=1) - among, 0)
+    return found
 
 
 def _contradiction(weights: FloatArray, inverse: FloatArray, deviation: FloatArray) -> FloatArray:
