@@ -24,12 +24,13 @@ from math import inf
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from devices.cost.calibration import Calibration, load_calibration, save_calibration
+from devices.cost.calibration import Calibration, load_calibration
 from sim.base.errors import InfeasibleError, InputError, RunError, SimError, UnknownNameError
 from sim.base.files import check_writable, write_text
 from validation.calibrate import calibrate
 from validation.cases import step_files
 from validation.cases.backends import Executor, make_backend, provenance
+from validation.cases.calibrated import save_calibration
 from validation.cases.draws import EXPERIMENTS, NOT_MEASURED
 from validation.cases.tables import BUDGET_S
 from validation.experiments import days, memory_experiment

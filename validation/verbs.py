@@ -28,10 +28,10 @@ def calibrate(
     A scenario uses the file's tables with `cost: {table: FILE}`. On a GPU, `cost: [{fitted: FILE}, roofline]`
     moves the model of all kernels towards it.
     """
-    from devices.cost.calibration import save_calibration
     from scenarios.cli.running import progress
     from scenarios.report.outputs import check_path
     from validation.calibrate import calibrate as measure
+    from validation.cases.calibrated import save_calibration
 
     check_path("out", out, (".json",))  # before minutes are spent
     with progress(f"calibrating {backend}"):

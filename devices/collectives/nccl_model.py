@@ -44,34 +44,9 @@ from sim.machine.machine import Machine
 #
 # NCCL's own estimate is right for which algorithm and protocol is taken, and off by some 15 % for how long
 # that takes. Its choice gives the amounts on the right; the rates are fitted to measured times
-# (`studies.collectives.fit`) and come with `fitted.json`. Ring and exchange are those of Hockney's alpha-beta
-# model with the steps of Thakur et al., *Optimization of Collective Communication Operations in MPICH*
-# (2005).
-
-RATES: Final[Mapping[str, str]] = {
-    "launch": "us of a ring, before its first step",
-    "hop ll": "us of a step with protocol LL",
-    "hop ll128": "us of a step with protocol LL128",
-    "hop simple": "us of a step with protocol Simple",
-    "start simple": "us that a ring with protocol Simple takes more",
-    "channel ll": "us per KB that a channel sends with protocol LL",
-    "channel ll128": "us per KB that a channel sends with protocol LL128",
-    "channel simple": "us per KB that a channel sends with protocol Simple",
-    "link ll": "us per KB that a GPU sends with protocol LL",
-    "own": "us per KB of a rank's own part",
-    "nvls start": "us of a reduction in the switch",
-    "nvls first": "us per KB more, of the first 20 MB",
-    "nvls": "us per KB that a GPU sends and receives in it",
-    "exchange start ll": "us of messages to all peers with protocol LL",
-    "exchange start simple": "us of messages to all peers with protocol Simple",
-    "exchange peer": "us more of each peer",
-    "exchange own": "us per KB that a rank copies for itself",
-    "exchange channel ll": "us per KB that a channel sends with protocol LL",
-    "exchange channel simple": "us per KB that a channel sends with protocol Simple",
-    "exchange first": "us per KB more, of the first 20 MB",
-    "exchange": "us per KB that a GPU sends to its peers, of LL twice",
-}
-"""What each rate is; KB are 1000 bytes."""
+# (`studies.collectives.fit` says what each is) and come with `nccl_fitted.json`, in us and us per KB of
+# 1000 bytes. Ring and exchange are those of Hockney's alpha-beta model with the steps of Thakur et al.,
+# *Optimization of Collective Communication Operations in MPICH* (2005).
 
 _FIRST_KB: Final = 20_000
 

@@ -12,30 +12,21 @@ Quantities become the numbers of a `sim.Device`; tables become cost tables, in a
 ``cost: {table: calibration.json}``. A context is kept with its table, because a duration without
 the company it was measured in is biased; `warm` is what a scenario gets, or ``warm, fp32`` where an op
 has that data type.
-
-A table may be ``"along": "repeat"``: between rows that differ in that axis alone it is a straight line,
-because a kernel that runs again adds what it takes. The power laws of `devices.cost.cost_table`, which
-is what anything else gets, know nothing of that; they were 10 % off where a dozen sizes and repeats lay on
-one grid.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
 from devices.cost import cost_table as table_file
 from devices.cost.cost_table import Axis, CostTable
 from devices.cost.measured import Measured, read_record, well_formed
 from sim.base.arrays import LATEST_NS
 from sim.base.errors import InputError
-from sim.base.files import write_text
 
 SCHEMA: Final = "sim.calibration/1"
 _KEYS: Final = ("schema", "backend", "device", "provenance", "quantities", "tables", "sentinels")
@@ -65,21 +56,6 @@ class Calibration:
     tables: Sequence[Mapping[str, Any]]
     sentinels: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
 
-    def quantity(self, name: str, default: int | None = None) -> int:
-        """Return the median of a quantity.
-
-        Raises
-        ------
-        InputError
-            It was not measured, and no default is given.
-        """
-        if name in self.quantities:
-            return int(self.quantities[name]["median"])
-        if default is None:
-            known = ", ".join(sorted(self.quantities))
-            raise InputError(f"the calibration of {self.device} has no {name}; it has {known}")
-        return default
-
     def measured(self, context: str) -> Measured:
         """Return what the durations of a context contain, and in which data types they were measured.
 
@@ -102,54 +78,6 @@ class Calibration:
             )
             found.setdefault(table["context"], {})[made.kind] = made
         return found
-
-    def lookup(self, kind: str, *, context: str = "warm", **sizes: int) -> int:
-        """Return how long one op of a kind takes in a context.
-
-        Raises
-        ------
-        InputError
-            No such kind was measured.
-        """
-        for table in self.tables:
-            if (table["kind"], table["context"]) == (kind, context) and "along" in table:
-                ns = _along(table, sizes)
-                if ns is not None:
-                    return ns
-        tables = self.by_context.get(context, {})
-        if kind not in tables:
-            known = ", ".join(f"{kind} ({c})" for c, kinds in self.by_context.items() for kind in kinds)
-            raise InputError(
-                f"the calibration of {self.device} knows no {kind!r} ({context}); it has {known}"
-            )
-        return int(tables[kind].lookup(**sizes))
-
-
-def _along(table: Mapping[str, Any], sizes: Mapping[str, int]) -> int | None:
-    """Return what a straight line between two rows says; None where no two rows are on either side."""
-    axes, along = list(table["axes"]), table["along"]
-    column = axes.index(along)
-    line = sorted(
-        (row[column], row[-1])
-        for row in table["rows"]
-        if all(row[k] == sizes[axis] for k, axis in enumerate(axes) if axis != along)
-    )
-    at = sizes.get(along, 1)
-    if not line or not line[0][0] <= at <= line[-1][0]:
-        return None
-    return int(np.floor(np.interp(at, [x for x, _ in line], [ns for _, ns in line]) + 0.5))
-
-
-def save_calibration(calibration: Calibration, path: str | Path) -> None:
-    """Write a calibration as JSON, whole or not at all.
-
-    Raises
-    ------
-    InputError
-        There is no such folder.
-    """
-    content = {"schema": SCHEMA, **{key: getattr(calibration, key) for key in _KEYS[1:]}}
-    write_text(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
 def load_tables(path: str | Path) -> list[CostTable]:

@@ -325,8 +325,7 @@ class CostTable:
 #      "provenance": {"source": ..., "licence": ..., "protocol": ...},
 #      "rows": [[m, n, k, latency_ns], ...]}
 #
-# ``scale`` and ``measured`` (`devices.cost.measured`) may be left out. One row a line, so that versions can be
-# compared.
+# ``scale`` and ``measured`` (`devices.cost.measured`) may be left out. One row a line, to compare files.
 
 SCHEMA = "sim.cost_table/1"
 _KEYS = ("schema", "device", "unit", "kind", "axes", "measured", "provenance", "rows")

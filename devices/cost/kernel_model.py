@@ -458,24 +458,9 @@ class Model:
         """Return the model with another source of error beside its own."""
         return replace(self, spread=tuple(float(np.hypot(s, half_width)) for s in self.spread))
 
-    def to_json(self) -> dict[str, Any]:
-        """Return readable numbers: parameters that the rows moved, in three digits; grids in hundredths of a
-        logarithm.
-        """
-        start = self.family.start
-        free = {n: float(f"{value:.3g}") for n, value in vars(self.parameters).items()}
-        return {
-            "family": self.family.name,
-            "dtype": self.dtype,
-            "parameters": {n: v for n, v in free.items() if not np.isclose(v, getattr(start, n), rtol=0.005)},
-            "grids": [np.rint(100 * g.values).astype(int).ravel().tolist() for g in self.grids],
-            "spread_edges": [round(float(e), 2) for e in self.spread_edges],
-            "spread": [round(float(s), 3) for s in self.spread],
-        }
-
     @classmethod
     def from_json(cls, family: Family, record: Mapping[str, Any]) -> Model:
-        """Return what `to_json` wrote."""
+        """Return the model that a line of a file of fits holds; grids are in hundredths of a logarithm."""
         return cls(
             family,
             record["dtype"],

@@ -28,7 +28,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from devices.collectives.nccl_constants import GENERATIONS
-from devices.collectives.nccl_model import RATES, amounts
+from devices.collectives.nccl_model import amounts
 from devices.collectives.nccl_tuner import NcclChoice, NcclTuner
 
 FloatArray = npt.NDArray[np.float64]
@@ -36,6 +36,31 @@ FloatArray = npt.NDArray[np.float64]
 H200_FILE: Final = "h200/nccl_2.29.2.csv.gz"
 A100_H100_FILE: Final = "cluster/nccl_a100_h100.csv.gz"
 B300_FILE: Final = "kernels/nccl_blackwell.csv.gz"
+
+RATES: Final[Mapping[str, str]] = {
+    "launch": "us of a ring, before its first step",
+    "hop ll": "us of a step with protocol LL",
+    "hop ll128": "us of a step with protocol LL128",
+    "hop simple": "us of a step with protocol Simple",
+    "start simple": "us that a ring with protocol Simple takes more",
+    "channel ll": "us per KB that a channel sends with protocol LL",
+    "channel ll128": "us per KB that a channel sends with protocol LL128",
+    "channel simple": "us per KB that a channel sends with protocol Simple",
+    "link ll": "us per KB that a GPU sends with protocol LL",
+    "own": "us per KB of a rank's own part",
+    "nvls start": "us of a reduction in the switch",
+    "nvls first": "us per KB more, of the first 20 MB",
+    "nvls": "us per KB that a GPU sends and receives in it",
+    "exchange start ll": "us of messages to all peers with protocol LL",
+    "exchange start simple": "us of messages to all peers with protocol Simple",
+    "exchange peer": "us more of each peer",
+    "exchange own": "us per KB that a rank copies for itself",
+    "exchange channel ll": "us per KB that a channel sends with protocol LL",
+    "exchange channel simple": "us per KB that a channel sends with protocol Simple",
+    "exchange first": "us per KB more, of the first 20 MB",
+    "exchange": "us per KB that a GPU sends to its peers, of LL twice",
+}
+"""What each rate is; KB are 1000 bytes."""
 
 _WIDTH: Final = {"half": 2, "int8": 1}
 

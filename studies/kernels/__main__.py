@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
+
+import numpy as np
 
 from devices.cost.kernel_fits import FOLDER, GENERATIONS, NEAREST_WIDTH, SCHEMA
 from devices.cost.kernel_model import Model
@@ -60,8 +61,21 @@ def _shared(table: Table) -> dict[str, list[str]]:
     return {"unmeasured": [*table.rows]}
 
 
-def write(folder: Path, name: str, key: str, record: Mapping[str, Any]) -> None:
-    """Put a record into the file of a GPU: one line each, readable and small."""
+def write(folder: Path, name: str, key: str, model: Model) -> None:
+    """Put a model into the file of a GPU: one line each, readable and small.
+
+    Parameters that the rows moved are in three digits, grids in hundredths of a logarithm.
+    """
+    start, free = vars(model.family.start), vars(model.parameters)
+    rounded = {name: float(f"{value:.3g}") for name, value in free.items()}
+    record = {
+        "family": model.family.name,
+        "dtype": model.dtype,
+        "parameters": {n: v for n, v in rounded.items() if not np.isclose(v, start[n], rtol=0.005)},
+        "grids": [np.rint(100 * grid.values).astype(int).ravel().tolist() for grid in model.grids],
+        "spread_edges": [round(float(edge), 2) for edge in model.spread_edges],
+        "spread": [round(float(width), 3) for width in model.spread],
+    }
     path = folder / f"{name}.json"
     families = json.loads(path.read_text(encoding="utf-8"))["families"] if path.exists() else {}
     families[key] = record
@@ -84,7 +98,7 @@ def main() -> None:
             continue
         if given.what == "fit":
             for name, model in fits_of(table).items():
-                write(given.out or FOLDER, name, f"{table.name} {table.dtype}", model.to_json())
+                write(given.out or FOLDER, name, f"{table.name} {table.dtype}", model)
             print(table.name, table.dtype, flush=True)
             continue
         lines += judge(table)

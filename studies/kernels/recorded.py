@@ -150,7 +150,7 @@ def main() -> None:
     if given.fit:
         took = {path: kernels(graph, given.gpu) for path, graph in graphs.items()}
         for key, model in fit(took, given.gpu).models.items():
-            write(FOLDER, given.gpu, " ".join(key), model.to_json())
+            write(FOLDER, given.gpu, " ".join(key), model)
         fits = {path: fit({p: took[p] for p in took if p != path}, given.gpu) for path in graphs}
     by_path = {path: compare(graph, given.gpu, fits[path]) for path, graph in graphs.items()}
     found = [row for rows in by_path.values() for row in rows]

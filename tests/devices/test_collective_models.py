@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from devices.collectives.measured import MeasuredTable, read_measurements
 from devices.collectives.nccl_constants import GENERATIONS
-from devices.collectives.nccl_model import RATES, Nccl, amounts, load_rates, taken_us
+from devices.collectives.nccl_model import Nccl, amounts, load_rates, taken_us
 from devices.collectives.nccl_tuner import NcclTuner
 from devices.collectives.registry import make_collectives
 from devices.machine import make_machine
@@ -108,7 +108,12 @@ def test_rates_are_counted_by_hand() -> None:
         "exchange first": 28.0,
         "exchange": 56.0,
     }
-    rates = dict.fromkeys(RATES, 0.0) | {"launch": 5.0, "hop ll": 0.5, "channel ll": 0.1, "own": 1.0}
+    rates = dict.fromkeys(load_rates("h100"), 0.0) | {
+        "launch": 5.0,
+        "hop ll": 0.5,
+        "channel ll": 0.1,
+        "own": 1.0,
+    }
     assert taken_us("all_reduce", 8, 4000, choice, rates) == pytest.approx(5 + 7 + 0.7 + 0.5)
 
 

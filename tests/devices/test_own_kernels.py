@@ -8,13 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from devices.cost.calibration import Calibration, save_calibration
+from devices.cost.calibration import Calibration
 from devices.machine import make_machine
 from sim import GraphBuilder
 from sim.base.arrays import IntArray
 from sim.base.errors import InputError
 from sim.base.plugins import Origin
 from sim.graph.graph import Graph
+from validation.cases.calibrated import save_calibration
 
 SIZES = [(m, n, k) for m in (512, 2048, 8192) for n in (1024, 4096) for k in (1024, 4096, 8192)]
 

@@ -10,8 +10,17 @@ import numpy as np
 import pytest
 
 from devices.collectives.nccl_constants import GENERATIONS
-from devices.collectives.nccl_model import RATES, load_rates
-from studies.collectives.fit import SETUPS, SHIPPED, _fit, drawn_fifth, error_table, fitted, read_measured
+from devices.collectives.nccl_model import load_rates
+from studies.collectives.fit import (
+    RATES,
+    SETUPS,
+    SHIPPED,
+    _fit,
+    drawn_fifth,
+    error_table,
+    fitted,
+    read_measured,
+)
 
 
 def test_a_fifth_of_the_sizes_is_drawn_by_names_alone() -> None:

@@ -20,6 +20,7 @@ from validation.calibrate import DisturbedError, calibrate, not_calibrated
 from validation.calibrate.gpu_costs import REPEATS
 from validation.calibrate.grid import durations
 from validation.calibrate.session import Session
+from validation.cases.calibrated import lookup
 from validation.cases.case import Case, CaseOp
 from validation.cases.draws import draw
 from validation.cases.tables import GRID
@@ -63,9 +64,9 @@ def chain(n: int, reads: int = 1, streams: int = 1) -> Case:
 def test_repeats_between_measured_ones_are_on_a_straight_line() -> None:
     rows = [[512, 1, 4000], [512, 8, 32_000], [2048, 1, 26_000], [2048, 8, 208_000], [4096, 1, 200_000]]
     found = calibration([table("matmul", "warm", rows)])
-    assert [found.lookup("matmul", size=512, repeat=r) for r in (1, 3, 8)] == [4000, 12_000, 32_000]
-    assert found.lookup("matmul", size=2048, repeat=5) == 130_000
-    assert 4000 < found.lookup("matmul", size=1024, repeat=1) < 26_000  # between the sizes: the power law
+    assert [lookup(found, "matmul", size=512, repeat=r) for r in (1, 3, 8)] == [4000, 12_000, 32_000]
+    assert lookup(found, "matmul", size=2048, repeat=5) == 130_000
+    assert 4000 < lookup(found, "matmul", size=1024, repeat=1) < 26_000  # between the sizes: the power law
 
 
 def test_an_input_that_has_left_the_cache_makes_its_reader_cold() -> None:
@@ -178,8 +179,8 @@ def test_small_products_have_a_floor_and_what_is_unsteady_is_left_out(
         "durations of matmul-1024x2": "not measured: calibrating 'durations of matmul-1024x2': "
         "a median moved by 20.0% from one round to the next, 6 times in a row"
     }
-    ends = [found.lookup("matmul", size=1024, repeat=r) for r in (1, 4)]
-    assert ends[0] < found.lookup("matmul", size=1024, repeat=2) < ends[1]
+    ends = [lookup(found, "matmul", size=1024, repeat=r) for r in (1, 4)]
+    assert ends[0] < lookup(found, "matmul", size=1024, repeat=2) < ends[1]
     # The floor is for a few us: 3 % of a long product is too much.
     unsteady.moves = {"matmul-4096x1": 1.03}
     unsteady.runs = {}

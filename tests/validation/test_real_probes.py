@@ -14,6 +14,7 @@ from devices.cost.calibration import Calibration
 from sim.base.errors import InfeasibleError, InputError, RunError
 from validation.calibrate.calibration_probes import ALLOCATION_BYTES, COPY_BYTES, fit_pieces, probes
 from validation.calibrate.session import Session
+from validation.cases.calibrated import lookup
 from validation.gpu import gpu_probes as probing
 from validation.gpu.cuda import Cuda
 from validation.gpu.gpu_probes import issue_costs_ns
@@ -125,7 +126,7 @@ def test_all_probes_land_in_a_calibration(session: Session, torch: Torch) -> Non
         "queue_depth", *(f"issue_{kind}_ns" for kind in ("copy", "graph", "kernel", "record", "wait")),
     }  # fmt: skip
     found = Calibration("cuda", "fake", {}, {}, session.tables)
-    assert found.lookup("copy-h2d", context="pageable", nbytes=1 << 20) == KERNEL_NS
+    assert lookup(found, "copy-h2d", context="pageable", nbytes=1 << 20) == KERNEL_NS
 
 
 def test_each_kind_of_call_has_its_cost(torch: Torch, monkeypatch: pytest.MonkeyPatch) -> None:

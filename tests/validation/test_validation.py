@@ -17,7 +17,7 @@ import pytest
 from matplotlib.image import imread
 from typer.testing import CliRunner
 
-from devices.cost.calibration import Calibration, load_calibration, load_tables, save_calibration
+from devices.cost.calibration import Calibration, load_calibration, load_tables
 from devices.machine import make_device, make_machine
 from scenarios.cli import app
 from sim import GraphBuilder
@@ -30,6 +30,7 @@ from validation import calibrate as calibrating
 from validation import steps
 from validation.calibrate import grid, session
 from validation.cases import step_files
+from validation.cases.calibrated import lookup, quantity, save_calibration
 from validation.cases.case import Case, CaseOp
 from validation.cases.draws import EXPERIMENTS, draw
 from validation.command import main
@@ -140,7 +141,7 @@ def test_calibrating_the_timer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.setattr(session, "_MAX_MOVED", {"timer": 1e9})
     found = calibrating.calibrate("timer")
     assert {"decision_ns", "event_ns", "gap_ns", "issue_ns", "launch_latency_ns"} <= set(found.quantities)
-    assert found.lookup("sleep", sleep_ns=2 * MS) >= 2 * MS
+    assert lookup(found, "sleep", sleep_ns=2 * MS) >= 2 * MS
     save_calibration(found, tmp_path / "c.json")
     again = load_calibration(tmp_path / "c.json")
     assert again.quantities == found.quantities
@@ -195,9 +196,9 @@ def test_what_is_no_calibration_is_refused(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=said):
             load_calibration(path)
     with pytest.raises(InputError, match="knows no 'conv'"):
-        calibration().lookup("conv", size=3)
+        lookup(calibration(), "conv", size=3)
     with pytest.raises(InputError, match="has no malloc_ns"):
-        calibration().quantity("malloc_ns")
+        quantity(calibration(), "malloc_ns")
 
 
 # -- numbers --------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ import pytest
 from runs import checked
 
 from devices.cost.calibration import Calibration
-from devices.processor.cpu_cores import CorunSlowdown, Waking
 from policies.issue.program_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, Graph, GraphBuilder, Machine, Trace
@@ -27,6 +26,7 @@ from validation.calibrate.machine_state import Speed, looks_ns, usual
 from validation.cases import step_files
 from validation.cases.case import Case, CaseOp, digest
 from validation.cases.draws import EXPERIMENTS
+from validation.cases.slowed_workers import CorunSlowdown, Waking
 from validation.experiments.contexts import durations_ns
 from validation.experiments.predict import draw_plans, predict, predict_case, simulate_case
 from validation.real.clock import others_ns

@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from devices.cost.calibration import Calibration
-from devices.processor.cpu_cores import Waking
 from policies.issue.program_order import InOrder, OutOfOrder
 from policies.issue.ready_queue import CriticalPath, ReadyQueue
 from policies.linearize import UserOrder
@@ -26,6 +25,8 @@ from sim.machine.machine import Machine
 from sim.policy import Policy
 from sim.record.plan import Plan
 from sim.simulation import simulate
+from validation.cases.calibrated import lookup, quantity
+from validation.cases.slowed_workers import Waking
 from validation.real.measured_kernels import HOLDS_HOST
 
 _POLICIES: Final[Mapping[str, Callable[..., Policy]]] = {
@@ -164,8 +165,11 @@ class Case:
 
     def _looked_up(self, calibration: Calibration, context: str) -> list[int]:
         return [
-            calibration.lookup(
-                op.kind, context=context, **{k: v for k, v in op.facts.items() if k != "issue_sleep_ns"}
+            lookup(
+                calibration,
+                op.kind,
+                context=context,
+                **{k: v for k, v in op.facts.items() if k != "issue_sleep_ns"},
             )
             for op in self.ops
         ]
@@ -178,7 +182,7 @@ class Case:
         if calibration.backend != "cuda" or not self.gated:
             return 0
         streams = sum(spec["streams"] for spec in self.devices.values())
-        return calibration.quantity(f"frame_{streams}_ns", 0)
+        return quantity(calibration, f"frame_{streams}_ns", 0)
 
     def machine(self, calibration: Calibration | None = None, *, looked: bool = False) -> Machine:
         """Return the machine: with the costs of a calibration, or without any.
@@ -205,16 +209,16 @@ class Case:
     def _costs(self, is_cpu: bool, calibration: Calibration, looked: bool) -> dict[str, Any]:
         """Return the costs of issuing, launching and waiting on a device of the case."""
         if is_cpu:
-            awake_ns = calibration.quantity("decision_ns")
-            wake_ns = calibration.quantity("woken_ns", awake_ns) - awake_ns
+            awake_ns = quantity(calibration, "decision_ns")
+            wake_ns = quantity(calibration, "woken_ns", awake_ns) - awake_ns
             waking = {"processor": Waking, "details": Details(wake_ns=wake_ns)} if wake_ns > 0 else {}
             return {"issue_ns": awake_ns, **waking}
         if calibration.backend == "cuda":
             return self._gpu_costs(calibration, looked)
-        costs = {name: calibration.quantity(name) for name in _HOST + _STREAM}
+        costs = {name: quantity(calibration, name) for name in _HOST + _STREAM}
         slept = {op.facts["issue_sleep_ns"] for op in self.ops if "issue_sleep_ns" in op.facts}
         if slept:  # all ops of a case have the same, because a device has one number
-            costs["issue_ns"] += calibration.lookup("sleep", sleep_ns=slept.pop())
+            costs["issue_ns"] += lookup(calibration, "sleep", sleep_ns=slept.pop())
         return costs
 
     def _gpu_costs(self, calibration: Calibration, looked: bool) -> dict[str, Any]:
@@ -229,9 +233,9 @@ class Case:
             }
         elif not self.gated:  # otherwise the host has no effect
             named |= {name: name for name in _HOST}
-        costs: dict[str, Any] = {field: calibration.quantity(name) for field, name in named.items()}
+        costs: dict[str, Any] = {field: quantity(calibration, name) for field, name in named.items()}
         if not self.gated:
-            costs["queue_depth"] = calibration.quantity("queue_depth", 0) or None
+            costs["queue_depth"] = quantity(calibration, "queue_depth", 0) or None
         return costs
 
     def job(self, duration_ns: Sequence[int] | None = None) -> Job:

@@ -26,6 +26,7 @@ import numpy.typing as npt
 from devices.cost.calibration import Calibration
 from sim.base.arrays import IntArray
 from validation.calibrate.host_costs import READ_SIZE
+from validation.cases.calibrated import lookup, quantity
 from validation.cases.case import Case
 from validation.real.measured_kernels import MATRIX_KINDS
 
@@ -63,7 +64,7 @@ def durations_ns(case: Case, calibration: Calibration) -> list[int]:
     for op, ns, n in zip(case.ops, alone, far, strict=True):
         if n and op.kind in kinds["cold"] & kinds["isolated"]:
             sizes = {"size": op.facts["size"], "repeat": 1}  # the first kernel of an op reads them
-            cold, warm = (calibration.lookup(op.kind, context=c, **sizes) for c in ("cold", "isolated"))
+            cold, warm = (lookup(calibration, op.kind, context=c, **sizes) for c in ("cold", "isolated"))
             ns += max(0, cold - warm) * n // _READ
         found.append(ns)
     return found
@@ -71,7 +72,7 @@ def durations_ns(case: Case, calibration: Calibration) -> list[int]:
 
 def _with_reads(case: Case, alone_ns: Sequence[int], calibration: Calibration) -> list[int]:
     """Return durations corrected for ops that read no or two results; the calibration's chain reads one."""
-    one_ns = calibration.quantity("read_ns", 0)
+    one_ns = quantity(calibration, "read_ns", 0)
     size = {op.name: op.facts.get("size", 0) for op in case.ops}
     found = []
     for op, ns in zip(case.ops, alone_ns, strict=True):

@@ -19,6 +19,7 @@ from sim.base.errors import SimError
 from sim.record.plan import Plan
 from validation.cases import step_files
 from validation.cases.backends import Executor, provenance, reason, run_case
+from validation.cases.calibrated import quantity
 from validation.cases.case import Case, digest
 from validation.experiments import memory_experiment
 from validation.experiments.contexts import durations_ns
@@ -121,7 +122,7 @@ def _measure_case(
     # A policy may ask for durations of ops; a plan already exists.
     job = case.job(None if calibration is None or plan is not None else durations_ns(case, calibration))
     # A sleep's duration has no states; cores that a hypervisor moves, and clocks, have.
-    usual_ns = calibration.quantity("sentinel_ns", 0) if calibration and backend != "timer" else None
+    usual_ns = quantity(calibration, "sentinel_ns", 0) if calibration and backend != "timer" else None
     done: list[dict[str, Any]] = []
     good = disturbed = 0
     before = executor.sentinel_ns()

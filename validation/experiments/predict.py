@@ -11,15 +11,16 @@ from typing import Any, Final
 import numpy as np
 
 from devices.cost.calibration import Calibration
-from devices.processor.cpu_cores import CorunSlowdown
 from sim.base.errors import InputError
 from sim.machine.machine import Machine
 from sim.policy import Policy
 from sim.simulation import simulate
 from sim.trace import Trace
 from validation.cases import step_files
+from validation.cases.calibrated import quantity
 from validation.cases.case import Case, digest
 from validation.cases.draws import draw
+from validation.cases.slowed_workers import CorunSlowdown
 from validation.experiments import memory_experiment
 from validation.experiments.contexts import FloatArray, blended, durations_ns
 from validation.real.measured_kernels import HOLDS_HOST
@@ -57,9 +58,9 @@ def with_interference(machine: Machine, case: Case, calibration: Calibration) ->
     size = max((op.facts.get("size", 0) for op in case.ops), default=0)
     measured = [n for n in CORUN_SIZES if f"corun_{n}_slowdown_ppm" in calibration.quantities]
     fills = f"{min(measured, key=lambda n: abs(n - size))}_" if measured else ""
-    two = calibration.quantity(f"corun_{fills}slowdown_ppm", 1_000_000) / 1_000_000
-    four = calibration.quantity(f"corun_{fills}slowdown_4_ppm", round(two * 1_000_000)) / 1_000_000
-    copies = max(1.0, calibration.quantity("duplex_slowdown_ppm", 1_000_000) / 1_000_000)
+    two = quantity(calibration, f"corun_{fills}slowdown_ppm", 1_000_000) / 1_000_000
+    four = quantity(calibration, f"corun_{fills}slowdown_4_ppm", round(two * 1_000_000)) / 1_000_000
+    copies = max(1.0, quantity(calibration, "duplex_slowdown_ppm", 1_000_000) / 1_000_000)
     if two == four == copies == 1:
         return machine
     factors = (1, two, (two + four) / 2, four)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from runs import checked
 
-from devices.processor.cpu_cores import CorunSlowdown
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, GraphBuilder, Machine
 from sim.machine.device import Details
+from validation.cases.slowed_workers import CorunSlowdown
 
 
 def makespan(kinds: list[str], workers: int, factors: list[float]) -> int:
