@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 
-from devices.cost.kernel_model import ELEMENT_BYTES, Family, KernelWork, Parameters, Sheet, Sizes, grids
+from devices.cost.kernel_model import ELEMENT_BYTES, Demand, KernelWork, Sheet, Sizes
 from devices.cost.language_kernels import columns, log2, logs
 from sim.base.arrays import FloatArray
 
@@ -141,33 +140,6 @@ def linear_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
     return _product(s, sheet, dtype, _LINEAR_TILES, linear=True)
 
 
-_BALANCE: Final = ("balance", ((-3, -1.5, -0.5, 0.5, 1.5, 3),))
-_NK6, _NK7 = (3, 5, 6, 7, 8, 10), (4, 6, 8, 10, 12, 14, 16)
-BMM: Final = Family(
-    "bmm",
-    batched_work,
-    logs("m n k"),
-    grids(
-        ("waves k", ((-4, -2, -1, 0, 1, 2, 4, 6, 9), (2, 4, 5, 6, 7, 8, 10))),
-        _BALANCE,
-        ("m n k", ((4, 5.5, 7, 8.5, 10), _NK6, _NK6)),
-    ),
-    # fixed_ns is that of a kernel among others; what its table has beyond it is the measuring
-    Parameters(1500, 0.88, load_bytes_per_cycle=50, step_ns=20, block_ns=1500, dram_share=0.8, ramp_ns=1500),
-    ("flop_share", "step_ns", "block_ns", "rounding", "dram_share", "ramp_ns", "overlap"),
-)
-LINEAR: Final = replace(
-    BMM,
-    name="linear",
-    work=linear_work,
-    grids=grids(
-        ("waves k", ((-2, 0, 1, 2, 4, 6, 9), (3, 5, 7, 9, 11, 13, 16))),
-        _BALANCE,
-        ("m n k", ((5, 7, 9, 11, 13), _NK7, _NK7)),
-    ),
-    free=(*BMM.free, "join_ns", "missed_share"),
-)
-
 # ---- what memory bounds: elementwise, softmax, norms -------------------------------------------------------
 
 ELEMENT_FLOPS: Final = {
@@ -215,20 +187,6 @@ def elementwise_features(s: Sizes, sheet: Sheet, dtype: str) -> dict[str, FloatA
     }
 
 
-ELEMENTWISE: Final = Family(
-    "elementwise",
-    elementwise_work,
-    elementwise_features,
-    grids(
-        ("l2", ((-4, -2, -1, -0.5, 0, 0.5, 1, 2, 4, 6),)),
-        ("operands", ((1, 2, 3),)),
-        ("flops ns", ((1, 4, 6.5), (11, 13, 15, 17, 20))),
-    ),
-    Parameters(20000, 0.7, block_ns=300, ramp_ns=1000, l2_share=0.6, l2_bytes_per_cycle=30),
-    ("fixed_ns", "flop_share", "dram_share", "l2_share", "ramp_ns", "overlap"),
-)
-
-
 _ROWS: Final = "rows columns tensors"
 _IN_REGISTERS: Final = 1024  # columns of a row that a warp keeps
 _UNALIGNED_ROWS: Final = 3.3
@@ -269,36 +227,6 @@ def rows_features(s: Sizes, sheet: Sheet, dtype: str) -> dict[str, FloatArray]:
         "bytes": log2(nbytes),
     }
 
-
-_PER_SM: Final = ("rows_per_sm", ((-2, 1, 3, 5, 7, 9),))
-SOFTMAX: Final = Family(
-    "softmax",  # of up to 1024 columns it stays in the registers of a warp; a longer one reads its row again
-    rows_work,
-    rows_features,
-    grids(
-        ("long l2", ((0, 1), (-3, -1, 0, 1, 2, 4))),
-        ("columns l2", ((5, 7, 8, 9, 10, 11, 12), (-3, 0, 1, 4))),
-        _PER_SM,
-    ),
-    Parameters(20000, 0.6, 64, 100, 1500, dram_share=0.8, ramp_ns=1500, l2_share=0.6, l2_bytes_per_cycle=25),
-    ("fixed_ns", "block_ns", "dram_share", "l2_share", "ramp_ns", "overlap"),
-)
-LAYER_NORM: Final = replace(
-    SOFTMAX,
-    name="layer_norm",
-    grids=grids(("columns l2", ((8, 9, 10, 10.5, 11, 12), (-3, -1, 0, 1, 2, 4, 6))), _PER_SM),
-)
-LLM_ROWS: Final = replace(
-    SOFTMAX,
-    name="llm_rows",  # kernels of language models in 16 bits, by rows (tokens) and columns
-    grids=grids(
-        ("rows columns", ((0, 3, 5, 7, 8, 9, 10, 11, 12, 13, 15), (9, 11, 12, 13, 15))),
-        ("l2", ((-6, -3, -1, 0, 1, 3),)),
-    ),
-    start=replace(SOFTMAX.start, fixed_ns=2000, block_ns=800, step_ns=50, ramp_ns=1000),
-    free=("fixed_ns", "block_ns", "step_ns", "dram_share", "l2_bytes_per_cycle", "ramp_ns", "overlap"),
-    ridge=0.2,
-)
 
 # ---- convolutions ------------------------------------------------------------------------------------------
 
@@ -444,38 +372,14 @@ def conv_features(s: Sizes, sheet: Sheet, dtype: str) -> dict[str, FloatArray]:
     }
 
 
-_CONV_START: Final = replace(
-    BMM.start, fixed_ns=15000, flop_share=0.7, block_ns=2000, dram_share=0.75, join_ns=8000
-)
-_CONV_FREE: Final = ("fixed_ns", "flop_share", "block_ns", "rounding", "dram_share", "join_ns", "overlap")
-CONV: Final = Family(
-    "conv",
-    conv_work,
-    conv_features,
-    grids(
-        ("n cin", ((3, 5, 6, 7, 8, 9, 11), (1.5, 3, 5, 6, 7, 8, 9, 11))),
-        ("side flops", ((2.3, 3, 4, 5, 6, 8), (27, 30, 32, 34, 36, 38))),
-        ("waves k", ((-2, 0, 1, 2, 4, 6), (5, 8, 10, 12, 14))),
-    ),
-    _CONV_START,
-    _CONV_FREE[1:],  # of the fixed time, part is the measuring: no row is short enough to tell
-)
-CONV_ANY: Final = replace(
-    CONV,
-    name="conv_any",
-    grids=grids(
-        ("kernel cin", ((0, 3.2, 4.6, 6), (0, 4, 7, 10))),
-        ("kernel strided", ((0, 3.2, 4.6, 6), (0, 1))),
-        ("waves k", ((-2, 0, 2, 4), (5, 8, 11, 14))),
-        ("balance", ((-2, 0, 2, 4),)),
-    ),
-    start=replace(_CONV_START, fixed_ns=5000),  # the algorithm alone was timed
-    free=_CONV_FREE,
-    smooth=2.0,
-    ridge=0.3,
-)
-
-GENERAL_FAMILIES: Final = (BMM, LINEAR, ELEMENTWISE, SOFTMAX, LAYER_NORM, LLM_ROWS, CONV, CONV_ANY)
+GENERAL_DEMANDS: Final[Mapping[str, Demand]] = {
+    "bmm": (batched_work, logs("m n k")),
+    "linear": (linear_work, logs("m n k")),
+    "elementwise": (elementwise_work, elementwise_features),
+    **dict.fromkeys(("softmax", "layer_norm", "llm_rows"), (rows_work, rows_features)),
+    **dict.fromkeys(("conv", "conv_any"), (conv_work, conv_features)),
+}
+"""Family -> its work and features."""
 
 # ---- kinds that no table measures --------------------------------------------------------------------------
 

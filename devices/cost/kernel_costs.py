@@ -31,7 +31,7 @@ from devices.cost.cost_models import alike
 from devices.cost.general_kernels import ELEMENT_FLOPS, IN_16_BITS, ROWS, by_bytes, converted
 from devices.cost.kernel_fits import KernelFits, MeasuredKernel, fits
 from devices.cost.kernel_model import ELEMENT_BYTES, Sheet, product_of, take
-from devices.cost.language_kernels import EXCHANGE, LANGUAGE_FAMILIES, seen_pairs, sooner_ns
+from devices.cost.language_kernels import LANGUAGE_DEMANDS, seen_pairs, sooner_ns
 from devices.cost.own_kernels import read_kernels
 from devices.describe.field_reading import read_fields
 from devices.describe.field_types import DEFAULT, INDICES
@@ -325,7 +325,7 @@ def _way(kind: str) -> Callable[[Ops, Sheet], list[KernelAsk]]:
 
 _BY_BYTES: Final = (_any, _rows)
 _OF_AMPERE: Final = frozenset(("prefill", "encoder", *(f"conv_{way}" for way in CONVS.values())))
-_BACK_TO_BACK: Final = frozenset(family.name for family in LANGUAGE_FAMILIES if family is not EXCHANGE)
+_BACK_TO_BACK: Final = LANGUAGE_DEMANDS.keys() - {"deepep"}
 
 
 @dataclass(frozen=True)

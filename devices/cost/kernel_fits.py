@@ -23,16 +23,21 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from devices.cost.general_kernels import GENERAL_FAMILIES
+from devices.cost.general_kernels import GENERAL_DEMANDS
 from devices.cost.kernel_model import ELEMENT_BYTES, Family, Model, Sheet, shifted
-from devices.cost.language_kernels import LANGUAGE_FAMILIES
+from devices.cost.language_kernels import LANGUAGE_DEMANDS
 from devices.cost.measured import read_record
+from devices.presets import yaml_content
 from sim.base.arrays import FloatArray
 from sim.base.errors import InputError
 
 SCHEMA: Final = "sim.kernel_fits/1"
 FOLDER: Final = Path(__file__).parent / "fits"
-FAMILIES: Final[Mapping[str, Family]] = {f.name: f for f in (*LANGUAGE_FAMILIES, *GENERAL_FAMILIES)}
+_DESCRIBED: Final = yaml_content(Path(__file__).with_name("families.yaml").read_text(encoding="utf-8"))
+FAMILIES: Final[Mapping[str, Family]] = {
+    name: Family.read(name, demand, _DESCRIBED[name])
+    for name, demand in {**LANGUAGE_DEMANDS, **GENERAL_DEMANDS}.items()
+}
 
 SAME_CHIP: Final = {
     "a100-pcie-40": ("a100-sxm-80",),

@@ -247,15 +247,18 @@ def _found(nbytes: Any, room: Any) -> FloatArray:
 # ---- the correction ----------------------------------------------------------------------------------------
 
 
-def knots(sizes: str) -> tuple[float, ...]:
-    """Return the logarithms of sizes at which a grid bends.
+def knots(words: str) -> tuple[float, ...]:
+    """Return the logarithms at which a grid bends: of sizes, or as they are after ``log2``.
 
     Examples
     --------
-    >>> knots("1 2 1024")
-    (0.0, 1.0, 10.0)
+    >>> knots("1 2 1024"), knots("log2 -1 0.5")
+    ((0.0, 1.0, 10.0), (-1.0, 0.5))
     """
-    return tuple(float(np.log2(float(size))) for size in sizes.split())
+    first, *others = words.split()
+    if first == "log2":
+        return tuple(map(float, others))
+    return tuple(float(np.log2(float(size))) for size in (first, *others))
 
 
 @dataclass(frozen=True)
@@ -305,12 +308,15 @@ def corrected(grids: Sequence[KernelGrid], features: Mapping[str, FloatArray]) -
     return sum((grid.at(features) for grid in grids), np.zeros(len(features["ns"])))
 
 
-def grids(*given: tuple[str, Sequence[tuple[float, ...]]]) -> tuple[KernelGrid, ...]:
-    """Return grids without values, of (axes in one word each, knots of each)."""
-    return tuple(KernelGrid(tuple(axes.split()), tuple(ends)) for axes, ends in given)
-
-
 # ---- families and models -----------------------------------------------------------------------------------
+
+
+Work = Callable[[Sizes, Sheet, str], KernelWork]
+"""Of sizes, sheet and data type: what kernels ask of a GPU."""
+Features = Callable[[Sizes, Sheet, str], dict[str, FloatArray]]
+"""... and, in log2, what their correction depends on besides the features of `physics`."""
+Demand = tuple[Work, Features]
+"""What a family of kernels is made of."""
 
 
 @dataclass(frozen=True)
@@ -321,7 +327,7 @@ class Family:
     ----------
     name : str
     work, features : callable
-        Of (sizes, sheet, dtype); features, in log2, are besides those of `physics`.
+        Of (sizes, sheet, dtype).
     grids : tuple of KernelGrid
         Without values.
     start : Parameters
@@ -333,13 +339,22 @@ class Family:
     """
 
     name: str
-    work: Callable[[Sizes, Sheet, str], KernelWork]
-    features: Callable[[Sizes, Sheet, str], dict[str, FloatArray]]
+    work: Work
+    features: Features
     grids: tuple[KernelGrid, ...]
     start: Parameters = field(default_factory=Parameters)
     free: tuple[str, ...] = tuple(f.name for f in fields(Parameters))
     smooth: float = 1.0
     ridge: float = 0.05
+
+    @classmethod
+    def read(cls, name: str, demand: Demand, row: Mapping[str, Any]) -> Family:
+        """Return a family of which ``families.yaml`` has the rest."""
+        grids = [KernelGrid(tuple(axes), tuple(map(knots, axes.values()))) for axes in row["grids"]]
+        start = Parameters(**row.get("start", {}))
+        free = tuple(row["free"].split()) if "free" in row else cls.free
+        smooth, ridge = row.get("smooth", cls.smooth), row.get("ridge", cls.ridge)
+        return cls(name, *demand, tuple(grids), start, free, smooth, ridge)
 
 
 SHARED, SLOPE, ALIKE, LENT, OWN, REACH = 0.4, 0.08, 0.6, 1.5, 0.05, 2.0

@@ -1,29 +1,17 @@
 """What kernels of large language models ask of a GPU: products on tensor cores, attention, experts,
 state-space layers.
 
-Each family is what `devices.cost.kernel_model` needs: work and features as functions of sizes, and the knots
-of the grids that correct it. Grids are in logarithms of sizes where a GPU was measured (every library has its
-own steps in m, n, k), and in waves and balance, which other GPUs share.
+Of each family here is what `devices.cost.kernel_model` needs: work and features as functions of sizes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
 
-from devices.cost.kernel_model import (
-    ELEMENT_BYTES,
-    Family,
-    KernelWork,
-    Parameters,
-    Sheet,
-    Sizes,
-    grids,
-    knots,
-)
+from devices.cost.kernel_model import ELEMENT_BYTES, Demand, Features, KernelWork, Sheet, Sizes
 from sim.base.arrays import FloatArray
 
 
@@ -33,7 +21,7 @@ def log2(x: Any) -> FloatArray:
     return found
 
 
-def logs(names: str) -> Callable[[Sizes, Sheet, str], dict[str, FloatArray]]:
+def logs(names: str) -> Features:
     """Return features that are sizes, and nothing else."""
     return lambda s, sheet, dtype: {name: log2(s[name]) for name in names.split()}
 
@@ -100,39 +88,6 @@ def product_features(s: Sizes, sheet: Sheet, dtype: str) -> dict[str, FloatArray
     odd = (np.asarray(s["m"]) % 4 != 0) * 1.0
     return {"m": log2(s["m"]), "n": log2(s["n"]), "k": log2(s["k"]), "odd": odd}
 
-
-_M = knots("1 2 4 8 16 32 48 64 96 128 192 256 384 512 768 1024 1536 2048 3072 4096 8192 32768")
-_M13 = knots("1 4 16 32 64 128 256 512 1024 2048 4096 8192 32768")
-_M8, _N6 = knots("1 8 32 128 512 2048 8192 32768"), knots("32 256 1024 4096 16384 65536")
-_N = knots("32 128 512 1024 2048 4096 8192 16384 65536")
-_N22 = knots(
-    "32 64 128 256 512 768 1024 1536 2048 2560 3072 3584 4096 5120 6144 7168 8192 10240 12288 16384 51200 "
-    "65536"
-)
-_YES: Final = (0.0, 1.0)
-_ODD: Final = ("odd waves", (_YES, (-1, 0, 1, 2, 3, 5, 7)))
-_FEW_WAVES: Final = ("waves balance", ((-1, 0, 0.5, 1, 1.5, 2, 3, 5, 7), (-4, -1, 0, 1, 2, 5)))
-_HALVES: Final = (-1, 0, 0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2, 2.5, 3, 4, 5, 7)
-_MORE_WAVES: Final = ("waves balance", (_HALVES, (-4, -2, -1, 0, 1, 2, 4, 6)))
-_COARSE: Final = ("m n k", (_M8, _N6, _N6))
-_BY_M: Final = (("m n", (_M, _N)), ("m k", (_M, _N)))
-_BY_NK: Final = (("n", (_N22,)), ("k", (_N22,)))
-PRODUCTS: Final = Family(
-    "products",
-    product_work,
-    product_features,
-    grids(_COARSE, _ODD, _FEW_WAVES, *_BY_M, *_BY_NK),
-    Parameters(fixed_ns=2000),
-)
-PRODUCTS_COARSE: Final = replace(
-    PRODUCTS, name="products_coarse", grids=grids(_COARSE, _ODD, _FEW_WAVES, ("m", (_M,)), *_BY_NK)
-)
-PRODUCTS_FINE: Final = replace(
-    PRODUCTS,
-    name="products_fine",
-    grids=grids(("m n k", (_M13, _N, _N)), _ODD, _MORE_WAVES, *_BY_M, ("n k", (_N22, _N22))),
-)
-"""With twice the numbers: for GPUs whose library is less smooth, and of which few families were measured."""
 
 # ---- attention ---------------------------------------------------------------------------------------------
 
@@ -223,29 +178,6 @@ def attention_features(s: Sizes, sheet: Sheet, dtype: str) -> dict[str, FloatArr
     }
 
 
-_S = knots("1 16 64 128 256 512 1024 2048 4096 16384")
-_R = knots("1 4 16 32 64 128 256 1024 4096 16384")
-_DIMS = knots("64 128 192 256 512")
-_GROUPS: Final = (0, 1, 2, 3, 4, 6)
-_KV = knots("1 2 4 8 16 32 96")
-_WAVES: Final = ("waves balance", ((-3, -1, 0, 0.5, 1, 1.5, 2, 3, 5, 8), (-4, -2, -1, 0, 1, 2, 5)))
-PREFILL: Final = Family(
-    "attention_prefill",
-    attention_work,
-    attention_features,
-    grids(
-        ("seq_len rows group", (_S, _R, (0, 1, 3, 6))),
-        ("head_dim seq_len cut", (_DIMS, _S, (0, 1, 3, 6))),
-        _WAVES,
-        ("batch kv_heads", (knots("1 4 16 64 256"), _KV)),
-        ("head_dim group", (_DIMS, _GROUPS)),
-        ("seq_len rows windowed", (_S, _R, _YES)),
-    ),
-    Parameters(fixed_ns=9000, step_ns=2, block_ns=1500),
-    smooth=0.3,
-)
-
-
 _ALONE_IN_WINDOW: Final = frozenset(("ampere", "ada"))
 """Whose decoding with a window walks the cache once for each query head: FlashAttention-2 packs those that
 share keys without a window only (`seqlenq_ngroups_swapped`, Dao-AILab/flash-attention, flash_api.cpp)."""
@@ -281,45 +213,15 @@ def decode_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
     )
 
 
-_SD = knots("2 16 64 128 256 512 1024 2048 4096 16384 65536")
-_S8, _R7 = knots("2 64 128 256 1024 4096 16384 65536"), knots("1 8 32 128 512 2048 16384")
-DECODE: Final = replace(
-    PREFILL,
-    name="attention_decode",
-    work=decode_work,
-    grids=grids(
-        ("seen kv_rows group windowed", (_S8, _R7, (0, 1, 3, 6), _YES)),
-        ("head_dim seen cut", (_DIMS, _SD, _YES)),
-        _WAVES,
-        ("batch kv_heads", (knots("1 4 16 64 256 2048"), _KV)),
-        ("head_dim group", (_DIMS, _GROUPS)),
-        ("windowed heads batch", (_YES, knots("1 4 16 32 96"), knots("1 8 32 128 512 2048"))),
-        ("group seen kv_rows", (_YES, _SD, _R)),  # with one query head a key-value head some never split
-    ),
-)
-
-
 def encoder_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
     """Return the work of attention without a mask: every query sees every key."""
     return attention_work({**s, "kv_heads": s["heads"]}, sheet, dtype, causal=False)
 
 
-def _encoder_features(s: Sizes, sheet: Sheet, dtype: str) -> dict[str, FloatArray]:
+def encoder_features(s: Sizes, sheet: Sheet, dtype: str) -> dict[str, FloatArray]:
+    """Return those of attention in which each query head has keys of its own."""
     return attention_features({**s, "kv_heads": s["heads"]}, sheet, dtype)
 
-
-ENCODER: Final = Family(
-    "attention_encoder",
-    encoder_work,
-    _encoder_features,
-    grids(
-        ("seq_len rows head_dim", (_S, knots("1 4 16 32 64 128 256 1024 4096"), knots("64 72 80"))),
-        ("batch heads", (knots("1 4 16 64"), knots("1 4 16 32"))),
-        _WAVES,
-    ),
-    Parameters(fixed_ns=5000, step_ns=2, block_ns=1500),
-    smooth=0.3,
-)
 
 # ---- experts -----------------------------------------------------------------------------------------------
 
@@ -368,25 +270,6 @@ def moe_features(s: Sizes, sheet: Sheet, dtype: str) -> dict[str, FloatArray]:
     }
 
 
-_HIDDEN = knots("1024 2048 3072 4096 5120 6144 7168")
-_INTER = knots("32 64 128 256 512 768 1024 2048 4096 16384")
-_LOCAL, _INTER4 = knots("1 4 16 64 256"), knots("32 256 2048 16384")
-MOE: Final = Family(
-    "moe",
-    moe_work,
-    moe_features,
-    grids(
-        ("tokens local inter", (knots("1 8 64 512 2048 32768"), _LOCAL, _INTER4)),
-        ("rows width", ((-8, -4, -2, 0, 2, 4, 5, 6, 7, 8, 10), (15, 18, 21, 23, 26))),
-        ("hidden topk", (_HIDDEN, knots("1 2 4 8 22"))),
-        ("hidden inter", (_HIDDEN, _INTER)),
-        ("ep experts tokens", (knots("1 2 4 16 256"), knots("8 128 256 512"), knots("1 64 1024 32768"))),
-        ("waves balance", ((-3, 0, 1, 2, 3, 5, 8), (-4, -1, 0, 1, 2, 5))),
-    ),
-    Parameters(fixed_ns=20000, step_ns=1, block_ns=1500),
-    smooth=0.3,
-)
-
 # ---- state-space layers ------------------------------------------------------------------------------------
 
 
@@ -415,24 +298,6 @@ def scan_features(s: Sizes, sheet: Sheet, dtype: str) -> dict[str, FloatArray]:
     return {"batch": log2(batch), "seq_len": log2(length), "tokens": tokens, wide: log2(width)}
 
 
-_CHANNELS = knots("1536 2048 6144 10240 20480")
-_BATCH4, _BATCH8 = knots("1 4 16 64"), knots("1 8 32 64 128 256 512 1024")
-CONV1D: Final = Family(
-    "causal_conv1d",
-    scan_work,
-    scan_features,
-    grids(
-        ("seq_len batch channels", (knots("1 4 8 32 128 512 1024 2048 8192 32768"), _BATCH4, _CHANNELS)),
-        ("tokens channels", (knots("1 16 64 256 1024 4096 16384 65536 1048576"), _CHANNELS)),
-    ),
-    Parameters(fixed_ns=8000, step_ns=5, block_ns=1000),
-    smooth=0.1,
-)
-CONV1D_UPDATE: Final = replace(
-    CONV1D, name="causal_conv1d_update", grids=grids(("batch channels", (_BATCH8, _CHANNELS)))
-)
-
-
 def delta_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
     """Return the work of the gated delta rule: a state of 128 x 128 a head, walked in chunks of tokens (or
     one by one).
@@ -450,22 +315,6 @@ def delta_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
     )
 
 
-_HEADS = knots("16 32 48 64")
-DELTA_CHUNK: Final = Family(
-    "gated_delta_chunk",
-    delta_work,
-    scan_features,
-    grids(
-        ("seq_len batch heads", (knots("1 16 64 128 256 512 1024 2048 8192 32768"), _BATCH4, _HEADS)),
-        ("tokens heads", (knots("1 64 256 1024 4096 16384 1048576"), _HEADS)),
-    ),
-    Parameters(fixed_ns=15000, step_ns=20, block_ns=2000),
-    smooth=0.1,
-)
-DELTA_STEP: Final = replace(
-    DELTA_CHUNK, name="gated_delta_step", grids=grids(("batch heads", (_BATCH8, _HEADS)))
-)
-
 # ---- quantizing --------------------------------------------------------------------------------------------
 
 
@@ -481,19 +330,6 @@ def quantize_features(s: Sizes, sheet: Sheet, dtype: str) -> dict[str, FloatArra
     m, k = columns(s, "m k")
     return {"m": log2(m), "k": log2(k), "mk": log2(m * k)}
 
-
-_QUANTIZED_M = knots("1 16 64 128 256 512 1024 1536 2048 3072 4096 8192 32768")
-QUANTIZE: Final = Family(
-    "quantize",
-    quantize_work,
-    quantize_features,
-    grids(
-        ("m k", (_QUANTIZED_M, knots("32 512 1024 2048 4096 8192 16384 65536"))),
-        ("mk", (tuple(np.arange(18, 31, 0.5).tolist()),)),
-    ),
-    Parameters(fixed_ns=1500),
-    smooth=0.1,
-)
 
 # ---- tokens sent to the ranks of their experts -------------------------------------------------------------
 
@@ -512,22 +348,15 @@ def exchange_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
     return KernelWork(dram_bytes=as_dram, load_bytes=sent, blocks=given, dtype=dtype)
 
 
-_T5 = knots("1 32 256 2048 131072")
-EXCHANGE: Final = Family(
-    "deepep",
-    exchange_work,
-    logs("tokens hidden topk nodes sms experts"),
-    grids(
-        ("tokens sms nodes", (knots("1 8 64 512 4096 131072"), knots("4 8 16 24"), (0, 1, 2, 3))),
-        ("hidden tokens", (knots("2048 4096 7168"), _T5)),
-        ("topk tokens", (knots("1 2 4 8 22"), _T5)),
-        ("experts tokens", (knots("8 64 256 512"), _T5)),
-    ),
-    Parameters(fixed_ns=20000, block_ns=500, ramp_ns=5000),
-    smooth=0.1,
-)
-
-LANGUAGE_FAMILIES: Final = (
-    *(PRODUCTS, PRODUCTS_FINE, PRODUCTS_COARSE, PREFILL, DECODE, ENCODER, MOE),
-    *(CONV1D, CONV1D_UPDATE, DELTA_CHUNK, DELTA_STEP, QUANTIZE, EXCHANGE),
-)
+LANGUAGE_DEMANDS: Final[Mapping[str, Demand]] = {
+    **dict.fromkeys(("products", "products_coarse", "products_fine"), (product_work, product_features)),
+    "attention_prefill": (attention_work, attention_features),
+    "attention_decode": (decode_work, attention_features),
+    "attention_encoder": (encoder_work, encoder_features),
+    "moe": (moe_work, moe_features),
+    **dict.fromkeys(("causal_conv1d", "causal_conv1d_update"), (scan_work, scan_features)),
+    **dict.fromkeys(("gated_delta_chunk", "gated_delta_step"), (delta_work, scan_features)),
+    "quantize": (quantize_work, quantize_features),
+    "deepep": (exchange_work, logs("tokens hidden topk nodes sms experts")),
+}
+"""Family -> its work and features."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -61,14 +61,13 @@ def _shared(table: Table) -> dict[str, list[str]]:
     return {"unmeasured": [*table.rows]}
 
 
-def write(folder: Path, name: str, key: str, model: Model) -> None:
-    """Put a model into the file of a GPU: one line each, readable and small.
-
-    Parameters that the rows moved are in three digits, grids in hundredths of a logarithm.
+def record_of(model: Model) -> dict[str, Any]:
+    """Return readable numbers: parameters that the rows moved, in three digits; grids in hundredths of a
+    logarithm.
     """
     start, free = vars(model.family.start), vars(model.parameters)
     rounded = {name: float(f"{value:.3g}") for name, value in free.items()}
-    record = {
+    return {
         "family": model.family.name,
         "dtype": model.dtype,
         "parameters": {n: v for n, v in rounded.items() if not np.isclose(v, start[n], rtol=0.005)},
@@ -76,9 +75,13 @@ def write(folder: Path, name: str, key: str, model: Model) -> None:
         "spread_edges": [round(float(edge), 2) for edge in model.spread_edges],
         "spread": [round(float(width), 3) for width in model.spread],
     }
+
+
+def write(folder: Path, name: str, key: str, model: Model) -> None:
+    """Put a model into the file of a GPU: one line each, readable and small."""
     path = folder / f"{name}.json"
     families = json.loads(path.read_text(encoding="utf-8"))["families"] if path.exists() else {}
-    families[key] = record
+    families[key] = record_of(model)
     lines = (f"{json.dumps(k)}:{json.dumps(v, separators=(',', ':'))}" for k, v in sorted(families.items()))
     head = f'{{\n"schema":"{SCHEMA}",\n"gpu":"{name}",\n"families":{{\n'
     path.write_text(head + ",\n".join(lines) + "\n}}\n", encoding="utf-8")

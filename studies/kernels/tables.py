@@ -15,10 +15,11 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from devices.cost import general_kernels as general
-from devices.cost import language_kernels as language
+from devices.cost.general_kernels import ELEMENT_FLOPS
 from devices.cost.kernel_costs import load_fits
+from devices.cost.kernel_fits import FAMILIES
 from devices.cost.kernel_model import Family, Sheet, Sizes, take
+from devices.cost.language_kernels import MOE_SIZES
 from sim.base.arrays import FloatArray
 
 PRESETS: Final = {
@@ -92,7 +93,7 @@ class Table:
 
     def family_of(self, gpu: str) -> Family:
         """Return the family in the variant of a GPU."""
-        return language.PRODUCTS_FINE if gpu in self.fine else self.family
+        return FAMILIES["products_fine"] if gpu in self.fine else self.family
 
     def sheet(self, gpu: str) -> Sheet:
         """Return a GPU's data sheet."""
@@ -113,13 +114,13 @@ def _rows(d: pd.DataFrame, columns: tuple[str, ...], layer: tuple[str, ...], tex
 
 
 def _table(
-    name: str, dtype: str, family: Family, d: pd.DataFrame, columns: str, layer: str, **more: Any
+    name: str, dtype: str, family: str, d: pd.DataFrame, columns: str, layer: str, **more: Any
 ) -> Table:
     names, text = tuple(columns.split()), "direction" if "direction" in columns else ""
     by_gpu = {g: _rows(each, names, tuple(layer.split()), text) for g, each in d.groupby("gpu")}
     found = {str(g): rows for g, rows in by_gpu.items()}
     more.setdefault("logs", tuple(c for c in names if c != text))
-    return Table(name, dtype, family, found, **more)
+    return Table(name, dtype, FAMILIES[family], found, **more)
 
 
 def _read(path: Path, **names: str) -> pd.DataFrame:
@@ -149,7 +150,7 @@ def language_tables(data: Path) -> Iterator[Table]:
     )
     for dtype, each in _bf16(d).groupby("dtype"):
         few = dtype in ("fp8_block", "nvfp4")
-        family = language.PRODUCTS_COARSE if few else language.PRODUCTS
+        family = "products_coarse" if few else "products"
         fine = () if few else ("a100-sxm-80", "l40s")
         yield _table("products", str(dtype), family, each, "m n k", "n k", fine=fine)
     sizes = "batch seq_len heads kv_heads head_dim window"
@@ -160,10 +161,10 @@ def language_tables(data: Path) -> Iterator[Table]:
     ).assign(gpu="h200-sxm")  # fmt: skip
     prefill = pd.concat([_read(here / "attention_prefill.csv.gz"), more], ignore_index=True)
     layer = "heads kv_heads head_dim window"
-    yield _table("prefill", "bf16", language.PREFILL, prefill, sizes, layer)
-    yield _table("decode", "bf16", language.DECODE, _read(here / "attention_decode.csv.gz"), sizes, layer)
+    yield _table("prefill", "bf16", "attention_prefill", prefill, sizes, layer)
+    yield _table("decode", "bf16", "attention_decode", _read(here / "attention_decode.csv.gz"), sizes, layer)
     d = _read(here / "encoder_attention.csv.gz", batch_size="batch", num_heads="heads")
-    yield _table("encoder", "bf16", language.ENCODER, d, "batch seq_len heads head_dim", "heads head_dim")
+    yield _table("encoder", "bf16", "attention_encoder", d, "batch seq_len heads head_dim", "heads head_dim")
     low = _read(
         here / "moe_low_bits.csv.gz",
         num_tokens="tokens", hidden_size="hidden", inter_size="intermediate", num_experts="experts",
@@ -171,9 +172,7 @@ def language_tables(data: Path) -> Iterator[Table]:
     )  # fmt: skip
     d = pd.concat([_read(here / "moe.csv.gz").assign(dtype="bf16"), low], ignore_index=True)
     for dtype, each in _bf16(d).groupby("dtype"):
-        yield _table(
-            "moe", str(dtype), language.MOE, each, language.MOE_SIZES, "hidden intermediate topk experts"
-        )
+        yield _table("moe", str(dtype), "moe", each, MOE_SIZES, "hidden intermediate topk experts")
     mamba = _read(here / "mamba2.csv.gz", batch_size="batch")
     mamba["channels"] = mamba.nheads * mamba.head_dim + 2 * mamba.n_groups * mamba.d_state
     delta = _read(here / "gdn.csv.gz", batch_size="batch", num_v_heads="heads")
@@ -182,11 +181,11 @@ def language_tables(data: Path) -> Iterator[Table]:
     d = d[d.kernel_source.str.startswith("causal")]
     d = d.drop_duplicates(["gpu", "kernel_source", "batch", "seq_len", "channels"])
     sizes, context = "batch seq_len channels", d.phase == "context"
-    yield _table("conv1d", "bf16", language.CONV1D, d[context], sizes, "channels")
-    yield _table("conv1d_update", "bf16", language.CONV1D_UPDATE, d[~context], sizes, "channels")
+    yield _table("conv1d", "bf16", "causal_conv1d", d[context], sizes, "channels")
+    yield _table("conv1d_update", "bf16", "causal_conv1d_update", d[~context], sizes, "channels")
     ways = (
-        ("gated_delta", "chunk", language.DELTA_CHUNK),
-        ("gated_delta_step", "fused", language.DELTA_STEP),
+        ("gated_delta", "chunk", "gated_delta_chunk"),
+        ("gated_delta_step", "fused", "gated_delta_step"),
     )
     for name, kernel, family in ways:
         each = delta[delta.kernel_source.str.startswith(kernel)]
@@ -194,8 +193,8 @@ def language_tables(data: Path) -> Iterator[Table]:
         yield _table(name, "bf16", family, each, "batch seq_len heads", "heads")
     d = _read(here / "quantize.csv.gz")
     d = d[d.us > 0.2]  # 27 of 7,788 rows are differences of two timings, near nothing
-    yield _table("quantize_scale", "fp8", language.QUANTIZE, d[d.op_name == "compute_scale"], "m k", "k")
-    yield _table("quantize", "fp8", language.QUANTIZE, d[d.op_name == "scale_matrix"], "m k", "k")
+    yield _table("quantize_scale", "fp8", "quantize", d[d.op_name == "compute_scale"], "m k", "k")
+    yield _table("quantize", "fp8", "quantize", d[d.op_name == "scale_matrix"], "m k", "k")
     d = _read(
         here / "deepep.csv.gz",
         node_num="nodes", num_token="tokens", hidden_size="hidden", num_topk="topk", num_experts="experts",
@@ -203,9 +202,7 @@ def language_tables(data: Path) -> Iterator[Table]:
     for way in ("dispatch", "combine"):
         each = d.assign(sms=d[f"{way}_sms"], us=d[f"{way}_transmit_us"])
         sizes = "tokens hidden topk nodes sms experts"
-        yield _table(
-            f"deepep_{way}", "bf16", language.EXCHANGE, each[each.us > 0], sizes, "hidden topk experts"
-        )
+        yield _table(f"deepep_{way}", "bf16", "deepep", each[each.us > 0], sizes, "hidden topk experts")
 
 
 def _but(*gpus: str) -> Callable[[str], list[str]]:
@@ -234,25 +231,25 @@ def general_tables(data: Path) -> Iterator[Table]:
     d = _read(here / "fp32_matmul.csv.gz", B="batch", M="m", N="k", K="n")
     d["floor_ns"] = d.groupby(["gpu", "op"]).us.transform(lambda x: x.quantile(0.003)) * 1e3
     d["waits"] = True
-    for op, family, lenders in (("bmm", general.BMM, _but(*FP32)), ("linear", general.LINEAR, _alike_tiles)):
+    for op, lenders in (("bmm", _but(*FP32)), ("linear", _alike_tiles)):
         shared: dict[str, Any] = {"lenders": lenders, "stiff": stiff}
-        yield _table(op, "fp32", family, d[d.op == op], "batch m n k", "n k", **shared)
+        yield _table(op, "fp32", op, d[d.op == op], "batch m n k", "n k", **shared)
     e = _read(here / "fp32_elementwise.csv.gz", B="rows", H="columns")
     flat = e.groupby(["gpu", "op"]).us.transform(lambda x: x[x < 1.25 * x.quantile(0.02)].median())
     e["floor_ns"] = flat * 1e3
     e["elements"], e["operands"] = e["rows"] * e["columns"], e.op.isin(["add", "mul", "div", "pow"]) + 1
     names = {"softmax": "softmax", "ln": "layer_norm", "powu": "pow", "divu": "div"}
-    e["element_flops"] = e.op.replace(names).map(general.ELEMENT_FLOPS).fillna(2.0)
+    e["element_flops"] = e.op.replace(names).map(ELEMENT_FLOPS).fillna(2.0)
     shared = {"lenders": _alike_memory, "stiff": loose, "logs": ("rows", "columns")}
     rest = e[~e.op.isin(["softmax", "ln"])]
     sizes = "elements operands element_flops"
     shared["logs"] = ("elements", "operands", "element_flops")
-    yield _table("elementwise", "fp32", general.ELEMENTWISE, rest, sizes, "columns", **shared)
+    yield _table("elementwise", "fp32", "elementwise", rest, sizes, "columns", **shared)
     shared["logs"] = ("rows", "columns")
     sizes = "rows columns element_flops"
     for name, op, family in (
-        ("softmax", "softmax", general.SOFTMAX),
-        ("layer_norm", "ln", general.LAYER_NORM),
+        ("softmax", "softmax", "softmax"),
+        ("layer_norm", "ln", "layer_norm"),
     ):
         yield _table(name, "fp32", family, e[e.op == op], sizes, "columns", **shared)
     yield from _convolutions(here)
@@ -272,7 +269,7 @@ def general_tables(data: Path) -> Iterator[Table]:
     shared["lenders"] = _but("a100-sxm-80", "h100-sxm")
     for name, op in ops.items():
         sizes = "rows columns tensors element_flops"
-        yield _table(name, "fp16", general.LLM_ROWS, d[d.op == op], sizes, "model", **shared)
+        yield _table(name, "fp16", "llm_rows", d[d.op == op], sizes, "model", **shared)
 
 
 def _convolutions(here: Path) -> Iterator[Table]:
@@ -286,7 +283,7 @@ def _convolutions(here: Path) -> Iterator[Table]:
     d = d.assign(pad_h=d.padding, pad_w=d.padding, stride_h=d.stride, stride_w=d.stride)
     lenders = _but("p100-pcie-16", "p4", "t4", "v100-pcie-32")
     logs, stiff = ("batch", "in_channels", "out_channels", "height"), {"smooth": 5.0, "ridge": 1.0}
-    yield _table("conv_3x3", "fp32", general.CONV, d, sizes, layer, lenders=lenders, stiff=stiff, logs=logs)
+    yield _table("conv_3x3", "fp32", "conv", d, sizes, layer, lenders=lenders, stiff=stiff, logs=logs)
     b = _read(
         here / "conv_deepbench.csv.gz",
         filters="out_channels",
@@ -299,7 +296,7 @@ def _convolutions(here: Path) -> Iterator[Table]:
             part = b[b.dtype == dtype].assign(us=b[f"{way}_us"], direction=way).dropna(subset=["us"])
             gpus = ("p100-pcie-16", "v100-sxm") if dtype == "fp32" else ()  # in fp16 one has tensor cores
             more: dict[str, Any] = {"lenders": _but(*gpus), "stiff": loose, "logs": every}
-            yield _table(f"conv_{way}", dtype, general.CONV_ANY, part, sizes, layer, **more)
+            yield _table(f"conv_{way}", dtype, "conv_any", part, sizes, layer, **more)
 
 
 def tables(data: Path) -> Iterator[Table]:
