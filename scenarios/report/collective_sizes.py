@@ -218,12 +218,11 @@ def draw_sizes(rows: Sequence[Row], title: str, ax: Axes | None = None) -> Axes:
     title : str
     ax : Axes, optional
     """
-    from sim.plot.figure import new_figure
+    from sim.plot.figure import axes_or_new
     from sim.plot.legend import add_legend
     from sim.plot.theme import OKABE_ITO, ink, plain
 
-    if ax is None:
-        _, (ax,) = new_figure(width=8.0, height=4.5)
+    ax = axes_or_new(ax, width=8.0, height=4.5)
     lines: tuple[tuple[str, dict[str, Any], list[float | None]], ...] = (
         ("NCCL's own estimate", {"color": "0.6"}, [row.tuner_us for row in rows]),
         ("by the links", {"color": "0.6"}, [row.links_us for row in rows]),
@@ -261,6 +260,5 @@ def draw_sizes(rows: Sequence[Row], title: str, ax: Axes | None = None) -> Axes:
     ax.set_xlabel("size")
     ax.set_ylabel("bus bandwidth (GB/s)")
     plain(ax, title)
-    handles, labels = ax.get_legend_handles_labels()
-    add_legend(ax, dict(zip(labels, handles, strict=True)), alone=True)
+    add_legend(ax, alone=True)
     return ax

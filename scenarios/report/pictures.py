@@ -14,7 +14,6 @@ from sim.base.errors import InputError
 from sim.base.units import format_duration
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
 
@@ -59,13 +58,12 @@ def draw_what_ifs(name: str, rows: Sequence[Row], ax: Axes | None = None) -> Axe
         Rows as `scenarios.variants.what_ifs.try_all` yields them.
     ax : Axes, optional
     """
-    from sim.plot.figure import elided, new_figure
+    from sim.plot.figure import axes_or_new, elided
     from sim.plot.theme import OKABE_ITO, plain
 
     base, *others = ranked(rows)
     base_ns = base["makespan_ns"]
-    if ax is None:
-        _, (ax,) = new_figure(width=9.0, height=1.2 + 0.28 * max(1, len(others)))
+    ax = axes_or_new(ax, width=9.0, height=1.2 + 0.28 * max(1, len(others)))
     saved = [each["saved_ns"] for each in others]
     shares = [100 * ns / base_ns if base_ns else 0.0 for ns in saved]
     blue, red = OKABE_ITO[0], OKABE_ITO[5]
@@ -114,7 +112,7 @@ def sweep_plot(
     InputError
         Every point failed, so there is nothing to draw.
     """
-    from sim.plot.figure import elided, new_figure
+    from sim.plot.figure import axes_or_new, elided
     from sim.plot.legend import add_legend
     from sim.plot.theme import OKABE_ITO, plain
 
@@ -131,19 +129,17 @@ def sweep_plot(
         raise InputError("there is nothing to draw: every point failed")
     order = list(dict.fromkeys(str(row[settings[0]]) for row in rows))
     place = _places(order)
-    if ax is None:
-        _, (ax,) = new_figure(width=8.0, height=4.2)
+    ax = axes_or_new(ax, width=8.0, height=4.2)
     best = max if most else min
     ranked = sorted(lines, key=lambda name: best(y for _, y in lines[name]), reverse=most)
     named = [name for name in lines if name in ranked[: len(OKABE_ITO)]]
-    handles: dict[str, Artist] = {}
     for name, points in lines.items():
         k = named.index(name) if name in named else None
         style = "-" if k is None else ("o-", "s--", "^:", "D-.")[k % 4]  # lines may coincide
         colour = "0.7" if k is None else OKABE_ITO[k]
         at, ys = [place[value] for value, _ in points], [y for _, y in points]
-        (line,) = ax.plot(at, ys, style, markersize=4, color=colour, zorder=1 if k is None else 2)
-        handles.setdefault(elided(name) if k is not None else f"{len(lines) - len(named):,} others", line)
+        label = f"{len(lines) - len(named):,} others" if k is None else elided(name)
+        ax.plot(at, ys, style, markersize=4, color=colour, label=label, zorder=1 if k is None else 2)
     shown = [elided(value, 30) for value in order]
     turned: dict[str, Any] = {}
     if sum(map(len, shown)) > _ONE_LINE:
@@ -154,7 +150,7 @@ def sweep_plot(
     ax.set_ylim(bottom=0)
     plain(ax)
     if lines.keys() != {""}:
-        add_legend(ax, handles, alone=True)
+        add_legend(ax, alone=True)
     return ax
 
 
@@ -167,26 +163,24 @@ def profile_plot(profile: Mapping[str, Sequence[tuple[Any, Any]]], ax: Axes | No
         Profile as `scenarios.variants.bench.profile` returns it.
     ax : Axes, optional
     """
-    from sim.plot.figure import elided, new_figure
+    from sim.plot.figure import axes_or_new, elided
     from sim.plot.legend import add_legend
     from sim.plot.theme import OKABE_ITO, plain
 
-    if ax is None:
-        _, (ax,) = new_figure(width=8.0, height=4.2)
+    ax = axes_or_new(ax, width=8.0, height=4.2)
     last = max((float(ratio) for steps in profile.values() for ratio, _ in steps), default=1.0)
-    handles: dict[str, Artist] = {}
     for k, (name, steps) in enumerate(profile.items()):
         at = [1.0, *(float(ratio) for ratio, _ in steps), 1 + (last - 1) * 1.05]
         share = [0.0, *(float(part) for _, part in steps)]
         style = ("-", "--", ":", "-.")[k % 4]  # lines may coincide
         colour = OKABE_ITO[k % len(OKABE_ITO)]
-        (line,) = ax.plot(at, [*share, share[-1]], style, color=colour, drawstyle="steps-post")
-        handles[elided(name)] = line
+        steps_to = [*share, share[-1]]
+        ax.plot(at, steps_to, style, color=colour, drawstyle="steps-post", label=elided(name))
     ax.set_xlabel("makespan, as a multiple of the best of these methods")
     ax.set_ylabel("share of the instances")
     ax.set_ylim(0, 1.02)
     plain(ax)
-    add_legend(ax, handles, alone=True)
+    add_legend(ax, alone=True)
     return ax
 
 

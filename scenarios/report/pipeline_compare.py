@@ -77,12 +77,11 @@ def pareto(results: Sequence[Result], ax: Axes | None = None) -> Axes:
     -------
     Axes
     """
-    from sim.plot.figure import elided, new_figure, scale_time
+    from sim.plot.figure import axes_or_new, elided, scale_time
     from sim.plot.legend import add_legend
     from sim.plot.theme import OKABE_ITO, paper, plain
 
-    if ax is None:
-        _, (ax,) = new_figure(width=7.0, height=4.5)
+    ax = axes_or_new(ax, width=7.0, height=4.5)
     told = [result.summary["pipeline"] for result in results]
     peaks = [_peak_bytes(one)[0] for one in told]
     sized = any(peaks)
@@ -94,7 +93,7 @@ def pareto(results: Sequence[Result], ax: Axes | None = None) -> Axes:
     unit = 1 << 30 if sized and max(memory) >= 1 << 30 else 1 << 20 if sized else 1
     best = front(points)
     at, peaks_on_front = [points[i][0] / scale for i in best], [points[i][1] / unit for i in best]
-    (line,) = ax.plot(at, peaks_on_front, "o-", color=OKABE_ITO[4])
+    ax.plot(at, peaks_on_front, "o-", color=OKABE_ITO[4], label="Pareto front")
     for i, (time, nbytes) in enumerate(points):
         face = OKABE_ITO[4] if i in best else paper()
         ax.plot([time / scale], [nbytes / unit], "o", markerfacecolor=face, markeredgecolor=OKABE_ITO[4])
@@ -103,7 +102,7 @@ def pareto(results: Sequence[Result], ax: Axes | None = None) -> Axes:
     plain(ax)
     named = [(elided(result.policy), at) for result, at in zip(results, places, strict=True)]
     _name_apart(ax, named, [places[i] for i in best])
-    add_legend(ax, {"Pareto front": line}, alone=True)
+    add_legend(ax, alone=True)
     ax.set_ylabel({1 << 30: "peak memory (GiB)", 1 << 20: "peak memory (MiB)"}.get(unit, "activations alive"))
     return ax
 
@@ -116,8 +115,7 @@ def _name_apart(
     It must cover no point, no other name, and not the line. A thin line connects a distant name to its
     point.
     """
-    from matplotlib.patches import ConnectionPatch
-    from matplotlib.transforms import Bbox, offset_copy
+    from matplotlib.transforms import Bbox
 
     ax.autoscale_view()
     figure = ax.get_figure(root=True)
@@ -143,14 +141,9 @@ def _name_apart(
         best = free[0] if free else 0
         taken.append(boxes[best])
         dx, dy = beside[best]
-        ax.annotate(name, place, (dx, dy + 2), textcoords="offset points", fontsize=8)
-        if best >= _NEAR:
-            side = dy if dy > 0 else dy + height
-            there = offset_copy(ax.transData, figure, x=dx + width / 2, y=side, units="points")
-            line_to = ConnectionPatch(
-                place, place, ax.transData, there, shrinkA=4, color="0.6", linewidth=0.6
-            )
-            ax.add_artist(line_to)
+        thin = {"arrowstyle": "-", "color": "0.6", "linewidth": 0.6, "shrinkA": 0, "shrinkB": 4}
+        line_to = thin | {"relpos": (0.5, 0 if dy > 0 else 1)} if best >= _NEAR else None
+        ax.annotate(name, place, (dx, dy + 2), textcoords="offset points", fontsize=8, arrowprops=line_to)
 
 
 def draw_pareto(results: Sequence[Result], path: str) -> None:
@@ -166,48 +159,3 @@ def draw_pareto(results: Sequence[Result], path: str) -> None:
     if not is_pipelines(results):
         raise InputError("--pareto compares schedules of a pipeline; the workload is none")
     save(pareto(results), path)
-
-
-def memory_of_rank(result: Result, rank: int, ax: Axes | None = None) -> Axes:
-    """Draw the memory of a rank over time, one band per purpose.
-
-    Parameters
-    ----------
-    result : Result
-        Result of a pipeline.
-    rank : int
-    ax : Axes, optional
-
-    Returns
-    -------
-    Axes
-    """
-    from scenarios.workloads.pipeline_report import BANDS, bands_over_time
-    from sim.explain.memory_use import OTHER
-    from sim.plot.figure import new_figure, scale_time
-    from sim.plot.legend import add_legend
-    from sim.plot.theme import OKABE_ITO, colour_of, plain
-
-    if ax is None:
-        _, (ax,) = new_figure(height=2.6)
-    device = result.summary["pipeline"]["devices"][rank]
-    times, bands = bands_over_time(result.trace, device)
-    scale = scale_time(ax, max(result.trace.makespan_ns, 1))
-    colours = dict(zip(reversed(BANDS), ("#AA4499", *OKABE_ITO, colour_of(OTHER), "#444444"), strict=True))
-    ax.stackplot(
-        times / scale,
-        [held / (1 << 20) for held in bands.values()],
-        labels=list(bands),
-        colors=[colours[name] for name in bands],  # the same colours in all runs
-        step="post",
-        linewidth=0,
-    )
-    ax.set_ylabel(f"{device} (MiB)")
-    ax.margins(x=0)
-    # Shows the whole run, on shared axes too
-    ax.update_datalim([(0, 0), (max(result.trace.makespan_ns, 1) / scale, 0)])
-    ax.autoscale_view()
-    plain(ax)
-    handles, labels = ax.get_legend_handles_labels()
-    add_legend(ax, dict(zip(labels, handles, strict=True)), alone=True)
-    return ax

@@ -149,20 +149,6 @@ def memory_peaks(
     return [_at_peak(lives, band, trace.job.machine.device_index(name)) for name in devices]
 
 
-def bands_over_time(trace: Trace, device: str) -> tuple[IntArray, dict[str, IntArray]]:
-    """Return instants, and the bytes of each non-empty band that a device holds from each instant on."""
-    lives, band = lifetimes(trace), band_of_tensors(trace)
-    mine = lives.of(lives.device == trace.job.machine.device_index(device))
-    of = band[mine.tensor]
-    times, _ = mine.levels()
-    found = {
-        name: mine._replace(nbytes=np.where(of == k, mine.nbytes, 0)).levels()[1]
-        for k, name in enumerate(BANDS)
-        if (of == k).any()
-    }
-    return times, found
-
-
 def reserved_bytes(trace: Trace, devices: Sequence[str]) -> list[int]:
     """Return, for each rank, the bytes that an allocator with one pool per stream has to reserve.
 

@@ -45,6 +45,11 @@ def new_figure(rows: int = 1, *, width: float = 12.0, height: float = 4.0) -> tu
     return figure, [ax for (ax,) in figure.subplots(rows, 1, sharex=True, squeeze=False)]
 
 
+def axes_or_new(ax: Axes | None, *, width: float = 12.0, height: float = 4.0) -> Axes:
+    """Return the given axes, or those of a new figure of this size."""
+    return new_figure(width=width, height=height)[1][0] if ax is None else ax
+
+
 def save(figure: Figure | Axes, path: str | os.PathLike[str]) -> None:
     """Write a figure, or that of some axes, to a ``.png``, ``.svg`` or ``.pdf`` file, whole or not at all.
 

@@ -12,9 +12,9 @@ Its parts are in `sim.plot`, its colours in `sim.plot.theme` and its legend in `
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -22,9 +22,9 @@ from sim.base.arrays import UNSET
 from sim.explain.derived import DerivedColumns
 from sim.plot.bar_polygons import draw_arrows, draw_bars, draw_path, name_lanes, names_in_bars, points_of
 from sim.plot.bars import bars_of, folded_note, path_of
-from sim.plot.figure import new_figure, scale_time, time_unit, told_time
-from sim.plot.legend import add_legend, colours_of, handles_of, legend_of, with_bands
-from sim.plot.memory import CAPACITY, IN_VAIN, RESERVED, Strips, band_labels, coloured_strips, draw_strip
+from sim.plot.figure import axes_or_new, new_figure, scale_time, time_unit, told_time
+from sim.plot.legend import add_legend, colours_of, handles_of, legend_of
+from sim.plot.memory import coloured_strips, draw_strip, memory_handles
 from sim.plot.theme import ink, paper, plain, shade
 from sim.record.record import Record
 
@@ -103,8 +103,7 @@ def gantt(
     """
     unseen = links and _negligible(trace)
     bars = bars_of(trace, links=links and not unseen, issuers=issuers).seen()
-    if ax is None:
-        _, (ax,) = new_figure(height=min(20.0, 0.9 + _LANE_INCHES * max(2, len(bars.lanes))))
+    ax = axes_or_new(ax, height=min(20.0, 0.9 + _LANE_INCHES * max(2, len(bars.lanes))))
     until = until_ns or max(trace.makespan_ns, 1)
     scale = scale_time(ax, until)
     colours = colours or colours_of([trace])
@@ -183,11 +182,11 @@ def compare_gantt(
     until = max(max(trace.makespan_ns for trace in runs), 1)
     bars = [bars_of(trace, links=links and not _negligible(trace), issuers=issuers).seen() for trace in runs]
     held, colours, sizes = coloured_strips(runs, colours_of(runs), memory=memory)
-    entries = with_bands(legend_of(bars, colours), band_labels(held), colours)
-    handles = handles_of(entries, colours) | _lines_of_memory(held)
+    every = [strip for run in held for strip in run.shown]
+    handles = memory_handles(legend_of(bars, colours), every, colours)
 
     lanes = [_LANE_INCHES * max(1, len(each.lanes)) for each in bars]
-    n_strips = sum(len(run.shown) for run in held)
+    n_strips = len(every)
     height = 0.6 + sum(0.4 + h for h in lanes) + n_strips * (0.08 + _STRIP_INCHES)
     # A low chart may be lower than its legend.
     figure_inches = min(_HIGHEST, max(height, 0.3 + _ENTRY_INCHES * len(handles) * (len(handles) > 1)))
@@ -222,21 +221,6 @@ def compare_gantt(
         for each in (ax, *strips):
             each.label_outer()
     return figure
-
-
-def _lines_of_memory(runs: Sequence[Strips]) -> dict[str, Any]:
-    """Return legend handles for lines and areas that only strips show."""
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    handles: dict[str, Any] = {}
-    strips = [strip for run in runs for strip in run.shown]
-    if strips:
-        handles["reserved"] = Line2D([], [], color=shade(RESERVED), linewidth=1)
-        handles["reserved, not in use"] = Patch(color=shade(IN_VAIN))
-    if any(strip.is_nearly_full for strip in strips):
-        handles["capacity"] = Line2D([], [], color=shade(CAPACITY), linewidth=1, linestyle="--")
-    return handles
 
 
 def _negligible(trace: Record) -> bool:

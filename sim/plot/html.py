@@ -43,14 +43,14 @@ from sim.plot.figure import time_unit, told_time
 from sim.plot.legend import Entry, colours_of, legend_of, with_bands
 from sim.plot.memory import (
     CAPACITY,
-    IN_VAIN,
+    NOT_IN_USE,
     RESERVED,
     Scale,
     Strip,
-    Strips,
     band_labels,
     coloured_strips,
     folded,
+    line_labels,
 )
 from sim.plot.theme import LAUNCH, WAITING, chosen, on_dark
 from sim.plot.utilisation import USE_COLOURS, most_used, use_of_devices
@@ -193,9 +193,6 @@ _INSTANTS: Final = 16_000
 """Number of instants that all strips together distinguish; each takes up to three steps of each band."""
 _LOADS: Final = 2_000
 """Number of instants of a link's load; more become means over as many equal parts of the run."""
-_RESERVED, _NOT_IN_USE, _CAPACITY = "reserved", "reserved, not in use", "capacity"
-_LINES: Final = {_RESERVED: RESERVED, _NOT_IN_USE: IN_VAIN, _CAPACITY: CAPACITY}
-"""Labels below those of kinds in the legend, and their colours."""
 
 _Data = dict[str, Any]
 
@@ -301,8 +298,8 @@ def gantt_data(
     every = [bars_of(trace, issuers=issuers) for trace in runs]
     held, colours, sizes = coloured_strips(runs, colours_of(runs), memory=True, without_log=True)
     strips = [strip for run in held for strip in run.shown]
-    colours |= _LINES
-    key = _key(legend_of(every, colours), held, colours)
+    key = with_bands(legend_of(every, colours), band_labels(strips), colours)
+    key += [Entry(line, (line,), (colours[line],)) for line in line_labels(strips)]
     named = (kind for entry in key for kind in entry.kinds)
     labels = list(dict.fromkeys([*named, *(kind for bars in every for kind in bars.kinds)]))
     columns = _INSTANTS // max(1, len(strips))
@@ -360,15 +357,6 @@ def _dark(colour: str) -> str:
     return colour if colour == "black" else on_dark(colour)
 
 
-def _key(entries: list[Entry], held: list[Strips], colours: Mapping[str, str]) -> list[Entry]:
-    """Return the legend: that of the picture, plus entries that only strips of memory need."""
-    entries = with_bands(entries, band_labels(held), colours)
-    strips = [strip for run in held for strip in run.shown]
-    lines = [_RESERVED, _NOT_IN_USE] * any(strip.reserved is not None for strip in strips)
-    lines += [_CAPACITY] * any(strip.is_nearly_full for strip in strips)
-    return entries + [Entry(line, (line,), (colours[line],)) for line in lines]
-
-
 def _links(loads: list[LinkLoad], until_ns: int) -> _Data:
     """Return the row of a run's links: steps of the used share, for the links with the highest load."""
     shown, left_out = most_used(loads)
@@ -409,10 +397,10 @@ def _memory(strip: Strip, size: Scale, labels: list[str], until_ns: int, columns
     bands = [entry(label, held) for label, held in seen.bands.items()]
     row: _Data = {}
     if seen.reserved is not None:
-        bands.append(entry(_NOT_IN_USE, np.maximum(seen.reserved - seen.in_use, 0)))
-        row["reserved"] = entry(_RESERVED, seen.reserved)
-    if strip.is_nearly_full and strip.capacity_bytes is not None:
-        row["capacity"] = {"entry": labels.index(_CAPACITY), "nbytes": strip.capacity_bytes}
+        bands.append(entry(NOT_IN_USE, np.maximum(seen.reserved - seen.in_use, 0)))
+        row["reserved"] = entry(RESERVED, seen.reserved)
+    if (capacity := strip.shown_capacity) is not None:
+        row["capacity"] = {"entry": labels.index(CAPACITY), "nbytes": capacity}
     return row | {
         "names": [[1 - 1 / 1.35, f"{size.top_bytes / size.unit:,.3g} {size.name}"], [0.64, strip.device]],
         "times": seen.times_ns.tolist(),

@@ -188,20 +188,25 @@ def handles_of(entries: Iterable[Entry], colours: Mapping[str, str]) -> dict[str
     return handles
 
 
-def add_legend(where: Axes | Figure, handles: Mapping[str, Any], *, alone: bool = False) -> None:
+def add_legend(
+    where: Axes | Figure, handles: Mapping[str, Any] | None = None, *, alone: bool = False
+) -> None:
     """Put a legend beside axes, or beside a figure, where a long one takes no height from the first axes.
 
     Parameters
     ----------
     where : Axes or Figure
-    handles : mapping of str to artist
-        Label → handle.
+    handles : mapping of str to artist, optional
+        Label → handle; by default those of the axes.
     alone : bool
         Whether even a single entry is worth a legend.
     """
     from matplotlib.figure import Figure
     from matplotlib.legend_handler import HandlerTuple
 
+    if handles is None:
+        artists, names = where.get_legend_handles_labels()  # type: ignore[union-attr]  # of axes
+        handles = dict(zip(names, artists, strict=True))
     if len(handles) < 2 - alone:
         return
     place: dict[str, Any] = {"loc": "outside right upper"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -14,8 +13,8 @@ from sim.base.arrays import IntArray
 from sim.base.errors import listed
 from sim.base.units import format_bytes
 from sim.explain.memory_use import OTHER, RESIDENT, memory_bands, memory_use
-from sim.plot.figure import elided, new_figure, scale_time
-from sim.plot.legend import add_legend, handles_of, with_bands
+from sim.plot.figure import axes_or_new, elided, scale_time
+from sim.plot.legend import Entry, add_legend, handles_of, with_bands
 from sim.plot.theme import colour_of, hatches, ink, paper, plain, shade
 from sim.record.record import Record
 
@@ -44,10 +43,9 @@ _NEAR: Final = 0.75
 _COLUMNS: Final = 2_000
 """Number of instants in a strip: about one per pixel of a picture 12 inches wide, at 150 per inch."""
 
-RESERVED: Final = "black"
-IN_VAIN: Final = "#eeeeee"
-CAPACITY: Final = "#B22222"
-"""Colours of reserved memory (a line), its unused part, and the capacity (a dashed line)."""
+RESERVED, NOT_IN_USE, CAPACITY = "reserved", "reserved, not in use", "capacity"
+LINES: Final = {RESERVED: "black", NOT_IN_USE: "#eeeeee", CAPACITY: "#B22222"}
+"""Labels besides those of bands, and their colours: a line, the area below it, and a dashed line."""
 
 
 @dataclass(frozen=True)
@@ -91,9 +89,10 @@ class Strip:
         return max(self.peak_bytes, 0 if self.reserved is None else int(self.reserved.max(initial=0)), 1)
 
     @property
-    def is_nearly_full(self) -> bool:
-        """Whether at least three quarters of the device's memory were held at once."""
-        return self.capacity_bytes is not None and self.top_bytes >= _NEAR * self.capacity_bytes
+    def shown_capacity(self) -> int | None:
+        """Size of the device's memory, if at least three quarters of it were held at once."""
+        limit = self.capacity_bytes
+        return None if limit is None or self.top_bytes < _NEAR * limit else limit
 
     def seen(self, until_ns: int, columns: int = _COLUMNS) -> Strip:
         """Return a strip of fewer steps that looks the same.
@@ -170,8 +169,9 @@ def coloured_strips(
         As for `strips_of`.
     """
     held = alike(strips_of(runs, without_log=without_log) if memory else [Strips([], []) for _ in runs])
-    bands = {label: colour_of(label) for label in band_labels(held)}
-    return held, {**colours, **bands}, scales_of(held)
+    strips = [strip for run in held for strip in run.shown]
+    bands = {label: colour_of(label) for label in band_labels(strips)}
+    return held, {**colours, **bands, **LINES}, scales_of(strips)
 
 
 def strip_of(trace: Record, device: str) -> Strip:
@@ -275,7 +275,7 @@ def _peaks(trace: Record) -> dict[str, int]:
 
 def alike(runs: Sequence[Strips]) -> list[Strips]:
     """Return the strips with bands in one order: resident, kinds by the most that a device holds, other."""
-    labels = band_labels(runs)
+    labels = band_labels(strip for run in runs for strip in run.shown)
 
     def sorted_out(strip: Strip) -> Strip:
         return replace(strip, bands={label: strip.bands[label] for label in labels if label in strip.bands})
@@ -309,24 +309,29 @@ def _same(one: Strip, other: Strip) -> bool:
     return all(np.array_equal(a, b) for a, b in held)
 
 
-def band_labels(runs: Sequence[Strips]) -> list[str]:
+def band_labels(strips: Iterable[Strip]) -> list[str]:
     """Return labels of bands from bottom to top: resident, kinds by the most that a device holds, other."""
     most: dict[str, int] = {}
-    for strip in chain.from_iterable(run.shown for run in runs):
+    for strip in strips:
         for label, held in strip.bands.items():
             most[label] = max(most.get(label, 0), int(held.max(initial=0)))
     return sorted(most, key=lambda label: (label != RESIDENT, label == OTHER, -most[label], label))
 
 
-def scales_of(runs: Sequence[Strips]) -> dict[str, Scale]:
+def line_labels(strips: Sequence[Strip]) -> list[str]:
+    """Return which of `LINES` strips show."""
+    lines = [RESERVED, NOT_IN_USE] * any(strip.reserved is not None for strip in strips)
+    return lines + [CAPACITY] * any(strip.shown_capacity for strip in strips)
+
+
+def scales_of(strips: Iterable[Strip]) -> dict[str, Scale]:
     """Return one scale per kind of device for all strips, so that heights can be compared.
 
     Host and GPU have separate scales, so that the one with less is not flattened.
     """
     tops: dict[str, int] = {}
-    for strip in chain.from_iterable(run.shown for run in runs):
-        near = strip.capacity_bytes if strip.is_nearly_full else None
-        tops[strip.kind] = max(tops.get(strip.kind, 1), strip.top_bytes, near or 0)
+    for strip in strips:
+        tops[strip.kind] = max(tops.get(strip.kind, 1), strip.top_bytes, strip.shown_capacity or 0)
     return {kind: Scale(top, *byte_unit(top)) for kind, top in tops.items()}
 
 
@@ -388,53 +393,47 @@ def memory(
         There is no such device.
     """
     strip = strip_of(trace, device)
-    if ax is None:
-        _, (ax,) = new_figure(height=2.6)
-    until = until_ns or max(trace.makespan_ns, 1)
-    scale = scale_time(ax, until)
-    top, unit, name = size or Scale(strip.top_bytes, *byte_unit(strip.top_bytes))
-    draw_bands(ax, strip, {label: colour_of(label) for label in strip.bands}, scale=scale, unit=unit)
-    late, peak = strip.peak_ns > until / 2, f"{strip.peak_bytes / unit:,.4g} {name}"
-    _mark_peak(ax, strip, peak, scale, top / unit, late=late, size=8)
-    _label_bytes(ax, device, name)
-    ax.set_xlim(0, until / scale)
-    ax.set_ylim(0, 1.18 * top / unit)  # room for the peak's label
+    ax = axes_or_new(ax, height=2.6)
+    colours = {label: colour_of(label) for label in strip.bands}
+    sizes = scales_of([strip])
+    draw_strip(ax, strip, colours, size or sizes[strip.kind], until_ns or max(trace.makespan_ns, 1))
     plain(ax, title)
     if legend:
-        add_legend(ax, memory_handles([strip]), alone=True)
+        add_legend(ax, memory_handles([], [strip], colours), alone=True)
     return ax
 
 
-def memory_handles(strips: Sequence[Strip]) -> dict[str, Any]:
-    """Return legend handles for plots of memory: bands, one entry per colour, and reserved memory.
+def memory_handles(
+    entries: Sequence[Entry], strips: Sequence[Strip], colours: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the handles of a legend: its entries, the bands of strips, and the lines that strips show.
 
     Parameters
     ----------
+    entries : sequence of Entry
+        Entries of the chart above; empty: there is none.
     strips : sequence of Strip
         All strips that the legend belongs to.
+    colours : mapping of str to str
+        All colours that are shown together.
     """
     from matplotlib.lines import Line2D
 
-    labels = band_labels([Strips(list(strips), [])])
-    colours = {label: colour_of(label) for label in labels}
-    entries = with_bands([], labels, colours)
-    computed = [k for k, entry in enumerate(entries) if entry.kinds != (RESIDENT,)]
-    if len(computed) == 1:
-        (k,) = computed
-        entries[k] = entries[k]._replace(label="in use")
-    handles = handles_of(entries, colours)
-    if any(strip.reserved is not None for strip in strips):
-        handles["reserved"] = Line2D([], [], color=shade(RESERVED), linewidth=1)
-    return handles
+    style: dict[str, dict[str, Any]] = {NOT_IN_USE: {"linewidth": 6}, CAPACITY: {"linestyle": "--"}}
+    return handles_of(with_bands(entries, band_labels(strips), colours), colours) | {
+        label: Line2D([], [], color=shade(LINES[label]), **{"linewidth": 1, **style.get(label, {})})
+        for label in line_labels(strips)
+    }
 
 
 def draw_strip(ax: Axes, strip: Strip, colours: Mapping[str, str], size: Scale, until_ns: int) -> None:
-    """Draw one device below a Gantt chart: low, without a legend, with its name where lanes have theirs.
+    """Draw the memory of a device: low, without a legend, with its name where lanes have theirs.
+
+    Memory in use is stacked by band; a line shows what is reserved, a dashed one the capacity if it is near.
 
     Parameters
     ----------
     ax : Axes
-        Axes that share their time axis with the chart.
     strip : Strip
     colours : mapping of str to str
         Label of a band → colour (`sim.plot.memory.coloured_strips`).
@@ -443,38 +442,14 @@ def draw_strip(ax: Axes, strip: Strip, colours: Mapping[str, str], size: Scale, 
     until_ns : int
         Right end of the time axis.
     """
-    scale = scale_time(ax, until_ns)
-    draw_bands(ax, strip.seen(until_ns), colours, scale=scale, unit=size.unit)
-    if strip.is_nearly_full and strip.capacity_bytes is not None:
-        ax.axhline(strip.capacity_bytes / size.unit, color=shade(CAPACITY), linewidth=1, linestyle="--")
-    late, peak = strip.peak_ns > until_ns / 2, format_bytes(strip.peak_bytes, iec=True)
-    _mark_peak(ax, strip, peak, scale, size.top_bytes / size.unit, late=late, size=7)
-    _label_bytes(ax, strip.device, size.name)
-    ax.set_ylim(0, 1.35 * size.top_bytes / size.unit)  # room for the peak's label
-    ax.locator_params(axis="y", nbins=3)
-    ax.tick_params(axis="y", labelsize=7)
-    plain(ax, grid="x")
-
-
-def draw_bands(ax: Axes, strip: Strip, colours: Mapping[str, str], *, scale: int, unit: int) -> None:
-    """Draw memory in use, stacked by band, and reserved memory: the common part of all plots of memory.
-
-    Parameters
-    ----------
-    ax : Axes
-    strip : Strip
-    colours : mapping of str to str
-        Label of a band → colour.
-    scale, unit : int
-        Nanoseconds and bytes in the units of the axes.
-    """
+    scale, strip = scale_time(ax, until_ns), strip.seen(until_ns)
     times, below = strip.times_ns / scale, np.zeros(len(strip.times_ns), np.int64)
     hatch = hatches(colours)
     for label, held in strip.bands.items():
         ax.fill_between(
             times,
-            below / unit,
-            (below + held) / unit,
+            below / size.unit,
+            (below + held) / size.unit,
             step="post",
             facecolor=shade(colours[label]),
             linewidth=0,
@@ -483,24 +458,28 @@ def draw_bands(ax: Axes, strip: Strip, colours: Mapping[str, str], *, scale: int
         )
         below = below + held
     if strip.reserved is not None:
-        kept = strip.reserved / unit
-        ax.fill_between(times, below / unit, kept, step="post", color=shade(IN_VAIN), linewidth=0)
-        ax.step(times, kept, where="post", color=shade(RESERVED), linewidth=1)
-
-
-def _label_bytes(ax: Axes, device: str, unit: str) -> None:
-    """Write beside a strip whose it is; across, as a long name is wider than the strip is high."""
-    ax.set_ylabel(f"{elided(device)}\n({unit})", rotation=0, ha="right", va="center", fontsize=8)
-
-
-def _mark_peak(ax: Axes, strip: Strip, peak: str, scale: int, top: float, *, late: bool, size: int) -> None:
-    """Mark the instant of the peak, with its size on the side that has more room."""
+        kept = strip.reserved / size.unit
+        ax.fill_between(
+            times, below / size.unit, kept, step="post", color=shade(LINES[NOT_IN_USE]), linewidth=0
+        )
+        ax.step(times, kept, where="post", color=shade(LINES[RESERVED]), linewidth=1)
+    if (capacity := strip.shown_capacity) is not None:
+        ax.axhline(capacity / size.unit, color=shade(LINES[CAPACITY]), linewidth=1, linestyle="--")
     ax.axvline(strip.peak_ns / scale, color=ink(), linewidth=0.7, linestyle=":")
+    late = strip.peak_ns > until_ns / 2  # more room is on the other side
     ax.annotate(
-        f"peak {peak}",
-        (strip.peak_ns / scale, top),
+        f"peak {format_bytes(strip.peak_bytes, iec=True)}",
+        (strip.peak_ns / scale, size.top_bytes / size.unit),
         textcoords="offset points",
         xytext=(-4, 3) if late else (4, 3),
         ha="right" if late else "left",
-        fontsize=size,
+        fontsize=7,
     )
+    # Across, as a long name is wider than the strip is high
+    name = f"{elided(strip.device)}\n({size.name})"
+    ax.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8)
+    ax.set_xlim(0, until_ns / scale)
+    ax.set_ylim(0, 1.35 * size.top_bytes / size.unit)  # room for the peak's label
+    ax.locator_params(axis="y", nbins=3)
+    ax.tick_params(axis="y", labelsize=7)
+    plain(ax, grid="x")

@@ -17,7 +17,7 @@ from sim.explain.idle import REASONS, idle_reasons
 from sim.explain.time_use import WORD_OF_REASON, time_use
 from sim.machine.device import CostModel, Device
 from sim.plot.bar_polygons import name_lanes, points_of
-from sim.plot.figure import elided, new_figure, scale_time
+from sim.plot.figure import axes_or_new, elided, scale_time
 from sim.plot.legend import SLICES, add_legend, entries_of
 from sim.plot.theme import OKABE_ITO, colour_of, hatches, ink, is_dark, paper, plain, printed, shade
 from sim.record.record import Record
@@ -77,8 +77,7 @@ def utilisation(trace: Record, ax: Axes | None = None, *, title: str | None = No
     """
     use = use_of_devices(trace)
     names, parts = list(use), list(use.values())
-    if ax is None:
-        _, (ax,) = new_figure(height=min(20.0, 1.0 + 0.36 * max(2, len(names))))
+    ax = axes_or_new(ax, height=min(20.0, 1.0 + 0.36 * max(2, len(names))))
     total = max(trace.makespan_ns, 1)
     left, hatch = [0.0] * len(names), hatches(USE_COLOURS)
     for part, colour in USE_COLOURS.items():
@@ -99,8 +98,7 @@ def utilisation(trace: Record, ax: Axes | None = None, *, title: str | None = No
     ax.set_xlim(0, 100)
     ax.set_xlabel("share of the makespan (%)")
     plain(ax, title)
-    handles, labels = ax.get_legend_handles_labels()
-    add_legend(ax, dict(zip(labels, handles, strict=True)), alone=True)
+    add_legend(ax, alone=True)
     return ax
 
 
@@ -157,8 +155,7 @@ def link_heat_map(
     if not loads:
         raise InputError("there is nothing to draw: no link with a bandwidth carries anything")
     shown, left_out = most_used(loads)
-    if ax is None:
-        _, (ax,) = new_figure(height=1.2 + 0.24 * max(3, len(shown)))
+    ax = axes_or_new(ax, height=1.2 + 0.24 * max(3, len(shown)))
     until = until_ns or max(trace.makespan_ns, 1)
     scale = scale_time(ax, until)
     edges = np.unique(np.linspace(0, max(trace.makespan_ns, 1), _COLUMNS + 1).round().astype(np.int64))
@@ -303,8 +300,7 @@ def roofline(trace: Record, ax: Axes | None = None, *, title: str | None = None)
     sorts = op_points(trace)
     if not sorts:
         raise InputError("there is nothing to draw: no op that took some time has both flop and bytes")
-    if ax is None:
-        _, (ax,) = new_figure(width=9.0, height=5.0)
+    ax = axes_or_new(ax, width=9.0, height=5.0)
     graph = trace.job.graph
     time_ns = np.zeros(len(graph.kinds), np.int64)
     for points in sorts:

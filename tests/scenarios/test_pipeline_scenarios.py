@@ -19,7 +19,7 @@ from policies.pipeline.evaluate import StageTimes, evaluate
 from policies.pipeline.registry import generate
 from scenarios.importers.graph_json import write_graph
 from scenarios.regression import check_file
-from scenarios.report.pipeline_compare import memory_of_rank, pipeline_rows
+from scenarios.report.pipeline_compare import pipeline_rows
 from scenarios.run.execute import run_case, run_scenario
 from scenarios.run.load import load_scenario
 from scenarios.workloads.pipeline_workload import micro_batch_sizes
@@ -451,25 +451,3 @@ def test_a_refusal_names_the_schedule(tmp_path: Path) -> None:
     )
     with pytest.raises(ScenarioError, match="zb-h1: the schedule has I actions"):
         load_scenario(file).case("zb-h1").work  # noqa: B018
-
-
-def test_memory_of_a_rank_has_the_same_colours_in_every_run(tmp_path: Path) -> None:
-    file = tmp_path / "sized.yaml"
-    file.write_text(
-        "workload: {pipeline: {stages: 2, micro_batches: 4, forward: 1ms, backward: 2ms, activation: 1MB, "
-        "kept: 4MB}}\npolicy: gpipe\n"
-    )
-    colours = []
-    for more in (
-        [],
-        ["workload.pipeline.checkpoint=always", "workload.pipeline.kept={backward: 4MB, recompute: 1MB}"],
-    ):
-        ax = memory_of_rank(run_case(load_scenario(file, sets=more).case()), 0)
-        handles, labels = ax.get_legend_handles_labels()
-        colours.append(
-            {label: tuple(each.get_facecolor()[0]) for label, each in zip(labels, handles, strict=True)}
-        )
-    plain, recomputed = colours
-    assert set(recomputed) > {"buffers", "recomputed"}
-    assert plain["buffers"] == recomputed["buffers"]
-    assert len(set(recomputed.values())) == len(recomputed)

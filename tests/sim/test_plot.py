@@ -229,7 +229,7 @@ def test_memory_shows_peak_and_what_the_allocator_reserved() -> None:
     managed = simulate(
         trace.job.graph, trace.job.machine, ReadyQueue(), memory=tensor_memory({"gpu0": MemorySpec("bfc")})
     )
-    assert legend(memory(managed, "gpu0")) == ["conv", "relu", "reserved"]
+    assert legend(memory(managed, "gpu0")) == ["conv", "relu", "reserved", "reserved, not in use"]
     with pytest.raises(UnknownNameError, match="unknown device 'gpu1'; did you mean 'gpu0'"):
         memory(trace, "gpu1")
 
