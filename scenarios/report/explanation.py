@@ -78,24 +78,17 @@ def _life(trace: Trace, facts: DerivedColumns, life: TaskLife) -> dict[str, Any]
         "iteration": int(trace.tasks["iteration"][life.row]),
         "pieces": [piece._asdict() for piece in life.pieces],
         "path": [_step(trace, facts, step) for step in life.path],
-        "held_up": [trace.job.graph.op_names[int(trace.tasks["op"][row])] for row in life.held_up],
+        "held_up": [*map(trace.name_of, life.held_up)],
     }
 
 
 def _step(trace: Trace, facts: DerivedColumns, step: PathStep) -> dict[str, Any]:
     """Return a step of a path with names instead of numbers: that of an op, or of a transferred tensor."""
-    graph = trace.job.graph
-    moves = step.row >= facts.n
-    columns = trace.transfers if moves else trace.tasks
-    row = step.row - facts.n if moves else step.row
-    named = (
-        {"tensor": graph.tensor_name(int(columns["tensor"][row]))}
-        if moves
-        else {
-            "op": graph.op_names[int(columns["op"][row])],
-            "device": trace.job.machine.devices[int(trace.device[row])].name,
-        }
-    )
+    named: dict[str, Any] = {"tensor": trace.name_of(step.row)}
+    columns, row = trace.transfers, step.row - facts.n
+    if step.row < facts.n:
+        columns, row = trace.tasks, step.row
+        named = {"op": trace.name_of(row), "device": facts.devices[facts.device[row]].name}
     return {
         "kind": step.kind,
         "reason": step.reason or None,

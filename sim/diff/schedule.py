@@ -200,9 +200,9 @@ def schedule_of(
     ("'a'", 'gpu0/0', [5])
     """
     graph, machine, tasks, moved = trace.job.graph, trace.job.machine, trace.tasks, trace.transfers
-    op, n_moved, n_streams = tasks["op"], len(moved["id"]), machine.first_stream[-1]
+    op, n_moved = tasks["op"], len(moved["id"])
     devices = [device.name for device in machine.devices]
-    lanes = [machine.stream_name(s) for s in range(n_streams)] + [f"{name}/async" for name in devices]
+    lanes, lane = trace.lanes
     none = np.full(n_moved, -1)
     names = [graph.op_names[each] for each in op.tolist()]
     names += [graph.tensor_name(t) for t in moved["tensor"].tolist()]
@@ -217,7 +217,7 @@ def schedule_of(
         else:
             compared[row] &= not recorded  # another link that the same transfer crosses
     kinds = list(dict.fromkeys((*graph.kinds, TRANSFER)))
-    lane = np.concatenate((np.where(trace.alone, n_streams + trace.device, tasks["stream"]), none))
+    lane = np.concatenate((lane, none))
     numbers = Codes[str]()
     lane[list(ways)] = len(lanes) + numbers.of(ways.values())
     return OpSchedule(

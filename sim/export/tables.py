@@ -89,11 +89,7 @@ def task_table(trace: Record, *, transfers: bool = False) -> pd.DataFrame:
     names = np.array(
         [*graph.op_names, *(graph.tensor_name(t) for t in moved["tensor"][:n_moved])], dtype=object
     )
-    lanes = [machine.stream_name(s) for s in range(machine.first_stream[-1])]
-    lane = tasks["stream"]
-    if trace.alone.any():
-        lane = np.where(trace.alone, len(lanes) + trace.device, lane)
-        lanes += [f"{device.name}/async" for device in machine.devices]
+    lanes, lane = trace.lanes
     issuers = [issuer.name for issuer in machine.issuers()]
     devices = [device.name for device in machine.devices]
     transfer = len(graph.kinds) if n_moved else UNSET

@@ -26,7 +26,7 @@ from sim.explain.idle import final_waits
 from sim.explain.memory_use import memory_use
 from sim.job.job import Job
 from sim.machine.device import Device
-from sim.record.dependencies import dependencies
+from sim.record.dependencies import edges_among
 from sim.record.record import Record, recorded_delays
 
 _HOSTS, _LINKS, _FIRST_DEVICE = 1, 2, 10
@@ -213,19 +213,17 @@ class Timeline:
         return facts, which
 
     @cached_property
+    def _edges(self) -> tuple[IntArray, IntArray]:
+        return edges_among(self.trace, self.lane != UNSET)
+
+    @cached_property
     def feeds(self) -> Csr:
         """By row, the visible rows that each task and transfer had to wait for.
 
         A transfer over no link is not visible: its consumers waited for its producer.
         """
-        producer, consumer, _ = dependencies(self.trace)
-        into = np.full(len(self.lane), UNSET)
-        moves = consumer >= len(self.trace)
-        into[consumer[moves]] = producer[moves]
-        producer = np.where(self.lane[producer] == UNSET, into[producer], producer)
-        real = (producer != UNSET) & (self.lane[consumer] != UNSET)
-        real[real] = self.lane[producer[real]] != UNSET
-        both = np.unique(consumer[real] * len(self.lane) + producer[real])
+        producer, consumer = self._edges
+        both = np.unique(consumer * len(self.lane) + producer)
         consumer, producer = np.divmod(both, max(1, len(self.lane)))
         return Csr(np.searchsorted(consumer, np.arange(len(self.lane) + 1)), producer)
 
@@ -234,12 +232,12 @@ class Timeline:
 
         Only arrows between the lanes in the mask `shown` count; by default all do.
         """
-        producer, consumer, _ = dependencies(self.trace)
-        if shown is not None:
-            both = shown[self.lane[producer]] & shown[self.lane[consumer]]
-            producer, consumer = producer[both], consumer[both]
+        producer, consumer = self._edges
         source, target = self.lane[producer], self.lane[consumer]
-        apart = np.flatnonzero((source != target) & (source != UNSET) & (target != UNSET))
+        counts = source != target
+        if shown is not None:
+            counts &= shown[source] & shown[target]
+        apart = np.flatnonzero(counts)
         start = self.trace.of_rows("start_ns")[consumer[apart]]
         apart = apart[np.argsort(start, kind="stable")[:most]]
         return list(zip(producer[apart].tolist(), consumer[apart].tolist(), strict=True))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from sim.base.arrays import UNSET, BoolArray, FloatArray, IntArray
-from sim.plot.bars import Bars, PathSteps, arrows_of, micro_batches, name_of
+from sim.plot.bars import Bars, PathSteps, arrows_of, micro_batches
 from sim.plot.figure import elided
 from sim.plot.theme import hatches, ink, paper, printed, shade
 from sim.record.record import Record
@@ -246,7 +246,7 @@ def names_in_bars(
     lanes = [lane.rpartition("/")[0] for lane in bars.lanes]
 
     def texts(k: int) -> list[str]:
-        return forms(name_of(trace, int(bars.row[k])), lanes[int(bars.lane[k])])
+        return forms(trace.name_of(int(bars.row[k])), lanes[int(bars.lane[k])])
 
     room = length / until * points_of(ax)[0] - 3
     slots = roomy[slot[roomy] != UNSET].tolist()

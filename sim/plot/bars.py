@@ -15,7 +15,7 @@ from sim.explain.path import executed_path
 from sim.graph.graph import Graph
 from sim.job.costs import issue_costs_ns
 from sim.plot.theme import LAUNCH, TRANSFER, WAITING
-from sim.record.dependencies import dependencies
+from sim.record.dependencies import edges_among
 from sim.record.record import Record
 
 _COLUMNS: Final = 4_000
@@ -139,7 +139,7 @@ def bars_of(trace: Record, *, links: bool = True, issuers: bool = False) -> Bars
     parts: list[tuple[IntArray, ...]] = []
 
     def add(
-        group: IntArray, names: dict[int, str], kind: IntArray, start: IntArray, end: IntArray, row: IntArray
+        group: IntArray, names: Sequence[str], kind: IntArray, start: IntArray, end: IntArray, row: IntArray
     ) -> None:
         used, which = np.unique(group, return_inverse=True)
         level, n_levels = levels(start, end, which, len(used))
@@ -149,19 +149,14 @@ def bars_of(trace: Record, *, links: bool = True, issuers: bool = False) -> Bars
     if issuers:
         launched = ran[trace.job.launched[tasks["op"][ran]]]
         paid = issue_costs_ns(trace.job)[tasks["op"][launched]]
-        by_issue = np.argsort(
-            tasks["issue_ns"][launched], kind="stable"
-        )  # streams start them in another order
+        by_issue = np.argsort(tasks["issue_ns"][launched], kind="stable")  # streams start them otherwise
         by_issue = by_issue[paid[by_issue] > 0]
         launched, paid = launched[by_issue], paid[by_issue]
         issue = tasks["issue_ns"][launched]
-        who = {issuer.index: issuer.name for issuer in machine.issuers()}
+        who = [issuer.name for issuer in machine.issuers()]
         kind, nobody = (np.full(len(launched), code) for code in (len(kinds) - 2, UNSET))
         add(tasks["issuer"][launched], who, kind, issue - paid, issue, nobody)
-    streams = {s: machine.stream_name(s) for s in range(machine.first_stream[-1])}
-    n_streams = machine.first_stream[-1]
-    lane = np.where(trace.alone, n_streams + trace.device, tasks["stream"])
-    streams |= {n_streams + d: f"{device.name}/async" for d, device in enumerate(machine.devices)}
+    streams, lane = trace.lanes
     kind, row, begins = code[tasks["op"][ran]], ran, trace.begins_ns
     start, end = begins[ran], tasks["end_ns"][ran]
     meets = trace.job.meets[tasks["op"]]
@@ -176,11 +171,10 @@ def bars_of(trace: Record, *, links: bool = True, issuers: bool = False) -> Bars
     add(lane[ran], streams, kind, start, end, row)
     moved = trace.transfers
     if links and len(moved["tensor"]):
-        n = len(machine.devices)
         names = [device.name for device in machine.devices]
-        pairs = {a * n + b: f"{names[a]}→{names[b]}" for a in range(n) for b in range(n)}
+        pairs = [f"{source}→{destination}" for source in names for destination in names]
         rows = np.arange(len(moved["tensor"]))
-        pair = moved["source"] * n + moved["destination"]
+        pair = moved["source"] * len(names) + moved["destination"]
         each = np.full(len(rows), len(kinds) - 1)
         add(pair, pairs, each, moved["start_ns"], moved["end_ns"], len(trace) + rows)
     return Bars(lanes, kinds, *(np.concatenate(column) for column in zip(*parts, strict=True)))
@@ -190,14 +184,6 @@ def folded_note(trace: Record) -> str:
     """Return the part of a picture's title that says that ranks are folded; empty if they are not."""
     folding = trace.job.machine.folding
     return "" if folding is None else f"; {folding.told()}"
-
-
-def name_of(trace: Record, row: int) -> str:
-    """Return the name of the op, or of the transferred tensor, at a `row`."""
-    graph = trace.job.graph
-    if row < len(trace):
-        return graph.op_names[int(trace.tasks["op"][row])]
-    return graph.tensor_name(int(trace.transfers["tensor"][row - len(trace)]))
 
 
 def micro_batches(trace: Record, bars: Bars) -> IntArray:
@@ -213,22 +199,14 @@ def micro_batches(trace: Record, bars: Bars) -> IntArray:
 def arrows_of(trace: Record, bars: Bars) -> tuple[IntArray, IntArray]:
     """Return (bar of the producer, bar of the consumer) for every edge between two lanes.
 
-    If transfers are not shown, an arrow leads from the producer straight to the consumer.
+    Where a transfer is not shown, an arrow leads from its producer straight to the consumer.
     """
-    producer, consumer, _ = dependencies(trace)
-    n = len(trace) + len(trace.transfers["tensor"])
-    bar = np.full(n + 1, UNSET)
-    shown = np.flatnonzero(bars.row != UNSET)
-    bar[bars.row[shown]] = shown
-    maker = np.full(n, UNSET)  # producer of each transfer's tensor
-    into = consumer >= len(trace)
-    maker[consumer[into]] = producer[into]
-    hidden = (producer >= len(trace)) & (bar[producer] == UNSET)
-    source = bar[np.where(hidden, maker[producer], producer)]
-    target = bar[consumer]
-    drawn = (source != UNSET) & (target != UNSET)
-    drawn[drawn] = bars.lane[source[drawn]] != bars.lane[target[drawn]]
-    return source[drawn], target[drawn]
+    bar = np.full(len(trace) + len(trace.transfers["tensor"]), UNSET)
+    named = np.flatnonzero(bars.row != UNSET)
+    bar[bars.row[named]] = named
+    source, target = (bar[rows] for rows in edges_among(trace, bar != UNSET))
+    apart = bars.lane[source] != bars.lane[target]
+    return source[apart], target[apart]
 
 
 class PathSteps(NamedTuple):

@@ -38,7 +38,7 @@ from sim.explain.derived import DerivedColumns
 from sim.explain.narration import explain_text, largest_gaps
 from sim.graph.failures import STATUSES
 from sim.notebook import Section
-from sim.plot.bars import Bars, arrows_of, bars_of, folded_note, micro_batches, name_of, path_of
+from sim.plot.bars import Bars, arrows_of, bars_of, folded_note, micro_batches, path_of
 from sim.plot.figure import time_unit, told_time
 from sim.plot.legend import Entry, colours_of, legend_of, with_bands
 from sim.plot.memory import (
@@ -105,7 +105,7 @@ def bar_columns(trace: Record, bars: Bars, entry: IntArray, names: Codes[str]) -
     columns |= {"nbytes": np.full(len(bars), UNSET), "name": np.full(len(bars), SEVERAL)}
     columns["name"][np.isin(bars.kind, [bars.kinds.index(LAUNCH), bars.kinds.index(WAITING)])] = UNNAMED
     named = bars.row != UNSET
-    columns["name"][named] = names.of(name_of(trace, row) for row in bars.row[named].tolist())
+    columns["name"][named] = names.of(map(trace.name_of, bars.row[named].tolist()))
     task, moves = named & (bars.row < n), bars.row >= n
     row, tasks = bars.row[task], trace.tasks
     columns["ready"][task] = start[task] - tasks["ready_ns"][row]

@@ -264,6 +264,20 @@ def dependencies(trace: Record) -> TaskEdges:
     return known
 
 
+def edges_among(trace: Record, shown: BoolArray) -> tuple[IntArray, IntArray]:
+    """Return (producer, consumer) of the edges between rows in a mask.
+
+    Where a transfer is not in the mask, its consumers follow the producer of its tensor.
+    """
+    producer, consumer, _ = dependencies(trace)
+    maker = np.arange(len(shown))
+    into = consumer >= len(trace)
+    maker[consumer[into]] = producer[into]
+    producer = np.where(shown[producer], producer, maker[producer])
+    both = shown[producer] & shown[consumer]
+    return producer[both], consumer[both]
+
+
 def unread(trace: Record) -> TaskEdges:
     """Return the data edges to tasks that never ran because an op had failed; consumers are all -1.
 

@@ -397,11 +397,28 @@ class Record:
             begins[row] = np.minimum(met_ns, self.tasks["end_ns"][row])
         return begins
 
+    @cached_property
+    def lanes(self) -> tuple[list[str], IntArray]:
+        """The names of all lanes, and the index of each task's.
+
+        That is ``gpu0/1`` for the second stream of gpu0, ``cpu0/async`` for a task on no lane of cpu0.
+        """
+        machine = self.job.machine
+        streams = [machine.stream_name(s) for s in range(machine.first_stream[-1])]
+        lane = np.where(self.alone, len(streams) + self.device, self.tasks["stream"])
+        return streams + [f"{device.name}/async" for device in machine.devices], lane
+
     def lane_name(self, row: int) -> str:
-        """Return ``gpu0/1`` for the second stream of gpu0, ``cpu0/async`` for a task on no lane of cpu0."""
-        if self.alone[row]:
-            return f"{self.job.machine.devices[int(self.device[row])].name}/async"
-        return self.job.machine.stream_name(int(self.tasks["stream"][row]))
+        """Return the name of a task's lane."""
+        names, lane = self.lanes
+        return names[int(lane[row])]
+
+    def name_of(self, row: int) -> str:
+        """Return the name of the op or, after the tasks, of the transferred tensor at a row."""
+        graph = self.job.graph
+        if row < len(self):
+            return graph.op_names[int(self.tasks["op"][row])]
+        return graph.tensor_name(int(self.transfers["tensor"][row - len(self)]))
 
     def log_of(self, device: int) -> dict[str, IntArray]:
         """Return the rows of `memory` for one device; empty without an allocator."""
