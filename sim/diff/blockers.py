@@ -7,8 +7,9 @@ that instant, or ran before it on its lane.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
@@ -16,29 +17,11 @@ from sim.base.arrays import UNSET
 from sim.base.units import format_duration
 from sim.diff.schedule import OpSchedule, RowNotes
 from sim.explain.derived import DerivedColumns
-from sim.explain.idle import held_up
-from sim.explain.sentences import blame, row_text
+from sim.explain.idle import waits
+from sim.explain.sentences import Blame, blame, row_text
 
 UNEXPLAINED: Final = "unexplained"
 """In a recording: no recorded reason held the op up any more."""
-
-
-class Blocker(NamedTuple):
-    """Why a row did not start.
-
-    Attributes
-    ----------
-    reason : str
-        One of `sim.explain.idle.REASONS`, or `UNEXPLAINED`.
-    told : str
-        A sentence on what was in the way.
-    row : int
-        The row that was in the way; the row itself if it was being issued or launched; -1: none.
-    """
-
-    reason: str
-    told: str
-    row: int
 
 
 def waits_of(schedule: OpSchedule, row: int) -> dict[str, int]:
@@ -49,11 +32,10 @@ def waits_of(schedule: OpSchedule, row: int) -> dict[str, int]:
     schedule : OpSchedule
     row : int
     """
-    waits: dict[str, int] = {}
+    waited = Counter[str]()
     for reason, _, ns in _pieces(schedule, row):
-        if ns:
-            waits[reason] = waits.get(reason, 0) + ns
-    return waits
+        waited[reason] += ns
+    return dict(+waited)
 
 
 def began_ns(schedule: OpSchedule, row: int, reason: str) -> int | None:
@@ -76,7 +58,7 @@ def issued_ns(schedule: OpSchedule, row: int) -> int | None:
     return None if f is None or row >= f.n else int(f.trace.tasks["issue_ns"][row])
 
 
-def held_at(schedule: OpSchedule, row: int, at_ns: int) -> Blocker | None:
+def held_at(schedule: OpSchedule, row: int, at_ns: int) -> Blame | None:
     """Return why a row had not started at a time; None if it had.
 
     Parameters
@@ -91,77 +73,40 @@ def held_at(schedule: OpSchedule, row: int, at_ns: int) -> Blocker | None:
     f = schedule.facts
     if f is None:
         return _held_in_table(schedule, row, at_ns, reason)
-    if reason == UNEXPLAINED:
-        told = f"{schedule.name_of(row)} does not start, and nothing that was recorded holds it up"
-        return Blocker(reason, told, UNSET)
     if row >= f.n:
         return _held_transfer(f, row, at_ns, reason)
     if reason in ("issue", "policy") and at_ns < f.taken[row]:  # the reason may alternate
         busy = f.issuers_busy.between(np.array([at_ns]), np.array([at_ns + 1]), f.group[[row]])
         reason = "issue" if busy[0] else "policy"
-    return Blocker(reason, blame(f, reason, row, at_ns), _in_the_way(f, row, at_ns, reason))
+    return blame(f, reason, row, at_ns)
 
 
 def _pieces(schedule: OpSchedule, row: int) -> Iterator[tuple[str, int, int]]:
     """Yield (reason, begin, length) of a row's waits until its start; they follow one another."""
-    f, start = schedule.facts, int(schedule.start_ns[row])
+    f, start, at = schedule.facts, int(schedule.start_ns[row]), 0
     if f is None:
-        yield from _pieces_in_table(schedule, row)
-        return
-    anew = min(int(f.restarted[row]), start)
-    yield "recovery", 0, anew
-    last, data = int(f.last_producer[row]), int(f.data[row])
-    made = int(np.clip(f.data[last] if last >= f.n else data, anew, start))
-    there = int(np.clip(data, made, start))
-    yield "host" if row < f.n and f.by_host[row] else "dependency", anew, made - anew
-    yield "transfer", made, there - made
-    if row >= f.n:
-        yield "transfer", there, start - there
-        return
-    at, since, until = np.array([row]), np.array([there]), np.array([start])
-    pieces = [(reason, int(begin[0]), int(ns[0])) for reason, begin, ns in held_up(f, at, since, until)]
-    for k, (reason, begin, ns) in enumerate(pieces):
-        # Issuers were busy for part of the same stretch, and the policy counts for the rest of it.
-        yield reason, begin + (pieces[0][2] if k == 1 else 0), ns
+        pieces = _pieces_in_table(schedule, row)
+    elif row >= f.n:
+        made = min(int(f.data[row]), start)
+        pieces = iter((("dependency", made), ("transfer", start - made)))
+    else:
+        found = waits(f, np.array([row]), np.array([0]), np.array([start]))
+        pieces = ((reason, int(ns[0])) for reason, _, ns in found)
+    for reason, ns in pieces:
+        yield reason, at, ns
+        at += ns
 
 
-def _in_the_way(f: DerivedColumns, row: int, at_ns: int, reason: str) -> int:
-    """Return the row that a reason refers to."""
-    if reason in ("dependency", "host", "event"):
-        last = int(f.last_producer[row])
-        return int(f.last_producer[last]) if last >= f.n and reason != "event" else last
-    if reason == "transfer":
-        return int(f.last_producer[row])
-    if reason == "issue":
-        while row != UNSET and f.taken[row] > at_ns:
-            row = int(f.before_at_issuer[row])
-        return row
-    if reason == "policy":
-        ahead = f.taken_next(row, at_ns)
-        return UNSET if ahead == row else ahead
-    if reason == "stream":
-        return int(f.before_on_lane[row])
-    if reason == "launch":
-        return row
-    if reason == "communicator":
-        return int(f.before_in_line[row])
-    if reason == "resources" and (other := f.gave_back(row)) != UNSET:
-        return other
-    if reason in ("resources", "memory"):
-        return f.task_that_ended(int(f.device[row]), int(f.start[row]))
-    return UNSET
-
-
-def _held_transfer(f: DerivedColumns, row: int, at_ns: int, reason: str) -> Blocker:
+def _held_transfer(f: DerivedColumns, row: int, at_ns: int, reason: str) -> Blame:
     name = row_text(f, row)
     cause = int(f.last_producer[row])
     if reason == "dependency" and cause != UNSET:
         verb = "runs" if f.row_start[cause] <= at_ns else "has not started yet"
-        return Blocker(reason, f"{name} carries what {row_text(f, cause)} makes, which {verb}", cause)
+        return Blame(reason, f"{name} carries what {row_text(f, cause)} makes, which {verb}", cause)
     other = f.transfer_that_ended(row, int(f.row_start[row]))
     if other == UNSET:
-        return Blocker(reason, f"{name} waits for a link, or for its request", UNSET)
-    return Blocker(reason, f"{name} waits for {row_text(f, other)} on its way", other)
+        return Blame(reason, f"{name} waits for a link, or for its request", UNSET)
+    return Blame(reason, f"{name} waits for {row_text(f, other)} on its way", other)
 
 
 # -- tables -----------------------------------------------------------------------------------------
@@ -179,11 +124,12 @@ _IN_TABLE: Final = {
 }
 
 
-def _pieces_in_table(schedule: OpSchedule, row: int) -> Iterator[tuple[str, int, int]]:
+def _pieces_in_table(schedule: OpSchedule, row: int) -> Iterator[tuple[str, int]]:
+    """Yield (reason, length) of a row's waits."""
     told = schedule.told
     start = int(schedule.start_ns[row])
     if told is None:
-        yield UNEXPLAINED, 0, start
+        yield UNEXPLAINED, start
         return
     ready = min(int(told.ready_ns[row]), start)
     issue = min(max(int(told.issue_ns[row]), ready), start)
@@ -191,9 +137,9 @@ def _pieces_in_table(schedule: OpSchedule, row: int) -> Iterator[tuple[str, int,
     by_issuer = "policy" if word == "policy" else "memory" if word == "memory" else "issue"
     cause = _producer_in_table(schedule, told, row)
     works = [schedule.lane_of(each) == told.issuer[each] for each in (cause, row)]
-    yield "host" if cause != UNSET and works == [True, False] else "dependency", 0, ready
-    yield by_issuer, ready, issue - ready
-    yield ("stream" if word in ("issuer", "policy") else word), issue, start - issue
+    yield "host" if cause != UNSET and works == [True, False] else "dependency", ready
+    yield by_issuer, issue - ready
+    yield ("stream" if word in ("issuer", "policy") else word), start - issue
 
 
 def _producer_in_table(schedule: OpSchedule, told: RowNotes, row: int) -> int:
@@ -202,15 +148,15 @@ def _producer_in_table(schedule: OpSchedule, told: RowNotes, row: int) -> int:
     return int(ended[0]) if len(ended) else UNSET
 
 
-def _held_in_table(schedule: OpSchedule, row: int, at_ns: int, reason: str) -> Blocker:
+def _held_in_table(schedule: OpSchedule, row: int, at_ns: int, reason: str) -> Blame:
     name = schedule.name_of(row)
     told = schedule.told
     if told is None or reason == UNEXPLAINED:
-        return Blocker(UNEXPLAINED, f"{name} does not start; the file does not say why", UNSET)
+        return Blame(UNEXPLAINED, f"{name} does not start; the file does not say why", UNSET)
     if reason in ("dependency", "host"):
         cause = _producer_in_table(schedule, told, row)
         when = f"{name} is ready at {format_duration(int(told.ready_ns[row]))}"
-        return Blocker(
+        return Blame(
             reason, when if cause == UNSET else f"{when}, when {schedule.name_of(cause)} ends", cause
         )
     if reason == "stream":
@@ -221,10 +167,10 @@ def _held_in_table(schedule: OpSchedule, row: int, at_ns: int, reason: str) -> B
         ahead = int(on_lane[schedule.end_ns[on_lane].argmax()]) if len(on_lane) else UNSET
         if ahead != UNSET:
             told_so = f"{name} is issued and queued behind {schedule.name_of(ahead)}"
-            return Blocker(reason, f"{told_so} on {schedule.lane_of(row)}", ahead)
+            return Blame(reason, f"{told_so} on {schedule.lane_of(row)}", ahead)
     if reason == "issue" and (others := _issued_first(schedule, told, row, at_ns)):
-        return Blocker(reason, f"{name} is ready, and {told.issuer[row]} {others}", UNSET)
-    return Blocker(reason, f"{name} {_IN_TABLE.get(reason, f'waits ({reason})')}", UNSET)
+        return Blame(reason, f"{name} is ready, and {told.issuer[row]} {others}", UNSET)
+    return Blame(reason, f"{name} {_IN_TABLE.get(reason, f'waits ({reason})')}", UNSET)
 
 
 def _issued_first(schedule: OpSchedule, told: RowNotes, row: int, at_ns: int) -> str:

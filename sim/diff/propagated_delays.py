@@ -17,10 +17,11 @@ import numpy as np
 
 from sim.base.arrays import UNSET, BoolArray, IntArray
 from sim.base.units import format_duration
-from sim.diff.blockers import Blocker, began_ns, held_at, issued_ns, waits_of
+from sim.diff.blockers import began_ns, held_at, issued_ns, waits_of
 from sim.diff.differences import Differences
 from sim.diff.schedule import OpSchedule
 from sim.explain.derived import DerivedColumns
+from sim.explain.sentences import Blame
 
 _MOST: Final = 8
 """Maximum length of a chain; it is short, as nothing before the first op that moved has moved."""
@@ -154,7 +155,7 @@ class _Chain:
         waited = waits_of(self.d.a, a), waits_of(self.d.b, b)
         return Why(a, b, self.later, reason, root, tuple(told), *waited)
 
-    def _changed(self, late: int, early: int, held: Blocker, at_ns: int) -> _Change:
+    def _changed(self, late: int, early: int, held: Blame, at_ns: int) -> _Change:
         """Return what differs about the row that held another one up."""
         row, reason = held.row, held.reason
         if row == UNSET:

@@ -188,23 +188,28 @@ def _pieces(f: DerivedColumns, where: Where) -> IdlePieces:
     ]
     device, start, end, row = device[~over], start[~over], end[~over], row[~over]
 
-    anew = np.clip(f.restarted[row], start, end)
-    parts.append(_part(device, start, anew - start, "recovery", row))
-    start = anew
-    last = f.last_producer[row]
-    made = np.clip(np.where(last >= f.n, f.data[last], f.data[row]), start, end)
-    there = np.clip(f.data[row], made, end)
-    by_host = f.by_host[row]
-    parts.append(_part(device, start, np.where(by_host, 0, made - start), "dependency", row))
-    parts.append(_part(device, start, np.where(by_host, made - start, 0), "host", row))
-    parts.append(_part(device, made, there - made, "transfer", row))
-    for reason, begin, length in held_up(f, row, there, end):
+    for reason, begin, length in waits(f, row, start, end):
         parts.append(_part(device, begin, length, reason, row))
-
     pieces = IdlePieces(*(np.concatenate(column) for column in zip(*parts, strict=True)))
     order = np.lexsort((pieces.reason, pieces.start_ns, pieces.device))
     order = order[pieces.length_ns[order] > 0]
     return IdlePieces(*(column[order] for column in pieces))
+
+
+def waits(
+    f: DerivedColumns, row: IntArray, since: IntArray, end: IntArray
+) -> Iterator[tuple[str, IntArray, IntArray]]:
+    """Divide by reason the time in which tasks do not start, like `held_up`, but also before their data."""
+    anew = np.clip(f.restarted[row], since, end)
+    last = f.last_producer[row]
+    made = np.clip(np.where(last >= f.n, f.data[last], f.data[row]), anew, end)
+    there = np.clip(f.data[row], made, end)
+    by_host = f.by_host[row]
+    yield "recovery", since, anew - since
+    yield "dependency", anew, np.where(by_host, 0, made - anew)
+    yield "host", anew, np.where(by_host, made - anew, 0)
+    yield "transfer", made, there - made
+    yield from held_up(f, row, there, end)
 
 
 def held_up(

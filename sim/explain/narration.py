@@ -69,11 +69,11 @@ def held_up_most(f: DerivedColumns, path: Sequence[PathStep]) -> str:
     first = _longest(f, list(dict.fromkeys(rows)))
     if first is None or first.ns < _LEAST * f.trace.makespan_ns:
         return ""
-    told = f"{blame(f, first.reason, first.row, first.begin_ns)}, for {format_duration(first.ns)}"
+    told = f"{blame(f, first.reason, first.row, first.begin_ns).told}, for {format_duration(first.ns)}"
     ahead = int(getattr(f, _AHEAD[first.reason])[first.row]) if first.reason in _AHEAD else UNSET
     behind = None if ahead == UNSET else _longest(f, [ahead], ("late rank",))
     if behind is not None:
-        told += f"; {blame(f, 'late rank', behind.row, behind.begin_ns).partition(';')[0]}"
+        told += f"; {blame(f, 'late rank', behind.row, behind.begin_ns).told.partition(';')[0]}"
         told += f", for {format_duration(behind.ns)}"
     return told
 
@@ -224,7 +224,7 @@ def _runs(pieces: IdlePieces) -> Iterator[IntArray]:
 def _gap(f: DerivedColumns, pieces: IdlePieces, k: int) -> Gap:
     device, start, length, code, row = (int(column[k]) for column in pieces)
     reason = REASONS[code]
-    return Gap(f.devices[device].name, start, length, reason, blame(f, reason, row, start))
+    return Gap(f.devices[device].name, start, length, reason, blame(f, reason, row, start).told)
 
 
 # ----------------------------------------------------------------------------------------------------------

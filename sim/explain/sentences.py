@@ -20,8 +20,26 @@ _NAMED: Final = 4
 """Maximum number of devices named in a sentence."""
 
 
-def blame(facts: DerivedColumns, reason: str, row: int, at_ns: int) -> str:
-    """Return a sentence on what keeps a task from starting.
+class Blame(NamedTuple):
+    """What keeps a row from starting.
+
+    Attributes
+    ----------
+    reason : str
+        One of `sim.explain.idle.REASONS`.
+    told : str
+        A sentence on it.
+    row : int
+        The row in the way; the row itself if it is being issued or launched; -1: none.
+    """
+
+    reason: str
+    told: str
+    row: int
+
+
+def blame(facts: DerivedColumns, reason: str, row: int, at_ns: int) -> Blame:
+    """Return what keeps a task from starting.
 
     Parameters
     ----------
@@ -33,13 +51,12 @@ def blame(facts: DerivedColumns, reason: str, row: int, at_ns: int) -> str:
     at_ns : int
         The time in question.
     """
-    return _SENTENCES[reason](facts, row, at_ns)
+    return Blame(reason, *_SENTENCES[reason](facts, row, at_ns))
 
 
 def task_text(f: DerivedColumns, row: int) -> str:
     """Return the name of a task: its op, and its iteration if there are several."""
-    name = f.job.graph.op_names[int(f.trace.tasks["op"][row])]
-    return f"{name!r}{_iteration(f, int(f.trace.tasks['iteration'][row]))}"
+    return f"{f.trace.name_of(row)!r}{_iteration(f, int(f.trace.tasks['iteration'][row]))}"
 
 
 def row_text(f: DerivedColumns, row: int) -> str:
@@ -58,19 +75,23 @@ def _lane(f: DerivedColumns, row: int) -> str:
 def _transfer(f: DerivedColumns, row: int) -> str:
     moved, k = f.trace.transfers, row - f.n
     source, destination = (f.devices[int(moved[end][k])].name for end in ("source", "destination"))
-    name = f"{f.job.graph.tensor_name(int(moved['tensor'][k]))!r}{_iteration(f, int(moved['iteration'][k]))}"
+    name = f"{f.trace.name_of(row)!r}{_iteration(f, int(moved['iteration'][k]))}"
     return f"the transfer of {name} from {source} to {destination}"
 
 
-def _dependency(f: DerivedColumns, row: int, at_ns: int) -> str:
-    if f.trace.status[row] == ABORTED:
-        return f"{task_text(f, row)} waits for what is never sent, and is aborted"
+_Told = tuple[str, int]
+"""A sentence, and the row in the way (`Blame`)."""
+
+
+def _dependency(f: DerivedColumns, row: int, at_ns: int) -> _Told:
     cause = int(f.last_producer[row])
     if cause >= f.n:
         cause = int(f.last_producer[cause])
+    if f.trace.status[row] == ABORTED:
+        return f"{task_text(f, row)} waits for what is never sent, and is aborted", cause
     verb = "runs" if f.start[cause] <= at_ns else "has not started yet"
     told = f"{task_text(f, row)} needs {task_text(f, cause)}, which {verb} on {_lane(f, cause)}"
-    return told if f.start[cause] <= at_ns else told + _meanwhile(f, cause, at_ns)
+    return told if f.start[cause] <= at_ns else told + _meanwhile(f, cause, at_ns), cause
 
 
 def _meanwhile(f: DerivedColumns, row: int, at_ns: int) -> str:
@@ -92,12 +113,10 @@ def _meanwhile(f: DerivedColumns, row: int, at_ns: int) -> str:
     return ""
 
 
-def _in_transit(f: DerivedColumns, row: int, at_ns: int) -> str:
+def _in_transit(f: DerivedColumns, row: int, at_ns: int) -> _Told:
     transfer = int(f.last_producer[row])
-    queued = f.trace.transfers["start_ns"][transfer - f.n] > at_ns
-    return f"{task_text(f, row)} needs {_transfer(f, transfer)}" + (
-        f", which {_queued(f, transfer)}" if queued else ""
-    )
+    queued = f", which {_queued(f, transfer)}" if f.row_start[transfer] > at_ns else ""
+    return f"{task_text(f, row)} needs {_transfer(f, transfer)}{queued}", transfer
 
 
 def _queued(f: DerivedColumns, transfer: int) -> str:
@@ -107,63 +126,66 @@ def _queued(f: DerivedColumns, transfer: int) -> str:
     return "waits for its request, or for a link" if met else "waits for a link"
 
 
-def _issue(f: DerivedColumns, row: int, at_ns: int) -> str:
-    who = f.issuers[int(f.issuer[row])].name
-    busy = "issues it" if f.taken[row] <= at_ns else _others(f, row, at_ns)
-    return f"{task_text(f, row)} is ready, and {who} {busy}"
-
-
-def _others(f: DerivedColumns, row: int, at_ns: int) -> str:
-    """Return which tasks keep an issuer busy until it takes the given one, and for how long."""
+def _issue(f: DerivedColumns, row: int, at_ns: int) -> _Told:
+    """Name the tasks that keep an issuer busy until it takes the given one, and for how long."""
     taken = int(f.taken[row])
+    told = f"{task_text(f, row)} is ready, and {f.issuers[int(f.issuer[row])].name}"
+    if taken <= at_ns:
+        return f"{told} issues it", row
     mine = np.flatnonzero((f.issuer == f.issuer[row]) & (f.let_go > at_ns) & (f.taken < taken))
     mine = mine[np.argsort(f.taken[mine], kind="stable")]
     if not len(mine):
-        return "is busy with other tasks"
+        return f"{told} is busy with other tasks", UNSET
     ns = int((np.minimum(f.let_go[mine], taken) - np.maximum(f.taken[mine], at_ns)).sum())
     first = int(mine[0])
     verb = "executes" if f.by_worker[first] else "waits for" if f.keeps_issuer[first] else "issues"
     more = f" and {len(mine) - 1} more" if len(mine) > 1 else ""
-    return f"{verb} {task_text(f, first)}{more} first ({format_duration(ns)})"
+    return f"{told} {verb} {task_text(f, first)}{more} first ({format_duration(ns)})", first
 
 
-def _policy(f: DerivedColumns, row: int, at_ns: int) -> str:
+def _policy(f: DerivedColumns, row: int, at_ns: int) -> _Told:
+    told = f"{task_text(f, row)} is ready and an issuer is free, but {f.policy}"
     ahead = f.taken_next(row, at_ns)
-    does = f"runs {task_text(f, ahead)} first" if ahead != row else "holds it back"
-    return f"{task_text(f, row)} is ready and an issuer is free, but {f.policy} {does}"
+    if ahead == row:
+        return f"{told} holds it back", UNSET
+    return f"{told} runs {task_text(f, ahead)} first", ahead
 
 
-def _resources(f: DerivedColumns, row: int, at_ns: int) -> str:
+def _resources(f: DerivedColumns, row: int, at_ns: int) -> _Told:
     other = f.gave_back(row)
-    names = [name for name in f.needed(row) if other != UNSET and name in f.needed(other)]
-    if not names:
-        return f"{task_text(f, row)} waits for resources of the device"
-    return f"{task_text(f, row)} waits for {listed(names)}, which {task_text(f, other)} has"
+    if other == UNSET:
+        return f"{task_text(f, row)} waits for resources of the device", _made_room(f, row)
+    names = [name for name in f.needed(row) if name in f.needed(other)]
+    return f"{task_text(f, row)} waits for {listed(names)}, which {task_text(f, other)} has", other
 
 
-def _memory(f: DerivedColumns, row: int, at_ns: int) -> str:
+def _memory(f: DerivedColumns, row: int, at_ns: int) -> _Told:
     if f.taken[row] <= at_ns < f.taken[row] + f.calls[row]:
         who = f.issuers[int(f.issuer[row])].name
-        return f"{who} calls the driver for memory before it issues {task_text(f, row)}"
-    return f"{task_text(f, row)} waits for memory"
+        return f"{who} calls the driver for memory before it issues {task_text(f, row)}", row
+    return f"{task_text(f, row)} waits for memory", _made_room(f, row)
 
 
-def _stream(f: DerivedColumns, row: int, at_ns: int) -> str:
+def _made_room(f: DerivedColumns, row: int) -> int:
+    return f.task_that_ended(int(f.device[row]), int(f.start[row]))
+
+
+def _stream(f: DerivedColumns, row: int, at_ns: int) -> _Told:
     ahead = int(f.before_on_lane[row])
     told = f"{task_text(f, row)} is issued and queued behind {task_text(f, ahead)} on {_lane(f, row)}"
     first = ahead
     while (before := int(f.before_on_lane[first])) != UNSET and f.end[before] > at_ns:
         first = before
     if not max(f.lane_end[first], f.data[first], f.issue[first]) <= at_ns < f.launch_end[first]:
-        return told
-    return f"{told}, {'which' if first == ahead else f'where {task_text(f, first)}'} is being launched"
+        return told, ahead
+    launched = "which" if first == ahead else f"where {task_text(f, first)}"
+    return f"{told}, {launched} is being launched", ahead
 
 
-def _in_line(f: DerivedColumns, row: int, at_ns: int) -> str:
+def _in_line(f: DerivedColumns, row: int, at_ns: int) -> _Told:
     ahead = int(f.before_in_line[row])
-    return (
-        f"{task_text(f, row)} is queued behind {task_text(f, ahead)} on communicator {f.communicator(row)!r}"
-    )
+    where = f"on communicator {f.communicator(row)!r}"
+    return f"{task_text(f, row)} is queued behind {task_text(f, ahead)} {where}", ahead
 
 
 def never_came_text(f: DerivedColumns, row: int) -> str:
@@ -172,37 +194,47 @@ def never_came_text(f: DerivedColumns, row: int) -> str:
     return f"{listed(absent, _NAMED)}, which never came" if absent else ""
 
 
-def _late_rank(f: DerivedColumns, row: int, at_ns: int) -> str:
+def _late_rank(f: DerivedColumns, row: int, at_ns: int) -> _Told:
     late = int(f.met_last[row])
     where = f"{f.devices[int(f.device[late])].name}, whose {task_text(f, late)} is the last to start"
     where = never_came_text(f, row) or where
     told = f"{task_text(f, row)} waits on communicator {f.communicator(row)!r} for {where}"
     behind = np.flatnonzero((f.before_on_lane == row) & (f.data[: f.n] <= at_ns) & (f.issue <= at_ns))
-    return told + (
-        f"; {task_text(f, int(behind[0]))} stands behind it on {_lane(f, row)}" if len(behind) else ""
-    )
+    if len(behind):
+        told += f"; {task_text(f, int(behind[0]))} stands behind it on {_lane(f, row)}"
+    return told, UNSET
 
 
-_SENTENCES: Final[dict[str, Callable[[DerivedColumns, int, int], str]]] = {
+def _event(f: DerivedColumns, row: int, at_ns: int) -> _Told:
+    told = f"{task_text(f, row)} waits on {_lane(f, row)} for an event to arrive"
+    return told, int(f.last_producer[row])
+
+
+def _unexplained(f: DerivedColumns, row: int, at_ns: int) -> _Told:
+    told = f"{task_text(f, row)} does not start on {_lane(f, row)}, and nothing that was recorded says why"
+    return told, UNSET
+
+
+def _recovery(f: DerivedColumns, row: int, at_ns: int) -> _Told:
+    return f"a part of the machine failed, and {task_text(f, row)} is the first after the restart", UNSET
+
+
+_SENTENCES: Final[dict[str, Callable[[DerivedColumns, int, int], _Told]]] = {
     "dependency": _dependency,
     "host": _dependency,
     "transfer": _in_transit,
     "issue": _issue,
     "policy": _policy,
     "stream": _stream,
-    "launch": lambda f, row, at: f"{task_text(f, row)} is being launched on {_lane(f, row)}",
-    "event": lambda f, row, at: f"{task_text(f, row)} waits on {_lane(f, row)} for an event to arrive",
-    "release": lambda f, row, at: f"{task_text(f, row)} is not released yet",
+    "launch": lambda f, row, at: (f"{task_text(f, row)} is being launched on {_lane(f, row)}", row),
+    "event": _event,
+    "release": lambda f, row, at: (f"{task_text(f, row)} is not released yet", UNSET),
     "resources": _resources,
     "memory": _memory,
     "communicator": _in_line,
     "late rank": _late_rank,
-    "unexplained": lambda f, row, at: f"{_lane(f, row)} was idle, and nothing that was recorded says why",
-    "recovery": lambda f, row, at: (
-        f"a part of the machine failed, and {task_text(f, row)} is the first after the restart"
-    ),
-    "finished": lambda f, row, at: "no work is left",
-    "unused": lambda f, row, at: "it never had work",
+    "unexplained": _unexplained,
+    "recovery": _recovery,
 }
 
 
@@ -290,7 +322,7 @@ def lives(facts: DerivedColumns, op: str, where: Where = EVERYWHERE) -> list[Tas
 def _life(f: DerivedColumns, row: int) -> TaskLife:
     one = np.array([row])
     pieces = [
-        LifePiece(reason, int(start[0]), int(length[0]), blame(f, reason, row, int(start[0])))
+        LifePiece(reason, int(start[0]), int(length[0]), blame(f, reason, row, int(start[0])).told)
         for reason, start, length in held_up(f, one, f.data[one], f.begins[one])
         if length[0] > 0
     ]

@@ -17,7 +17,7 @@ from policies.issue.program_order import InOrder, OutOfOrder
 from policies.issue.ready_queue import ReadyQueue
 from scenarios.report.diff import Answer, parts_of_both
 from sim import Device, GraphBuilder, Link, Machine, Policy, Trace, simulate
-from sim.diff.blockers import held_at
+from sim.diff.blockers import held_at, waits_of
 from sim.diff.differences import Differences, common_subsequence, differences, idle_change, path_change
 from sim.diff.ops_table import read_ops_table, schedule_of_table
 from sim.diff.propagated_delays import Why, own_ns, why_first_moved
@@ -79,6 +79,17 @@ def test_who_keeps_an_issuer_busy_is_named(tmp_path: Path) -> None:
     held = held_at(schedule_of_table(path, read_ops_table(path)), 2, 1)
     assert held is not None
     assert held.told == "'c' is ready, and gpu0/host issues 'a' and 1 more first"
+
+
+def test_what_a_policy_holds_back_between_two_launches_has_a_reason_at_any_time() -> None:
+    """The host of gpu1 launches d until 3 ns, b, which needs a, from 13 to 16 ns, and only then c."""
+    ops = {"a": (10, "gpu0", []), "d": (2, "gpu1", []), "b": (2, "gpu1", ["a"]), "c": (2, "gpu1", [])}
+    held = schedule_of(run(ops, gpus(2, issue_ns=3), InOrder()), "run")
+    row = list(held.names).index("c")
+    assert waits_of(held, row) == {"issue": 9, "policy": 10}
+    told = [held_at(held, row, at_ns) for at_ns in (1, 5, 12, 14, 17)]
+    found = [(each.reason, held.names[each.row]) for each in told if each is not None]
+    assert found == [("issue", "d"), ("policy", "b"), ("policy", "b"), ("issue", "b"), ("issue", "c")]
 
 
 def test_an_op_of_the_host_is_waited_for_under_one_name(tmp_path: Path) -> None:
