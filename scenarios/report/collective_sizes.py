@@ -17,6 +17,7 @@ from devices.collectives.nccl_tuner import NcclChoice, tuner_of
 from devices.collectives.schedules import RING_ROUNDS
 from devices.machine import make_machine
 from devices.presets import machine_preset
+from sim.base.arrays import grouped
 from sim.base.errors import InputError
 from sim.base.units import format_bytes, round_half_up
 from sim.machine.communicators import Call
@@ -157,9 +158,7 @@ def ranks_of_nodes(preset: str, nodes: int, ranks: int | None) -> CollectiveRank
             machine = make_machine({"preset": preset, "nodes": nodes})
         except InputError as error:
             raise InputError(f"--machine {preset} --nodes {nodes}: {error}") from error
-    of_node: dict[str, list[int]] = {}
-    for k in _accelerators(machine):
-        of_node.setdefault(node_of(machine.devices[k].name), []).append(k)
+    of_node = grouped((node_of(machine.devices[k].name), k) for k in _accelerators(machine))
     devices = tuple(k for some in of_node.values() for k in some[:each])
     row = machine_preset(preset).get("topology", {}).get("shape", [1])[-1]
     group = each if nodes > 1 else row
@@ -237,9 +236,7 @@ def draw_sizes(rows: Sequence[Row], title: str, ax: Axes | None = None) -> Axes:
         known = [(row.nbytes, row.bus_gb_per_s(us)) for row, us in zip(rows, times, strict=True) if us]
         if known:
             ax.plot(*zip(*known, strict=True), **style, label=name, zorder=3)
-    ways: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        ways.setdefault((row.algorithm, row.choice.protocol if row.choice else ""), []).append(row)
+    ways = grouped(((row.algorithm, row.choice.protocol if row.choice else ""), row) for row in rows)
     for (algorithm, protocol), here in ways.items():
         ax.scatter(
             [row.nbytes for row in here],

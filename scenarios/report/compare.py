@@ -14,6 +14,7 @@ from scenarios.run.execute import Result
 from scenarios.run.result_sections import model_notes, outcome_sections
 from scenarios.run.run_notes import no_gap_notes, stream_notes, unused_notes
 from scenarios.variants.variant import Row, VariantRun
+from sim.base.arrays import grouped
 from sim.base.units import format_duration
 from sim.diff.differences import differences
 from sim.diff.propagated_delays import why_first_moved
@@ -81,9 +82,7 @@ class Comparison:
     @property
     def unequal(self) -> str:
         """Numbers of devices and who used them, largest first; empty if all used equally many."""
-        by_count: dict[int, list[str]] = {}
-        for result, count in zip(self.ranked, self.devices_used, strict=True):
-            by_count.setdefault(count, []).append(result.policy)
+        by_count = grouped(zip(self.devices_used, (result.policy for result in self.ranked), strict=True))
         if len(by_count) < 2:
             return ""
         return "; ".join(f"{', '.join(by_count[count])} on {count}" for count in sorted(by_count)[::-1])

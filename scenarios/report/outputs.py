@@ -62,11 +62,6 @@ def check_outputs(files: Files) -> None:
 
             with _about("--trace "):
                 check_folder(path)
-        elif what == "trace" and path.lower().endswith((".pftrace", ".perfetto-trace")):
-            raise InputError(
-                f"--trace {path}: Perfetto's own format is no longer written; name run.trace.json.gz, "
-                "which ui.perfetto.dev opens"
-            )
         else:
             check_path(what, path, _FILES[what][0])
         target = Path(path).resolve()

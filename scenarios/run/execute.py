@@ -106,9 +106,9 @@ class Result:
     def _told(self, *, causes: bool) -> dict[str, Any]:
         found = summary(self.trace, causes=causes)
         if self.trace.memory is not None and causes:
-            from sim.explain.memory_use import memory_report
+            from sim.explain.memory_use import allocated
 
-            found["memory"] = memory_report(self.trace)
+            found["memory"] = {name: use._asdict() for name, use in allocated(self.trace).items()}
         if self.training is not None:
             found["training_run"] = self.training.report(self.lives)
         if causes and (unexplained := residue(self.trace)) is not None:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from sim.base.errors import InputError
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 
@@ -68,6 +69,20 @@ class Codes(dict[T, int]):
     def of(self, things: Iterable[T]) -> IntArray:
         """Return a column with the numbers of the given values."""
         return np.fromiter(map(self.__getitem__, things), np.int64)
+
+
+def grouped(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
+    """Return the values of each key, both in order of first use.
+
+    Examples
+    --------
+    >>> grouped([("gemm", 3), ("copy", 1), ("gemm", 2)])
+    {'gemm': [3, 2], 'copy': [1]}
+    """
+    found: dict[K, list[T]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
 
 
 def by_first_use(values: IntArray) -> tuple[IntArray, IntArray, IntArray]:

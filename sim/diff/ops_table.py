@@ -9,13 +9,12 @@ from __future__ import annotations
 import io
 import json
 import os
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from sim.base.arrays import BoolArray, Codes, IntArray
+from sim.base.arrays import LATEST_NS, BoolArray, Codes, IntArray
 from sim.base.errors import InputError, UnknownNameError, extra, hint
 from sim.base.files import StrPath, read_bytes
 from sim.diff.differences import Differences, differences
@@ -192,25 +191,15 @@ def _codes(values: list[str]) -> tuple[list[str], IntArray]:
 
 def _whole(path: StrPath, table: pd.DataFrame, column: str) -> IntArray:
     """Return a column of whole numbers."""
-    values = table[column].tolist()
-    plain = np.array(values)
-    if plain.dtype.kind == "i":
-        return plain.astype(np.int64)
-    if plain.dtype.kind == "U":
-        with suppress(ValueError, OverflowError):  # if some are not numbers, the loop below says which
-            return plain.astype(np.int64)
-    found = np.empty(len(values), np.int64)
-    for row, value in enumerate(values):
-        try:
-            whole = int(value)
-            if isinstance(value, float) and value != whole:
-                raise ValueError
-            found[row] = whole
-        except (ValueError, TypeError, OverflowError):
-            raise InputError(
-                f"{path}: row {row + 1}: {column} is {str(value)[:40]!r}, no whole number of ns"
-            ) from None
-    return found
+    import pandas as pd
+
+    number = pd.to_numeric(table[column], errors="coerce")
+    whole = (number.abs() <= LATEST_NS) & (number % 1 == 0)
+    wrong = np.flatnonzero(~whole.fillna(False).to_numpy(bool))
+    if len(wrong):
+        row, value = int(wrong[0]), str(table[column].iloc[wrong[0]])
+        raise InputError(f"{path}: row {row + 1}: {column} is {value[:40]!r}, no whole number of ns")
+    return number.to_numpy(np.int64)
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -17,14 +17,14 @@ List scheduling is never worse than (2 - 1/m) times the greatest of the first tw
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from sim.base import edge_passes
-from sim.base.arrays import Csr, IntArray, distinct_rows
+from sim.base.arrays import Csr, IntArray, distinct_rows, grouped
 from sim.base.compiled import load
 from sim.base.units import NS_PER_S
 from sim.explain.jackson_bound import HeadsAndTails, around_ns, between_ns, launch_latencies_ns, ways
@@ -318,10 +318,6 @@ def least_cores_of_ops(job: Job) -> IntArray:
 # -- work ---------------------------------------------------------------------------------------
 
 
-_Least = Callable[[int, int], int]
-"""Least time of the k-th of some machines with a given capacity; 0: it does nothing."""
-
-
 class _Load(NamedTuple):
     """The demand of each op: minimum duration, total duration of its tasks, issue cost and number of runs;
     with the heads and tails around it.
@@ -351,26 +347,25 @@ class _Load(NamedTuple):
     def least(
         self,
         of: IntArray,
-        n: int,
+        capacity: Sequence[int],
         *,
         head: IntArray,
         rest: IntArray | int,
         times: IntArray | int,
         tail: IntArray,
-    ) -> _Least:
-        """Return a function that bounds some machines; `of` gives the machine of each op.
+    ) -> list[int]:
+        """Return the least time of each of some machines, 0 without capacity.
 
-        A task keeps its machine busy for `times` its duration, plus `rest`.
+        `of` gives the machine of each op. A task keeps it busy for `times` its duration, plus `rest`.
         """
         ran = np.flatnonzero(self.runs > 0)
-        rows = Csr.group(of[ran], ran, n)
+        rows = Csr.group(of[ran], ran, len(capacity))
         body = rest * self.runs + times * self.total_ns
-
-        def of_machine(k: int, capacity: int) -> int:
+        found = []
+        for k, units in enumerate(capacity):
             ops = rows.row(k)
-            return self.between(head[ops], body[ops], tail[ops], capacity)
-
-        return of_machine
+            found.append(self.between(head[ops], body[ops], tail[ops], units) if units else 0)
+        return found
 
 
 def _ways(job: Job, flow: Flow | None, ns: IntArray, cost: IntArray, how: str | None) -> HeadsAndTails:
@@ -388,18 +383,18 @@ def _devices(load: _Load) -> dict[str, int]:
     A worker pays for issuing with its own time, a stream does not.
     """
     job, devices, around, out = load.job, load.job.machine.devices, load.around_ops, {}
-    of, n = job.device_of, len(devices)
+    of = job.device_of
     gap = np.array([0 if d.workers else d.gap_ns for d in devices])[of]
     rest = np.where(job.launched, gap, load.cost)
     begin = np.where(job.launched, around.start, around.taken)
-    lanes = load.least(of, n, head=begin, rest=rest, times=1, tail=around.tail)
+    of_lanes = [device.lanes for device in devices]
+    lanes = load.least(of, of_lanes, head=begin, rest=rest, times=1, tail=around.tail)
     times = np.where(job.meets, 0, least_cores_of_ops(job))  # a collective need not use its cores
-    cores = load.least(of, n, head=around.start, rest=0, times=times, tail=around.tail)
-    ops = np.bincount(job.device_of, minlength=n).tolist()
+    of_cores = [device.cores for device in devices]
+    cores = load.least(of, of_cores, head=around.start, rest=0, times=times, tail=around.tail)
+    ops = np.bincount(of, minlength=len(devices)).tolist()
     for d, device in enumerate(devices):
-        out[device.name] = max(0, lanes(d, device.lanes) - (0 if device.workers else device.gap_ns))
-        if device.cores:
-            out[device.name] = max(out[device.name], cores(d, device.cores))
+        out[device.name] = max(0, lanes[d] - (0 if device.workers else device.gap_ns), cores[d])
         if device.least_ns is not None and ops[d]:
             out[device.name] = max(out[device.name], device.least_ns(device, job, load.ns, load.runs))
     return out
@@ -408,13 +403,13 @@ def _devices(load: _Load) -> dict[str, int]:
 def _streams(load: _Load) -> dict[str, int]:
     """Bound each stream by its tasks, the gaps between them, and the time before and after them."""
     job, machine, around, out = load.job, load.job.machine, load.around_ops, {}
-    gap, n = np.array([device.gap_ns for device in machine.devices])[job.device_of], machine.first_stream[-1]
-    least = load.least(job.stream_of, n, head=around.start, rest=gap, times=1, tail=around.tail)
+    gap, one = np.array([d.gap_ns for d in machine.devices])[job.device_of], [1] * machine.first_stream[-1]
+    least = load.least(job.stream_of, one, head=around.start, rest=gap, times=1, tail=around.tail)
     for d, device in enumerate(machine.devices):
         if device.workers:
             continue
         for stream in range(machine.first_stream[d], machine.first_stream[d + 1]):
-            if ns := least(stream, 1):
+            if ns := least[stream]:
                 out[machine.stream_name(stream)] = ns - device.gap_ns
     return out
 
@@ -424,18 +419,13 @@ def _hosts(load: _Load) -> dict[str, int]:
 
     If workers of a CPU are the issuers, they also execute.
     """
-    job, around, out = load.job, load.around_ops, {}
-    members: dict[int, list[str]] = {}
-    for issuer in job.machine.issuers():
-        members.setdefault(issuer.group, []).append(issuer.name)
+    job, around = load.job, load.around_ops
+    members = grouped((issuer.group, issuer.name) for issuer in job.machine.issuers())
     launches = np.bincount(job.group_of[job.launched & (load.runs > 0)], minlength=job.n_groups)
-    of, n, times = job.group_of, job.n_groups, np.where(job.launched, 0, 1)
-    tail = np.where(job.launched, around.issued, around.tail)
-    least = load.least(of, n, head=around.taken, rest=load.cost, times=times, tail=tail)
-    for group, names in members.items():
-        if launches[group]:
-            out[names[0]] = least(group, len(names))
-    return out
+    issuers = [len(members[group]) for group in range(job.n_groups)]
+    times, tail = np.where(job.launched, 0, 1), np.where(job.launched, around.issued, around.tail)
+    least = load.least(job.group_of, issuers, head=around.taken, rest=load.cost, times=times, tail=tail)
+    return {names[0]: least[group] for group, names in members.items() if launches[group]}
 
 
 def _resources(load: _Load) -> dict[str, int]:

@@ -19,7 +19,7 @@ producer's copy.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import starmap
 from typing import Any, Final, NamedTuple
 
@@ -354,8 +354,7 @@ def memory_bands(trace: Record, device: str, *, kinds: int = 5) -> Bands:
 # made of it.
 
 
-@dataclass(frozen=True)
-class Allocated:
+class Allocated(NamedTuple):
     """The allocator's view of one device over a run, in bytes.
 
     Attributes
@@ -369,9 +368,9 @@ class Allocated:
     worst_fragmentation_bytes : int
         The most ever held but not handed out.
     allocations : int
-    holders : tuple of (str, int, int)
-        The largest tensors at the peak, largest first: name, iteration (-1: there from the
-        beginning) and bytes.
+    holders : list of dict
+        The largest tensors at the peak, largest first: ``tensor``, ``iteration`` (-1: there from the
+        beginning) and ``nbytes``.
     """
 
     peak_in_use_bytes: int
@@ -381,7 +380,7 @@ class Allocated:
     fragmentation_bytes: int
     worst_fragmentation_bytes: int
     allocations: int
-    holders: tuple[tuple[str, int, int], ...]
+    holders: list[dict[str, Any]]
 
 
 def allocated(trace: Record, *, holders: int = 5) -> dict[str, Allocated]:
@@ -409,8 +408,8 @@ def allocated(trace: Record, *, holders: int = 5) -> dict[str, Allocated]:
     >>> _ = b.op("b", duration_ns=10, outputs=70, inputs=["a"])
     >>> trace = simulate(b.build(), Machine((Device("gpu0"),)), ReadyQueue(), memory=tensor_memory())
     >>> use = allocated(trace)["gpu0"]
-    >>> use.peak_in_use_bytes, use.peak_ns, use.holders
-    (170, 10, (('a', 0, 100), ('b', 0, 70)))
+    >>> use.peak_in_use_bytes, use.peak_ns, [holder["tensor"] for holder in use.holders]
+    (170, 10, ['a', 'b'])
     """
     if trace.memory is None:
         raise InputError("this run had no allocator: give the scenario `memory:` or a device an `allocator:`")
@@ -421,7 +420,7 @@ def allocated(trace: Record, *, holders: int = 5) -> dict[str, Allocated]:
 def _log_of_device(trace: Record, log: dict[str, IntArray], count: int) -> Allocated:
     in_use, reserved = log["in_use"], log["reserved"]
     if not len(in_use):
-        return Allocated(0, 0, 0, 0, 0, 0, 0, ())
+        return Allocated(0, 0, 0, 0, 0, 0, 0, [])
     peak = int(in_use.argmax())
     live: dict[tuple[int, int], int] = {}
     for tensor, iteration, change in zip(
@@ -439,19 +438,8 @@ def _log_of_device(trace: Record, log: dict[str, IntArray], count: int) -> Alloc
         int(reserved[peak] - in_use[peak]),
         int((reserved - in_use).max()),
         int(np.count_nonzero(log["change"] > 0)),
-        tuple(
-            (trace.job.graph.tensor_name(tensor), iteration, nbytes)
+        [
+            {"tensor": trace.job.graph.tensor_name(tensor), "iteration": iteration, "nbytes": nbytes}
             for (tensor, iteration), nbytes in largest
-        ),
+        ],
     )
-
-
-def memory_report(trace: Record) -> dict[str, dict[str, Any]]:
-    """Return `allocated` as plain values, for JSON."""
-    return {
-        name: {
-            **asdict(use),
-            "holders": [{"tensor": t, "iteration": i, "nbytes": nbytes} for t, i, nbytes in use.holders],
-        }
-        for name, use in allocated(trace).items()
-    }

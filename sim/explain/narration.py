@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from sim.base.arrays import UNSET, IntArray
+from sim.base.arrays import UNSET, IntArray, grouped
 from sim.base.errors import listed, shortened
 from sim.base.units import format_duration
 from sim.explain.bounds import Bounds, bounds
@@ -373,9 +373,8 @@ def _group_line(group: GapGroup) -> str:
 
 def _exposed_lines(f: DerivedColumns, where: Where, reasons: _Reasons) -> list[str]:
     """Return the lines on exposed communication by cause; devices with equal numbers share a line."""
-    alike: dict[tuple[tuple[str, int], ...], list[str]] = {}
-    for device, parts in exposed_communication(f, where, reasons).items():
-        alike.setdefault(tuple(parts.items()), []).append(device)
+    exposed = exposed_communication(f, where, reasons)
+    alike = grouped((tuple(parts.items()), device) for device, parts in exposed.items())
     lines = ["", "Exposed communication"] if alike else []
     for told, names in alike.items():
         total = format_duration(sum(ns for _, ns in told))

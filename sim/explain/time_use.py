@@ -230,19 +230,6 @@ def spread_on_path(trace: Record) -> dict[str, OnPath]:
     return dict(sorted(sums.items(), key=lambda one: -one[1].ns * one[1].spread))
 
 
-def interval_ns(makespan_ns: int, on_path: Mapping[str, OnPath]) -> tuple[int, int]:
-    """Return the 10-90 % interval of a makespan.
-
-    Examples
-    --------
-    >>> interval_ns(2_400, {"matmul": OnPath(2_000, 0.08), "softmax": OnPath(300, 0.2)})
-    (2237, 2579)
-    """
-    below = sum((one.ns * -np.expm1(-one.spread)) ** 2 for one in on_path.values()) ** 0.5
-    above = sum((one.ns * np.expm1(one.spread)) ** 2 for one in on_path.values()) ** 0.5
-    return round(makespan_ns - below), round(makespan_ns + above)
-
-
 def difference_ns(one: Mapping[str, OnPath], other: Mapping[str, OnPath]) -> int:
     """Return half the 10-90 % interval of the difference between two runs of the same work.
 
@@ -267,10 +254,21 @@ def uncertainty(trace: Record) -> dict[str, Any] | None:
 
 
 def interval_of(makespan_ns: int, on_path: Mapping[str, OnPath]) -> dict[str, Any]:
-    """Return the interval of a makespan in the form of a summary."""
-    low_ns, high_ns = interval_ns(makespan_ns, on_path)
+    """Return the 10-90 % interval of a makespan in the form of a summary.
+
+    Examples
+    --------
+    >>> interval_of(2_400, {"matmul": OnPath(2_000, 0.08)})
+    {'low_ns': 2246, 'high_ns': 2567, 'by_kind': {'matmul': {'path_ns': 2000, 'spread': 0.08}}}
+    """
+    below = sum((one.ns * -np.expm1(-one.spread)) ** 2 for one in on_path.values()) ** 0.5
+    above = sum((one.ns * np.expm1(one.spread)) ** 2 for one in on_path.values()) ** 0.5
     by_kind = {kind: {"path_ns": one.ns, "spread": round(one.spread, 4)} for kind, one in on_path.items()}
-    return {"low_ns": low_ns, "high_ns": high_ns, "by_kind": by_kind}
+    return {
+        "low_ns": round(makespan_ns - below),
+        "high_ns": round(makespan_ns + above),
+        "by_kind": by_kind,
+    }
 
 
 def _asked(model: CostModel, graph: Graph, device: Device) -> FloatArray:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from sim.base.arrays import grouped
 from sim.base.errors import listed
 from sim.plot.bars import Bars, coloured_by
 from sim.plot.figure import elided
@@ -111,10 +112,8 @@ def entries_of(times: Mapping[str, int], colours: Mapping[str, str], most: int =
     """
     apart = [kind for kind in (WAITING, LAUNCH, TRANSFER) if kind in times]
     ops = sorted((kind for kind in times if kind not in apart), key=lambda kind: (-times[kind], kind))
-    groups: dict[str, list[str]] = {}
-    for kind in ops:
-        groups.setdefault(colours[kind], []).append(kind)
-    by_time = sorted(groups.values(), key=lambda kinds: -sum(times[kind] for kind in kinds))
+    groups = grouped((colours[kind], kind) for kind in ops).values()
+    by_time = sorted(groups, key=lambda kinds: -sum(times[kind] for kind in kinds))
     room = most - len(apart)
     named, rest = (by_time, []) if len(by_time) <= room else (by_time[: room - 1], by_time[room - 1 :])
     entries = [Entry(_told(kinds), tuple(kinds), (colours[kinds[0]],)) for kinds in named]
@@ -139,9 +138,7 @@ def with_bands(entries: Sequence[Entry], labels: Sequence[str], colours: Mapping
         Labels of the bands, from bottom to top.
     colours : mapping of str to str
     """
-    beside: dict[str, list[str]] = {}
-    for label in labels:
-        beside.setdefault(colours[label], []).append(label)
+    beside = grouped((colours[label], label) for label in labels)
     found = []
     for entry in entries:
         more = beside.pop(entry.colours[0], []) if len(entry.colours) == 1 else []

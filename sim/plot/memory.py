@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from sim.base.arrays import IntArray
+from sim.base.arrays import IntArray, grouped
 from sim.base.errors import listed
 from sim.base.units import format_bytes
 from sim.explain.memory_use import OTHER, RESIDENT, memory_bands, memory_use
@@ -284,29 +284,17 @@ def alike(runs: Sequence[Strips]) -> list[Strips]:
 
 
 def folded(strips: Sequence[Strip]) -> list[Strip]:
-    """Return strips without duplicates; the first of equal ones names their number."""
-    alike: list[list[Strip]] = []
-    for strip in strips:
-        for group in alike:
-            if _same(group[0], strip):
-                group.append(strip)
-                break
-        else:
-            alike.append([strip])
+    """Return strips without those that look the same; the first of equal ones names their number."""
+
+    def look(strip: Strip) -> tuple[str | bytes, ...]:
+        reserved = [] if strip.reserved is None else [strip.reserved]
+        columns = (strip.times_ns, *reserved, *strip.bands.values())
+        return strip.kind, *strip.bands, *(column.tobytes() for column in columns)
+
     return [
         replace(first, device=f"{first.device} and {len(others)} more") if others else first
-        for first, *others in alike
+        for first, *others in grouped((look(strip), strip) for strip in strips).values()
     ]
-
-
-def _same(one: Strip, other: Strip) -> bool:
-    """Whether two strips look the same."""
-    if one.kind != other.kind or one.bands.keys() != other.bands.keys():
-        return False
-    held = [(one.times_ns, other.times_ns), *((one.bands[label], other.bands[label]) for label in one.bands)]
-    if one.reserved is not None and other.reserved is not None:
-        held.append((one.reserved, other.reserved))
-    return all(np.array_equal(a, b) for a, b in held)
 
 
 def band_labels(strips: Iterable[Strip]) -> list[str]:

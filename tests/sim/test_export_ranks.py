@@ -130,14 +130,6 @@ def test_the_command_refuses_what_is_no_folder_before_anything_runs(tmp_path: Pa
             check_outputs({"trace": [str(tmp_path / path) + "/"]})
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("t.proto", r"t\.proto: should end in \.json, \.json\.gz"),
-        ("t.pftrace", r"t\.pftrace: Perfetto's own format is no longer written; name run\.trace\.json\.gz"),
-        ("t.perfetto-trace", r"name run\.trace\.json\.gz, which ui\.perfetto\.dev opens"),
-    ],
-)
-def test_other_endings_are_refused_before_anything_runs(tmp_path: Path, name: str, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        check_outputs({"trace": [str(tmp_path / name)]})
+def test_other_endings_are_refused_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"t\.proto: should end in \.json, \.json\.gz"):
+        check_outputs({"trace": [str(tmp_path / "t.proto")]})

@@ -12,7 +12,7 @@ from policies.issue.ready_queue import ReadyQueue
 from sim import Device, GraphBuilder, Machine, Trace, simulate
 from sim.base.arrays import IntArray
 from sim.base.errors import InputError
-from sim.explain.time_use import OnPath, difference_ns, interval_ns, spread_on_path, uncertainty
+from sim.explain.time_use import OnPath, difference_ns, interval_of, spread_on_path, uncertainty
 from sim.export.tables import summary_lines
 from sim.graph.graph import Graph
 from sim.machine.device import CostModel
@@ -69,12 +69,11 @@ def test_who_does_not_say_is_not_asked(cost: CostModel | None) -> None:
 
 def test_kinds_err_together_and_apart() -> None:
     one = {"a": OnPath(300, 0.1)}
-    assert interval_ns(1_000, one) == (
-        round(1_000 + 300 * math.expm1(-0.1)),
-        round(1_000 + 300 * math.expm1(0.1)),
-    )
+    told = interval_of(1_000, one)
+    assert told["low_ns"] == round(1_000 + 300 * math.expm1(-0.1))
+    assert told["high_ns"] == round(1_000 + 300 * math.expm1(0.1))
     two = {"a": OnPath(300, 0.1), "b": OnPath(400, 0.1)}
-    assert interval_ns(1_000, two)[1] - 1_000 == round(500 * math.expm1(0.1))
+    assert interval_of(1_000, two)["high_ns"] - 1_000 == round(500 * math.expm1(0.1))
     assert difference_ns(two, two) == 0
     assert difference_ns(two, one) == 40
 
