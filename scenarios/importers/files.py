@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from sim.base.errors import InputError, hint
-from sim.base.files import StrPath, loads_once, read_bytes, read_chunks
+from sim.base.files import StrPath, loads_once, read_bytes
 from sim.base.options import misfit_text
 
 TRACES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -246,31 +246,21 @@ def _keys(schema: Any) -> set[str]:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# JSON files of one long list: its items are read one at a time, so that they are never all in memory.
+# JSON files of one long list: some items are parsed at a time, so that they are never all objects at once.
 #
-#     {"schemaVersion": 1, "traceEvents": [ {...}, {...}, ... ], "traceName": "..."}
-#                                           └──► yielded          └──► kept with the others
+#     {"schemaVersion": 1, "traceEvents": [ {...}, {...}, ..., {...}, {...} ], "traceName": "..."}
+#     ─────────────────────────────────────                    ────────────────────────────────── the rest
+#                                           └──► yielded
 #
-# The text is read in pieces. Items are parsed many at a time, up to a place where one object seems to follow
-# another. If that was wrong (inside an item, or a text), or on any error, `json` parses the rest of the
-# piece item by item, and reports the error. An item that does not end in the text read so far is retried
-# with twice as much.
+# A piece ends where one object seems to follow another. If it cannot be parsed (the place was inside an item
+# or a text, or there is an error), a longer one is tried. The rest is parsed as a file without the pieces.
 
-Decode = Callable[[str], list[Any]]
+Decode = Callable[[bytes], list[Any]]
 """Parses the text of a list; raises ValueError or RecursionError if something is wrong with it."""
 
-MOST_CHARACTERS: Final = 2**28
-"""Maximum length of an item, or another value, of a file."""
-
-_TOKEN: Final = 16
-"""So near the end of the text, `json` may reject or misread a value that continues: ``-Infin``, ``1e``."""
-
-_SPACE: Final = re.compile(r"[ \t\n\r]*")
-_BETWEEN: Final = re.compile(r"\}[ \t\n\r]*,[ \t\n\r]*\{")
 _TOGETHER: Final = 2**16
-"""Number of characters parsed together: the result should fit into a processor's cache."""
-_TRIES: Final = 100
-"""How many braces at the end of a piece are tried as the end of an item that another item follows."""
+"""Number of bytes parsed together: the result should fit into a processor's cache."""
+_BETWEEN: Final = re.compile(rb"\}[ \t\n\r]*,[ \t\n\r]*(?=\{)")
 
 
 def items(path: StrPath, what: str, key: str, others: dict[str, Any]) -> Iterator[Any]:
@@ -298,186 +288,30 @@ def lists(
     Raises
     ------
     InputError
-        As `read_chunks`; or the file is not JSON, neither object nor list, or has no such list, or two.
+        As `read_json`; or the file is neither object nor list, or has no such list, or two.
     """
-    text = _Text(path)
-    found = False
-    if text.takes("["):
-        found = True
-        yield from text.rest_of_list(decode)
-    elif text.takes("{"):
-        for name in text.rest_of_names():
-            if name != key:
-                others[name] = text.value()
-            elif found:
-                raise InputError(f"{path}: not {what} (it has two lists {key})")
-            elif text.takes("["):
-                found = True
-                yield from text.rest_of_list(decode)
-            else:
-                break
-    else:
-        text.value()  # raises if it is not JSON at all
-    if not found:
-        raise InputError(f"{path}: not {what} (it has no list {key})")
-    text.ends()
-
-
-class _Text:
-    """The text of a file, from the parsing position to the end of what was read."""
-
-    def __init__(self, path: StrPath) -> None:
-        self._path = path
-        self._chunks = _decoded(path)
-        self._text, self._at, self._over = "", 0, False
-        self._before = 0  # number of characters dropped
-        self._decode = json.JSONDecoder().raw_decode
-        self._more(1)
-        self._skip()
-
-    def takes(self, opening: str) -> bool:
-        """Whether a character comes next; if so, move past it."""
-        if not self._text.startswith(opening, self._at):
-            return False
-        self._at += 1
-        self._skip()
-        return True
-
-    def rest_of_list(self, decode: Decode) -> Iterator[list[Any]]:
-        """Yield the items of a list after its bracket."""
-        if self.takes("]"):
-            return
-        unclear = -1  # up to this position no more items are parsed together
-        while True:
-            if len(self._text) - self._at < _TOGETHER and not self._over:
-                self._more(1)  # items at the end are incomplete, and would fail
-            read = self._before + len(self._text)
-            many = self._together(decode) if read > unclear else []
-            if not many:
-                unclear = read
-                many = [self.value()]
+    content = as_utf8(read_bytes(path))
+    name = b'"%b"' % key.encode()
+    several = content.count(name) > 1
+    opening = None if several else re.search(rb"\A\s*\[|%b\s*:\s*\[" % name, content)
+    begin = at = opening.end() if opening else len(content)
+    size = _TOGETHER
+    while found := _BETWEEN.search(content, at + size):
+        try:
+            many = decode(b"[%b]" % content[at : found.start() + 1])
+        except (ValueError, RecursionError):
+            size *= 2
+        else:
             yield many
-            if self._next("]") != ",":
-                return
-
-    def _together(self, decode: Decode) -> list[Any]:
-        """Return the next items and move past them; none if it is not clear where one ends."""
-        end = min(len(self._text), self._at + _TOGETHER)
-        for _ in range(_TRIES):
-            end = self._text.rfind("}", self._at, end)
-            if end < 0:
-                break
-            if _BETWEEN.match(self._text, end):
-                try:
-                    found = decode(f"[{self._text[self._at : end + 1]}]")
-                except (ValueError, RecursionError):
-                    break
-                self._at = end + 1
-                return found
-        return []
-
-    def rest_of_names(self) -> Iterator[str]:
-        """Yield the names of an object after its brace; the caller takes the value."""
-        if self.takes("}"):
-            return
-        while True:
-            if not self._text.startswith('"', self._at):
-                raise self._wrong("Expecting property name enclosed in double quotes", self._at)
-            name = self.value()
-            self._skip()
-            if not self.takes(":"):
-                raise self._wrong("Expecting ':' delimiter", self._at)
-            yield name
-            if self._next("}") != ",":
-                return
-
-    def ends(self) -> None:
-        """Raise if anything follows the end."""
-        if self._at < len(self._text):
-            raise self._wrong("Extra data", self._at)
-
-    def value(self) -> Any:
-        """Return the next value and move past it."""
-        wanted = 1
-        while True:
-            try:
-                value, end = self._decode(self._text, self._at)
-            except json.JSONDecodeError as error:
-                torn = error.msg.startswith("Unterminated string") or error.pos >= len(self._text) - _TOKEN
-                if self._over or not torn:
-                    raise self._wrong(error.msg, error.pos) from None
-            except (ValueError, RecursionError) as error:
-                raise InputError(f"{self._path}: not JSON: {error}") from None
-            else:
-                if end < len(self._text) - _TOKEN or self._over:
-                    self._at = end
-                    return value
-            wanted = self._more(wanted)
-
-    def _next(self, closing: str) -> str:
-        """Return the comma, or the closing bracket, that follows a value, and move past it."""
-        self._skip()
-        mark = self._text[self._at : self._at + 1]
-        if mark not in (",", closing):
-            raise self._wrong("Expecting ',' delimiter", self._at)
-        self._at += 1
-        self._skip()
-        return mark
-
-    def _skip(self) -> None:
-        """Move past white space, reading on if nothing else is left."""
-        while True:
-            self._at = _SPACE.match(self._text, self._at).end()  # type: ignore[union-attr]
-            if self._at < len(self._text) or self._over:
-                return
-            self._more(1)
-
-    def _more(self, wanted: int) -> int:
-        """Drop the parsed text; read at least `wanted` more characters; return how many to ask for next."""
-        self._before += self._at
-        pieces, size = [self._text[self._at :]], 0
-        while size < wanted and not self._over:
-            piece = next(self._chunks, None)
-            self._over = piece is None
-            pieces.append(piece or "")
-            size += len(piece or "")
-        self._text, self._at = "".join(pieces), 0
-        if len(self._text) > MOST_CHARACTERS and not self._over:
-            value = f"the value that begins with {self._text[:20]!r}"
-            raise InputError(f"{self._path}: {value} is longer than {MOST_CHARACTERS:,} characters")
-        return len(self._text)
-
-    def _wrong(self, message: str, at: int) -> InputError:
-        line, column = _line_of(self._path, self._before + at)
-        where = f"line {line} column {column} (char {self._before + at})"
-        return InputError(f"{self._path}: not JSON: {message}: {where}")
-
-
-def _line_of(path: StrPath, position: int) -> tuple[int, int]:
-    """Return line and column of a character, from 1; only computed for an error."""
-    line, began, before = 1, 0, 0
-    for text in _decoded(path):
-        gone = text[: position - before]
-        line += gone.count("\n")
-        began = before + gone.rindex("\n") + 1 if "\n" in gone else began
-        before += len(gone)
-        if before == position:
-            break
-    return line, position - began + 1
-
-
-def _decoded(path: StrPath) -> Iterator[str]:
-    """Yield the text of a file, in any encoding that `json.loads` accepts."""
-    decoder: codecs.IncrementalDecoder | None = None
-    size = 0
+            at, size = found.end(), _TOGETHER
     try:
-        for chunk in read_chunks(path):
-            if decoder is None:
-                decoder = codecs.getincrementaldecoder(json.detect_encoding(chunk))("surrogatepass")
-            size += len(chunk)
-            yield decoder.decode(chunk)
-        if decoder is not None:
-            yield decoder.decode(b"", True)
-    except UnicodeDecodeError as error:
-        at = size - len(error.object) + error.start
-        raise InputError(f"{path}: not JSON: not {error.encoding} ({error.reason}: byte {at})") from None
+        rest = (loads_once if several else json.loads)(content[:begin] + content[at:])
+    except (ValueError, RecursionError) as error:
+        read_json(path)  # raises if it is not JSON, with the place in the whole file
+        raise InputError(f"{path}: not {what} ({error})") from None
+    if isinstance(rest, dict):
+        others |= rest
+        rest = others.pop(key, None)
+    if not isinstance(rest, list):
+        raise InputError(f"{path}: not {what} (it has no list {key})")
+    yield rest

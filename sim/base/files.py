@@ -62,7 +62,10 @@ def read_bytes(
     with _readable(path) as raw, _opened(raw, unpack) as stream:
         if head is not None:
             return stream.read(head)
-        return b"".join(_chunks(path, raw, stream, most, -1 if stream is raw else _CHUNK))
+        content = io.BytesIO()  # with no second copy of a large file
+        for chunk in _chunks(path, raw, stream, most):
+            content.write(chunk)
+        return content.getvalue()
 
 
 def read_text(path: StrPath, *, most: int = MOST_BYTES, unpack: bool = True) -> str:
@@ -104,17 +107,11 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def read_chunks(path: StrPath, *, most: int = MOST_BYTES) -> Iterator[bytes]:
-    """Yield the content of a file piece by piece, to avoid holding all of it; otherwise like `read_bytes`."""
-    with _readable(path) as raw, _opened(raw, True) as stream:
-        yield from _chunks(path, raw, stream, most, _CHUNK)
-
-
-def _chunks(path: StrPath, raw: Any, stream: IO[bytes], most: int, each: int) -> Iterator[bytes]:
+def _chunks(path: StrPath, raw: Any, stream: IO[bytes], most: int) -> Iterator[bytes]:
     if stream is raw and os.fstat(raw.fileno()).st_size > most:
         raise _too_large(path, most)
     size = 0
-    while chunk := stream.read(each):
+    while chunk := stream.read(_CHUNK):
         size += len(chunk)
         if size > most:
             raise _too_large(path, most)

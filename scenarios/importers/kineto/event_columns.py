@@ -85,7 +85,7 @@ _JSON: Final = {dict, list, str, int, float, bool, type(None)}
 _decode: Final = msgspec.json.Decoder(list[Event]).decode
 
 
-def wanted(text: str) -> list[Any]:
+def wanted(text: bytes) -> list[Any]:
     """Parse a list of events, into `Event` or dictionaries."""
     try:
         return _decode(text)
