@@ -7,7 +7,7 @@
 
 The flop are those that XLA itself counts, so that they equal ``lowered.cost_analysis()``:
 a convolution multiplies no padding, a reduction takes one operation less than it has elements. Elementary
-functions (exp, tanh, ...), which XLA counts separately as ``transcendentals``, are one flop each, as in
+functions (exp, tanh, ...), which XLA counts separately as ``transcendentals``, are one flop each, too, as in
 `scenarios.ops.op_costs`. A collective has none. A slice or an update in place moves only that part.
 
 Source: ``xla/service/hlo_cost_analysis.cc`` (https://github.com/openxla/xla); for the instructions,
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -175,21 +175,9 @@ COLLECTIVES: Final = {
 
 _BY: Final = {"add": "sum", "maximum": "max", "minimum": "min", "multiply": "prod", "and": "all", "or": "any"}
 _EXPANDED: Final = {
-    "sinh": (10, 3),
-    "cosh": (3, 2),
-    "asin": (5, 2),
-    "acos": (3, 2),
-    "atan": (0, 1),
-    "asinh": (11, 3),
-    "acosh": (7, 4),
-    "atanh": (6, 2),
-    "erf-inv": (37, 2),
-    "erfc": (62, 1),
-    "lgamma": (53, 4),
-    "digamma": (73, 3),
-    "bessel-i1e": (83, 1),
-    "next-after": (24, 0),
-}
+    "sinh": 13, "cosh": 5, "asin": 7, "acos": 5, "atan": 1, "asinh": 14, "acosh": 11, "atanh": 8,
+    "erf-inv": 39, "erfc": 63, "lgamma": 57, "digamma": 76, "bessel-i1e": 84, "next-after": 24,
+}  # fmt: skip
 """Functions that XLA expands in HLO: flop and transcendentals per element, in fp32."""
 
 _KINDS: Final = {
@@ -255,92 +243,70 @@ def kind_of(instruction: Instruction, given: Sequence[Array]) -> str | None:
 # -- flop -----------------------------------------------------------------------------------------
 
 
-class XlaWork(NamedTuple):
-    """XLA's counts: floating-point operations and, separately, elementary functions."""
-
-    flops: int = 0
-    transcendentals: int = 0
-
-    def times(self, n: int) -> XlaWork:
-        """Return the work of `n` of these."""
-        return XlaWork(self.flops * n, self.transcendentals * n)
-
-
-def _sum(works: Iterable[XlaWork]) -> XlaWork:
-    listed = [*works]
-    return XlaWork(sum(one.flops for one in listed), sum(one.transcendentals for one in listed))
-
-
 class Costs:
     """The work of instructions; each computation is counted once."""
 
     def __init__(self) -> None:
-        self._known: dict[int, XlaWork] = {}
+        self._known: dict[int, int] = {}
 
-    def of(self, computation: Computation) -> XlaWork:
-        """Return the work of a computation; loops count as far as their text gives the trips."""
+    def of(self, computation: Computation) -> int:
+        """Return the flop of a computation; loops count as far as their text gives the trips."""
         if id(computation) not in self._known:
-            self._known[id(computation)] = XlaWork()  # for recursion, which is refused elsewhere
+            self._known[id(computation)] = 0  # for recursion, which is refused elsewhere
             works = (self.work(one, computation.shapes(one)) for one in computation.instructions.values())
-            self._known[id(computation)] = _sum(works)
+            self._known[id(computation)] = sum(works)
         return self._known[id(computation)]
 
-    def work(self, instruction: Instruction, given: Sequence[Array]) -> XlaWork:
-        """Return the work of an instruction with these operands."""
+    def work(self, instruction: Instruction, given: Sequence[Array]) -> int:
+        """Return the flop of an instruction with these operands."""
         opcode, called = instruction.opcode, instruction.called
         results = instruction.results
         made = results[0].elements if results else 0
         if product := product_of(instruction):
             if product == "convolution":
-                return XlaWork(Convolution(instruction, given).flops)
+                return Convolution(instruction, given).flops
             sizes = _product_sizes(instruction, given[0], given[1])
-            m, n, k = (sizes[name] for name in ("m", "n", "k"))
-            if m * n * sizes.get("batch", 1) != made:
+            if sizes["m"] * sizes["n"] * sizes.get("batch", 1) != made:
                 raise _misfit(instruction, given)
-            return XlaWork(2 * made * k)
+            return 2 * made * int(sizes["k"])
         if opcode in _EXPANDED:
-            return XlaWork(*_EXPANDED[opcode]).times(made)
+            return _EXPANDED[opcode] * made
+        if opcode.startswith("rng") and opcode in TRANSCENDENTAL:
+            return sum(one.elements for one in results)
         if opcode == "map":
-            return self.of(called[0]).times(made)
-        if opcode in _ELEMENTWISE or (opcode in TRANSCENDENTAL and not opcode.startswith("rng")):
-            same = opcode == "bitcast-convert" or all(one.dims in ((), results[0].dims) for one in given)
-            if not same:
+            return self.of(called[0]) * made
+        if opcode in _ELEMENTWISE or opcode in TRANSCENDENTAL:
+            if opcode != "bitcast-convert" and any(one.dims not in ((), results[0].dims) for one in given):
                 raise _misfit(instruction, given)
-            return XlaWork(made) if opcode in _ELEMENTWISE else XlaWork(0, made)
-        if opcode in TRANSCENDENTAL:
-            return XlaWork(0, sum(one.elements for one in results))
-        if opcode == "reduce":
-            return self._applied(instruction).times(max(0, given[0].elements - made))
-        if opcode == "reduce-window":
-            window = math.prod(instruction.attributes["window"]["size"])
-            return self._applied(instruction).times(max(0, window - 1) * made)
+            return made
+        if opcode in ("reduce", "reduce-window", "scatter"):
+            applied = self.of(called[0]) if called else 1
+            if opcode == "scatter":
+                return applied * given[-1].elements
+            if opcode == "reduce":
+                return applied * max(0, given[0].elements - made)
+            return applied * max(0, math.prod(instruction.attributes["window"]["size"]) - 1) * made
         if opcode == "select-and-scatter":
             window, n = math.prod(instruction.attributes["window"]["size"]), given[1].elements
             select, scatter = (self.of(one) for one in called[:2])
-            return _sum((select.times(n * max(0, window - 1)), scatter.times(n)))
-        if opcode == "scatter":
-            return self._applied(instruction).times(given[-1].elements)
+            return select * n * max(0, window - 1) + scatter * n
         if opcode == "sort":
             n = given[0].elements
-            return XlaWork(n * max(0, n - 1).bit_length())
+            return n * max(0, n - 1).bit_length()
         if opcode == "fft":
             lengths = instruction.attributes.get("fft_length", ())
-            return XlaWork(8 * given[0].elements * math.prod(max(1, n).bit_length() - 1 for n in lengths))
+            return 8 * given[0].elements * math.prod(max(1, n).bit_length() - 1 for n in lengths)
         if opcode == "triangular-solve":
-            return XlaWork(2 * given[0].dims[-1] * given[1].elements)
+            return 2 * given[0].dims[-1] * given[1].elements
         if opcode == "cholesky":
-            return XlaWork(given[0].dims[-1] * given[0].elements // 3)
+            return given[0].dims[-1] * given[0].elements // 3
         if opcode == "conditional":
-            return max(map(self.of, called), default=XlaWork())
+            return max(map(self.of, called), default=0)
         if opcode == "while":
-            return _sum(map(self.of, called)).times(instruction.attributes.get("trips", 1))
+            return sum(map(self.of, called)) * int(instruction.attributes.get("trips", 1))
         if opcode in ("call", "fusion", "async-start"):
             return self.of(called[0])
-        return XlaWork()
-
-    def _applied(self, instruction: Instruction) -> XlaWork:
-        """Return the work of the function that a reduction applies."""
-        return self.of(instruction.called[0]) if instruction.called else XlaWork(1)
+        return 0
 
 
 def _misfit(instruction: Instruction, given: Sequence[Array]) -> InputError:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -255,11 +255,6 @@ _CALLS: Final = {
     "conditional": ("true_computation", "false_computation", "branch_computations"),
     "select-and-scatter": ("select", "scatter"),
 }
-_LISTS: Final = (
-    *("lhs_contracting_dims", "rhs_contracting_dims", "lhs_batch_dims", "rhs_batch_dims"),
-    *("dimensions", "slice_sizes", "fft_length"),
-)
-_COUNTS: Final = ("index", "feature_group_count", "batch_group_count")
 
 
 def _instruction(text: str) -> tuple[Instruction, list[str]]:
@@ -299,22 +294,10 @@ def _keep(instruction: Instruction, said: dict[str, str]) -> None:
     """Keep the attributes that costs depend on."""
     into = instruction.attributes
     for key, value in said.items():
-        if key in _LISTS:
-            into[key] = numbers(value)
-        elif key in _COUNTS:
-            into[key] = numbers(value)[0]
-        elif key == "window":
-            into[key] = _window(value)
-        elif key in ("dim_labels", "direction"):
-            into[key] = value
-        elif key == "replica_groups":
-            into[key] = replica_groups(value)
-        elif key == "source_target_pairs":
-            into[key] = [*zip(*[iter(numbers(value))] * 2, strict=False)]
+        if key in _READERS:
+            into[key] = _READERS[key](value)
         elif key == "custom_call_target":
             into["target"] = value.strip('"')
-        elif key == "use_global_device_ids":
-            into["global"] = value == "true"
         elif key == "backend_config":
             _keep_config(value.replace("\\", ""), into)
         elif key == "metadata" and (name := re.search(r'op_name="([^";]*)', value)):
@@ -375,6 +358,19 @@ def replica_groups(text: str) -> list[list[int]]:
 
 
 _MOST_RANKS: Final = 100_000
+_LISTS: Final = (
+    *("lhs_contracting_dims", "rhs_contracting_dims", "lhs_batch_dims", "rhs_batch_dims"),
+    *("dimensions", "slice_sizes", "fft_length"),
+)
+_READERS: Final[Mapping[str, Callable[[str], Any]]] = {
+    **dict.fromkeys(_LISTS, numbers),
+    **dict.fromkeys(("index", "feature_group_count", "batch_group_count"), lambda text: numbers(text)[0]),
+    **dict.fromkeys(("dim_labels", "direction"), str),
+    "window": _window,
+    "replica_groups": replica_groups,
+    "source_target_pairs": lambda text: [*zip(*[iter(numbers(text))] * 2, strict=False)],
+}
+"""Attributes that are kept as they are named, and how each is read."""
 
 
 def number_of(text: str) -> int | float | None:

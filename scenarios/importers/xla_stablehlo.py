@@ -305,7 +305,6 @@ def _keep(name: str, opcode: str, text: str, types: str, into: dict[str, Any]) -
         listed = numbers(groups[2] or "")
         width = rows[1] if len(rows) == 2 and rows[1] else 1
         into["replica_groups"] = [listed[k : k + width] for k in range(0, len(listed), width)]
-        into["global"] = "use_global_device_ids" in text
     if (pairs := _list("source_target_pairs", text)) is not None:
         into["source_target_pairs"] = [*zip(pairs[::2], pairs[1::2], strict=False)]
 
