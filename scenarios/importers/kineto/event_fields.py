@@ -55,11 +55,8 @@ def thread_of(event: Fields) -> tuple[int, int]:
 
 def span(event: Fields) -> tuple[int, int]:
     """Return begin and end in ns."""
-    start = _ns(event["ts"], "ts")
-    end = start + _ns(event["dur"], "dur")
-    if end > LATEST_NS:
-        raise ValueError(f"ends after {LATEST_NS // 1000} us")
-    return start, end
+    (start,), (end,) = spans([event["ts"]], [event["dur"]])
+    return int(start), int(end)
 
 
 def whole(of: Fields, key: str) -> int:
@@ -93,7 +90,7 @@ def _ns(value: Any, key: str) -> int:
     if type(_there(value, key)) not in (int, float) or not 0 <= value < math.inf:
         raise ValueError(f"{key}: {value!r:.40} is no time in microseconds")
     above, below = map(int, value.as_integer_ratio())
-    return (2000 * above + below) // (2 * below)
+    return min((2000 * above + below) // (2 * below), LATEST_NS + 1)
 
 
 # -- columns of values ----------------------------------------------------------------------------
@@ -121,22 +118,18 @@ def wholes(values: Sequence[Any], key: str) -> IntArray:
 
 
 def spans(begins: Sequence[Any], lengths: Sequence[Any]) -> tuple[IntArray, IntArray]:
-    """Return begins and ends, like `span`."""
+    """Return begins and ends in ns."""
     start, took = _all_ns(begins, "ts"), _all_ns(lengths, "dur")
-    if start is None or took is None or (start + took > LATEST_NS).any():
-        events = ({"ts": begin, "dur": length} for begin, length in zip(begins, lengths, strict=True))
-        start, end = np.array([span(event) for event in events], np.int64).reshape(-1, 2).T
-        return start, end
+    if (start + took > LATEST_NS).any():
+        raise ValueError(f"ends after {LATEST_NS // 1000} us")
     return start, start + took
 
 
-def _all_ns(values: Sequence[Any], key: str) -> IntArray | None:
-    """Return times like `_ns`; None if they must be checked one by one."""
-    if not {*map(type, values)} <= {int, float}:
-        return None
-    us = np.array(values, np.float64)
+def _all_ns(values: Sequence[Any], key: str) -> IntArray:
+    """Return times like `_ns`."""
+    us = np.array(values if {*map(type, values)} <= {int, float} else [-1], np.float64)
     if not ((us >= 0) & (us < _EXACT_US)).all():
-        return None
+        return np.array([_ns(value, key) for value in values], np.int64)
     whole_us = np.floor(us)
     part = 1000 * (us - whole_us)  # rounded, but by far less than the distance to the next half
     rounded = np.floor(part + 0.5)

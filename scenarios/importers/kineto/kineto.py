@@ -25,7 +25,6 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from operator import itemgetter
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -42,7 +41,7 @@ from scenarios.importers.kineto.nsight_systems import MAGIC
 from scenarios.importers.kineto.simulated_trace import is_simulated
 from scenarios.importers.kineto.simulated_trace import load as load_simulated
 from scenarios.importers.kineto.xplane import HEAD
-from sim.base.arrays import UNSET, Codes, Csr, IntArray
+from sim.base.arrays import UNSET, IntArray
 from sim.base.errors import InputError, in_file
 from sim.base.files import StrPath
 from sim.base.startup import collector_paused
@@ -152,7 +151,8 @@ def load(
     rows.sort(key=lambda row: row[0])
     builder = GraphBuilder(name)
     with in_file(paths[0] if one else name):
-        _add(builder, [record for _, record in rows], bool(known))
+        for _, record in rows:
+            builder.op(**record)
         facts = {gpu: each.facts(number) for each in processes for number, gpu in each.gpus.items()}
         return replace(builder.build(), device_facts=facts)
 
@@ -175,37 +175,6 @@ def _warn_of_doubts(processes: Sequence[_Process], host: str) -> None:
             "torch._C._profiler._ExperimentalConfig(enable_cuda_sync_events=True))",
             stacklevel=5,
         )
-
-
-def _add(builder: GraphBuilder, ops: Sequence[Record], with_tensors: bool) -> None:
-    """Add ops; those without tensors are added all at once."""
-    if with_tensors:
-        for op in ops:
-            builder.op(**op)
-        return
-    fields = itemgetter("name", "kind", "device", "duration_ns", "after", "attributes")
-    names, kinds, devices, durations_ns, after, attributes = zip(*map(fields, ops), strict=True)
-    number = {name: n for n, name in enumerate(names)}
-    builder.extend(
-        names,
-        kind=_coded(kinds),
-        dtype=_coded([op.get("dtype") for op in ops]),
-        inputs=Csr(np.zeros(len(ops) + 1, np.int64), np.zeros(0, np.int64)),
-        outputs=Csr(np.arange(len(ops) + 1), np.zeros(len(ops), np.int64)),
-        duration_ns=np.array(durations_ns, np.int64),
-        device=_coded(devices),
-        after=Csr.of_rows([[number[name] for name in row] for row in after]),
-        bytes_read=np.array([op.get("bytes_read", UNSET) for op in ops], np.int64),
-        bytes_written=np.array([op.get("bytes_written", UNSET) for op in ops], np.int64),
-        attributes=dict(enumerate(attributes)),
-    )
-
-
-def _coded(words: Sequence[str | None]) -> tuple[list[str], IntArray]:
-    """Return the distinct words, and the index of each word in them; -1 for None."""
-    codes = Codes[str]()
-    numbers = [UNSET if word is None else codes[word] for word in words]
-    return [*codes], np.array(numbers, np.int64)
 
 
 @dataclass(frozen=True)
