@@ -43,8 +43,8 @@ class Importer(Protocol):
         """Whether a file of this name that begins with `head` (decompressed) is of this format."""
         ...
 
-    def load(self, path: Any, *, batch: int | None = None, **options: Any) -> Graph:
-        """Read the file; raise if `batch` is given and the importer cannot set it."""
+    def load(self, path: Any, **options: Any) -> Graph:
+        """Read the file; an importer that can set the batch size has an option ``batch``."""
         ...
 
 
@@ -199,13 +199,18 @@ def _load(
     importer: Importer, path: StrPath | Sequence[StrPath], batch: int | None, options: dict[str, Any]
 ) -> Graph:
     _, *others = parameters(importer.load).items()
-    taken = {name: parameter for name, parameter in others if name != "batch"}
+    taken = dict(others)
+    at_batch = {} if taken.pop("batch", None) is None else {"batch": batch}
+    if batch is not None and not at_batch:
+        raise InputError(
+            f"{_told(path)}: its numbers are those of one batch size, so batch={batch} cannot be set"
+        )
     added = {} if "attributes" in taken else {"attributes": options.get("attributes", {})}
     own = {name: value for name, value in options.items() if name not in added}
     given = arguments(f"the importer of {_told(path)}", taken, own)
     at_most(_MOST_SAMPLES, batch or 1, "samples in a batch")
     try:
-        graph = importer.load(path, batch=batch, **given)
+        graph = importer.load(path, **at_batch, **given)
     except _OF_DAMAGE as error:
         what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise InputError(f"{_told(path)}: cannot be read; the file may be damaged ({what})") from error

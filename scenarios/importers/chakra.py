@@ -35,7 +35,7 @@ from functools import cached_property
 from typing import Any, Final, Literal
 
 from scenarios.importers.chakra_nodes import ChakraNode, arguments, process_groups, read_nodes
-from scenarios.importers.files import TRACES, all_files, fixed_batch, job_name, stem
+from scenarios.importers.files import TRACES, all_files, job_name, stem
 from scenarios.importers.kineto.kineto_ranks import (
     RecordedCall,
     clock_offsets,
@@ -234,7 +234,6 @@ def recognises(name: str, head: bytes) -> bool:
 def load(
     path: StrPath | Sequence[StrPath],
     *,
-    batch: int | None = None,
     unknown: Literal["warn", "error"] = "warn",
 ) -> Graph:
     """Return the graph of a trace, or of those of all ranks of a job.
@@ -243,8 +242,6 @@ def load(
     ----------
     path : path or list of paths
         One trace, or those of all ranks; a folder stands for the traces in it.
-    batch : int, optional
-        Not possible: the times were measured at one batch size.
     unknown : {"warn", "error"}
         What to do about dependencies on nodes that are not in the file.
 
@@ -260,8 +257,8 @@ def load(
     Raises
     ------
     InputError
-        There is no trace, `batch` is given, ranks do not belong together, or dependencies are on unknown
-        nodes with ``unknown="error"``.
+        There is no trace, ranks do not belong together, or dependencies are on unknown nodes with
+        ``unknown="error"``.
     GraphError
         Two nodes have the same id, or there is a cycle.
 
@@ -271,7 +268,6 @@ def load(
         The number of dependencies on unknown nodes, and some of the ids.
     """
     paths = all_files(path, "chakra")
-    fixed_batch(paths[0], batch, "its times were measured at one batch size")
     one = isinstance(path, str | os.PathLike) and not os.path.isdir(path)
     traces = [_Trace(path, None if one else rank, unknown) for rank, path in _ranks(paths, one)]
     if not one:

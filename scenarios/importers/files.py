@@ -137,12 +137,6 @@ def job_name(path: StrPath | Sequence[StrPath]) -> str:
     return os.path.basename(os.path.abspath(first)) or "ranks"
 
 
-def fixed_batch(path: StrPath, batch: int | None, why: str) -> None:
-    """Raise if a batch size is given for a file that has its own."""
-    if batch is not None:
-        raise InputError(f"{path}: {why}, so batch={batch} cannot be set")
-
-
 MARKS: Final = re.compile(r"""'[^']*'|"(?:[^"\\]++|\\.)*+(?:"|$)|[()\[\]{},]""", re.DOTALL)
 """Brackets and commas, and quoted texts, in which they have no meaning."""
 

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from scenarios.importers.files import fixed_batch, stem
+from scenarios.importers.files import stem
 from sim.base.errors import GraphError, InputError, hint, in_file
 from sim.base.files import StrPath, read_text
 from sim.base.units import round_half_up
@@ -172,15 +172,14 @@ def _number(text: str, where: str) -> Fraction:
     return number
 
 
-def load(path: StrPath, *, batch: int | None = None) -> Graph:
+def load(path: StrPath) -> Graph:
     """Return the graph of one training step of a profile (see `training_graph`).
 
     Raises
     ------
     InputError
-        The file is wrong, or `batch` is given: the times were measured at one batch size.
+        The file is wrong.
     """
-    fixed_batch(path, batch, "its times were measured at one batch size")
     layers = read_profile(path)
     with in_file(path):
         return training_graph(layers, stem(path, ".txt"))

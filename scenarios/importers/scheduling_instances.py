@@ -25,7 +25,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, NoReturn
 
-from scenarios.importers.files import fixed_batch, read_head, stem
+from scenarios.importers.files import read_head, stem
 from sim.base.errors import InputError, in_file, shortened
 from sim.base.files import StrPath, read_text
 from sim.base.units import parse_duration
@@ -111,15 +111,14 @@ class JobShop:
         return bool(rows) and len(rows[0]) == 2 and len(rows[1]) == 2 * int(float(rows[0][1]))
 
     @staticmethod
-    def load(path: StrPath, *, batch: int | None = None, unit: str = "1us") -> Graph:
+    def load(path: StrPath, *, unit: str = "1us") -> Graph:
         """Return the graph of a file; op k of job j is named ``j0.0``, its machine ``m0``.
 
         Raises
         ------
         InputError
-            The file is not valid (with the number of the line), or `batch` is given.
+            The file is not valid (with the number of the line).
         """
-        fixed_batch(path, batch, "its times are given")
         machines, lines = _job_lines(path, 2)
 
         def job(line: TextLine) -> list[dict[int, int]]:
@@ -143,16 +142,12 @@ class FlexibleJobShop:
         )
 
     @staticmethod
-    def load(
-        path: StrPath, *, batch: int | None = None, unit: str = "1us", machines_from: int | None = None
-    ) -> Graph:
+    def load(path: StrPath, *, unit: str = "1us", machines_from: int | None = None) -> Graph:
         """Return the graph of a file, with names as in a job shop.
 
         Parameters
         ----------
         path : path
-        batch : int, optional
-            Not possible: times are given.
         unit : str
             Duration of a time of 1.
         machines_from : int, optional
@@ -161,9 +156,8 @@ class FlexibleJobShop:
         Raises
         ------
         InputError
-            The file is not valid (with the number of the line), or `batch` is given.
+            The file is not valid (with the number of the line).
         """
-        fixed_batch(path, batch, "its times are given")
         machines, lines = _job_lines(path, 3)
         jobs = [_flexible(line) for line in lines]
         named = [machine for job in jobs for times in job for machine in times]
@@ -200,15 +194,14 @@ class Project:
         return _PROJECT.encode() in head
 
     @staticmethod
-    def load(path: StrPath, *, batch: int | None = None, unit: str = "1us") -> Graph:
+    def load(path: StrPath, *, unit: str = "1us") -> Graph:
         """Return the graph of a file; activities are named by their numbers.
 
         Raises
         ------
         InputError
-            The file is not valid (with the number of the line), there are several modes, or `batch` is given.
+            The file is not valid (with the number of the line), or there are several modes.
         """
-        fixed_batch(path, batch, "its times are given")
         unit_ns = parse_duration(unit, what="unit")
         follow, requests, there = _sections(path)
         n = len(there)

@@ -27,7 +27,7 @@ import re
 from fractions import Fraction
 from typing import Any, Final, Literal
 
-from scenarios.importers.files import fixed_batch, stem
+from scenarios.importers.files import stem
 from scenarios.importers.scheduling_instances import TextLine, lines_of
 from sim.base.errors import GraphError, InputError, in_file, shortened
 from sim.base.files import StrPath, read_text
@@ -44,7 +44,6 @@ def recognises(name: str, head: bytes) -> bool:
 def load(
     path: StrPath,
     *,
-    batch: int | None = None,
     unit: str = "1us",
     communication: Literal["no", "yes"] = "no",
     bandwidth: str = "1GB/s",
@@ -54,8 +53,6 @@ def load(
     Parameters
     ----------
     path : path
-    batch : int, optional
-        Not possible: times are given.
     unit : str
         Duration of a time of 1.
     communication : {"no", "yes"}
@@ -72,11 +69,10 @@ def load(
     Raises
     ------
     InputError
-        The file is not valid (with the number of the line), or `batch` is given.
+        The file is not valid (with the number of the line).
     GraphError
         There is a cycle, or a predecessor does not exist.
     """
-    fixed_batch(path, batch, "its times are given")
     unit_ns = parse_duration(unit, what="unit")
     rate = parse_bandwidth(bandwidth, what="bandwidth")
     per_edge = 2 if communication == "yes" else 1

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Final
 
-from scenarios.importers.files import fixed_batch, read_json
+from scenarios.importers.files import read_json
 from sim.base.errors import GraphError, InputError, in_file
 from sim.base.files import StrPath
 from sim.base.units import NS_PER_S, round_half_up
@@ -58,14 +58,12 @@ def recognises(name: str, head: bytes) -> bool:
     )
 
 
-def load(path: StrPath, *, batch: int | None = None) -> Graph:
+def load(path: StrPath) -> Graph:
     """Return the graph of a workflow.
 
     Parameters
     ----------
     path : path
-    batch : int, optional
-        Not possible: the runtimes were measured on one set of files.
 
     Returns
     -------
@@ -77,11 +75,10 @@ def load(path: StrPath, *, batch: int | None = None) -> Graph:
     Raises
     ------
     InputError
-        The file is not WfFormat (with the position in the file), or `batch` is given.
+        The file is not WfFormat (with the position in the file).
     GraphError
         There is a cycle, two tasks write one file, or a parent does not exist.
     """
-    fixed_batch(path, batch, "its runtimes were measured")
     data = read_json(path)
     workflow = data.get("workflow") if isinstance(data, dict) else None
     if not isinstance(workflow, dict):

@@ -25,7 +25,7 @@ from dataclasses import replace
 from typing import Any, Final, Literal
 
 from policies.parallel.ranks import MOST_RANKS, add_ranks, gpus
-from scenarios.importers.files import fixed_batch, stem
+from scenarios.importers.files import stem
 from scenarios.importers.xla_costs import (
     COLLECTIVES,
     Array,
@@ -71,14 +71,12 @@ def recognises(name: str, head: bytes) -> bool:
     return head.lstrip().startswith(b"HloModule ") or (dialect and _STABLEHLO.match(head) is not None)
 
 
-def load(path: StrPath, *, batch: int | None = None, unknown: Literal["error", "bytes"] = "error") -> Graph:
+def load(path: StrPath, *, unknown: Literal["error", "bytes"] = "error") -> Graph:
     """Return the graph of a program.
 
     Parameters
     ----------
     path : path
-    batch : int, optional
-        Not possible: shapes are those of one batch size.
     unknown : {"error", "bytes"}
         What to do about instructions without a cost formula, such as library calls: refuse them, naming
         all, or count their bytes and no flop, with a warning that names them.
@@ -99,7 +97,6 @@ def load(path: StrPath, *, batch: int | None = None, unknown: Literal["error", "
         A loop with an unknown trip count runs once; of a conditional the branch with most flop runs; the text
         is not compiled, so that single ops stand for what XLA would fuse; or it is not partitioned.
     """
-    fixed_batch(path, batch, "its shapes are those of one batch size")
     text = read_text(path, most=_MOST_BYTES)
     with in_file(path):
         module = (read_hlo if text.lstrip().startswith("HloModule ") else read_stablehlo)(text)

@@ -166,8 +166,8 @@ def test_wrong_traces_are_told(trace, tmp_path):
     with pytest.raises(GraphError, match=r"t\.et: 1 node id\(s\) are there twice"):
         load(trace(field(2, "a"), field(2, "b")))  # both are number 0, which proto3 leaves out
     assert load(trace(field(2, "a"), node(1, data=[0]))).after.lists() == [[], [0]]
-    with pytest.raises(InputError, match="measured at one batch size"):
-        load(trace(node(1)), batch=2)
+    with pytest.raises(InputError, match="those of one batch size"):
+        load_graph(trace(node(1)), batch=2)
     (tmp_path / "x.et").write_bytes(b"\xff\xff")
     with pytest.raises(InputError, match="not a Chakra trace: a protobuf message ends"):
         load_graph(tmp_path / "x.et")

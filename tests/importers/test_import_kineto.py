@@ -465,5 +465,5 @@ def test_other_files_are_no_traces(tmp_path):
         with pytest.raises(InputError, match=message):
             load(tmp_path / "t.json")
     (tmp_path / "t.json").write_text('{"traceEvents": []}')
-    with pytest.raises(InputError, match="measured at one batch size"):
+    with pytest.raises(InputError, match="those of one batch size"):
         load_graph(tmp_path / "t.json", batch=2)

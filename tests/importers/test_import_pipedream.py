@@ -151,7 +151,7 @@ def test_wrong_profiles_are_told(profile, lines, message):
 
 
 def test_a_profile_is_of_one_batch_size(profile):
-    with pytest.raises(InputError, match="measured at one batch size, so batch=2 cannot be set"):
+    with pytest.raises(InputError, match="those of one batch size, so batch=2 cannot be set"):
         load_graph(profile(line(1, "A")), batch=2)
 
 

@@ -263,9 +263,7 @@ def test_options_that_do_not_do(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"communication: should be .no. or .yes., not .maybe."):
         stg(tmp_path, DIAMOND, communication="maybe")
     with pytest.raises(InputError, match="batch=2 cannot be set"):
-        load_stg(tmp_path / "graph.stg", batch=2)
-    with pytest.raises(InputError, match="batch=2 cannot be set"):
-        load_workflow(tmp_path / "graph.json", batch=2)
+        load_graph(tmp_path / "graph.stg", batch=2)
     (tmp_path / "binary.stg").write_bytes(b"\xff\xfe")
     with pytest.raises(InputError, match="is not UTF-8 text"):
         load_stg(tmp_path / "binary.stg")

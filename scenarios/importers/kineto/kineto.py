@@ -29,7 +29,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
-from scenarios.importers.files import all_files, fixed_batch, job_name, stem
+from scenarios.importers.files import all_files, job_name, stem
 from scenarios.importers.kineto.execution_kernels import KernelNotes
 from scenarios.importers.kineto.inferred_waits import Waits, waits_of
 from scenarios.importers.kineto.kineto_events import read_events, what_it_is
@@ -68,7 +68,6 @@ def recognises(name: str, head: bytes) -> bool:
 def load(
     path: StrPath | Sequence[StrPath],
     *,
-    batch: int | None = None,
     host: Literal["calls", "none"] = "calls",
     execution_graph: StrPath | Sequence[StrPath] | None = None,
 ) -> Graph:
@@ -79,8 +78,6 @@ def load(
     path : path or list of paths
         One trace, or those of all ranks; a folder stands for the traces in it, and a recording of
         Nsight Systems for all processes in it that use a GPU.
-    batch : int, optional
-        Not possible: the times were measured at one batch size.
     host : {"calls", "none"}
         Whether the host's calls are ops too; without them there are only the GPU's tasks, for a machine
         whose issuers launch them.
@@ -102,7 +99,7 @@ def load(
     Raises
     ------
     InputError
-        There is no trace, no task of a GPU in one, ranks do not belong together, or `batch` is given.
+        There is no trace, no task of a GPU in one, or ranks do not belong together.
 
     Warns
     -----
@@ -114,7 +111,6 @@ def load(
     """
     one = isinstance(path, str | os.PathLike) and not os.path.isdir(path)
     paths = all_files(path, "kineto")
-    fixed_batch(paths[0], batch, "its times were measured at one batch size")
     name = stem(paths[0], ".json", ".sqlite", ".xplane.pb") if one else job_name(path)
     if simulated := [each for each in paths if is_simulated(each)]:
         if len(simulated) < len(paths):
