@@ -262,6 +262,8 @@ class Costs:
         opcode, called = instruction.opcode, instruction.called
         results = instruction.results
         made = results[0].elements if results else 0
+        window: Sequence[int] = instruction.attributes.get("window", {}).get("size", ())
+        others = max(0, math.prod(window) - 1)
         if product := product_of(instruction):
             if product == "convolution":
                 return Convolution(instruction, given).flops
@@ -285,16 +287,15 @@ class Costs:
                 return applied * given[-1].elements
             if opcode == "reduce":
                 return applied * max(0, given[0].elements - made)
-            return applied * max(0, math.prod(instruction.attributes["window"]["size"]) - 1) * made
+            return applied * others * made
         if opcode == "select-and-scatter":
-            window, n = math.prod(instruction.attributes["window"]["size"]), given[1].elements
             select, scatter = (self.of(one) for one in called[:2])
-            return select * n * max(0, window - 1) + scatter * n
+            return (select * others + scatter) * given[1].elements
         if opcode == "sort":
             n = given[0].elements
             return n * max(0, n - 1).bit_length()
         if opcode == "fft":
-            lengths = instruction.attributes.get("fft_length", ())
+            lengths: Sequence[int] = instruction.attributes.get("fft_length", ())
             return 8 * given[0].elements * math.prod(max(1, n).bit_length() - 1 for n in lengths)
         if opcode == "triangular-solve":
             return 2 * given[0].dims[-1] * given[1].elements
