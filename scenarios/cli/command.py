@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from importlib import import_module
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -84,9 +84,6 @@ _FILES: Final = ("scenario", "file", "trace", "paths")
 _WRITTEN: Final = ("FILE", "BEFORE AFTER", "GRAPH.json.gz")
 """Placeholders in help for files that an option writes."""
 
-_RENAMED: Final = {"--html": "--gantt FILE.html"}
-"""Options of development versions, and what to write instead."""
-
 _OF_CLICK: Final[Any] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 """Base class of errors that typer reports itself: wrong usage."""
 
@@ -112,10 +109,6 @@ class _Verb(_PlainHelp, TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments; typer alone would silently use the last value of a repeated option."""
-        known = {option for param in self.params for option in param.opts}
-        for old in _RENAMED.keys() & {arg.partition("=")[0] for arg in args}:
-            if _RENAMED[old].split()[0] in known:
-                raise typer.BadParameter(f"{old} is now {_RENAMED[old]}", ctx=ctx)
         _, _, order = self.make_parser(ctx).parse_args(list(args))
         for param in order:
             plain = param.param_type_name == "option" and not (
@@ -279,13 +272,11 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _common(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version",
-            callback=_version,
-            is_eager=True,
-            help="Print the version, and whether the kernel is compiled.",
-        ),
-    ] = False,
+    version: bool = typer.Option(
+        False,
+        "--version",
+        callback=_version,
+        is_eager=True,
+        help="Print the version, and whether the kernel is compiled.",
+    ),
 ) -> None: ...

@@ -8,20 +8,20 @@ import signal
 import sys
 import threading
 from _thread import interrupt_main
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import typer
 
-from scenarios.cli.shared_options import AllowCode, AllowOutside, Outputs, option
+from scenarios.cli.shared_options import ALLOW_CODE, ALLOW_OUTSIDE, Outputs, flag, option
 from sim.base.errors import InputError, SimError, UnknownNameError
 from sim.base.plugins import Allowed
 
 
 def takes_also(
-    run: Callable[..., Any], verb: Callable[..., Any], default: Any = None, instead: str = "", **options: Any
+    run: Callable[..., Any], verb: Callable[..., Any], instead: str = "", **options: tuple[Any, Any]
 ) -> Callable[..., Any]:
     """Return `run` with the signature of `verb` and further options, for typer to read.
 
@@ -30,22 +30,36 @@ def takes_also(
     run : callable
         Called instead of the verb, with the options as well.
     verb : callable
-    default : object
-        Default of each option.
     instead : str
         Parameter of the verb that the options replace.
-    **options : type
-        Types annotated with a `typer.Option`.
+    **options : (type, typer.Option)
     """
     plain = inspect.signature(verb, eval_str=True)
     own = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=option)
-        for name, option in options.items()
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind)
+        for name, (kind, option) in options.items()
     ]
     parameters = [*(each for each in plain.parameters.values() if each.name != instead), *own]
     run.__signature__ = plain.replace(parameters=parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in parameters}
     return run
+
+
+def runs_in(
+    context: Callable[[Any, Mapping[str, Any]], AbstractContextManager[None]],
+    verb: Callable[..., Any],
+    kind: Any,
+    **option: Any,
+) -> Callable[..., Any]:
+    """Return a verb that takes one more option, and runs in a context made of its value and other options."""
+    ((name, declared),) = option.items()
+
+    @wraps(verb)
+    def run(**given: Any) -> Any:
+        with context(given.pop(name), given):
+            return verb(**given)
+
+    return takes_also(run, verb, **{name: (kind, declared)})
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -63,7 +77,7 @@ def with_permissions(verb: Callable[..., Any]) -> Callable[..., Any]:
     def run(*, allow_code: bool, allow_outside: bool, **given: Any) -> Any:
         return verb(**given, allowed=Allowed(allow_code, allow_outside))
 
-    return takes_also(run, verb, False, _ALLOWED, allow_code=AllowCode, allow_outside=AllowOutside)
+    return takes_also(run, verb, _ALLOWED, allow_code=(bool, ALLOW_CODE), allow_outside=(bool, ALLOW_OUTSIDE))
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -97,8 +111,8 @@ def with_outputs(verb: Callable[..., Any]) -> Callable[..., Any]:
         named = {name: given.pop(name) for name in names}
         return verb(**given, files=named)
 
-    options = {name: Annotated[list[str] | None, option(f"--{name} FILE", _OUTPUTS[name])] for name in names}
-    return takes_also(run, verb, None, _FILES, **options)
+    options = {name: (list[str] | None, option(f"--{name} FILE", _OUTPUTS[name])) for name in names}
+    return takes_also(run, verb, _FILES, **options)
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -108,10 +122,6 @@ def with_outputs(verb: Callable[..., Any]) -> Callable[..., Any]:
 #                    interrupt    again      a process that does not react is ended
 
 _GRACE_S: Final = 2.0
-
-_LimitOption = Annotated[
-    float | None, option("--limit SECONDS", "Stop after this many seconds, with exit status 124.")
-]
 
 
 class TimeLimitError(SimError):
@@ -124,13 +134,8 @@ def with_limit(verb: Callable[..., Any]) -> Callable[..., Any]:
     """Return a verb that takes ``--limit`` as well, unless it has a ``--limit`` of its own."""
     if "limit" in inspect.signature(verb).parameters:
         return verb
-
-    @wraps(verb)
-    def run(*, limit: float | None, **given: Any) -> Any:
-        with limited(limit):
-            return verb(**given)
-
-    return takes_also(run, verb, limit=_LimitOption)
+    limit = option("--limit SECONDS", "Stop after this many seconds, with exit status 124.")
+    return runs_in(lambda seconds, _: limited(seconds), verb, float | None, limit=limit)
 
 
 @contextmanager
@@ -190,20 +195,17 @@ def _interrupt() -> None:
 SIMULATING: Final = ("run", "compare", "explain", "check", "whatif")
 """Verbs that take it: those that simulate in this process."""
 
-_ForceOption = Annotated[bool, option("--force", "Run even if it seems to need more memory than is free.")]
-
 
 def with_force(verb: Callable[..., Any]) -> Callable[..., Any]:
     """Return a verb that takes ``--force`` as well."""
 
-    @wraps(verb)
-    def run(*, force: bool, **given: Any) -> Any:
-        from sim.base.room import any_size
+    def any_size(force: bool, given: Mapping[str, Any]) -> AbstractContextManager[None]:
+        from sim.base import room
 
-        with any_size(force):
-            return verb(**given)
+        return room.any_size(force)
 
-    return takes_also(run, verb, False, force=_ForceOption)
+    force = flag("--force", "Run even if it seems to need more memory than is free.")
+    return runs_in(any_size, verb, bool, force=force)
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -217,15 +219,6 @@ THEMES: Final = ("light", "dark", "print")
 PICTURES: Final = ("gantt", "links", "memory", "roofline", "timeline", "plot", "pareto", "report")
 """Options that name the file of a picture or a page, or the folder of a report."""
 
-_ThemeOption = Annotated[
-    str | None,
-    option(
-        "--theme NAME",
-        "How pictures and pages look: light, dark, or print (every colour has a hatch).",
-        autocompletion=lambda incomplete: [name for name in THEMES if name.startswith(incomplete)],
-    ),
-]
-
 
 def with_theme(verb: Callable[..., Any]) -> Callable[..., Any]:
     """Return a verb that takes ``--theme`` as well, if it draws, else the verb itself."""
@@ -234,18 +227,21 @@ def with_theme(verb: Callable[..., Any]) -> Callable[..., Any]:
     if not draws or "theme" in parameters:
         return verb
 
-    @wraps(verb)
-    def run(*, theme: str | None, **given: Any) -> Any:
-        if theme is None:
-            return verb(**given)
-        if theme not in THEMES:
-            raise UnknownNameError("theme", theme, THEMES, path=["--theme"])
+    def drawn_in(name: str | None, given: Mapping[str, Any]) -> AbstractContextManager[None]:
+        if name is None:
+            return nullcontext()
+        if name not in THEMES:
+            raise UnknownNameError("theme", name, THEMES, path=["--theme"])
         if not any(given[name] for name in draws) and not given.get("open_page") and draws != ["report"]:
             options = ", ".join(f"--{name}" for name in draws)
-            raise InputError(f"--theme {theme}: is how a picture looks; name the file of one ({options})")
-        from sim.plot.theme import theme as drawn_in
+            raise InputError(f"--theme {name}: is how a picture looks; name the file of one ({options})")
+        from sim.plot.theme import theme
 
-        with drawn_in(theme):
-            return verb(**given)
+        return theme(name)
 
-    return takes_also(run, verb, theme=_ThemeOption)
+    theme = option(
+        "--theme NAME",
+        "How pictures and pages look: light, dark, or print (every colour has a hatch).",
+        autocompletion=lambda incomplete: [name for name in THEMES if name.startswith(incomplete)],
+    )
+    return runs_in(drawn_in, verb, str | None, theme=theme)

@@ -368,8 +368,6 @@ def test_a_page_from_the_command_line_opens(tmp_path: Path, monkeypatch: pytest.
     ("options", "told"),
     [
         (["--critical-path"], "--critical-path: is drawn into a Gantt chart; name its file with --gantt"),
-        (["--html", "page.html"], "--html is now --gantt FILE.html"),
-        (["--html=page.html"], "--html is now --gantt FILE.html"),
         (["--links", "OUT.png"], "there is nothing to draw: no link with a bandwidth carries anything"),
         (["--roofline", "OUT.png"], "there is nothing to draw: no op that took some time has both flop and"),
     ],
@@ -380,14 +378,6 @@ def test_what_cannot_be_drawn(tmp_path: Path, options: list[str], told: str) -> 
     assert result.exit_code == 2
     assert told in result.stderr
     assert not list(tmp_path.glob("out*"))
-
-
-def test_a_verb_without_charts_names_none(tmp_path: Path) -> None:
-    """An option of old is answered by its new name only where that is one."""
-    result = sim("explain", write(tmp_path, GOOD), "--html", "page.html")
-    assert result.exit_code == 2
-    assert "No such option: --html" in result.stderr
-    assert "--gantt" not in result.stderr
 
 
 def test_what_cannot_be_drawn_costs_nobody_the_other_files(tmp_path: Path) -> None:

@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
 from scenarios.cli import shared_options as shared
-from scenarios.cli.shared_options import argument, option
+from scenarios.cli.shared_options import argument, flag, option
 from sim.base.plugins import NOTHING, Allowed
 
 
 def bench(
-    paths: Annotated[
-        list[str], argument("PATH...", "Instances, scenarios, folders of them, or job_shop, projects.")
-    ],
-    policy: shared.Policies = None,
-    sets: shared.Sets = None,
-    limit: Annotated[
-        str, option("--limit TIME", "How long `sim optimum` searches each instance; 0: not at all.")
-    ] = "10s",
-    orders: Annotated[
-        int, option("--random N", "Try N random orders and keep the best; 0: none.", min=0)
-    ] = 100,
-    devices: Annotated[
-        bool, option("--devices", "Also choose devices, as a flexible job shop does by itself.")
-    ] = False,
-    jobs: Annotated[int, option("--jobs N", "Run in N processes.", min=1)] = 1,
-    out: Annotated[
-        str | None,
-        option("--out FILE", "Write all rows (.csv, .json, .parquet); the same command continues from it."),
-    ] = None,
-    plot: Annotated[
-        str | None, option("--plot FILE", "Plot the performance profile (.png, .svg, .pdf).")
-    ] = None,
-    json: shared.Json = False,
+    paths: list[str] = argument("PATH...", "Instances, scenarios, folders of them, or job_shop, projects."),
+    policy: list[str] | None = shared.POLICIES,
+    sets: list[str] | None = shared.SETS,
+    limit: str = option(
+        "--limit TIME", "How long `sim optimum` searches each instance; 0: not at all.", "10s"
+    ),
+    orders: int = option("--random N", "Try N random orders and keep the best; 0: none.", 100, min=0),
+    devices: bool = flag("--devices", "Also choose devices, as a flexible job shop does by itself."),
+    jobs: int = shared.JOBS,
+    out: str | None = option(
+        "--out FILE", "Write all rows (.csv, .json, .parquet); the same command continues from it."
+    ),
+    plot: str | None = option("--plot FILE", "Plot the performance profile (.png, .svg, .pdf)."),
+    json: bool = shared.JSON,
     allowed: Allowed = NOTHING,
 ) -> None:
     """Compare policies, list schedules and the search for the optimum on a set of instances.

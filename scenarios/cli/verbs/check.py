@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from scenarios.cli.shared_options import Json, argument, option
+from scenarios.cli.shared_options import JSON, argument, flag, option
 from sim.base.plugins import NOTHING, Allowed
 
 if TYPE_CHECKING:
@@ -18,14 +18,12 @@ CheckFormat = Literal["text", "json", "github"]
 
 
 def check(
-    paths: Annotated[list[str], argument("PATH...", "Scenario files, or folders of scenarios.")],
-    update: Annotated[
-        bool, option("--update", "Replace failed conditions in the scenario by the actual results.")
-    ] = False,
-    format: Annotated[
-        CheckFormat, option("--format", "Text, JSON, or text whose failures are annotations on GitHub.")
-    ] = "text",
-    json: Json = False,
+    paths: list[str] = argument("PATH...", "Scenario files, or folders of scenarios."),
+    update: bool = flag("--update", "Replace failed conditions in the scenario by the actual results."),
+    format: CheckFormat = option(
+        "--format", "Text, JSON, or text whose failures are annotations on GitHub.", "text"
+    ),
+    json: bool = JSON,
     allowed: Allowed = NOTHING,
 ) -> None:
     """Check every `expect:` of these scenarios and the invariants of each run.

@@ -2,47 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from scenarios.cli.shared_options import Json, option, settings
+from scenarios.cli.shared_options import JSON, option, settings
 
 
 def collectives(
-    op: Annotated[
-        str,
-        option("--op KIND", "all-reduce, all-gather, reduce-scatter, all-to-all, broadcast, reduce or send."),
-    ] = "all-reduce",
-    nbytes: Annotated[
-        str | None,
-        option(
-            "--bytes SIZE",
-            "A size, such as 64MB, as nccl-tests counts it: of the reduced buffer, of all that is "
-            "gathered or scattered, of what a rank exchanges.",
-        ),
-    ] = None,
-    machine: Annotated[
-        str, option("--machine NAME", "A machine preset; `sim devices` lists them.")
-    ] = "dgx-h100",
-    nodes: Annotated[int, option("--nodes N", "How many of these machines.", min=1, max=65536)] = 1,
-    ranks: Annotated[
-        int | None, option("--ranks N", "How many GPUs take part, equally many in each node; default: all.")
-    ] = None,
-    table: Annotated[
-        str | None, option("--table FILE", "Measured times to compare with (.csv, .csv.gz).")
-    ] = None,
-    sets: Annotated[
-        list[str] | None,
-        settings(
-            "How to read the table: columns={time_ms: latency, elements: message_size}, "
-            "where={system: h100_sxm}, dtype=half."
-        ),
-    ] = None,
-    plot: Annotated[
-        str | None, option("--plot FILE", "Draw bus bandwidth by size (.png, .svg, .pdf).")
-    ] = None,
-    json: Json = False,
+    op: str = option(
+        "--op KIND",
+        "all-reduce, all-gather, reduce-scatter, all-to-all, broadcast, reduce or send.",
+        "all-reduce",
+    ),
+    nbytes: str | None = option(
+        "--bytes SIZE",
+        "A size, such as 64MB, as nccl-tests counts it: of the reduced buffer, of all that is "
+        "gathered or scattered, of what a rank exchanges.",
+    ),
+    machine: str = option("--machine NAME", "A machine preset; `sim devices` lists them.", "dgx-h100"),
+    nodes: int = option("--nodes N", "How many of these machines.", 1, min=1, max=65536),
+    ranks: int | None = option(
+        "--ranks N", "How many GPUs take part, equally many in each node; default: all."
+    ),
+    table: str | None = option("--table FILE", "Measured times to compare with (.csv, .csv.gz)."),
+    sets: list[str] | None = settings(
+        "How to read the table: columns={time_ms: latency, elements: message_size}, "
+        "where={system: h100_sxm}, dtype=half."
+    ),
+    plot: str | None = option("--plot FILE", "Draw bus bandwidth by size (.png, .svg, .pdf)."),
+    json: bool = JSON,
 ) -> None:
     """Print the algorithm, protocol and channels that NCCL 2.30 chooses for a collective, and its time.
 

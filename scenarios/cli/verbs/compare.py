@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import typer
 
@@ -10,23 +10,21 @@ from scenarios.cli import shared_options as shared
 from scenarios.cli.shared_options import option
 from sim.base.plugins import NOTHING, Allowed
 
-Pareto = Annotated[
-    str | None, option("--pareto FILE", "For pipelines, plot time against memory (.png, .svg, .pdf).")
-]
-
 _FILES: Final = shared.Outputs(("gantt", "trace", "ops", "tuning"))
 
 
 def compare(
-    scenario: shared.ScenarioPath,
-    policy: shared.Policies = None,
-    sets: shared.Sets = None,
+    scenario: str = shared.SCENARIO,
+    policy: list[str] | None = shared.POLICIES,
+    sets: list[str] | None = shared.SETS,
     files: Any = _FILES,
-    open_page: shared.Open = False,
-    arrows: shared.Arrows = False,
-    critical_path: shared.CriticalPath = False,
-    pareto: Pareto = None,
-    json: shared.Json = False,
+    open_page: bool = shared.OPEN,
+    arrows: bool = shared.ARROWS,
+    critical_path: bool = shared.CRITICAL_PATH,
+    pareto: str | None = option(
+        "--pareto FILE", "For pipelines, plot time against memory (.png, .svg, .pdf)."
+    ),
+    json: bool = shared.JSON,
     allowed: Allowed = NOTHING,
 ) -> None:
     """Run the same work under several policies: those of `--policy`, or of the scenario's `compare:`.

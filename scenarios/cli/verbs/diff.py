@@ -2,46 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
-from scenarios.cli.shared_options import Json, Sets, argument, option, settings
+from scenarios.cli.shared_options import JSON, SETS, argument, flag, option, settings
 from sim.base.plugins import NOTHING, Allowed
 
 
 def diff(
-    file: Annotated[
-        str,
-        argument("A", "A scenario, a recording, a table of ops or a trace that `sim run` wrote, or a plan."),
-    ],
-    other: Annotated[str | None, argument("B", "Another of these.")] = None,
-    policy: Annotated[
-        list[str] | None,
-        option(
-            "--policy NAME",
-            "As for `sim run`. Given twice, the first is for A and the second for B; given once with one "
-            "file, it is for B.",
-        ),
-    ] = None,
-    sets: Sets = None,
-    sets_a: Annotated[list[str] | None, settings("As --set, for A only.", "--set-a")] = None,
-    sets_b: Annotated[list[str] | None, settings("As --set, for B only.", "--set-b")] = None,
-    over: Annotated[
-        str | None,
-        option(
-            "--over DURATION",
-            "Ignore differences in start and duration up to this; default: 1us if one side was "
-            "recorded, else 0.",
-        ),
-    ] = None,
-    top: Annotated[int, option("--top N", "Show at most N rows of each table.", min=1)] = 10,
-    gantt: Annotated[
-        list[str] | None,
-        option("--gantt FILE", "Draw both on one time axis, with what moved (.png, .svg, .pdf)."),
-    ] = None,
-    json: Json = False,
-    exit_code: Annotated[bool, option("--exit-code", "Exit with status 1 if anything differs.")] = False,
+    file: str = argument(
+        "A", "A scenario, a recording, a table of ops or a trace that `sim run` wrote, or a plan."
+    ),
+    other: str | None = argument("B", "Another of these.", None),
+    policy: list[str] | None = option(
+        "--policy NAME",
+        "As for `sim run`. Given twice, the first is for A and the second for B; given once with one "
+        "file, it is for B.",
+    ),
+    sets: list[str] | None = SETS,
+    sets_a: list[str] | None = settings("As --set, for A only.", "--set-a"),
+    sets_b: list[str] | None = settings("As --set, for B only.", "--set-b"),
+    over: str | None = option(
+        "--over DURATION",
+        "Ignore differences in start and duration up to this; default: 1us if one side was recorded, else 0.",
+    ),
+    top: int = option("--top N", "Show at most N rows of each table.", 10, min=1),
+    gantt: list[str] | None = option(
+        "--gantt FILE", "Draw both on one time axis, with what moved (.png, .svg, .pdf)."
+    ),
+    json: bool = JSON,
+    exit_code: bool = flag("--exit-code", "Exit with status 1 if anything differs."),
     allowed: Allowed = NOTHING,
 ) -> None:
     """Show what differs between two runs: which ops moved, the first that did and why, idle time by reason.

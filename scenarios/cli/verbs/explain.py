@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
-from scenarios.cli.shared_options import Json, Policies, ScenarioPath, Sets, option
+from scenarios.cli.shared_options import JSON, POLICIES, SCENARIO, SETS, option
 from sim.base.plugins import NOTHING, Allowed
 
 
 def explain(
-    scenario: ScenarioPath,
-    policy: Policies = None,
-    sets: Sets = None,
-    device: Annotated[str | None, option("--device NAME", "Only this device.")] = None,
-    stream: Annotated[int | None, option("--stream N", "Only this stream (or worker) of the device.")] = None,
-    begin: Annotated[str, option("--from TIME", "Only what happens from this time on, as in 3ms.")] = "0",
-    end: Annotated[str | None, option("--to TIME", "Only what happens before this time.")] = None,
-    op: Annotated[
-        str | None,
-        option("--op NAME", "Show what this op waited for, what led to it, and what waited for it."),
-    ] = None,
-    most: Annotated[int, option("--most", "Show this many of the longest steps and idle gaps.", min=0)] = 10,
-    json: Json = False,
+    scenario: str = SCENARIO,
+    policy: list[str] | None = POLICIES,
+    sets: list[str] | None = SETS,
+    device: str | None = option("--device NAME", "Only this device."),
+    stream: int | None = option("--stream N", "Only this stream (or worker) of the device."),
+    begin: str = option("--from TIME", "Only what happens from this time on, as in 3ms.", "0"),
+    end: str | None = option("--to TIME", "Only what happens before this time."),
+    op: str | None = option(
+        "--op NAME", "Show what this op waited for, what led to it, and what waited for it."
+    ),
+    most: int = option("--most", "Show this many of the longest steps and idle gaps.", 10, min=0),
+    json: bool = JSON,
     allowed: Allowed = NOTHING,
 ) -> None:
     """Show what the makespan consists of, the critical path that led to it, and why devices were idle.

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
 from scenarios.cli.shared_options import argument, option, settings
 
 
 def import_(
-    file: Annotated[str, argument("FILE", "The model; its format is detected from its content.")],
-    out: Annotated[str, option("--out GRAPH.json.gz", "Where to write the graph.")],
-    batch: Annotated[int | None, option("--batch", "Batch size; default: the model's own.", min=1)] = None,
-    format: Annotated[str | None, option("--format NAME", "The format, if it cannot be detected.")] = None,
-    options: Annotated[list[str] | None, settings("An option of the importer, such as dtype=bf16.")] = None,
-    note: Annotated[
-        str | None, option("--note", "The source and licence of the model, kept in the file.")
-    ] = None,
+    file: str = argument("FILE", "The model; its format is detected from its content."),
+    out: str = option("--out GRAPH.json.gz", "Where to write the graph.", ...),
+    batch: int | None = option("--batch", "Batch size; default: the model's own.", min=1),
+    format: str | None = option("--format NAME", "The format, if it cannot be detected."),
+    options: list[str] | None = settings("An option of the importer, such as dtype=bf16."),
+    note: str | None = option("--note", "The source and licence of the model, kept in the file."),
 ) -> None:
     """Convert a model to a graph file; a scenario uses it with `workload: {graph: FILE}`."""
     from scenarios.cli.running import progress

@@ -2,39 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from scenarios.cli.shared_options import Json, argument, option, settings
+from scenarios.cli.shared_options import JSON, argument, option, settings
 
 
 def memory(
-    trace: Annotated[
-        str,
-        argument(
-            "TRACE",
-            'JSON lines {"op": "alloc", "id": "x", "nbytes": 4096} (docs/memory.md has all ops; `sim run '
-            "--memory-trace` writes them) or a PyTorch memory snapshot.",
-        ),
-    ],
-    allocator: Annotated[
-        list[str] | None,
-        option(
-            "--allocator NAME",
-            "pool, bfc, caching, counted, planned or scratchpad; may be given several times. Default: all"
-            " that need no capacity.",
-        ),
-    ] = None,
-    capacity: Annotated[str | None, option("--capacity SIZE", "Memory of the device, such as 80GiB.")] = None,
-    sets: Annotated[
-        list[str] | None, settings("An option of the allocator, such as allow_growth=true.")
-    ] = None,
-    device: Annotated[int | None, option("--device", "The device, if a snapshot has several.", min=0)] = None,
-    ops: Annotated[
-        str | None, option("--ops FILE", "Write one row per event (.csv, .parquet, .json).")
-    ] = None,
-    json: Json = False,
+    trace: str = argument(
+        "TRACE",
+        'JSON lines {"op": "alloc", "id": "x", "nbytes": 4096} (docs/memory.md has all ops; `sim run '
+        "--memory-trace` writes them) or a PyTorch memory snapshot.",
+    ),
+    allocator: list[str] | None = option(
+        "--allocator NAME",
+        "pool, bfc, caching, counted, planned or scratchpad; may be given several times. Default: all"
+        " that need no capacity.",
+    ),
+    capacity: str | None = option("--capacity SIZE", "Memory of the device, such as 80GiB."),
+    sets: list[str] | None = settings("An option of the allocator, such as allow_growth=true."),
+    device: int | None = option("--device", "The device, if a snapshot has several.", min=0),
+    ops: str | None = option("--ops FILE", "Write one row per event (.csv, .parquet, .json)."),
+    json: bool = JSON,
 ) -> None:
     """Replay an allocation trace through one or more allocators and compare their memory use.
 

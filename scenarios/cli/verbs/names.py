@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
-from scenarios.cli.shared_options import AllowCode, Json, argument, completes
+from scenarios.cli.shared_options import ALLOW_CODE, JSON, argument, completes
 
 _HARDWARE: Final = (("sim.devices", "devices"), ("sim.machines", "machines"))
 _OURS: Final = "graph-schedule-sim"
@@ -15,11 +15,11 @@ _VERBS: Final = {"sim.runtimes": "runtimes", "sim.devices": "devices", "sim.mach
 
 
 def policies(
-    name: Annotated[
-        str | None, argument("NAME", "Describe this one, with its options.", autocompletion=completes())
-    ] = None,
-    json: Json = False,
-    allow_code: AllowCode = False,
+    name: str | None = argument(
+        "NAME", "Describe this one, with its options.", None, autocompletion=completes()
+    ),
+    json: bool = JSON,
+    allow_code: bool = ALLOW_CODE,
 ) -> None:
     """List the policies and other decisions that a scenario may name under `policy:`.
 
@@ -41,15 +41,13 @@ def policies(
 
 
 def devices(
-    name: Annotated[
-        str | None,
-        argument(
-            "NAME",
-            "Describe this preset: its numbers, each with its source.",
-            autocompletion=completes("sim.devices", "sim.machines"),
-        ),
-    ] = None,
-    json: Json = False,
+    name: str | None = argument(
+        "NAME",
+        "Describe this preset: its numbers, each with its source.",
+        None,
+        autocompletion=completes("sim.devices", "sim.machines"),
+    ),
+    json: bool = JSON,
 ) -> None:
     """List the presets that a scenario may name under `machine:`, and the keys of a device."""
     if name is not None:
@@ -68,11 +66,10 @@ def devices(
 
 
 def runtimes(
-    name: Annotated[
-        str | None,
-        argument("NAME", "Describe this one: what it decides.", autocompletion=completes("sim.runtimes")),
-    ] = None,
-    json: Json = False,
+    name: str | None = argument(
+        "NAME", "Describe this one: what it decides.", None, autocompletion=completes("sim.runtimes")
+    ),
+    json: bool = JSON,
 ) -> None:
     """List the runtimes that a scenario may name under `policy: {runtime: ...}`."""
     if name is None:

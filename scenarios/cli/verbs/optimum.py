@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from scenarios.cli.shared_options import Json, Policies, ScenarioPath, Sets, option
+from scenarios.cli.shared_options import JSON, POLICIES, SCENARIO, SETS, flag, option
 from sim.base.plugins import NOTHING, Allowed
 
 
 def optimum(
-    scenario: ScenarioPath,
-    policy: Policies = None,
-    sets: Sets = None,
-    limit: Annotated[
-        str, option("--limit TIME", "Search for at most this long, in wall-clock time.")
-    ] = "60s",
-    devices: Annotated[
-        bool, option("--devices", "Also choose devices: an op may go to any that can run it.")
-    ] = False,
-    minimise: Annotated[
-        str, option("--minimise RESULT", "makespan, weighted_tardiness, mean_flow_time or energy.")
-    ] = "makespan",
-    seed: Annotated[int, option("--seed", "Seed of the search.", min=0)] = 0,
-    jobs: Annotated[int, option("--jobs N", "Run N of the solver's strategies in parallel.", min=1)] = 1,
-    out: Annotated[
-        str | None, option("--out FILE", "Write the best as a scenario (.yaml), beside this one.")
-    ] = None,
-    json: Json = False,
+    scenario: str = SCENARIO,
+    policy: list[str] | None = POLICIES,
+    sets: list[str] | None = SETS,
+    limit: str = option("--limit TIME", "Search for at most this long, in wall-clock time.", "60s"),
+    devices: bool = flag("--devices", "Also choose devices: an op may go to any that can run it."),
+    minimise: str = option(
+        "--minimise RESULT", "makespan, weighted_tardiness, mean_flow_time or energy.", "makespan"
+    ),
+    seed: int = option("--seed", "Seed of the search.", 0, min=0),
+    jobs: int = option("--jobs N", "Run N of the solver's strategies in parallel.", 1, min=1),
+    out: str | None = option("--out FILE", "Write the best as a scenario (.yaml), beside this one."),
+    json: bool = JSON,
     allowed: Allowed = NOTHING,
 ) -> None:
     """Search for the order of ops, and their streams, with the least makespan, and prove how good it is.

@@ -7,6 +7,7 @@ from typing import Any, Final
 import typer
 
 from scenarios.cli import shared_options as shared
+from scenarios.cli.shared_options import option
 from sim.base.plugins import NOTHING, Allowed
 
 _FILES: Final = shared.Outputs(
@@ -15,17 +16,25 @@ _FILES: Final = shared.Outputs(
 
 
 def run(
-    scenario: shared.ScenarioPath,
-    policy: shared.Policies = None,
-    sets: shared.Sets = None,
+    scenario: str = shared.SCENARIO,
+    policy: list[str] | None = shared.POLICIES,
+    sets: list[str] | None = shared.SETS,
     files: Any = _FILES,
-    open_page: shared.Open = False,
-    arrows: shared.Arrows = False,
-    critical_path: shared.CriticalPath = False,
-    memory_trace: shared.MemoryTrace = None,
-    repeat: shared.Repeat = None,
-    json: shared.Json = False,
-    show_graph: shared.ShowGraph = None,
+    open_page: bool = shared.OPEN,
+    arrows: bool = shared.ARROWS,
+    critical_path: bool = shared.CRITICAL_PATH,
+    memory_trace: str | None = option(
+        "--memory-trace FILE",
+        "Write what was allocated and freed, for `sim memory` (.jsonl, .jsonl.gz); if several devices have "
+        "memory, a file for each.",
+    ),
+    repeat: int | None = option(
+        "--repeat N", "Run with N seeds and print the distribution of the makespan.", min=1
+    ),
+    json: bool = shared.JSON,
+    show_graph: tuple[str, str] | None = option(
+        "--show-graph BEFORE AFTER", "Write the graph before and after the `compile` steps (.json, .json.gz)."
+    ),
     allowed: Allowed = NOTHING,
 ) -> None:
     """Run a scenario under its own policy, or under those given by `--policy`.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
@@ -18,29 +18,20 @@ ScheduleFormat = Literal["text", "torch-csv", "clock"]
 
 
 def schedule(
-    name: Annotated[
-        str,
-        argument(
-            "NAME",
-            "A pipeline schedule; `sim policies` lists them.",
-            autocompletion=completes("sim.pipelines"),
-        ),
-    ],
-    ranks: Annotated[int | None, option("--ranks P", "Number of ranks (devices).")] = None,
-    micro_batches: Annotated[int | None, option("--micro-batches M", "Number of micro-batches.")] = None,
-    chunks: Annotated[
-        int | None, option("--chunks V", "Stages per rank; default: the schedule's own.")
-    ] = None,
-    sets: Annotated[
-        list[str] | None,
-        settings("An option of the schedule, such as order=fifo, or a time in the picture: forward=2."),
-    ] = None,
-    format: Annotated[
-        ScheduleFormat,
-        option(
-            "--format", "A picture (rank × time), CSV for torch (one row per rank), or GPipe's clock cycles."
-        ),
-    ] = "text",
+    name: str = argument(
+        "NAME", "A pipeline schedule; `sim policies` lists them.", autocompletion=completes("sim.pipelines")
+    ),
+    ranks: int | None = option("--ranks P", "Number of ranks (devices)."),
+    micro_batches: int | None = option("--micro-batches M", "Number of micro-batches."),
+    chunks: int | None = option("--chunks V", "Stages per rank; default: the schedule's own."),
+    sets: list[str] | None = settings(
+        "An option of the schedule, such as order=fifo, or a time in the picture: forward=2."
+    ),
+    format: ScheduleFormat = option(
+        "--format",
+        "A picture (rank × time), CSV for torch (one row per rank), or GPipe's clock cycles.",
+        "text",
+    ),
 ) -> None:
     """Print a schedule.
 

@@ -6,11 +6,10 @@ import sys
 from collections.abc import Callable
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from scenarios.cli.shared_options import Json, argument, option
+from scenarios.cli.shared_options import JSON, argument, flag, option
 
 
 def _complete(incomplete: str) -> list[str]:
@@ -21,8 +20,8 @@ def _complete(incomplete: str) -> list[str]:
 
 
 def list_(
-    name: Annotated[str | None, argument("NAME", "Describe only this one.", autocompletion=_complete)] = None,
-    json: Json = False,
+    name: str | None = argument("NAME", "Describe only this one.", None, autocompletion=_complete),
+    json: bool = JSON,
 ) -> None:
     """List the scenarios that ship: templates for `sim new`, and examples, each with one line.
 
@@ -50,19 +49,15 @@ def list_(
 
 
 def new(
-    file: Annotated[
-        Path | None, argument("FILE", "Where to write it; by default here, under the template's name.")
-    ] = None,
-    template: Annotated[
-        str | None,
-        option(
-            "--template NAME",
-            "pipeline, gpu, cluster or trace, or any example that `sim list` names; copied "
-            "without questions.",
-            autocompletion=_complete,
-        ),
-    ] = None,
-    force: Annotated[bool, option("--force", "Replace an existing file.")] = False,
+    file: Path | None = argument(
+        "FILE", "Where to write it; by default here, under the template's name.", None
+    ),
+    template: str | None = option(
+        "--template NAME",
+        "pipeline, gpu, cluster or trace, or any example that `sim list` names; copied without questions.",
+        autocompletion=_complete,
+    ),
+    force: bool = flag("--force", "Replace an existing file."),
 ) -> None:
     """Write a first scenario: from a few questions on a terminal, or from a template.
 

@@ -2,51 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from scenarios.cli import shared_options as shared
-from scenarios.cli.shared_options import option
+from scenarios.cli.shared_options import flag, option
 from sim.base.plugins import NOTHING, Allowed
 
 
 def sweep(
-    scenario: shared.ScenarioPath,
-    vary: Annotated[
-        list[str],
-        option(
-            "--vary KEY=V1,V2,...",
-            "A key and its values, as in 1,2,4 or 1..8 or 1..64 x2; several times for every combination.",
-            autocompletion=shared.keys,
-        ),
-    ],
-    policy: shared.Policies = None,
-    sets: shared.Sets = None,
-    minimise: shared.Minimise = None,
-    maximise: shared.Maximise = None,
-    subject_to: shared.SubjectTo = None,
-    jobs: Annotated[int, option("--jobs N", "Run in N processes.", min=1)] = 1,
-    dask: Annotated[str | None, option("--dask ADDRESS", "Run on this Dask cluster.")] = None,
-    out: Annotated[
-        str | None,
-        option(
-            "--out FILE",
-            "Write the table (.csv, .json, .parquet); the same command continues from it.",
-        ),
-    ] = None,
-    plot: Annotated[
-        str | None,
-        option(
-            "--plot FILE",
-            "Plot the result of --minimise or --maximise, or the makespan, over the first key "
-            "(.png, .svg, .pdf).",
-        ),
-    ] = None,
-    force: Annotated[
-        bool, option("--force", "Replace a table of another sweep, or one with other results.")
-    ] = False,
-    json: shared.Json = False,
+    scenario: str = shared.SCENARIO,
+    vary: list[str] = option(
+        "--vary KEY=V1,V2,...",
+        "A key and its values, as in 1,2,4 or 1..8 or 1..64 x2; several times for every combination.",
+        ...,
+        autocompletion=shared.keys,
+    ),
+    policy: list[str] | None = shared.POLICIES,
+    sets: list[str] | None = shared.SETS,
+    minimise: str | None = shared.MINIMISE,
+    maximise: str | None = shared.MAXIMISE,
+    subject_to: list[str] | None = shared.SUBJECT_TO,
+    jobs: int = shared.JOBS,
+    dask: str | None = option("--dask ADDRESS", "Run on this Dask cluster."),
+    out: str | None = option(
+        "--out FILE", "Write the table (.csv, .json, .parquet); the same command continues from it."
+    ),
+    plot: str | None = option(
+        "--plot FILE",
+        "Plot the result of --minimise or --maximise, or the makespan, over the first key "
+        "(.png, .svg, .pdf).",
+    ),
+    force: bool = flag("--force", "Replace a table of another sweep, or one with other results."),
+    json: bool = shared.JSON,
     allowed: Allowed = NOTHING,
 ) -> None:
     """Run a scenario at every combination of settings and policies; one row each.

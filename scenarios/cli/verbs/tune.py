@@ -4,70 +4,54 @@ from __future__ import annotations
 
 from collections import defaultdict
 from contextlib import ExitStack
-from typing import Annotated
 
 import typer
 
 from scenarios.cli import shared_options as shared
-from scenarios.cli.shared_options import option
+from scenarios.cli.shared_options import flag, option
 from sim.base.plugins import NOTHING, Allowed
 
 
 def tune(
-    scenario: shared.ScenarioPath,
-    vary: Annotated[
-        list[str] | None,
-        option(
-            "--vary KEY=V1,V2,...",
-            "Values of a key to try; may be given several times.",
-            autocompletion=shared.keys,
-        ),
-    ] = None,
-    schedules: Annotated[
-        bool, option("--schedules", "Change orders, placements and streams; the default without --vary.")
-    ] = False,
-    budget: Annotated[int, option("--budget N", "Make at most N runs.", min=1)] = 1000,
-    method: Annotated[
-        str | None,
-        option(
-            "--method NAME",
-            "How to search --vary: grid (the default if the budget allows), local (the default if not), "
-            "random, halving or optuna.",
-        ),
-    ] = None,
-    level: Annotated[
-        str | None,
-        option(
-            "--level KEY=V1,V2,...",
-            "For halving: a key and its values from cheap to exact, as in iterations=1,4,16.",
-        ),
-    ] = None,
-    policy: shared.Policies = None,
-    sets: shared.Sets = None,
-    minimise: shared.Minimise = None,
-    maximise: shared.Maximise = None,
-    subject_to: shared.SubjectTo = None,
-    against: Annotated[
-        str | None, option("--against RESULT", "A second result: also show the Pareto front of the two.")
-    ] = None,
-    jobs: Annotated[int, option("--jobs N", "Run in N processes.", min=1)] = 1,
-    seed: Annotated[int, option("--seed", "Seed of the search.", min=0)] = 0,
-    out: Annotated[
-        str | None, option("--out FILE", "Write the winner as a scenario (.yaml), beside this one.")
-    ] = None,
-    table: Annotated[
-        str | None,
-        option(
-            "--table FILE",
-            "Write all trials (.csv, .parquet, .json). Runs are kept beside it, in FILE.points: an "
-            "interrupted search continues from them.",
-        ),
-    ] = None,
-    plot: Annotated[
-        str | None,
-        option("--plot FILE", "Draw the progress of the search, and the Pareto front (.png, .svg, .pdf)."),
-    ] = None,
-    json: shared.Json = False,
+    scenario: str = shared.SCENARIO,
+    vary: list[str] | None = option(
+        "--vary KEY=V1,V2,...",
+        "Values of a key to try; may be given several times.",
+        autocompletion=shared.keys,
+    ),
+    schedules: bool = flag(
+        "--schedules", "Change orders, placements and streams; the default without --vary."
+    ),
+    budget: int = option("--budget N", "Make at most N runs.", 1000, min=1),
+    method: str | None = option(
+        "--method NAME",
+        "How to search --vary: grid (the default if the budget allows), local (the default if not), "
+        "random, halving or optuna.",
+    ),
+    level: str | None = option(
+        "--level KEY=V1,V2,...",
+        "For halving: a key and its values from cheap to exact, as in iterations=1,4,16.",
+    ),
+    policy: list[str] | None = shared.POLICIES,
+    sets: list[str] | None = shared.SETS,
+    minimise: str | None = shared.MINIMISE,
+    maximise: str | None = shared.MAXIMISE,
+    subject_to: list[str] | None = shared.SUBJECT_TO,
+    against: str | None = option(
+        "--against RESULT", "A second result: also show the Pareto front of the two."
+    ),
+    jobs: int = shared.JOBS,
+    seed: int = option("--seed", "Seed of the search.", 0, min=0),
+    out: str | None = option("--out FILE", "Write the winner as a scenario (.yaml), beside this one."),
+    table: str | None = option(
+        "--table FILE",
+        "Write all trials (.csv, .parquet, .json). Runs are kept beside it, in FILE.points: an "
+        "interrupted search continues from them.",
+    ),
+    plot: str | None = option(
+        "--plot FILE", "Draw the progress of the search, and the Pareto front (.png, .svg, .pdf)."
+    ),
+    json: bool = shared.JSON,
     allowed: Allowed = NOTHING,
 ) -> None:
     """Search for the best settings of a scenario, or for its best schedule; best is the shortest makespan.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from scenarios.cli.shared_options import Json, Sets, argument, option
+from scenarios.cli.shared_options import JSON, SETS, argument, option
 from sim.base.plugins import NOTHING, Allowed
 
 if TYPE_CHECKING:
@@ -15,29 +15,20 @@ if TYPE_CHECKING:
 
 
 def whatif(
-    file: Annotated[
-        str, argument("FILE", "A recording, the folder of one with all ranks, a graph file or a scenario.")
-    ],
-    only: Annotated[
-        list[str] | None,
-        option(
-            "--only WORD",
-            "Only what-ifs with this word or key, such as cuda_graph; may be given several times.",
-        ),
-    ] = None,
-    also: Annotated[
-        list[str] | None,
-        option(
-            "--also WHAT-IF",
-            "One more what-if, written as in a scenario: 'remove: [softmax]', '{host: x0.5, cuda_graph: "
-            "true}', '[{fuse: [gemm]}, {gap: x0}]' one after another; may be given several times.",
-        ),
-    ] = None,
-    sets: Sets = None,
-    plot: Annotated[
-        str | None, option("--plot FILE", "Draw how much time each change saves (.png, .svg, .pdf).")
-    ] = None,
-    json: Json = False,
+    file: str = argument(
+        "FILE", "A recording, the folder of one with all ranks, a graph file or a scenario."
+    ),
+    only: list[str] | None = option(
+        "--only WORD", "Only what-ifs with this word or key, such as cuda_graph; may be given several times."
+    ),
+    also: list[str] | None = option(
+        "--also WHAT-IF",
+        "One more what-if, written as in a scenario: 'remove: [softmax]', '{host: x0.5, cuda_graph: "
+        "true}', '[{fuse: [gemm]}, {gap: x0}]' one after another; may be given several times.",
+    ),
+    sets: list[str] | None = SETS,
+    plot: str | None = option("--plot FILE", "Draw how much time each change saves (.png, .svg, .pdf)."),
+    json: bool = JSON,
     allowed: Allowed = NOTHING,
 ) -> None:
     """Simulate a recording as it is and with changes, and print how much time each change saves.
