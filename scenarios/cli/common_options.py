@@ -21,7 +21,10 @@ from sim.base.plugins import Allowed
 
 
 def takes_also(
-    run: Callable[..., Any], verb: Callable[..., Any], instead: str = "", **options: tuple[Any, Any]
+    run: Callable[..., Any],
+    verb: Callable[..., Any],
+    options: Mapping[str, tuple[Any, Any]],
+    instead: str = "",
 ) -> Callable[..., Any]:
     """Return `run` with the signature of `verb` and further options, for typer to read.
 
@@ -30,9 +33,9 @@ def takes_also(
     run : callable
         Called instead of the verb, with the options as well.
     verb : callable
+    options : mapping of str to (type, typer.Option)
     instead : str
         Parameter of the verb that the options replace.
-    **options : (type, typer.Option)
     """
     plain = inspect.signature(verb, eval_str=True)
     own = [
@@ -48,18 +51,18 @@ def takes_also(
 def runs_in(
     context: Callable[[Any, Mapping[str, Any]], AbstractContextManager[None]],
     verb: Callable[..., Any],
+    name: str,
     kind: Any,
-    **option: Any,
+    option: Any,
 ) -> Callable[..., Any]:
     """Return a verb that takes one more option, and runs in a context made of its value and other options."""
-    ((name, declared),) = option.items()
 
     @wraps(verb)
     def run(**given: Any) -> Any:
         with context(given.pop(name), given):
             return verb(**given)
 
-    return takes_also(run, verb, **{name: (kind, declared)})
+    return takes_also(run, verb, {name: (kind, option)})
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -77,7 +80,8 @@ def with_permissions(verb: Callable[..., Any]) -> Callable[..., Any]:
     def run(*, allow_code: bool, allow_outside: bool, **given: Any) -> Any:
         return verb(**given, allowed=Allowed(allow_code, allow_outside))
 
-    return takes_also(run, verb, _ALLOWED, allow_code=(bool, ALLOW_CODE), allow_outside=(bool, ALLOW_OUTSIDE))
+    options = {"allow_code": (bool, ALLOW_CODE), "allow_outside": (bool, ALLOW_OUTSIDE)}
+    return takes_also(run, verb, options, _ALLOWED)
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -112,7 +116,7 @@ def with_outputs(verb: Callable[..., Any]) -> Callable[..., Any]:
         return verb(**given, files=named)
 
     options = {name: (list[str] | None, option(f"--{name} FILE", _OUTPUTS[name])) for name in names}
-    return takes_also(run, verb, _FILES, **options)
+    return takes_also(run, verb, options, _FILES)
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -135,7 +139,7 @@ def with_limit(verb: Callable[..., Any]) -> Callable[..., Any]:
     if "limit" in inspect.signature(verb).parameters:
         return verb
     limit = option("--limit SECONDS", "Stop after this many seconds, with exit status 124.")
-    return runs_in(lambda seconds, _: limited(seconds), verb, float | None, limit=limit)
+    return runs_in(lambda seconds, _: limited(seconds), verb, "limit", float | None, limit)
 
 
 @contextmanager
@@ -205,7 +209,7 @@ def with_force(verb: Callable[..., Any]) -> Callable[..., Any]:
         return room.any_size(force)
 
     force = flag("--force", "Run even if it seems to need more memory than is free.")
-    return runs_in(any_size, verb, bool, force=force)
+    return runs_in(any_size, verb, "force", bool, force)
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -244,4 +248,4 @@ def with_theme(verb: Callable[..., Any]) -> Callable[..., Any]:
         "How pictures and pages look: light, dark, or print (every colour has a hatch).",
         autocompletion=lambda incomplete: [name for name in THEMES if name.startswith(incomplete)],
     )
-    return runs_in(drawn_in, verb, str | None, theme=theme)
+    return runs_in(drawn_in, verb, "theme", str | None, theme)
