@@ -85,7 +85,7 @@ def run_under(runtime: str, graph: Graph, machine: Machine) -> Trace:
     nothing = ScenarioFile.model_validate({"workload": {"ops": {"replaced": {}}}})
     work = Work(graph, machine, lambda trace: {}, lambda trace, advise: None)
     scenario = Scenario(nothing, document)
-    return run_case(Case(scenario, decisions, scenario, (), lambda: work)).trace
+    return run_case(Case(scenario, decisions, scenario, (), work)).trace
 
 
 def compare_runtimes(graphs: Iterable[Graph], runtimes: Iterable[str]) -> pd.DataFrame:

@@ -147,21 +147,18 @@ class Document:
         )
         return ("policy",) if key[0] in base and not {key[0], "runtime"} & own.keys() else loc
 
-    def matching(self, pattern: str) -> list[Loc]:
-        """Return the paths that match a dotted pattern; ``*`` is any key of a mapping or item of a list."""
-        found: list[tuple[Loc, Node]] = [((), self.root)]
-        for part in pattern.split("."):
-            below: list[tuple[Loc, Node]] = []
-            for loc, node in found:
-                inside = node.value
-                if part == "*" and isinstance(inside, list):
-                    below += [((*loc, i), item) for i, item in enumerate(inside)]
-                elif part == "*" and isinstance(inside, dict):
-                    below += [((*loc, key), item) for key, item in inside.items()]
-                elif isinstance(inside, dict) and part in inside:
-                    below.append(((*loc, part), inside[part]))
-            found = below
-        return [loc for loc, _ in found]
+    def matching(self, *patterns: str) -> Iterator[Loc]:
+        """Yield the paths that match dotted patterns; ``*`` is any key of a mapping or item of a list."""
+        for pattern in patterns:
+            found: list[tuple[Loc, Node]] = [((), self.root)]
+            for part in pattern.split("."):
+                found = [
+                    ((*loc, key), item)
+                    for loc, node in found
+                    for key, item in (node.items() if part == "*" else [(part, node.child(part))])
+                    if item is not None
+                ]
+            yield from (loc for loc, _ in found)
 
     def place(self, loc: Loc, *, key: bool = False) -> Place:
         """Return the place of the value at `loc` (or of its key), or of the nearest value around it."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -108,6 +108,12 @@ class Node:
         if isinstance(self.value, list):
             return [node.plain() for node in self.value]
         return self.value
+
+    def items(self) -> Iterable[tuple[str | int, Node]]:
+        """Return the values in it, each with its key or list index."""
+        if isinstance(self.value, dict):
+            return self.value.items()
+        return enumerate(self.value) if isinstance(self.value, list) else ()
 
     def child(self, part: str | int) -> Node | None:
         """Return the value under a key or list index, or None."""

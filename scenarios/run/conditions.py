@@ -316,7 +316,7 @@ def refuse_without_effect(case: Case) -> None:
         return
     lines: dict[str, Place] = {}
     for rule in RULES:
-        for loc in (loc for pattern in rule.keys for loc in document.matching(pattern)):
+        for loc in document.matching(*rule.keys):
             if loc[0] == "compare" and loc[:2] != case.decisions.loc:
                 continue  # another entry's
             place = document.place(loc)

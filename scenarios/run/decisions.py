@@ -68,6 +68,8 @@ class Decisions(NamedTuple):
         The fields from which the objects were made; None if something else was used, too.
     allocators : mapping of str to mapping
         Kind of device → its allocator, as the runtime names them; empty if no runtime names any.
+    schedule : PolicyFields or None
+        What makes the graph, if that depends on the policy: a pipeline's schedule, a batcher.
     """
 
     label: str
@@ -83,6 +85,7 @@ class Decisions(NamedTuple):
     allocators: Mapping[str, Mapping[str, Any]] = {}
     intra_op_threads: int | None = None
     said: PolicyFields | None = None
+    schedule: PolicyFields | None = None
 
 
 def overlay(base: PolicyFields, over: PolicyFields) -> PolicyFields:
@@ -144,15 +147,15 @@ def resolve(
         policy = _policy(spec, loc, document.origin, inherited=inherited)
         steps = (*document.said(loc, "compile"), "compile")
         known = spec.knowledge or knowledge
-        of_estimates = {} if isinstance(known, str) else {"estimate_error": known["estimate"]}
+        knows, error = (known, 0.2) if isinstance(known, str) else ("estimate", known["estimate"])
         return Decisions(
             label,
             policy,
             placement=choose(spec.placement, "placement"),
             streams=choose(spec.streams, "streams"),
             linearize=choose(spec.linearize, "linearize"),
-            knowledge=known if isinstance(known, str) else "estimate",
-            **of_estimates,
+            knowledge=knows,
+            estimate_error=error,
             loc=loc,
             compile=tuple(
                 RewriteStep(choice.name, _under(policy, choose(choice, "compile", i)), (*steps, i))
@@ -187,8 +190,8 @@ def _under(policy: Any, rewrite: Any) -> Any:
 
 def resolve_schedule(
     spec: PolicyFields, label: str, workload: Workload, document: Document, loc: Loc
-) -> tuple[Decisions, PolicyFields]:
-    """Return the decisions of a pipeline or of a serving engine, and its policy fields with a name.
+) -> Decisions:
+    """Return the decisions of a pipeline or of a serving engine.
 
     The programs of the ranks decide: each rank issues its own program in order.
 
@@ -209,21 +212,20 @@ def resolve_schedule(
         if not own and spec.name not in (known := plugins.names(workload.deciders)):
             what = f"{spec.name!r} is no {plugins.GROUPS[workload.deciders]}"
             raise InputError(f"{what}{hint(spec.name, known)}", path=["name"])
-        for key in (
-            "placement",
-            "streams",
-            "linearize",
-            "synchronisation",
-            "compile",
-            "cuda_graph",
-            _INTRA_OP,
-        ):
-            if getattr(spec, key) is not None:
+        for key in PolicyFields.model_fields:
+            if key not in ("name", "runtime", "knowledge") and getattr(spec, key) is not None:
                 message = f"{whose}'s {word} decides it: {spec.name} takes no {key}"
                 raise InputError(message, path=(key,))
         workload.check_schedule(spec)
-    decisions = Decisions(label, InOrder(), streams=CommunicationStream(), linearize=AsWritten(), loc=loc)
-    return decisions._replace(allocators=allocators), spec
+    return Decisions(
+        label,
+        InOrder(),
+        streams=CommunicationStream(),
+        linearize=AsWritten(),
+        loc=loc,
+        allocators=allocators,
+        schedule=spec,
+    )
 
 
 def _with_runtime(
@@ -278,8 +280,6 @@ def _policy(spec: PolicyFields, loc: Loc, origin: plugins.Origin, *, inherited: 
         policy.synchronisation = spec.synchronisation
     return policy
 
-
-_INTRA_OP: Final = "intra_op_parallelism_threads"
 
 _METHODS: Final = {
     "placement": ("sim.placements", "place", ("graph", "machine", "cost_ns")),

@@ -313,7 +313,7 @@ def trace_of(
         if not has_place(error):
             raise
         raise placed(error, case) from error
-    if memory is None and case.make is None and exceeds_memory(trace):
+    if memory is None and case.has_own_graph and exceeds_memory(trace):
         from devices.memory.run_memory import tensor_memory
 
         # Run again and count bytes: that run ends where memory runs out, and says who held what.

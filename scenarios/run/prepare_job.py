@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from itertools import chain
+from itertools import chain, zip_longest
 from typing import Any, Final, TypeGuard
 
 import numpy as np
@@ -80,12 +80,12 @@ def check_words(document: Document, graph: Graph, machine: Machine, own: Iterabl
     ScenarioError
         A word is unknown; the message has its place.
     """
-    words = {loc: _text(document, loc) for loc in _matching(document, (f"{op}.kind" for op in _EVERY_OP))}
+    words = {loc: _text(document, loc) for loc in document.matching(*(f"{op}.kind" for op in _EVERY_OP))}
     _need_kinds(words, own, document)
-    words = {loc: str(loc[-1]) for loc in _matching(document, _KEYS_BY_KIND)}
-    words |= {loc: _text(document, loc) for loc in _matching(document, _LISTS)}
+    words = {loc: str(loc[-1]) for loc in document.matching(*_KEYS_BY_KIND)}
+    words |= {loc: _text(document, loc) for loc in document.matching(*_LISTS)}
     _need_kinds(words, [DEFAULT, *own, *graph.kinds], document)
-    places = {_text(document, loc): loc for loc in _matching(document, (f"{op}.dtype" for op in _EVERY_OP))}
+    places = {_text(document, loc): loc for loc in document.matching(*(f"{op}.dtype" for op in _EVERY_OP))}
     for code, dtype in enumerate(graph.dtypes):
         try:
             dtype_name(dtype)
@@ -95,14 +95,14 @@ def check_words(document: Document, graph: Graph, machine: Machine, own: Iterabl
             raise _of_an_op(error, document, graph, graph.dtype_code == code) from None
     of = ((device.kind, device.name) for device in machine.devices)
     devices = [*DEVICE_KINDS, *chain.from_iterable(of), DEFAULT]
-    for loc in _matching(document, (f"{op}.duration.*" for op in _EVERY_OP)):
+    for loc in document.matching(*(f"{op}.duration.*" for op in _EVERY_OP)):
         _need("device or kind of device", str(loc[-1]), devices, document, loc)
     for kind, ns in graph.duration_by_kind.items():
         if kind not in devices:
             unknown = UnknownNameError("device or kind of device", kind, dict.fromkeys(devices))
             raise _of_an_op(unknown, document, graph, ns != UNSET)
     patterns = (*(f"{op}.attributes.*" for op in _EVERY_OP), *_OF_FILES)
-    for loc in _matching(document, patterns):
+    for loc in document.matching(*patterns):
         node = document.at(loc)
         with document.placing(*loc):
             read_attribute(str(loc[-1]), None if node is None else node.plain(), machine)
@@ -121,10 +121,6 @@ def _need_kinds(words: Mapping[Loc, str], more: Iterable[str], document: Documen
     for loc, word in words.items():
         with document.placing(*loc):
             check_kind(word, own)
-
-
-def _matching(document: Document, patterns: Iterable[str]) -> Iterable[Loc]:
-    return [loc for pattern in patterns for loc in document.matching(pattern)]
 
 
 def _text(document: Document, loc: Loc) -> str:
@@ -201,8 +197,8 @@ class Jobs:
     @cached_property
     def _key(self) -> tuple[Any, ...] | None:
         """Key of everything that decides the job besides work, seed and noise; None if it is incomplete."""
-        case, decisions, content = self.case, self.case.decisions, self.case.scenario.content
-        if (said := decisions.said) is None or case.make is not None:
+        decisions, content = self.case.decisions, self.case.scenario.content
+        if (said := decisions.said) is None or not self.case.has_own_graph:
             return None
         policy = decisions.policy
         decided = (said.placement, said.streams, said.linearize, said.compile, decisions.cuda_graph)
@@ -243,7 +239,7 @@ class Jobs:
             raise scenario.document.error(("iterations",), f"{message}; there may be {MOST_TASKS:,}")
         _check_names(scenario, graph, work.machine)
         own = content.workload.own_kinds()
-        words = {loc: str(loc[-1]) for loc in _matching(scenario.document, _OF_POLICIES)}
+        words = {loc: str(loc[-1]) for loc in scenario.document.matching(*_OF_POLICIES)}
         _need_kinds(words, [DEFAULT, *own, *work.graph.kinds], scenario.document)
         if not _same(scenario.checked.get("words"), (work.graph, machine)):
             check_words(scenario.document, work.graph, machine, own)
@@ -285,14 +281,10 @@ class Jobs:
 
 def _cost_alike(one: Job, other: Job) -> bool:
     """Whether two jobs of one graph have ops on the same devices, with the same cost models."""
-    ours, theirs = one.machine.devices, other.machine.devices
-    return (
-        len(ours) == len(theirs)
-        and np.array_equal(one.device_of, other.device_of)
-        and all(
-            a is b or (a.name == b.name and cost_the_same(a, b)) for a, b in zip(ours, theirs, strict=True)
-        )
-    )
+    if not np.array_equal(one.device_of, other.device_of):
+        return False
+    pairs = zip_longest(one.machine.devices, other.machine.devices)
+    return all(a is b or (a and b and a.name == b.name and cost_the_same(a, b)) for a, b in pairs)
 
 
 def _same(known: Any, things: Sequence[object]) -> bool:
@@ -352,13 +344,13 @@ def _check_faults(case: Case, job: Job) -> None:
 def _check_names(scenario: Scenario, graph: Graph, machine: Machine) -> None:
     """Refuse names of devices, and of models with memory of their own, that do not exist."""
     document, devices = scenario.document, [device.name for device in machine.devices]
-    for loc in _matching(document, ("noise.devices.*", "memory.devices.*")):
+    for loc in document.matching("noise.devices.*", "memory.devices.*"):
         _need("device", str(loc[-1]), devices, document, loc)
     patterns = ("memory.allocator.limits", "memory.devices.*.limits", "machine.devices.*.virtual_devices")
-    for loc in _matching(document, patterns):
+    for loc in document.matching(*patterns):
         from devices.memory.device_memory import Groups
 
-        named = document.matching(f"{dotted(loc)}.*")
+        named = list(document.matching(f"{dotted(loc)}.*"))
         group_of = Groups(str(at[-1]) for at in named)
         found = {group_of(op) for op in graph.op_names}
         for at in named:

@@ -8,9 +8,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -335,14 +334,7 @@ class Scenario:
             word, whose = content.workload.decider
             message = f"is missing: {whose}'s policy is its {word}, as in {{name: 1f1b}}"
             raise self.document.error((), f"policy: {message}")
-        decisions, named = resolve_schedule(spec, label, content.workload, document, loc)
-
-        def make() -> Work:
-            machine = None if content.machine is None else self.machine
-            return content.workload.work(self.document, machine, named, loc, seed=content.seed)
-
-        misfit = partial(content.workload.misfit, self.document, named)
-        return Case(self, decisions, base, expectations, make, misfit)
+        return Case(self, resolve_schedule(spec, label, content.workload, document, loc), base, expectations)
 
 
 _DECIDERS: Final = {
@@ -362,10 +354,8 @@ class Case:
         Scenario with the settings of the case.
     decisions : Decisions
     expectations : tuple of Expectation
-    make : callable, optional
-        Returns graph and machine if they depend on the policy (a pipeline's schedule).
-    misfit : callable
-        Returns why sizes do not fit together; see `scenarios.workloads.workload.Workload.misfit`.
+    made : Work, optional
+        What runs, if it is not what the scenario says (a what-if).
     base : Scenario
         Scenario as in its file; that of an entry of ``compare`` may have been changed.
     """
@@ -374,18 +364,31 @@ class Case:
     decisions: Decisions
     base: Scenario
     expectations: tuple[Expectation, ...] = ()
-    make: Callable[[], Work] | None = None
-    misfit: Callable[[], str | None] = lambda: None
+    made: Work | None = None
+
+    @property
+    def has_own_graph(self) -> bool:
+        """Whether neither a schedule nor a what-if makes the graph."""
+        return self.made is None and self.decisions.schedule is None
 
     @cached_property
     def work(self) -> Work:
         """Graph, machine, and the workload's contribution to the summary."""
-        if self.make is not None:
-            return self.make()
-        machine = self.scenario.machine_with(self.intra_op_threads)
-        return Work(
-            self.scenario.graph, machine, self.scenario.content.workload.report, lambda trace, advise: None
-        )
+        if self.made is not None:
+            return self.made
+        scenario, decisions, content = self.scenario, self.decisions, self.scenario.content
+        if (schedule := decisions.schedule) is not None:
+            machine = None if content.machine is None else scenario.machine
+            return content.workload.work(
+                scenario.document, machine, schedule, decisions.loc, seed=content.seed
+            )
+        machine = scenario.machine_with(self.intra_op_threads)
+        return Work(scenario.graph, machine, content.workload.report, lambda trace, advise: None)
+
+    def misfit(self) -> str | None:
+        """Return why sizes do not fit together; see `scenarios.workloads.workload.Workload.misfit`."""
+        schedule, scenario = self.decisions.schedule, self.scenario
+        return None if schedule is None else scenario.content.workload.misfit(scenario.document, schedule)
 
     @property
     def intra_op_threads(self) -> int | None:

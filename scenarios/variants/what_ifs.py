@@ -281,7 +281,7 @@ class WhatIfs(Variants):
         work = case.work._replace(graph=graph)
         if variant.machine is not None:
             work = work._replace(machine=variant.machine(work.machine))
-        return replace(case, make=lambda: work)
+        return replace(case, made=work)
 
     def without_inferred(self) -> tuple[WhatIfs | None, int]:
         """Return these what-ifs without inferred host waits that held nothing when recorded; their number."""
