@@ -521,19 +521,22 @@ def _value(key: str, given: Any, what: str, runs: Sequence[str]) -> Given:
     return relative
 
 
+_ONLY_EQUALS: Final = {
+    ORDER: "is a list of ops and nothing else",
+    **dict.fromkeys((WORD, OUTCOME), "is a name; it equals one or does not"),
+    FLAG: "is true or false, and equals one of them",
+}
+
+
 def _check_consistent(values: Mapping[str, Any], unit: Unit) -> None:
     if not values:
         raise InputError("says nothing; give equals, at_most or at_least")
     if "tolerance" in values and "equals" not in values:
         raise InputError("needs equals", path=("tolerance",))
-    if unit is ORDER and set(values) != {"equals"}:
-        raise InputError("is a list of ops and nothing else")
-    if unit in (WORD, OUTCOME) and set(values) != {"equals"}:
-        raise InputError("is a name; it equals one or does not")
+    if unit in _ONLY_EQUALS and set(values) != {"equals"}:
+        raise InputError(_ONLY_EQUALS[unit])
     if unit is FILE and not {"equals"} <= set(values) <= {"equals", "tolerance"}:
         raise InputError("is a file, and equals it or does not; a tolerance is a duration")
-    if unit is FLAG and set(values) != {"equals"}:
-        raise InputError("is true or false, and equals one of them")
     least, most = values.get("at_least", 0), values.get("at_most", float("inf"))
     if not isinstance(least, Relative) and not isinstance(most, Relative) and least > most:
         raise InputError("can never hold: at_least is more than at_most")

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue, PlainValidator, ValidationInfo, create_model
@@ -70,28 +71,14 @@ def _workload(value: Any, info: ValidationInfo) -> Workload:
     return kind.model_validate(value)
 
 
-def _training_run(value: Any) -> Any:
-    """Return ``training_run:``, validated; most scenarios have none, and skip its imports."""
-    if value is None:
-        return None
-    from scenarios.training_run.fields import TrainingRun
+def _imported(module: str, model: str) -> PlainValidator:
+    """Return a validator by a model that is imported only if a scenario has the key; most have not."""
 
-    return TrainingRun.model_validate(value)
+    def read(value: Any) -> Any:
+        return None if value is None else getattr(import_module(module), model).model_validate(value)
 
+    return PlainValidator(read)
 
-def _faults(value: Any) -> Any:
-    """Return ``faults:``, validated in the same way."""
-    if value is None:
-        return None
-    from scenarios.fields.fault_fields import FaultFields
-
-    return FaultFields.model_validate(value)
-
-
-_MACHINE = "devices, links and hosts, or a preset (`sim devices`); some workloads bring their own"
-_WORKLOAD = "what runs: one of these kinds"
-_FAULTS = "parts of the machine that fail, slow down and come back"
-_TRAINING_RUN = "many such steps, with failures, checkpoints and recovery"
 
 # -- the whole -------------------------------------------------------------------------------------
 
@@ -104,7 +91,7 @@ class ScenarioFile(Strict):
     extends: File | None = Field(None, description="a scenario that this one changes, mapping by mapping")
     name: Name | None = Field(None, description="name in results; default: the file's name")
     description: str | None = Field(None, description="what it shows, for readers")
-    machine: AnyMachine | None = Field(None, description=_MACHINE)
+    machine: AnyMachine | None = None
     workload: Annotated[Workload, PlainValidator(_workload)]
     policy: AnyPolicy = Field(
         PolicyFields.model_construct(name="ready-queue"),
@@ -119,7 +106,7 @@ class ScenarioFile(Strict):
         None, description="lifetimes of tensors, and what happens when memory is full"
     )
     noise: NoiseFields | None = Field(None, description="how durations vary; default: not at all")
-    faults: Annotated[Any, PlainValidator(_faults), Field(description=_FAULTS)] = None
+    faults: Annotated[Any, _imported("scenarios.fields.fault_fields", "FaultFields")] = None
     cost: JsonValue = Field(
         None, description="cost model of every device that names none: roofline, {table: FILE}, {fixed: 10us}"
     )
@@ -130,7 +117,7 @@ class ScenarioFile(Strict):
     )
     iterations: Annotated[Count, Field(le=MOST_TASKS, description="how many times the graph runs")] = 1
     seed: Whole = Field(0, description="of all that is drawn: noise, failures")
-    training_run: Annotated[Any, PlainValidator(_training_run), Field(description=_TRAINING_RUN)] = None
+    training_run: Annotated[Any, _imported("scenarios.training_run.fields", "TrainingRun")] = None
     engine: Literal["auto", "simpy", "kernel"] = Field(
         "auto",
         description="all engines give the same result: simpy runs everything, kernel is much faster but "
@@ -147,16 +134,19 @@ def model_of(kinds: Mapping[str, type[Workload]]) -> type[ScenarioFile]:
     from scenarios.fields.fault_fields import FaultFields
     from scenarios.training_run.fields import TrainingRun
 
+    about_machine = "devices, links and hosts, or a preset (`sim devices`); some workloads bring their own"
+    about_faults = "parts of the machine that fail, slow down and come back"
+    about_run = "many such steps, with failures, checkpoints and recovery"
     workload = one_of(kinds, lambda value: next((name for name in kinds if name in value), None))
     machine: Any = Annotated[machine_model(), PRESET]
     return create_model(
         "ScenarioFile",
         __base__=ScenarioFile,
         __doc__=ScenarioFile.__doc__,
-        machine=(machine | None, Field(None, description=_MACHINE)),
-        workload=(workload, Field(description=_WORKLOAD)),
-        faults=(FaultFields | None, Field(None, description=_FAULTS)),
-        training_run=(TrainingRun | None, Field(None, description=_TRAINING_RUN)),
+        machine=(machine | None, Field(None, description=about_machine)),
+        workload=(workload, Field(description="what runs: one of these kinds")),
+        faults=(FaultFields | None, Field(None, description=about_faults)),
+        training_run=(TrainingRun | None, Field(None, description=about_run)),
     )
 
 

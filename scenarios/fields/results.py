@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -110,32 +111,19 @@ def _outcome(value: Any) -> str:
     return str(value)
 
 
-_DURATION = Unit(
-    lambda value: parse_duration(value, what=""),
-    lambda value: format_duration(value, digits=None),
-    format_duration,
-)
+_exact_duration = partial(format_duration, digits=None)
+_DURATION = Unit(partial(parse_duration, what=""), _exact_duration, format_duration)
 _BYTES = Unit(
-    lambda value: parse_bytes(value, what=""),
-    lambda value: format_bytes(value, digits=None),
-    lambda value: format_bytes(value, iec=True),
+    partial(parse_bytes, what=""), partial(format_bytes, digits=None), partial(format_bytes, iec=True)
 )
-_ENERGY = Unit(
-    lambda value: parse_energy(value, what=""),
-    lambda value: format_energy(value, digits=None),
-    format_energy,
-)
-SHARE = Unit(lambda value: parse_fraction(value, what=""), lambda value: f"{value:.10g}", _percent)
+_ENERGY = Unit(partial(parse_energy, what=""), partial(format_energy, digits=None), format_energy)
+SHARE = Unit(partial(parse_fraction, what=""), "{:.10g}".format, _percent)
 _GAP = Unit(_part, lambda value: f"{100 * value:.10g}%", _percent)
 _COUNT = Unit(_whole, str)
-_NUMBER = Unit(
-    _number,
-    lambda value: f"{value:.10g}",
-    lambda value: f"{value:,.0f}" if value >= 1000 else f"{value:.4g}",
-)
+_NUMBER = Unit(_number, "{:.10g}".format, lambda value: f"{value:,.0f}" if value >= 1000 else f"{value:.4g}")
 _MS = Unit(
     lambda value: parse_duration(value, what="") / NS_PER_MS,
-    lambda value: format_duration(round(value * NS_PER_MS), digits=None),
+    lambda value: _exact_duration(round(value * NS_PER_MS)),
     lambda value: format_duration(round(value * NS_PER_MS)),
 )
 
@@ -147,7 +135,7 @@ def _goodput(value: Any) -> float:
     return parse_fraction(value, what="")
 
 
-_GOODPUT = Unit(_goodput, lambda value: f"{value:.10g}")
+_GOODPUT = Unit(_goodput, "{:.10g}".format)
 FLAG = Unit(flag, lambda value: str(value).lower())
 WORD = Unit(str, str)
 FILE = Unit(_file, str)

@@ -169,14 +169,8 @@ def _pipeline(told: Mapping[str, Any]) -> Section:
         }
         for rank, device in enumerate(told["devices"])
     ]
-    columns = [
-        "rank",
-        "span_ns",
-        "computes nothing: idle_ns",
-        "activations",
-        "waits for",
-        "memory at the peak",
-    ]
+    columns = ["rank", "span_ns", "computes nothing: idle_ns", "activations", "waits for"]
+    columns.append("memory at the peak")
     return Section(lines, [titled(rows, columns)])
 
 
@@ -214,26 +208,13 @@ def _train(told: Mapping[str, Any]) -> Section:
             f"the fullest rank's experts have {told['imbalance']:.2f} times the mean; "
             f"{percent(told['dropped'])} of the choices are dropped"
         )
-    return Section(
-        lines,
-        [
-            [
-                {
-                    "rank": _ranks(rank, of),
-                    **{part.replace("_", " "): format_duration(ns) for part, ns in of["time_ns"].items()},
-                }
-                for rank, of in enumerate(told["ranks"])
-            ],
-            [
-                {
-                    "rank": _ranks(rank, of),
-                    "peak memory": size(of["peak_bytes"]),
-                    **{part: size(nbytes) for part, nbytes in of["memory_bytes"].items()},
-                }
-                for rank, of in enumerate(told["ranks"])
-            ],
-        ],
-    )
+    spent, held = [], []
+    for rank, of in enumerate(told["ranks"]):
+        name, times = {"rank": _ranks(rank, of)}, of["time_ns"].items()
+        spent.append(name | {part.replace("_", " "): format_duration(ns) for part, ns in times})
+        parts = {part: size(nbytes) for part, nbytes in of["memory_bytes"].items()}
+        held.append(name | {"peak memory": size(of["peak_bytes"])} | parts)
+    return Section(lines, [spent, held])
 
 
 def _ranks(rank: int, of: Mapping[str, Any]) -> str:
