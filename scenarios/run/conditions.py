@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from scenarios.file.document import Loc
 from scenarios.file.faults import in_order
 from scenarios.file.yaml_read import Place
-from scenarios.run.machine_conditions import OF_DEVICES, OF_MACHINES, OF_MEMORY, Rule
+from scenarios.run.machine_conditions import OF_MACHINES, Rule
 from sim.base.errors import ScenarioError
 from sim.base.units import parse_duration
 
@@ -30,10 +30,6 @@ if TYPE_CHECKING:
     from scenarios.builders.input_pipeline import InputPipeline
     from scenarios.run.scenario import Case
     from scenarios.training_run.fields import TrainingRun
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Keys of decisions: what policies know, how durations vary, threads, sessions.
 
 
 def _tensorflow(case: Case) -> TensorFlowExecutor | None:
@@ -54,7 +50,65 @@ def _makes_intra_op_pool(case: Case, loc: Loc) -> bool:
     return asked is not None and asked.value == case.intra_op_threads
 
 
-OF_DECISIONS: Final[tuple[Rule, ...]] = (
+def _pipeline(case: Case) -> Any:
+    """Return the ``pipeline:`` of the workload."""
+    return case.scenario.content.workload.pipeline  # type: ignore[attr-defined]
+
+
+def _stragglers(case: Case) -> Any:
+    """Return the ``stragglers:`` of the noise."""
+    return case.scenario.content.noise.stragglers  # type: ignore[union-attr]
+
+
+def _phase(*letters: str) -> Callable[[Case, Loc], bool]:
+    """Return a condition that holds if the schedule has an action of these phases, alone or in one slot."""
+    return lambda case, loc: any(set(letters) <= set(phase.split("+")) for phase in case.work.graph.phases)
+
+
+def _stage_key(name: str) -> tuple[str, ...]:
+    return tuple(f"workload.pipeline.{at}{name}" for at in ("", "stages.*.", "layers.*."))
+
+
+def _of_pipeline(names: tuple[str, ...], holds: Callable[[InputPipeline, Case], bool], why: str) -> Rule:
+    """Return a rule for keys of a builder; it can be broken only if the builder is an input pipeline."""
+
+    def holds_for(case: Case, loc: Loc) -> bool:
+        from scenarios.builders.input_pipeline import InputPipeline
+
+        of = getattr(case.scenario.content.workload, "build_", None)
+        return not isinstance(of, InputPipeline) or holds(of, case)
+
+    return Rule(tuple(f"workload.build.{name}" for name in names), holds_for, why)
+
+
+def _has_recorded_gap(case: Case, loc: Loc) -> bool:
+    """Whether some GPU of the machine has the gap of the recording."""
+    known = case.work.graph.device_facts
+    return any(
+        parse_duration(facts["gap"]) == device.gap_ns
+        for device in case.work.machine.devices
+        if "gap" in (facts := known.get(device.name, known.get(device.kind, {})))
+    )
+
+
+def _training(case: Case) -> TrainingRun:
+    """Return the ``training_run:`` of the scenario."""
+    return case.scenario.content.training_run  # type: ignore[no-any-return]
+
+
+def _recoveries(case: Case) -> set[str]:
+    return {choice.name for choice in _training(case).recovery}
+
+
+def _before_the_end(case: Case, loc: Loc) -> bool:
+    """Whether the time at `loc` is before the end of the training run."""
+    end_ns, given = _training(case).duration, case.scenario.document.at(loc)
+    return end_ns is None or given is None or parse_duration(given.value) < end_ns
+
+
+RULES: Final[tuple[Rule, ...]] = (
+    *OF_MACHINES,
+    # -- decisions: what policies know, how durations vary, threads, sessions
     Rule(
         ("knowledge", "policy.knowledge", "compare.*.knowledge"),
         lambda case, loc: not case.scenario.content.workload.deciders,
@@ -106,33 +160,7 @@ OF_DECISIONS: Final[tuple[Rule, ...]] = (
         _pools,
         "the policy has one pool; give tensorflow-executor its session_inter_op_thread_pool, or leave it out",
     ),
-)
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Keys of a pipeline: its stages, layers and cuts.
-
-
-def _pipeline(case: Case) -> Any:
-    """Return the ``pipeline:`` of the workload."""
-    return case.scenario.content.workload.pipeline  # type: ignore[attr-defined]
-
-
-def _stragglers(case: Case) -> Any:
-    """Return the ``stragglers:`` of the noise."""
-    return case.scenario.content.noise.stragglers  # type: ignore[union-attr]
-
-
-def _phase(*letters: str) -> Callable[[Case, Loc], bool]:
-    """Return a condition that holds if the schedule has an action of these phases, alone or in one slot."""
-    return lambda case, loc: any(set(letters) <= set(phase.split("+")) for phase in case.work.graph.phases)
-
-
-def _stage_key(name: str) -> tuple[str, ...]:
-    return tuple(f"workload.pipeline.{at}{name}" for at in ("", "stages.*.", "layers.*."))
-
-
-OF_PIPELINES: Final[tuple[Rule, ...]] = (
+    # -- a pipeline: its stages, layers and cuts
     Rule(
         _stage_key("recompute") + _stage_key("kept.recompute") + ("workload.pipeline.backward_dependency",),
         _phase("R"),
@@ -174,36 +202,7 @@ OF_PIPELINES: Final[tuple[Rule, ...]] = (
         lambda case, loc: _pipeline(case).model.tp > 1,
         "a layer is on one device; say tp: 2 or more, or leave it out",
     ),
-)
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Keys of a workload: data loading, and what-ifs of recordings.
-
-
-def _of_pipeline(names: tuple[str, ...], holds: Callable[[InputPipeline, Case], bool], why: str) -> Rule:
-    """Return a rule for keys of a builder; it can be broken only if the builder is an input pipeline."""
-
-    def holds_for(case: Case, loc: Loc) -> bool:
-        from scenarios.builders.input_pipeline import InputPipeline
-
-        of = getattr(case.scenario.content.workload, "build_", None)
-        return not isinstance(of, InputPipeline) or holds(of, case)
-
-    return Rule(tuple(f"workload.build.{name}" for name in names), holds_for, why)
-
-
-def _has_recorded_gap(case: Case, loc: Loc) -> bool:
-    """Whether some GPU of the machine has the gap of the recording."""
-    known = case.work.graph.device_facts
-    return any(
-        parse_duration(facts["gap"]) == device.gap_ns
-        for device in case.work.machine.devices
-        if "gap" in (facts := known.get(device.name, known.get(device.kind, {})))
-    )
-
-
-OF_WORKLOADS: Final[tuple[Rule, ...]] = (
+    # -- a workload: data loading, and what-ifs of recordings
     _of_pipeline(
         ("jitter.size",),
         lambda of, case: bool(of.size),
@@ -235,29 +234,7 @@ OF_WORKLOADS: Final[tuple[Rule, ...]] = (
         _has_recorded_gap,
         "the machine's GPUs have gaps of their own, and not the recording's; leave out one of the two",
     ),
-)
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Keys of a training run: what none of its recovery policies uses, and what happens after its end.
-
-
-def _training(case: Case) -> TrainingRun:
-    """Return the ``training_run:`` of the scenario."""
-    return case.scenario.content.training_run  # type: ignore[no-any-return]
-
-
-def _recoveries(case: Case) -> set[str]:
-    return {choice.name for choice in _training(case).recovery}
-
-
-def _before_the_end(case: Case, loc: Loc) -> bool:
-    """Whether the time at `loc` is before the end of the training run."""
-    end_ns, given = _training(case).duration, case.scenario.document.at(loc)
-    return end_ns is None or given is None or parse_duration(given.value) < end_ns
-
-
-OF_TRAINING_RUNS: Final[tuple[Rule, ...]] = (
+    # -- a training run: what none of its recovery policies uses, and what happens after its end
     Rule(
         ("training_run.failures.*.at.*", "training_run.slow_downs.*.at.*"),
         _before_the_end,
@@ -281,19 +258,6 @@ OF_TRAINING_RUNS: Final[tuple[Rule, ...]] = (
         lambda case, loc: _recoveries(case) != {"restart-job"},
         "restart-job starts all processes anew; name another recovery policy, or leave it out",
     ),
-)
-
-
-# ----------------------------------------------------------------------------------------------------------
-
-RULES: Final[tuple[Rule, ...]] = (
-    *OF_DEVICES,
-    *OF_MACHINES,
-    *OF_WORKLOADS,
-    *OF_PIPELINES,
-    *OF_TRAINING_RUNS,
-    *OF_MEMORY,
-    *OF_DECISIONS,
 )
 """All keys that have an effect only under a condition that depends on the scenario."""
 

@@ -130,10 +130,43 @@ def _of_devices(names: tuple[str, ...], holds: Callable[[_Described], bool], why
     return Rule(keys, lambda case, loc: any(map(holds, _entry(case, loc))), why)
 
 
-_OF_TILES: Final = ("scratchpad", "vector.scratchpad", "double_buffered", "granule", "latency")
-_LOSSES: Final = ("efficiency", "memory_efficiency", "op_overhead")
+def _memory(case: Case) -> MemoryFields:
+    return case.scenario.content.memory or MemoryFields.model_validate({})
 
-OF_DEVICES: Final[tuple[Rule, ...]] = (
+
+def _limit_counts(case: Case, loc: Loc) -> bool:
+    """Whether an op of the model at `loc` may run on a device that this allocator manages."""
+    from devices.memory.device_memory import Groups
+
+    graph, own = case.work.graph, _memory(case).devices
+    managed = [
+        d
+        for d in case.work.machine.devices
+        if (d.name == loc[2] if loc[1] == "devices" else d.name not in own)
+    ]
+    places = {name for device in managed for name in (device.name, device.kind)}
+    group_of = Groups([str(loc[-1])])
+    return any(
+        group_of(name) == loc[-1] and (pin < 0 or graph.pins[pin] in places)
+        for name, pin in zip(graph.op_names, graph.pin_code.tolist(), strict=True)
+    )
+
+
+def _may_be_full(case: Case, loc: Loc) -> bool:
+    chosen = [_memory(case).allocator, *_memory(case).devices.values()]
+    of_runtime = [choice["name"] for choice in case.decisions.allocators.values()]
+    plans = ("planned", "runtime") if "planned" in of_runtime else ("planned",)
+    return (
+        any(device.memory_bytes is not None for device in case.work.machine.devices)
+        or any("virtual_devices" in values for values in case.scenario.described_devices.values())
+        # Options may be limits, and the place that a plan gives a tensor may be in use.
+        or any(choice.options or choice.name in plans for choice in chosen if choice)
+    )
+
+
+_OF_TILES: Final = ("scratchpad", "vector.scratchpad", "double_buffered", "granule", "latency")
+
+OF_MACHINES: Final[tuple[Rule, ...]] = (
     # -- devices: copies and launches
     _of_devices(
         ("copy_engines", "pin_memory", "staging_bandwidth"),
@@ -278,13 +311,7 @@ OF_DEVICES: Final[tuple[Rule, ...]] = (
         lambda of: "preset" in of.values,
         "it drops the overheads of a preset, and the device names none; leave out the overheads themselves",
     ),
-)
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Keys of the machine: presets that become ideal, links, the network.
-
-OF_MACHINES: Final[tuple[Rule, ...]] = (
+    # -- the machine: presets that become ideal, links, the network
     Rule(
         ("machine.ideal",),
         lambda case, loc: (
@@ -308,48 +335,7 @@ OF_MACHINES: Final[tuple[Rule, ...]] = (
         lambda case, loc: bool(case.work.machine.links),
         "the machine has no links; give it links or a topology, or leave it out",
     ),
-)
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Keys of ``memory:``: allocators, their limits, and what happens when memory is full.
-
-
-def _memory(case: Case) -> MemoryFields:
-    return case.scenario.content.memory or MemoryFields.model_validate({})
-
-
-def _limit_counts(case: Case, loc: Loc) -> bool:
-    """Whether an op of the model at `loc` may run on a device that this allocator manages."""
-    from devices.memory.device_memory import Groups
-
-    graph, own = case.work.graph, _memory(case).devices
-    managed = [
-        d
-        for d in case.work.machine.devices
-        if (d.name == loc[2] if loc[1] == "devices" else d.name not in own)
-    ]
-    places = {name for device in managed for name in (device.name, device.kind)}
-    group_of = Groups([str(loc[-1])])
-    return any(
-        group_of(name) == loc[-1] and (pin < 0 or graph.pins[pin] in places)
-        for name, pin in zip(graph.op_names, graph.pin_code.tolist(), strict=True)
-    )
-
-
-def _may_be_full(case: Case, loc: Loc) -> bool:
-    chosen = [_memory(case).allocator, *_memory(case).devices.values()]
-    of_runtime = [choice["name"] for choice in case.decisions.allocators.values()]
-    plans = ("planned", "runtime") if "planned" in of_runtime else ("planned",)
-    return (
-        any(device.memory_bytes is not None for device in case.work.machine.devices)
-        or any("virtual_devices" in values for values in case.scenario.described_devices.values())
-        # Options may be limits, and the place that a plan gives a tensor may be in use.
-        or any(choice.options or choice.name in plans for choice in chosen if choice)
-    )
-
-
-OF_MEMORY: Final[tuple[Rule, ...]] = (
+    # -- ``memory:``: allocators, their limits, and what happens when memory is full
     Rule(
         ("memory.allocator",),
         lambda case, loc: not set(case.scenario.described_devices) <= set(_memory(case).devices),
