@@ -58,26 +58,26 @@ Knowledge = (
 class PolicyFields(WithOptions):
     """The policy and the other decisions; further keys are the policy's options."""
 
-    name: Name | None = Field(None, description="a policy, as `sim policies` lists them")
-    runtime: Name | None = Field(None, description="a named set of decisions (`sim runtimes`)")
-    placement: AnyChoice | None = Field(None, description="which device runs each op")
-    streams: AnyChoice | None = Field(None, description="which stream each op is launched on")
-    linearize: AnyChoice | None = Field(None, description="program order of the ops")
+    name: Name | None = Field(default=None, description="a policy, as `sim policies` lists them")
+    runtime: Name | None = Field(default=None, description="a named set of decisions (`sim runtimes`)")
+    placement: AnyChoice | None = Field(default=None, description="which device runs each op")
+    streams: AnyChoice | None = Field(default=None, description="which stream each op is launched on")
+    linearize: AnyChoice | None = Field(default=None, description="program order of the ops")
     compile: list[AnyChoice] | None = Field(
-        None, description="rewrites of the graph, in this order, before it is placed"
+        default=None, description="rewrites of the graph, in this order, before it is placed"
     )
     synchronisation: Synchronisation | None = Field(
-        None, description="tasks are eligible when their inputs are computed, or when they are issued"
+        default=None, description="tasks are eligible when their inputs are computed, or when they are issued"
     )
     cuda_graph: bool | None = Field(
-        None, description="launch the ops of a device as one CUDA graph; default: one by one"
+        default=None, description="launch the ops of a device as one CUDA graph; default: one by one"
     )
     intra_op_parallelism_threads: Whole | None = Field(
-        None,
+        default=None,
         description="under tensorflow: threads of the one pool that all ops running at once share; "
         "0: as many as the CPU has cores; default: each op has the CPU's cores_per_op cores",
     )
-    knowledge: Knowledge | None = Field(None, description="replaces the scenario's `knowledge`")
+    knowledge: Knowledge | None = Field(default=None, description="replaces the scenario's `knowledge`")
 
 
 AnyPolicy = Annotated[PolicyFields, Shorthand("name")]
@@ -90,11 +90,11 @@ _Value = Annotated[JsonValue, WithJsonSchema(_PLAIN)]
 class Condition(Strict):
     """What a result must be: values in the unit of the result, or as ``1.05 x gpipe``, of another run."""
 
-    equals: _Value = Field(None, description="exactly this, or within `tolerance` of it")
-    at_most: _Value = Field(None, description="no more than this")
-    at_least: _Value = Field(None, description="no less than this")
+    equals: _Value = Field(default=None, description="exactly this, or within `tolerance` of it")
+    at_most: _Value = Field(default=None, description="no more than this")
+    at_least: _Value = Field(default=None, description="no less than this")
     tolerance: _Value = Field(
-        None, description="how far from `equals` it may be: a quantity, or a share such as 1%"
+        default=None, description="how far from `equals` it may be: a quantity, or a share such as 1%"
     )
 
 
@@ -140,7 +140,7 @@ ExpectOfRuns = Annotated[
 class VariantFields(PolicyFields):
     """An entry of ``compare``: the scenario's work under another policy, or with other settings."""
 
-    label: Name | None = Field(None, description="label in results; default: the policy's name")
+    label: Name | None = Field(default=None, description="label in results; default: the policy's name")
     set: dict[str, JsonValue] = Field(
         default_factory=dict, description="other changes: dotted path to value, as for --set"
     )
@@ -177,13 +177,13 @@ class NoiseFields(Strict):
     """How durations vary; policies do not see this."""
 
     jitter: Spread = Field(
-        0.0,
+        default=0.0,
         description="standard deviation of the logarithm of each task's factor; 0.05 is about 5 %",
     )
     devices: dict[Name, Factor] = Field(
         default_factory=dict, description="factor of each device: 1.2 is 20 % slower"
     )
-    stragglers: StragglerFields | None = Field(None, description="tasks that take much longer")
+    stragglers: StragglerFields | None = Field(default=None, description="tasks that take much longer")
 
     def noise(self, known: Container[str]) -> Noise:
         """Return the noise for `sim.job.build_job.make_job`, for those devices that are in `known`."""
@@ -210,7 +210,7 @@ class MemoryFields(Strict):
     """The allocator of each device, the lifetime of tensors, and what happens when memory is full."""
 
     allocator: AnyChoice | None = Field(
-        None,
+        default=None,
         description="who manages the memory of each device; `runtime`: what the policy's runtime has; "
         "default: bytes are counted, no more",
     )
@@ -218,10 +218,10 @@ class MemoryFields(Strict):
         default_factory=dict, description="allocators of devices that have another one, by name"
     )
     lifetime: Literal["execution", "issue"] | None = Field(
-        None,
+        default=None,
         description="tensors live from start to the end of the last reader, or from issue to issue; "
         "default: issue if the policy synchronises at issue, else execution",
     )
     when_full: Literal["error", "wait"] = Field(
-        "error", description="when memory is full: stop with an error, or let the task wait"
+        default="error", description="when memory is full: stop with an error, or let the task wait"
     )
