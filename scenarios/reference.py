@@ -193,6 +193,17 @@ class Option(NamedTuple):
     default: Any
     meaning: str
 
+    @property
+    def by_default(self) -> str:
+        """``needed``, ``default 4``, or nothing."""
+        if self.required:
+            return "needed"
+        return (
+            ""
+            if self.default is None
+            else f"default {self.default if isinstance(self.default, str) else json.dumps(self.default)}"
+        )
+
 
 class KnownDecision(NamedTuple):
     """A policy, or another plugin that decides.
@@ -489,6 +500,5 @@ def _options(*groups: str) -> dict[str, Any]:
 
 
 def _meaning(option: Option) -> str:
-    shown = option.default if isinstance(option.default, str) else json.dumps(option.default)
-    by_default = "" if option.default is None else f"; default {shown}"
+    by_default = "" if option.default is None else f"; {option.by_default}"
     return plain(f"{option.meaning} ({option.type}{by_default})")

@@ -45,14 +45,8 @@ _VERBS: Final = {
     "new": ("shipped:new", "Write a first scenario, from a few questions or a template."),
     "list": ("shipped:list_", "List the templates and examples that ship."),
     "run": ("run:run", "Run a scenario and print the results."),
-    "compare": (
-        "compare:compare",
-        "Run the same work under several policies and explain the differences.",
-    ),
-    "diff": (
-        "diff:diff",
-        "Show what differs between two runs or recordings, and what moved first.",
-    ),
+    "compare": ("compare:compare", "Run the same work under several policies and explain the differences."),
+    "diff": ("diff:diff", "Show what differs between two runs or recordings, and what moved first."),
     "explain": ("explain:explain", "Show the critical path and why devices were idle."),
     "check": ("check:check", "Check every `expect:` of scenarios; exit 1 if one fails."),
     "import": ("importing:import_", "Convert a model in any known format to a graph file."),
@@ -67,7 +61,7 @@ _VERBS: Final = {
     "sweep": ("sweep:sweep", "Run a scenario at every combination of settings."),
     "optimum": (
         "optimum:optimum",
-        "Find the best possible schedule, or how far from it the policies can be.",
+        "Find the best possible schedule, or how far the policies are from it.",
     ),
     "bench": ("bench:bench", "Compare policies and solvers on a set of instances."),
     "tune": ("tune:tune", "Search for the best settings, order, placement and streams."),
@@ -125,19 +119,17 @@ class _Verb(_PlainHelp, TyperCommand):
         return super().invoke(ctx)
 
     def _refuse_to_write_over_what_is_read(self, ctx: Any) -> None:
-        given = [
-            (param.param_type_name, param.opts[0], name)
-            for param in self.params
-            if param.param_type_name == "argument" or param.metavar in _WRITTEN
-            for name in _texts(ctx.params.get(param.name))
-        ]
-        written = {os.path.realpath(name): (option, name) for kind, option, name in given if kind == "option"}
-        if not any(map(os.path.isfile, written)):
-            return
-        for name in (name for kind, _, name in given if kind == "argument"):
+        read, written = [], {}
+        for param in self.params:
+            names = _texts(ctx.params.get(param.name))
+            if param.param_type_name == "argument":
+                read += names
+            elif param.metavar in _WRITTEN:
+                written |= {os.path.realpath(name): f"{param.opts[0]} {name}" for name in names}
+        for name in read if any(map(os.path.isfile, written)) else ():
             for path, whose in ((name, "which is read"), *_named_in(name)):
-                if (of := written.get(os.path.realpath(path))) is not None:
-                    raise InputError(f"{of[0]} {of[1]}: would write over {path}, {whose}")
+                if (option := written.get(os.path.realpath(path))) is not None:
+                    raise InputError(f"{option}: would write over {path}, {whose}")
 
 
 def _named_in(name: str) -> Iterator[tuple[str, str]]:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
 from scenarios.cli.shared_options import ALLOW_CODE, JSON, argument, completes
+from scenarios.cli.text_tables import print_list, strong
+from sim.base import plugins
+from sim.base.errors import InputError, UnknownNameError
+
+if TYPE_CHECKING:
+    from scenarios.reference import KnownDecision
 
 _HARDWARE: Final = (("sim.devices", "devices"), ("sim.machines", "machines"))
 _OURS: Final = "graph-schedule-sim"
@@ -27,17 +33,16 @@ def policies(
     class of your own, in the current folder or installed, is named module:Class.
     """
     from scenarios.reference import DECISIONS, known_as
-    from sim.base.plugins import Origin
 
     if name is None:
         return _show([(one.group, one.title) for one in DECISIONS], json)
     _refuse_elsewhere(name, [one.group for one in DECISIONS])
-    found = known_as(name, Origin(".", allow_code))
+    found = known_as(name, plugins.Origin(".", allow_code))
     if json:
         return _json([one.data for one in found])
     for i, one in enumerate(found):
         print("\n" * bool(i), end="")
-        _tell(one.data)
+        _tell(one)
 
 
 def devices(
@@ -56,7 +61,6 @@ def devices(
     if json:
         return
     from devices.describe.fields import DEVICE_FIELDS
-    from scenarios.cli.text_tables import print_list
 
     rows = []
     for field in DEVICE_FIELDS.values():
@@ -74,7 +78,6 @@ def runtimes(
     """List the runtimes that a scenario may name under `policy: {runtime: ...}`."""
     if name is None:
         return _show(_RUNTIMES, json)
-    from sim.base import plugins
 
     _refuse_elsewhere(name, ["sim.runtimes"])
     runtime = plugins.lookup("sim.runtimes", name)
@@ -103,8 +106,6 @@ def schema() -> None:
 def _preset(name: str, json: bool) -> None:
     """Print a preset as in its file, with a source beside every number."""
     from devices.presets import device_preset, machine_preset, preset_text
-    from sim.base import plugins
-    from sim.base.errors import UnknownNameError
 
     _refuse_elsewhere(name, [group for group, _ in _HARDWARE])
     if name in plugins.names("sim.machines"):
@@ -121,9 +122,6 @@ def _preset(name: str, json: bool) -> None:
 
 def _refuse_elsewhere(name: str, groups: Sequence[str]) -> None:
     """Raise if another verb describes a name."""
-    from sim.base import plugins
-    from sim.base.errors import InputError
-
     if ":" in name or any(name in plugins.names(group) for group in groups):
         return
     for group, verb in _VERBS.items():
@@ -133,32 +131,21 @@ def _refuse_elsewhere(name: str, groups: Sequence[str]) -> None:
         plugins.lookup("sim.runtimes", name)
 
 
-def _tell(known: Mapping[str, Any]) -> None:
+def _tell(known: KnownDecision) -> None:
     """Print a decision: its summary, how a scenario names it, its options, its rule."""
-    from scenarios.cli.text_tables import print_list, strong
-
-    print(strong(f"{known['name']} ({known['what']}): {known['summary']}"))
-    if known["text"]:
-        print(f"\n{known['text']}")
-    print(f"\n{known['written']}\n")
+    data = known.data
+    print(strong(f"{known.name} ({data['what']}): {data['summary']}"))
+    if data["text"]:
+        print(f"\n{data['text']}")
+    print(f"\n{known.written}\n")
     rows = []
-    for one in known["options"]:
-        by_default = (
-            "needed" if one["required"] else "" if one["default"] is None else f"default {_word(one)}"
-        )
-        kind = "; ".join(filter(None, (one["type"], by_default)))
-        rows.append((one["name"], ". ".join(filter(None, (kind, one["meaning"])))))
+    for one, told in zip(known.options, data["options"], strict=True):
+        kind = "; ".join(filter(None, (one.type, one.by_default)))
+        rows.append((one.name, ". ".join(filter(None, (kind, told["meaning"])))))
     print_list("options", rows)
-    if known["rule"]:
-        print(f"\nrule and source ({known['code']})")
-        print("\n".join(f"  {line}".rstrip() for line in ["", *known["rule"].splitlines()]))
-
-
-def _word(option: Mapping[str, Any]) -> str:
-    import json
-
-    default = option["default"]
-    return default if isinstance(default, str) else json.dumps(default)
+    if data["rule"]:
+        print(f"\nrule and source ({known.code})")
+        print("\n".join(f"  {line}".rstrip() for line in ["", *data["rule"].splitlines()]))
 
 
 def _yaml(value: object) -> str:
@@ -175,9 +162,6 @@ def _json(value: object) -> None:
 
 def _show(groups: Sequence[tuple[str, str]], json: bool) -> None:
     """Print the members of entry-point groups, each under its title."""
-    from scenarios.cli.text_tables import print_list
-    from sim.base import plugins
-
     found = {group: plugins.describe(group) for group, _ in groups}
     if json:
         return _json({group.removeprefix("sim."): [one._asdict() for one in found[group]] for group in found})
