@@ -36,6 +36,7 @@ from scenarios.fields.results import (
     RESULTS,
     SHARE,
     WORD,
+    WORDS,
     Summary,
     Unit,
     Value,
@@ -43,6 +44,7 @@ from scenarios.fields.results import (
     holds,
     no_such_result,
     outcome_of,
+    result_named,
     row_names,
 )
 from scenarios.file.document import Document, Loc
@@ -350,9 +352,8 @@ class Expectation(NamedTuple):
             listed = condition["equals"]
             assert isinstance(listed, list)
             actual = [op for op in actual if op in set(listed)]
-        words = {"equals": "", "tolerance": "give or take ", "at_most": "at most ", "at_least": "at least "}
         wanted = ", ".join(
-            words[key] + result.unit.show(value) + (f" ({beside[key]})" if key in beside else "")
+            WORDS[key] + result.unit.show(value) + (f" ({beside[key]})" if key in beside else "")
             for key, value in condition.items()
         )
         passed = holds(actual, condition)
@@ -491,7 +492,7 @@ def _read(
         check_named(what)
     except InputError as error:
         raise document.error(loc, str(error), key=True) from None
-    unit = RESULTS[what.partition(".")[0]].unit
+    unit = result_named(what).unit
     values: dict[str, Given] = {}
     for key in ("equals", "tolerance", "at_most", "at_least"):
         if key in condition.model_fields_set:
@@ -503,7 +504,7 @@ def _read(
 
 
 def _value(key: str, given: Any, what: str, runs: Sequence[str]) -> Given:
-    result = RESULTS[what.partition(".")[0]]
+    result = result_named(what)
     if key == "tolerance" and result.unit is FILE:
         return parse_duration(given, what="")
     if key == "tolerance" and isinstance(given, str) and given.strip().endswith("%"):

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import yaml
 
 from scenarios.expectations import Expectation, FinishedRun, Outcome, Relative, read_relative, resolved
-from scenarios.fields.results import ORDER, RESULTS, Value, holds
+from scenarios.fields.results import ORDER, Value, holds, result_named
 from scenarios.file.document import Document, Loc
 from scenarios.file.yaml_read import LOADER, Node, Place, read_yaml, read_yaml_text
 from scenarios.run.execute import Result, run_case
@@ -102,7 +102,7 @@ def _holds(key: str, actual: Value, condition: Mapping[str, Value]) -> bool:
 
 def _text(key: str, outcome: Outcome, value: Value, *, percent: bool) -> str:
     given, actual = outcome.expectation.condition, outcome.actual
-    result = RESULTS[outcome.expectation.what.partition(".")[0]]
+    result = result_named(outcome.what)
     relative = given[key]
     if isinstance(relative, Relative):
         other = outcome.references[relative.run]
@@ -311,7 +311,7 @@ def _rewritten(outcome: Outcome) -> str:
     expectation = outcome.expectation
     path = expectation.document.path
     there = _node(expectation, expectation.loc, read_yaml(path))
-    if RESULTS[expectation.what.partition(".")[0]].unit is ORDER:
+    if result_named(outcome.what).unit is ORDER:
         values, told = _reordered(outcome, there), f"[{', '.join(outcome.actual)}]"  # type: ignore[arg-type]
     else:
         whole = not isinstance(there.value, dict)

@@ -119,7 +119,8 @@ class _Verb(_PlainHelp, TyperCommand):
         return super().invoke(ctx)
 
     def _refuse_to_write_over_what_is_read(self, ctx: Any) -> None:
-        read, written = [], {}
+        read: list[str] = []
+        written: dict[str, str] = {}
         for param in self.params:
             names = _texts(ctx.params.get(param.name))
             if param.param_type_name == "argument":

@@ -97,6 +97,9 @@ _OUTPUTS: Final = {
     "memory": "Draw memory over time for each device (.png, .svg, .pdf).",
     "links": "Draw how busy each link is over time (.png, .svg, .pdf).",
     "roofline": "Draw the ops under the roofs of their devices (.png, .svg, .pdf).",
+    "memory-trace": "Write what was allocated and freed, for `sim memory` (.jsonl, .jsonl.gz); if several "
+    "devices have memory, a file for each.",
+    "pareto": "For pipelines, plot time against memory (.png, .svg, .pdf).",
     "plan": "Write what the run decided (.json); `policy: {name: replay, file: FILE}` replays it.",
     "tuning": "Write the placements that `placement: auto-tune` tried, one row each (.csv, .parquet, .json).",
     "timeline": "Draw what a `training_run` and its workers do over time (.png, .svg, .pdf).",
@@ -112,10 +115,12 @@ def with_outputs(verb: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(verb)
     def run(**given: Any) -> Any:
-        named = {name: given.pop(name) for name in names}
+        named = {name: given.pop(key) for key, name in keys.items()}
         return verb(**given, files=named)
 
-    options = {name: (list[str] | None, option(f"--{name} FILE", _OUTPUTS[name])) for name in names}
+    keys = {name.replace("-", "_"): name for name in names}
+    kind = list[str] | None
+    options = {key: (kind, option(f"--{name} FILE", _OUTPUTS[name])) for key, name in keys.items()}
     return takes_also(run, verb, options, _FILES)
 
 

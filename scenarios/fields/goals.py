@@ -14,21 +14,22 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from scenarios.fields.results import RESULTS, Value, check_named, column_of_result, holds
+from scenarios.fields.results import WORDS, Value, check_named, column_of_result, holds, result_named
 from sim.base.errors import InputError, in_file
 
 _SIGNS: Final = {"<=": "at_most", ">=": "at_least", "=": "equals"}
 
 
 class Limit(NamedTuple):
-    """A condition on a result: ``at_most``, ``at_least`` or ``equals`` to a value in base units.
+    """A limit of a result: ``at_most``, ``at_least`` or ``equals`` to a value in base units.
 
     `said` is the value as the user wrote it, in the user's unit.
     """
 
     what: str
-    condition: Mapping[str, Value]
-    said: str = ""
+    key: str
+    value: Value
+    said: str
 
     @property
     def column(self) -> str:
@@ -37,15 +38,11 @@ class Limit(NamedTuple):
 
     def holds(self, row: Mapping[str, Any]) -> bool:
         """Whether the limit holds in a row of results."""
-        return holds(row[self.column], self.condition)
+        return holds(row[self.column], {self.key: self.value})
 
     def __str__(self) -> str:
         """Return ``peak_memory.gpu0 at most 80GB``."""
-        words = {"at_most": "at most ", "at_least": "at least ", "equals": ""}
-        show = RESULTS[self.what.partition(".")[0]].unit.show
-        return ", ".join(
-            f"{self.what} {words[key]}{self.said or show(value)}" for key, value in self.condition.items()
-        )
+        return f"{self.what} {WORDS[self.key]}{self.said}"
 
 
 class Goal(NamedTuple):
@@ -142,7 +139,7 @@ def read_goal(minimise: str | None, maximise: str | None, subject_to: Sequence[s
     option = "--minimise" if minimise is not None else "--maximise"
     with in_file(f"{option} {what}"):
         check_named(what)
-    if not RESULTS[what.partition(".")[0]].is_amount:
+    if not result_named(what).is_amount:
         raise InputError(f"{option} {what}: has no least and no most")
     return Goal(what, maximise is not None, tuple(_limits(subject_to)))
 
@@ -160,7 +157,7 @@ def _limits(texts: Sequence[str]) -> Iterator[Limit]:
         if sign is None:
             raise InputError(f"--subject-to {text!r}: give its limit, too, as in '{what}<=...'")
         with in_file(f"--subject-to {text!r}"):
-            yield Limit(what, {_SIGNS[sign]: RESULTS[what.partition(".")[0]].read_text(value)}, value)
+            yield Limit(what, _SIGNS[sign], result_named(what).read_text(value), value)
 
 
 def front(points: Sequence[tuple[float, float]]) -> list[int]:

@@ -283,6 +283,15 @@ RESULTS: Final[Mapping[str, _Result]] = {
 """All results: of the run, of ``.DEVICE``, ``.LINK``, ``.OP``, or of a training run's ``.RECOVERY``."""
 
 
+WORDS: Final = {"equals": "", "tolerance": "give or take ", "at_most": "at most ", "at_least": "at least "}
+"""Key of a condition -> the words before its value."""
+
+
+def result_named(what: str) -> _Result:
+    """Return the result of a name such as ``peak_memory.gpu0``."""
+    return RESULTS[what.partition(".")[0]]
+
+
 def check_named(what: str) -> None:
     """Raise if the result is unknown, or if a name after its dot is missing or superfluous.
 
@@ -352,7 +361,7 @@ def no_such_result(what: str, whose: str = "this run") -> str:
 
 def shown_result(what: str, value: Value) -> str:
     """Return a result as text for people, rounded and with its unit."""
-    unit = RESULTS[what.partition(".")[0]].unit
+    unit = result_named(what).unit
     return (unit.brief or unit.show)(value)
 
 
@@ -362,7 +371,7 @@ def label_result(axis: XAxis | YAxis, what: str) -> None:
 
     from sim.plot.memory import byte_unit
 
-    unit = RESULTS[what.partition(".")[0]].unit
+    unit = result_named(what).unit
 
     class Round(MaxNLocator):
         def tick_values(self, vmin: float, vmax: float) -> Any:

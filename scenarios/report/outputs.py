@@ -86,6 +86,9 @@ def check_cases(cases: Sequence[Case], files: Files) -> None:
 
         with _about(f"--plan {path}: "):
             check_planned(cases[0].work.graph)
+    for path in files.get("memory-trace") or ():
+        if len(cases) > 1:
+            raise InputError(f"--memory-trace {path}: holds the allocations of one run; name one --policy")
     for path in filter(_is_folder, files["trace"] or ()):
         if len(cases) > 1:
             raise InputError(f"--trace {path}: a folder holds the ranks of one run; name one --policy")
@@ -127,13 +130,15 @@ def write_outputs(
     for what, path in _each(files):
         try:
             if (write := _FILES[what][1]) is not None:
-                write(results, path)
+                written = write(results, path) or [path]
             else:
                 _write_chart(results, path, arrows=arrows, critical_path=critical_path)
+                written = [path]
         except InputError as error:
             refused.append(str(error))
         else:
-            wrote(path)
+            for each in written:
+                wrote(each)
     if refused:
         raise InputError("\n".join(refused))
 
@@ -294,7 +299,20 @@ def _write_timeline(results: Sequence[Result], path: str) -> None:
     save(timeline(lives), path)
 
 
-_Writer = Callable[[Sequence["Result"], str], None]
+def _write_pareto(results: Sequence[Result], path: str) -> None:
+    from scenarios.report.pipeline_compare import draw_pareto
+
+    draw_pareto(results, path)
+
+
+def _write_memory_trace(results: Sequence[Result], path: str) -> list[str]:
+    from scenarios.report.memory_replays import write_memory_traces
+
+    return write_memory_traces(results[0], path)
+
+
+_Writer = Callable[[Sequence["Result"], str], list[str] | None]
+"""Writes a file, and returns the files if they have other names."""
 
 _FILES: Final[Mapping[str, tuple[tuple[str, ...], _Writer | None]]] = {
     "gantt": ((*PICTURES, ".html"), None),
@@ -306,9 +324,9 @@ _FILES: Final[Mapping[str, tuple[tuple[str, ...], _Writer | None]]] = {
     "plan": ((".json",), _write_plan),
     "tuning": (TABLE_ENDINGS, _write_tuning),
     "timeline": (PICTURES, _write_timeline),
-    "pareto": (PICTURES, None),
+    "pareto": (PICTURES, _write_pareto),
     "show-graph": ((".json", ".json.gz"), None),
-    "memory-trace": (MEMORY_TRACE_ENDINGS, None),
+    "memory-trace": (MEMORY_TRACE_ENDINGS, _write_memory_trace),
 }
 """Output -> its suffixes, and its writer; None: the writer takes options, or the command writes it."""
 

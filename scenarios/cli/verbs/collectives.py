@@ -53,7 +53,7 @@ def collectives(
         sizes_around,
     )
     from scenarios.report.outputs import PICTURES, check_path
-    from sim.base.errors import InputError, UnknownNameError, UnknownOptionError
+    from sim.base.errors import InputError, UnknownNameError
     from sim.base.options import arguments, parameters
     from sim.base.units import parse_bytes
 
@@ -73,11 +73,7 @@ def collectives(
         raise InputError("--set says how to read a table; give it with --table FILE")
     measured = None
     if table is not None:
-        taken = parameters(MeasuredTable)
-        taken = {name: taken[name] for name in ("columns", "where", "dtype")}
-        for key in options:
-            if key not in taken:
-                raise UnknownOptionError("a table", key, taken)
+        taken = {name: parameters(MeasuredTable)[name] for name in ("columns", "where", "dtype")}
         measured = MeasuredTable(table, **arguments("a table", taken, options))
         measured.time_us(kind, n_ranks, 0)  # raises if it has no such collectives
     known = [one for one, _ in measured.sizes(kind, n_ranks)] if measured else []

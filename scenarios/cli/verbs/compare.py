@@ -7,10 +7,9 @@ from typing import Any, Final
 import typer
 
 from scenarios.cli import shared_options as shared
-from scenarios.cli.shared_options import option
 from sim.base.plugins import NOTHING, Allowed
 
-_FILES: Final = shared.Outputs(("gantt", "trace", "ops", "tuning"))
+_FILES: Final = shared.Outputs(("gantt", "trace", "ops", "tuning", "pareto"))
 
 
 def compare(
@@ -21,9 +20,6 @@ def compare(
     open_page: bool = shared.OPEN,
     arrows: bool = shared.ARROWS,
     critical_path: bool = shared.CRITICAL_PATH,
-    pareto: str | None = option(
-        "--pareto FILE", "For pipelines, plot time against memory (.png, .svg, .pdf)."
-    ),
     json: bool = shared.JSON,
     allowed: Allowed = NOTHING,
 ) -> None:
@@ -35,19 +31,15 @@ def compare(
     condition of `expect:` is not met.
     """
     from scenarios.cli.output import print_json, print_told
-    from scenarios.cli.running import Charts, cases_of, compare_all, finish, say_written
+    from scenarios.cli.running import Charts, cases_of, compare_all, finish
     from scenarios.report.outputs import check_cases, check_outputs
-    from scenarios.report.pipeline_compare import draw_pareto
 
     charts = Charts(arrows, critical_path, open_page)
     charts.check(files)
-    check_outputs({**files, "pareto": None if pareto is None else [pareto]})
+    check_outputs(files)
     cases = cases_of(scenario, policy, sets, allowed, compare=True)
     check_cases(cases, files)
     comparison = compare_all(cases)
-    if pareto is not None:
-        draw_pareto(comparison.results, pareto)
-        say_written(pareto)
     if json:
         print_json(comparison.to_json())
     else:

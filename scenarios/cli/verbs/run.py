@@ -11,7 +11,7 @@ from scenarios.cli.shared_options import option
 from sim.base.plugins import NOTHING, Allowed
 
 _FILES: Final = shared.Outputs(
-    ("gantt", "trace", "ops", "memory", "links", "roofline", "plan", "tuning", "timeline")
+    ("gantt", "trace", "ops", "memory", "links", "roofline", "plan", "tuning", "timeline", "memory-trace")
 )
 
 
@@ -23,11 +23,6 @@ def run(
     open_page: bool = shared.OPEN,
     arrows: bool = shared.ARROWS,
     critical_path: bool = shared.CRITICAL_PATH,
-    memory_trace: str | None = option(
-        "--memory-trace FILE",
-        "Write what was allocated and freed, for `sim memory` (.jsonl, .jsonl.gz); if several devices have "
-        "memory, a file for each.",
-    ),
     repeat: int | None = option(
         "--repeat N", "Run with N seeds and print the distribution of the makespan.", min=1
     ),
@@ -50,27 +45,20 @@ def run(
 
     charts = Charts(arrows, critical_path, open_page)
     charts.check(files)
-    all_files = {
-        **files,
-        "show-graph": show_graph,
-        "memory-trace": None if memory_trace is None else [memory_trace],
-    }
-    wanted = any(all_files.values())
+    wanted = show_graph or any(files.values())
     if wanted:  # names are checked before anything runs
         from scenarios.report.outputs import check_cases, check_outputs
 
-        check_outputs(all_files)
+        check_outputs({**files, "show-graph": show_graph})
     cases = cases_of(scenario, policy, sets, allowed)
     if wanted:
         check_cases(cases, files)
     if show_graph and len(cases) > 1:  # each may compile it differently
         raise InputError("--show-graph: shows the graph of one run; name one --policy")
-    if memory_trace is not None and (repeat or len(cases)) > 1:
-        raise InputError(
-            f"--memory-trace {memory_trace}: holds the allocations of one run; name one --policy, no --repeat"
-        )
+    if repeat is not None and files["memory-trace"]:
+        raise InputError("--memory-trace: holds the allocations of one run; leave out --repeat")
     repeats = [] if repeat is None else run_repeatedly(cases, repeat)
-    results = [each.result for each in repeats] or run_all(cases, record_memory=memory_trace is not None)
+    results = [each.result for each in repeats] or run_all(cases, record_memory=bool(files["memory-trace"]))
     if json:
         objects = [result.to_json() for result in results]
         for one, each in zip(objects, repeats, strict=False):
@@ -89,8 +77,4 @@ def run(
 
         write_graphs(results[0], show_graph)
         say_written(f"{show_graph[0]} and {show_graph[1]}")
-    if memory_trace is not None:
-        from scenarios.report.memory_replays import write_memory_traces
-
-        say_written(*write_memory_traces(results[0], memory_trace))
     finish(results, files, charts)

@@ -123,7 +123,8 @@ def tune(
                 tuner.schedules(budget)
             tuner.compare_on_fresh_seeds()
     except KeyboardInterrupt as stopped:
-        interrupted = stopped
+        kept = f"{table}.points keeps the runs, and the same command goes on there"
+        interrupted = stopped if table is None else KeyboardInterrupt(kept)
     tuning = tuner.tuning
     if out is not None and tuning.best is not None:
         say_written(*write_winner(tuning, out))
@@ -137,8 +138,6 @@ def tune(
     else:
         print_tuning(tuning, against)
     if interrupted is not None:
-        if table is not None:
-            raise KeyboardInterrupt(f"{table}.points keeps the runs, and the same command goes on there")
         raise interrupted
     if tuning.best is None:
         raise typer.Exit(1)
