@@ -429,9 +429,6 @@ _CHOICES: Final = {
 }
 """Kind of mapping and key → group of the plugins that can be chosen there, with their options."""
 
-_ALIKE: Final = {"PolicyFields": ("PolicyFields", "VariantFields")}
-"""An entry of ``compare`` has the keys of a policy."""
-
 
 def with_names(schema: dict[str, Any]) -> None:
     """Add the known names, and their options, to a scenario's schema."""
@@ -449,8 +446,7 @@ def with_names(schema: dict[str, Any]) -> None:
     }
     kinds = schema["$defs"]
     for (kind, key), names in words.items():
-        for alike in _ALIKE.get(kind, (kind,)):
-            _offer(kinds[alike]["properties"][key], names)
+        _offer(kinds[kind]["properties"][key], names)
     for (kind, key), group in _CHOICES.items():
         what = "".join(word.capitalize() for word in plugins.GROUPS[group].split())
         kinds[what] = {
@@ -460,11 +456,11 @@ def with_names(schema: dict[str, Any]) -> None:
         } | _options(group)
         names = plugins.names(group) + ["runtime"] * (group == "sim.allocators")
         _offer(kinds[what]["properties"]["name"], names)
-        for alike in _ALIKE.get(kind, (kind,)):
-            _choose(kinds[alike]["properties"][key], what, names)
+        _choose(kinds[kind]["properties"][key], what, names)
     kinds["PolicyOptions"] = _options(*_POLICIES)
-    for alike in _ALIKE["PolicyFields"]:
-        kinds[alike]["allOf"] = [{"$ref": "#/$defs/PolicyOptions"}]
+    policy, entry = kinds["PolicyFields"], kinds["VariantFields"]
+    policy["allOf"] = entry["allOf"] = [{"$ref": "#/$defs/PolicyOptions"}]
+    entry["properties"] |= policy["properties"]  # an entry of ``compare`` has the keys of a policy
     del kinds["Choice"]
     _offer(schema["properties"]["machine"], machines)
     _offer(schema["properties"]["policy"], policies)

@@ -121,16 +121,14 @@ def _refuse_wrong(text: str, value: str, default: str, target: Path) -> None:
             make_machine(machine.plain())
 
 
-def write_scenario(target: Path, text: str, *, force: bool = False) -> list[Path]:
+def write_scenario(target: Path, text: str) -> list[Path]:
     """Write a scenario, and those of its files that do not exist there; return what was written.
 
     Raises
     ------
     InputError
-        The scenario exists and `force` is false, or its folder does not exist.
+        Its folder does not exist.
     """
-    if target.exists() and not force:
-        raise InputError(f"{target}: is there already; name another file, or replace it with --force")
     schema = target.with_name("scenario.schema.json")
     where = "./scenario.schema.json" if schema.is_file() else (_FOLDER / schema.name).resolve().as_uri()
     text = f"{_SCHEMA}{where}\n{text.partition(chr(10))[2]}".replace("FILE", target.name)

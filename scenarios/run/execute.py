@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from scenarios.expectations import Expectation, Outcome
@@ -30,7 +29,6 @@ from sim.job.transfers import make_flow
 from sim.kernel.run import NotOnKernelError, run_job
 from sim.metrics import summary
 from sim.notebook import Section, card_of
-from sim.policy import Policy
 from sim.trace import Trace
 
 if TYPE_CHECKING:
@@ -300,7 +298,7 @@ def trace_of(
 ) -> Trace:
     """Run the job of a case, simulating memory if an allocator is chosen or memory turns out too small."""
     decisions, document = case.decisions, case.scenario.document
-    memory = memory_of(case.scenario, job, decisions.policy, decisions.allocators, recordings)
+    memory = memory_of(case, job, recordings)
     try:
         trace = run_job(
             job, decisions.policy, case.scenario.content.engine, memory=memory, observers=observers
@@ -352,24 +350,13 @@ def _ideal() -> MemorySpec:
     return MemorySpec("counted", options={"asynchronous": True})
 
 
-def memory_of(
-    scenario: Scenario,
-    job: Job,
-    policy: Policy,
-    allocators: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
-    recordings: Recordings | None = None,
-) -> TensorMemories | None:
+def memory_of(case: Case, job: Job, recordings: Recordings | None = None) -> TensorMemories | None:
     """Return the `memory` argument of the engine; None if neither scenario nor caller asks for memory.
 
     Parameters
     ----------
-    scenario : Scenario
-        Scenario, for its ``memory:`` and the virtual devices of its machine.
+    case : Case
     job : Job
-    policy : Policy
-        Policy whose synchronisation decides on lifetimes that are not given.
-    allocators : mapping of str to mapping
-        Kind of device → the allocator that ``runtime`` stands for; on other kinds bytes are counted.
     recordings : dict of str to list of MemoryEvent, optional
         Receives the requests to the allocators.
 
@@ -378,7 +365,7 @@ def memory_of(
     ScenarioError
         An unknown allocator or option, or a wrong value of an option; a plan for a graph with control flow.
     """
-    fields, document, machine = scenario.content.memory, scenario.document, job.machine
+    fields, document, machine = case.scenario.content.memory, case.scenario.document, job.machine
     cut = {d.name: d.details.virtual_devices for d in machine.devices if d.details.virtual_devices}
     if fields is None and not cut and recordings is None:
         return None
@@ -393,7 +380,7 @@ def memory_of(
         loc: Loc = ("memory", "devices", device.name) if own else ("memory", "allocator")
         choice = fields.devices[device.name] if own else fields.allocator
         if choice is not None and choice.name == RUNTIME:
-            choice = _of_runtime(choice, allocators, device.kind, scenario, loc)
+            choice = _of_runtime(choice, case, device.kind, loc)
         specs[device.name] = _ideal()
         if choice is not None:
             with document.placing(*loc):
@@ -406,7 +393,7 @@ def memory_of(
             message = "a plan is for a whole device; choose another allocator"
             raise document.error(("machine", "devices", name, "virtual_devices"), message)
         specs[name] = replace(specs[name], options={**specs[name].options, "virtual_devices": parts})
-    ahead = policy.synchronisation == "issue"
+    ahead = case.decisions.policy.synchronisation == "issue"
     plans = ahead and any(spec.allocator == "planned" for spec in specs.values())
     at_start = plans and len(make_flow(job).tensor) > 0
     if at_start and fields.lifetime == "issue":
@@ -417,19 +404,14 @@ def memory_of(
     return replace(memory, recordings=recordings)
 
 
-def _of_runtime(
-    choice: Choice,
-    allocators: Mapping[str, Mapping[str, Any]],
-    kind: str,
-    scenario: Scenario,
-    loc: Loc,
-) -> Choice | None:
+def _of_runtime(choice: Choice, case: Case, kind: str, loc: Loc) -> Choice | None:
     """Return the runtime's allocator for a kind of device, with `choice`'s options; None: count bytes."""
+    allocators = case.decisions.allocators
     if not allocators:
         runtimes = {name: plugins.lookup("sim.runtimes", name) for name in plugins.names("sim.runtimes")}
         known = ", ".join(name for name, choices in runtimes.items() if "allocator" in choices)
         message = f"{RUNTIME!r} is the allocator that the policy's runtime names, and it names none"
-        raise scenario.document.error(loc, f"{message}; these runtimes do: {known}")
+        raise case.scenario.document.error(loc, f"{message}; these runtimes do: {known}")
     if kind not in allocators:
         return None
     return Choice(**{**allocators[kind], **choice.options})

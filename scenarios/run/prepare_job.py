@@ -297,16 +297,9 @@ def _compiled(case: Case) -> tuple[Graph, Placement | None, Machine]:
     work, decisions, document = case.work, case.decisions, case.scenario.document
     if not decisions.compile and case.scenario.content.fold is not True:
         return work.graph, decisions.placement, work.machine
-    from scenarios.run.rewriting import compile_graph, make_ranks
+    from scenarios.run.rewriting import compile_graph
 
-    graph, placement, machine = compile_graph(
-        work.graph,
-        decisions.compile,
-        work.machine,
-        decisions.placement,
-        document,
-        lambda ranked, step: make_ranks(case, ranked, step),
-    )
+    graph, placement, machine = compile_graph(case)
     if case.scenario.content.fold is True and machine.folding is None:
         message = "there are no ranks to fold: give policy.compile a rewrite that makes some, as ddp or fsdp2"
         if work.graph.device_facts:

@@ -14,7 +14,7 @@ that the placement chooses.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from dataclasses import replace
 from typing import Any, Final
 
@@ -32,7 +32,6 @@ from policies.parallel.folding import fold, why_not
 from policies.parallel.parameter_server import ParameterServer
 from policies.parallel.rank_grid import OnRanks, Ranked, RankOrder, warn_of_unsummed
 from policies.streams import PerBranch, PerKind, Recorded, RoundRobinStreams, SingleStream
-from scenarios.file.document import Document
 from scenarios.run.decisions import RewriteStep
 from scenarios.run.scenario import Case
 from sim.base.arrays import IntArray
@@ -43,38 +42,17 @@ from sim.job.job import Placement
 from sim.job.places import PinnedPlacement
 from sim.machine.machine import Machine
 
-MakeRanks = Callable[[Ranked, RewriteStep], tuple[Graph, Machine]]
 
-
-def compile_graph(
-    graph: Graph,
-    steps: Sequence[RewriteStep],
-    machine: Machine,
-    placement: Placement | None,
-    document: Document,
-    make_ranks: MakeRanks,
-) -> tuple[Graph, Placement | None, Machine]:
+def compile_graph(case: Case) -> tuple[Graph, Placement | None, Machine]:
     """Apply the steps in order; return the graph that runs, the placement still to be made, and the machine.
-
-    Parameters
-    ----------
-    graph : Graph
-    steps : sequence of RewriteStep
-    machine : Machine
-    placement : Placement or None
-        Placement for the steps that need to know where ops run.
-    document : Document
-        Document, for messages.
-    make_ranks : callable
-        Returns the graph of all ranks and its machine, after the last step that changes them
-        (`scenarios.run.rewriting`).
 
     Raises
     ------
     ScenarioError
         A step cannot be applied, or removes an op that may fail; the message has its place.
     """
-    ranked: Ranked | None = None
+    graph, machine, placement = case.work.graph, case.work.machine, case.decisions.placement
+    steps, ranked = case.decisions.compile, None
     for k, step in enumerate(steps):
         rewrite = step.rewrite
         try:
@@ -89,7 +67,7 @@ def compile_graph(
                         raise UnknownNameError("device", name, machine.accelerators).under(key)
                 if k + 1 == len(steps) or not isinstance(steps[k + 1].rewrite, OnRanks):
                     warn_of_unsummed(ranked)
-                    graph, machine = make_ranks(ranked, step)
+                    graph, machine = make_ranks(case, ranked, step)
                     ranked = None
                 continue
             if getattr(rewrite, "placed", False):
@@ -109,7 +87,7 @@ def compile_graph(
         except InputError as error:
             told = error.message if error.path else str(error)
             told = told.removeprefix(f"{step.name}: ")  # some errors begin with it
-            raise document.error((*step.loc, *error.path), f"{step.name}: {told}") from error
+            raise case.scenario.document.error((*step.loc, *error.path), f"{step.name}: {told}") from error
     return graph, placement, machine
 
 

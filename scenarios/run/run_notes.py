@@ -13,6 +13,7 @@ from sim.base import plugins
 from sim.base.arrays import UNSET
 from sim.base.errors import listed
 from sim.base.units import format_bytes
+from sim.job.job import Job
 from sim.trace import Trace
 
 _MOST: Final = 20
@@ -89,9 +90,9 @@ def stream_notes(runs: Mapping[str, Trace]) -> list[str]:
     for policy, trace in runs.items():
         for device in _on_one_stream(trace) if policy not in found else ():
             held.setdefault(device, []).append(policy)
-    traces = runs.values()
-    notes = [*found.values(), *_free_transfers(traces), *_as_on_another_gpu(traces), *_shared_twice(traces)]
-    notes += [f"no op takes {name}, of the machine's resources" for name in _unused_resources(traces)]
+    jobs = [trace.job for trace in runs.values()]
+    notes = [*found.values(), *_free_transfers(jobs), *_as_on_another_gpu(jobs), *_shared_twice(jobs)]
+    notes += [f"no op takes {name}, of the machine's resources" for name in _unused_resources(jobs)]
     if not held:
         return notes
     known = ", ".join(name for name in plugins.names("sim.streams") if name not in ("replay", "single"))
@@ -104,8 +105,7 @@ def stream_notes(runs: Mapping[str, Trace]) -> list[str]:
     ]
 
 
-def _unused_resources(runs: Iterable[Trace]) -> list[str]:
-    jobs = [trace.job for trace in runs]
+def _unused_resources(jobs: Sequence[Job]) -> list[str]:
     taken = {name for job in jobs for needs in job.graph.attribute("resources").values() for name in needs}
     return [name for name in jobs[0].machine.resources if name not in taken]
 
@@ -135,9 +135,9 @@ def _recorded_in_vain(runs: Mapping[str, Trace]) -> dict[str, str]:
     return found
 
 
-def _free_transfers(runs: Iterable[Trace]) -> list[str]:
+def _free_transfers(jobs: Iterable[Job]) -> list[str]:
     """Return a line if transfers to or from a preset device take no time because there are no links."""
-    for job in (trace.job for trace in runs):
+    for job in jobs:
         if job.machine.links or job.machine.network is not None:
             continue
         edges, nbytes, on = job.graph.edges, job.graph.tensor_nbytes, job.device_of
@@ -157,9 +157,9 @@ def _free_transfers(runs: Iterable[Trace]) -> list[str]:
     return []
 
 
-def _as_on_another_gpu(runs: Iterable[Trace]) -> list[str]:
+def _as_on_another_gpu(jobs: Iterable[Job]) -> list[str]:
     """Return a line if kernels recorded on one GPU keep their durations on a preset of another."""
-    for job in (trace.job for trace in runs):
+    for job in jobs:
         facts, used = job.graph.device_facts, set(job.device_of.tolist())
         every = [known["description"] for known in facts.values() if "description" in known]
         for d, device in enumerate(job.machine.devices):
@@ -173,10 +173,10 @@ def _as_on_another_gpu(runs: Iterable[Trace]) -> list[str]:
     return []
 
 
-def _shared_twice(runs: Iterable[Trace]) -> list[str]:
+def _shared_twice(jobs: Iterable[Job]) -> list[str]:
     """Return a line if kernels that shared SMs when they were recorded share them again."""
     names: dict[str, None] = {}
-    for job in (trace.job for trace in runs):
+    for job in jobs:
         if job.graph.attribute("recorded_start_ns"):
             every = enumerate(job.machine.devices)
             shared = [d for d, device in every if device.kind == "gpu" and device.processor is not None]

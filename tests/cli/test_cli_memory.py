@@ -211,7 +211,7 @@ def test_a_file_for_each_device_with_memory(tmp_path: Path) -> None:
         (["--memory-trace", "t.jsonl", "--repeat", "2"], "holds the allocations of one run"),
         (
             ["--memory-trace", "t.jsonl", "--policy", "in-order", "--policy", "sequential"],
-            "holds the allocations of one run; name one --policy, no --repeat",
+            "holds the allocations of one run; name one --policy",
         ),
     ],
 )

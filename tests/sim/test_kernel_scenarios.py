@@ -59,7 +59,7 @@ def test_a_scenario_gives_the_same_trace(path: Path) -> None:
     refused = set()
     for case in load_scenario(path).cases():
         job, policy = job_of(case), case.decisions.policy
-        memory = memory_of(case.scenario, job, policy)
+        memory = memory_of(case, job)
         expected = None
         for pure in KERNELS:
             found = run(job, policy, memory=memory, pure=pure)

@@ -83,7 +83,7 @@ def new(
         raise InputError(f"{target}: is there already; name another file, or replace it with --force")
     text = source.path.read_text(encoding="utf-8")
     text = filled(text, _ask if asks else lambda asked, default, check: default, target)
-    for path in write_scenario(target, text, force=force):
+    for path in write_scenario(target, text):
         typer.echo(f"wrote {path}")
     typer.echo(f"\nsim run {target}")
 
