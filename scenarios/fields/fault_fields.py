@@ -21,11 +21,11 @@ in a run of many steps of equal length, with the same fields (`EventFields`, `Co
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -85,21 +85,20 @@ class EventFields(Strict):
     at: list[Duration] | None = Field(None, min_length=1, description="times of the run")
     mtbf: _Positive | None = Field(None, description="mean time between two events of each part")
 
-    def ways(self) -> dict[str, bool]:
-        """Return the alternative ways to say when, and whether each is used."""
-        return {"at": self.at is not None, "mtbf": self.mtbf is not None}
+    WAYS: ClassVar[tuple[str, ...]] = ("at", "mtbf")
+    """Alternative keys that say when."""
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
-        need_one(self.ways())
+        need_one(self, self.WAYS)
         return self
 
 
-def need_one(given: Mapping[str, bool]) -> None:
+def need_one(fields: Strict, keys: Sequence[str]) -> None:
     """Raise unless exactly one of the keys is given."""
-    if sum(given.values()) != 1:
-        found = " and ".join(name for name, used in given.items() if used)
-        raise fault(f"needs one of {', '.join(given)}; found {found or 'none'}")
+    given = [key for key in keys if getattr(fields, key) is not None]
+    if len(given) != 1:
+        raise fault(f"needs one of {', '.join(keys)}; found {' and '.join(given) or 'none'}")
 
 
 class CountedFields(EventFields):
@@ -110,9 +109,7 @@ class CountedFields(EventFields):
     over: _Positive | None = Field(None, description="time in which they were counted")
     devices: Count | None = Field(None, description="parts on which they were counted")
 
-    def ways(self) -> dict[str, bool]:
-        """Return the alternative ways to say when, and whether each is used."""
-        return {**super().ways(), "count": self.count is not None, "file": self.file is not None}
+    WAYS: ClassVar[tuple[str, ...]] = ("at", "mtbf", "count", "file")
 
     @model_validator(mode="after")
     def _counted(self) -> Self:
@@ -143,7 +140,7 @@ class CauseFields(EventFields):
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
-        need_one({kind: getattr(self, kind) is not None for kind in get_args(PartKind)})
+        need_one(self, get_args(PartKind))
         return self
 
     def parts(self, machine: Machine) -> dict[str, Any]:

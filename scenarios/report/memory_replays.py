@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final
 from devices.memory.memory_replay import Replay, replay_until_full
 from devices.memory.registry import make_allocator, read_allocator
 from devices.memory.trace_readers import MemoryEvent, json_lines
-from scenarios.report.outputs import MEMORY_TRACE_ENDINGS
 from sim.base.errors import InputError, located
 from sim.base.files import write_bytes
 
@@ -118,7 +117,7 @@ def write_memory_traces(result: Result, path: str) -> list[str]:
     recordings = {device: events for device, events in (result.recordings or {}).items() if events}
     if not recordings:
         raise InputError(f"--memory-trace {path}: there is nothing to write: nothing is ever held")
-    ending = next(end for end in reversed(MEMORY_TRACE_ENDINGS) if path.lower().endswith(end))
+    ending = ".jsonl.gz" if path.lower().endswith(".gz") else ".jsonl"
     written = []
     for device, events in recordings.items():
         name = path if len(recordings) == 1 else f"{path[: -len(ending)]}.{device}{path[-len(ending) :]}"

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 
 PICTURES: Final = (".png", ".svg", ".pdf")
-MEMORY_TRACE_ENDINGS: Final = (".jsonl", ".jsonl.gz")
 
 
 Files = Mapping[str, Sequence[str] | None]
@@ -326,7 +325,7 @@ _FILES: Final[Mapping[str, tuple[tuple[str, ...], _Writer | None]]] = {
     "timeline": (PICTURES, _write_timeline),
     "pareto": (PICTURES, _write_pareto),
     "show-graph": ((".json", ".json.gz"), None),
-    "memory-trace": (MEMORY_TRACE_ENDINGS, _write_memory_trace),
+    "memory-trace": ((".jsonl", ".jsonl.gz"), _write_memory_trace),
 }
 """Output -> its suffixes, and its writer; None: the writer takes options, or the command writes it."""
 

@@ -18,9 +18,9 @@ from scenarios.run.result_sections import folded, model_notes, outcome_sections,
 from scenarios.run.run_notes import stream_notes, unused_notes
 from scenarios.run.scenario import Case, Scenario
 from sim.base import plugins
-from sim.base.errors import InfeasibleError, InputError, OutOfMemoryError, RunError, ScenarioError
-from sim.base.units import format_bytes, format_duration
-from sim.explain.memory_use import MemoryUse, memory_use, peak_bytes
+from sim.base.errors import InfeasibleError, InputError, RunError, ScenarioError
+from sim.base.units import format_duration
+from sim.explain.memory_use import memory_use, peak_bytes
 from sim.export.tables import device_rows, summary_lines
 from sim.graph.frames import has_control_flow
 from sim.job.collectives import told_of
@@ -433,18 +433,14 @@ def exceeds_memory(trace: Trace) -> bool:
     peak = peak_bytes(trace)
     full = [name for name, nbytes in capacity.items() if peak[name] > nbytes]
     if full and trace.on_failure is not None:
-        raise OutOfMemoryError(_story(memory_use(trace)[full[0]], capacity[full[0]]))
+        from devices.memory.allocator import more_memory, out_of_memory, shown
+
+        use, limit = memory_use(trace)[full[0]], capacity[full[0]]
+        lines = [
+            ("limit", shown(limit)),
+            ("largest holders", "; ".join(f"{h.name!r} {shown(h.nbytes)}" for h in use.holders[:5])),
+            ("what would help", more_memory(use.peak_bytes - limit)),
+        ]
+        held = f"{shown(use.peak_bytes)} are in use at {format_duration(use.peak_ns)}"
+        raise out_of_memory(full[0], "counted", held, lines)
     return bool(full)
-
-
-def _story(use: MemoryUse, limit: int) -> str:
-    """Return a message on the contents of memory at the peak, in the form of `devices.memory.allocator`."""
-    holders = "; ".join(f"{h.name!r} {format_bytes(h.nbytes, iec=True)}" for h in use.holders[:5])
-    short = format_bytes(use.peak_bytes - limit, iec=True)
-    return (
-        f"out of memory on {use.device}: {format_bytes(use.peak_bytes, iec=True)} are in use "
-        f"at {format_duration(use.peak_ns)}\n"
-        f"  limit            {format_bytes(limit, iec=True)}\n"
-        f"  largest holders  {holders}\n"
-        f"  what would help  {short} more memory, or as much less in use: a smaller batch, recomputation"
-    )
