@@ -1,40 +1,17 @@
-"""A schedule as a constraint problem: times, what they wait for, and what one of them has for itself.
-
-::
-
-    time     s ─────────── begins when?                       after     s(b) >= s(a) + 10
-    occupy   [s, s + 10) on a resource                         limit     at most so many at once
-                                                               solve     least end of the last
-
-Who models something (a job, a placement, a pipeline) says it in these words, and what was said is kept as
-data: OR-tools' CP-SAT searches in it as a whole (`policies.cp_sat`), or, from a solution that is
-known, in one part of it after another (`policies.optimum_windows`).
-"""
+"""Searches for the best solution of a `policies.schedule_problem` with CP-SAT of OR-tools."""
 
 from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from math import ceil, gcd, inf
 from time import monotonic
 from typing import Any, Final, NamedTuple
 
-from policies.schedule_problem import (
-    LONGEST,
-    NEVER,
-    After,
-    Covered,
-    CoveringSpan,
-    Last,
-    LevelChange,
-    Literal,
-    ScheduleProblem,
-    Taken,
-    Time,
-)
+from policies.schedule_problem import LONGEST, Covered, Literal, ScheduleProblem, Taken, Time
 from sim.base.errors import extra
 from sim.base.units import NS_PER_S, format_duration
 
@@ -90,16 +67,17 @@ def unit_of(problem: ScheduleProblem) -> int:
 
     Examples
     --------
-    >>> problem = ScheduleProblem(100)
-    >>> problem.last += [Last(Time(1), 30, Time(2), None), Last(Time(3, 12), 18, Time(4), None)]
+    >>> problem = ScheduleProblem("an example", 100)
+    >>> problem.last(Time(1), 30, Time(2))
+    >>> problem.last(Time(3, 12), 18, Time(4))
     >>> unit_of(problem)
     6
     """
     said: set[int] = set()
-    for later, earlier, given in problem.after:
+    for later, earlier, given in problem.orders:
         if given or later != LONGEST or isinstance(earlier, Time):
             said |= {_offset(later), _offset(earlier)}
-    for begin, ns, end, _ in problem.last:
+    for begin, ns, end, _ in problem.durations:
         said |= {_offset(begin), ns, _offset(end)}
     for taken in problem.taken.values():
         for begin, ns, _, _, gap_ns in taken:
@@ -115,7 +93,8 @@ def _offset(time: Time | int) -> int:
 
 def translate(problem: ScheduleProblem, unit: int = 1) -> Written:
     """Return the whole of a problem as a model, its times in a unit of so many ns (`unit_of`)."""
-    from ortools.sat.python import cp_model
+    with extra("opt", problem.purpose):
+        from ortools.sat.python import cp_model
 
     model = cp_model.CpModel()
     times: list[Any] = []
@@ -136,11 +115,11 @@ def translate(problem: ScheduleProblem, unit: int = 1) -> Written:
             return -(-time // unit)
         return times[time.index] + time.offset // unit if time.offset else times[time.index]
 
-    for later, earlier, given in problem.after:
+    for later, earlier, given in problem.orders:
         constraint = model.add(at(later) >= at(earlier))
         if given:
             constraint.only_enforce_if([literals[literal.index] for literal in given])
-    for begin, ns, end, literal in problem.last:
+    for begin, ns, end, literal in problem.durations:
         constraint = model.add(at(end) == at(begin) + ns // unit)
         if literal is not None:
             constraint.only_enforce_if(literals[literal.index])
@@ -273,6 +252,20 @@ def at_most(model: Any, intervals: Sequence[Any], amounts: Sequence[int], capaci
 # were up. So it searches in a thread of its own, and the main thread waits for it or for Ctrl-C.
 
 
+def solver_of(level: int, effort: float, left_s: float, seed: int, workers: int = 1) -> Any:
+    """Return a solver with a level of linearization, and limits of deterministic time and of seconds."""
+    from ortools.sat.python import cp_model
+
+    solver: Any = cp_model.CpSolver()
+    solver.parameters.num_workers = workers
+    solver.parameters.interleave_search = workers > 1  # deterministic, with however many workers
+    solver.parameters.linearization_level = level
+    solver.parameters.random_seed = seed
+    solver.parameters.max_deterministic_time = effort
+    solver.parameters.max_time_in_seconds = max(0.0, left_s)
+    return solver
+
+
 def solve(solver: Any, written: Written) -> Any:
     """Return the status of a search; the objective of the model is a time.
 
@@ -335,171 +328,48 @@ class Solved(NamedTuple):
     finished: bool
 
 
-class Activities:
-    """Times within a horizon, and constraints between them.
+def least(problem: ScheduleProblem, limit_ns: int, workers: int = 1, seed: int = 0) -> Solved:
+    """Return the least solution that is found within a time limit on the wall.
 
-    Parameters
-    ----------
-    purpose : str
-        What OR-tools is needed for, if it is missing.
-    horizon_ns : int
-        All is over by then.
-
-    Attributes
-    ----------
-    problem : Problem
-        What was said.
-    longest : Time
-        The end of all, which is minimised if nothing else is charged.
+    One of the solver's strategies searches after another, briefly with a linear relaxation, which gives a
+    bound, and then without one, which is faster; where it is open who does something, a relaxation finds
+    more, and they take longer and longer turns. Or several `workers` take turns. It is the same for the
+    same problem, however many take turns, unless its time is up before it is sure.
 
     Raises
     ------
     MissingExtraError
         OR-tools is not installed.
     """
+    until = monotonic() + limit_ns / NS_PER_S
+    written = translate(problem, unit_of(problem))
+    from ortools.sat.python import cp_model
 
-    def __init__(self, purpose: str, horizon_ns: int) -> None:
-        with extra("opt", purpose):
-            from ortools.sat.python import cp_model
-        self._cp = cp_model
-        self.problem = ScheduleProblem(horizon_ns)
-        self.longest = LONGEST
-
-    def time(self, name: str) -> Time:
-        """Return an unknown time."""
-        self.problem.times.append(name)
-        time = Time(len(self.problem.times) - 1)
-        self.problem.unknowns.append(time)
-        return time
-
-    def literal(self, name: str) -> Literal:
-        """Return something that holds or does not."""
-        self.problem.literals.append(name)
-        literal = Literal(len(self.problem.literals) - 1)
-        self.problem.unknowns.append(literal)
-        return literal
-
-    def some(self, literals: Sequence[Literal]) -> None:
-        """Let one of them hold at least."""
-        self.problem.any_of.append([(literal, True) for literal in literals])
-
-    def asked(self, literal: Literal, *given: Literal | None) -> None:
-        """Let a literal hold if all that is `given` does."""
-        unless = [(each, False) for each in given if each is not None]
-        self.problem.any_of.append([*unless, (literal, True)])
-
-    def choice(self, names: Sequence[str]) -> list[Any]:
-        """Return a literal for each of some names, one of which holds; where there is one alone, None."""
-        if len(names) == 1:
-            return [None]
-        literals = [self.literal(name) for name in names]
-        self.problem.one_of.append(literals)
-        return literals
-
-    def after(self, later: Time | int, earlier: Time | int, *given: Literal | None) -> None:
-        """Let `later` not be before `earlier`, if all that is `given` holds."""
-        literals = tuple(literal for literal in given if literal is not None)
-        self.problem.after.append(After(later, earlier, literals))
-
-    def delayed(self, later: Time, earlier: Time | int, delay_ns: int, *given: Literal | None) -> None:
-        """Let `later` be so long after `earlier`, if all that is `given` holds; so long may be never."""
-        if delay_ns >= NEVER:
-            self.problem.any_of.append([(literal, False) for literal in given if literal is not None])
-        else:
-            self.after(later, earlier + delay_ns, *given)
-
-    def together(self, one: Mapping[int, Any], other: Mapping[int, Any]) -> None:
-        """Let the same of each of two choices hold."""
-        for name, literal in one.items():
-            if literal is not None:
-                self.asked(other[name], literal)
-                self.asked(literal, other[name])
-
-    def last(self, begin: Time | int, ns: int, end: Time, given: Literal | None = None) -> None:
-        """Let `end` be so long after `begin`, if what is `given` holds."""
-        self.problem.last.append(Last(begin, ns, end, given))
-
-    def charge(self, what: Time | Literal, n: int) -> None:
-        """Minimise a time, or (in ns) that a literal holds, with a weight, among what else is charged."""
-        self.problem.charged[what] = self.problem.charged.get(what, 0) + n
-
-    def suppose(self, unknown: Time | Literal | None, value: int) -> None:
-        """Let the search begin with a value of a time or literal."""
-        if isinstance(unknown, Time):
-            self.problem.time_hints[unknown.index] = value - unknown.offset
-        elif unknown is not None:
-            self.problem.literal_hints[unknown.index] = bool(value)
-
-    def within(self, ns: int) -> None:
-        """Let all be over by then, which the search begins with."""
-        self.problem.horizon_ns = ns
-        self.suppose(self.longest, ns)
-
-    def occupy(
-        self,
-        resource: Hashable,
-        begin: Time,
-        ns: int,
-        given: Literal | None = None,
-        *,
-        amount: int = 1,
-        gap_ns: int = 0,
-    ) -> None:
-        """Take a part of a resource from `begin` on for so long, and for a gap before what follows."""
-        self.problem.taken.setdefault(resource, []).append(Taken(begin, ns, given, amount, gap_ns))
-
-    def change(self, resource: Hashable, at: Time, amount: int) -> None:
-        """Take so much more of a resource from a time on, or less."""
-        self.problem.changes.setdefault(resource, []).append(LevelChange(at, amount))
-
-    def limit(self, resource: Hashable, capacity: int) -> None:
-        """Let no more of a resource be taken at once than there is."""
-        self.problem.capacity[resource] = capacity
-
-    def cover(self, time: Time, lanes: int, spans: Sequence[CoveringSpan]) -> None:
-        """Let a time be no less than what spans cover, of which at most so many are at once."""
-        self.problem.covered.append(Covered(time, lanes, spans))
-
-    def solve(self, limit_ns: int, workers: int = 1, seed: int = 0) -> Solved:
-        """Return the times with the least `longest` that are found within a time limit on the wall.
-
-        One of the solver's strategies searches after another, briefly with a linear relaxation, which gives a
-        bound, and then without one, which is faster; where it is open who does something, a relaxation finds
-        more, and they take longer and longer turns. Or several `workers` take turns. It is the same for the
-        same problem, however many take turns, unless its time is up before it is sure.
-        """
-        until = monotonic() + limit_ns / NS_PER_S
-        written = translate(self.problem, unit_of(self.problem))
-        values, bound, finished = None, 0, False
-        for level, effort in self._turns() if workers == 1 else ((1, inf),):
-            solver: Any = self._cp.CpSolver()
-            solver.parameters.num_workers = workers
-            solver.parameters.interleave_search = workers > 1  # deterministic, with however many workers
-            solver.parameters.linearization_level = level
-            solver.parameters.random_seed = seed
-            solver.parameters.max_deterministic_time = effort
-            solver.parameters.max_time_in_seconds = max(0.0, until - monotonic())
-            status = solve(solver, written)
-            bound = max(bound, _bound(solver) * written.unit_ns)
-            if status in (self._cp.OPTIMAL, self._cp.FEASIBLE):
-                values = partial(written.value, solver)
-            finished = status in (self._cp.OPTIMAL, self._cp.INFEASIBLE)
-            if finished or monotonic() >= until:
-                break
-            written.begin_with(solver, status)
-        return Solved(values, bound, finished)
-
-    def _turns(self) -> Iterator[tuple[int, float]]:
-        """Yield whether a search has a linear relaxation (1) or none (0), and its deterministic time."""
-        yield 1, _RELAXED
-        effort, taken = _RELAXED, itertools.chain(*self.problem.taken.values())
-        is_open = any(each.given is not None for each in taken)
-        while is_open:
-            yield 0, effort
-            effort *= 2
-            yield 1, effort
-        yield 0, inf
+    values, bound, finished = None, 0, False
+    for level, effort in _turns(problem) if workers == 1 else ((1, inf),):
+        solver = solver_of(level, effort, until - monotonic(), seed, workers)
+        status = solve(solver, written)
+        bound = max(bound, _bound(solver) * written.unit_ns)
+        if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            values = partial(written.value, solver)
+        finished = status in (cp_model.OPTIMAL, cp_model.INFEASIBLE)
+        if finished or monotonic() >= until:
+            break
+        written.begin_with(solver, status)
+    return Solved(values, bound, finished)
 
 
 _RELAXED: Final = 0.1
 """So much of the solver's deterministic time goes to a first search with a relaxation: about a second."""
+
+
+def _turns(problem: ScheduleProblem) -> Iterator[tuple[int, float]]:
+    """Yield whether a search has a linear relaxation (1) or none (0), and its deterministic time."""
+    yield 1, _RELAXED
+    effort, taken = _RELAXED, itertools.chain(*problem.taken.values())
+    is_open = any(each.given is not None for each in taken)
+    while is_open:
+        yield 0, effort
+        effort *= 2
+        yield 1, effort
+    yield 0, inf

@@ -86,7 +86,7 @@ class Lists:
         limited = [each for resource in problem.capacity for each in problem.taken.get(resource, ())]
         for begin, ns, _, _, gap_ns in limited:
             self.ns[begin.index] = ns + gap_ns
-        for later, earlier, _ in problem.after:
+        for later, earlier, _ in problem.orders:
             if not isinstance(later, Time):
                 continue
             if not isinstance(earlier, Time):
@@ -97,7 +97,7 @@ class Lists:
         first = np.cumsum([0, *map(len, self.follow)])
         follow = np.array([each for row in self.follow for each in row], np.int64).reshape(-1, 2)
         self.columns = self.release, waits, self.ns, first, *follow.T.copy()
-        told = problem.literals or problem.last or problem.changes or problem.covered
+        told = problem.literals or problem.durations or problem.changes or problem.covered
         alike = all(begin.offset == 0 and amount == 1 for begin, _, _, amount, _ in limited)
         each_one = sorted(begin.index for begin, *_ in limited) == list(range(1, n))
         self.suits = len(problem.capacity) == 1 and self.lanes > 1 and alike and each_one and not told

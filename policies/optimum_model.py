@@ -21,14 +21,14 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from policies.cp_sat import Activities, Solved, unit_of
+from policies.cp_sat import Solved, least, unit_of
 from policies.issue.program_order import ProgramOrder
 from policies.optimum_lists import Lists
 from policies.optimum_objective import OBJECTIVES, Objective
 from policies.optimum_tasks import Moved, Tasks, share
 from policies.optimum_windows import windows
 from policies.placement.problem import Problem
-from policies.schedule_problem import NEVER, Time
+from policies.schedule_problem import LONGEST, NEVER, ScheduleProblem, Time
 from sim import Job, Policy, Trace
 from sim.base.arrays import UNSET, IntArray
 from sim.base.errors import InputError, listed
@@ -193,20 +193,20 @@ class JobModel:
     ) -> None:
         refuse_unmodelled(job, placed)
         self.job = job
-        self.times = Activities("the optimum of a scenario", known.makespan_ns)
+        self.times = ScheduleProblem("the optimum of a scenario", known.makespan_ns)
         flow = known.flow if placed else _unplaced(job)
         problem = None if placed else Problem(job.graph, job.machine, job.known_costs_ns)
         at_issue, alone = policy.synchronisation == "issue", policy.asynchronous_ops(job)
         self.tasks = Tasks(self.times, job, flow, problem, at_issue=at_issue, alone=alone)
         wait_for_inputs(self.tasks)
         self.orders = share(self.tasks, memory)
-        self.lists = Lists(self.times.problem)
+        self.lists = Lists(self.times)
         if self.lists.suits:
             least_ns = max(least_ns, self.lists.least_ns())
-        unit = unit_of(self.times.problem)
+        unit = unit_of(self.times)
         # Where something is left out a run need be no multiple of it.
         self.least_ns = least_ns // unit * unit if self.left_out else -(-least_ns // unit) * unit
-        self.times.after(self.times.longest, self.least_ns)
+        self.times.after(LONGEST, self.least_ns)
         self.objective, self.is_makespan = objective, objective is OBJECTIVES["makespan"]
         self.always, self.later = objective.write(self.tasks)
         self.begin_with(known)
@@ -218,8 +218,8 @@ class JobModel:
         return tuple(what + (f" ({listed(names, _MOST_NAMED)})" if names else "") for what, names in notes)
 
     def solve(self, limit_ns: int, workers: int = 1, seed: int = 0) -> tuple[Solved, Timetable | None]:
-        """Return what was found, with a bound of the objective; see `Activities.solve`."""
-        found = self.times.solve(limit_ns, workers, seed)
+        """Return what was found, with a bound of the objective; see `policies.cp_sat.least`."""
+        found = least(self.times, limit_ns, workers, seed)
         found = found._replace(bound_ns=found.bound_ns + self.always)
         return found, None if found.values is None else self._timetable(found.values)
 
@@ -235,7 +235,7 @@ class JobModel:
             for start, taken, end in zip(self.tasks.start, self.tasks.taken, self.tasks.end, strict=True)
             for k in range(self.tasks.n)
         ] + [[time] for time in self.tasks.departures.values()]
-        for values in windows(self.times.problem, activities, until, seed):
+        for values in windows(self.times, activities, until, seed):
             known = yield self._timetable(values)
             if known is not None:
                 self.begin_with(known)
@@ -249,7 +249,7 @@ class JobModel:
         device = [
             next(d for d, chosen in on.items() if chosen is None or value(chosen)) for on in self.tasks.on
         ]
-        charged = self.times.problem.charged.items()
+        charged = self.times.charged.items()
         cost = self.always + sum(n * int(value(what)) for what, n in charged)
         return Timetable(read(self.tasks.taken), read(self.tasks.start), device, cost)
 
@@ -260,8 +260,8 @@ class JobModel:
         costs = issue_costs_ns(known.job)
         self.times.within(known.makespan_ns)
         if not self.is_makespan:  # a better schedule may be longer
-            self.times.problem.horizon_ns = max(known.makespan_ns, self._longest_ns())
-            self.times.problem.most = self.objective.of(known) - self.always
+            self.times.horizon_ns = max(known.makespan_ns, self._longest_ns())
+            self.times.most = self.objective.of(known) - self.always
         launched = known.job.launched
         columns = (ran[name].tolist() for name in ("op", "iteration", "issue_ns", "start_ns"))
         for op, i, issue, start in zip(*columns, strict=True):
@@ -280,7 +280,7 @@ class JobModel:
             self.times.suppose(move, False)
         if tasks.problem is not None:
             self._begin_with_moves(known)
-        hints = self.times.problem.time_hints
+        hints = self.times.time_hints
         for later in self.later:
             value = later.value(lambda time: hints.get(time.index, 0) + time.offset)
             self.times.suppose(later.time, value)

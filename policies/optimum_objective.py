@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from policies.cp_sat import MOST_COVERED
 from policies.optimum_tasks import Tasks
-from policies.schedule_problem import CoveringSpan, Time
+from policies.schedule_problem import LONGEST, Covered, CoveringSpan, Time
 from sim.objectives import (
     due_ops,
     energy_pj,
@@ -43,7 +43,7 @@ class Later(NamedTuple):
 
 
 def _makespan(tasks: Tasks) -> tuple[int, list[Later]]:
-    tasks.times.charge(tasks.times.longest, 1)
+    tasks.times.charge(LONGEST, 1)
     return 0, []
 
 
@@ -82,7 +82,7 @@ def _energy(tasks: Tasks) -> tuple[int, list[Later]]:
         ]
         if device.lanes > 1 and more > 0:
             busy = tasks.times.time(f"busy {device.name}")
-            tasks.times.cover(busy, device.lanes, spans)
+            tasks.times.covered.append(Covered(busy, device.lanes, spans))
             tasks.times.charge(busy, more)
             tasks.note(len(spans) > MOST_COVERED, "how much of their time ops overlap", device.name)
             continue
@@ -91,7 +91,7 @@ def _energy(tasks: Tasks) -> tuple[int, list[Later]]:
                 always += more * span.ns
             else:
                 tasks.times.charge(span.given, more * span.ns)
-    tasks.times.charge(tasks.times.longest, idle)
+    tasks.times.charge(LONGEST, idle)
     return always, []
 
 

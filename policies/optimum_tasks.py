@@ -17,9 +17,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from policies.cp_sat import Activities
 from policies.placement.problem import Problem
-from policies.schedule_problem import NEVER, Literal, Time
+from policies.schedule_problem import LONGEST, NEVER, Literal, ScheduleProblem, Time
 from sim import Job
 from sim.base.arrays import UNSET
 from sim.explain.bounds import least_durations_ns
@@ -34,7 +33,7 @@ class Tasks:
 
     Parameters
     ----------
-    times : Activities
+    times : ScheduleProblem
         What they are said to.
     job : Job
     flow : Flow
@@ -67,7 +66,7 @@ class Tasks:
 
     def __init__(
         self,
-        times: Activities,
+        times: ScheduleProblem,
         job: Job,
         flow: Flow,
         problem: Problem | None,
@@ -112,7 +111,7 @@ class Tasks:
             times.after(leaves, made, moved)
             for link in links:
                 times.occupy(("link", link), leaves, travel_ns, moved)
-                times.limit(("link", link), 1)
+                times.capacity[("link", link)] = 1
         times.asked(self.moves[i, tensor, a, b], *given)
         return leaves
 
@@ -204,7 +203,7 @@ class Tasks:
                 end[self.n_ops + t] = start[self.n_ops + t] + ns
             for node in range(self.n):
                 if node - self.n_ops not in self.unsure:
-                    times.after(times.longest, end[node])
+                    times.after(LONGEST, end[node])
             self.taken.append(taken)
             self.start.append(start)
             self.end.append(end)
@@ -306,7 +305,7 @@ class LinkOrder(NamedTuple):
 
 
 def first_come(
-    times: Activities, moves: Mapping[Moved, LinkTransfer], pairs: Iterable[tuple[Moved, Moved]]
+    times: ScheduleProblem, moves: Mapping[Moved, LinkTransfer], pairs: Iterable[tuple[Moved, Moved]]
 ) -> list[LinkOrder]:
     """Let of each two transfers the one that is sent first go first; of one op the first read."""
     orders = []
@@ -321,7 +320,7 @@ def first_come(
 
 
 def _behind(
-    times: Activities, moves: Mapping[Moved, LinkTransfer], first: Moved, then: Moved, chosen: Any
+    times: ScheduleProblem, moves: Mapping[Moved, LinkTransfer], first: Moved, then: Moved, chosen: Any
 ) -> Any:
     """Let one transfer follow another, if that is `chosen`; return what implies that it follows at once."""
     end = moves[first].begin + moves[first].ns
@@ -337,7 +336,7 @@ def _behind(
 
 
 def never_wait_on_purpose(
-    times: Activities, moves: Mapping[Moved, LinkTransfer], orders: Iterable[LinkOrder]
+    times: ScheduleProblem, moves: Mapping[Moved, LinkTransfer], orders: Iterable[LinkOrder]
 ) -> None:
     """Let each transfer begin when it is sent, or when another one over one of its links ends."""
     behind: dict[Moved, list[Any]] = {moved: [] for moved in moves}
@@ -349,7 +348,7 @@ def never_wait_on_purpose(
         at_once = times.literal(f"{moved} at once")
         for sent in moves[moved].sent.values() or [0]:
             times.after(sent, moves[moved].begin, at_once)
-        times.some([at_once, *others])
+        times.any_of.append([(literal, True) for literal in (at_once, *others)])
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -366,17 +365,17 @@ def share(tasks: Tasks, memory: bool) -> list[LinkOrder]:
     job, machine = tasks.job, tasks.machine
     issuers = [issuer.group for issuer in machine.issuers()]
     for group in range(job.n_groups):
-        tasks.times.limit(("issuers", group), issuers.count(group))
+        tasks.times.capacity[("issuers", group)] = issuers.count(group)
     for name, there in machine.resources.items():
-        tasks.times.limit(("resource", name), there)
+        tasks.times.capacity[("resource", name)] = there
     used = {d for on in tasks.on for d in on}
     for d in sorted(used):
         device = machine.devices[d]
         need = tasks.cores(d)
         if need:
-            tasks.times.limit(("cores", d), device.cores)
+            tasks.times.capacity[("cores", d)] = device.cores
         if not device.workers:
-            tasks.times.limit(("streams", d), device.streams)
+            tasks.times.capacity[("streams", d)] = device.streams
             _in_order(tasks, d)
         tasks.note(not device.keeps_durations, "ops that slow one another down", device.name)
         full = device.queue_depth is not None and device.queue_depth < tasks.n_ops * job.iterations
@@ -438,7 +437,7 @@ def _links(tasks: Tasks, known: bool) -> list[LinkOrder]:
     tasks.note(hosted, "hosts that copy pageable memory")
     tasks.note(engines, "copy engines")
     for link in over:
-        tasks.times.limit(("link", link), 1)
+        tasks.times.capacity[("link", link)] = 1
     many = sum(len(moved) * (len(moved) - 1) // 2 for moved in over.values())
     known = known and not hosted and many <= _MOST_PAIRS
     tasks.note(many > 0 and not known, "the order of transfers over a link")

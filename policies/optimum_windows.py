@@ -26,7 +26,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from policies.cp_sat import Written, at_most, solve
+from policies.cp_sat import Written, at_most, solve, solver_of
 from policies.schedule_problem import LONGEST, Literal, ScheduleProblem, Time
 from sim.base.arrays import BoolArray
 
@@ -61,7 +61,7 @@ class Incumbent:
         self.end_ns = problem.time_hints[LONGEST.index]
         self.early = [problem.time_hints.get(k, 0) for k in range(len(problem.times))]
         self.holds = self._literals()
-        held = [each for each in problem.after if all(map(self.given, each.given))]
+        held = [each for each in problem.orders if all(map(self.given, each.given))]
         parts = np.array([(*_parts(each.later), *_parts(each.earlier)) for each in held], np.int64)
         self.later, offset, self.earlier, lag = parts.reshape(-1, 4).T
         self.lag = lag - offset
@@ -88,7 +88,7 @@ class Incumbent:
         problem = self.problem
         told = problem.literal_hints
         holds = [told.get(k, True) for k in range(len(problem.literals))]
-        for later, earlier, given in problem.after:
+        for later, earlier, given in problem.orders:
             unknown = [literal.index for literal in given if literal.index not in told]
             asked = all(told.get(literal.index, True) for literal in given)
             if unknown and asked and self.at(later) < self.at(earlier):
@@ -107,7 +107,7 @@ class Incumbent:
         edges += self._in_line()
         edges += [
             (end.index, begin.index, ns + begin.offset - end.offset)
-            for begin, ns, end, literal in self.problem.last
+            for begin, ns, end, literal in self.problem.durations
             if isinstance(begin, Time) and isinstance(end, Time) and self.given(literal)
         ]
         edges.sort(key=lambda edge: -self.early[edge[1]])
@@ -158,14 +158,14 @@ def _parts(time: Time | int) -> tuple[int, int]:
 
 
 class Touching:
-    """Which constraints speak of each time and of each literal, by their numbers in ``problem.after``."""
+    """Which constraints speak of each time and of each literal, by their numbers in ``problem.orders``."""
 
     def __init__(self, problem: ScheduleProblem) -> None:
         self.times: list[list[int]] = [[] for _ in problem.times]
         self.literals: list[list[int]] = [[] for _ in problem.literals]
         self.choices: list[list[int]] = [[] for _ in problem.literals]
         self.clauses: list[list[int]] = [[] for _ in problem.literals]
-        for k, (later, earlier, given) in enumerate(problem.after):
+        for k, (later, earlier, given) in enumerate(problem.orders):
             for time in (later, earlier):
                 if isinstance(time, Time):
                     self.times[time.index].append(k)
@@ -241,7 +241,7 @@ class FreePart:
         about |= {k for literal in self.chosen for k in self.touching.literals[literal]}
         for k in sorted(about):
             self._after(k)
-        for begin, ns, end, literal in self.problem.last:
+        for begin, ns, end, literal in self.problem.durations:
             given = self.holds(literal)
             if given is not False and self._is_free(begin) and self._is_free(end):
                 constraint = self.model.add(self.at(end) == self.at(begin) + ns)
@@ -264,7 +264,7 @@ class FreePart:
         """Free the literals that are about the window, and about nothing behind it."""
         problem, about = self.problem, dict.fromkeys(self._about())
         for k in about:
-            told = [problem.after[c] for c in self.touching.literals[k]]
+            told = [problem.orders[c] for c in self.touching.literals[k]]
             if not any(self._is_behind(a) or self._is_behind(b) for a, b, _ in told):
                 self.chosen[k] = self.model.new_bool_var(problem.literals[k])
         for k in dict.fromkeys(c for literal in self.chosen for c in self.touching.choices[literal]):
@@ -281,14 +281,14 @@ class FreePart:
         """Yield the literals that constraints of the window depend on."""
         for time in self.unknown:
             for k in self.touching.times[time] if time else ():
-                yield from (literal.index for literal in self.problem.after[k].given)
+                yield from (literal.index for literal in self.problem.orders[k].given)
         for taken in self.problem.taken.values():
             for each in taken:
                 if each.given is not None and self.free[each.begin.index]:
                     yield each.given.index
 
     def _after(self, k: int) -> None:
-        later, earlier, given = self.problem.after[k]
+        later, earlier, given = self.problem.orders[k]
         if_all = [self.holds(literal) for literal in given]
         if any(holds is False for holds in if_all) or (
             self._is_behind(earlier) and not self._is_behind(later)
@@ -392,12 +392,7 @@ def _solve(part: FreePart, effort: float, left_s: float, seed: int) -> Values | 
 
     if not part.possible:
         return None
-    solver: Any = cp_model.CpSolver()
-    solver.parameters.max_deterministic_time = effort
-    solver.parameters.max_time_in_seconds = left_s
-    solver.parameters.num_workers = 1
-    solver.parameters.linearization_level = 0  # a relaxation takes more time than it saves
-    solver.parameters.random_seed = seed
+    solver = solver_of(0, effort, left_s, seed)  # a relaxation takes more time than it saves
     written = part.written()
     if solve(solver, written) in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return partial(written.value, solver)

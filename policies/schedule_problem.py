@@ -1,18 +1,20 @@
-"""A schedule as a constraint problem in plain data, so that its author need not know the solver.
+"""A schedule as a constraint problem in plain data: times, what they wait for, and what each has for itself.
 
 ::
 
     time     s ─────────── begins when?                       after     s(b) >= s(a) + 10
-    taken    [s, s + 10) of a resource                        capacity  at most so many at once
+    occupy   [s, s + 10) on a resource                        limit     at most so many at once
 
-`policies.cp_sat` states the problem to the solver and searches.
+Who models something (a job, a placement, a pipeline) need not know the solver: OR-tools' CP-SAT searches in
+the problem as a whole (`policies.cp_sat`) or, from a solution that is known, in one part of it after another
+(`policies.optimum_windows`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +110,15 @@ class ScheduleProblem:
 
     Attributes
     ----------
+    purpose : str
+        What the solver is needed for, if it is missing.
     horizon_ns : int
         Time by which everything has ended.
     times, literals : list of str
         Names; the first time is the end of the whole schedule.
     unknowns : list of Time or Literal
         Times and literals, in order of creation.
-    after, last : list of After, of Last
+    orders, durations : list of After, of Last
     taken, changes : dict of resource to list of Taken, of LevelChange
     capacity : dict of resource to int
         Limit of each limited resource.
@@ -131,12 +135,13 @@ class ScheduleProblem:
         Upper bound on the objective.
     """
 
+    purpose: str
     horizon_ns: int
     times: list[str] = field(default_factory=lambda: ["longest"])
     literals: list[str] = field(default_factory=list)
     unknowns: list[Time | Literal] = field(default_factory=lambda: [LONGEST])
-    after: list[After] = field(default_factory=list)
-    last: list[Last] = field(default_factory=list)
+    orders: list[After] = field(default_factory=list)
+    durations: list[Last] = field(default_factory=list)
     taken: dict[Hashable, list[Taken]] = field(default_factory=dict)
     changes: dict[Hashable, list[LevelChange]] = field(default_factory=dict)
     capacity: dict[Hashable, int] = field(default_factory=dict)
@@ -147,3 +152,86 @@ class ScheduleProblem:
     literal_hints: dict[int, bool] = field(default_factory=dict)
     charged: dict[Time | Literal, int] = field(default_factory=dict)
     most: int | None = None
+
+    def time(self, name: str) -> Time:
+        """Return an unknown time."""
+        self.times.append(name)
+        time = Time(len(self.times) - 1)
+        self.unknowns.append(time)
+        return time
+
+    def literal(self, name: str) -> Literal:
+        """Return something that holds or does not."""
+        self.literals.append(name)
+        literal = Literal(len(self.literals) - 1)
+        self.unknowns.append(literal)
+        return literal
+
+    def asked(self, literal: Literal, *given: Literal | None) -> None:
+        """Let a literal hold if all that is `given` does."""
+        unless = [(each, False) for each in given if each is not None]
+        self.any_of.append([*unless, (literal, True)])
+
+    def choice(self, names: Sequence[str]) -> list[Any]:
+        """Return a literal for each of some names, one of which holds; where there is one alone, None."""
+        if len(names) == 1:
+            return [None]
+        literals = [self.literal(name) for name in names]
+        self.one_of.append(literals)
+        return literals
+
+    def after(self, later: Time | int, earlier: Time | int, *given: Literal | None) -> None:
+        """Let `later` not be before `earlier`, if all that is `given` holds."""
+        literals = tuple(literal for literal in given if literal is not None)
+        self.orders.append(After(later, earlier, literals))
+
+    def delayed(self, later: Time, earlier: Time | int, delay_ns: int, *given: Literal | None) -> None:
+        """Let `later` be so long after `earlier`, if all that is `given` holds; so long may be never."""
+        if delay_ns >= NEVER:
+            self.any_of.append([(literal, False) for literal in given if literal is not None])
+        else:
+            self.after(later, earlier + delay_ns, *given)
+
+    def together(self, one: Mapping[int, Any], other: Mapping[int, Any]) -> None:
+        """Let the same of each of two choices hold."""
+        for name, literal in one.items():
+            if literal is not None:
+                self.asked(other[name], literal)
+                self.asked(literal, other[name])
+
+    def last(self, begin: Time | int, ns: int, end: Time, given: Literal | None = None) -> None:
+        """Let `end` be so long after `begin`, if what is `given` holds."""
+        self.durations.append(Last(begin, ns, end, given))
+
+    def charge(self, what: Time | Literal, n: int) -> None:
+        """Minimise a time, or (in ns) that a literal holds, with a weight, among what else is charged."""
+        self.charged[what] = self.charged.get(what, 0) + n
+
+    def suppose(self, unknown: Time | Literal | None, value: int) -> None:
+        """Let the search begin with a value of a time or literal."""
+        if isinstance(unknown, Time):
+            self.time_hints[unknown.index] = value - unknown.offset
+        elif unknown is not None:
+            self.literal_hints[unknown.index] = bool(value)
+
+    def within(self, ns: int) -> None:
+        """Let all be over by then, which the search begins with."""
+        self.horizon_ns = ns
+        self.suppose(LONGEST, ns)
+
+    def occupy(
+        self,
+        resource: Hashable,
+        begin: Time,
+        ns: int,
+        given: Literal | None = None,
+        *,
+        amount: int = 1,
+        gap_ns: int = 0,
+    ) -> None:
+        """Take a part of a resource from `begin` on for so long, and for a gap before what follows."""
+        self.taken.setdefault(resource, []).append(Taken(begin, ns, given, amount, gap_ns))
+
+    def change(self, resource: Hashable, at: Time, amount: int) -> None:
+        """Take so much more of a resource from a time on, or less."""
+        self.changes.setdefault(resource, []).append(LevelChange(at, amount))

@@ -23,9 +23,10 @@ from functools import cached_property
 from itertools import accumulate, product, starmap
 from typing import Any, Literal
 
-from policies.cp_sat import Activities
+from policies.cp_sat import least
 from policies.pipeline.evaluate import StageActivations, StageTimes, evaluate
 from policies.pipeline.pipeline_schedule import Action, Phase, Placement, Programs, Schedule, loop, vee
+from policies.schedule_problem import LONGEST, ScheduleProblem
 from sim.base.errors import InfeasibleError
 from sim.base.units import NS_PER_S, format_duration
 
@@ -205,7 +206,7 @@ def optimal_programs(
         return programs, value // n, bound // n
     run = evaluate(hint, problem.times, transfer=problem.transfer) if hint is not None else None
     first = first_starts(problem)
-    times = Activities(
+    times = ScheduleProblem(
         "the optimal order of zb-auto", first[-1] + max(run.spans) if run is not None else _serial(problem)
     )
     start = {a: times.time(str(a)) for a in all_actions(problem)}
@@ -214,16 +215,16 @@ def optimal_programs(
         ns = problem.duration(action.stage, action.phase)
         times.occupy(problem.placement[action.stage], begin, ns)
     for rank, at in enumerate(first):
-        times.limit(rank, 1)
+        times.capacity[rank] = 1
         times.last(at, 0, start[Action(rank, "F", 0)])
     _within_memory(times, problem, start)
     _ends(times, problem, start, first)
     if hint is not None and run is not None:
-        times.suppose(times.longest, cost(problem, hint))
+        times.suppose(LONGEST, cost(problem, hint))
         for rank, program in enumerate(hint.programs):
             for slot, begins in zip(program, run.starts[rank], strict=True):
                 times.suppose(start[slot.parts[0]], begins)
-    found = times.solve(time_limit_ns)
+    found = least(times, time_limit_ns)
     if found.values is None and hint is not None:
         return hint.programs, cost(problem, hint), found.bound_ns
     if found.values is None and found.finished:
@@ -238,7 +239,7 @@ def optimal_programs(
     for action, variable in start.items():
         by_rank[problem.placement[action.stage]].append((found.values(variable), action))
     programs = tuple(tuple(action for _, action in sorted(own)) for own in by_rank)
-    return programs, found.values(times.longest), found.bound_ns
+    return programs, found.values(LONGEST), found.bound_ns
 
 
 def _serial(problem: ZeroBubbleProblem) -> int:
@@ -247,7 +248,7 @@ def _serial(problem: ZeroBubbleProblem) -> int:
     return work + 2 * problem.transfer * problem.micro_batches * problem.ranks * problem.chunks
 
 
-def _wait_for_inputs(times: Activities, problem: ZeroBubbleProblem, start: dict[Action, Any]) -> None:
+def _wait_for_inputs(times: ScheduleProblem, problem: ZeroBubbleProblem, start: dict[Action, Any]) -> None:
     for action, begin in start.items():
         need, before = input_of(problem, action), action._replace(micro_batch=action.micro_batch - 1)
         if need is not None:
@@ -258,21 +259,21 @@ def _wait_for_inputs(times: Activities, problem: ZeroBubbleProblem, start: dict[
             times.after(begin, start[before] + problem.duration(before.stage, before.phase))
 
 
-def _within_memory(times: Activities, problem: ZeroBubbleProblem, start: dict[Action, Any]) -> None:
+def _within_memory(times: ScheduleProblem, problem: ZeroBubbleProblem, start: dict[Action, Any]) -> None:
     for action, begin in start.items():
         stage, phase, _ = action
         at = begin if phase == "F" else begin + problem.duration(stage, phase)
         times.change(("memory", problem.placement[stage]), at, problem.memory_change(stage, phase))
     for rank in range(problem.ranks):
-        times.limit(("memory", rank), problem.limit)
+        times.capacity[("memory", rank)] = problem.limit
 
 
 def _ends(
-    times: Activities, problem: ZeroBubbleProblem, start: dict[Action, Any], first: Sequence[int]
+    times: ScheduleProblem, problem: ZeroBubbleProblem, start: dict[Action, Any], first: Sequence[int]
 ) -> None:
     """Constrain the longest time to the objective; the last micro-batch ends each phase."""
     for action, begin in start.items():
         if action.micro_batch == problem.micro_batches - 1:
             end = begin + problem.duration(action.stage, action.phase)
             span = problem.objective == "span"
-            times.after(times.longest, end - first[problem.placement[action.stage]] if span else end)
+            times.after(LONGEST, end - first[problem.placement[action.stage]] if span else end)

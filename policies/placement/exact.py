@@ -15,11 +15,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from policies.cp_sat import Activities
+from policies.cp_sat import least
 from policies.option_checks import whole
 from policies.placement.list_schedule import Heft, ListPlacement, ListSchedule
 from policies.placement.problem import Problem
-from policies.schedule_problem import NEVER
+from policies.schedule_problem import LONGEST, NEVER, ScheduleProblem
 from sim import Graph, Machine
 from sim.base.arrays import IntArray
 from sim.base.errors import InfeasibleError, InputError
@@ -119,7 +119,7 @@ class Optimal(ListPlacement):
         """
         start = Heft().schedule(problem)
         model = _Model(problem, start)
-        found = model.times.solve(self.time_limit_ns, self.workers, self.seed)
+        found = least(model.times, self.time_limit_ns, self.workers, self.seed)
         bound = max(_least_ns(problem), found.bound_ns)
         if found.values is None:  # out of time before finding anything better
             return OptimalSchedule(start, bound)
@@ -140,7 +140,7 @@ class _Model:
 
     def __init__(self, problem: Problem, known: ListSchedule) -> None:
         self.problem = problem
-        self.times = times = Activities("searching for the optimal placement", known.makespan_ns)
+        self.times = times = ScheduleProblem("searching for the optimal placement", known.makespan_ns)
         self.start = [times.time(f"start {op}") for op in range(problem.n)]
         self.end = [times.time(f"end {op}") for op in range(problem.n)]
         self.on: list[dict[int, Any]] = [
@@ -158,7 +158,7 @@ class _Model:
         """Put each op on one device, one op at a time on a lane; a device's load is at most the makespan."""
         times, problem = self.times, self.problem
         for op, on in enumerate(self.on):
-            times.after(times.longest, self.end[op])
+            times.after(LONGEST, self.end[op])
             for d, chosen in on.items():
                 times.last(self.start[op], problem.cost_ns[op][d], self.end[op], chosen)
                 times.occupy(d, self.start[op], problem.cost_ns[op][d], chosen)
@@ -166,7 +166,7 @@ class _Model:
             if leader != op:
                 times.together(on, self.on[leader])
         for d, device in enumerate(problem.machine.devices):
-            times.limit(d, device.lanes)
+            times.capacity[d] = device.lanes
 
     def _edges(self) -> None:
         """Let no op start before its inputs arrive."""

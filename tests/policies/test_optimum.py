@@ -25,7 +25,7 @@ from policies.issue.program_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
 from policies.optimum_lists import Lists
 from policies.optimum_model import Follow, JobModel
-from policies.schedule_problem import Time
+from policies.schedule_problem import LONGEST, Time
 from scenarios.run.execute import run_case
 from scenarios.run.load import load_scenario
 from scenarios.variants.optimum import find_optimum
@@ -64,7 +64,7 @@ def test_every_run_keeps_to_the_model(seed: int) -> None:
     solver: Any = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.fix_variables_to_their_hinted_value = True
-    assert solver.solve(translate(model.times.problem).model) in (cp_model.OPTIMAL, cp_model.FEASIBLE)
+    assert solver.solve(translate(model.times).model) in (cp_model.OPTIMAL, cp_model.FEASIBLE)
 
 
 @pytest.mark.parametrize("seed", seeds(30))
@@ -80,19 +80,19 @@ def test_lists_of_tasks_keep_to_the_model(seed: int) -> None:
         b.op(f"o{k}", duration_ns=int(rng.integers(1, 50)), inputs=inputs)
     trace = simulate(b.build(), Machine((Device("cpu", "cpu", workers=workers),)), InOrder())
     model = JobModel(trace.job, InOrder(), trace)
-    lists = Lists(model.times.problem)
+    lists = Lists(model.times)
     assert lists.suits
     key = rng.permutation(len(lists.ns)).astype(float)
     starts, lane = (column.tolist() for column in lists.starts(key))
     source = edge_passes.list_schedule(key, workers, *lists.columns)
     assert [column.tolist() for column in source] == [starts, lane]
     assert {*lane} <= {*range(workers)}
-    model.times.problem.time_hints = dict(enumerate(starts))
-    model.times.problem.horizon_ns = starts[0]
+    model.times.time_hints = dict(enumerate(starts))
+    model.times.horizon_ns = starts[0]
     solver: Any = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.fix_variables_to_their_hinted_value = True
-    assert solver.solve(translate(model.times.problem).model) in (cp_model.OPTIMAL, cp_model.FEASIBLE)
+    assert solver.solve(translate(model.times).model) in (cp_model.OPTIMAL, cp_model.FEASIBLE)
     ends = [at + ns for at, ns in zip(starts[1:], trace.job.duration_ns.tolist(), strict=True)]
     assert starts[0] == max(ends) >= lists.least_ns()
 
@@ -178,9 +178,9 @@ def test_the_solver_counts_in_the_unit_of_all_times() -> None:
         b.op(name, duration_ns=60_000)
     trace = simulate(b.build(), Machine((Device("cpu", "cpu", workers=2),)), InOrder())
     model = JobModel(trace.job, InOrder(), trace)
-    assert unit_of(model.times.problem) == 60_000
-    model.times.after(model.times.longest, 90_001)  # a bound, which is no time of it
-    assert unit_of(model.times.problem) == 60_000
+    assert unit_of(model.times) == 60_000
+    model.times.after(LONGEST, 90_001)  # a bound, which is no time of it
+    assert unit_of(model.times) == 60_000
     found, timetable = model.solve(LIMIT)
     assert (found.bound_ns, found.finished) == (120_000, True)
     assert timetable is not None
@@ -485,7 +485,7 @@ def test_what_is_left_out_is_told() -> None:
 def test_without_ortools_the_extra_is_named() -> None:
     trace = simulate(draw_tiny(0, "")[0], Machine((Device("d0"),)), InOrder())
     with pytest.raises(MissingExtraError, match="optimum of a scenario needs the extra 'opt'"):
-        JobModel(trace.job, InOrder(), trace)
+        JobModel(trace.job, InOrder(), trace).solve(LIMIT)
 
 
 @pytest.mark.parametrize("limit", ["0", "-1s", "soon", "5MB"])
