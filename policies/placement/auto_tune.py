@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
 from policies.option_checks import whole
 from policies.placement.problem import Problem
+from policies.placement.simple import Given
 from sim import Graph, Machine, Policy
 from sim.base.arrays import IntArray
 from sim.base.errors import InputError, RunError
@@ -34,29 +34,6 @@ from sim.job.job import Placement, Tried
 from sim.kernel.run import run_job
 
 Evaluate = Callable[[Sequence[int]], int]
-
-
-@dataclass(frozen=True)
-class PlacementSearch:
-    """The result of a search.
-
-    Attributes
-    ----------
-    placement : list of int
-        Device of each op.
-    makespan_ns : int
-    trajectory : list of Tried
-        Every placement that was tried, in order.
-    """
-
-    placement: list[int]
-    makespan_ns: int
-    trajectory: list[Tried]
-
-    @property
-    def start_ns(self) -> int:
-        """Makespan of the first starting placement that could run."""
-        return next(step.makespan_ns for step in self.trajectory if step.makespan_ns is not None)
 
 
 class AutoTune(Placement):
@@ -79,8 +56,8 @@ class AutoTune(Placement):
 
     Attributes
     ----------
-    tuning : Tuning or None
-        Result of the last search, with its trajectory.
+    tried : list of Tried
+        Every placement of the last search, in order.
 
     Raises
     ------
@@ -97,7 +74,7 @@ class AutoTune(Placement):
     >>> machine = Machine((Device("gpu0"), Device("gpu1")))
     >>> tune = AutoTune(start="single", budget=20)
     >>> _ = make_job(b.build(), machine, placement=tune)
-    >>> tune.tuning.start_ns, tune.tuning.makespan_ns
+    >>> tune.tried[0].makespan_ns, tune.tried[-1].best_ns
     (40, 20)
     """
 
@@ -117,10 +94,9 @@ class AutoTune(Placement):
         self.seed = whole("auto-tune", "seed", seed, least=0)
         self.policy = policy
         self.evaluate = evaluate
-        self.tuning: PlacementSearch | None = None
 
     def place(self, graph: Graph, machine: Machine, cost_ns: Sequence[IntArray]) -> Sequence[int]:
-        """Return one device index per op (see `sim.job.job.Placement`); `tuning` records the search.
+        """Return one device index per op (see `sim.job.job.Placement`); `tried` records the search.
 
         Raises
         ------
@@ -141,9 +117,7 @@ class AutoTune(Placement):
         if search.best is None:
             assert search.refused is not None
             raise search.refused
-        makespan_ns, found = search.best
-        self.tuning = PlacementSearch(found, makespan_ns, search.trajectory)
-        return found
+        return search.best[1]
 
     def _simulation(self, graph: Graph, machine: Machine, cost_ns: Sequence[IntArray]) -> Evaluate:
         """Return a simulation in which ops take their known durations."""
@@ -153,21 +127,11 @@ class AutoTune(Placement):
         known_ns, ops = np.array(cost_ns), np.arange(len(graph))
 
         def makespan_ns(placement: Sequence[int]) -> int:
-            job = make_job(graph, machine, placement=_Given(placement), may_fail=False)
+            job = make_job(graph, machine, placement=Given(placement), may_fail=False)
             job.duration_ns = job.known_ns = known_ns[np.asarray(placement), ops]
             return run_job(job, policy).makespan_ns
 
         return makespan_ns
-
-
-class _Given(Placement):
-    """A placement given as a list."""
-
-    def __init__(self, devices: Sequence[int]) -> None:
-        self.devices = devices
-
-    def place(self, graph: Graph, machine: Machine, cost_ns: Sequence[IntArray]) -> Sequence[int]:
-        return self.devices
 
 
 _KNOWN: Final = 10_000

@@ -10,9 +10,7 @@ Topcuoglu et al. 2002 it proves 73, where HEFT finds 80.
 from __future__ import annotations
 
 import warnings
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from policies.cp_sat import least
@@ -22,37 +20,10 @@ from policies.placement.problem import Problem
 from policies.schedule_problem import LONGEST, NEVER, ScheduleProblem
 from sim import Graph, Machine
 from sim.base.arrays import IntArray
-from sim.base.errors import InfeasibleError, InputError
+from sim.base.errors import InfeasibleError, InputError, extra
 from sim.base.units import format_duration
 from sim.job.job import Placement
 from sim.job.places import input_devices
-
-
-@dataclass(frozen=True)
-class OptimalSchedule:
-    """The best schedule found, with a lower bound.
-
-    Attributes
-    ----------
-    schedule : ListSchedule
-    lower_bound_ns : int
-        Lower bound of the makespan over all placements and orders.
-    proven : bool
-        Whether the schedule's makespan is the lower bound.
-    """
-
-    schedule: ListSchedule
-    lower_bound_ns: int
-
-    @property
-    def proven(self) -> bool:
-        """Whether the schedule is proven optimal."""
-        return self.schedule.makespan_ns == self.lower_bound_ns
-
-    @property
-    def gap(self) -> float:
-        """Largest fraction of the makespan that a better schedule could save."""
-        return 1 - self.lower_bound_ns / max(1, self.schedule.makespan_ns) if not self.proven else 0.0
 
 
 class UnprovenWarning(UserWarning):
@@ -72,11 +43,6 @@ class Optimal(ListPlacement):
     seed : int
         Seed of the solver: the same seed gives the same search.
 
-    Attributes
-    ----------
-    optimum : Optimum or None
-        Result of the last search, with its bound.
-
     Raises
     ------
     InputError
@@ -87,7 +53,6 @@ class Optimal(ListPlacement):
         self.time_limit_ns = whole("optimal", "time_limit_ns", time_limit_ns)
         self.workers = whole("optimal", "workers", workers, most=10_000)
         self.seed = whole("optimal", "seed", seed, least=0, most=2**31 - 1)
-        self.optimum: OptimalSchedule | None = None
 
     def schedule(self, problem: Problem) -> ListSchedule:
         """Return the best schedule found.
@@ -96,43 +61,32 @@ class Optimal(ListPlacement):
         -----
         UnprovenWarning
             If the search ran out of time.
-        """
-        found = self.optimum = self.solve(problem)
-        if not found.proven:
-            limit, makespan, bound = map(
-                format_duration, (self.time_limit_ns, found.schedule.makespan_ns, found.lower_bound_ns)
-            )
-            message = (
-                f"optimal: not proven within {limit}. The best schedule found takes {makespan}, and none "
-                f"takes less than {bound} (gap {found.gap:.1%}). Raise time_limit, or use heft"
-            )
-            warnings.warn(message, UnprovenWarning, stacklevel=2)
-        return found.schedule
-
-    def solve(self, problem: Problem) -> OptimalSchedule:
-        """Return the best schedule found, with a lower bound.
 
         Raises
         ------
         MissingExtraError
             If OR-tools is not installed.
         """
-        start = Heft().schedule(problem)
-        model = _Model(problem, start)
+        best = Heft().schedule(problem)
+        model = _Model(problem, best)
         found = least(model.times, self.time_limit_ns, self.workers, self.seed)
-        bound = max(_least_ns(problem), found.bound_ns)
-        if found.values is None:  # out of time before finding anything better
-            return OptimalSchedule(start, bound)
-        return OptimalSchedule(model.schedule(found.values), bound)
-
-
-def _least_ns(problem: Problem) -> int:
-    """Return a lower bound: each op where it is fastest, and every lane always busy."""
-    work = sum(
-        min(costs[d] for d in devices)
-        for costs, devices in zip(problem.cost_ns, problem.devices_of, strict=True)
-    )
-    return -(-work // sum(device.lanes for device in problem.machine.devices))
+        if found.values is not None:  # otherwise out of time before finding anything better
+            best = model.schedule(found.values)
+        fastest = (
+            min(costs[d] for d in devices)
+            for costs, devices in zip(problem.cost_ns, problem.devices_of, strict=True)
+        )
+        lanes = sum(device.lanes for device in problem.machine.devices)
+        bound_ns = max(found.bound_ns, -(-sum(fastest) // lanes))  # all lanes are always busy
+        if best.makespan_ns > bound_ns:
+            limit, makespan, bound = map(format_duration, (self.time_limit_ns, best.makespan_ns, bound_ns))
+            message = (
+                f"optimal: not proven within {limit}. The best schedule found takes {makespan}, and none "
+                f"takes less than {bound} (gap {1 - bound_ns / best.makespan_ns:.1%}). Raise time_limit, or "
+                "use heft"
+            )
+            warnings.warn(message, UnprovenWarning, stacklevel=2)
+        return best
 
 
 class _Model:
@@ -197,174 +151,6 @@ class _Model:
         return ListSchedule(device, lane, start, end)
 
 
-class ChainDp(Placement):
-    """The placement of a chain of ops with the least sum of costs and travel times.
-
-    Exact for chains: dynamic programming over (op, device).
-
-    ::
-
-        op        a        b        c            best(c, gpu) = cost(c, gpu) +
-        gpu0      o───────►o───────►o              min over e of best(b, e) + travel(b → c, e → gpu)
-        cpu0      o───────►o───────►o
-                  (every edge between the columns is a travel time)
-
-    A chain runs one op at a time, so its makespan is the sum of costs and travel times, and the least sum is
-    a shortest path through the (op, device) pairs (Bellman 1957; Bokhari 1979, "Dual processor scheduling
-    with dynamic reassignment", IEEE TSE 5(4), uses it for program modules).
-
-    Examples
-    --------
-    >>> from sim import Device, GraphBuilder, Link
-    >>> from sim.job.build_job import make_job
-    >>> b = GraphBuilder("not worth the way back")
-    >>> for name, inputs, cpu, gpu in (("a", [], 9, 1), ("b", ["a"], 3, 5), ("c", ["b"], 9, 1)):
-    ...     _ = b.op(name, inputs=inputs, outputs=2, duration_by_kind={"cpu": cpu, "gpu": gpu})
-    >>> links = (Link("up", "cpu0", "gpu0", 0, 10**9), Link("down", "gpu0", "cpu0", 0, 10**9))
-    >>> machine = Machine((Device("cpu0", "cpu", workers=1), Device("gpu0")), links)
-    >>> make_job(b.build(), machine, placement=ChainDp()).device_of.tolist()
-    [1, 1, 1]
-    """
-
-    def place(self, graph: Graph, machine: Machine, cost_ns: Sequence[IntArray]) -> Sequence[int]:
-        """Return one device index per op (see `sim.job.job.Placement`).
-
-        Raises
-        ------
-        InputError
-            If the graph is not a chain, or requires colocation.
-        InfeasibleError
-            If no device can run some op, or no link leads there.
-        """
-        problem = Problem(graph, machine, cost_ns)
-        _require_chain(problem)
-        order = graph.topological_order.tolist()
-        devices = range(problem.n_devices)
-        best = [NEVER] * problem.n_devices  # end of the previous op, per device
-        came_from: list[list[int]] = []
-        for k, op in enumerate(order):
-            sizes = [nbytes for _, nbytes in problem.producers[op]]
-            row, source = [NEVER] * problem.n_devices, [-1] * problem.n_devices
-            for d in problem.devices_of[op]:
-                there = [problem.travel_ns(home, d, size) for home, size in problem.arrivals[op]]
-                arrival = 0
-                if k:
-                    travel = [max(problem.travel_ns(e, d, size) for size in sizes) for e in devices]
-                    arrival, source[d] = min((best[e] + travel[e], e) for e in devices)
-                row[d] = min(NEVER, max([arrival, *there]) + problem.cost_ns[op][d])
-            best = row
-            came_from.append(source)
-            if min(best) >= NEVER:
-                name = graph.op_names[op]
-                raise InfeasibleError(f"no links lead to a device that can run op {name!r}").about(name)
-        at = min(devices, key=lambda d: (best[d], d))
-        placed = [0] * problem.n
-        for op, source in zip(reversed(order), reversed(came_from), strict=True):
-            placed[op], at = at, source[at]
-        return placed
-
-
-def _require_chain(problem: Problem) -> None:
-    names = problem.graph.op_names
-    way_out = "; use heft or auto-tune for graphs with branches"
-    order = problem.graph.topological_order.tolist()
-    for before, op in zip([None, *order], order, strict=False):
-        found = {p for p, _ in problem.producers[op]}
-        if found != ({before} if before is not None else set()):
-            after = "nothing" if before is None else repr(names[before])
-            message = f"chain-dp: op {names[op]!r} should follow {after} and nothing else{way_out}"
-            raise InputError(message).about(names[op])
-    if any(group != op for op, group in enumerate(problem.group_of)):
-        raise InputError(f"chain-dp places each op for itself and cannot keep ops together{way_out}")
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Maximum flow and minimum cut, by Dinic's algorithm (Dinic 1970, Soviet Math. Doklady 11).
-
-
-class FlowNetwork:
-    """A directed network with integer capacities.
-
-    Parameters
-    ----------
-    n : int
-        Initial number of nodes; `node` adds more.
-
-    Examples
-    --------
-    >>> net = FlowNetwork(3)
-    >>> net.edge(0, 1, 5)
-    >>> net.edge(1, 2, 3)
-    >>> net.min_cut(0, 2)
-    (3, [True, True, False])
-    """
-
-    def __init__(self, n: int) -> None:
-        self._edges: list[list[int]] = [[] for _ in range(n)]  # node → edges; edge e goes back as e ^ 1
-        self._to: list[int] = []
-        self._left: list[int] = []
-
-    def node(self) -> int:
-        """Add a node and return its number."""
-        self._edges.append([])
-        return len(self._edges) - 1
-
-    def edge(self, a: int, b: int, capacity: int, back: int = 0) -> None:
-        """Add an edge from `a` to `b`, and one of capacity `back` from `b` to `a`."""
-        for source, target, c in ((a, b, capacity), (b, a, back)):
-            self._edges[source].append(len(self._to))
-            self._to.append(target)
-            self._left.append(c)
-
-    def min_cut(self, source: int, sink: int) -> tuple[int, list[bool]]:
-        """Return the value of a minimum cut and, for each node, whether it is on the source's side.
-
-        Of several minimum cuts it is the one with the fewest nodes on the source's side.
-        """
-        total = 0
-        while (level := self._levels(source))[sink] >= 0:
-            position = [0] * len(self._edges)
-            while pushed := self._push(source, sink, level, position):
-                total += pushed
-        return total, [depth >= 0 for depth in level]
-
-    def _levels(self, source: int) -> list[int]:
-        """Return each node's breadth-first distance from the source over edges with capacity left, or -1."""
-        level = [-1] * len(self._edges)
-        level[source] = 0
-        queue = deque([source])
-        while queue:
-            at = queue.popleft()
-            for e in self._edges[at]:
-                if self._left[e] and level[self._to[e]] < 0:
-                    level[self._to[e]] = level[at] + 1
-                    queue.append(self._to[e])
-        return level
-
-    def _push(self, source: int, sink: int, level: list[int], position: list[int]) -> int:
-        """Send flow along one path of ascending levels and return its amount; 0: no path is left."""
-        path: list[int] = []
-        at = source
-        while at != sink:
-            if position[at] == len(self._edges[at]):  # a dead end: go back and never come here again
-                if not path:
-                    return 0
-                at = self._to[path.pop() ^ 1]
-                position[at] += 1
-                continue
-            e = self._edges[at][position[at]]
-            if self._left[e] and level[self._to[e]] == level[at] + 1:
-                path.append(e)
-                at = self._to[e]
-            else:
-                position[at] += 1
-        least = min(self._left[e] for e in path)
-        for e in path:
-            self._left[e] -= least
-            self._left[e ^ 1] += least
-        return least
-
-
 class MinCut(Placement):
     """The placement on two devices with the least sum of costs and travel times.
 
@@ -383,7 +169,8 @@ class MinCut(Placement):
     if one op runs at a time, and takes no account of ops running in parallel.
 
     A tensor that several ops read crosses once. It gets a node of its own behind its producer, with
-    uncuttable edges to the readers, and a second such node for the other direction.
+    uncuttable edges to the readers, and a second such node for the other direction. Of several minimum cuts
+    it is the one with the fewest ops on the first device. The extra ``opt`` finds it.
 
     Parameters
     ----------
@@ -434,54 +221,48 @@ class MinCut(Placement):
             )
         a, b = (machine.device_index(name) for name in names)
         problem = Problem(graph, machine, cost_ns)
-        value, with_a = _network(problem, a, b).min_cut(_A, _B)
-        if value >= NEVER:
+        with extra("opt", "placement by a minimum cut"):
+            from ortools.graph.python.max_flow import SimpleMaxFlow
+        edges = list(_edges(problem, a, b))
+        uncuttable = 1 + sum(cost for _, _, cost in edges if cost < NEVER)
+        network: Any = SimpleMaxFlow()
+        for tail, head, cost in edges:
+            network.add_arc_with_capacity(tail, head, min(cost, uncuttable))
+        network.solve(_A, _B)
+        if network.optimal_flow() >= uncuttable:
             raise InfeasibleError(
                 f"not every op can run on {names[0]} or {names[1]} (or no link leads there); "
                 "place with heft or device-kind to use other devices"
             )
-        return [a if with_a[2 + group] else b for group in problem.group_of]
+        with_a = set(network.get_source_side_min_cut())
+        return [a if 2 + group in with_a else b for group in problem.group_of]
 
 
 _A, _B = 0, 1
 
 
-def _network(problem: Problem, a: int, b: int) -> FlowNetwork:
-    """Return a network in which every cut between nodes 0 (device `a`) and 1 (`b`) is a placement."""
+def _edges(problem: Problem, a: int, b: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (tail, head, cost); every cut between nodes 0 (device `a`) and 1 (`b`) is a placement."""
     graph = problem.graph
-    net = FlowNetwork(2 + problem.n)
     for op in range(problem.n):
         here, node = problem.devices_of[op], 2 + problem.group_of[op]
-        net.edge(_A, node, problem.cost_ns[op][b] if b in here else NEVER)
-        net.edge(node, _B, problem.cost_ns[op][a] if a in here else NEVER)
+        yield _A, node, problem.cost_ns[op][b] if b in here else NEVER
+        yield node, _B, problem.cost_ns[op][a] if a in here else NEVER
     consumers, producer = graph.consumers.lists(), graph.tensor_producer.tolist()
     home = input_devices(graph, problem.machine).tolist()
     for tensor, nbytes in enumerate(graph.tensor_nbytes.tolist()):
-        readers = sorted({2 + problem.group_of[op] for op in consumers[tensor]})
         if producer[tensor] >= 0:
-            made = 2 + problem.group_of[producer[tensor]]
-            there, back = problem.travel_ns(a, b, nbytes), problem.travel_ns(b, a, nbytes)
-            _cross(net, made, made, [node for node in readers if node != made], there, back)
+            on_a = on_b = 2 + problem.group_of[producer[tensor]]
+            from_a, from_b = a, b
         elif home[tensor] >= 0:
-            from_home = [problem.travel_ns(home[tensor], device, nbytes) for device in (b, a)]
-            _cross(net, _A, _B, readers, *from_home)
-    return net
-
-
-def _cross(net: FlowNetwork, from_a: int, from_b: int, readers: list[int], to_b: int, to_a: int) -> None:
-    """Charge `to_b` once if `from_a` is on A and any reader on B, and `to_a` the other way round."""
-    if not readers:
-        return
-    if len(readers) == 1 and from_a == from_b:
-        net.edge(from_a, readers[0], to_b, to_a)
-        return
-    if to_b:
-        node = net.node()
-        net.edge(from_a, node, to_b)
-        for reader in readers:
-            net.edge(node, reader, NEVER)
-    if to_a:
-        node = net.node()
-        net.edge(node, from_b, to_a)
-        for reader in readers:
-            net.edge(reader, node, NEVER)
+            on_a, on_b = _A, _B
+            from_a = from_b = home[tensor]
+        else:
+            continue
+        to_b = 2 + problem.n + 2 * tensor
+        to_a = to_b + 1
+        yield on_a, to_b, problem.travel_ns(from_a, b, nbytes)
+        yield to_a, on_b, problem.travel_ns(from_b, a, nbytes)
+        for reader in {2 + problem.group_of[op]: None for op in consumers[tensor]}:
+            yield to_b, reader, NEVER
+            yield reader, to_a, NEVER

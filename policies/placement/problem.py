@@ -158,10 +158,7 @@ def colocation_groups(graph: Graph) -> list[int]:
     >>> colocation_groups(b.build())
     [0, 1, 1]
     """
-    groups = _Groups(len(graph))
-    for op, other in _together(graph):
-        groups.join(op, other)
-    return [groups.find(op) for op in range(len(graph))]
+    return merged_in_groups(graph, list(range(len(graph))), min)
 
 
 def merged_in_groups(graph: Graph, given: list[_T], merge: Callable[[_T, _T], _T]) -> list[_T]:
@@ -178,32 +175,20 @@ def merged_in_groups(graph: Graph, given: list[_T], merge: Callable[[_T, _T], _T
     >>> merged_in_groups(b.build(), ["1", "2", "3"], lambda x, y: f"({x}{y})")
     ['((12)3)', '((12)3)', '((12)3)']
     """
-    groups = _Groups(len(graph))
-    values = list(given)
-    for op, other in _together(graph):
-        a, b = groups.find(op), groups.find(other)
-        if a != b:
-            values[min(a, b)] = merge(values[b], values[a])
-            groups.join(a, b)
-    return [values[groups.find(op)] for op in range(len(graph))]
+    leader, values = list(range(len(graph))), list(given)  # of a group: its least op
 
-
-class _Groups:
-    """Union-find; the leader of a group is its least op."""
-
-    def __init__(self, n: int) -> None:
-        self.leader = list(range(n))
-
-    def find(self, op: int) -> int:
-        leader = self.leader
+    def find(op: int) -> int:
         while leader[op] != op:
             leader[op] = leader[leader[op]]
             op = leader[op]
         return op
 
-    def join(self, op: int, other: int) -> None:
-        a, b = self.find(op), self.find(other)
-        self.leader[max(a, b)] = min(a, b)
+    for op, other in _together(graph):
+        a, b = find(op), find(other)
+        if a != b:
+            values[min(a, b)] = merge(values[b], values[a])
+            leader[max(a, b)] = min(a, b)
+    return [values[find(op)] for op in range(len(graph))]
 
 
 def _together(graph: Graph) -> Iterator[tuple[int, int]]:

@@ -14,6 +14,17 @@ from sim.job.job import Placement
 from sim.job.places import allowed_devices
 
 
+class Given(Placement):
+    """A placement on listed devices, one for each op."""
+
+    def __init__(self, devices: Sequence[int]) -> None:
+        self.devices = devices
+
+    def place(self, graph: Graph, machine: Machine, cost_ns: Sequence[IntArray]) -> Sequence[int]:
+        """Return the devices (see `sim.job.job.Placement`)."""
+        return self.devices
+
+
 class SinglePlacement(Placement):
     """All ops on one device, except those pinned to another.
 

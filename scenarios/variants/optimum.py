@@ -30,10 +30,11 @@ from policies.optimum_model import Follow, JobModel, Timetable, refuse_unmodelle
 from policies.optimum_objective import OBJECTIVES
 from policies.placement.list_schedule import Heft
 from policies.placement.problem import Problem
+from policies.placement.simple import Given
 from scenarios.fields.results import result_of_run, shown_result
 from scenarios.run.execute import Result
 from scenarios.run.scenario import Case
-from scenarios.variants.schedules import Given, ListedOrder, SearchSchedule, Space
+from scenarios.variants.schedules import ListedOrder, SearchSchedule, Space
 from scenarios.variants.variant import attempt
 from sim.base.arrays import LATEST_NS
 from sim.base.errors import InputError, UnknownNameError

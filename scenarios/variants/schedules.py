@@ -18,10 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from policies.placement.problem import Problem
-from sim.base.arrays import IntArray
-from sim.graph.graph import Graph
-from sim.job.job import Job, Placement
-from sim.machine.machine import Machine
+from sim.job.job import Job
 from sim.trace import Trace
 
 
@@ -61,19 +58,6 @@ class SearchSchedule:
     def assign(self, job: Job) -> Sequence[int]:
         """Return the streams, as a decision (`sim.job.job.StreamAssignment`)."""
         return self.lane
-
-
-class Given(Placement):
-    """A placement on listed devices; when it is called, it keeps the alternatives (`problem`)."""
-
-    def __init__(self, devices: Sequence[int]) -> None:
-        self.devices = devices
-        self.problem: Problem | None = None
-
-    def place(self, graph: Graph, machine: Machine, cost_ns: Sequence[IntArray]) -> Sequence[int]:
-        """Return the devices (see `sim.job.job.Placement`)."""
-        self.problem = Problem(graph, machine, cost_ns)
-        return self.devices
 
 
 @dataclass(frozen=True)

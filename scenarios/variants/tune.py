@@ -32,6 +32,8 @@ from statistics import stdev
 from typing import Any, Final, NamedTuple
 
 from policies.linearize import CriticalPathFirst, MemoryAware
+from policies.placement.problem import Problem
+from policies.placement.simple import Given
 from policies.streams import PerBranch
 from scenarios.fields.goals import Goal, front
 from scenarios.fields.results import column_of_result
@@ -39,7 +41,7 @@ from scenarios.run.execute import Result, run_case
 from scenarios.run.prepare_job import Jobs
 from scenarios.run.scenario import Case
 from scenarios.variants.repeat import mean_with_interval
-from scenarios.variants.schedules import Given, ListedOrder, SearchSchedule, Space
+from scenarios.variants.schedules import ListedOrder, SearchSchedule, Space
 from scenarios.variants.search_methods import AHEAD, METHODS, Ask
 from scenarios.variants.sweep import KeptRows, program, stamps
 from scenarios.variants.variant import Row, Variant, Variants, attempt, refuse_all_invalid, value_of
@@ -424,7 +426,7 @@ class Tuner:
                 there, found = self._begin("list", start._replace(schedule=own), **listed)
                 if found is not None and there is not None and there < cost:
                     now, cost = SearchSchedule.of(found.trace), there
-        space = Space(trace.job, given.problem)
+        space = Space(trace.job, Problem.of_job(trace.job))
         rng = random.Random(self.seed)
         seen = {now}
         neighbours = space.neighbours(now, rng)

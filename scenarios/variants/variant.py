@@ -23,12 +23,13 @@ from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple
 
 from policies.issue.program_order import OutOfOrder
+from policies.placement.simple import Given
 from scenarios.fields.results import DONE, RATES, Value, column_of_result, outcome_of, result_of_run
 from scenarios.file.document import Document
 from scenarios.run.execute import Result, run_case
 from scenarios.run.scenario import Case, Scenario, scenario_of
 from scenarios.variants.executors import run_on
-from scenarios.variants.schedules import Given, ListedOrder, SearchSchedule
+from scenarios.variants.schedules import ListedOrder, SearchSchedule
 from scenarios.workloads.workload import Workload
 from sim.base.arrays import MOST_RUNS, at_most
 from sim.base.errors import InputError, MisfitError, RunError, SimError

@@ -25,11 +25,12 @@ from policies.issue.program_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
 from policies.optimum_lists import Lists
 from policies.optimum_model import Follow, JobModel
+from policies.placement.simple import Given
 from policies.schedule_problem import LONGEST, Time
 from scenarios.run.execute import run_case
 from scenarios.run.load import load_scenario
 from scenarios.variants.optimum import find_optimum
-from scenarios.variants.schedules import Given, ListedOrder, SearchSchedule
+from scenarios.variants.schedules import ListedOrder, SearchSchedule
 from sim import Device, Graph, GraphBuilder, Link, Machine, Policy, Trace, simulate
 from sim.base import edge_passes
 from sim.base.errors import InputError, MissingExtraError

@@ -12,7 +12,7 @@ from placement_helpers import problems, published_graph, three_processors
 
 from devices.network import make_network
 from policies.issue.ready_queue import CriticalPath
-from policies.placement.auto_tune import AutoTune, PlacementSearch
+from policies.placement.auto_tune import AutoTune
 from policies.placement.problem import Problem
 from policies.placement.simple import RoundRobinPlacement
 from sim import Device, GraphBuilder, Machine, simulate
@@ -20,17 +20,17 @@ from sim.base.errors import InputError, OutOfMemoryError, UnknownNameError
 from sim.base.plugins import lookup
 from sim.job.build_job import make_job
 from sim.job.costs import costs_ns
+from sim.job.job import Tried
 
 STARTS = ["greedy", "heft", "cpop", "peft", "round-robin", "device-kind"]
 
 
-def tuned(tune: AutoTune, machine: Machine | None = None) -> PlacementSearch:
-    """Tune the published graph and return what was found."""
+def tuned(tune: AutoTune, machine: Machine | None = None) -> Sequence[Tried]:
+    """Tune the published graph and return what was tried."""
     machine = machine or three_processors(network=make_network)
     graph = published_graph()
     tune.place(graph, machine, [costs_ns(graph, device) for device in machine.devices])
-    assert tune.tuning is not None
-    return tune.tuning
+    return tune.tried
 
 
 @given(problem=problems(), start=st.sampled_from(STARTS), seed=st.integers(0, 3), budget=st.integers(1, 25))
@@ -43,29 +43,29 @@ def test_it_is_never_worse_than_its_start(problem: Problem, start: str, seed: in
     assert all(found[op] in problem.devices_of[op] for op in range(problem.n))
     assert all(found[op] == found[group] for op, group in enumerate(problem.group_of))
     begin = simulate(problem.graph, machine, CriticalPath(), placement=lookup("sim.placements", start)())
-    assert tune.tuning is not None
-    assert tune.tuning.start_ns == begin.makespan_ns
+    assert tune.tried[0].makespan_ns == begin.makespan_ns
     again = simulate(problem.graph, machine, CriticalPath(), placement=tune)
-    assert again.makespan_ns == tune.tuning.makespan_ns <= begin.makespan_ns
+    assert again.makespan_ns == tune.tried[-1].best_ns
+    assert again.makespan_ns <= begin.makespan_ns
 
 
 def test_the_trajectory_tells_how_it_got_there() -> None:
     found = tuned(AutoTune(budget=60))
-    assert [step.what for step in found.trajectory[:2]] == ["heft", "greedy"]
-    assert len(found.trajectory) == 60
-    best = [step.best_ns for step in found.trajectory]
+    assert [step.what for step in found[:2]] == ["heft", "greedy"]
+    assert len(found) == 60
+    best = [step.best_ns for step in found]
     assert best == sorted(best, reverse=True)
-    assert best[-1] == found.makespan_ns == min(step.makespan_ns or 0 for step in found.trajectory)
-    assert found.trajectory[2].what.endswith(("ops to P1", "ops to P2", "ops to P3"))
+    assert best[-1] == min(step.makespan_ns or 0 for step in found)
+    assert found[2].what.endswith(("ops to P1", "ops to P2", "ops to P3"))
 
 
 def test_the_same_seed_finds_the_same() -> None:
     assert tuned(AutoTune(budget=40, seed=5)) == tuned(AutoTune(budget=40, seed=5))
-    assert tuned(AutoTune(budget=40, seed=5)).trajectory != tuned(AutoTune(budget=40, seed=6)).trajectory
+    assert tuned(AutoTune(budget=40, seed=5)) != tuned(AutoTune(budget=40, seed=6))
 
 
 def test_a_larger_budget_is_never_worse() -> None:
-    found = [tuned(AutoTune(budget=budget)).makespan_ns for budget in (1, 2)]
+    found = [tuned(AutoTune(budget=budget))[-1].best_ns for budget in (1, 2)]
     assert found == [91, 91]  # the first start, then the better of two
 
 
@@ -75,9 +75,8 @@ def test_a_budget_without_end_is_over_when_all_placements_were_tried() -> None:
     b.op("b", duration_ns=10)
     tune = AutoTune(budget=10**19)
     make_job(b.build(), Machine((Device("gpu0"), Device("gpu1"))), placement=tune)
-    assert tune.tuning is not None
-    assert len(tune.tuning.trajectory) <= 2 + 4
-    assert tune.tuning.makespan_ns == 10
+    assert len(tune.tried) <= 2 + 4
+    assert tune.tried[-1].best_ns == 10
 
 
 def test_another_measure_than_the_simulator() -> None:
@@ -88,8 +87,8 @@ def test_another_measure_than_the_simulator() -> None:
         return sum(d != 1 for d in placement)
 
     found = tuned(AutoTune(start=RoundRobinPlacement(), budget=400, evaluate=ones))
-    assert len(calls) == len(found.trajectory) <= 400
-    assert found.makespan_ns <= 1
+    assert len(calls) == len(found) <= 400
+    assert (found[-1].best_ns or 0) <= 1
     assert len({tuple(placement) for placement in calls}) == len(calls)  # nothing is tried twice
 
 
@@ -100,9 +99,8 @@ def test_what_cannot_run_is_told_and_left_out() -> None:
         return 100 - sum(placement)
 
     found = tuned(AutoTune(start=["round-robin", "heft"], budget=50, evaluate=memory))
-    assert found.trajectory[0].makespan_ns is None
-    assert found.placement[0] != 0
-    assert found.start_ns == 100 - sum(lookup("sim.placements", "heft")().schedule(_published()).device)
+    assert found[0].makespan_ns is None
+    assert found[1].makespan_ns == 100 - sum(lookup("sim.placements", "heft")().schedule(_published()).device)
     with pytest.raises(OutOfMemoryError, match="device P1 is full"):
         tuned(AutoTune(start="round-robin", evaluate=memory))
 
@@ -118,8 +116,7 @@ def test_nothing_to_choose() -> None:
     tune = AutoTune(start="pinned")
     trace = simulate(b.build(), Machine((Device("gpu0"), Device("gpu1"))), CriticalPath(), placement=tune)
     assert trace.job.device_of.tolist() == [1]
-    assert tune.tuning is not None
-    assert len(tune.tuning.trajectory) == 1
+    assert len(tune.tried) == 1
 
 
 def test_wrong_options_are_refused() -> None:

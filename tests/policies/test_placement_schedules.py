@@ -84,11 +84,10 @@ def test_the_simulator_is_never_later_than_the_schedule(placement: ListPlacement
 @examples(25)
 def test_no_schedule_is_better_than_the_optimum(problem: Problem) -> None:
     pytest.importorskip("ortools", reason="the optimum needs the extra 'opt'")
-    optimum = Optimal(time_limit_ns=20_000_000_000).solve(problem)
-    require_valid(optimum.schedule, problem)
-    assert optimum.proven
+    optimum = Optimal(time_limit_ns=20_000_000_000).schedule(problem)  # proven, or it would warn
+    require_valid(optimum, problem)
     lengths = [placement.schedule(problem).makespan_ns for placement in LISTS]
-    assert optimum.schedule.makespan_ns <= min(lengths)
+    assert optimum.makespan_ns <= min(lengths)
 
 
 def test_an_optimum_that_is_cut_short_has_a_bound() -> None:
@@ -98,12 +97,9 @@ def test_an_optimum_that_is_cut_short_has_a_bound() -> None:
         b.op(f"op{k}", duration_by_kind={"p1": 10 + k % 7, "p2": 10 + k % 5, "p3": 10 + k % 3})
     machine = full_mesh([Device(f"D{k}", f"p{k}") for k in (1, 2, 3)])
     problem, optimal = problem_of(b.build(), machine), Optimal(time_limit_ns=1_000_000)
-    with pytest.warns(UnprovenWarning, match=r"not proven within 1 ms\. .* \(gap [\d.]+%\)"):
+    with pytest.warns(UnprovenWarning, match=r"none takes less than [1-9]\d* ns \(gap [\d.]+%\)"):
         schedule = optimal.schedule(problem)
     require_valid(schedule, problem)
-    assert optimal.optimum is not None
-    assert 0 < optimal.optimum.lower_bound_ns < schedule.makespan_ns
-    assert optimal.optimum.gap == 1 - optimal.optimum.lower_bound_ns / schedule.makespan_ns
 
 
 def test_the_limit_of_a_search_is_time_on_the_wall() -> None:
@@ -115,9 +111,9 @@ def test_the_limit_of_a_search_is_time_on_the_wall() -> None:
         b.op(f"op{k}", inputs=[f"op{i}" for i in inputs], outputs=100, duration_ns=draw.randrange(50, 500))
     machine = full_mesh([Device(f"gpu{k}") for k in range(3)])
     begin = time.monotonic()
-    optimum = Optimal(time_limit_ns=600_000_000, workers=8).solve(problem_of(b.build(), machine))
+    with pytest.warns(UnprovenWarning):
+        Optimal(time_limit_ns=600_000_000, workers=8).schedule(problem_of(b.build(), machine))
     assert time.monotonic() - begin < 60  # it would take hours
-    assert optimum.lower_bound_ns <= optimum.schedule.makespan_ns
 
 
 def test_a_search_is_the_same_on_any_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +128,7 @@ def test_a_search_is_the_same_on_any_machine(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("policies.cp_sat.solve", noted)
     b = GraphBuilder("one")
     b.op("a", duration_ns=1)
-    Optimal(workers=3, seed=5).solve(problem_of(b.build(), full_mesh([Device("gpu0"), Device("gpu1")])))
+    Optimal(workers=3, seed=5).schedule(problem_of(b.build(), full_mesh([Device("gpu0"), Device("gpu1")])))
     assert [(one.num_workers, one.interleave_search, one.random_seed) for one in told] == [(3, True, 5)]
 
 

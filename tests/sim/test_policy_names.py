@@ -16,7 +16,7 @@ NAMES = {
     ],
     "sim.streams": ["per-branch", "per-kind", "recorded", "replay", "round-robin", "single"],
     "sim.placements": [
-        *["auto-tune", "chain-dp", "cpop", "device-kind", "greedy", "heft", "min-cut", "optimal"],
+        *["auto-tune", "cpop", "device-kind", "greedy", "heft", "min-cut", "optimal"],
         *["peft", "pinned", "replay", "round-robin", "single"],
     ],
     "sim.recoveries": ["replace-worker", "restart-job", "shrink", "shrink-and-regrow", "wait-for-repair"],
