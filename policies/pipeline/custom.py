@@ -13,11 +13,10 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from policies.pipeline.evaluate import Evaluation, StageTimes, evaluate
-from policies.pipeline.pipeline_schedule import Action, Schedule, Slot, is_communication, parse_slot
+from policies.pipeline.pipeline_schedule import Action, Programs, Schedule, Slot, is_communication, parse_slot
 from policies.pipeline.validate import validate
 from sim.base.errors import InputError, in_file
 from sim.base.files import read_text
@@ -63,8 +62,8 @@ def custom(
     """
     if (file is None) == (order is None):
         raise InputError("a custom schedule needs a table of actions: give either file or order")
-    rows = read_csv(file) if file is not None else parse_csv(order or "")
-    schedule = from_rows(rows, replicas=replicas)
+    programs = read_csv(file) if file is not None else parse_csv(order or "")
+    schedule = from_programs(programs, replicas=replicas)
     for what, wanted, found in (
         ("ranks", ranks, schedule.ranks),
         ("micro-batches", micro_batches, schedule.micro_batches),
@@ -76,8 +75,8 @@ def custom(
     return schedule
 
 
-def from_rows(rows: Rows, *, replicas: bool = False) -> Schedule:
-    """Return a schedule made from rows, with sizes and placement inferred.
+def from_programs(programs: Programs, *, replicas: bool = False) -> Schedule:
+    """Return a schedule made from the program of each rank, with sizes and placement inferred.
 
     Raises
     ------
@@ -85,12 +84,10 @@ def from_rows(rows: Rows, *, replicas: bool = False) -> Schedule:
         If no row has an action or the numbers are far too large for the number of actions; without
         `replicas`, if a row is empty or a stage is on several ranks.
     """
-    actions = [
-        (rank, a) for rank, program in enumerate(rows.programs) for slot in program for a in slot.parts
-    ]
+    actions = [(rank, a) for rank, program in enumerate(programs) for slot in program for a in slot.parts]
     if not actions:
         raise InputError("the custom order has no actions; a row is one rank's program, such as 0F0,0B0")
-    idle = next((rank for rank, program in enumerate(rows.programs) if not program), None)
+    idle = next((rank for rank, program in enumerate(programs) if not program), None)
     if idle is not None and not replicas:
         raise InputError(f"row {idle + 1} of the custom order (rank {idle}) has no action; leave the row out")
     stages = 1 + max(a.stage for _, a in actions)
@@ -98,7 +95,7 @@ def from_rows(rows: Rows, *, replicas: bool = False) -> Schedule:
     if stages * micro_batches > 1000 * len(actions):  # below this, validation lists what is missing
         numbers = f"{stages:,} stages and {micro_batches:,} micro-batches by its largest numbers"
         raise InputError(f"the custom order has {numbers}, and {len(actions):,} actions")
-    ranks = len(rows.programs)
+    ranks = len(programs)
     home: dict[tuple[int, int], int] = {}
     first: dict[int, tuple[int, Action]] = {}
     for rank, a in actions:
@@ -120,10 +117,9 @@ def from_rows(rows: Rows, *, replicas: bool = False) -> Schedule:
         stages=stages,
         chunks=max(1, max(placements[0].count(rank) for rank in range(ranks))),
         micro_batches=micro_batches,
-        programs=rows.programs,
+        programs=programs,
         placements=placements,
         replica_of=tuple(number[column] for column in columns),
-        meta={"communication_skipped": rows.communication_skipped},
     )
 
 
@@ -137,26 +133,9 @@ def from_rows(rows: Rows, *, replicas: bool = False) -> Schedule:
 #
 # ``torch.distributed.pipelining`` writes this with ``_dump_csv`` and loads it with ``_load_csv``. Its
 # *lowered* form has communication in the same rows (``2SEND_F1``, ``0UNSHARD``); reading skips those
-# cells, because transfers follow from the placement of stages, and counts them in
-# ``meta["communication_skipped"]``.
+# cells, because transfers follow from the placement of stages.
 #
 # A rank holds the stages whose actions are in its row.
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """The unchecked contents of a table of actions.
-
-    Attributes
-    ----------
-    programs : tuple of tuple of Slot
-        One program per row, without idle cells.
-    communication_skipped : int
-        Number of communication cells skipped.
-    """
-
-    programs: tuple[tuple[Slot, ...], ...]
-    communication_skipped: int
 
 
 def to_csv(schedule: Schedule) -> str:
@@ -173,8 +152,8 @@ def to_csv(schedule: Schedule) -> str:
     return "".join(",".join(map(str, program)) + "\n" for program in schedule.programs)
 
 
-def parse_csv(text: str, *, source: str = "the order") -> Rows:
-    r"""Return the rows of a table with one program per row.
+def parse_csv(text: str, *, source: str = "the order") -> Programs:
+    r"""Return the programs of a table, one per row, without idle cells.
 
     A row without commas may separate its cells by blanks. Trailing empty rows are dropped.
 
@@ -192,27 +171,23 @@ def parse_csv(text: str, *, source: str = "the order") -> Rows:
 
     Examples
     --------
-    >>> rows = parse_csv("0F0,,0B0\n1F0 1B0")
-    >>> [" ".join(map(str, program)) for program in rows.programs]
+    >>> [" ".join(map(str, program)) for program in parse_csv("0F0,,0B0\n1F0 1B0")]
     ['0F0 0B0', '1F0 1B0']
     """
     lines = text.rstrip().splitlines()
     if not lines:
         raise InputError(f"{source} is empty; it needs one row of actions a rank, such as 0F0,0B0")
-    skipped = 0
     programs: list[list[Slot]] = [[] for _ in lines]
     for rank, line in enumerate(lines):
         for column, cell in enumerate(_cells(line), start=1):
-            if is_communication(cell):
-                skipped += 1
-            elif cell:
+            if cell and not is_communication(cell):
                 with in_file(f"{source}, row {rank + 1} (rank {rank}), cell {column}"):
                     programs[rank].append(parse_slot(cell))
-    return Rows(tuple(map(tuple, programs)), skipped)
+    return tuple(map(tuple, programs))
 
 
-def read_csv(path: str | Path) -> Rows:
-    """Return the rows of a file, read by `parse_csv`.
+def read_csv(path: str | Path) -> Programs:
+    """Return the programs of a file, read by `parse_csv`.
 
     Raises
     ------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate, count, repeat
 from typing import Literal
@@ -430,29 +430,6 @@ def interleaved_zb(ranks: int, micro_batches: int, chunks: int = 2) -> Schedule:
     return interleaved("interleaved-zb", "I", 1, ranks, micro_batches, chunks)
 
 
-@dataclass(frozen=True, slots=True)
-class Staleness:
-    """Weight versions on one rank.
-
-    Attributes
-    ----------
-    rank, stage : int
-        Rank and stage described.
-    versions : int
-        Largest number of weight versions in use at once in this run, including the newest.
-    forward_version : tuple of int
-        Number of updates that F had seen, for each of the rank's mini-batches in order.
-    staleness : tuple of int
-        Number of updates between F and its own update, for each mini-batch.
-    """
-
-    rank: int
-    stage: int
-    versions: int
-    forward_version: tuple[int, ...]
-    staleness: tuple[int, ...]
-
-
 def pipedream(ranks: int, micro_batches: int, *, replicas: Sequence[int] | None = None) -> Schedule:
     """Generate the asynchronous 1F1B schedule.
 
@@ -531,13 +508,13 @@ def pipedream(ranks: int, micro_batches: int, *, replicas: Sequence[int] | None 
         "replicas": counts,
         "warm_up": tuple(warm_ups),
         "weight_versions": tuple(warm_up + 1 for warm_up in warm_ups),
-        "staleness": tuple(max(each.staleness, default=0) for each in staleness(schedule)),
+        "staleness": tuple(max(each, default=0) for each in staleness(schedule)),
     }
     return replace(schedule, meta=meta)
 
 
-def staleness(schedule: Schedule) -> tuple[Staleness, ...]:
-    """Return the weight versions along each rank's program, with one update after each B.
+def staleness(schedule: Schedule) -> list[list[int]]:
+    """Return, per rank, the updates between F and its own update for each mini-batch, with one after each B.
 
     Replicas of a stage update together (their gradients are summed), so the number of a rank's own
     backwards is the number of updates.
@@ -547,30 +524,17 @@ def staleness(schedule: Schedule) -> tuple[Staleness, ...]:
     schedule : Schedule
         Schedule with one stage per rank and unsplit backwards.
 
-    Returns
-    -------
-    tuple of Staleness
-        One per rank.
-
     Examples
     --------
-    >>> [each.staleness for each in staleness(pipedream(3, 5))]
-    [(0, 1, 2, 2, 2), (0, 1, 1, 1, 1), (0, 0, 0, 0, 0)]
+    >>> staleness(pipedream(3, 5))
+    [[0, 1, 2, 2, 2], [0, 1, 1, 1, 1], [0, 0, 0, 0, 0]]
     """
-    return tuple(_follow(schedule, rank) for rank in range(schedule.ranks))
-
-
-def _follow(schedule: Schedule, rank: int) -> Staleness:
-    seen: dict[int, int] = {}
-    in_use: dict[int, int] = {}
-    late: list[int] = []
-    version, versions = 0, 1
-    for action in schedule.actions(rank):
-        k = action.micro_batch
-        if action.phase == "F":
-            seen[k] = in_use[k] = version
-        elif action.phase == "B":
-            late.append(version - in_use.pop(k))
-            version += 1
-        versions = max(versions, len({version, *in_use.values()}))
-    return Staleness(rank, schedule.stages_of(rank)[0], versions, tuple(seen.values()), tuple(late))
+    late: list[list[int]] = [[] for _ in range(schedule.ranks)]
+    for rank, own in enumerate(late):
+        version_of: dict[int, int] = {}  # what the F of a mini-batch saw
+        for action in schedule.actions(rank):
+            if action.phase == "F":
+                version_of[action.micro_batch] = len(own)
+            else:
+                own.append(len(own) - version_of[action.micro_batch])
+    return late

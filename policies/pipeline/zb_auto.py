@@ -33,7 +33,7 @@ from policies.pipeline.pipeline_schedule import Programs, Schedule, one_pipeline
 from policies.pipeline.registry import per_stage, require_positive
 from policies.pipeline.straight_schedules import zb_h1, zb_h2
 from policies.pipeline.zb_anneal import MOST_ACTIONS, annealed
-from policies.pipeline.zb_greedy import greedy_programs, greedy_v_programs
+from policies.pipeline.zb_greedy import greedy_searches
 from policies.pipeline.zb_optimal import Objective, ZeroBubbleProblem, cost, least_cost, optimal_programs
 from sim.base.errors import InfeasibleError, InputError, UnknownNameError
 from sim.base.units import NS_PER_S
@@ -161,16 +161,15 @@ def _searched(problem: ZeroBubbleProblem, *, with_fixed: bool) -> Schedule:
     InfeasibleError
         If the search finds no order within the memory limit and no fixed order fits.
     """
-    failure: InfeasibleError | None = None
     found: list[Schedule] = []
-    try:
-        search = greedy_programs if problem.chunks == 1 else greedy_v_programs
-        found += (_schedule(problem, programs) for programs in search(problem))
-    except InfeasibleError as error:
-        failure = error
+    for search in greedy_searches(problem):
+        try:
+            found.append(_schedule(problem, search()))
+        except InfeasibleError as error:
+            failure = error
     if with_fixed or not found:
         found += _fixed_that_fit(problem)
-    if failure is not None and not found:
+    if not found:
         raise failure
     value, _, best = min((cost(problem, schedule), i, schedule) for i, schedule in enumerate(found))
     least = least_cost(problem)

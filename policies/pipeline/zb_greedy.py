@@ -26,12 +26,12 @@ Source: Qi et al., arXiv 2401.10241, section 3.1 (the rules, in words).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable
 from functools import partial
 from itertools import product
 
 from policies.pipeline.pipeline_schedule import Action, Programs
-from policies.pipeline.zb_optimal import ZeroBubbleProblem, those_found
+from policies.pipeline.zb_optimal import ZeroBubbleProblem
 from sim.base.errors import InfeasibleError
 
 # ----------------------------------------------------------------------------------------------------------
@@ -183,15 +183,11 @@ _F, _I = 0, 1
 """The legs of a straight pipeline."""
 
 
-def greedy_programs(problem: ZeroBubbleProblem) -> Iterator[Programs]:
-    """Yield the programs of a straight pipeline for each setting of the switches that finds one.
-
-    Raises
-    ------
-    InfeasibleError
-        No setting finds an order within the memory limit.
-    """
-    return those_found(_Search(problem, *setting).run for setting in product((False, True), repeat=3))
+def greedy_searches(problem: ZeroBubbleProblem) -> list[Callable[[], Programs]]:
+    """Return a search for each setting of the switches: it raises if no order keeps to the memory limit."""
+    if problem.chunks == 1:
+        return [_Search(problem, *setting).run for setting in product((False, True), repeat=3)]
+    return [partial(_learn, problem, *setting) for setting in product((True, False), repeat=2)]
 
 
 class _Search(GreedyRanks):
@@ -322,17 +318,6 @@ class _Search(GreedyRanks):
 # fill gaps up to that length: the search repeats with this knowledge while the longest bubble shrinks.
 #
 # Source: Qi et al., arXiv 2401.10241, section 6 and appendix (the rules, in words).
-
-
-def greedy_v_programs(problem: ZeroBubbleProblem) -> Iterator[Programs]:
-    """Yield the best programs of a V for each setting of the switches that finds one.
-
-    Raises
-    ------
-    InfeasibleError
-        No setting finds an order within the memory limit.
-    """
-    return those_found(partial(_learn, problem, *switches) for switches in product((True, False), repeat=2))
 
 
 def _learn(problem: ZeroBubbleProblem, before_forward: bool, before_leg_2: bool) -> Programs:

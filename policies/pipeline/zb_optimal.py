@@ -17,7 +17,7 @@ Source: Qi et al., arXiv 2401.10241, section 3.2 and appendix (as an integer pro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, product, starmap
@@ -150,28 +150,6 @@ def least_cost(problem: ZeroBubbleProblem) -> int:
     return max(
         end - (first[r] if problem.objective == "span" else 0) for r, end in (*until, *enumerate(work))
     )
-
-
-def those_found(searches: Iterable[Callable[[], Programs]]) -> Iterator[Programs]:
-    """Yield the result of each search, skipping those that find no order within the memory limit.
-
-    Raises
-    ------
-    InfeasibleError
-        If none of them finds one.
-    """
-    failure: InfeasibleError | None = None
-    found = 0
-    for search in searches:
-        try:
-            programs = search()
-        except InfeasibleError as error:
-            failure = error
-        else:
-            found += 1
-            yield programs
-    if failure is not None and not found:
-        raise failure
 
 
 # ----------------------------------------------------------------------------------------------------------

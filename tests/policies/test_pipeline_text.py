@@ -48,7 +48,7 @@ def test_a_table_comes_back(name: str, ranks: int, micro_batches: int, chunks: i
     schedule = generate(name, ranks=ranks, micro_batches=micro_batches, chunks=chunks)
     path = tmp_path / "orders.csv"
     path.write_text(to_csv(schedule))
-    assert read_csv(path).programs == schedule.programs
+    assert read_csv(path) == schedule.programs
     again = generate("custom", file=str(path), ranks=ranks, micro_batches=micro_batches)
     assert again.programs == schedule.programs
     assert again.placements == schedule.placements
@@ -70,14 +70,13 @@ def test_replicas_come_back_where_they_are_said() -> None:
 
 def test_idle_cells_and_the_ends_of_lines_mean_nothing() -> None:
     rows = parse_csv("0F0,0F1,,,0B0,0B1,,\r\n,1F0,1B0,1F1,1B1\r\n\r\n")
-    assert [" ".join(map(str, row)) for row in rows.programs] == ["0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"]
+    assert [" ".join(map(str, row)) for row in rows] == ["0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"]
 
 
-def test_torchs_communication_is_left_out_and_counted() -> None:
+def test_torchs_communication_is_left_out() -> None:
     text = "0UNSHARD,0F0,0SEND_F0,0RECV_B0,0B0,0REDUCE_GRAD,0RESHARD\n1RECV_F0,1F0,1B0,1SEND_B0\n"
     schedule = generate("custom", order=text)
     assert to_csv(schedule) == "0F0,0B0\n1F0,1B0\n"
-    assert schedule.meta["communication_skipped"] == 7
 
 
 def test_a_wrong_cell_is_told_by_row_and_column() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.pipeline.custom import from_rows, parse_csv
+from policies.pipeline.custom import from_programs, parse_csv
 from policies.pipeline.evaluate import StageTimes, evaluate
 from policies.pipeline.pipeline_schedule import Action, Schedule
 from policies.pipeline.registry import generate
@@ -18,7 +18,7 @@ from sim.base.errors import InputError, StuckError
 
 
 def order(text: str) -> Schedule:
-    return from_rows(parse_csv(text))
+    return from_programs(parse_csv(text))
 
 
 def runs_to_the_end(schedule: Schedule) -> bool:
