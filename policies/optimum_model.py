@@ -290,8 +290,7 @@ class JobModel:
                 self.times.suppose(tasks.start[i][node], start)
                 sent[i, node - tasks.n_ops] = start
             for order in self.orders:
-                if order.chosen is not None:
-                    self.times.suppose(order.chosen, sent[order.one] <= sent[order.other])
+                self.times.suppose(order.chosen, sent[order.one] <= sent[order.other])
 
     def _longest_ns(self) -> int:
         """Return how long all takes one after another: no schedule need be longer, whatever it is for."""

@@ -292,36 +292,46 @@ class LinkTransfer(NamedTuple):
 
 
 class LinkOrder(NamedTuple):
-    """Who goes first of two transfers; `chosen` says that `one` does, None: it does in any case.
-
-    `one_behind` and `other_behind` imply that a transfer begins no later than the other one ends.
-    """
+    """Who goes first of two transfers, if that is open; `chosen` says that `one` does."""
 
     one: Moved
     other: Moved
-    chosen: Any
-    one_behind: Any
-    other_behind: Any
+    chosen: Literal
 
 
 def first_come(
-    times: ScheduleProblem, moves: Mapping[Moved, LinkTransfer], pairs: Iterable[tuple[Moved, Moved]]
+    times: ScheduleProblem,
+    moves: Mapping[Moved, LinkTransfer],
+    pairs: Iterable[tuple[Moved, Moved]],
+    *,
+    on_purpose: bool,
 ) -> list[LinkOrder]:
-    """Let of each two transfers the one that is sent first go first; of one op the first read."""
-    orders = []
+    """Let of each two transfers the one that is sent first go first; of one op the first read.
+
+    Unless it may wait `on_purpose`, each begins when it is sent, or when another one over one of its links
+    ends.
+    """
+    orders: list[LinkOrder] = []
+    behind: dict[Moved, list[Literal]] = {moved: [] for moved in moves}  # what says that it is, at once
     for one, other in pairs:
         if moves[one].sent and moves[one].sent.keys() == moves[other].sent.keys():
-            orders.append(LinkOrder(one, other, None, None, _behind(times, moves, one, other, None)))
+            behind[other].append(_behind(times, moves, one, other, None))
             continue
         first, second = times.choice([f"{one} first", f"{other} first"])
-        other_behind = _behind(times, moves, one, other, first)
-        orders.append(LinkOrder(one, other, first, _behind(times, moves, other, one, second), other_behind))
+        behind[other].append(_behind(times, moves, one, other, first))
+        behind[one].append(_behind(times, moves, other, one, second))
+        orders.append(LinkOrder(one, other, first))
+    for moved, others in behind.items() if not on_purpose else ():
+        at_once = times.literal(f"{moved} at once")
+        for sent in moves[moved].sent.values() or [0]:
+            times.after(sent, moves[moved].begin, at_once)
+        times.any_of.append([(literal, True) for literal in (at_once, *others)])
     return orders
 
 
 def _behind(
     times: ScheduleProblem, moves: Mapping[Moved, LinkTransfer], first: Moved, then: Moved, chosen: Any
-) -> Any:
+) -> Literal:
     """Let one transfer follow another, if that is `chosen`; return what implies that it follows at once."""
     end = moves[first].begin + moves[first].ns
     times.after(moves[then].begin, end, chosen)
@@ -333,22 +343,6 @@ def _behind(
     if chosen is not None:
         times.asked(chosen, at_once)
     return at_once
-
-
-def never_wait_on_purpose(
-    times: ScheduleProblem, moves: Mapping[Moved, LinkTransfer], orders: Iterable[LinkOrder]
-) -> None:
-    """Let each transfer begin when it is sent, or when another one over one of its links ends."""
-    behind: dict[Moved, list[Any]] = {moved: [] for moved in moves}
-    for order in orders:
-        behind[order.other].append(order.other_behind)
-        if order.one_behind is not None:
-            behind[order.one].append(order.one_behind)
-    for moved, others in behind.items():
-        at_once = times.literal(f"{moved} at once")
-        for sent in moves[moved].sent.values() or [0]:
-            times.after(sent, moves[moved].begin, at_once)
-        times.any_of.append([(literal, True) for literal in (at_once, *others)])
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -445,10 +439,8 @@ def _links(tasks: Tasks, known: bool) -> list[LinkOrder]:
         return []
     pairs = {pair for moved in over.values() for pair in itertools.combinations(moved, 2)}
     moves = {moved: _move(tasks, *moved) for moved in dict.fromkeys(itertools.chain(*sorted(pairs)))}
-    orders = first_come(tasks.times, moves, sorted(pairs))
-    if not engines and not tasks.job.carried.any():
-        never_wait_on_purpose(tasks.times, moves, orders)
-    return orders
+    on_purpose = engines or bool(tasks.job.carried.any())
+    return first_come(tasks.times, moves, sorted(pairs), on_purpose=on_purpose)
 
 
 def _move(tasks: Tasks, i: int, t: int) -> LinkTransfer:

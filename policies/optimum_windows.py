@@ -18,6 +18,7 @@ and 5.9 % at most; those of 30 jobs by 2.6 to 5.9 %.
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from functools import partial
 from heapq import heapify, heappop, heappush
@@ -158,13 +159,12 @@ def _parts(time: Time | int) -> tuple[int, int]:
 
 
 class Touching:
-    """Which constraints speak of each time and of each literal, by their numbers in ``problem.orders``."""
+    """Which orders speak of each time and literal, and which choices and clauses of each literal."""
 
     def __init__(self, problem: ScheduleProblem) -> None:
-        self.times: list[list[int]] = [[] for _ in problem.times]
-        self.literals: list[list[int]] = [[] for _ in problem.literals]
-        self.choices: list[list[int]] = [[] for _ in problem.literals]
-        self.clauses: list[list[int]] = [[] for _ in problem.literals]
+        self.times, self.literals, self.choices, self.clauses = (
+            defaultdict[int, list[int]](list) for _ in range(4)
+        )
         for k, (later, earlier, given) in enumerate(problem.orders):
             for time in (later, earlier):
                 if isinstance(time, Time):

@@ -299,8 +299,8 @@ def bench(
         not know a policy.
     RunError
         A process ended unexpectedly.
-    KeyboardInterrupt
-        By Ctrl-C; the message says how many points are finished.
+    Interrupted
+        By Ctrl-C.
     """
     _refuse_unknown(points)
     known = {point.path: known_of(point.path) for point in points}
@@ -325,13 +325,7 @@ def _rows(
             else run_on(executor, run_point, left)
         )
 
-    try:
-        return rows.complete(points, run, done)
-    except KeyboardInterrupt:
-        told = f"{len(rows.rows)} of {len(points)} points are done"
-        if kept is not None and rows.rows:
-            told += f"; {kept} keeps them, and the same command goes on there"
-        raise KeyboardInterrupt(told) from None
+    return rows.complete(points, run, done)
 
 
 def _stamp(point: Point) -> str:

@@ -27,20 +27,20 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from scenarios.fields.results import column_of_result
 from scenarios.file.document import Document
 from scenarios.file.yaml_read import read_yaml_text, texts_in
 from scenarios.importers.files import files_in
-from scenarios.variants.variant import Row, Variant, Variants, column_of, refuse_all_invalid
+from scenarios.variants.variant import Row, Variant, Variants, refuse_all_invalid
 from sim.base.errors import InputError, extra
 from sim.base.files import read_bytes, write_bytes
-from sim.export.tables import csv_text, text_of_csv
+from sim.export.tables import csv_text
 
 
 class Interrupted(KeyboardInterrupt):
@@ -83,42 +83,26 @@ def sweep(
     Interrupted
         By Ctrl-C.
     """
-    if out is None:
-        return _sweep(variants, points, executor, None, done)
-    if not force:
-        check_same_table(out, points)
-    with sweeping(out) as known:
-        rows = _sweep(variants, points, executor, known, done)
-        if not force and Path(out).exists() and read_bytes(out, unpack=False) != _content(rows, out):
-            raise InputError(f"{out}: is there already, and its results differ; replace it with --force")
-        write_rows(rows, out)
-    return rows
-
-
-def _sweep(
-    variants: Variants,
-    points: Sequence[Variant],
-    executor: Executor | None,
-    known: Path | None,
-    done: Callable[[int, int], None],
-) -> list[Row]:
-    """Run the points that the file of points does not have yet; return the rows of all in order."""
     stamp, now = stamps(variants.document, points)
-    if known is not None:
-        now = {key: f"{own} {program()}" for key, own in now.items()}
-    kept = KeptRows(known, now, [column_of_result(name) for name in variants.results])
-    if kept.changed:
-        told = "the scenario, a file that it names, or this program has changed since"
-        warnings.warn(f"{known}: {told}: {kept.changed:,} of {len(points):,} points run again", stacklevel=3)
-    try:
-        ended = kept.complete(points, lambda left: variants.rows(left, executor, stamp=stamp), done)
-    except KeyboardInterrupt:
-        told = f"{len(kept.rows)} of {len(points)} points are done"
-        if known is not None and kept.rows:
-            told += f"; {known} keeps them, and the same command goes on there"
-        raise Interrupted([kept.rows[one.key] for one in points if one.key in kept.rows], told) from None
-    refuse_all_invalid(ended)
-    return ended
+    with nullcontext() if out is None else sweeping(out) as known:
+        if known is not None:
+            now = {key: f"{own} {program()}" for key, own in now.items()}
+        kept = KeptRows(known, now, [column_of_result(name) for name in variants.results])
+        is_new = out is None or force or not Path(out).exists()
+        if not is_new and len(kept.found) < len(points):
+            told = "is there already, and is no table of these points"
+            raise InputError(f"{out}: {told}; name another file, or replace it with --force")
+        if kept.changed:
+            told = "the scenario, a file that it names, or this program has changed since"
+            text = f"{known}: {told}: {len(kept.changed):,} of {len(points):,} points run again"
+            warnings.warn(text, stacklevel=2)
+        rows = kept.complete(points, lambda left: variants.rows(left, executor, stamp=stamp), done)
+        refuse_all_invalid(rows)
+        if out is not None:
+            if not is_new and read_bytes(out, unpack=False) != _content(rows, out):
+                raise InputError(f"{out}: is there already, and its results differ; replace it with --force")
+            write_rows(rows, out)
+    return rows
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -199,14 +183,14 @@ class KeptRows:
     Attributes
     ----------
     rows : dict of str to dict
-    changed : int
-        Number of points in the file whose rows were ignored because of another stamp.
+    found, changed : set of str
+        The points that the file has, and those whose rows are ignored because of another stamp.
     """
 
     def __init__(self, path: Path | None, now: Mapping[str, str], columns: Sequence[str] = ()) -> None:
         self.path, self.now = path, now
         self.rows: dict[str, Row] = {}
-        changed = set()
+        self.found, self.changed = set[str](), set[str]()
         there = path.read_bytes() if path is not None and path.is_file() else b""
         self._cut_off = there[-1:] not in (b"", b"\n")
         for line in there.splitlines():
@@ -216,10 +200,11 @@ class KeptRows:
                 entry = json.loads(line)
                 whole = "makespan_ns" not in entry["row"] or all(name in entry["row"] for name in columns)
                 if entry["scenario"] != now[entry["point"]]:
-                    changed.add(entry["point"])
+                    self.changed.add(entry["point"])
                 elif whole:
                     self.rows[entry["point"]] = entry["row"]
-        self.changed = len(changed - self.rows.keys())
+                self.found.add(entry["point"])
+        self.changed -= self.rows.keys()
 
     def put(self, key: str, row: Row) -> None:
         """Add a row, and append it to the file."""
@@ -244,11 +229,23 @@ class KeptRows:
         """Run the points without a row; return the rows of all points in order.
 
         The file is rewritten without rows of other points and without incomplete lines.
+
+        Raises
+        ------
+        Interrupted
+            By Ctrl-C.
         """
-        done(len(self.rows), len(points))
-        for point, row in run([point for point in points if point.key not in self.rows]):
-            self.put(point.key, row)
+        try:
             done(len(self.rows), len(points))
+            for point, row in run([point for point in points if point.key not in self.rows]):
+                self.put(point.key, row)
+                done(len(self.rows), len(points))
+        except KeyboardInterrupt:
+            told = f"{len(self.rows)} of {len(points)} points are done"
+            if self.path is not None and self.rows:
+                told += f"; {self.path} keeps them, and the same command goes on there"
+            rows = [self.rows[point.key] for point in points if point.key in self.rows]
+            raise Interrupted(rows, told) from None
         if self.path is not None:
             write_bytes(self.path, "".join(self._line(point.key) for point in points).encode())
         return [self.rows[point.key] for point in points]
@@ -274,43 +271,6 @@ def sweeping(out: str | Path) -> Iterator[Path]:
         finally:
             if points.exists() and not points.stat().st_size:
                 points.unlink()
-
-
-def check_same_table(out: str | Path, points: Sequence[Variant]) -> None:
-    """Raise if a file exists that is not the table of the same points."""
-    path = Path(out)
-    if not path.exists() or not points:
-        return
-    keys = [column_of(key) for key, _ in points[0].settings]
-    found: list[Row] = []
-    with suppress(ValueError, TypeError, KeyError, csv.Error):  # a file that is no table is refused below
-        found = _read_rows(path)
-        there = [[row.get(key) for key in keys] for row in found if "policy" in row]
-        if there == [[value for _, value in point.settings] for point in points]:
-            return
-    first: Any = found[0] if isinstance(found, list) and found else {}
-    columns = list(first) if isinstance(first, dict) else []
-    of = "something else"
-    if "policy" in columns:
-        varied = columns[: columns.index("policy")]
-        of = "other values of the same keys" if varied == keys else f"a table of {', '.join(varied)}"
-    raise InputError(
-        f"{out}: is there already, and holds {of}; name another file, or replace it with --force"
-    )
-
-
-def _read_rows(path: Path) -> list[Row]:
-    if path.suffix == ".parquet":
-        with extra("parquet", f"reading {path}"):
-            import pyarrow.parquet as parquet
-        read: list[Row] = parquet.read_table(io.BytesIO(read_bytes(path, unpack=False))).to_pylist()
-        return read
-    text = read_bytes(path, unpack=False).decode()
-    if path.suffix == ".csv":
-        cells = csv.DictReader(io.StringIO(text))
-        return [{column: text_of_csv(cell or "") for column, cell in row.items()} for row in cells]
-    rows: list[Row] = json.loads(text)
-    return rows
 
 
 def write_rows(rows: Sequence[Row], path: str | Path) -> None:

@@ -478,12 +478,12 @@ def test_a_table_of_something_else_is_not_written_over(scenario: Path, tmp_path:
     other = CliRunner().invoke(app, ["sweep", str(scenario), "--out", out, "--vary", VARY[1]])
     assert other.exit_code == 2
     assert other.stderr == (
-        f"{out}: is there already, and holds a table of machine.devices.cpu0.cores; name another file, or "
-        "replace it with --force\n"
+        f"{out}: is there already, and is no table of these points; name another file, or replace it with "
+        "--force\n"
     )
     assert Path(out).read_bytes() == before
     Path(out).write_text("my notes", encoding="utf-8")
-    assert "holds something else" in CliRunner().invoke(app, one).stderr
+    assert "is there already, and its results differ" in CliRunner().invoke(app, one).stderr
 
 
 def test_a_mistake_in_a_policy_of_ones_own_is_placed_wherever_it_runs(tmp_path: Path) -> None:
