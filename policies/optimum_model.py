@@ -15,7 +15,7 @@ least time that the model allows. What is left out is told (`JobModel.left_out`)
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -228,17 +228,14 @@ class JobModel:
         for starts in self.lists.better(self.least_ns, until, seed):
             yield self._timetable(partial(_at, starts.tolist()))
 
-    def improve(self, until: float, seed: int = 0) -> Generator[Timetable, Trace | None, None]:
-        """Yield what is better in a part, and go on from what is sent back: the best run so far, or none."""
+    def improve(self, until: float, seed: int = 0) -> Iterator[Timetable]:
+        """Yield what is better in a part than the run that the search began with last."""
         activities = [
             list(dict.fromkeys(Time(time.index) for time in (start[k], taken[k], end[k])))
             for start, taken, end in zip(self.tasks.start, self.tasks.taken, self.tasks.end, strict=True)
             for k in range(self.tasks.n)
         ] + [[time] for time in self.tasks.departures.values()]
-        for values in windows(self.times, activities, until, seed):
-            known = yield self._timetable(values)
-            if known is not None:
-                self.begin_with(known)
+        yield from map(self._timetable, windows(self.times, activities, until, seed))
 
     def _timetable(self, value: Callable[[Any], int]) -> Timetable:
         """Return the times of a solution."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from heapq import heapify, heappop, heappush
 from time import monotonic
@@ -345,7 +345,7 @@ Values = Callable[[Any], int]
 
 def windows(
     problem: ScheduleProblem, activities: Sequence[Sequence[Time]], until: float, seed: int = 0
-) -> Generator[Values, None, None]:
+) -> Iterator[Values]:
     """Yield better solutions, each from the one that the hints of a problem give when it is asked for.
 
     It ends when the next window would be all there is, or with its time. Only that depends on a clock: with

@@ -36,14 +36,14 @@ from typing import Any, Final, NamedTuple
 from policies.issue.program_order import OutOfOrder
 from scenarios.file.document import Document
 from scenarios.importers.scheduling_instances import is_instance
-from scenarios.run.execute import Result, run_case
+from scenarios.run.execute import run_case
 from scenarios.run.prepare_job import job_of
 from scenarios.run.scenario import Case, scenario_of
 from scenarios.variants.executors import run_on
 from scenarios.variants.optimum import find_optimum, list_schedules
 from scenarios.variants.schedules import ListedOrder
 from scenarios.variants.sweep import KeptRows, program, stamps, sweeping, write_rows
-from scenarios.variants.variant import Row, Variant, VariantRun, attempt
+from scenarios.variants.variant import Row, Variant, attempt
 from sim.base.errors import InputError, SimError, hint, in_file, listed
 from sim.base.files import read_bytes, read_text
 from sim.base.plugins import NOTHING, Allowed
@@ -204,12 +204,11 @@ def run_point(point: Point) -> Row:
             row |= {"makespan_ns": found.best.trace.makespan_ns, "lower_bound_ns": found.lower_bound}
             row |= {"proven": found.proven}
         else:
-            ran = [_run(one) for one in _cases(case, point, placed)]
-            best = min((one.result for one in ran if one.result), key=_makespan, default=None)
-            if best is None:
+            ran = [attempt(one) for one in _cases(case, point, placed)]
+            done = (one.result for one in ran if one.error is None)
+            row["makespan_ns"] = min((each.trace.makespan_ns for each in done if each), default=None)
+            if row["makespan_ns"] is None:
                 row["error"] = ran[0].line
-            else:
-                row["makespan_ns"] = best.trace.makespan_ns
     except SimError as error:
         row["error"] = str(error)
     return row | {"seconds": round(time.perf_counter() - began, 2)}
@@ -241,15 +240,6 @@ def document_of(point: Point) -> Document:
 def _may_move(job: Job) -> bool:
     """Whether ops have a duration for each single device, so that choosing devices is part of the problem."""
     return any(name in job.machine.positions for name in job.graph.duration_by_kind)
-
-
-def _run(case: Case) -> VariantRun:
-    found = attempt(case)
-    return found if found.error is None else found._replace(result=None)
-
-
-def _makespan(result: Result) -> int:
-    return result.trace.makespan_ns
 
 
 def _cases(case: Case, point: Point, placed: bool) -> Iterator[Case]:

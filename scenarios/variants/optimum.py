@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Final
@@ -298,26 +298,23 @@ def find_optimum(
         if timetable is not None:
             search.follow(timetable)
     if model.is_makespan and not searched and search.known_cost > least:
-        model.begin_with(search.known.trace)
-        _improve(search, model.improve(until, seed), least)
+        _improve(search, model, least, until, seed)
     searched = search.known_cost == least or (search.look_around(least, until, seed) and searched)
     why_not = search.why_not if search.found is None else None
     return Optimum(base, results, search.found, why_not, least, model.left_out, placed, searched, what)
 
 
-def _improve(search: _Search, windows: Generator[Timetable, Trace | None, None], least_ns: int) -> None:
+def _improve(search: _Search, model: JobModel, least_ns: int, until: float, seed: int) -> None:
     """Run what windows find, as long as the simulator agrees now and then, and there is something to gain."""
     misses = 0
-    timetable = next(windows, None)
-    while timetable is not None:
+    model.begin_with(search.known.trace)
+    for timetable in model.improve(until, seed):
         better = search.follow(timetable)
         misses = 0 if better else misses + 1
         if search.known_cost == least_ns or misses > _MISSES:
             return
-        try:
-            timetable = windows.send(better.trace if better else None)
-        except StopIteration:
-            return
+        if better:
+            model.begin_with(better.trace)
 
 
 class _Search:

@@ -112,7 +112,7 @@ class Space:
                 if rng.random() > self._gain(group, schedule.device[group], device):
                     continue
                 lane = rng.randrange(self.lanes[device])
-                moved = replace(schedule)
+                moved = schedule
                 for op in self.members[group]:
                     moved = replace(
                         moved, device=_with(moved.device, op, device), lane=_with(moved.lane, op, lane)

@@ -360,19 +360,16 @@ def test_window_by_window_runs_get_shorter_and_the_same_each_time(
     def found() -> list[int]:
         best = first
         model = JobModel(first.job, policy, first)
-        better = model.improve(time.monotonic() + 60)
-        timetable = next(better)
         ends = [best.makespan_ns]
-        for _ in range(2):
+        for n, timetable in enumerate(model.improve(time.monotonic() + 60)):
+            if n == 2:
+                break
             follow = Follow(timetable, synchronisation, by_start=True)
             trace = checked(graph, machine, follow, linearize=follow, streams=follow)
             if trace.makespan_ns < best.makespan_ns:
                 best = trace
                 ends.append(trace.makespan_ns)
-            try:
-                timetable = better.send(trace if best is trace else None)
-            except StopIteration:
-                break
+                model.begin_with(trace)
         return ends
 
     ends = found()
