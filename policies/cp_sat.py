@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from math import ceil, gcd, inf
 from time import monotonic
@@ -19,7 +20,8 @@ from sim.base.units import NS_PER_S, format_duration
 # From the words of a schedule to a model of CP-SAT: all that was said, and the hints to begin with.
 
 
-class Written(NamedTuple):
+@dataclass
+class Written:
     """A model of CP-SAT.
 
     Attributes
@@ -38,6 +40,23 @@ class Written(NamedTuple):
     literals: list[Any]
     cost: Any
     unit_ns: int = 1
+
+    def at(self, time: Time | int) -> Any:
+        """Return what stands for a time."""
+        if isinstance(time, int):
+            return -(-time // self.unit_ns)
+        return self.times[time.index] + time.offset // self.unit_ns
+
+    def holds(self, literal: Literal | None) -> Any:
+        """Return what stands for a literal."""
+        return True if literal is None else self.literals[literal.index]
+
+    def interval(self, taken: Taken) -> Any:
+        """Return for how long something is taken, the gap included, if it is at all."""
+        begin, size = self.at(taken.begin), (taken.ns + taken.gap_ns) // self.unit_ns
+        if (given := self.holds(taken.given)) is True:
+            return self.model.new_fixed_size_interval_var(begin, size, "")
+        return self.model.new_optional_fixed_size_interval_var(begin, size, given, "")
 
     def value(self, solver: Any, unknown: Time | Literal | int) -> int:
         """Return the value of a time or literal in the solution that a solver has."""
@@ -110,11 +129,7 @@ def translate(problem: ScheduleProblem, unit: int = 1) -> Written:
     )
     written = Written(model, times, literals, cost, unit)
 
-    def at(time: Time | int) -> Any:
-        if isinstance(time, int):
-            return -(-time // unit)
-        return times[time.index] + time.offset // unit if time.offset else times[time.index]
-
+    at = written.at
     for later, earlier, given in problem.orders:
         constraint = model.add(at(later) >= at(earlier))
         if given:
@@ -128,9 +143,9 @@ def translate(problem: ScheduleProblem, unit: int = 1) -> Written:
     for clause in problem.any_of:
         model.add_bool_or([literals[a.index] if holds else ~literals[a.index] for a, holds in clause])
     for resource, capacity in problem.capacity.items():
-        _limit(problem, written, resource, capacity, at)
+        _limit(problem, written, resource, capacity)
     for covered in problem.covered:
-        _cover(problem, written, covered, at)
+        _cover(written, covered, problem.horizon_ns // unit)
     for index, value in problem.time_hints.items():
         model.add_hint(times[index], value // unit)
     for index, holds in problem.literal_hints.items():
@@ -141,39 +156,22 @@ def translate(problem: ScheduleProblem, unit: int = 1) -> Written:
     return written
 
 
-def _limit(
-    problem: ScheduleProblem, written: Written, resource: Any, capacity: int, at: Callable[[Time | int], Any]
-) -> None:
+def _limit(problem: ScheduleProblem, written: Written, resource: Any, capacity: int) -> None:
     """Limit what is taken of a resource at once.
 
     That its work takes at least so long follows, and has to be said: the solver hardly proves anything
     without.
     """
-    model, unit = written.model, written.unit_ns
-    intervals: list[Any] = []
-    amounts: list[int] = []
-    work: list[Any] = []
-    for begin, long_ns, given, amount, gap_ns in problem.taken.get(resource, ()):
-        ns, gap = long_ns // unit, gap_ns // unit
-        name = f"{resource} {len(intervals)}"
-        if given is None:
-            interval = model.new_fixed_size_interval_var(at(begin), ns + gap, name)
-            work.append(ns * amount)
-        else:
-            chosen = written.literals[given.index]
-            interval = model.new_optional_fixed_size_interval_var(at(begin), ns + gap, chosen, name)
-            work.append(ns * amount * chosen)
-        intervals.append(interval)
-        amounts.append(amount)
+    model, unit, taken = written.model, written.unit_ns, problem.taken.get(resource, ())
+    intervals, amounts = [*map(written.interval, taken)], [each.amount for each in taken]
     if changes := problem.changes.get(resource):
         sizes, least = [each.amount for each in changes], -sum(abs(each.amount) for each in changes)
-        model.add_reservoir_constraint([at(each.at) for each in changes], sizes, least, capacity)
+        model.add_reservoir_constraint([written.at(each.at) for each in changes], sizes, least, capacity)
     at_most(model, intervals, amounts, capacity)
-    model.add(capacity * written.times[LONGEST.index] >= sum(work))
-    taken = problem.taken.get(resource, ())
-    alike = {*amounts} == {1} and len(taken) == len(amounts)
-    if 1 < capacity <= _LANES and capacity < len(taken) <= _ON_LANES and alike:
-        _on_lanes(written, taken, capacity, at)
+    work = sum(each.ns // unit * each.amount * written.holds(each.given) for each in taken)
+    model.add(capacity * written.times[LONGEST.index] >= work)
+    if 1 < capacity <= _LANES and capacity < len(taken) <= _ON_LANES and {*amounts} == {1}:
+        _on_lanes(written, taken, capacity)
 
 
 _LANES: Final = 4
@@ -181,7 +179,7 @@ _ON_LANES: Final = 64
 """With more lanes, or more to be done on them, what is gained is less than the lanes cost."""
 
 
-def _on_lanes(written: Written, taken: Sequence[Taken], lanes: int, at: Callable[[Time | int], Any]) -> None:
+def _on_lanes(written: Written, taken: Sequence[Taken], lanes: int) -> None:
     """Let each have one of some equal lanes for itself; the first go to the first lanes.
 
     It follows from the limit, but a sum of what is on one lane proves what no sum over all can: that an odd
@@ -190,13 +188,13 @@ def _on_lanes(written: Written, taken: Sequence[Taken], lanes: int, at: Callable
     model, unit = written.model, written.unit_ns
     on: list[list[Any]] = [[] for _ in range(lanes)]
     work: list[list[Any]] = [[] for _ in range(lanes)]
-    for n, (begin, ns, given, _, gap_ns) in enumerate(taken):
+    for n, each in enumerate(taken):
         own = [model.new_bool_var(f"{n} on {lane}") for lane in range(min(lanes, n + 1))]
-        model.add(sum(own) == (1 if given is None else written.literals[given.index]))
+        model.add(sum(own) == written.holds(each.given))
+        begin, size = written.at(each.begin), (each.ns + each.gap_ns) // unit
         for lane, here in enumerate(own):
-            size = ns // unit + gap_ns // unit
-            on[lane].append(model.new_optional_fixed_size_interval_var(at(begin), size, here, ""))
-            work[lane].append(ns // unit * here)
+            on[lane].append(model.new_optional_fixed_size_interval_var(begin, size, here, ""))
+            work[lane].append(each.ns // unit * here)
     for intervals, sums in zip(on, work, strict=True):
         model.add_no_overlap(intervals)
         model.add(written.times[LONGEST.index] >= sum(sums))
@@ -206,16 +204,13 @@ MOST_COVERED: Final = 24
 """With more spans what they cover is only known to be no less than their share of the lanes."""
 
 
-def _cover(
-    problem: ScheduleProblem, written: Written, covered: Covered, at: Callable[[Time | int], Any]
-) -> None:
+def _cover(written: Written, covered: Covered, horizon: int) -> None:
     """Let a time be no less than what spans cover: each is in one of some blocks, of which none overlap.
 
     A block is called after the first span that is in it, in the order in which they are given.
     """
-    model, unit, horizon = written.model, written.unit_ns, problem.horizon_ns // written.unit_ns
-    holds = [1 if each.given is None else written.literals[each.given.index] for each in covered.spans]
-    time = at(covered.time)
+    model, unit, at, time = written.model, written.unit_ns, written.at, written.at(covered.time)
+    holds = [written.holds(each.given) for each in covered.spans]
     work = sum(each.ns // unit * held for each, held in zip(covered.spans, holds, strict=True))
     model.add(covered.lanes * time >= work)
     if len(covered.spans) > MOST_COVERED:

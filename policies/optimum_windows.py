@@ -28,7 +28,7 @@ from typing import Any, Final
 import numpy as np
 
 from policies.cp_sat import Written, at_most, solve, solver_of
-from policies.schedule_problem import LONGEST, Literal, ScheduleProblem, Time
+from policies.schedule_problem import LONGEST, Literal, ScheduleProblem, Taken, Time
 from sim.base.arrays import BoolArray
 
 # ----------------------------------------------------------------------------------------------------------
@@ -179,8 +179,8 @@ class Touching:
                 self.clauses[literal.index].append(k)
 
 
-class FreePart:
-    """What is free of a solution that is known.
+class FreePart(Written):
+    """What is free of a solution that is known, as a model.
 
     Parameters
     ----------
@@ -201,44 +201,28 @@ class FreePart:
         self.free[list(window)] = True
         self.behind[list(behind)] = True
         self.behind[LONGEST.index] = self.free[LONGEST.index] = False
-        at = np.flatnonzero(self.free)
-        early, late = np.array(known.early)[at], np.array(known.late)[at]
-        self.begin = int(early.min())
-        self.saved = int(early.max()) - self.begin  # at most: what is behind does not move by more
+        self.window = np.flatnonzero(self.free).tolist()
+        early, late = [known.early[k] for k in self.window], [known.late[k] for k in self.window]
+        self.begin = min(early)
+        self.saved = max(early) - self.begin  # at most: what is behind does not move by more
         least = max(known.end_ns - self.saved, known.least_ns(~self.free & ~self.behind, self.behind))
-        self.model = cp_model.CpModel()
         self.possible = least < known.end_ns
-        self.longest = self.model.new_int_var(
-            min(least, known.end_ns - 1), known.end_ns - 1, "the end of all"
-        )
-        self.unknown: dict[int, Any] = {LONGEST.index: self.longest}
-        for k in at.tolist():
-            self.unknown[k] = self.model.new_int_var(self.begin, int(late.max()), self.problem.times[k])
-            self.model.add_hint(self.unknown[k], known.early[k])
-        self.chosen: dict[int, Any] = {}
+        model, last = cp_model.CpModel(), known.end_ns - 1
+        longest = model.new_int_var(min(least, last), last, "the end of all")
+        times = [
+            longest - (known.end_ns - known.late[k]) if self.behind[k] else known.early[k] for k in range(n)
+        ]
+        times[LONGEST.index] = longest
+        for k, start in zip(self.window, early, strict=True):
+            times[k] = model.new_int_var(self.begin, max(late), self.problem.times[k])
+            model.add_hint(times[k], start)
+        super().__init__(model, times, [*known.holds], longest)
 
-    def at(self, time: Time | int) -> Any:
-        """Return what stands for a time."""
-        if isinstance(time, int):
-            return time
-        k, offset = time.index, time.offset
-        if k in self.unknown:
-            return self.unknown[k] + offset if offset else self.unknown[k]
-        if self.behind[k]:
-            return self.longest - (self.known.end_ns - self.known.late[k] - offset)
-        return self.known.early[k] + offset
-
-    def holds(self, literal: Literal | None) -> Any:
-        """Return what stands for a literal."""
-        if literal is None:
-            return True
-        return self.chosen.get(literal.index, self.known.holds[literal.index])
-
-    def written(self) -> Written:
-        """Return the model."""
-        self._choose()
-        about = {k for time in self.unknown if time for k in self.touching.times[time]}
-        about |= {k for literal in self.chosen for k in self.touching.literals[literal]}
+    def write(self) -> None:
+        """State what limits the window."""
+        chosen = self._choose()
+        about = {k for time in self.window for k in self.touching.times[time]}
+        about |= {k for literal in chosen for k in self.touching.literals[literal]}
         for k in sorted(about):
             self._after(k)
         for begin, ns, end, literal in self.problem.durations:
@@ -249,10 +233,7 @@ class FreePart:
                     constraint.only_enforce_if(given)
         for resource, capacity in self.problem.capacity.items():
             self._limit(resource, capacity)
-        self.model.minimize(self.longest)
-        times = [self.at(Time(k)) for k in range(len(self.problem.times))]
-        literals = [self.holds(Literal(k)) for k in range(len(self.problem.literals))]
-        return Written(self.model, times, literals, self.longest)
+        self.model.minimize(self.cost)
 
     def _is_free(self, time: Time | int) -> bool:
         return isinstance(time, Time) and bool(self.free[time.index])
@@ -260,27 +241,29 @@ class FreePart:
     def _is_behind(self, time: Time | int) -> bool:
         return isinstance(time, Time) and bool(self.behind[time.index])
 
-    def _choose(self) -> None:
-        """Free the literals that are about the window, and about nothing behind it."""
-        problem, about = self.problem, dict.fromkeys(self._about())
-        for k in about:
+    def _choose(self) -> list[int]:
+        """Free the literals that are about the window, and about nothing behind it; return them."""
+        problem, chosen = self.problem, list[int]()
+        for k in dict.fromkeys(self._about()):
             told = [problem.orders[c] for c in self.touching.literals[k]]
             if not any(self._is_behind(a) or self._is_behind(b) for a, b, _ in told):
-                self.chosen[k] = self.model.new_bool_var(problem.literals[k])
-        for k in dict.fromkeys(c for literal in self.chosen for c in self.touching.choices[literal]):
+                self.literals[k] = self.model.new_bool_var(problem.literals[k])
+                chosen.append(k)
+        for k in dict.fromkeys(c for literal in chosen for c in self.touching.choices[literal]):
             self.model.add_exactly_one([self.holds(literal) for literal in problem.one_of[k]])
-        for k in dict.fromkeys(c for literal in self.chosen for c in self.touching.clauses[literal]):
+        for k in dict.fromkeys(c for literal in chosen for c in self.touching.clauses[literal]):
             clause = [(self.holds(literal), as_told) for literal, as_told in problem.any_of[k]]
             if not any(holds is as_told for holds, as_told in clause):
                 told_of = [
                     (holds if as_told else ~holds) for holds, as_told in clause if not isinstance(holds, bool)
                 ]
                 self.model.add_bool_or(told_of)
+        return chosen
 
     def _about(self) -> Iterator[int]:
         """Yield the literals that constraints of the window depend on."""
-        for time in self.unknown:
-            for k in self.touching.times[time] if time else ():
+        for time in self.window:
+            for k in self.touching.times[time]:
                 yield from (literal.index for literal in self.problem.orders[k].given)
         for taken in self.problem.taken.values():
             for each in taken:
@@ -313,23 +296,15 @@ class FreePart:
         if not free:
             return
         reach = max(known.late[begin.index] + begin.offset + ns + gap for begin, ns, _, _, gap in free)
-        intervals, amounts = [], []
-        for begin, ns, literal, amount, gap_ns in taken:
-            k = begin.index
+
+        def touches(each: Taken) -> bool:
+            k = each.begin.index
             if self.behind[k]:
-                if known.late[k] + begin.offset - self.saved >= reach:
-                    continue
-            elif not self.free[k] and known.at(begin) + ns + gap_ns <= self.begin:
-                continue
-            given, size = self.holds(literal), ns + gap_ns
-            new = self.model
-            intervals.append(
-                new.new_fixed_size_interval_var(self.at(begin), size, "")
-                if given is True
-                else new.new_optional_fixed_size_interval_var(self.at(begin), size, given, "")
-            )
-            amounts.append(amount)
-        at_most(self.model, intervals, amounts, capacity)
+                return known.late[k] + each.begin.offset - self.saved < reach
+            return bool(self.free[k]) or known.at(each.begin) + each.ns + each.gap_ns > self.begin
+
+        touch = [*filter(touches, taken)]
+        at_most(self.model, [*map(self.interval, touch)], [each.amount for each in touch], capacity)
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -393,7 +368,7 @@ def _solve(part: FreePart, effort: float, left_s: float, seed: int) -> Values | 
     if not part.possible:
         return None
     solver = solver_of(0, effort, left_s, seed)  # a relaxation takes more time than it saves
-    written = part.written()
-    if solve(solver, written) in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return partial(written.value, solver)
+    part.write()
+    if solve(solver, part) in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return partial(part.value, solver)
     return None
