@@ -1,4 +1,4 @@
-# cython: language_level=3, annotation_typing=False, initializedcheck=False
+# cython: language_level=3, annotation_typing=False, infer_types=True, initializedcheck=False
 # cython: boundscheck=False, wraparound=False, cdivision=True
 """Passes over the edges of a graph, compiled with the kernel.
 

@@ -1,4 +1,4 @@
-# cython: language_level=3, annotation_typing=False, boundscheck=False
+# cython: language_level=3, annotation_typing=False, infer_types=True, boundscheck=False
 # cython: wraparound=False, initializedcheck=False, cdivision=True
 """The fast path: the events of each instant, as plain Python over columns of whole numbers.
 
@@ -20,15 +20,7 @@ Every list inside is a column with a counter beside it, because C has nothing el
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from sim.kernel.network import Net
-    from sim.kernel.sms import Sms
-    from sim.kernel.stealing import Stealing
-
-
-Column = list[int]
+from sim.kernel.maxmin import Column
 
 EVENT = 4
 LAUNCH = 5
@@ -42,194 +34,9 @@ NEVER = (1 << 63) - 2
 class Run:
     """One run: the columns of a job, the state of its queues, and the results of every task.
 
-    `sim.kernel.columns` sets the columns. Call `open` first, then `run` until nothing can happen any more.
+    `sim.kernel.columns` sets the columns, and ``loop.pxd`` describes them. Call `open` first, then `run`
+    until nothing can happen any more.
     """
-
-    # Sizes and switches.
-    n: int
-    n_ops: int
-    n_tasks: int
-    n_lanes: int
-    n_issuers: int
-    once: bool  # there is one iteration: a task's number is its node's
-    drawn: bool  # durations are those of tasks, not of nodes
-    at_issue: bool  # a launched op makes others eligible when it is issued
-    by_group: bool  # only groups in which something changed are asked
-    networked: bool  # there are transfers
-    limited: bool  # some launch queue has a bound
-    fifo: bool
-    lifo: bool
-    windowed: bool  # the least place in the window goes first; else each queue follows its program strictly
-
-    # One entry per node, or per task if noise is drawn.
-    ns: Column
-
-    # One entry per node.
-    device: Column  # for transfers, one after all others
-    lane_of: Column  # stream on which it is launched
-    charged: bool  # some ops cost their issuer something
-    cost: Column
-    holding: bool  # some ops keep their host thread until they end
-    holds: Column
-    ends: int  # the first row of `edge` that counts when a node ends; earlier ones count when it is issued
-    first_edge: Column  # rows of `edge`
-    edge: Column  # distance * n + consumer
-
-    # One entry per task.
-    releasing: bool
-    release: Column  # for each op: the earliest time at which it is eligible
-    pending: Column  # number of edges that have not counted
-    last: Column  # a stack of tasks whose last edge has counted
-    n_last: int
-    running: Column  # number of events that have not arrived
-    follower: Column  # next task in the same queue: links all queues (a task is in one at a time)
-    turn: Column  # place among the starts of one time: round, then lane; for a task being paid, its issuer
-    ready: Column
-    issue: Column
-    start: Column
-    end: Column  # before the end: when the last of its events arrives on its stream
-    stream: Column
-    issuer: Column
-    wait: Column
-
-    # One entry per lane.
-    gap: Column
-    latency: Column
-    lane_device: Column
-    head: Column  # first and last task in the queue
-    tail: Column
-    busy: Column
-    free: Column  # when it is free, including the gap
-    touched: Column  # lanes to look at
-    is_touched: Column
-    n_touched: int
-
-    # SMs that kernels share.
-    sms: Sms
-    partition: Column  # for each lane; -1: its kernels share nothing
-    waking: Column  # when the head of each lane will be looked at
-
-    # One entry per device.
-    group: Column  # -1: transfers
-    executed: Column  # by a worker; else launched on a stream
-    hop: Column  # time that an event of another stream takes to arrive
-    depth: Column
-    outstanding: Column
-    parked: Column  # first and last launch that found no place
-    parked_last: Column
-
-    n_devices: int
-    counts_cores: bool
-    cores: Column  # for each node: cores that it needs; 0 if they are not counted
-    free_cores: Column
-    cores_freed: bool
-    waits: Column  # first and last task that waits for cores
-    waits_last: Column
-
-    # Issuers and their groups. The idle ones of a group are a heap in `slots`, least index first; after them
-    # there is room for another heap, in which groups or lanes are sorted.
-    issuer_group: Column
-    issuer_lane: Column
-    issuer_queue: Column  # index of its queue or program
-    idle: Column
-    idle_first: Column
-    n_idle: Column
-    asked: Column  # groups to ask; empty unless asking is by group
-    is_asked: Column
-    n_asked: int
-    something: bool  # whether anything changed for an issuer
-
-    # Queues of eligible tasks, one per group or program: a heap of places, a stack or a queue in `slots`.
-    slots: Column
-    queue_first: Column
-    queue_head: Column
-    queue_tail: Column
-
-    # Executors in which an issuer keeps some of the tasks that it made eligible, last in, first out.
-    keeping: bool
-    keep_first: bool  # only the first; else those with the label of the task that it ended
-    kept: Column  # for each issuer: the last one kept
-    label: Column  # for each op
-    pool: Column  # for each op: the queue that it goes to, which decides who may take it
-    maker: int
-    maker_label: int
-    n_made: int
-
-    # Executors in which issuers steal from one another.
-    stealing: bool
-    threads: Stealing
-
-    # Programs, repeated each iteration.
-    program: Column
-    program_first: Column
-    place: Column
-    stride: int  # distance from a task of one repetition to the same one of the next
-    window: int
-    window_end: Column
-    in_flight: Column
-    most_in_flight: int
-
-    # Future events.
-    event_key: Column  # twice the time, plus one for a task of no time: it ends in a round of its own
-    event_task: Column
-    n_events: int
-    now: int
-    round: int
-    ended: Column
-    n_ended: int
-    n_done: int
-    paid: Column
-    n_paid: int
-    placed: Column  # launches that were parked and have a place now
-    n_placed: int
-
-    # Transfers.
-    net: Net
-    released: Column  # transfers whose event has arrived
-    n_released: int
-
-    # Takes of memory and ends of tasks, in order (`sim.kernel.columns`).
-    takes: int  # when memory is taken: 0 never, 1 at issue, 2 at the start
-    noted: Column
-    noted_ns: Column
-    n_noted: int
-
-    # Copies that a host thread makes (`sim.job.transfers`).
-    hosting: bool
-    host_group: Column  # for each transfer's node: the group that may make it, -1: none has to
-    host: Column  # for each task: the issuer that makes it
-    n_groups: int
-    unhosted: Column  # for each group: first and last transfer that waits for a thread
-    unhosted_last: Column
-    n_unhosted: int
-
-    # Communicators (`sim.job.collectives`): for each op its line and its seat, -1: none; and a number for
-    # everything that has to be the same for all that meet.
-    meeting: bool
-    line: Column
-    seat: Column
-    signature: Column
-    in_line: Column  # the tasks of each line, in the order of issue, from `line_first` on
-    line_first: Column
-    line_issued: Column
-    line_done: Column
-    seat_issued: Column
-    seat_started: Column
-    party: Column  # for each seat
-    party_size: Column
-    party_meetings: Column  # the number of its first meeting
-    party_members: Column  # where the members of its first meeting begin in `members`
-    members: Column  # the tasks that have come to each meeting
-    n_there: Column  # for each meeting: number of tasks, their longest duration, and signature (-1: none yet)
-    longest: Column
-    agreed: Column
-    mismatched: bool
-    retried: Column  # workers' tasks that are now first in their line
-    n_retried: int
-
-    # Ops in the order in which their starts became known.
-    rows: Column
-    n_rows: int
 
     def run(self, rounds: int) -> bool:
         """Run at most `rounds` rounds; return whether any event lies ahead."""

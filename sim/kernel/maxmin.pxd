@@ -27,25 +27,22 @@ cdef class MaxMin:
 
     cpdef void count(self, i64 route, i64 more) noexcept
 
-    @cython.locals(i=i64, route=i64, link=i64)
     cpdef void solve(self) noexcept
 
-    @cython.locals(begin=i64, end=i64, flows=i64, counted=i64, hop=i64, link=i64, head=i64, after=i64, before=i64)
     cdef void _open(self, i64 route) noexcept
 
-    @cython.locals(i=i64, link=i64)
     cdef i64 _asked(self) noexcept
 
     cdef void _touch(self, i64 link) noexcept
 
     cdef void _note(self, i64 route) noexcept
 
-    @cython.locals(n=i64, d=i64, had=i64, common=i64, rest=i64, top=i128, more=i128, bottom=i128)
+    @cython.locals(top=i128, more=i128, bottom=i128)
     cdef void _spare(self, i64 link, i64 flows, i64 route) noexcept
 
     cdef void _spare_long(self, i64 link, flows, i64 route) noexcept
 
-    @cython.locals(held=i64, flows=i64, asks=bint, fills=bint, n=i64, wide=i128, common=i64, place=i64, last=i64)
+    @cython.locals(asks=bint, fills=bint, wide=i128)
     cdef void _ask(self, i64 link) noexcept
 
     cdef void _key_long(self, i64 link, flows) noexcept
@@ -56,14 +53,10 @@ cdef class MaxMin:
 
     cdef bint _asks_above(self, i64 link, i64 other) noexcept
 
-    @cython.locals(opened=i64, hop=i64, route=i64)
     cdef i64 _open_higher(self, i64 link) noexcept
 
-    @cython.locals(hop=i64, route=i64)
     cdef void _open_held(self, i64 link) noexcept
 
-    @cython.locals(n=i64, d=i64, common=i64, hop=i64, route=i64, flows=i64, other=i64, used=i64)
     cdef void _fill(self, i64 link) noexcept
 
-    @cython.locals(up=i64, other=i64, kid=i64, second=i64)
     cdef void _sift(self, i64 link, i64 place) noexcept

@@ -1,4 +1,4 @@
-# cython: language_level=3, annotation_typing=False, initializedcheck=False
+# cython: language_level=3, annotation_typing=False, infer_types=True, initializedcheck=False
 # cython: boundscheck=False, wraparound=False, cdivision=True
 """Max-min fair rates, updated incrementally: only what a change can reach is solved again.
 
@@ -43,13 +43,16 @@ IDLE, PRESUMED, OPEN = 0, 1, 2
 COMPILED = not __file__.endswith(".py")
 
 
-def column(values: Sequence[int] | IntArray) -> MutableSequence[int]:
+Column: TypeAlias = MutableSequence[int]
+
+
+def column(values: Sequence[int] | IntArray) -> Column:
     """Return a column: 64 bits per entry if compiled, else a list, which Python reads faster."""
     entries = np.array(values, np.int64)
     return entries if COMPILED else entries.tolist()  # type: ignore[return-value]
 
 
-def zeros(n: int) -> MutableSequence[int]:
+def zeros(n: int) -> Column:
     """Return a column of n zeros; memory that is never written costs nothing if compiled."""
     return np.zeros(n, np.int64) if COMPILED else [0] * n  # type: ignore[return-value]
 

@@ -1,16 +1,13 @@
-# cython: language_level=3, annotation_typing=False, boundscheck=False
+# cython: language_level=3, annotation_typing=False, infer_types=True, boundscheck=False
 # cython: wraparound=False, initializedcheck=False, cdivision=True
 """SMs of GPUs, which kernels get in the order of their arrival (see `devices.processor.sm_processor`)."""
 
 from __future__ import annotations
 
-from collections.abc import MutableSequence, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
 
 from sim.base.arrays import IntArray
-from sim.kernel.maxmin import column, zeros
-
-Column: TypeAlias = MutableSequence[int]
+from sim.kernel.maxmin import Column, column, zeros
 
 GROUPS = 8  # number of distinct times at which SMs come free
 WIDTH = 24  # room for more of them while they are merged

@@ -12,10 +12,8 @@ cdef class Stealing:
     cdef public i64[::1] queue, queue_last, deque, deque_last, root, root_last, n_queued
 
     cpdef void begin(self, i64 maker) noexcept
-    @cython.locals(pool=i64, who=i64)
     cpdef void add(self, i64 task, i64 op) noexcept
     cpdef void finish(self) noexcept
-    @cython.locals(pool=i64, task=i64, behind=i64, victim=i64)
     cpdef i64 take(self, i64 who) noexcept
     cdef void append(self, i64[::1] head, i64[::1] last, i64 which, i64 task) noexcept
     cdef void push(self, i64 who, i64 task) noexcept

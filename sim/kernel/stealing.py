@@ -1,4 +1,4 @@
-# cython: language_level=3, annotation_typing=False, boundscheck=False
+# cython: language_level=3, annotation_typing=False, infer_types=True, boundscheck=False
 # cython: wraparound=False, initializedcheck=False, cdivision=True
 """Eligible tasks that issuers keep for themselves, and may steal from one another.
 
@@ -15,13 +15,10 @@ framework that has this executor.
 
 from __future__ import annotations
 
-from collections.abc import MutableSequence, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
 
 from sim.base.arrays import IntArray
-from sim.kernel.maxmin import column, zeros
-
-Column: TypeAlias = MutableSequence[int]
+from sim.kernel.maxmin import Column, column, zeros
 
 NOBODY = -1
 FROM_THE_START = -2  # maker of tasks that wait for nothing: the first of its pool that asks
