@@ -1,4 +1,4 @@
-# cython: language_level=3, annotation_typing=False, initializedcheck=False
+# cython: language_level=3, annotation_typing=False, infer_types=True, initializedcheck=False
 # cython: boundscheck=False, wraparound=False, cdivision=True
 """The network of a run on columns: serial links, copy engines, latency, and links shared max-min fairly.
 
@@ -33,6 +33,7 @@ from sim.kernel.layout import LARGEST, NEVER, RouteColumns
 from sim.kernel.maxmin import NONE, MaxMin, column, gcd, zeros
 
 TOO_LARGE, TIE = 1, 2
+OVER = -1  # of a flow: its bytes have arrived
 
 LIMIT = 1 << 62
 MASK = LIMIT - 1
@@ -101,8 +102,6 @@ class Net:
         self.places = max((routes.held_first[w + 1] - routes.held_first[w] for w in range(n_ways)), default=0)
         self.before, self.behind = zeros(most), zeros(most * self.places)
         self.front, self.back = column([-1] * n_keys), column([-1] * n_keys)
-        # A heap of certain future events: first bytes, and last bytes of transfers that are alone.
-        self.timer_ns, self.timer, self.n_timers = zeros(most), zeros(most), 0
         # Routes in virtual time: whole units and two times 62 fractional bits.
         self.virtual, self.virtual_1, self.virtual_2 = zeros(n_routes), zeros(n_routes), zeros(n_routes)
         self.speed_n, self.speed_d = zeros(n_routes), column([1] * n_routes)
@@ -112,10 +111,15 @@ class Net:
         # Flows by tag: a pairing heap for each route.
         self.root = column([-1] * n_routes)
         self.tag, self.tag_1, self.tag_2 = zeros(most), zeros(most), zeros(most)
-        self.child, self.sibling, self.flowing = zeros(most), zeros(most), zeros(most)
-        # A heap of routes by the time at which their first flow ends.
-        self.end_ns, self.end, self.end_place = zeros(n_routes), zeros(n_routes), column([-1] * n_routes)
-        self.n_ends = 0
+        self.child, self.sibling = zeros(most), zeros(most)
+        self.flowing = zeros(most)  # 1 + route, 0: not yet, `OVER`
+        # A heap of future events by time: of a route, the end of its first flow; after the routes, of a slot,
+        # the arrival of the first byte, or of the last one of a transfer that is alone.
+        self.n_routes, self.n_events = n_routes, 0
+        self.at_ns, self.heap = zeros(n_routes + most), zeros(n_routes + most)
+        self.heap_place = zeros(n_routes + most)  # -1: it is not in the heap
+        for route in range(n_routes):
+            self.heap_place[route] = -1
 
     # -- calls from the loop
 
@@ -127,6 +131,7 @@ class Net:
         else:
             slot = self.n_slots
             self.n_slots += 1
+            self.heap_place[self.n_routes + slot] = -1
         self.task[slot] = task
         self.move[slot] = move
         way = self.way[move]
@@ -149,19 +154,19 @@ class Net:
     def advance(self, now: int) -> None:
         """End the transfers that end at this instant, and begin those that waited for them."""
         self.n_due = 0
-        while self.n_timers and self.timer_ns[0] <= now:
-            self._note(self.timer[0])
-            self._drop_timer()
-        over = self.n_due  # certain events; the ends of flows follow
-        while self.n_ends and self.end_ns[self.end[0]] <= now:
-            self._take_out(self.end[0], now)
+        while self.next_ns <= now:
+            event = self.heap[0]
+            self._drop(event)
+            if event < self.n_routes:
+                self._take_out(event, now)
+            else:
+                self._note(event - self.n_routes)
         for i in range(self.n_due):
             slot = self.due[i]
-            if i < over and self.work[self.move[slot]]:
+            if self.work[self.move[slot]] and not self.flowing[slot]:
                 self._flow(slot, now)
             else:
                 self._arrive(slot, now)
-        self._look_ahead()
 
     def settle(self, now: int) -> None:
         """Update the rates that the changes of this instant reach, and predict the ends of their flows."""
@@ -182,15 +187,6 @@ class Net:
                     if not d:
                         self.speed_long[route] = rates.rate_long[route]
                     self._foresee(route, now)
-            self._look_ahead()
-
-    def _look_ahead(self) -> None:
-        at = NEVER
-        if self.n_timers:
-            at = self.timer_ns[0]
-        if self.n_ends and self.end_ns[self.end[0]] < at:
-            at = self.end_ns[self.end[0]]
-        self.next_ns = at
 
     # -- the stages of a transfer
 
@@ -202,11 +198,11 @@ class Net:
         if self.work[move]:
             latency = self.latency_ns[self.way[move]]
             if latency:
-                self._foresee_slot(slot, now + latency)
+                self._schedule(self.n_routes + slot, now + latency)
             else:
                 self._flow(slot, now)
         else:
-            self._foresee_slot(slot, now + self.alone_ns[move])
+            self._schedule(self.n_routes + slot, now + self.alone_ns[move])
 
     def _arrive(self, slot: int, now: int) -> None:
         """End a transfer, and give back what it held."""
@@ -214,6 +210,7 @@ class Net:
         self.n_ended += 1
         self.free[self.n_free] = slot
         self.n_free += 1
+        self.flowing[slot] = 0
         way = self.way[self.move[slot]]
         place = slot * self.places
         for k in range(self.held_first[way], self.held_first[way + 1]):
@@ -371,12 +368,7 @@ class Net:
         if steps >= LARGEST:
             self.status = TOO_LARGE
             return
-        self.end_ns[route] = now + steps
-        place = self.end_place[route]
-        if place < 0:
-            place = self.n_ends
-            self.n_ends += 1
-        self._sift_end(route, place)
+        self._schedule(route, now + steps)
 
     def _steps_long(self, route: int, whole: int, part_1: int, part_2: int) -> int:
         """Return the ns needed for an amount of work, at a speed that is too long for columns."""
@@ -421,12 +413,11 @@ class Net:
     def _take_out(self, route: int, now: int) -> None:
         """Note the flows of a route that are over at this instant."""
         self._advance_route(route, now)
-        self._drop_end(route)
         over = 0
         slot = self.root[route]
         while slot >= 0 and self._is_over(slot, route):
             self._note(slot)
-            self.flowing[slot] = 0
+            self.flowing[slot] = OVER
             over += 1
             slot = self._without_root(slot)
         self.root[route] = slot
@@ -470,68 +461,48 @@ class Net:
             pairs = other
         return one
 
-    def _foresee_slot(self, slot: int, at: int) -> None:
-        """Schedule an event of a transfer at a certain time."""
-        place = self.n_timers
-        self.n_timers += 1
+    def _schedule(self, event: int, at: int) -> None:
+        """Let an event come at a time, in place of the time that it may have."""
+        self.at_ns[event] = at
+        place = self.heap_place[event]
+        if place < 0:
+            place = self.n_events
+            self.n_events += 1
+        self._sift(event, place)
+        self.next_ns = self.at_ns[self.heap[0]]
+
+    def _drop(self, event: int) -> None:
+        """Remove an event from the heap."""
+        place = self.heap_place[event]
+        self.heap_place[event] = -1
+        self.n_events -= 1
+        last = self.heap[self.n_events]
+        if last != event:
+            self._sift(last, place)
+        self.next_ns = self.at_ns[self.heap[0]] if self.n_events else NEVER
+
+    def _sift(self, event: int, place: int) -> None:
+        """Move an event to its place in the heap, starting from a vacant place."""
+        at = self.at_ns[event]
         while place > 0:
             up = (place - 1) >> 1
-            if self.timer_ns[up] <= at:
+            other = self.heap[up]
+            if self.at_ns[other] <= at:
                 break
-            self.timer_ns[place], self.timer[place] = self.timer_ns[up], self.timer[up]
-            place = up
-        self.timer_ns[place], self.timer[place] = at, slot
-        self._look_ahead()
-
-    def _drop_timer(self) -> None:
-        """Remove the first entry from the heap of timers."""
-        self.n_timers -= 1
-        size = self.n_timers
-        at, slot = self.timer_ns[size], self.timer[size]
-        place = 0
-        while True:
-            kid = 2 * place + 1
-            if kid >= size:
-                break
-            if kid + 1 < size and self.timer_ns[kid + 1] < self.timer_ns[kid]:
-                kid += 1
-            if at <= self.timer_ns[kid]:
-                break
-            self.timer_ns[place], self.timer[place] = self.timer_ns[kid], self.timer[kid]
-            place = kid
-        self.timer_ns[place], self.timer[place] = at, slot
-
-    def _drop_end(self, route: int) -> None:
-        """Remove a route from the heap of ends."""
-        place = self.end_place[route]
-        self.end_place[route] = -1
-        self.n_ends -= 1
-        last = self.end[self.n_ends]
-        if last != route:
-            self._sift_end(last, place)
-
-    def _sift_end(self, route: int, place: int) -> None:
-        """Move a route to its place in the heap of ends, starting from a vacant place."""
-        at = self.end_ns[route]
-        while place > 0:
-            up = (place - 1) >> 1
-            other = self.end[up]
-            if self.end_ns[other] <= at:
-                break
-            self.end[place] = other
-            self.end_place[other] = place
+            self.heap[place] = other
+            self.heap_place[other] = place
             place = up
         while True:
             kid = 2 * place + 1
-            if kid >= self.n_ends:
+            if kid >= self.n_events:
                 break
-            if kid + 1 < self.n_ends and self.end_ns[self.end[kid + 1]] < self.end_ns[self.end[kid]]:
+            if kid + 1 < self.n_events and self.at_ns[self.heap[kid + 1]] < self.at_ns[self.heap[kid]]:
                 kid += 1
-            other = self.end[kid]
-            if at <= self.end_ns[other]:
+            other = self.heap[kid]
+            if at <= self.at_ns[other]:
                 break
-            self.end[place] = other
-            self.end_place[other] = place
+            self.heap[place] = other
+            self.heap_place[other] = place
             place = kid
-        self.end[place] = route
-        self.end_place[route] = place
+        self.heap[place] = event
+        self.heap_place[event] = place
