@@ -3,7 +3,7 @@ cimport cython
 
 from sim.kernel.maxmin cimport MaxMin, gcd, i64, i128
 
-cdef i64 NEVER, TOO_LARGE, TIE, OVER, LIMIT, LARGEST, MASK, BITS
+cdef i64 NEVER, TOO_LARGE, TIE, LIMIT, LARGEST, MASK, BITS
 cdef i128 WIDE
 
 @cython.final
@@ -29,7 +29,6 @@ cdef class Net:
     cdef void _advance_long(self, i64 route, passed) noexcept
     @cython.locals(wide=i128)
     cdef void _add_part(self, i64 route, i64 rest, i64 d) noexcept
-    cdef void _rebase(self, i64 route) noexcept
     @cython.locals(wide=i128, bound=i128)
     cdef bint _is_decided(self, i64 route, i64 more) noexcept
     @cython.locals(wide=i128)

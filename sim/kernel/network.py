@@ -16,8 +16,8 @@ It matches `devices.network.Carrier` to the nanosecond. The loop of the kernel c
 A transfer that takes no time ends at the next call of `advance` at the same instant.
 
 Flows of one route have one rate, so a route is a queue in virtual time: a flow ends when virtual time, which
-is the work done per flow since the route was last empty, has passed its tag. The unit of work is the
-greatest common divisor of all bandwidths, times one second, so bandwidths are whole numbers per ns.
+is the work done per flow since the route was last empty, has passed its tag. The unit of work is the greatest
+common divisor of all bandwidths, times one second, so bandwidths are whole numbers per ns.
 
 Exactness without long numbers: virtual time is kept to 2**-124 units of work, rounded down, together with
 the number of roundings and a common denominator of all addends. Any value compared with it differs from
@@ -33,7 +33,6 @@ from sim.kernel.layout import LARGEST, NEVER, RouteColumns
 from sim.kernel.maxmin import NONE, MaxMin, column, gcd, zeros
 
 TOO_LARGE, TIE = 1, 2
-OVER = -1  # of a flow: its bytes have arrived
 
 LIMIT = 1 << 62
 MASK = LIMIT - 1
@@ -111,8 +110,7 @@ class Net:
         # Flows by tag: a pairing heap for each route.
         self.root = column([-1] * n_routes)
         self.tag, self.tag_1, self.tag_2 = zeros(most), zeros(most), zeros(most)
-        self.child, self.sibling = zeros(most), zeros(most)
-        self.flowing = zeros(most)  # 1 + route, 0: not yet, `OVER`
+        self.child, self.sibling, self.flowing = zeros(most), zeros(most), zeros(most)
         # A heap of future events by time: of a route, the end of its first flow; after the routes, of a slot,
         # the arrival of the first byte, or of the last one of a transfer that is alone.
         self.n_routes, self.n_events = n_routes, 0
@@ -231,7 +229,7 @@ class Net:
         self.tag[slot] = self.virtual[route] + self.work[self.move[slot]]
         self.tag_1[slot], self.tag_2[slot] = self.virtual_1[route], self.virtual_2[route]
         self.child[slot] = self.sibling[slot] = -1
-        self.flowing[slot] = 1 + route
+        self.flowing[slot] = 1
         self.root[route] = slot if self.root[route] < 0 else self._meld(self.root[route], slot)
         self.rates.count(route, 1)
 
@@ -254,7 +252,7 @@ class Net:
         wide = n
         wide *= passed
         whole = wide if d == 1 else wide // d
-        if whole >= LARGEST:
+        if whole >= LARGEST - self.virtual[route]:
             self.status = TOO_LARGE
             return
         self.virtual[route] += whole
@@ -262,24 +260,20 @@ class Net:
             rest = wide % d
             if rest:
                 self._add_part(route, rest, d)
-        if self.virtual[route] >= LARGEST:
-            self._rebase(route)
 
     def _advance_long(self, route: int, passed: int) -> None:
         """Do the same at a speed that is too long for columns."""
         n, d = self.speed_long[route]
         fine, left = divmod(n * passed << 2 * PLACES, d)
+        fine += joined(self.virtual[route], self.virtual_1[route], self.virtual_2[route])
         if fine >> 2 * PLACES >= LARGEST:
             self.status = TOO_LARGE
             return
-        fine += joined(self.virtual[route], self.virtual_1[route], self.virtual_2[route])
         self.virtual[route] = fine >> 2 * PLACES
         self.virtual_1[route], self.virtual_2[route] = fine >> PLACES & MASK, fine & MASK
         if left:
             self.rounded[route] += 1
         self.common_2[route] = 0  # the denominator is too long
-        if self.virtual[route] >= LARGEST:
-            self._rebase(route)
 
     def _add_part(self, route: int, rest: int, d: int) -> None:
         """Add rest / d, less than 1, to the virtual time of a route."""
@@ -310,14 +304,6 @@ class Net:
         wide = d // gcd(self.common_2[route], d)
         wide *= self.common_2[route]
         self.common_2[route] = wide if wide < LIMIT else 0  # 0: no common denominator is known any more
-
-    def _rebase(self, route: int) -> None:
-        """Restart virtual time from now, so that numbers stay small."""
-        past = self.virtual[route]
-        self.virtual[route] = 0
-        for slot in range(self.n_slots):
-            if self.flowing[slot] == 1 + route:
-                self.tag[slot] -= past
 
     def _is_decided(self, route: int, more: int) -> bool:
         """Whether a difference below the rounding, times `more`, can only be zero."""
@@ -417,7 +403,6 @@ class Net:
         slot = self.root[route]
         while slot >= 0 and self._is_over(slot, route):
             self._note(slot)
-            self.flowing[slot] = OVER
             over += 1
             slot = self._without_root(slot)
         self.root[route] = slot

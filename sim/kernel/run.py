@@ -158,7 +158,7 @@ def _given_up(status: int) -> str:
     from sim.kernel.network import TIE, TOO_LARGE
 
     return {
-        TOO_LARGE: "the work of a transfer needs more than 60 bits",
+        TOO_LARGE: "the work of transfers needs more than 60 bits",
         TIE: "shares of links are fractions that 128 bits cannot tell apart",
     }[status]
 

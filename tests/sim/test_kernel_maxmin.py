@@ -462,7 +462,7 @@ def test_a_run_that_60_bits_cannot_count_is_left_to_simpy(pure: bool) -> None:
         b.op(f"make{k}", outputs=1 << 59, duration_ns=0, device="a")
         b.op(f"use{k}", inputs=[f"make{k}"], duration_ns=0, device="b")
     job = make_job(b.build(), machine)
-    assert run(job, ReadyQueue(), pure=pure) == "the work of a transfer needs more than 60 bits"
+    assert run(job, ReadyQueue(), pure=pure) == "the work of transfers needs more than 60 bits"
     assert simulate(b.build(), machine, ReadyQueue()).makespan_ns == 1 << 60
 
 
