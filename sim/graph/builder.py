@@ -71,14 +71,17 @@ class _Refs:
         return Csr.of_counts(counts, indices), distances
 
 
-def _whole(name: str, number: Any, what: str = "a duration", unit: str = " of ns") -> int:
-    """Return a number of an op as an int, or raise if it is not whole."""
+def _whole(name: str, number: Any, what: str, unit: str = "", of: str = "op") -> int:
+    """Return a number of an op as an int, `UNSET` for None; raise if it is not whole, or negative."""
+    if number is None:
+        return UNSET
     try:
-        if (whole := int(number)) == number:
+        if (whole := int(number)) == number and 0 <= whole <= LARGEST:
             return whole
     except (TypeError, ValueError, OverflowError):
         pass
-    raise GraphError(f"op {name!r} has {what} of {number!r}, which is no whole number{unit}").about(name)
+    message = f"{of} {name!r} has {what} of {number!r}, which is no whole number{unit} from 0 to 2**63 - 1"
+    raise GraphError(message).about(name)
 
 
 class GraphBuilder:
@@ -143,11 +146,9 @@ class GraphBuilder:
 
     def _external(self, name: str, nbytes: int, role: int, device: str | None) -> str:
         self._claim(name)
-        if not 0 <= nbytes <= LARGEST:
-            what = "a negative size" if nbytes < 0 else "a size beyond 64 bits"
-            raise GraphError(f"tensor {name!r} has {what}: {nbytes} bytes")
+        size = _whole(name, nbytes, "a size", " of bytes", "tensor")
         self._externals[name] = len(self._external_rows)
-        self._external_rows.append((int(nbytes), role, self._pins(device)))
+        self._external_rows.append((size, role, self._pins(device)))
         return name
 
     def _claim(self, name: str) -> None:
@@ -220,33 +221,23 @@ class GraphBuilder:
             self._kinds(kind),
             self._dtypes(dtype),
             self._pins(device),
-            _whole(name, flops, "flops", ""),
-            UNSET if bytes_read is None else _whole(name, bytes_read, "bytes_read", ""),
-            UNSET if bytes_written is None else _whole(name, bytes_written, "bytes_written", ""),
-            UNSET if duration_ns is None else _whole(name, duration_ns),
-            UNSET if stage is None else _whole(name, stage, "stage", ""),
-            UNSET if micro_batch is None else _whole(name, micro_batch, "micro_batch", ""),
+            _whole(name, flops, "flops"),
+            _whole(name, bytes_read, "bytes_read"),
+            _whole(name, bytes_written, "bytes_written"),
+            _whole(name, duration_ns, "a duration", " of ns"),
+            _whole(name, stage, "stage"),
+            _whole(name, micro_batch, "micro_batch"),
             self._phases(phase),
         )
-        if min(flops, bytes_read or 0, bytes_written or 0, duration_ns or 0, *sizes) < 0:
-            costs: dict[str, Any] = {"flops": flops, "bytes_read": bytes_read, "bytes_written": bytes_written}
-            costs |= {"duration_ns": duration_ns, "outputs": sizes}
-            wrong = {k: v for k, v in costs.items() if v and np.min(v) < 0}
-            raise GraphError(f"op {name!r} has a negative size, cost or duration: {wrong}").about(name)
         self._ops[name] = index
-        try:
-            self._rows.extend(row)
-            self._sizes.extend(sizes or (0,))
-        except OverflowError:
-            raise GraphError(f"op {name!r} has a size, cost or duration beyond 64 bits").about(name) from None
+        self._rows.extend(row)
+        self._sizes.extend(sizes or (0,))
         self._refer(self._inputs, index, inputs, self._output)
         self._refer(self._after, index, after, self._ops.get)
         self._first.append(len(self._sizes))
         for device_kind, ns in (duration_by_kind or {}).items():
-            if not 0 <= (ns := _whole(name, ns)) <= LARGEST:
-                what = "a negative duration" if ns < 0 else "a duration beyond 64 bits"
-                raise GraphError(f"op {name!r} has {what} on {device_kind}: {ns} ns").about(name)
-            self._duration_by_kind.setdefault(device_kind, {})[index] = ns
+            own_ns = _whole(name, ns, f"a duration on {device_kind}", " of ns")
+            self._duration_by_kind.setdefault(device_kind, {})[index] = own_ns
         if attributes:
             self._attributes[index] = dict(attributes)
         return name

@@ -76,9 +76,7 @@ def frame_structure(graph: Graph) -> FrameStructure:
             given = graph.attributes.get(op, {})
             name: str = given.get("frame", "")
             if not name:
-                raise GraphError(
-                    f"enter {graph.op_names[op]!r} names no frame: give it attributes: {{frame: NAME}}"
-                ).about(graph.op_names[op])
+                raise graph.fault(op, "names no frame: give it attributes: {frame: NAME}")
             if (inside, name) not in by_name:
                 by_name[inside, name] = len(parent)
                 parent.append(inside)
@@ -87,8 +85,7 @@ def frame_structure(graph: Graph) -> FrameStructure:
             inside = child_of[op] = by_name[inside, name]
         elif kind[op] in ("exit", "next_iteration"):
             if inside == 0:
-                name = graph.op_names[op]
-                raise GraphError(f"{kind[op]} {name!r} is in no loop: no enter leads to it").about(name)
+                raise graph.fault(op, "is in no loop: no enter leads to it")
             if kind[op] == "exit":
                 inside = parent[inside]
         for s in succ[op]:
@@ -96,11 +93,12 @@ def frame_structure(graph: Graph) -> FrameStructure:
                 frame_of[s], came_from[s] = inside, op
                 queue.append(s)
             elif frame_of[s] != inside:
-                raise GraphError(
-                    f"op {graph.op_names[s]!r} reads from two frames: {_frame_name(names, frame_of[s])} "
-                    f"through {graph.op_names[came_from[s]]!r} and {_frame_name(names, inside)} "
-                    f"through {graph.op_names[op]!r}; bring values into a loop with enter and out with exit"
-                ).about(graph.op_names[s])
+                raise graph.fault(
+                    s,
+                    f"reads from two frames: {_frame_name(names, frame_of[s])} through "
+                    f"{graph.op_names[came_from[s]]!r} and {_frame_name(names, inside)} through "
+                    f"{graph.op_names[op]!r}; bring values into a loop with enter and out with exit",
+                )
     predicate = {op: predicate_of(graph, op) for op in range(n) if kind[op] == "switch"}
     structure = FrameStructure(frame_of, parent, names, parallel, child_of, predicate)
     _check_kinds(graph, kind, structure)
@@ -124,10 +122,8 @@ def _check_distances(graph: Graph, kind: list[str]) -> None:
                 "in a graph with control flow only the edges out of a next_iteration have one, of 1"
             ).about(graph.op_names[producer])
         if back and not (kind[consumer] == "merge" and distance == 1):
-            raise GraphError(
-                f"next_iteration {graph.op_names[producer]!r} must feed a merge with distance 1, and feeds "
-                f"{graph.op_names[consumer]!r} with distance {distance}"
-            ).about(graph.op_names[producer])
+            fed = f"{graph.op_names[consumer]!r} with distance {distance}"
+            raise graph.fault(producer, f"must feed a merge with distance 1, and feeds {fed}")
 
 
 def _check_kinds(graph: Graph, kind: list[str], structure: FrameStructure) -> None:
@@ -135,11 +131,10 @@ def _check_kinds(graph: Graph, kind: list[str], structure: FrameStructure) -> No
         k: {structure.frame_of[op] for op in range(len(graph)) if kind[op] == k} for k in CONTROL_FLOW_KINDS
     }
     for op, k in enumerate(kind):
-        name = graph.op_names[op]
         if k == "merge" and len(graph.inputs.row(op)) < 2:
-            raise GraphError(f"merge {name!r} has fewer than two data inputs").about(name)
+            raise graph.fault(op, "has fewer than two data inputs")
         if structure.frame_of[op] == -1:
-            raise GraphError(f"op {name!r} can never run: nothing without inputs leads to it").about(name)
+            raise graph.fault(op, "can never run: nothing without inputs leads to it")
     for enter, frame in structure.child_of.items():
         loop, name = structure.name[frame], graph.op_names[enter]
         if frame not in frames_with["loop_cond"] and frame in frames_with["next_iteration"]:
@@ -167,9 +162,7 @@ def _check_merges(graph: Graph, kind: list[str]) -> None:
                 queue.append(s)
     for op, k in enumerate(kind):
         if k == "merge" and not reached[op]:
-            raise GraphError(
-                f"merge {graph.op_names[op]!r} has no switch before it: both its inputs would be live"
-            ).about(graph.op_names[op])
+            raise graph.fault(op, "has no switch before it: both its inputs would be live")
 
 
 def predicate_of(graph: Graph, switch: int) -> int:
@@ -184,10 +177,8 @@ def predicate_of(graph: Graph, switch: int) -> int:
         The switch does not have two inputs, or its predicate is a graph input.
     """
     inputs = graph.inputs.row(switch)
-    name = graph.op_names[switch]
     if len(inputs) != 2:
-        message = f"switch {name!r} needs two inputs, data and predicate; it has {len(inputs)}"
-        raise GraphError(message).about(name)
+        raise graph.fault(switch, f"needs two inputs, data and predicate; it has {len(inputs)}")
     tensor = inputs[1]
     while (producer := int(graph.tensor_producer[tensor])) >= 0:
         passes_on = graph.kind(producer) in ("enter", "identity", "switch", "send", "recv")
@@ -196,6 +187,4 @@ def predicate_of(graph: Graph, switch: int) -> int:
         if graph.kind(producer) == "recv" and not len(graph.inputs.row(producer)):
             producer = rendezvous_keys(graph).send_of(producer)
         tensor = graph.inputs.row(producer)[0]
-    raise GraphError(
-        f"the predicate of switch {name!r} is a graph input; let an op with an outcome produce it"
-    ).about(name)
+    raise graph.fault(switch, "has a graph input for its predicate; let an op with an outcome produce it")

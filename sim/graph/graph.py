@@ -215,6 +215,11 @@ class Graph:
         """Return the kind of op `op`."""
         return self.kinds[int(self.kind_code[op])]
 
+    def fault(self, op: int, message: str, attribute: str | None = None) -> GraphError:
+        """Return the error that something is wrong with an op, or with one of its attributes."""
+        name = self.op_names[op]
+        return GraphError(f"{self.kind(op)} {name!r} {message}").about(name, attribute)
+
     def given_ns(self, kind: str, name: str) -> IntArray:
         """Return each op's explicit duration on a device: by its name, else its kind, else any; -1: none."""
         ns = self.duration_ns

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sim.base.arrays import IntArray
-from sim.base.errors import GraphError, nearest
+from sim.base.errors import nearest
 from sim.graph.graph import Graph
 from sim.graph.walks import Edges, least_index_first
 
@@ -90,10 +90,8 @@ def rendezvous_keys(graph: Graph) -> RendezvousKeys:
     for op, key in recvs.items():
         if key not in known:
             close = nearest(key, known)
-            raise GraphError(
-                f"recv {graph.op_names[op]!r} has the key {key!r}, and no send has it"
-                + (f"; did you mean {close!r}?" if close else "")
-            ).about(graph.op_names[op], "key")
+            meant = f"; did you mean {close!r}?" if close else ""
+            raise graph.fault(op, f"has the key {key!r}, and no send has it{meant}", "key")
     sends = {op: key for op, key in sends.items() if key in wanted}
     if sends:
         _refuse_readers(graph, sends)
@@ -148,8 +146,9 @@ def _refuse_readers(graph: Graph, sends: dict[int, str]) -> None:
     producer = graph.tensor_producer[graph.inputs.indices]
     reader = graph.inputs.rows()
     for k in np.flatnonzero(np.isin(producer, list(sends))).tolist():
-        send, name = int(producer[k]), graph.op_names[int(reader[k])]
-        raise GraphError(
-            f"op {name!r} reads send {graph.op_names[send]!r}, which gives what it sends to the recv with "
-            f"key {sends[send]!r}; let it read what the send reads, or that recv"
-        ).about(name)
+        send = int(producer[k])
+        raise graph.fault(
+            int(reader[k]),
+            f"reads send {graph.op_names[send]!r}, which gives what it sends to the recv with key "
+            f"{sends[send]!r}; let it read what the send reads, or that recv",
+        )

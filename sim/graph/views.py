@@ -20,7 +20,6 @@ from typing import Final
 import numpy as np
 
 from sim.base.arrays import UNSET, BoolArray, Csr, IntArray
-from sim.base.errors import GraphError
 from sim.graph.frames import CONTROL_FLOW_KINDS
 from sim.graph.graph import Graph
 
@@ -75,10 +74,8 @@ def storage_of(graph: Graph) -> IntArray:
     for op, k in graph.attribute("view_of").items():
         row = graph.inputs.row(op)
         if not 0 <= k < len(row):
-            raise GraphError(
-                f"op {graph.op_names[op]!r}: view_of should be the number of one of its "
-                f"{len(row)} inputs, counted from 0; found {k!r}"
-            ).about(graph.op_names[op], "view_of")
+            accepted = f"the number of one of its {len(row)} inputs, counted from 0"
+            raise graph.fault(op, f"has view_of {k!r}, which should be {accepted}", "view_of")
         if not graph.input_distance[graph.inputs.indptr[op] + k]:
             shared[graph.first_output[op]] = row[k]
     return shared

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sim.base.arrays import LATEST_NS, UNSET, Codes, IntArray, freeze
-from sim.base.errors import InfeasibleError, InputError, UnknownNameError
+from sim.base.errors import InfeasibleError, InputError, hint
 from sim.base.options import whole_numbers
 from sim.base.room import EDGE_BYTES, TASK_BYTES, check_room
 from sim.base.units import NS_PER_S, format_duration
@@ -124,22 +124,21 @@ def make_job(
 
 def _check_resources(job: Job) -> None:
     """Raise if ops take resources that the machine lacks, or hold them while waiting for other ranks."""
-    there, names = job.machine.resources, job.graph.op_names
-    for op, needs in job.graph.attribute("resources").items():
+    there, graph = job.machine.resources, job.graph
+    for op, needs in graph.attribute("resources").items():
         for name, n in needs.items():
             if name not in there:
-                error = UnknownNameError("resource", name, there)
-                raise InputError(f"op {names[op]!r}: {error.message}").about(names[op], "resources")
+                unknown = f"takes {name!r}, which is no resource of the machine{hint(name, there)}"
+                raise graph.fault(op, unknown, "resources")
             if n > there[name]:
-                told = f"op {names[op]!r} takes {n} of {name}, of which the machine has {there[name]}"
-                raise InfeasibleError(told).about(names[op])
+                told = f"takes {n} of {name}, of which the machine has {there[name]}"
+                raise InfeasibleError(f"op {graph.op_names[op]!r} {told}").about(graph.op_names[op])
         if job.meets[op]:
-            told = f"op {names[op]!r} meets other ranks, and cannot hold resources until they come"
-            raise InputError(told).about(names[op], "resources")
-    due = job.graph.attribute("due")
-    for op in (op for op in job.graph.attribute("weight") if op not in due):
-        raise InputError(f"op {names[op]!r} has a weight, and no due date").about(names[op], "weight")
-    if job.graph.attribute("release") and job.faults is not None:
+            raise graph.fault(op, "meets other ranks, and cannot hold resources until they come", "resources")
+    for op in graph.attribute("weight"):
+        if op not in graph.attribute("due"):
+            raise graph.fault(op, "has a weight, and no due date", "weight")
+    if graph.attribute("release") and job.faults is not None:
         raise InputError("ops have a release, which no restart of a failed machine can keep")
 
 

@@ -137,7 +137,7 @@ def collectives_of(graph: Graph, machine: Machine, device_of: IntArray) -> Colle
         return None
     if has_control_flow(graph):
         message = "nobody knows before time 0 how often it runs, as the graph has control flow"
-        raise _fault(graph, ops[0], f"belongs to a communicator, and {message}", "communicator")
+        raise graph.fault(ops[0], f"belongs to a communicator, and {message}", "communicator")
     op = np.array(ops, np.int64)
     device = device_of[op]
     n = len(machine.devices)
@@ -157,7 +157,7 @@ def collectives_of(graph: Graph, machine: Machine, device_of: IntArray) -> Colle
         peer[i] = _rank(graph, machine, k, "peer", _PAIRED, ranks[which[i]])
         pair[i] = given.get("pair", UNSET)
         if peer[i] == device[i] and pair[i] == UNSET:
-            raise _fault(graph, k, "has itself as its peer", "peer")
+            raise graph.fault(k, "has itself as its peer", "peer")
     sends, paired = graph.is_kind("send")[op], peer != UNSET
     source, sink = np.where(sends, device, peer), np.where(sends, peer, device)
     key = (
@@ -200,9 +200,9 @@ def _groups(graph: Graph, ops: Sequence[int]) -> IntArray:
         if given is None:
             continue
         if graph.kind(op) not in _PAIRED:
-            raise _fault(graph, op, "is in a group; only recv and send can be", "group")
+            raise graph.fault(op, "is in a group; only recv and send can be", "group")
         if isinstance(given, bool) or not isinstance(given, str | int):
-            raise _fault(graph, op, f"has the group {given!r}; give it a name or a number", "group")
+            raise graph.fault(op, f"has the group {given!r}; give it a name or a number", "group")
         found[i] = numbers[given]
     return found
 
@@ -229,18 +229,16 @@ def _exchanges(
         if given is None:
             continue
         if "nbytes" in graph.attributes[op]:
-            raise _fault(
-                graph, op, "says what it sends to whom, which is its size; leave out nbytes", "nbytes"
-            )
+            raise graph.fault(op, "says what it sends to whom, which is its size; leave out nbytes", "nbytes")
         if graph.kind(op) not in _UNEVEN:
-            raise _fault(graph, op, "does not say what it sends to whom; only all_to_all does", "sends")
+            raise graph.fault(op, "does not say what it sends to whom; only all_to_all does", "sends")
         party, device = divmod(int(seats[seat[i]]), 2 * len(machine.devices))
         ranks = members[party]
         names = [machine.devices[d].name for d in ranks]
         for name in given:
             if name not in names:
                 where = f"communicator {graph.attributes[op]['communicator']!r}{hint(name, names)}"
-                raise _fault(graph, op, f"sends to {name!r}, which is no rank of {where}", "sends")
+                raise graph.fault(op, f"sends to {name!r}, which is no rank of {where}", "sends")
         k = count[int(seat[i])] = count.get(int(seat[i]), 0) + 1
         here = found.setdefault((party, k), len(sends))
         if here == len(sends):
@@ -255,12 +253,7 @@ def _refuse_strays(graph: Graph, what: str, kinds: frozenset[str]) -> None:
     for op in np.flatnonzero(graph.is_kind(*kinds)).tolist() if kinds & {*graph.kinds} else ():
         given = graph.attributes.get(op, {})
         if what in given and "communicator" not in given:
-            raise _fault(graph, op, f"has a {what} and belongs to no communicator; name it", what)
-
-
-def _fault(graph: Graph, op: int, message: str, attribute: str | None = None) -> GraphError:
-    name = graph.op_names[op]
-    return GraphError(f"{graph.kind(op)} {name!r} {message}").about(name, attribute)
+            raise graph.fault(op, f"has a {what} and belongs to no communicator; name it", what)
 
 
 def _name_of(graph: Graph, op: int) -> str:
@@ -270,9 +263,9 @@ def _name_of(graph: Graph, op: int) -> str:
     if kind not in COLLECTIVE_KINDS:
         known = ", ".join(sorted(COLLECTIVE_KINDS))
         message = f"is no collective, and belongs to communicator {name!r}; kinds that may: {known}"
-        raise _fault(graph, op, message, "communicator")
+        raise graph.fault(op, message, "communicator")
     if "key" in given:
-        raise _fault(graph, op, "has a key and a communicator; it meets by one of the two", "key")
+        raise graph.fault(op, "has a key and a communicator; it meets by one of the two", "key")
     return name
 
 
@@ -280,7 +273,7 @@ def _rank(graph: Graph, machine: Machine, op: int, what: str, kinds: frozenset[s
     """Return the device that an op names as its root or peer, or the default root; -1: it has none."""
     kind, given = graph.kind(op), graph.attributes[op]
     if what in given and kind not in kinds:
-        raise _fault(graph, op, f"has no {what}; only {' and '.join(sorted(kinds))} have one", what)
+        raise graph.fault(op, f"has no {what}; only {' and '.join(sorted(kinds))} have one", what)
     if what in given:
         name = given[what]
         device = machine.positions.get(name, UNSET)
@@ -288,11 +281,11 @@ def _rank(graph: Graph, machine: Machine, op: int, what: str, kinds: frozenset[s
         if ranks[at : at + 1] != [device]:
             known = [machine.devices[d].name for d in ranks]
             where = f"is no rank of communicator {given['communicator']!r}{hint(name, known)}"
-            raise _fault(graph, op, f"names {name!r} as its {what}, which {where}", what)
+            raise graph.fault(op, f"names {name!r} as its {what}, which {where}", what)
         return device
     if what == "peer" and kind in kinds:
         side = "to" if kind == "send" else "from"
-        raise _fault(graph, op, f"does not say {side} whom; give its attribute peer: DEVICE", "communicator")
+        raise graph.fault(op, f"does not say {side} whom; give its attribute peer: DEVICE", "communicator")
     return ranks[0] if kind in kinds else UNSET
 
 
@@ -320,8 +313,7 @@ def _check_ranks(graph: Graph, machine: Machine, c: Collectives) -> None:
         for d in c.members[party]:
             if d not in devices:
                 has = int(order[first[here[0]]])
-                raise _fault(
-                    graph,
+                raise graph.fault(
                     int(c.op[has]),
                     f"of communicator {name!r} is on {machine.devices[int(c.device[has])].name}, and "
                     f"{machine.devices[d].name} has nothing that it could meet",
@@ -336,7 +328,7 @@ def _check_ranks(graph: Graph, machine: Machine, c: Collectives) -> None:
                 both = f"{names[0]} has {len(mine)} and {names[1]} has {len(theirs)}"
                 message = f"of communicator {name!r} must be as often on every rank as on the others: {both}"
                 longer = mine if len(mine) > len(theirs) else theirs
-                raise _fault(graph, int(c.op[longer[-1]]), message, "communicator")
+                raise graph.fault(int(c.op[longer[-1]]), message, "communicator")
             differ = c.signature[mine] != c.signature[theirs]
             if differ.any():
                 k = int(differ.argmax())

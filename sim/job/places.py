@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from sim.base.arrays import UNSET, BoolArray, IntArray
-from sim.base.errors import InputError, hint
+from sim.base.errors import hint
 from sim.graph.graph import Graph, Role
 from sim.job.job import Job, Placement
 from sim.machine.machine import Machine
@@ -90,10 +90,9 @@ def _devices_of_pins(graph: Graph, machine: Machine) -> list[list[int]]:
             meant.setdefault(word, []).append(d)
     for code, pin in enumerate(graph.pins):
         if pin not in meant and (graph.pin_code == code).any():
-            op = graph.op_names[int((graph.pin_code == code).argmax())]
-            raise InputError(
-                f"op {op!r} is pinned to {pin!r}, which is no device of the machine{hint(pin, meant)}"
-            ).about(op)
+            op = int((graph.pin_code == code).argmax())
+            unknown = f"is pinned to {pin!r}, which is no device of the machine{hint(pin, meant)}"
+            raise graph.fault(op, unknown)
     return [meant.get(pin, []) for pin in graph.pins]
 
 

@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sim.base.errors import GraphError
-
 if TYPE_CHECKING:
     from sim.job.job import Job
 
@@ -59,15 +57,11 @@ class Outcomes:
         GraphError
             The op has no outcome, or a list that is too short.
         """
-        attributes = self.attributes.get(op, {})
-        name = self.job.graph.op_names[op]
+        attributes, graph = self.attributes.get(op, {}), self.job.graph
         if "outcome" not in attributes:
-            what = f"op {name!r} decides a branch and carries no outcome; give it"
-            if self.job.graph.kind(op) in ("merge", "exit"):
-                what = f"what {name!r} passes on decides a branch, and nothing says what it is; let an op "
-                what += "read it that has"
+            whose = "an op that reads it" if graph.kind(op) in ("merge", "exit") else "it"
             accepted = "attributes: {outcome: true}, a list of outcomes, or {probability: 0.5}"
-            raise GraphError(f"{what} {accepted}").about(name)
+            raise graph.fault(op, f"decides a branch and carries no outcome; give {whose} {accepted}")
         outcome: Any = attributes["outcome"]
         nth = self.asked[op]
         self.asked[op] += 1
@@ -75,7 +69,7 @@ class Outcomes:
             return outcome
         if isinstance(outcome, Mapping):
             if op not in self.draws:
-                self.draws[op] = self.job.rng(f"outcome of {name}")
+                self.draws[op] = self.job.rng(f"outcome of {graph.op_names[op]}")
             return bool(self.draws[op].random() < outcome["probability"])
         return bool(self._nth(op, "outcome", outcome, nth, "runs"))
 
@@ -106,8 +100,6 @@ class Outcomes:
         """Return entry `nth` (from 0) of a list, or raise if it is too short."""
         if nth < len(listed):
             return listed[nth]
-        name, entries = self.job.graph.op_names[op], f"{len(listed)} entr{'y' if len(listed) == 1 else 'ies'}"
-        raise GraphError(
-            f"op {name!r} has {attribute} with {entries}, and {happens} for time {nth + 1}; "
-            "give one entry for each time, or a plain value for all"
-        ).about(name, attribute)
+        entries = f"{len(listed)} entr{'y' if len(listed) == 1 else 'ies'}, and {happens} for time {nth + 1}"
+        advice = "give one entry for each time, or a plain value for all"
+        raise self.job.graph.fault(op, f"has {attribute} with {entries}; {advice}", attribute)

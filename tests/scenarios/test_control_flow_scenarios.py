@@ -146,7 +146,7 @@ def test_messages_name_the_ops_of_the_file(tmp_path: Path) -> None:
     )
     done = sim("run", path)
     assert done.exit_code == 2, done.output
-    assert "workload.ops.inner: what 'inner' passes on decides a branch" in done.stderr
+    assert "workload.ops.inner: exit 'inner' decides a branch and carries no outcome; give" in done.stderr
 
 
 @pytest.mark.parametrize("policy", ["in-order", "out-of-order"])
@@ -307,7 +307,7 @@ def test_a_recorded_loop_is_told_by_the_scenario_how_often_it_runs(tmp_path: Pat
     path.write_text(f"{head}workload: {{graph: graph.json}}\n")
     untold = sim("run", path)
     assert untold.exit_code == 2
-    assert "op 'cond' decides a branch and carries no outcome" in untold.stderr
+    assert "loop_cond 'cond' decides a branch and carries no outcome" in untold.stderr
     path.write_text(f"{head}workload: {{graph: graph.json, attributes: {{cond: {{trips: 7}}}}}}\n")
     told = sim("run", path, "--json")
     assert told.exit_code == 0, told.output

@@ -152,7 +152,7 @@ def test_what_a_loop_passes_on_decides_nothing_by_itself() -> None:
     one = function("one", "a", {"f": {"inputs": ["a"]}}, "f")
     ops = {"x": {}, "w": use("call", "x", body="one", own_frame=True)}
     c = {"c": use("if", "w x", **{"then": "yes", "else": "no"})}
-    with pytest.raises(GraphError, match="what 'w/exit0' passes on decides a branch, and nothing says what"):
+    with pytest.raises(GraphError, match="exit 'w/exit0' decides a branch and carries no outcome"):
         simulate(graph({**ops, **c}, one, YES, NO), CPU, ReadyQueue())
     told = {"p": {"kind": "identity", "inputs": ["w"], "attributes": {"outcome": False}}}
     c = {"c": use("if", "p x", **{"then": "yes", "else": "no"})}

@@ -117,7 +117,7 @@ def test_a_rank_that_waits_for_others_holds_nothing() -> None:
             duration_ns=1,
             attributes={"communicator": "dp", **needs(x=1)},
         )
-    with pytest.raises(InputError, match="op 'gpu0' meets other ranks, and cannot hold resources"):
+    with pytest.raises(InputError, match="all_reduce 'gpu0' meets other ranks, and cannot hold resources"):
         make_job(b.build(), Machine((Device("gpu0"), Device("gpu1")), resources={"x": 2}))
 
 
@@ -166,7 +166,7 @@ def test_a_resource_is_a_bound() -> None:
 @pytest.mark.parametrize(
     ("attributes", "message"),
     [
-        (needs(crne=1), "op 'a': unknown resource 'crne'; did you mean 'crane'"),
+        (needs(crne=1), "op 'a' takes 'crne', which is no resource of the machine; did you mean 'crane'"),
         (needs(crane=3), "op 'a' takes 3 of crane, of which the machine has 2"),
         (needs(crane=0), "op 'a': resources: 0 is no whole number of at least 1"),
         ({"resources": ["crane"]}, "does not say how much of which resource is taken"),
