@@ -7,9 +7,12 @@ NVLink), ``src/graph/search.cc`` (``speedArray...``), ``src/include/device.h`` a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
+
+from devices.presets import yaml_content
 
 PROTOCOLS: Final = ("ll", "ll128", "simple")
 
@@ -48,99 +51,32 @@ TREE_CORRECTION: Final[Mapping[str, tuple[float, ...]]] = {
 
 @dataclass(frozen=True)
 class Generation:
-    """GPUs of one compute capability in a node of eight with NVSwitches and a network card for each of them.
-
-    Attributes
-    ----------
-    capability : int
-        80, 90 or 100.
-    sms : tuple of int
-        SMs of the GPUs that are made of it, by which one is recognised.
-    nvlink, network : float
-        What a GPU sends over all its NVLinks, and a network card over PCIe.
-    speeds, network_speeds : tuple of float
-        What the search for rings and trees tries, in a node and among nodes.
-    nvls_efficiency : float
-    nvls_channels : tuple of int
-        In one node, of two, of more.
-    amd : bool
-        Whether the hosts have CPUs of AMD, not Intel.
-    ll_most : float
-        Most that protocol LL moves in a node.
-    ring_ll128, tree_ll128, tree, nvls_tree : tuple of float
-        Most that a channel moves: in one node, of two, of more.
-    """
+    """GPUs of one compute capability in a node: what ``nccl_gpus.yaml`` says of each."""
 
     capability: int
-    sms: tuple[int, ...]
-    nvlink: float
+    sms: Sequence[int]
+    links: int
+    link: float
     network: float
-    speeds: tuple[float, ...]
-    network_speeds: tuple[float, ...]
+    speeds: Sequence[float]
+    network_speeds: Sequence[float]
     nvls_efficiency: float
-    nvls_channels: tuple[int, int, int]
+    nvls_channels: Sequence[int]
     amd: bool
     ll_most: float
-    ring_ll128: tuple[float, float, float]
-    tree_ll128: tuple[float, float, float]
-    tree: tuple[float, float, float]
-    nvls_tree: tuple[float, float, float]
+    ring_ll128: Sequence[float]
+    tree_ll128: Sequence[float]
+    tree: Sequence[float]
+    nvls_tree: Sequence[float]
+
+    @property
+    def nvlink(self) -> float:
+        """GB/s that a GPU sends over all its NVLinks."""
+        return self.links * self.link
 
 
-_HOPPER: Final = Generation(
-    capability=90,
-    sms=(132,),
-    nvlink=18 * 20.6,
-    network=48.0,  # 400 Gb/s behind PCIe 5.0 x16
-    speeds=(60, 50, 40, 30, 24, 20, 15, 12, 11, 6, 3),
-    network_speeds=(48, 45, 42, 40, 30, 24, 22, 20, 17.5, 15, 12, 6, 3, 2.4, 1.2, 0.24, 0.12),
-    nvls_efficiency=0.85,
-    nvls_channels=(16, 16, 16),
-    amd=False,
-    ll_most=141.0,
-    ring_ll128=(36.7, 36.7, 36.7),
-    tree_ll128=(36.7, 36.7, 29.0),
-    tree=(38.7, 41.4, 36.0),
-    nvls_tree=(0.0, 57.7, 45.5),
-)
-
-GENERATIONS: Final[Mapping[str, Generation]] = {
-    "a100": Generation(
-        capability=80,
-        sms=(108,),
-        nvlink=12 * 20.0,
-        network=24.0,  # 200 Gb/s behind PCIe 4.0 x16
-        speeds=(40, 30, 20, 18, 15, 12, 10, 9, 7, 6, 5, 4, 3),
-        network_speeds=(48, 30, 28, 24, 20, 18, 15, 12, 10, 9, 7, 6, 5, 4, 3, 2.4, 1.2, 0.24, 0.12),
-        nvls_efficiency=0.0,
-        nvls_channels=(0, 0, 0),
-        amd=True,
-        ll_most=87.7,
-        ring_ll128=(20.0, 20.0, 20.0),
-        tree_ll128=(20.0, 20.0, 20.0),
-        tree=(24.0, 23.6, 17.8),
-        nvls_tree=(24.0, 23.6, 17.8),
-    ),
-    "h100": _HOPPER,
-    "h200": _HOPPER,
-    "b200": Generation(
-        capability=100,
-        sms=(148,),
-        nvlink=18 * 40.1,
-        network=48.0,  # 400 Gb/s behind PCIe 5.0 x16
-        speeds=(90, 80, 70, 60, 50, 45, 40, 30, 24, 20, 19, 18),
-        network_speeds=(96, 86, 80, 48, 45.1, 42, 40, 30, 24, 22, 20, 17.5, 15, 12, 6, 3, 2.4, 1.2, 0.24,
-                        0.12),
-        nvls_efficiency=0.74,
-        nvls_channels=(24, 32, 24),
-        amd=False,
-        ll_most=2 * 141.0,
-        ring_ll128=(40.0, 40.0, 40.0),
-        tree_ll128=(55.6, 31.67, 20.0),
-        tree=(70.0, 42.8, 24.0),
-        nvls_tree=(0.0, 96.0, 80.0),
-    ),
-}  # fmt: skip
+_GPUS: Final = yaml_content(Path(__file__).with_name("nccl_gpus.yaml").read_text(encoding="utf-8"))
+GENERATIONS: Final[Mapping[str, Generation]] = {name: Generation(**row) for name, row in _GPUS.items()}
 
 NETWORK_LL: Final = {False: (39.0, 20.4), True: (22.5, 19.0)}
 """Whether the hosts have CPUs of AMD -> most that protocol LL moves among two nodes, and among more."""

@@ -385,8 +385,7 @@ class NcclTuner:
         peers = n if kind == "all_to_all" else 1
         message = _ceil(nbytes, peers)
         if nodes == 1:
-            links = round(self.gpu.nvlink / _LINK[self.gpu.capability])
-            most, low, high = min(there, _power_of_two(2 * links)), 1 << 16, 1 << 24
+            most, low, high = min(there, _power_of_two(2 * self.gpu.links)), 1 << 16, 1 << 24
         else:
             most, low, high = _power_of_two(max(2, _ceil(int(self.gpu.network), 14))), 1 << 16, 1 << 17
             while most * _ceil(n, 8) > there and most > 1:
@@ -455,7 +454,3 @@ def _ceil(a: int, b: int) -> int:
 def _power_of_two(n: int) -> int:
     """Return the least that is not below n."""
     return 1 << (n - 1).bit_length()
-
-
-_LINK: Final = {80: 20.0, 90: 20.6, 100: 40.1}
-"""Compute capability -> GB/s of one NVLink."""
