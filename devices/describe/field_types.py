@@ -15,6 +15,7 @@ from fractions import Fraction
 from functools import cache
 from typing import Annotated, Any, Final
 
+from annotated_types import Ge
 from pydantic_core import PydanticCustomError
 
 from sim.base import plugins, units
@@ -531,6 +532,9 @@ Duration = Annotated[int, TYPES["duration"]]
 
 Bytes = Annotated[int, TYPES["size"]]
 """An amount of data, in bytes once read."""
+
+Alignment = Annotated[Bytes, Ge(1)]
+"""Bytes of which addresses and sizes are multiples."""
 
 Flops = Annotated[int, TYPES["flops"]]
 """An amount of computation, in flop once read."""

@@ -239,12 +239,6 @@ class Allocator(ABC):
         self.retries = 0
         self.by_owner = False
 
-    def _align(self, alignment: int) -> None:
-        """Set the alignment, if it is valid."""
-        if alignment < 1:
-            raise InputError(f"{self.name}: an alignment of {alignment} bytes makes no sense; give 1 or more")
-        self.alignment = alignment
-
     @property
     def held(self) -> int:
         """Bytes taken from the device's memory; more than `reserved` if an arena is taken at once."""

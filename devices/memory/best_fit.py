@@ -204,7 +204,7 @@ class FreeList:
 # ----------------------------------------------------------------------------------------------------------
 # What `pool`, `bfc` and `caching` share beyond the free list: segments taken from the device.
 #
-# `pool` has one of them, and the others take more as they need them.
+# `pool` has one of them, and the others take another when no free block fits; a subclass says by which rule.
 
 
 class SegmentedAllocator(Allocator):
@@ -242,9 +242,9 @@ class SegmentedAllocator(Allocator):
         address = self.memory.malloc(nbytes)
         if address is None:
             return None
-        segment = Segment(address, nbytes, stream, home)
-        self.segments[address] = segment
+        segment = self.segments[address] = Segment(address, nbytes, stream, home)
         self.device_mallocs += 1
+        self._reserve(nbytes)
         return segment.next
 
     def _drop_segment(self, whole: Block) -> None:
@@ -257,23 +257,13 @@ class SegmentedAllocator(Allocator):
         self.device_frees += 1
         self._reserve(-segment.size)
 
-
-class GrowingAllocator(SegmentedAllocator):
-    """One that takes another segment when no free block fits; a subclass says by which rule."""
-
-    def _new_segment(self, nbytes: int, stream: int, home: FreeList) -> Block | None:
-        whole = super()._new_segment(nbytes, stream, home)
-        if whole is not None:
-            self._reserve(nbytes)
-        return whole
-
     @abstractmethod
     def _rule(self, need: int, stream: int) -> tuple[FreeList, int, int]:
         """Return which list serves a request, and `min_remainder` and `below` (see `FreeList`)."""
 
-    @abstractmethod
     def _grow(self, need: int, stream: int, free: FreeList) -> Block | None:
         """Take a segment from the device for a request, and return its one block; None: there is none."""
+        return None
 
     def try_alloc(self, nbytes: int, stream: int = 0, owner: Owner = None) -> Block | None:
         """Allocate by the rule, or return None; see `Allocator.alloc`."""

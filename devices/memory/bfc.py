@@ -24,11 +24,13 @@ The rules, as in `third_party/xla/xla/tsl/framework/bfc_allocator.cc` of the Ten
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Gt, Lt
 
 from devices.describe.field_types import Bytes
-from devices.memory.best_fit import ANY_SIZE, FreeList, GrowingAllocator, Segment
+from devices.memory.best_fit import ANY_SIZE, FreeList, Segment, SegmentedAllocator
 from devices.memory.device_memory import Block, DeviceMemory, Owner, round_up
 from sim.base.errors import InputError
 from sim.base.units import format_bytes
@@ -42,7 +44,7 @@ PAGE_BYTES = 2 << 20
 _UNLIMITED_BYTES = 1 << 48
 
 
-class BfcAllocator(GrowingAllocator):
+class BfcAllocator(SegmentedAllocator):
     """TensorFlow's best fit with coalescing.
 
     Parameters
@@ -82,7 +84,7 @@ class BfcAllocator(GrowingAllocator):
         limit: Bytes | None = None,
         garbage_collection: bool = False,
         expandable_segments: bool = False,
-        fragmentation_fraction: float | None = None,
+        fragmentation_fraction: Annotated[float, Gt(0), Lt(1)] | None = None,
         name: str = "device",
     ) -> None:
         super().__init__(capacity, name, limit)
@@ -116,10 +118,6 @@ class BfcAllocator(GrowingAllocator):
         """Return how much of a chunk may be wasted before it is split (rule 3)."""
         if fraction is None:
             return MAX_WASTE_BYTES
-        if not 0 < fraction < 1:
-            raise InputError(
-                f"{self.name}: a fragmentation_fraction of {fraction}; should be between 0 and 1"
-            )
         if self.limit is None:
             raise InputError(f"{self.name}: a fragmentation_fraction is of the limit, and there is none")
         return int(fraction * self.limit)

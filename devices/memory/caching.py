@@ -32,7 +32,7 @@ from operator import attrgetter
 from typing import Final
 
 from devices.describe.field_types import Bytes
-from devices.memory.best_fit import ANY_SIZE, NEVER_SPLIT, FreeList, GrowingAllocator, Segment
+from devices.memory.best_fit import ANY_SIZE, NEVER_SPLIT, FreeList, Segment, SegmentedAllocator
 from devices.memory.device_memory import FREE, LIVE, UNMAPPED, WAITING, Block, DeviceMemory, Owner, round_up
 from sim.base.errors import InputError, InvariantError
 from sim.base.units import format_bytes, parse_bytes
@@ -114,7 +114,7 @@ LARGE_ROUNDING_BYTES = 2 << 20
 OVERSIZE_SLACK_BYTES = 20 << 20
 
 
-class CachingAllocator(GrowingAllocator):
+class CachingAllocator(SegmentedAllocator):
     """PyTorch's caching allocator.
 
     Parameters

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from devices.describe.field_types import Bytes
+from devices.describe.field_types import Alignment
 from devices.memory.allocator import Allocator
 from devices.memory.device_memory import LIVE, Block, DeviceMemory, Owner, Span
 
@@ -42,12 +42,12 @@ class CountedAllocator(Allocator):
         self,
         capacity: int | DeviceMemory | None = None,
         *,
-        alignment: Bytes = 1,
+        alignment: Alignment = 1,
         asynchronous: bool = False,
         name: str = "device",
     ) -> None:
         super().__init__(capacity, name)
-        self._align(alignment)
+        self.alignment = alignment
         self.may_synchronise = not asynchronous
         self._live: dict[int, Block] = {}
 

@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
-from devices.describe.field_types import Bytes
+from devices.describe.field_types import Alignment
 from devices.memory.allocator import Allocator, plan_too_large
 from devices.memory.device_memory import LIVE, Block, DeviceMemory, Owner, Span
 from devices.memory.planners import PLANNERS, ArenaPlan, Lifetime
@@ -85,7 +85,7 @@ class PlannedAllocator(Allocator):
         capacity: int | DeviceMemory | None = None,
         *,
         planner: str = "greedy",
-        alignment: Bytes = 1,
+        alignment: Alignment = 1,
         name: str = "device",
     ) -> PlannedAllocator:
         """Plan for a trace that is about to be replayed.

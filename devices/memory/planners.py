@@ -23,7 +23,7 @@ import numpy as np
 
 from devices.memory.device_memory import round_up
 from sim.base.arrays import IntArray
-from sim.base.errors import InputError, extra
+from sim.base.errors import extra
 from sim.base.intervals import in_use
 
 # ----------------------------------------------------------------------------------------------------------
@@ -116,26 +116,6 @@ def _live_at_steps(lifetimes: Iterable[Lifetime], alignment: int) -> tuple[IntAr
     return in_use(*np.array(rows, np.int64).reshape(-1, 3).T)
 
 
-def checked(lifetimes: Sequence[Lifetime], alignment: int) -> tuple[Lifetime, ...]:
-    """Return the lifetimes as a tuple; refuse what makes no sense.
-
-    Raises
-    ------
-    InputError
-        A negative size, a tensor that dies before it is born, an alignment below one byte.
-    """
-    if alignment < 1:
-        raise InputError(f"an alignment of {alignment} bytes makes no sense; give 1 or more")
-    for i, (nbytes, first, last, *_) in enumerate(lifetimes):
-        if nbytes < 0:
-            raise InputError(f"tensor {i} of a memory plan has {nbytes} bytes; a size is never negative")
-        if last < first:
-            raise InputError(
-                f"tensor {i} of a memory plan lives from step {first} to {last}, before it is made"
-            )
-    return tuple(lifetimes)
-
-
 # ----------------------------------------------------------------------------------------------------------
 # Greedy by size: the largest tensor first, each into the tightest gap that holds it.
 #
@@ -154,18 +134,13 @@ def plan_greedy(lifetimes: Sequence[Lifetime], alignment: int = 1) -> ArenaPlan:
     alignment : int
         Of every offset, in bytes.
 
-    Raises
-    ------
-    InputError
-        A lifetime makes no sense.
-
     Examples
     --------
     >>> plan = plan_greedy([Lifetime(4, 0, 1), Lifetime(6, 1, 2), Lifetime(5, 2, 3)])
     >>> plan.offsets, plan.nbytes, plan.optimal
     ((6, 0, 6), 11, True)
     """
-    rows = checked(lifetimes, alignment)
+    rows = tuple(lifetimes)
     offsets = [0] * len(rows)
     # What is placed so far, in order of offset: [offset, end, first step, last step].
     placed = np.empty((4, len(rows)), dtype=np.int64)
@@ -258,34 +233,24 @@ class TokenPool:
 def plan_relay(lifetimes: Sequence[Lifetime], alignment: int = 1) -> ArenaPlan:
     """Plan lifetimes as Relay does; at each step the new tensors request before the dying ones release.
 
-    Raises
-    ------
-    InputError
-        A lifetime makes no sense.
-
     Examples
     --------
     >>> plan_relay([Lifetime(4, 0, 1), Lifetime(4, 1, 2), Lifetime(4, 2, 2, "int32")]).offsets
     (0, 4, 0)
     """
-    rows = checked(lifetimes, alignment)
+    rows = tuple(lifetimes)
     return _plan([row._replace(dtype="") for row in rows], rows, alignment, "relay")
 
 
 def plan_relax(lifetimes: Sequence[Lifetime], alignment: int = 1) -> ArenaPlan:
     """Plan lifetimes as Relax does.
 
-    Raises
-    ------
-    InputError
-        A lifetime makes no sense.
-
     Examples
     --------
     >>> plan_relax([Lifetime(4, 0, 1), Lifetime(4, 1, 2), Lifetime(4, 2, 2, "int32")]).offsets
     (0, 4, 8)
     """
-    rows = checked(lifetimes, alignment)
+    rows = tuple(lifetimes)
     apart = [row._replace(dtype=f"returned {i}") if row.returned else row for i, row in enumerate(rows)]
     return _plan(apart, rows, alignment, "relax")
 
@@ -328,8 +293,6 @@ def plan_optimal(lifetimes: Sequence[Lifetime], alignment: int = 1) -> ArenaPlan
 
     Raises
     ------
-    InputError
-        A lifetime makes no sense.
     MissingExtraError
         OR-Tools is not installed.
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
-from devices.describe.field_types import Bytes, Sizes
+from devices.describe.field_types import Alignment, Sizes
 from devices.memory.allocator import Allocator, Forwarding
 from devices.memory.best_fit import ANY_SIZE, FreeList, SegmentedAllocator
 from devices.memory.device_memory import ALIGNMENT_BYTES, Block, DeviceMemory, Groups, Owner, round_up
@@ -64,13 +64,13 @@ class PoolAllocator(SegmentedAllocator):
         self,
         capacity: int | DeviceMemory | None = None,
         *,
-        alignment: Bytes = 1,
+        alignment: Alignment = 1,
         limits: Sizes | None = None,
         group_of: Callable[[Owner], Owner] = _itself,
         name: str = "device",
     ) -> None:
         super().__init__(capacity, name)
-        self._align(alignment)
+        self.alignment = alignment
         self._limits = dict(limits or {})
         self.by_owner = bool(limits)
         self._group_of = group_of
@@ -82,6 +82,7 @@ class PoolAllocator(SegmentedAllocator):
         if self._arena_bytes > 0:
             arena = self._new_segment(self._arena_bytes, 0, self._free)
             assert arena is not None
+            self.reserved = self.peak_reserved = 0  # nothing of it is used yet
             self._base = arena.address
             self._free.put(arena)
 
@@ -93,33 +94,27 @@ class PoolAllocator(SegmentedAllocator):
     def _free_lists(self) -> Iterable[FreeList]:
         return (self._free,)
 
+    def _rule(self, need: int, stream: int) -> tuple[FreeList, int, int]:
+        return self._free, 1, ANY_SIZE
+
     def try_alloc(self, nbytes: int, stream: int = 0, owner: Owner = None) -> Block | None:
         """Allocate from the arena, or return None; see `Allocator.alloc`."""
-        if nbytes <= 0:
-            return self._empty(nbytes, stream, owner)
-        need = self.rounded(nbytes)
-        if self._limits and not self._within_limit(need, owner):
+        if self._limits and not self._within_limit(self.rounded(nbytes), owner):
             return None
-        fit = self._free.take(need)
-        if fit is None:
-            return None
-        block = self._free.carve(fit, need, 1, nbytes, stream, owner)
-        self._took(block)
-        if self._limits:
-            self._held[self._group_of(owner)] += need
-        more = block.address + need - self._base - self.reserved
-        if more > 0:
-            self._reserve(more)
+        block = super().try_alloc(nbytes, stream, owner)
+        if block is not None and block.nbytes:
+            if self._limits:
+                self._held[self._group_of(owner)] += block.nbytes
+            more = block.address + block.nbytes - self._base - self.reserved
+            if more > 0:
+                self._reserve(more)
         return block
 
     def free(self, block: Block) -> tuple[int, ...]:
         """Free `block` at once; see `Allocator.free`."""
-        self._gave(block)
-        if block.nbytes:
-            self._free.give(block)
-            if self._limits:
-                self._held[self._group_of(block.owner)] -= block.nbytes
-        return ()
+        if self._limits and block.nbytes:
+            self._held[self._group_of(block.owner)] -= block.nbytes
+        return super().free(block)
 
     def fits_empty(self, nbytes: int, stream: int = 0, owner: Owner = None) -> bool:
         """Return whether the arena, and the owner's limit, are large enough."""
@@ -253,7 +248,7 @@ class ScratchpadAllocator(PoolAllocator):
         self,
         capacity: int | DeviceMemory | None,
         *,
-        alignment: Bytes = TILE_ALIGNMENT_BYTES,
+        alignment: Alignment = TILE_ALIGNMENT_BYTES,
         name: str = "scratchpad",
     ) -> None:
         super().__init__(capacity, alignment=alignment, name=name)

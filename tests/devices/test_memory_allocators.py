@@ -381,10 +381,9 @@ def test_options_of_allocators_are_checked() -> None:
         make_allocator("scratchpad")
     with pytest.raises(InputError, match="needs to know what will be asked for"):
         make_allocator("planned")
-    with pytest.raises(InputError, match="alignment of 0"):
-        make_allocator("pool", alignment=0)
-    with pytest.raises(InputError, match="alignment of 0"):
-        make_allocator("counted", alignment=0)
+    for name in ("pool", "counted", "planned", "scratchpad"):
+        with pytest.raises(InputError, match="alignment: should be greater than or equal to 1, not '0B'"):
+            read_allocator({"name": name, "alignment": "0B"})
 
 
 @pytest.mark.parametrize("seed", range(3))

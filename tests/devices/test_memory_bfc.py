@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 from allocator_helpers import free_ranges, place, verify_segments
 
-from devices.memory import BfcAllocator, Block, DeviceMemory
+from devices.memory import BfcAllocator, Block, DeviceMemory, read_allocator
 from sim.base.errors import InputError, OutOfMemoryError
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -240,8 +240,8 @@ def test_fragmentation_fraction_decides_what_may_be_wasted() -> None:
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -0.5, float("nan")])
 def test_fragmentation_fraction_is_a_part(fraction: float) -> None:
-    with pytest.raises(InputError, match=r"fragmentation_fraction of .*; should be between 0 and 1"):
-        BfcAllocator(1000, fragmentation_fraction=fraction)
+    with pytest.raises(InputError, match=r"fragmentation_fraction: should be "):
+        read_allocator({"name": "bfc", "fragmentation_fraction": fraction})
     with pytest.raises(InputError, match="a fragmentation_fraction is of the limit, and there is none"):
         BfcAllocator(fragmentation_fraction=0.5)
 
