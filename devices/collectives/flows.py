@@ -57,7 +57,7 @@ class _Carrier:
         self._model, self._machine, self.context, self._network = model, machine, context, network
 
     def begin(self, call: Call, done: Callable[[], None]) -> None:
-        steps = self._model.best(call, self._machine)
+        steps = self._model.best(call, self._machine).steps
         if steps:
             _Run(steps, call, self, done).begin()
         else:

@@ -206,10 +206,10 @@ _Times = list[tuple[int, list[_Part]]]
 """Of each step: how often it comes, and what may be slowest in it."""
 
 
-class _Way(NamedTuple):
+class RunBy(NamedTuple):
     """An algorithm that may run a call, its steps and how long they take."""
 
-    name: str
+    algorithm: str
     steps: Steps
     times: _Times
 
@@ -251,7 +251,7 @@ class Formula:
     group: Annotated[int, Ge(2)] | None = None
     latency_ns: int = 0
     bandwidth: Bandwidth | None = None
-    _known: dict[Hashable, tuple[Machine, list[_Way]]] = field(
+    _known: dict[Hashable, tuple[Machine, list[RunBy]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -269,47 +269,35 @@ class Formula:
                 "the machine has no links that could say how long a collective takes; give links, or "
                 "bandwidth and latency to its collectives"
             )
-        return round_half_up(min(_total(way.times, call.nbytes) for way in self._timed(call, machine)))
+        return round_half_up(_total(self.best(call, machine).times, call.nbytes))
 
-    def best(self, call: Call, machine: Machine) -> Steps:
-        """Return the steps of a call by the algorithm that `time_ns` is of."""
-        return self._best(call, machine).steps
-
-    def name_of(self, call: Call, machine: Machine) -> str:
-        """Return the algorithm that `time_ns` is of; a message goes directly by any."""
-        return "direct" if call.kind in ("send", "recv") else self._best(call, machine).name
-
-    def _best(self, call: Call, machine: Machine) -> _Way:
-        return min(self._timed(call, machine), key=lambda way: _total(way.times, call.nbytes))
-
-    def _timed(self, call: Call, machine: Machine) -> list[_Way]:
+    def best(self, call: Call, machine: Machine) -> RunBy:
+        """Return the algorithm that is over first."""
         key = (id(machine), call.kind, call.ranks, call.root, call.sends and (call.sends, call.nbytes))
         if key not in self._known:
-            ways = self.ways(call, machine)
-            timed = [_Way(name, steps, self._times(steps, call, machine)) for name, steps in ways]
+            forms = self._forms(call, machine).items()
+            timed = [RunBy(name, steps, self._times(steps, call, machine)) for name, steps in forms]
             self._known[key] = machine, timed
-        return self._known[key][1]
+        return min(self._known[key][1], key=lambda each: _total(each.times, call.nbytes))
 
-    def ways(self, call: Call, machine: Machine) -> list[tuple[str, Steps]]:
+    def _forms(self, call: Call, machine: Machine) -> dict[str, Steps]:
         """Return the algorithms that may run a call, and the steps of each."""
-        return [
-            (name, _in_order(steps, ring_order(call, machine)) if name == "ring" else steps)
-            for name, steps in self._forms(call, machine)
-        ]
-
-    def _forms(self, call: Call, machine: Machine) -> list[tuple[str, Steps]]:
         if call.sends:
-            return [("direct", uneven(call.sends, call.nbytes))]
+            return {"direct": uneven(call.sends, call.nbytes)}
         root = call.ranks.index(call.root) if call.root in call.ranks else 0
         group, n = self.group or _ranks_of_a_node(call, machine), len(call.ranks)
         form = partial(steps_of, kind=call.kind, ranks=n, root=root, group=group)
         names: tuple[str, ...] = (self.algorithm,)
-        if self.algorithm == _ALL:
+        if call.kind in ("send", "recv"):
+            names = ("direct",)
+        elif self.algorithm == _ALL:
             names = tuple(name for name in ALGORITHMS if name != "direct" or n <= _FEW)
-        for some in (names, ("ring", "direct")):
-            found = [(name, steps) for name in some if (steps := form(name)) is not None]
+        for some in (names, ("ring",), ("direct",)):
+            found = {name: steps for name in some if (steps := form(name)) is not None}
+            if "ring" in found:
+                found["ring"] = _in_order(found["ring"], ring_order(call, machine))
             if found:
-                return found if names is some else found[:1]
+                return found
         raise InputError(f"nothing is known of how ranks carry out a {call.kind}; give it a duration")
 
     def _times(self, steps: Steps, call: Call, machine: Machine) -> _Times:

@@ -128,33 +128,27 @@ def _columns(path: str | Path, header: Sequence[str], given: Mapping[str, str]) 
             raise UnknownNameError("column's role", role, ROLES)
         if name not in header:
             raise InputError(f"{path}: has no column {name!r}{hint(name, header)}", path=("columns", role))
-    at = {role: header.index(name) for role, name in given.items()}
-    sized, timed = {"bytes", "elements"} & at.keys(), {"time_us", "time_ms"} & at.keys()
-    for role, names in ROLES.items():
-        known = next((name for name in names if name in header), None)
-        if role in at or known is None:
-            continue
-        if (role in ("bytes", "elements") and sized) or (role.startswith("time") and timed):
-            continue
-        at[role] = header.index(known)
-    if {"time_us", "time_ms"} <= at.keys():
-        us, ms = (header[at[role]] for role in ("time_us", "time_ms"))
-        raise InputError(
-            f"{path}: both {us!r} and {ms!r} are times; say columns: {{time_us: {us}}}",
-            path=("columns",),
-        )
-    if "bytes" in at:
-        at.pop("elements", None)
-    if "elements" in at and "dtype" not in at:
-        raise InputError(f"{path}: sizes count elements, and no column says their type; say columns: dtype")
-    for roles in (("op",), ("ranks",), ("bytes", "elements"), ("time_us", "time_ms")):
-        if not any(role in at for role in roles):
-            one = " or ".join(roles)
+    known = {role: next((name for name in names if name in header), "") for role, names in ROLES.items()}
+    at: dict[str, int] = {}
+    for roles in (("op",), ("ranks",), ("bytes", "elements"), ("time_us", "time_ms"), ("dtype",)):
+        told = [role for role in roles if role in given] or [role for role in roles if known[role]]
+        columns = {role: given.get(role, known[role]) for role in told}
+        if told == ["time_us", "time_ms"]:
+            us, ms = columns.values()
             raise InputError(
-                f"{path}: which column is {one}? It has {', '.join(header)}; "
+                f"{path}: both {us!r} and {ms!r} are times; say columns: {{time_us: {us}}}",
+                path=("columns",),
+            )
+        if told:
+            at[told[0]] = header.index(columns[told[0]])
+        elif roles != ("dtype",):
+            raise InputError(
+                f"{path}: which column is {' or '.join(roles)}? It has {', '.join(header)}; "
                 f"say columns: {{{roles[0]}: NAME}}",
                 path=("columns",),
             )
+    if "elements" in at and "dtype" not in at:
+        raise InputError(f"{path}: sizes count elements, and no column says their type; say columns: dtype")
     return at
 
 

@@ -188,7 +188,8 @@ def row_of(
         algorithm = choice.algorithm
     else:
         call = Call(kind, nbytes, ranks.devices, ranks.devices[0])
-        algorithm, by_links = links.name_of(call, ranks.machine), links.time_ns(call, ranks.machine) / 1000
+        algorithm = links.best(call, ranks.machine).algorithm
+        by_links = links.time_ns(call, ranks.machine) / 1000
     if table is not None and table.spans(kind, n, nbytes):
         measured = table.time_us(kind, n, nbytes)
     return Row(kind, n, nbytes, algorithm, choice, fitted, by_links, measured)

@@ -253,7 +253,7 @@ def test_contention_of_messages_is_counted() -> None:
 @pytest.mark.parametrize("algorithm", ["ring", "tree", "direct"])
 def test_bytes_on_links_are_those_of_the_schedule(kind: str, algorithm: str) -> None:
     trace = call(kind, 1_000_001, 5, machine(5, {"model": "flows", "algorithm": algorithm}))
-    steps = Formula(algorithm).best(Call(kind, 1_000_001, tuple(range(5)), 0), trace.job.machine)
+    steps = Formula(algorithm).best(Call(kind, 1_000_001, tuple(range(5)), 0), trace.job.machine).steps
     sent = np.zeros(5, np.int64)
     for step in steps:
         np.add.at(sent, step.source, step.times * ceil(step.share * 1_000_001))

@@ -289,13 +289,13 @@ def in_nodes(nodes: int, each: int) -> Machine:
 def test_a_ring_leaves_a_node_where_it_enters_the_next() -> None:
     machine = in_nodes(3, 3)
     ring = Formula(algorithm="ring", bandwidth=10**9)
-    (step,) = ring.best(Call("all_reduce", 9_000, tuple(range(9))), machine)
+    (step,) = ring.best(Call("all_reduce", 9_000, tuple(range(9))), machine).steps
     hops = sorted(zip(step.source.tolist(), step.destination.tolist(), strict=True))
     # 0 1 2 | 5 4 3 | 6 7 8: the second node in reverse; an odd number of nodes crosses over once, from 8 to 0
     assert hops == [(0, 1), (1, 2), (2, 5), (3, 6), (4, 3), (5, 4), (6, 7), (7, 8), (8, 0)]
-    (step,) = ring.best(Call("all_reduce", 9_000, (0, 3, 6)), machine)  # one rank of each node: their order
+    (step,) = ring.best(Call("all_reduce", 9_000, (0, 3, 6)), machine).steps  # one rank a node: their order
     assert step.destination.tolist() == [1, 2, 0]
-    chain = ring.best(Call("broadcast", 9_000, tuple(range(9)), 0), machine)
+    chain = ring.best(Call("broadcast", 9_000, tuple(range(9)), 0), machine).steps
     assert chain[0].source.tolist() == [0]
 
 
@@ -342,12 +342,12 @@ def test_auto_sums_within_nodes_first() -> None:
     gpus = tuple(map(cluster.device_index, cluster.accelerators))
     size = 8 * 10**6
     call, auto = Call("all_reduce", size, gpus), Formula()
-    assert auto.name_of(call, cluster) == "hierarchical"
+    assert auto.best(call, cluster).algorithm == "hierarchical"
     assert auto.time_ns(call, cluster) == 2 * (size // 2) // 10 + 2 * 3 * (size // 8 + 2000)
     uneven = call._replace(ranks=gpus[:-1])  # one rank of the last node: no groups
-    assert auto.name_of(uneven, cluster) != "hierarchical"
+    assert auto.best(uneven, cluster).algorithm != "hierarchical"
     one_each = call._replace(ranks=gpus[::2])
-    assert auto.name_of(one_each, cluster) != "hierarchical"
+    assert auto.best(one_each, cluster).algorithm != "hierarchical"
 
 
 def test_more_nodes_behind_rails_hardly_take_longer() -> None:
