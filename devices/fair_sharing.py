@@ -135,10 +135,6 @@ class EqualShare:
         self._alarm = Alarm(context, self._ring)
         self._queue = VirtualQueue()
 
-    def __len__(self) -> int:
-        """Return how many items are there."""
-        return len(self._queue)
-
     def add(self, item: Any, work: int) -> None:
         """Add an item that needs `work` (a whole number, at least 0)."""
         self._queue.advance(self._context.now_ns)

@@ -344,11 +344,9 @@ class NcclTuner:
     def _channels(self, kind: str, algorithm: str, protocol: str, nbytes: int) -> tuple[int, int]:
         """Return channels and threads (``topoGetAlgoInfo``), and of these what is launched."""
         threads, worth = THREADS[protocol]
-        channels, ring = self.found.channels, self.found.ring
+        channels = self.found.channels
         if algorithm == "ring" and protocol == "ll":
             worth *= self.ranks
-        if algorithm == "ring" and protocol == "simple" and ring.inside * ring.number <= 12:
-            threads = 256
         in_switch = algorithm in ("nvls", "nvls-tree")
         if in_switch:
             channels, threads = self.gpu.nvls_channels[min(len(self.per_node), 3) - 1], 640

@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
@@ -26,7 +27,7 @@ from devices.describe.field_reading import Field, read_fields, value_at
 from devices.describe.field_types import DEFAULT, TYPES
 from devices.describe.fields import DEVICE_FIELDS
 from sim.base import plugins
-from sim.base.errors import InputError, located
+from sim.base.errors import InputError, UnknownNameError, located
 from sim.base.options import require_call
 from sim.base.units import round_half_up
 from sim.machine.device import CostModel
@@ -131,8 +132,14 @@ def _plugin(name: str, parameters: Any, values: Mapping[str, Any], origin: plugi
 def _fitted(
     values: Mapping[str, Any], like: object, peak_share: Fraction, origin: plugins.Origin
 ) -> FittedCost:
-    """Return a GPU's kernels; kinds whose loss the description gives are left to the roofline."""
-    from devices.cost.kernel_costs import fitted_cost
+    """Return a GPU's kernels, with the fits of its preset, or of the GPU `like`.
+
+    If that is a file of `devices.cost.own_kernels`, they are moved towards what was measured. Kinds whose loss
+    the description gives are left to the roofline.
+    """
+    from devices.cost.kernel_costs import FittedCost, sheet_of
+    from devices.cost.kernel_fits import KernelFits, fits
+    from devices.cost.own_kernels import read_kernels
 
     if values.get("kind") != "gpu":
         raise InputError("it is for GPUs")
@@ -141,10 +148,20 @@ def _fitted(
             "takes the name of a GPU, as in {fitted: h200-sxm}, or a file of measured kernels; single "
             "parameters are fitted, and not set"
         )
-    name = None if like is None else str(TYPES["word"].read(like))
-    kernels = origin.file(name) if name and name.endswith((".csv", ".csv.gz", ".json")) else None
-    others = frozenset(kind for name in _LOSSES for kind in values.get(name) or {})
-    return fitted_cost(values, None if kernels else name, kernels, float(peak_share), others)
+    name = values.get("preset", "") if like is None else str(TYPES["word"].read(like))
+    kernels = name if name.endswith((".csv", ".csv.gz", ".json")) else None
+    if kernels:
+        name = values.get("preset", "")
+    elif like is not None and name not in fits():
+        raise UnknownNameError("fitted device", name, fits())
+    others = frozenset(kind for loss in _LOSSES for kind in values.get(loss) or {})
+    least_ns = max(1, values.get("kernel_floor") or 0)
+    unmoved = KernelFits(sheet_of(values, float(peak_share)), name)
+    made = FittedCost(unmoved, values.get("dtype", "fp32"), others, least_ns)
+    if kernels is None:
+        return made
+    measured = made.measured(*read_kernels(origin.file(kernels)), values.get("gap") or 0)
+    return replace(made, fits=KernelFits(unmoved.sheet, name, tuple(measured)))
 
 
 _OF_CORES: Final = ("scratchpad", "vector.scratchpad", "matrix.peak", "vector.peak", "core_bandwidth")

@@ -176,10 +176,6 @@ class CostTable:
         latency = (ordered[begin + (count - 1) // 2] + ordered[begin + count // 2] + 1) // 2  # half up
         return cls(device, kind, tuple(axes), shapes, latency, dict(provenance or {}), measured)
 
-    def __len__(self) -> int:
-        """Return the number of measured shapes."""
-        return len(self.shapes)
-
     @cached_property
     def _measured(self) -> dict[tuple[int, ...], int]:
         return dict(zip(map(tuple, self.shapes.tolist()), self.latency_ns.tolist(), strict=True))

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
-from devices.cost.kernel_model import ELEMENT_BYTES, Demand, KernelWork, Sheet, Sizes
+from devices.cost.kernel_model import ELEMENT_BYTES, Demand, KernelWork, Sheet, Sizes, Work
 from devices.cost.language_kernels import columns, log2, logs
 from sim.base.arrays import FloatArray
 
@@ -128,17 +129,10 @@ def _product(
     )
 
 
-def batched_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
-    """Return the work of a batched product, or of one whose weights are stored as (k, n): the library's
-    other kernels.
-    """
-    return _product(s, sheet, dtype, _BATCHED_TILES, linear=False)
-
-
-def linear_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
-    """Return the work of a linear layer, its weights stored as (n, k)."""
-    return _product(s, sheet, dtype, _LINEAR_TILES, linear=True)
-
+batched_work: Final[Work] = partial(_product, shapes=_BATCHED_TILES, linear=False)
+"""Of a batched product, or of one whose weights are stored as (k, n): the library's other kernels."""
+linear_work: Final[Work] = partial(_product, shapes=_LINEAR_TILES, linear=True)
+"""Of a linear layer, its weights stored as (n, k)."""
 
 # ---- what memory bounds: elementwise, softmax, norms -------------------------------------------------------
 

@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -29,16 +28,15 @@ from numpy.typing import NDArray
 
 from devices.cost.cost_models import alike
 from devices.cost.general_kernels import ELEMENT_FLOPS, IN_16_BITS, ROWS, by_bytes, converted
-from devices.cost.kernel_fits import KernelFits, MeasuredKernel, fits
+from devices.cost.kernel_fits import KernelFits, MeasuredKernel
 from devices.cost.kernel_model import ELEMENT_BYTES, Sheet, product_of, take
 from devices.cost.language_kernels import LANGUAGE_DEMANDS, seen_pairs, sooner_ns
-from devices.cost.own_kernels import read_kernels
 from devices.describe.field_reading import read_fields
 from devices.describe.field_types import DEFAULT, INDICES
 from devices.describe.fields import DEVICE_FIELDS
 from devices.presets import device_preset
 from sim.base.arrays import UNSET, BoolArray, FloatArray, IntArray
-from sim.base.errors import InputError, UnknownNameError
+from sim.base.errors import InputError
 from sim.base.units import format_duration, round_half_up
 from sim.graph.graph import Graph
 from sim.graph.views import reads_from
@@ -523,7 +521,7 @@ class FittedCost(CostModel):
 _NEEDS: Final = ("sms", "clock", "l2", "bandwidth", "peak")
 
 
-def _sheet(values: Mapping[str, Any], peak_share: float = 1.0) -> Sheet:
+def sheet_of(values: Mapping[str, Any], peak_share: float = 1.0) -> Sheet:
     """Return the data sheet in a device's keys.
 
     Parameters
@@ -559,35 +557,6 @@ def _sheet(values: Mapping[str, Any], peak_share: float = 1.0) -> Sheet:
     )
 
 
-def fitted_cost(
-    values: Mapping[str, Any],
-    like: str | None,
-    kernels: Path | None,
-    peak_share: float,
-    by_others: frozenset[str],
-) -> FittedCost:
-    """Return the cost of a described device: with the fits of its preset, or of the GPU `like`.
-
-    With `kernels`, a file of `devices.cost.own_kernels`, these are moved towards what was measured.
-
-    Raises
-    ------
-    UnknownNameError
-        `like` is no fitted GPU.
-    InputError
-        A measured kernel that the model does not know as one.
-    """
-    if like is not None and like not in fits():
-        raise UnknownNameError("fitted device", like, fits())
-    unmoved = KernelFits(_sheet(values, peak_share), values.get("preset", "") if like is None else like)
-    least_ns = max(1, values.get("kernel_floor") or 0)
-    made = FittedCost(unmoved, values.get("dtype", "fp32"), by_others, least_ns)
-    if kernels is None:
-        return made
-    measured = tuple(made.measured(*read_kernels(kernels), values.get("gap") or 0))
-    return replace(made, fits=KernelFits(unmoved.sheet, unmoved.like, measured))
-
-
 def load_fits(preset: str) -> KernelFits:
     """Return the fitted kernels of a preset.
 
@@ -597,4 +566,4 @@ def load_fits(preset: str) -> KernelFits:
         There is no such preset.
     """
     values = read_fields({**device_preset(preset), "preset": preset}, DEVICE_FIELDS, preset)
-    return KernelFits(_sheet(values), preset)
+    return KernelFits(sheet_of(values), preset)

@@ -193,8 +193,3 @@ class Recorder(Forwarding):
         """Note that one event of those that the free of `block` asked for was reached."""
         super().event_done(block)
         self.events.append(MemoryEvent("reached", self._ids[block]))
-
-    def empty_cache(self) -> None:
-        """Give back what is held and not in use."""
-        super().empty_cache()
-        self.events.append(MemoryEvent("empty_cache"))

@@ -547,10 +547,6 @@ class Forwarding(Allocator):
         """Return the allocator that serves `owner`."""
         return self._part(owner).serving(owner)
 
-    def rounded(self, nbytes: int) -> int:
-        """Return the size as rounded by the first part, since all parts are of one kind."""
-        return self._parts[0].rounded(nbytes)
-
     def try_alloc(self, nbytes: int, stream: int = 0, owner: Owner = None) -> Block | None:
         """Allocate from the owner's part, or return None; see `Allocator.alloc`."""
         block = self._part(owner).try_alloc(nbytes, stream, owner)
