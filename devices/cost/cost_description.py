@@ -134,7 +134,7 @@ def _fitted(
 ) -> FittedCost:
     """Return a GPU's kernels, with the fits of its preset, or of the GPU `like`.
 
-    If that is a file of `devices.cost.own_kernels`, they are moved towards what was measured. Kinds whose loss
+    If that is a file of `devices.cost.own_kernels`, they move towards what was measured. Kinds whose loss
     the description gives are left to the roofline.
     """
     from devices.cost.kernel_costs import FittedCost, sheet_of
