@@ -153,7 +153,7 @@ _COUNTERS: Final = (
     *("in_use", "waiting", "reserved", "requested"),
     *("device_mallocs", "device_frees", "synchronisations"),
 )
-"""Counters of an allocator, besides its peaks and retries."""
+"""Counters of an allocator, besides its retries."""
 
 _counted: Final = attrgetter(*_COUNTERS)
 
@@ -184,8 +184,6 @@ class Allocator(ABC):
         Bytes freed that still wait for events of other streams.
     reserved : int
         Bytes held from the device; always at least ``in_use + waiting``.
-    peak_in_use, peak_reserved : int
-        The largest values so far.
     device_mallocs, device_frees : int
         Calls to the device's own allocator so far.
     synchronisations : int
@@ -227,16 +225,8 @@ class Allocator(ABC):
         self.memory = capacity if isinstance(capacity, DeviceMemory) else DeviceMemory(capacity)
         self.limit = self.memory.capacity if limit is None else limit
         self.name = name
-        self.in_use = 0
-        self.requested = 0
-        self.waiting = 0
-        self.reserved = 0
-        self.peak_in_use = 0
-        self.peak_reserved = 0
-        self.device_mallocs = 0
-        self.device_frees = 0
-        self.synchronisations = 0
-        self.retries = 0
+        self.in_use = self.requested = self.waiting = self.reserved = 0
+        self.device_mallocs = self.device_frees = self.synchronisations = self.retries = 0
         self.by_owner = False
 
     @property
@@ -478,8 +468,6 @@ class Allocator(ABC):
         self._check_block(block, 0, getattr(block, "owner", None))
         self.requested += block.requested
         self.in_use += block.nbytes
-        if self.in_use > self.peak_in_use:
-            self.peak_in_use = self.in_use
 
     def _gave(self, block: Block) -> None:
         """Account for a block that stops being live; raise if it is not."""
@@ -492,7 +480,6 @@ class Allocator(ABC):
     def _reserve(self, nbytes: int) -> None:
         """Account for `nbytes` more (or fewer) held from the device."""
         self.reserved += nbytes
-        self.peak_reserved = max(self.peak_reserved, self.reserved)
 
     def _empty(self, nbytes: int, stream: int, owner: Owner) -> Block:
         """Return the block of a tensor without elements; raise if the size is negative."""
@@ -535,8 +522,6 @@ class Forwarding(Allocator):
         """Update the sums over all parts."""
         for name in (*_COUNTERS, "retries"):
             setattr(self, name, sum(getattr(part, name) for part in self._parts))
-        self.peak_in_use = max(self.peak_in_use, self.in_use)
-        self.peak_reserved = max(self.peak_reserved, self.reserved)
 
     @property
     def held(self) -> int:

@@ -82,7 +82,7 @@ class PoolAllocator(SegmentedAllocator):
         if self._arena_bytes > 0:
             arena = self._new_segment(self._arena_bytes, 0, self._free)
             assert arena is not None
-            self.reserved = self.peak_reserved = 0  # nothing of it is used yet
+            self.reserved = 0  # nothing of it is used yet
             self._base = arena.address
             self._free.put(arena)
 
