@@ -10,12 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from devices.cost.kernel_model import ELEMENT_BYTES, Demand, KernelWork, Sheet, Sizes, Work
 from devices.cost.language_kernels import columns, log2, logs
+from devices.presets import yaml_content
 from sim.base.arrays import FloatArray
 
 # ---- products in fp32 on vector units ----------------------------------------------------------------------
@@ -136,16 +138,6 @@ linear_work: Final[Work] = partial(_product, shapes=_LINEAR_TILES, linear=True)
 
 # ---- what memory bounds: elementwise, softmax, norms -------------------------------------------------------
 
-ELEMENT_FLOPS: Final = {
-    "pow": 80.0,
-    "gelu": 40.0,
-    **dict.fromkeys(("tanh", "silu", "erf", "softmax"), 30.0),
-    **dict.fromkeys(("sigmoid", "layer_norm"), 20.0),
-    **dict.fromkeys(("exp", "log", "div", "sqrt", "rsqrt"), 16.0),
-    "rope": 12.0,
-}
-"""Flop an element of transcendental functions, as instructions of the fp32 pipes (a pow is about 40
-multiply-adds); 2 for others."""
 _ELEMENTS: Final = "elements operands element_flops"
 _THREADS, _PER_THREAD = 128, 4
 _INDEX_BYTES: Final = 40.0
@@ -377,61 +369,12 @@ GENERAL_DEMANDS: Final[Mapping[str, Demand]] = {
 
 # ---- kinds that no table measures --------------------------------------------------------------------------
 
-# Numbers that are no plain counts were read off the recorded ops of two models on five GPUs, forward and
-# backward, as multiples of an elementwise kernel of the same size.
-
-SLOWER: Final = {
-    "transpose": 0.3,
-    "dropout": 0.6,
-    "gather": 1.0,
-    "embedding": 1.0,
-    "scatter": 1.0,
-    "rope": 1.7,
-    "rotary_embedding": 1.7,
-    "gated_activation": 1.9,
-    "batch_norm": 0.5,
-    "group_norm": 0.5,
-    "rms_norm": 0.8,
-}
-"""By kind: what it takes as if it read so many more tensors. Rows one by one, uncoalesced reads, random
-numbers, a second pass."""
-ROWS: Final = {
-    "softmax": ("softmax", 2.0),
-    "log_softmax": ("softmax", 2.0),
-    "softmax_grad": ("softmax", 5.7),
-    "log_softmax_grad": ("softmax", 4.0),
-    "layer_norm": ("layer_norm", 2.0),
-    "rms_norm": ("layer_norm", 2.8),
-    "layer_norm_grad": ("layer_norm", 3.0),
-    "rms_norm_grad": ("layer_norm", 4.0),
-    "group_norm": ("layer_norm", 2.5),
-    "group_norm_grad": ("layer_norm", 4.0),
-    "embedding": ("embedding", 2.0),
-    "rope": ("rope", 2.0),
-    "gated_activation": ("gated_activation", 3.0),
-}
-"""Kinds that work on rows -> their table, and tensors read and written, as the kernel's time counts them."""
-IN_16_BITS: Final = frozenset(["embedding", "rope", "gated_activation"])
-"""Tables of kernels of language models: in other data types their kinds go by bytes."""
-STRETCHING: Final = frozenset(["add", "sub", "mul", "div", "pow", "maximum", "minimum", "where"])
-REORDERING: Final = frozenset(["transpose", "permute"])
-"""Kinds that index each element: if an operand is smaller than the result; always."""
+KINDS: Final = yaml_content(Path(__file__).with_name("kinds.yaml").read_text(encoding="utf-8"))
+"""Kind -> what the file says of it."""
 _STRIDED: Final = re.compile(r"\b(unrolled_)?elementwise_kernel(_manual_unroll)?<")
 """Kernels of PyTorch that index each element: of operands with strides, or of several data types; AMD's."""
 _OPERATOR: Final = re.compile("aten::((?!pow).*?)(?:_|_backward)?")
 """What PyTorch calls an elementwise kernel; a power is mostly a square, which it multiplies."""
-BACKWARD: Final = {
-    "dropout": (5.0,),
-    "embedding": (10.0,),
-    "gather": (10.0,),
-    "pow": (5.0,),
-    "div": (2.0, 3.0),
-    "mul": (2.0, 2.0),
-    "batch_norm": (3.0, 3.0),
-    "where": (3.0,),
-}
-"""Kinds -> tensors that each kernel of their gradient reads, as eager programs run it: embedding sorts the
-indices first."""
 
 
 def by_bytes(
@@ -455,15 +398,17 @@ def by_bytes(
     reduces = nbytes_read > 4 * nbytes_written
     most = np.maximum(np.where(reduces, nbytes_read, nbytes_written), width)
     forward = kind.removesuffix("_grad")
-    operands: Sequence[Any] = BACKWARD.get(forward, ()) if forward != kind else ()
+    itself, of_forward = KINDS.get(kind, {}), KINDS.get(forward, {})
+    operands: Sequence[Any] = of_forward.get("gradient", ()) if forward != kind else ()
     if not operands:
-        operands = [np.maximum((nbytes_read + nbytes_written) / most - 1, 0) + SLOWER.get(kind, 0.0)]
+        operands = [np.maximum((nbytes_read + nbytes_written) / most - 1, 0) + itself.get("reads", 0.0)]
     beside = nbytes_read - most  # of the smaller operand, where one is stretched to the other's shape
-    stretched = (beside > 8) & (beside < 0.9 * most) & (forward in STRETCHING)
+    stretched = (beside > 8) & (beside < 0.9 * most) & (of_forward.get("indexes") == "stretched")
     strided = [_STRIDED.search(str(each.get("kernel", ""))) is not None for each in attributes]
-    indexed = np.where(stretched | np.array(strided or False) | (forward in REORDERING), 1.0, 0.0)
-    usual = ELEMENT_FLOPS.get(forward, 2.0)
+    always = of_forward.get("indexes") == "always"
+    indexed = np.where(stretched | np.array(strided or False) | always, 1.0, 0.0)
+    usual = of_forward.get("flops", 2.0)
     named = (_OPERATOR.fullmatch(str(each.get("operator", ""))) for each in attributes)
-    flops: Any = [ELEMENT_FLOPS.get(name[1], usual) if name else usual for name in named] or usual
+    flops: Any = [KINDS.get(name and name[1], {}).get("flops", usual) for name in named] or usual
     sizes = {"elements": most / width, "element_flops": np.asarray(flops), "indexed": indexed}
     return [{**sizes, "operands": each} for each in operands]

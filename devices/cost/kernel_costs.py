@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from devices.cost.cost_models import alike
-from devices.cost.general_kernels import ELEMENT_FLOPS, IN_16_BITS, ROWS, by_bytes, converted
+from devices.cost.general_kernels import KINDS, by_bytes, converted
 from devices.cost.kernel_fits import KernelFits, MeasuredKernel
 from devices.cost.kernel_model import ELEMENT_BYTES, Sheet, product_of, take
 from devices.cost.language_kernels import LANGUAGE_DEMANDS, seen_pairs, sooner_ns
@@ -264,15 +264,16 @@ def _rows(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
     """Return kernels by rows and columns; those whose rows are not known, or that were measured in 16 bits
     only and are not, by their bytes.
     """
-    table, tensors = ROWS[ops.kind]
+    of_kind = KINDS[ops.kind]
+    table, tensors = of_kind["table"], of_kind["tensors"]
     sizes = ops.columns("rows columns")
     known, halves = _known(sizes), ELEMENT_BYTES[ops.dtype] == 2
     forward = ops.kind.removesuffix("_grad")
-    flops = ELEMENT_FLOPS.get(forward, 20.0)
-    if table in IN_16_BITS:
+    flops = KINDS[forward].get("flops", 20.0)
+    if of_kind.get("in") == "16 bits":
         known, flops = known & halves, 10.0
     elif halves and forward in ("rms_norm", "layer_norm"):
-        table, tensors = "rms_norm", 2.0 * tensors / ROWS[forward][1]
+        table, tensors = "rms_norm", 2.0 * tensors / KINDS[forward]["tensors"]
     ask = KernelAsk(known, table, {**sizes, "tensors": tensors, "element_flops": flops})
     return [ask, *_any(ops, sheet, ~known)]
 
@@ -316,7 +317,7 @@ def _way(kind: str) -> Callable[[Ops, Sheet], list[KernelAsk]]:
         return _sized
     if kind in CONVS:
         return _conv
-    if kind in ROWS:
+    if "table" in KINDS.get(kind, ()):
         return _rows
     return {"attention": _attention}.get(forward, _product if forward in PRODUCTS else _any)
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from devices.cost.general_kernels import ELEMENT_FLOPS
+from devices.cost.general_kernels import KINDS
 from devices.cost.kernel_costs import load_fits
 from devices.cost.kernel_fits import FAMILIES
 from devices.cost.kernel_model import Family, Sheet, Sizes, take
@@ -239,7 +239,8 @@ def general_tables(data: Path) -> Iterator[Table]:
     e["floor_ns"] = flat * 1e3
     e["elements"], e["operands"] = e["rows"] * e["columns"], e.op.isin(["add", "mul", "div", "pow"]) + 1
     names = {"softmax": "softmax", "ln": "layer_norm", "powu": "pow", "divu": "div"}
-    e["element_flops"] = e.op.replace(names).map(ELEMENT_FLOPS).fillna(2.0)
+    kinds = e.op.replace(names)
+    e["element_flops"] = [KINDS.get(kind, {}).get("flops", 2.0) for kind in kinds]
     shared = {"lenders": _alike_memory, "stiff": loose, "logs": ("rows", "columns")}
     rest = e[~e.op.isin(["softmax", "ln"])]
     sizes = "elements operands element_flops"
