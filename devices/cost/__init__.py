@@ -7,7 +7,7 @@
     kernel_model     physics of a data sheet, times a fitted correction
     language_kernels, general_kernels                          the demands of each family on a GPU
     cost_table       measured shapes, with interpolation
-    roofline         peaks, efficiencies, saturation
+    cost_models      fixed times, rooflines from peaks and efficiencies, several models in order
     unreliable       cases where one may be off by more than a factor of 2
 
 ``docs/costs.md`` has the error of each. Importing this package imports numpy and nothing heavier.
@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Final
 from sim.base.startup import lazy
 
 if TYPE_CHECKING:
+    from devices.cost.cost_models import KindEfficiency, roofline_ns
     from devices.cost.cost_table import Axis, CostTable, ExtrapolationWarning, load_table, save_table
     from devices.cost.kernel_costs import FittedCost, load_fits
     from devices.cost.kernel_fits import KernelFits
     from devices.cost.kernel_model import shifted
-    from devices.cost.roofline import KindEfficiency, roofline_ns
     from devices.cost.unreliable import PlainRooflineWarning, UnreliableCostWarning
 
 __all__ = [
@@ -47,7 +47,7 @@ _NAMES: Final = {
     "kernel_costs": ("FittedCost", "load_fits"),
     "kernel_fits": ("KernelFits",),
     "kernel_model": ("shifted",),
-    "roofline": ("KindEfficiency", "roofline_ns"),
+    "cost_models": ("KindEfficiency", "roofline_ns"),
     "cost_table": ("Axis", "CostTable", "ExtrapolationWarning", "load_table", "save_table"),
     "unreliable": ("PlainRooflineWarning", "UnreliableCostWarning"),
 }

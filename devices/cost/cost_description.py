@@ -21,8 +21,7 @@ from fractions import Fraction
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
-from devices.cost.cost_models import FirstCost, FixedCost, RooflineCost, TableCost
-from devices.cost.roofline import KindEfficiency
+from devices.cost.cost_models import FirstCost, FixedCost, KindEfficiency, RooflineCost, TableCost
 from devices.describe.field_reading import Field, read_fields, value_at
 from devices.describe.field_types import DEFAULT, TYPES
 from devices.describe.fields import DEVICE_FIELDS

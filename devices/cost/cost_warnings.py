@@ -24,11 +24,10 @@ from typing import Any
 
 import numpy as np
 
-from devices.cost.cost_models import RooflineCost, TableCost, first_to_know, models_of
+from devices.cost.cost_models import IDEAL, KindEfficiency, RooflineCost, TableCost, first_to_know, models_of
 from devices.cost.kernel_costs import FittedCost
 from devices.cost.kernel_fits import MeasuredKernel
 from devices.cost.npu_tiles import TiledCost
-from devices.cost.roofline import IDEAL, KindEfficiency
 from devices.cost.unreliable import BorrowedRateWarning, PlainRooflineWarning, UnusedTableWarning
 from devices.describe.field_types import DEFAULT
 from sim.base.arrays import UNSET, BoolArray, IntArray

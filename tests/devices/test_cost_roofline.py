@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices.cost.roofline import roofline_ns
+from devices.cost.cost_models import roofline_ns
 from devices.machine import make_device
 from sim import GraphBuilder
 from sim.base.errors import InputError

@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.cost.cost_description import make_cost
-from devices.cost.cost_models import FirstCost, FixedCost, RooflineCost, TableCost
+from devices.cost.cost_models import FirstCost, FixedCost, KindEfficiency, RooflineCost, TableCost
 from devices.cost.cost_table import Axis, CostTable, save_table
 from devices.cost.measured import Measured
-from devices.cost.roofline import KindEfficiency
 from devices.describe.field_reading import read_fields
 from devices.describe.field_types import dtype_name
 from devices.describe.fields import DEVICE_FIELDS
