@@ -137,7 +137,7 @@ def model_of(kinds: Mapping[str, type[Workload]]) -> type[ScenarioFile]:
     about_machine = "devices, links and hosts, or a preset (`sim devices`); some workloads bring their own"
     about_faults = "parts of the machine that fail, slow down and come back"
     about_run = "many such steps, with failures, checkpoints and recovery"
-    workload = one_of(kinds, lambda value: next((name for name in kinds if name in value), None))
+    workload = one_of(kinds)
     machine: Any = Annotated[machine_model(), PRESET]
     return create_model(
         "ScenarioFile",

@@ -67,20 +67,27 @@ class Shorthand:
         return {"anyOf": [dict(plain), handler(core)]}
 
 
-def one_of(kinds: Mapping[str, type[BaseModel]], kind: Callable[[Any], str | None]) -> Any:
+def one_of(kinds: Mapping[str, type[BaseModel]], kind: Callable[[Any], str | None] | None = None) -> Any:
     """Return the type of a value that is one of several kinds of mapping.
 
     Parameters
     ----------
     kinds : mapping of str to type
         Name -> model.
-    kind : callable
-        Returns the name of the kind that a value is.
+    kind : callable, optional
+        Returns the name of the kind that a value is; by default the first name that is one of its keys.
     """
     if len(kinds) == 1:
         return Annotated[next(iter(kinds.values())), Tag(f"<{next(iter(kinds))}>")]
+
+    def by_key(value: Any) -> str | None:
+        return next((name for name in kinds if isinstance(value, Mapping) and name in value), None)
+
+    ask = kind or by_key
     members = tuple(Annotated[model, Tag(f"<{name}>")] for name, model in kinds.items())
-    return Annotated[Union[members], Discriminator(lambda value: f"<{kind(value)}>")]  # noqa: UP007
+    known: Any = {"message": f"should be a mapping with one of the keys {', '.join(kinds)}", "path": ()}
+    which = Discriminator(lambda value: f"<{ask(value)}>", "scenario", "{message}", known)
+    return Annotated[Union[members], which]  # noqa: UP007
 
 
 def _whole(value: Any) -> Any:

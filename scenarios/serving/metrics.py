@@ -12,17 +12,28 @@ Percentiles are numpy's, linear; ``std`` divides by n. Source: vLLM 0.19.0, ``vl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import pandas as pd
 
 from policies.serving.batcher import Request
-from sim.base.arrays import FloatArray, IntArray
+from scenarios.serving.requests import read_rows, unzipped
+from sim.base.arrays import IntArray
+from sim.base.errors import InputError, in_file
 from sim.base.units import NS_PER_MS, NS_PER_S
 
 METRICS: Final = ("ttft", "tpot", "itl", "e2el")
-STATS: Final = ("mean", "median", "p99", "std")
+STATS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "mean": np.mean,
+    "median": np.median,
+    "p99": partial(np.percentile, q=99),
+    "std": np.std,
+}
 _FEW, _BACKLOG, _GROWTH, _TIMES = 20, 0.02, 1.2, 64
 """The queue grows if at least this many requests, and this part of all, wait for their first token in the
 last third of the arrival period, and if in the second and last third this many times as many wait as in the
@@ -47,83 +58,52 @@ def serving_metrics(requests: Sequence[Request], limits: Mapping[str, int]) -> d
     >>> found["mean_ttft_ms"], found["mean_tpot_ms"], found["median_itl_ms"], found["request_goodput"]
     (20.0, 15.0, 15.0, 20.0)
     """
-    tokens = [np.frombuffer(request.token_ns, np.int64) for request in requests]
-    pooled = np.concatenate([at[1:] - at[:-1] for at in tokens])
-    prompts = sum(request.prompt for request in requests)
-    arrival = np.array([request.arrival_ns for request in requests], np.int64)
-    first = np.array([request.token_ns[0] for request in requests], np.int64)
+    rows = [(of.arrival_ns, of.token_ns[0], of.token_ns[-1], of.prompt, len(of.token_ns)) for of in requests]
+    served = pd.DataFrame(rows, columns=["arrival", "first", "last", "prompt", "tokens"])
+    gaps = np.concatenate([np.diff(each.token_ns) for each in requests])
+    found = latency_metrics(served, gaps[gaps > 0], limits)  # tokens of the same step have no gap
     return {
-        **latency_metrics(
-            arrival,
-            first,
-            np.array([request.token_ns[-1] for request in requests], np.int64),
-            np.array([len(at) for at in tokens]),
-            prompts,
-            pooled[pooled > 0],  # tokens of the same step have no gap
-            limits,
-        ),
-        "hit_share": sum(request.hits or 0 for request in requests) / prompts if prompts else 0.0,
-        "preemptions": sum(request.preemptions for request in requests),
-        "queue_grows": _growing(arrival, first),
+        **found,
+        "hit_share": sum(each.hits or 0 for each in requests) / found["total_input_tokens"],
+        "preemptions": sum(each.preemptions for each in requests),
+        "queue_grows": _growing(served["arrival"].to_numpy(), served["first"].to_numpy()),
     }
 
 
-def latency_metrics(
-    arrival: IntArray,
-    first: IntArray,
-    last: IntArray,
-    tokens: IntArray,
-    prompts: int,
-    gaps: IntArray | None,
-    limits: Mapping[str, int],
-) -> dict[str, Any]:
+def latency_metrics(served: pd.DataFrame, gaps: IntArray | None, limits: Mapping[str, int]) -> dict[str, Any]:
     """Return the rates and latencies of requests.
 
     Parameters
     ----------
-    arrival, first, last : array of int
-        Times of arrival, first token and last token of each, in ns.
-    tokens : array of int
-        Number of tokens in the answer to each.
-    prompts : int
-        Tokens of all prompts.
+    served : DataFrame
+        Of each request: times of ``arrival``, ``first`` and ``last`` token in ns, and numbers of ``prompt``
+        tokens and of ``tokens`` in the answer.
     gaps : array of int or None
         Times between steps that gave a request tokens, of all requests, in ns; None: unknown.
     limits : mapping of str to int
     """
-    seconds = float(last.max() - arrival.min()) / NS_PER_S or 1.0
-    several = tokens > 1
-    tpot = np.where(several, (last - first) / np.maximum(tokens - 1, 1), 0.0)
-    of = {"ttft": first - arrival, "tpot": tpot, "e2el": last - arrival}
-    good = np.ones(len(arrival), bool)
-    for name, limit in limits.items():
-        good &= of[name] <= limit
-    answers = int(tokens.sum())
-    latencies = {"ttft": of["ttft"], "tpot": tpot[several], "itl": gaps, "e2el": of["e2el"]}
+    n, prompts, answers = len(served), int(served["prompt"].sum()), int(served["tokens"].sum())
+    seconds = float(served["last"].max() - served["arrival"].min()) / NS_PER_S or 1.0
+    latency = pd.DataFrame({"ttft": served["first"] - served["arrival"]})
+    latency["e2el"] = served["last"] - served["arrival"]
+    latency["tpot"] = (latency["e2el"] - latency["ttft"]) / (served["tokens"] - 1).clip(1)
+    good = (latency[[*limits]] <= [*limits.values()]).all(axis=1).sum()
+    pooled: dict[str, Any] = {**latency, "tpot": latency["tpot"][served["tokens"] > 1], "itl": gaps}
     found: dict[str, Any] = {
         "duration": seconds,
-        "completed": len(arrival),
+        "completed": n,
         "total_input_tokens": prompts,
         "total_output_tokens": answers,
-        "request_throughput": len(arrival) / seconds,
+        "request_throughput": n / seconds,
         "output_throughput": answers / seconds,
         "total_token_throughput": (prompts + answers) / seconds,
-        "request_goodput": int(good.sum()) / seconds,
+        "request_goodput": int(good) / seconds,
     }
-    for name, values in latencies.items():
-        if values is not None:
-            found |= _stats(name, values / NS_PER_MS)
+    for name in METRICS:
+        if pooled[name] is not None:
+            ms = np.asarray(pooled[name] if len(pooled[name]) else [0]) / NS_PER_MS
+            found |= {f"{stat}_{name}_ms": float(of(ms)) for stat, of in STATS.items()}
     return found
-
-
-def _stats(name: str, ms: FloatArray) -> dict[str, float]:
-    ms = ms if len(ms) else np.zeros(1)
-    return {
-        f"mean_{name}_ms": float(ms.mean()),
-        f"median_{name}_ms": float(np.median(ms)),
-        f"std_{name}_ms": float(ms.std()),
-        f"p99_{name}_ms": float(np.percentile(ms, 99)),
-    }
 
 
 def _growing(arrival: IntArray, first: IntArray) -> str | None:
@@ -142,3 +122,70 @@ def _growing(arrival: IntArray, first: IntArray) -> str | None:
         f"{n:,} wait when the last one comes ({half:,} when half the time is over), so that latencies tell "
         "how long the run was"
     )
+
+
+# ----------------------------------------------------------------------------------------------------------
+# A measured run of a serving engine, to compare with a simulated one.
+#
+#     vLLM's benchmark     its result, with or without --save-detailed; its own figures are kept as they are
+#     LLMServingSim        requests.jsonl of a recorded run: {queued_ts, first_token_ts, ...}, in s
+
+_OWN: Final = re.compile(
+    r"duration|completed|total_(in|out)put_tokens|\w+_throughput|(\w+)_(ttft|tpot|itl|e2el)_ms"
+)
+"""Figures in vLLM's result that concern all requests."""
+_LISTS: Final = ("input_lens", "output_lens", "ttfts", "itls")
+_RECORDED: Final = {"arrival": "queued_ts", "first": "first_token_ts", "last": "last_token_ts"}
+
+
+def measured_metrics(path: Path, limits: Mapping[str, int]) -> dict[str, Any]:
+    """Return the metrics of a measured run that are known, by the keys of `serving_metrics`.
+
+    Parameters
+    ----------
+    path : path
+        May be gzipped.
+    limits : mapping of str to int
+        ``ttft``, ``tpot``, ``e2el`` in ns, for the goodput, if each request was recorded.
+
+    Raises
+    ------
+    InputError
+        The file has another format, or a value is wrong.
+    """
+    with in_file(path):
+        rows = pd.DataFrame([row for _, row in read_rows(path)])
+        try:
+            if {"request_throughput", "mean_ttft_ms"} <= {*rows}:
+                return _of_vllm(rows.iloc[-1].to_dict(), limits)
+            if {*_RECORDED.values()} <= {*rows}:
+                times = {name: _ns(rows[column]) for name, column in _RECORDED.items()}
+                return latency_metrics(
+                    rows.assign(**times, prompt=rows["input_toks"], tokens=rows["output_toks"]), None, limits
+                )
+        except (KeyError, TypeError, ValueError) as error:
+            what = f"has no {error}" if isinstance(error, KeyError) else str(error)
+            raise InputError(what) from None
+        raise InputError("is no result of vLLM's benchmark, and no recorded run of LLMServingSim")
+
+
+def _of_vllm(row: dict[Any, Any], limits: Mapping[str, int]) -> dict[str, Any]:
+    """Return the metrics of a vLLM result; those that it does not state are computed from its requests."""
+    own = {key: value for key, value in row.items() if _OWN.fullmatch(key) and isinstance(value, int | float)}
+    if not row.keys() >= set(_LISTS):
+        return own
+    each = pd.DataFrame(unzipped(row, _LISTS))
+    each = each[each["output_lens"] > 0]  # the others failed
+    gaps = each["itls"].map(_ns)
+    served = each.assign(
+        arrival=0, first=_ns(each["ttfts"]), prompt=each["input_lens"], tokens=each["output_lens"]
+    )
+    served["last"] = served["first"] + gaps.map(np.sum)
+    found = latency_metrics(served, np.concatenate([*gaps]), limits)
+    found["request_goodput"] *= found["duration"] / row["duration"]
+    return {**found, **own}
+
+
+def _ns(seconds: Any) -> IntArray:
+    found: IntArray = np.rint(np.asarray(seconds, float) * NS_PER_S).astype(np.int64)
+    return found

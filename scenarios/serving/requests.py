@@ -4,7 +4,7 @@
 
     {rate: 8/s, prompt: 1024, output: 256, count: 500}      Poisson; burstiness: 0.5 comes in bursts
     {in_flight: 64, prompt: [512, 1024], output: 256, count: 500}      one arrives whenever another ends
-    {trace: mooncake.jsonl}         the first line decides the format
+    {trace: mooncake.jsonl}         the names of the columns tell the format
 
     Mooncake, AIPerf, Dynamo   {timestamp: ms, input_length, output_length, hash_ids: [of 512 tokens each]}
                                a later line of a session_id arrives `delay` ms after the previous one ended
@@ -24,129 +24,195 @@ import csv
 import json
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Iterator, Sequence
 from io import StringIO
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final
 
 import numpy as np
-from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
+import pandas as pd
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    StrictBool,
+    ValidationError,
+    model_validator,
+)
 
-from devices.describe.field_types import fault, reader
-from devices.describe.quantities import Count, File, Size, Strict, Whole
-from policies.serving.batcher import Request
+from devices.describe.field_types import Duration, Type, fault
+from devices.describe.quantities import Count, File, Name, Size, Strict, Whole, one_of
+from policies.serving.batcher import Request, Segment
 from scenarios.file.document import Document
-from sim.base.arrays import LATEST_NS, MOST_BUILT, MOST_TASKS, at_most
+from scenarios.file.faults import input_error
+from sim.base.arrays import LATEST_NS, MOST_BUILT, MOST_TASKS, IntArray, at_most
 from sim.base.errors import InputError, in_file
 from sim.base.files import read_bytes
-from sim.base.units import NS_PER_MS, NS_PER_S, parse_duration, parse_rate, round_half_up
+from sim.base.units import NS_PER_S, parse_rate
 
-_MOST: Final = 1e15
-"""Bound of all times in traces, in s or ms."""
-_VLLM_LISTS: Final = {"start_time": "start_times", "prompt": "input_lens", "output": "output_lens"}
-"""Key of a row -> the list in vLLM's result."""
-_OURS: Final = {"arrival", "prompt", "output"}
-"""Keys that identify our own format."""
+Row = dict[str, Any]
 
-Row = Mapping[str, Any]
-
-
-def _range(value: Any) -> tuple[int, int]:
-    """Return the least and the largest number of tokens."""
-    given = value if isinstance(value, list) else [value, value]
-    if len(given) != 2 or any(isinstance(each, bool) or not isinstance(each, int) for each in given):
-        raise InputError(f"should be a number of tokens, or [least, most], not {value!r}")
-    if not 1 <= given[0] <= given[1] <= MOST_TASKS:
-        raise InputError(f"should be from 1 to {MOST_TASKS:,}, the least first, not {value!r}")
-    return given[0], given[1]
+_Tokens = Annotated[Count, Field(le=MOST_TASKS)]
+Tokens = _Tokens | Annotated[list[_Tokens], Field(min_length=2, max_length=2)]
+"""A number of tokens, or the least and the largest."""
+_RATE: Final = {"type": "string", "pattern": r"^\s*[0-9.eE+-]+\s*/\s*(s|min|h)\s*$"}
+Rate = Annotated[float, Type(lambda value: parse_rate(value, what=""), "8/s", _RATE)]
 
 
-Tokens = Annotated[
-    Any,
-    PlainValidator(reader(_range)),
-    WithJsonSchema(
-        {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "array", "items": {"type": "integer"}}]}
-    ),
-]
-Rate = Annotated[
-    Any,
-    PlainValidator(reader(lambda value: parse_rate(value, what=""))),
-    WithJsonSchema({"type": "string", "pattern": r"^\s*[0-9.eE+-]+\s*/\s*(s|min|h)\s*$"}),
-]
+class TraceFields(Strict):
+    """Requests from a trace."""
+
+    trace: File = Field(description="a file of requests with their times")
+    count: Count | None = Field(None, description="only the first ones")
+
+    def requests(self, document: Document, seed: int) -> list[Request]:
+        """Return the requests by arrival."""
+        return read_requests(document.file(self.trace), self.count)
 
 
-class RequestsFields(Strict):
-    """Requests: from a trace, at a rate, or with a constant number in flight."""
+class DrawnFields(Strict):
+    """Requests of drawn sizes."""
 
-    trace: Annotated[File | None, Field(description="a file of requests with their times")] = None
-    rate: Annotated[Rate | None, Field(description="that many come, at random, as in 8/s")] = None
-    in_flight: Annotated[Size | None, Field(description="so many are under way at any time")] = None
-    prompt: Annotated[Tokens | None, Field(description="tokens of a prompt, or [least, most]")] = None
-    output: Annotated[Tokens | None, Field(description="tokens of an answer, or [least, most]")] = None
-    prefix: Annotated[Whole, Field(description="tokens that all prompts have in common at their begin")] = 0
-    burstiness: Annotated[
-        float, Field(gt=0, description="of times at a rate: 1 Poisson, below in bursts, .inf evenly")
-    ] = 1.0
-    count: Annotated[Count | None, Field(description="how many; of a trace the first ones")] = None
+    prompt: Tokens = Field(description="tokens of a prompt, or [least, most]")
+    output: Tokens = Field(description="tokens of an answer, or [least, most]")
+    prefix: Whole = Field(
+        0, description="tokens with which all prompts begin; a shorter prompt has no others"
+    )
+    count: Count = Field(description="how many")
 
-    @model_validator(mode="after")
-    def _one(self) -> RequestsFields:
-        ways = [name for name in ("trace", "rate", "in_flight") if getattr(self, name) is not None]
-        if len(ways) != 1:
-            raise fault(f"needs one of trace, rate and in_flight, and has {' and '.join(ways) or 'none'}")
-        given = self.model_fields_set
-        if self.trace is not None:
-            for key in ("prompt", "output", "prefix"):
-                if key in given:
-                    raise fault("has no effect: the trace says it", (key,))
-        elif self.prompt is None or self.output is None or self.count is None:
-            raise fault(f"{ways[0]} goes with prompt, output and count")
-        elif self.prefix > self.prompt[0]:
-            raise fault(f"{self.prefix} tokens are more than the least prompt has", ("prefix",))
-        if "burstiness" in given and self.rate is None:
-            raise fault("has no effect without rate", ("burstiness",))
-        return self
-
-    def requests(self, document: Document, seed: int) -> tuple[list[Request], int | None]:
-        """Return the requests by arrival, and the number in flight if that decides the arrival times.
-
-        Raises
-        ------
-        InputError
-            The trace cannot be read, or there are too many requests or too late ones.
-        """
-        if self.trace is not None:
-            return read_requests(document.file(self.trace), self.count), None
-        assert self.count is not None
-        assert self.prompt is not None
-        assert self.output is not None
+    def requests(self, document: Document, seed: int) -> list[Request]:
+        """Return the requests by arrival."""
         at_most(MOST_BUILT, self.count, "requests")
         drawn = np.random.default_rng(seed)
-        prompts, outputs = (
-            drawn.integers(least, most + 1, self.count).tolist() for least, most in (self.prompt, self.output)
-        )
-        times = [0] * self.count
-        if self.rate is not None:
-            gaps = np.full(self.count, 1 / self.rate)
-            if math.isfinite(self.burstiness):
-                gaps = drawn.gamma(self.burstiness, 1 / (self.rate * self.burstiness), self.count)
-            ns = NS_PER_S * (np.cumsum(gaps) - gaps[0])
-            if not ns[-1] < LATEST_NS:
-                raise InputError(
-                    f"the last of {self.count:,} requests comes 146 years after the first, or later"
-                )
-            times = np.rint(ns).astype(np.int64).tolist()
+        sizes = [drawn.integers(np.min(of), np.max(of) + 1, self.count) for of in (self.prompt, self.output)]
         found = []
-        for i, (at, prompt, output) in enumerate(zip(times, prompts, outputs, strict=True)):
-            own = (f"r{i}", prompt - self.prefix)
-            shared = (("prefix", self.prefix), *([own] if own[1] else [])) if self.prefix else ()
-            found.append(Request(f"r{i}", at, prompt, output, segments=shared))
-        return found, self.in_flight
+        for i, row in enumerate(np.stack([self.times_ns(drawn), *sizes], axis=1).tolist()):
+            prefix = min(self.prefix, row[1])
+            found.append(Request(f"r{i}", *row, segments=[("prefix", prefix), (f"r{i}", row[1] - prefix)]))
+        return found
+
+    def times_ns(self, drawn: np.random.Generator) -> IntArray:
+        """Return the arrival times."""
+        return np.zeros(self.count, np.int64)
+
+
+class InFlightFields(DrawnFields):
+    """Requests of which a constant number is in flight."""
+
+    in_flight: Size = Field(description="so many are under way at any time")
+
+
+class RateFields(DrawnFields):
+    """Requests that arrive at a rate."""
+
+    rate: Rate = Field(description="that many come, at random, as in 8/s")
+    burstiness: float = Field(
+        1.0, gt=0, description="of times at a rate: 1 Poisson, below in bursts, .inf evenly"
+    )
+
+    def times_ns(self, drawn: np.random.Generator) -> IntArray:
+        """Return the arrival times, from the first request on."""
+        gaps = np.full(self.count, 1 / self.rate)
+        if math.isfinite(self.burstiness):
+            gaps = drawn.gamma(self.burstiness, 1 / (self.rate * self.burstiness), self.count)
+        ns = NS_PER_S * (np.cumsum(gaps) - gaps[0])
+        if not ns[-1] < LATEST_NS:
+            raise InputError(f"the last of {self.count:,} requests comes 146 years after the first, or later")
+        times: IntArray = np.rint(ns).astype(np.int64)
+        return times
+
+
+RequestsFields = one_of({"trace": TraceFields, "rate": RateFields, "in_flight": InFlightFields})
 
 
 # ----------------------------------------------------------------------------------------------------------
+
+
+_FORMATS: Final = (  # arrival time, its unit, prompt tokens, tokens of the answer
+    ("arrival", "", "prompt", "output"),  # ours
+    ("timestamp", "ms", "input_length", "output_length"),  # Mooncake, AIPerf, Dynamo
+    ("TIMESTAMP", "", "ContextTokens", "GeneratedTokens"),  # Azure: dates
+    ("Timestamp", "s", "Request tokens", "Response tokens"),  # BurstGPT
+    ("arrival_time_ns", "ns", "input_toks", "output_toks"),  # LLMServingSim
+    ("arrival_time", "s", "input_toks", "output_toks"),  # a recorded run of it
+    ("start_times", "s", "input_lens", "output_lens"),  # vLLM's benchmark: lists
+)
+"""The columns of each format."""
+_TIMES, _UNITS, _PROMPTS, _OUTPUTS = zip(*_FORMATS, strict=True)
+_LISTS: Final = ("start_times", "input_lens", "output_lens")
+
+
+def _date_in_ns(given: Any) -> Any:
+    """Return a date as a duration since 1970; a duration as it is."""
+    try:
+        is_date = isinstance(given, str) and ":" in given
+        return f"{pd.Timestamp(given).as_unit('ns').value} ns" if is_date else given
+    except ValueError:
+        raise fault(f"{given!r} is no date and time") from None
+
+
+class _Row(BaseModel):
+    """A request in a trace of any format."""
+
+    id: Name = Field("", validation_alias=AliasChoices("id", "request_id"))
+    arrival: Annotated[Duration, BeforeValidator(_date_in_ns)] | None = Field(
+        None, validation_alias=AliasChoices(*_TIMES)
+    )
+    prompt: Whole | list[tuple[str, Count]] = Field(validation_alias=AliasChoices(*_PROMPTS))
+    output: Whole = Field(validation_alias=AliasChoices(*_OUTPUTS))
+    priority: int = 0
+    remote: StrictBool = False
+    accepted: list[Whole] = []
+    hash_ids: list[Any] = []
+    input_tok_ids: list[Any] = []
+    session_id: str | int | None = None
+    delay: Annotated[Duration, BeforeValidator(lambda given: f"{given} ms")] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _in_units(cls, row: Row) -> Row:
+        for columns in (_PROMPTS, _OUTPUTS):
+            if not row.keys() & set(columns):
+                raise fault(f"has none of the columns {', '.join(columns)}; it has {', '.join(row)}")
+        times = {column: unit for column, unit, *_ in _FORMATS if unit and column in row}
+        return {**row, **{column: f"{row[column]} {unit}" for column, unit in times.items()}}
+
+    def request(self, name: str, turns: dict[str | int, Request]) -> Request:
+        """Return the request, which may follow the previous turn of its session."""
+        before = None if self.session_id is None else turns.get(self.session_id)
+        after = before if self.arrival is None or self.delay is not None else None
+        if self.arrival is None and after is None:
+            raise InputError(f"has none of the columns {', '.join(_TIMES)}")
+        segments = self.prompt if isinstance(self.prompt, list) else self.segments(self.prompt, name)
+        request = Request(
+            self.id or name,
+            0 if self.arrival is None or after is not None else self.arrival,
+            sum(tokens for _, tokens in segments),
+            self.output,
+            segments=segments,
+            priority=self.priority,
+            remote=self.remote,
+            accepted=self.accepted,
+            after=after,
+            delay_ns=self.delay or 0,
+        )
+        if self.session_id is not None and self.output:
+            turns[self.session_id] = request
+        return request
+
+    def segments(self, prompt: int, name: str) -> list[Segment]:
+        """Return the parts of a prompt: blocks by their ids, and the rest, which is unique."""
+        what, ids, size = ("hash", self.hash_ids, 512) if self.hash_ids else ("token", self.input_tok_ids, 1)
+        starts = range(0, prompt, size)
+        known = [(f"{what} {id}", min(size, prompt - at)) for id, at in zip(ids, starts, strict=False)]
+        rest = prompt - sum(tokens for _, tokens in known)
+        return [*known, (f"prompt of {self.id or name}", rest)] if rest else known
+
+
+class _OurRow(_Row, extra="forbid"):
+    """A request in our own format."""
 
 
 def read_requests(path: Path, count: int | None = None) -> list[Request]:
@@ -164,46 +230,35 @@ def read_requests(path: Path, count: int | None = None) -> list[Request]:
     InputError
         The format is unknown, or a value is missing or wrong; the message has file and line.
     """
+    made: dict[str, Request] = {}
+    turns: dict[str | int, Request] = {}
+    dropped = 0
     with in_file(path):
-        rows = list(islice(read_rows(path), count))
-        if not rows:
-            raise InputError("has no requests")
-        keys = set(rows[0][1])
-        readers = [(each.needs, each.request) for each in _FORMATS] + [(_OURS, _ours)]
-        read = next((read for needs, read in readers if needs <= keys), None)
-        if read is None:
-            known = "; ".join(", ".join(sorted(needs)) for needs, _ in readers)
-            raise InputError(
-                f"line {rows[0][0]}: no known trace has {', '.join(sorted(keys))}; known: {known}"
-            )
-        made: dict[str, Request] = {}
-        turns: dict[Any, Request] = {}
-        for number, (line, row) in enumerate(rows):
-            try:
-                request = read(row, f"r{number}", turns)
-            except (KeyError, TypeError, ValueError, InputError) as error:
-                what = f"has no {error}" if isinstance(error, KeyError) else str(error)
-                raise InputError(f"line {line}: {what}") from None
-            if request.output and not request.prompt:
-                raise InputError(f"line {line}: an answer to a prompt without tokens")
-            if request.output and made.setdefault(request.id, request) is not request:
-                raise InputError(f"line {line}: there is a request {request.id!r} before")
+        for number, (line, row) in enumerate(islice(_each_request(path), count)):
+            with in_file(f"line {line}"):
+                model = _OurRow if "arrival" in row else _Row
+                try:
+                    request = model.model_validate(row).request(f"r{number}", turns)
+                except ValidationError as error:
+                    raise input_error(error, model, row) from None
+                if not request.output:
+                    dropped += 1
+                elif not request.prompt:
+                    raise InputError("an answer to a prompt without tokens")
+                elif made.setdefault(request.id, request) is not request:
+                    raise InputError(f"there is a request {request.id!r} before")
         if not made:
             raise InputError("has no request that was answered")
-        if dropped := len(rows) - len(made):
-            what = f"request{'s'[: dropped != 1]} without an answer"
-            warnings.warn(f"{path}: leaves out {dropped:,} {what}", stacklevel=2)
-        first = min(each.arrival_ns for each in made.values() if each.after is None)
-        for each in made.values():
-            each.arrival_ns -= first if each.after is None else 0
-        return sorted(made.values(), key=lambda each: each.arrival_ns)
+    if dropped:
+        warnings.warn(f"{path}: leaves out {dropped:,} requests without an answer", stacklevel=2)
+    first = min(each.arrival_ns for each in made.values() if each.after is None)
+    for each in made.values():
+        each.arrival_ns -= first if each.after is None else 0
+    return sorted(made.values(), key=lambda each: each.arrival_ns)
 
 
-def read_rows(path: Path, *, whole: bool = False) -> Iterator[tuple[int, Row]]:
-    """Yield the line number and content of each row of a JSONL or CSV file.
-
-    vLLM's result is one line: it yields a row for each of its requests, unless it is wanted `whole`.
-    """
+def read_rows(path: Path) -> Iterator[tuple[int, Row]]:
+    """Yield the line number and content of each row of a JSONL or CSV file."""
     text = read_bytes(path).decode("utf-8-sig", "replace")
     if not text.lstrip().startswith("{"):
         table = csv.DictReader(StringIO(text))
@@ -217,133 +272,22 @@ def read_rows(path: Path, *, whole: bool = False) -> Iterator[tuple[int, Row]]:
                 raise InputError(f"line {number}: not JSON: {error}") from None
             if not isinstance(row, dict):
                 raise InputError(f"line {number}: should be an object, not {line[:40]!r}")
-            if not whole and row.keys() >= set(_VLLM_LISTS.values()):
-                lists = {name: row[name] for name in _VLLM_LISTS.values()}
-                sizes = {k: len(v) if isinstance(v, list) else repr(v)[:40] for k, v in lists.items()}
-                if len({*sizes.values()}) > 1 or not isinstance(sizes["start_times"], int):
-                    told = ", ".join(f"{name} {size}" for name, size in sizes.items())
-                    raise InputError(f"line {number}: should be lists of one length: {told}")
-                each = zip(*lists.values(), strict=True)
-                yield from ((number, dict(zip(_VLLM_LISTS, one, strict=True))) for one in each)
-            else:
-                yield number, row
+            yield number, row
 
 
-def _whole(row: Row, key: str, least: int = 0) -> int:
-    value = row[key]
+def _each_request(path: Path) -> Iterator[tuple[int, Row]]:
+    """Yield the rows of a trace; vLLM's result has lists, and is a row for each of its requests."""
+    for line, row in read_rows(path):
+        if row.keys() >= set(_LISTS):
+            yield from ((line, each) for each in unzipped(row, _LISTS))
+        else:
+            yield line, row
+
+
+def unzipped(row: Row, columns: Sequence[str]) -> list[Row]:
+    """Return a row for each item of columns that are lists."""
     try:
-        number = int(value) if isinstance(value, str) else value
-    except ValueError:
-        number = None
-    if isinstance(number, bool) or not isinstance(number, int) or number < least:
-        raise InputError(f"{key} should be a whole number of at least {least}, not {value!r}")
-    return number
-
-
-def _number(row: Row, key: str, default: float | None = None) -> float:
-    value = row[key] if default is None else row.get(key, default)
-    try:
-        number = float(value)
+        items = list(zip(*(row[column] for column in columns), strict=True))
     except (TypeError, ValueError):
-        number = math.nan
-    if not abs(number) < _MOST:
-        raise InputError(f"{key} should be a number, not {value!r}")
-    return number
-
-
-def _segments(what: str, ids: Sequence[Any], size: int, prompt: int, name: str) -> list[tuple[str, int]]:
-    """Return the segments of a prompt: blocks of `size` tokens, and the rest, which is unique."""
-    segments = [
-        (f"{what} {id}", min(size, prompt - at)) for id, at in zip(ids, range(0, prompt, size), strict=False)
-    ]
-    rest = prompt - size * len(segments)
-    return [*segments, (name, rest)] if segments and rest > 0 else segments
-
-
-class _Format(NamedTuple):
-    """A format of traces by others.
-
-    Attributes
-    ----------
-    at : str
-        Key of the arrival time.
-    unit_ns : int
-        Unit of that time; 0: it is a date.
-    prompt, output, id : str
-        Keys of the token counts and of the name.
-    made_of : (str, str, int)
-        Name of the blocks of a prompt, key of their ids, and tokens per block.
-    """
-
-    at: str
-    unit_ns: int
-    prompt: str
-    output: str
-    made_of: tuple[str, str, int] = ("", "", 1)
-    id: str = ""
-
-    @property
-    def needs(self) -> set[str]:
-        """Keys that identify the format."""
-        return {self.at, self.prompt, self.output}
-
-    def at_ns(self, row: Row) -> int:
-        """Return the arrival time of a row."""
-        if self.unit_ns == 1:
-            return _whole(row, self.at)
-        if self.unit_ns:
-            return round_half_up(_number(row, self.at) * self.unit_ns)
-        head, _, digits = row[self.at].strip().removesuffix("+00:00").partition(".")
-        seconds = datetime.fromisoformat(f"{head}+00:00").timestamp()
-        return round(seconds) * NS_PER_S + int(digits.rstrip("Z")[:9].ljust(9, "0"))
-
-    def request(self, row: Row, name: str, turns: dict[Any, Request]) -> Request:
-        """Return the request of a row, which may follow the previous turn of its session."""
-        prompt, output, (what, key, size) = _whole(row, self.prompt), _whole(row, self.output), self.made_of
-        before = turns.get(row.get("session_id"))
-        follows = before is not None and ("delay" in row or self.at not in row)
-        made = Request(str(row.get(self.id, name)), 0 if follows else self.at_ns(row), prompt, output)
-        made.segments = _segments(what, row.get(key) or (), size, prompt, name)
-        if follows:
-            made.after, made.delay_ns = before, round_half_up(_number(row, "delay", 0) * NS_PER_MS)
-        if row.get("session_id") is not None and output:
-            turns[row["session_id"]] = made
-        return made
-
-
-_IDS: Final = ("token", "input_tok_ids", 1)
-_FORMATS: Final = (
-    _Format("timestamp", NS_PER_MS, "input_length", "output_length", ("hash", "hash_ids", 512)),
-    _Format("TIMESTAMP", 0, "ContextTokens", "GeneratedTokens"),
-    _Format("Timestamp", NS_PER_S, "Request tokens", "Response tokens"),
-    _Format("arrival_time_ns", 1, "input_toks", "output_toks", _IDS, "request_id"),
-    _Format("arrival_time", NS_PER_S, "input_toks", "output_toks", _IDS, "request_id"),
-    _Format("start_time", NS_PER_S, "prompt", "output"),
-)
-"""Formats other than our own."""
-
-
-def _ours(row: Row, name: str, turns: dict[Any, Request]) -> Request:
-    known = {*_OURS, "id", "priority", "remote", "accepted"}
-    if unknown := sorted(set(row) - known):
-        raise InputError(f"{unknown[0]!r} is no key of a request; known: {', '.join(sorted(known))}")
-    given, remote, accepted = row["prompt"], row.get("remote", False), row.get("accepted", [])
-    if not isinstance(remote, bool):
-        raise InputError(f"remote should be true or false, not {remote!r}")
-    if not isinstance(accepted, list):
-        raise InputError(f"accepted should be a list of numbers, not {accepted!r}")
-    segments: list[tuple[str, int]] = []
-    for each in given if isinstance(given, list) else ():
-        if not (isinstance(each, list) and len(each) == 2 and isinstance(each[0], str)):
-            raise InputError(f"prompt should be tokens, or a list of [name, tokens], not {given!r}")
-        segments.append((each[0], _whole({"prompt": each[1]}, "prompt", 1)))
-    return Request(
-        str(row.get("id", name)),
-        parse_duration(row["arrival"], what="arrival"),
-        sum(tokens for _, tokens in segments) if segments else _whole(row, "prompt"),
-        _whole(row, "output"),
-        priority=_whole(row, "priority", -(2**31)) if "priority" in row else 0,
-        segments=segments,
-        accepted=[_whole({"accepted": each}, "accepted") for each in accepted],
-        remote=remote,
-    )
+        raise InputError(f"{', '.join(columns)} should be lists of one length") from None
+    return [dict(zip(columns, each, strict=True)) for each in items]

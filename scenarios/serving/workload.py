@@ -27,7 +27,7 @@ from scenarios.fields.policy_fields import AnyChoice
 from scenarios.file.document import Document, Loc
 from scenarios.serving.engine import Arrivals, EnginePass, Pull, Serve, StepTime
 from scenarios.serving.lateness import LatenessObserver
-from scenarios.serving.measured import measured_metrics
+from scenarios.serving.metrics import measured_metrics
 from scenarios.serving.requests import RequestsFields
 from scenarios.serving.serving_report import Served, device_report, serving_report
 from scenarios.serving.step_cost import LinearStep, ModelStep, ReplicaMemory
@@ -252,7 +252,7 @@ def _serve(
 ) -> Served:
     """Serve the requests that the fields describe."""
     with located("requests"):
-        requests, closed = fields.requests.requests(document, seed)
+        requests = fields.requests.requests(document, seed)
     limit = fields.max_model_len or max(request.prompt + request.output for request in requests)
     step_ns, memory = _costs(fields, document)
     fixed = None if memory is None else memory.weights + _activations(memory, batchers[0], limit)
@@ -280,7 +280,7 @@ def _serve(
     run = Serve(step_ns, router, host_ns=fields.host, observers=[late])
     if apart is not None and memory is not None:
         run.pull = Pull(apart.latency, memory.token_bytes, apart.bandwidth)
-    passes = run.run(batchers, Arrivals(requests, closed), prefill)
+    passes = run.run(batchers, Arrivals(requests, getattr(fields.requests, "in_flight", None)), prefill)
     return Served(
         requests,
         passes,

@@ -47,7 +47,7 @@ def _known(value: Any) -> Any:
 if TYPE_CHECKING:
     Model = Workload
 else:
-    Model = Annotated[one_of(_KINDS, lambda value: kinds_in(value)[0]), BeforeValidator(_known)]
+    Model = Annotated[one_of(_KINDS), BeforeValidator(_known)]
 
 
 class SessionSpec(Strict):

@@ -13,8 +13,7 @@ from cli_runner import sim
 from examples import seeds
 
 from policies.serving.batcher import Request
-from scenarios.serving.measured import measured_metrics
-from scenarios.serving.metrics import METRICS, STATS, serving_metrics
+from scenarios.serving.metrics import METRICS, STATS, measured_metrics, serving_metrics
 from sim.base.errors import InputError
 
 MS = 1_000_000
@@ -129,7 +128,7 @@ def test_a_plain_result(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ({"a": 1}, "is no result of vLLM's benchmark, and no recorded run of LLMServingSim"),
-        (RESULT | {"ttfts": [1.0]}, "zip"),
+        (RESULT | {"ttfts": [1.0]}, "input_lens, output_lens, ttfts, itls should be lists of one length"),
         (RESULT | {"itls": [["x"], [], []]}, "could not convert string to float"),
     ],
 )
