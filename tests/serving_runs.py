@@ -18,7 +18,7 @@ from policies.serving.batcher import Batcher, Request, Step
 from policies.serving.classic import Orca, Sarathi, Static, VllmV0
 from policies.serving.kv_blocks import KvBlocks
 from policies.serving.vllm import Vllm019
-from scenarios.serving.engine import Arrivals, Serve
+from scenarios.serving.engine import Serve
 from scenarios.serving.step_cost import LinearStep
 
 RECORDED = Path(__file__).parent / "data" / "serving_steps.json"
@@ -97,10 +97,11 @@ def run_case(case: Case) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]
         return step
 
     batcher.schedule = note  # type: ignore[method-assign]
-    serve = Serve(LinearStep(us["base"] * US, us["token"] * US, us["seq"] * US))
+    serve = Serve(LinearStep(us["base"] * US, us["token"] * US, us["seq"] * US), [batcher])
     serve.pull = lambda now, request, tokens: now + (us["kv_base"] + us["kv_token"] * tokens) * US
+    serve.run(requests)
     steps = []
-    for over, (step, after) in zip(serve.run([batcher], Arrivals(requests)), scheduled, strict=True):
+    for over, (step, after) in zip(serve.passes, scheduled, strict=True):
         found = after | {
             "start": over.start_ns // US,
             "end": over.end_ns // US,

@@ -47,6 +47,8 @@ class Request:
         Whether the keys and values of its prompt are elsewhere and are pulled.
     after : Request or None
         Previous turn: this request arrives `delay_ns` after that one has ended.
+    prompt_of : Request or None
+        Request whose prompt this one computes on another replica; its blocks stay until freed.
     outputs, computed : int
         Number of sampled tokens, and of tokens whose keys and values are in the cache.
     sampled : int
@@ -55,6 +57,8 @@ class Request:
         Its block table.
     hits : int
         Number of tokens that its first admission found in the cache.
+    again : int
+        Number of first tokens that are computed again after its last preemption.
     lost : int
         Number of further tokens that it would have found, had their blocks not been reused.
     token_ns : array of int64
@@ -70,7 +74,7 @@ class Request:
     segments: Sequence[Segment] = ()
     accepted: Sequence[int] = ()
     remote: bool = False
-    kept: bool = False
+    prompt_of: Request | None = None
     replica: int = 0
     after: Request | None = None
     delay_ns: int = 0
@@ -83,6 +87,7 @@ class Request:
     chain: list[int] = field(default_factory=list)
     published: int = 0
     sampled: int = 0
+    again: int = 0
     preemptions: int = 0
     hits: int | None = None
     lost: int = 0
@@ -96,11 +101,9 @@ class Request:
         return f"<Request {self.id}: {self.computed} of {self.known} computed, {self.outputs}/{self.output}>"
 
     def prompt_alone(self, replica: int) -> Request:
-        """Return a request of the same prompt for one token, whose blocks stay until freed."""
-        twin = Request(
-            self.id, self.arrival_ns, self.prompt, 1, priority=self.priority, segments=self.segments
-        )
-        twin.replica, twin.kept = replica, True
+        """Return a request that computes its prompt on another replica."""
+        twin = Request(self.id, self.arrival_ns, self.prompt, 1, prompt_of=self, replica=replica)
+        twin.priority, twin.segments = self.priority, self.segments
         return twin
 
     @property
@@ -131,6 +134,8 @@ class Step:
         Tokens whose keys and values start to be pulled from elsewhere.
     contexts : list of int
         For each entry of `tokens`, the number of earlier tokens that they also attend to.
+    chunks : list of Request
+        Requests of which this step computes a part of the prompt, or of what a preemption has lost.
     samples : list of Request
         Requests whose known tokens are all computed by this step, and which sample the next one.
     why : str or None
@@ -152,6 +157,7 @@ class Step:
     drafts: dict[Request, int] = field(default_factory=dict)
     pulls: dict[Request, int] = field(default_factory=dict)
     contexts: list[int] = field(default_factory=list)
+    chunks: list[Request] = field(default_factory=list)
     samples: list[Request] = field(default_factory=list)
     why: str | None = None
     head: Request | None = None
@@ -225,14 +231,18 @@ class Batcher:
         step = Step()
         self.fill(step)
         for request in step.preempted:
+            request.again = request.known + request.in_flight
             request.computed = request.drafts = request.sampled = 0
         contexts, samples = step.contexts, step.samples
         for request in step.hits:
             if request.scheduled_ns is None:
                 request.scheduled_ns = now_ns
         for request, count in step.tokens.items():
-            contexts.append(request.computed)
-            request.computed += count
+            before = request.computed
+            contexts.append(before)
+            if before < request.prompt or before < request.again:
+                step.chunks.append(request)
+            request.computed = before + count
             if request.computed >= request.prompt + request.outputs + request.in_flight:
                 samples.append(request)
                 request.in_flight += self.ahead
@@ -267,7 +277,7 @@ class Batcher:
             request.finished = True
             step.finished.append(request)
             (self.running if request in self.running else self.waiting).remove(request)
-            if not request.kept:
+            if request.prompt_of is None:
                 self.free(request)
 
     def has_all(self, request: Request) -> bool:

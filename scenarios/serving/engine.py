@@ -15,9 +15,9 @@ Source: vLLM 0.19.0, ``vllm/v1/engine/core.py`` (``step``, ``step_with_batch_que
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import simpy
 
@@ -30,16 +30,15 @@ PASS_NS: Final = 1_000_000
 """Time of a pass that schedules nothing although requests are unfinished."""
 
 
-@dataclass(slots=True)
-class EnginePass:
+class EnginePass(NamedTuple):
     """A pass of the scheduler of a replica: when its step ran, and what is kept of it (see `Step`).
 
     Attributes
     ----------
     replica : int
     scheduled_ns, start_ns, end_ns : int
-    tokens, requests, decodes : int
-        Sizes of the step; decodes are requests with one token.
+    tokens, requests, chunks : int
+        Sizes of the step.
     waiting, used, preempted : int
     why, head : str or None
     """
@@ -50,81 +49,36 @@ class EnginePass:
     end_ns: int
     tokens: int
     requests: int
-    decodes: int
+    chunks: int
     waiting: int
     used: int
     preempted: int
     why: str | None
     head: str | None
 
-    @classmethod
-    def of(cls, step: Step, replica: int, scheduled_ns: int, start_ns: int, end_ns: int) -> EnginePass:
-        """Return the pass that ran a step."""
-        counts = step.tokens.values()
-        decodes = sum(count == 1 for count in counts)
-        kept = (sum(counts), len(counts), decodes, step.waiting, step.used, len(step.preempted))
-        head = None if step.head is None else step.head.id
-        return cls(replica, scheduled_ns, start_ns, end_ns, *kept, step.why, head)
 
+class Event(NamedTuple):
+    """What a pass did with a request, other than a decode.
 
-Observer = Callable[[EnginePass, Step], None]
-"""Called for each pass: at its end, or at once if it scheduled nothing."""
-
-
-class Arrivals:
-    """Arrivals of requests: at their times, after the previous turn, or `closed`, to keep a number in flight.
-
-    Parameters
+    Attributes
     ----------
-    requests : iterable of Request
-        Requests in order of arrival.
-    closed : int, optional
-        Number of requests in flight: the next one arrives when fewer are unfinished.
+    request : Request
+    number : int
+        Place of the pass among all.
+    what : str
+        ``preempted``, ``pull``, ``prefill``, or ``recompute``.
     """
 
-    def __init__(self, requests: Iterable[Request], closed: int | None = None) -> None:
-        self._coming: deque[Request] = deque()
-        self._turns: dict[Request, list[Request]] = {}
-        for request in requests:
-            if request.after is None:
-                self._coming.append(request)
-            else:
-                self._turns.setdefault(request.after, []).append(request)
-        self._closed = closed
-
-    def __bool__(self) -> bool:
-        """Whether any request is still to come."""
-        return bool(self._coming or self._turns)
-
-    def ended(self, request: Request, now_ns: int) -> list[Request]:
-        """Return the requests that follow one that has ended, with their arrival times set."""
-        turns = self._turns.pop(request, [])
-        for turn in turns:
-            turn.arrival_ns = now_ns + turn.delay_ns
-        return turns
-
-    def next_ns(self) -> int | None:
-        """Return the next arrival time, or None if it depends on another request or none is left."""
-        return None if self._closed is not None or not self._coming else self._coming[0].arrival_ns
-
-    def take(self, now_ns: int, unfinished: int) -> Generator[Request, None, None]:
-        """Yield the requests that have arrived by now, given the number of unfinished ones."""
-        while self._coming:
-            if self._closed is None:
-                if self._coming[0].arrival_ns > now_ns:
-                    return
-            elif unfinished >= self._closed:
-                return
-            else:
-                self._coming[0].arrival_ns = now_ns
-            unfinished += 1
-            yield self._coming.popleft()
+    request: Request
+    number: int
+    what: str
 
 
 StepTime = Callable[[Step], int]
 """``step_ns(step)`` returns the duration of a step."""
 PullEnd = Callable[[int, Request, int], int]
 """``pull(now_ns, request, tokens)`` returns when the keys and values of the request's prompt have arrived."""
+Process = Generator[simpy.Event, Any, None]
 
 
 @dataclass
@@ -145,183 +99,217 @@ class Pull:
         return self.free_ns[request.replica]
 
 
-@dataclass
 class Serve:
-    """Engines with a router before them, and the durations of their steps.
+    """Engines with a router before them.
 
-    Attributes
+    Parameters
     ----------
     step_ns : callable
+        Duration of a step.
+    batchers : sequence of Batcher
+        One per replica, ready to begin.
+    prefill : sequence of Batcher
+        Replicas that compute prompts for the others; they are numbered after them.
     router : RequestRouter, optional
-        Default: all requests go to the first replica.
+        Ready to begin; by default all requests go to the first replica.
     pull : callable, optional
         Given if other replicas compute the prompts.
     host_ns : int
         Time from scheduling a step to its earliest start.
-    observers : sequence of callable
+
+    Attributes
+    ----------
+    passes : list of EnginePass
+        In order.
+    events : list of Event
+        In order.
     """
 
-    step_ns: StepTime
-    router: RequestRouter | None = None
-    pull: PullEnd | None = None
-    host_ns: int = 0
-    observers: Sequence[Observer] = ()
+    def __init__(
+        self,
+        step_ns: StepTime,
+        batchers: Sequence[Batcher],
+        prefill: Sequence[Batcher] = (),
+        *,
+        router: RequestRouter | None = None,
+        pull: PullEnd | None = None,
+        host_ns: int = 0,
+    ) -> None:
+        self.step_ns, self.pull, self.host_ns = step_ns, pull, host_ns
+        self.batchers, self.replicas, self.prefill = [*batchers, *prefill], len(batchers), bool(prefill)
+        self.router = router
+        self.passes: list[EnginePass] = []
+        self.events: list[Event] = []
 
-    def run(
-        self, batchers: Sequence[Batcher], arrivals: Arrivals, prefill: Sequence[Batcher] = ()
-    ) -> list[EnginePass]:
-        """Serve requests until all are finished; return the passes in order.
+    @property
+    def now(self) -> int:
+        """Time in ns."""
+        return int(self.env.now)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the engines."""
+        more = len(self.batchers) - self.replicas
+        return [*(f"replica{i}" for i in range(self.replicas)), *(f"prefill{i}" for i in range(more))]
+
+    def run(self, requests: Sequence[Request], in_flight: int | None = None) -> None:
+        """Serve requests until all are finished.
 
         Parameters
         ----------
-        batchers : sequence of Batcher
-            One per replica, ready to begin.
-        arrivals : Arrivals
-        prefill : sequence of Batcher
-            Replicas that compute prompts for the others; they are numbered after them.
+        requests : sequence of Request
+            In order of arrival; a turn arrives after the previous one has ended.
+        in_flight : int, optional
+            Number of requests under way: the next one arrives when fewer are unfinished.
 
         Raises
         ------
         StuckError
             Requests are unfinished, and nothing can ever run again.
         """
-        self.env, self.arrivals, self.first_prefill = simpy.Environment(0), arrivals, len(batchers)
-        self.batchers = [*batchers, *prefill]
-        self.loads = [0] * len(batchers)
-        self.prompts = [0] * len(prefill)  # unfinished prompts of each
-        self.twins: dict[Request, Request] = {}  # request that computes a prompt → the request it is for
-        self.twin_of: dict[Request, Request] = {}
+        self.env, self.in_flight = simpy.Environment(0), in_flight
+        self.coming = deque(each for each in requests if each.after is None)
+        self.turns: dict[Request, list[Request]] = {}
+        for each in requests:
+            if each.after is not None:
+                self.turns.setdefault(each.after, []).append(each)
+        self.loads = [0] * len(self.batchers)
+        self.twins: dict[Request, Request] = {}  # request → the one that computes its prompt elsewhere
         self.inbox: list[list[Request]] = [[] for _ in self.batchers]
-        self.idle: list[simpy.Event | None] = [None] * len(self.batchers)
+        self.idle: dict[int, simpy.Event] = {}  # replicas that sleep
         self.free_ns = [0] * len(self.batchers)  # when the last step of each ends
-        self.passes: list[EnginePass] = []
-        self.env.process(self.arriving())
+        if in_flight is None:
+            self.env.process(self.arriving())
         for replica in range(len(self.batchers)):
             self.env.process(self.serving(replica))
         self.env.run()
-        return self.passes
 
-    def arriving(self) -> Generator[simpy.Event, Any, None]:
+    def arriving(self) -> Process:
         """Route requests at their arrival times."""
-        self.route()
-        while (next_ns := self.arrivals.next_ns()) is not None:
-            yield self.env.timeout(next_ns - self.env.now)
+        while self.coming:
+            yield self.env.timeout(max(0, self.coming[0].arrival_ns - self.now))
             self.route()
 
     def route(self) -> None:
-        """Send each arrived request to a replica, and wake that replica if it sleeps."""
-        for request in self.arrivals.take(int(self.env.now), sum(self.loads)):
-            self.send(request)
-
-    def coming(self, request: Request) -> Generator[simpy.Event, Any, None]:
-        """Send a request at its arrival time."""
-        yield self.env.timeout(request.arrival_ns - self.env.now)
-        self.send(request)
+        """Send each request that has arrived."""
+        while self.coming:
+            request = self.coming[0]
+            if self.in_flight is not None:
+                if sum(self.loads[: self.replicas]) >= self.in_flight:
+                    return
+                request.arrival_ns = self.now
+            elif request.arrival_ns > self.now:
+                return
+            self.send(self.coming.popleft())
 
     def send(self, request: Request) -> None:
         """Send a request to a replica, or its prompt to a replica that computes prompts."""
-        request.replica = 0 if self.router is None else self.router.route(request, self.loads)
+        if self.router is not None:
+            request.replica = self.router.route(request, self.loads[: self.replicas])
         self.loads[request.replica] += 1
-        if not self.prompts:
-            self.hand(request, request.replica)
+        if not self.prefill:
+            self.hand(request)
             return
-        place = min(range(len(self.prompts)), key=self.prompts.__getitem__)
-        self.prompts[place] += 1
-        twin = request.prompt_alone(self.first_prefill + place)
-        self.twins[twin], self.twin_of[request] = request, twin
-        self.hand(twin, twin.replica)
+        replica = min(range(self.replicas, len(self.loads)), key=self.loads.__getitem__)
+        self.loads[replica] += 1
+        self.twins[request] = request.prompt_alone(replica)
+        self.hand(self.twins[request])
 
-    def hand(self, request: Request, replica: int) -> None:
-        """Put a request into the inbox of a replica, and wake the replica if it sleeps."""
-        self.inbox[replica].append(request)
-        if (idle := self.idle[replica]) is not None:
-            self.idle[replica] = None
-            idle.succeed()
+    def hand(self, request: Request) -> None:
+        """Put a request into the inbox of its replica, and wake the replica if it sleeps."""
+        self.inbox[request.replica].append(request)
+        if request.replica in self.idle:
+            self.idle.pop(request.replica).succeed()
 
-    def serving(self, replica: int) -> Generator[simpy.Event, Any, None]:
+    def serving(self, replica: int) -> Process:
         """Schedule and run steps of one replica."""
         env, batcher = self.env, self.batchers[replica]
-        running: deque[tuple[EnginePass, Step]] = deque()
-        on_the_way: dict[Request, int] = {}
+        running: deque[tuple[int, Step]] = deque()  # with their ends
+        pulled: dict[Request, int] = {}  # when the prompts under way arrive
         while True:
             self.route()
             for request in self.inbox[replica]:
                 batcher.arrive(request)
             self.inbox[replica].clear()
-            now, step, latest = int(env.now), None, None
-            if batcher.unfinished():
-                step = batcher.schedule(now)
-                self.begin_pulls(step, on_the_way)
-                start = end = now
-                if step.tokens:
-                    start = max(now + self.host_ns, self.free_ns[replica])
-                    self.free_ns[replica] = end = start + self.step_ns(step)
-                latest = EnginePass.of(step, replica, now, start, end)
-                self.passes.append(latest)
-                if step.tokens:
-                    running.append((latest, step))
-                    if len(running) <= batcher.ahead and running[0][0].end_ns > now:
-                        continue
-            elif not running:
-                self.idle[replica] = asleep = env.event()
-                yield asleep
+            if not (batcher.unfinished() or running):
+                self.idle[replica] = env.event()
+                yield self.idle[replica]
                 continue
+            stalled: Step | None = None
+            if batcher.unfinished():
+                step = batcher.schedule(self.now)
+                end_ns = self.begin(replica, step, pulled)
+                if not step.tokens:
+                    stalled = step
+                else:
+                    running.append((end_ns, step))
+                    if len(running) <= batcher.ahead and running[0][0] > self.now:
+                        continue
             nothing_runs = not running
             if running:
-                over, its = running.popleft()
-                yield env.timeout(over.end_ns - now)
-                self.end(replica, its)
-                self.tell(over, its)
-            if step is not None and latest is not None and not step.tokens:
-                self.tell(latest, step)
-                if nothing_runs and not (on_the_way or step.preempted or self.may_come(replica)):
-                    raise StuckError(_why_stuck(replica, batcher, step))
-            for request in [each for each, end_ns in on_the_way.items() if end_ns <= env.now]:
-                request.pulled_ns = on_the_way.pop(request)
-            if step is not None and not step.tokens and batcher.unfinished():
+                end_ns, step = running.popleft()
+                yield env.timeout(end_ns - self.now)
+                self.end(replica, step)
+            if stalled and nothing_runs and not (pulled or stalled.preempted or self.may_come(replica)):
+                raise StuckError(_why_stuck(replica, batcher, stalled))
+            for request in [each for each, end_ns in pulled.items() if end_ns <= self.now]:
+                request.pulled_ns = pulled.pop(request)
+            if stalled and batcher.unfinished():
                 yield env.timeout(PASS_NS)
-
-    def tell(self, over: EnginePass, step: Step) -> None:
-        """Call the observers for a pass."""
-        for observe in self.observers:
-            observe(over, step)
 
     def may_come(self, replica: int) -> bool:
         """Return whether a replica may get another request, or may get back the blocks of a prompt."""
-        if self.arrivals.next_ns() is not None or self.inbox[replica] or self.twins:
+        if self.inbox[replica] or self.twins or (self.coming and self.in_flight is None):
             return True
-        return bool(self.arrivals) and max(self.free_ns) >= self.env.now  # when another replica is done
+        return bool(self.coming or self.turns) and max(self.free_ns) >= self.now  # others still run
 
-    def begin_pulls(self, step: Step, on_the_way: dict[Request, int]) -> None:
-        """Start the transfer of keys and values of prompts; their blocks become free when it ends."""
+    def begin(self, replica: int, step: Step, pulled: dict[Request, int]) -> int:
+        """Start a step and the pulls that it asks for; return its end."""
+        now, number = self.now, len(self.passes)
+        start_ns = end_ns = now
+        if step.tokens:
+            start_ns = max(now + self.host_ns, self.free_ns[replica])
+            self.free_ns[replica] = end_ns = start_ns + self.step_ns(step)
+        self.events += [Event(request, number, "preempted") for request in step.preempted]
         for request, tokens in step.pulls.items():
             assert self.pull is not None
-            on_the_way[request] = self.pull(int(self.env.now), request, tokens)
-            if (twin := self.twin_of.pop(request, None)) is not None:
-                self.env.process(self.let_go(twin, on_the_way[request]))
+            pulled[request] = self.pull(now, request, tokens)
+            self.events.append(Event(request, number, "pull"))
+            if request in self.twins:
+                self.env.process(self.let_go(request, pulled[request]))
+        for request in step.chunks:
+            self.events.append(Event(request, number, "recompute" if request.preemptions else "prefill"))
+        sizes = sum(step.tokens.values()), len(step.tokens), len(step.chunks)
+        counts = step.waiting, step.used, len(step.preempted)
+        head = None if step.head is None else step.head.id
+        self.passes.append(EnginePass(replica, now, start_ns, end_ns, *sizes, *counts, step.why, head))
+        return end_ns
 
-    def let_go(self, twin: Request, until_ns: int) -> Generator[simpy.Event, Any, None]:
-        """Free the blocks in which a prompt was computed."""
-        yield self.env.timeout(until_ns - self.env.now)
-        del self.twins[twin]
+    def let_go(self, request: Request, until_ns: int) -> Process:
+        """Free the blocks in which a prompt was computed, when it has been pulled."""
+        yield self.env.timeout(until_ns - self.now)
+        twin = self.twins.pop(request)
         self.batchers[twin.replica].free(twin)
 
     def end(self, replica: int, step: Step) -> None:
         """Record the tokens of requests; hand on requests whose prompts are computed."""
         self.batchers[replica].ended(step)
-        now = int(self.env.now)
-        if replica < self.first_prefill:
-            for request, count in step.out.items():
-                request.token_ns.extend([now] * count)
-            self.loads[replica] -= len(step.finished)
-            for request in step.finished:
-                for turn in self.arrivals.ended(request, now):
-                    self.env.process(self.coming(turn))
-            return
-        for twin in step.finished:
-            self.prompts[replica - self.first_prefill] -= 1
-            self.twins[twin].remote = True
-            self.hand(self.twins[twin], self.twins[twin].replica)
+        now = self.now
+        self.loads[replica] -= len(step.finished)
+        for request, count in step.out.items():
+            request.token_ns.extend([now] * count)
+        for request in step.finished:
+            if request.prompt_of is not None:
+                request.prompt_of.remote = True
+                self.hand(request.prompt_of)
+            for turn in self.turns.pop(request, []):
+                turn.arrival_ns = now + turn.delay_ns
+                self.env.process(self.turning(turn))
+
+    def turning(self, request: Request) -> Process:
+        """Send a turn at its arrival time."""
+        yield self.env.timeout(request.arrival_ns - self.now)
+        self.send(request)
 
 
 def _why_stuck(replica: int, batcher: Batcher, step: Step) -> str:

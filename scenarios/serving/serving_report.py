@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Final
 
-from policies.serving.batcher import Batcher, Request
-from scenarios.serving.engine import EnginePass
-from scenarios.serving.lateness import PARTS, LatenessObserver
+import pandas as pd
+
+from policies.serving.batcher import Request
+from scenarios.serving.engine import Serve
+from scenarios.serving.lateness import PARTS, Lateness
 from scenarios.serving.metrics import METRICS, STATS, serving_metrics
 from sim.base.units import format_duration
-from sim.export.tables import percent, titled
+from sim.export.tables import largest, percent, titled
 from sim.notebook import Section
 
 _SLOWEST: Final = 5
@@ -31,109 +31,60 @@ OF_SERVING: Final = {
 """Column title in a table of serving runs -> key of its number."""
 
 
-@dataclass(frozen=True, eq=False)
-class Served:
-    """A finished serving run: its requests, its passes, and its replicas.
-
-    Attributes
-    ----------
-    requests : sequence of Request
-    passes : sequence of EnginePass
-    batchers : sequence of Batcher
-        One per replica; those that only compute prompts come last.
-    replicas : int
-        Number of replicas, without those that only compute prompts.
-    tensor, blocks : int
-        GPUs, and blocks of keys and values, per replica.
-    late : LatenessObserver
-        Observer of the passes.
-    fixed_bytes, block_bytes : int or None
-        Bytes of weights and activations, and of a block, in the memory of each GPU; None: unknown.
-    """
-
-    requests: Sequence[Request]
-    passes: Sequence[EnginePass]
-    batchers: Sequence[Batcher]
-    replicas: int
-    tensor: int
-    blocks: int
-    late: LatenessObserver
-    fixed_bytes: int | None = None
-    block_bytes: int = 0
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the engines."""
-        more = len(self.batchers) - self.replicas
-        return [*(f"replica{i}" for i in range(self.replicas)), *(f"prefill{i}" for i in range(more))]
-
-
-def device_report(served: Served) -> dict[str, dict[str, int | None]]:
-    """Return the memory of each GPU of the engines: the peak in use, and what the blocks reserve."""
-    if served.fixed_bytes is None:
-        return {name: dict.fromkeys(("peak_memory_bytes", "peak_reserved_bytes")) for name in served.names}
-    most = [_engine(served, i)["peak_blocks"] for i in range(len(served.batchers))]
-    return {
-        name: {
-            "peak_memory_bytes": served.fixed_bytes + blocks * served.block_bytes,
-            "peak_reserved_bytes": served.fixed_bytes + served.blocks * served.block_bytes,
-        }
-        for name, blocks in zip(served.names, most, strict=True)
-    }
-
-
-def serving_report(served: Served, limits: Mapping[str, int]) -> dict[str, Any]:
+def serving_report(
+    serve: Serve, requests: Sequence[Request], limits: Mapping[str, int], tensor: int
+) -> dict[str, Any]:
     """Return the value of the key ``serving`` in the summary of a run.
 
     Parameters
     ----------
-    served : Served
+    serve : Serve
+        Engines that have served the requests.
+    requests : sequence of Request
     limits : mapping of str to int
         ``ttft``, ``tpot``, ``e2el`` → ns, if given.
+    tensor : int
+        GPUs per replica.
     """
-    late = served.late.of
-    slowest = sorted(served.requests, key=lambda each: each.arrival_ns - each.token_ns[0])[:_SLOWEST]
-    n = len(served.requests)
+    late, n = Lateness(serve, requests), len(requests)
+    slowest = sorted(requests, key=lambda each: each.arrival_ns - each.token_ns[0])[:_SLOWEST]
     return {
-        **serving_metrics(served.requests, limits),
+        **serving_metrics(requests, limits),
         "requests": n,
-        "replicas": served.replicas,
-        "gpus": served.tensor * len(served.batchers),
-        "kv_blocks": served.blocks,
+        "replicas": serve.replicas,
+        "gpus": tensor * len(serve.batchers),
+        "kv_blocks": serve.batchers[0].cache.blocks,
         "limits_ns": dict(limits),
-        "mean_parts_ns": {
-            "first": {part: sum(of.first_ns.get(part, 0) for of in late.values()) / n for part in PARTS},
-            "all": {part: sum(of.all_ns.get(part, 0) for of in late.values()) / n for part in PARTS},
-        },
+        "mean_parts_ns": {"first": (late.first.sum() / n).to_dict(), "all": (late.all.sum() / n).to_dict()},
         "slowest": [
             {
                 "id": each.id,
                 "arrival_ns": each.arrival_ns,
                 "ttft_ns": each.token_ns[0] - each.arrival_ns,
                 "e2el_ns": each.token_ns[-1] - each.arrival_ns,
-                "first_ns": late[each.id].first_ns,
-                "all_ns": late[each.id].all_ns,
-                "behind_ns": dict(sorted(served.late.behind(each).items(), key=lambda of: -of[1])[:3]),
+                "first_ns": late.first.loc[each.id][lambda ns: ns > 0].to_dict(),
+                "all_ns": late.all.loc[each.id][lambda ns: ns > 0].to_dict(),
+                "behind_ns": late.behind(each),
             }
             for each in slowest
         ],
-        "engines": [_engine(served, i) for i in range(len(served.batchers))],
+        "engines": [
+            _engine(name, late.passes[late.passes["replica"] == i]) for i, name in enumerate(serve.names)
+        ],
     }
 
 
-def _engine(served: Served, i: int) -> dict[str, Any]:
-    passes = [each for each in served.passes if each.replica == i]
-    waiting = [(each.scheduled_ns, each.waiting) for each in passes]
-    changes = [new for old, new in pairwise([(0, 0), *waiting]) if old[1] != new[1]]
+def _engine(name: str, passes: pd.DataFrame) -> dict[str, Any]:
+    changed = passes["waiting"] != passes["waiting"].shift(fill_value=0)
     return {
-        "name": served.names[i],
-        "steps": sum(each.tokens > 0 for each in passes),
-        "busy_ns": sum(each.end_ns - each.start_ns for each in passes),
-        "tokens": sum(each.tokens for each in passes),
-        "preemptions": sum(each.preempted for each in passes),
-        "peak_blocks": max((each.used for each in passes), default=0),
-        "peak_waiting": max((each.waiting for each in passes), default=0),
-        "waiting": changes,
+        "name": name,
+        "steps": int((passes["tokens"] > 0).sum()),
+        "busy_ns": int((passes["end_ns"] - passes["start_ns"]).sum()),
+        "tokens": int(passes["tokens"].sum()),
+        "preemptions": int(passes["preempted"].sum()),
+        "peak_blocks": int(passes["used"].max()),
+        "peak_waiting": int(passes["waiting"].max()),
+        "waiting": passes.loc[changed, ["scheduled_ns", "waiting"]].to_numpy().tolist(),
     }
 
 
@@ -157,46 +108,34 @@ def serving_section(told: Mapping[str, Any]) -> Section:
     metrics = [
         {"latency": name, **{stat: _ms(told[f"{stat}_{name}_ms"]) for stat in STATS}} for name in METRICS
     ]
-    measured = told.get("measured", {})
     beside = [
-        {
-            "measured (and off by)": name,
-            **{stat: _beside(told, measured, f"{stat}_{name}_ms") for stat in STATS},
-        }
+        {"measured (and off by)": name, **{stat: _beside(told, f"{stat}_{name}_ms") for stat in STATS}}
         for name in METRICS
-        if f"mean_{name}_ms" in measured
+        if f"mean_{name}_ms" in told.get("measured", {})
     ]
     parts = [part for part in PARTS if told["mean_parts_ns"]["all"][part] >= 0.5]
     where = [
         {
-            "time of a request": f"to its {when} token",
-            **{part: format_duration(round(of[part])) for part in parts},
+            "time of a request": f"to its {token} token",
+            **{part: format_duration(round(told["mean_parts_ns"][key][part])) for part in parts},
         }
-        for when, of in (("first", told["mean_parts_ns"]["first"]), ("last", told["mean_parts_ns"]["all"]))
+        for token, key in (("first", "first"), ("last", "all"))
     ]
     slowest = [
-        {
-            "slowest": each["id"],
-            "arrives": format_duration(each["arrival_ns"]),
-            "ttft": format_duration(each["ttft_ns"]),
-            "spent": _largest(each["first_ns"]),
-            "behind": _largest(each["behind_ns"]),
-        }
-        for each in told["slowest"]
+        {**of, "spent": largest(of["first_ns"], most=3), "behind": largest(of["behind_ns"], most=3)}
+        for of in told["slowest"]
     ]
     engines = [
-        {
-            "engine": each["name"],
-            "steps": f"{each['steps']:,}",
-            "busy_ns": each["busy_ns"],
-            "tokens": f"{each['tokens']:,}",
-            "preempted": f"{each['preemptions']:,}",
-            "most blocks": f"{each['peak_blocks']:,} of {told['kv_blocks']:,}",
-            "most waiting": f"{each['peak_waiting']:,}",
-        }
-        for each in told["engines"]
+        {**of, "most blocks": f"{of['peak_blocks']:,} of {told['kv_blocks']:,}"} for of in told["engines"]
     ]
-    shown = [metrics, beside, where, slowest, titled(engines, list(engines[0]))]
+    of_engines = ["engine: name", "steps", "busy_ns", "tokens", "preempted: preemptions", "most blocks"]
+    shown = [
+        metrics,
+        beside,
+        where,
+        titled(slowest, ["slowest: id", "arrives: arrival_ns", "ttft_ns", "spent", "behind"]),
+        titled(engines, [*of_engines, "most waiting: peak_waiting"]),
+    ]
     return Section(lines, [table for table in shown if table])
 
 
@@ -236,15 +175,15 @@ def time_of_requests(told: Mapping[str, Any], first: Mapping[str, Any] | None = 
     """Return a line on the parts of a request's time, or how they differ from those of another run."""
     parts = told["mean_parts_ns"]["all"]
     if first is None:
-        return f"a request takes {_ms(told['mean_e2el_ms'])} on average: {_largest(parts)}"
+        return f"a request takes {_ms(told['mean_e2el_ms'])} on average: {largest(parts, most=3)}"
     more = {part: round(ns - first["mean_parts_ns"]["all"][part]) for part, ns in parts.items()}
-    largest = sorted((part for part in PARTS if more[part]), key=lambda part: -abs(more[part]))[:3]
-    if not largest:
+    changed = sorted((part for part in PARTS if more[part]), key=lambda part: -abs(more[part]))[:3]
+    if not changed:
         return "requests take as long"
     off = _ms(abs(told["mean_e2el_ms"] - first["mean_e2el_ms"]))
     word = "longer" if told["mean_e2el_ms"] > first["mean_e2el_ms"] else "less"
     changes = (
-        f"{'-' if more[part] < 0 else '+'}{format_duration(abs(more[part]))} {part}" for part in largest
+        f"{'-' if more[part] < 0 else '+'}{format_duration(abs(more[part]))} {part}" for part in changed
     )
     return f"a request takes {off} {word}: {', '.join(changes)}"
 
@@ -253,15 +192,9 @@ def _ms(value: float) -> str:
     return format_duration(round(value * 1e6))
 
 
-def _beside(told: Mapping[str, Any], measured: Mapping[str, Any], key: str) -> str:
+def _beside(told: Mapping[str, Any], key: str) -> str:
     """Return a measured number, and how far the simulated one is from it."""
-    if key not in measured:
+    measured = told["measured"].get(key)
+    if measured is None:
         return ""
-    off = f" ({told[key] / measured[key] - 1:+.1%})" if measured[key] else ""
-    return _ms(measured[key]) + off
-
-
-def _largest(parts: Mapping[str, int]) -> str:
-    """Return the three largest parts of a time as text."""
-    ranked = sorted(parts.items(), key=lambda of: -of[1])[:3]
-    return ", ".join(f"{name} {format_duration(round(ns))}" for name, ns in ranked)
+    return _ms(measured) + (f" ({told[key] / measured - 1:+.1%})" if measured else "")

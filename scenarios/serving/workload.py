@@ -12,7 +12,7 @@ The policy is the batcher. The steps that the engine decided become a graph, who
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -20,16 +20,15 @@ from pydantic import Field, model_validator
 
 from devices.describe.field_types import Bandwidth, Duration, fault
 from devices.describe.quantities import Count, File, Name, Shorthand, Size, Strict
-from policies.serving.batcher import Batcher
+from policies.serving.batcher import Batcher, Request
 from policies.serving.kv_blocks import KvBlocks
 from policies.serving.routers import RequestRouter, RoundRobin
 from scenarios.fields.policy_fields import AnyChoice
 from scenarios.file.document import Document, Loc
-from scenarios.serving.engine import Arrivals, EnginePass, Pull, Serve, StepTime
-from scenarios.serving.lateness import LatenessObserver
+from scenarios.serving.engine import Pull, Serve, StepTime
 from scenarios.serving.metrics import measured_metrics
 from scenarios.serving.requests import RequestsFields
-from scenarios.serving.serving_report import Served, device_report, serving_report
+from scenarios.serving.serving_report import serving_report
 from scenarios.serving.step_cost import LinearStep, ModelStep, ReplicaMemory
 from scenarios.serving.step_tables import TableStep
 from scenarios.workloads.calibrations import CalibrationFields, calibration_of
@@ -135,7 +134,6 @@ class ServingFields(Strict):
 _HERE: Loc = ("workload", "serving")
 _NEWER: Final = ("a100-sxm-80", "h100-sxm", "h200-sxm", "b200-sxm", "b300-sxm")
 """Newer GPUs, of which what-ifs try the next two."""
-_KINDS: Final = ("prefill", "decode", "mixed")
 
 
 class Serving(Workload):
@@ -157,7 +155,7 @@ class Serving(Workload):
 
     def own_kinds(self) -> Collection[str]:
         """Return the kinds of steps."""
-        return _KINDS
+        return ("prefill", "decode", "mixed")
 
     def what_ifs(self, policy: PolicyFields) -> Mapping[str, Mapping[str, str]]:
         """Return settings that may help: memory, size of a step, batcher and router, more and faster GPUs."""
@@ -222,9 +220,11 @@ class Serving(Workload):
             )
         with document.placing(*loc):
             batchers = [_batcher(policy, document.origin) for _ in range(self.serving.parallel.replicas)]
+        with document.placing(*_HERE, "requests"):
+            requests = self.serving.requests.requests(document, seed)
         with document.placing(*_HERE):
-            served = _serve(self.serving, batchers, document, loc, seed)
-        graph, devices = step_graph(served.passes, served.names)
+            serve, memory = _serve(self.serving, batchers, requests, document, loc, seed)
+        graph, devices = step_graph(serve)
         limits = self.serving.limits.model_dump(exclude_none=True)
         measured = {}
         if self.serving.measured is not None:
@@ -232,7 +232,17 @@ class Serving(Workload):
                 measured = {"measured": measured_metrics(document.file(self.serving.measured), limits)}
 
         def report(trace: Trace) -> dict[str, Any]:
-            return {"serving": serving_report(served, limits) | measured, "devices": device_report(served)}
+            told = serving_report(serve, requests, limits, self.serving.parallel.tp)
+            return {
+                "serving": told | measured,
+                "devices": {
+                    each["name"]: {
+                        "peak_memory_bytes": memory and memory(each["peak_blocks"]),
+                        "peak_reserved_bytes": memory and memory(told["kv_blocks"]),
+                    }
+                    for each in told["engines"]
+                },
+            }
 
         return Work(graph, devices, report, lambda trace, advise: None)
 
@@ -248,26 +258,35 @@ def _batcher(policy: PolicyFields, origin: plugins.Origin | None) -> Batcher:
 
 
 def _serve(
-    fields: ServingFields, batchers: Sequence[Batcher], document: Document, loc: Loc, seed: int
-) -> Served:
-    """Serve the requests that the fields describe."""
-    with located("requests"):
-        requests = fields.requests.requests(document, seed)
+    fields: ServingFields,
+    batchers: Sequence[Batcher],
+    requests: Sequence[Request],
+    document: Document,
+    loc: Loc,
+    seed: int,
+) -> tuple[Serve, Callable[[int], int] | None]:
+    """Serve requests; return the engines, and a GPU's bytes in use by the number of blocks, if known."""
     limit = fields.max_model_len or max(request.prompt + request.output for request in requests)
     step_ns, memory = _costs(fields, document)
-    fixed = None if memory is None else memory.weights + _activations(memory, batchers[0], limit)
     blocks = fields.kv.blocks or _blocks(fields, memory, batchers[0], limit)
-    block_bytes = 0 if memory is None else memory.token_bytes * fields.kv.block_size
-    if memory is not None and memory.capacity and memory.weights + blocks * block_bytes > memory.capacity:
-        of_blocks, weights, whole = map(format_bytes, (blocks * block_bytes, memory.weights, memory.capacity))
-        what = f"{blocks:,} blocks take {of_blocks} and weights {weights} of each GPU, which has {whole}"
-        raise InputError(what, path=("kv", "blocks"))
-    router = _router(fields, document, seed)
-    apart = fields.prefill
-    if apart is not None and memory is None:
-        what = "needs model and calibration: they say how many bytes a token takes"
-        raise InputError(what, path=("prefill",))
-    prefill = [copy(batchers[0]) for _ in range(apart.replicas if apart is not None else 0)]
+    in_use = None
+    if memory is not None:
+        fixed = memory.weights + _activations(memory, batchers[0], limit)
+        block_bytes = memory.token_bytes * fields.kv.block_size
+        in_use = lambda count: fixed + count * block_bytes  # noqa: E731
+        if memory.capacity and memory.weights + blocks * block_bytes > memory.capacity:
+            of_blocks, weights, whole = map(
+                format_bytes, (blocks * block_bytes, memory.weights, memory.capacity)
+            )
+            what = f"{blocks:,} blocks take {of_blocks} and weights {weights} of each GPU, which has {whole}"
+            raise InputError(what, path=("kv", "blocks"))
+    apart, prefill, pull = fields.prefill, [], None
+    if apart is not None:
+        if memory is None:
+            what = "needs model and calibration: they say how many bytes a token takes"
+            raise InputError(what, path=("prefill",))
+        prefill = [copy(batchers[0]) for _ in range(apart.replicas)]
+        pull = Pull(apart.latency, memory.token_bytes, apart.bandwidth)
     for batcher in (*batchers, *prefill):
         with located("kv"):
             cache = KvBlocks(blocks, fields.kv.block_size, batcher.reserved_blocks)
@@ -276,22 +295,10 @@ def _serve(
     for request in requests:
         if (why := batchers[0].refuse(request)) is not None:
             raise InputError(f"request {request.id} can never be served: {why}", path=("requests",))
-    late = LatenessObserver()
-    run = Serve(step_ns, router, host_ns=fields.host, observers=[late])
-    if apart is not None and memory is not None:
-        run.pull = Pull(apart.latency, memory.token_bytes, apart.bandwidth)
-    passes = run.run(batchers, Arrivals(requests, getattr(fields.requests, "in_flight", None)), prefill)
-    return Served(
-        requests,
-        passes,
-        [*batchers, *prefill],
-        len(batchers),
-        fields.parallel.tp,
-        blocks,
-        late,
-        fixed,
-        block_bytes,
-    )
+    router = _router(fields, document, seed)
+    serve = Serve(step_ns, batchers, prefill, router=router, pull=pull, host_ns=fields.host)
+    serve.run(requests, getattr(fields.requests, "in_flight", None))
+    return serve, in_use
 
 
 def _costs(fields: ServingFields, document: Document) -> tuple[StepTime, ReplicaMemory | None]:
@@ -371,18 +378,18 @@ def _router(fields: ServingFields, document: Document, seed: int) -> RequestRout
 #     replica0   [0/0][0/1]           [0/2] ...
 
 
-def step_graph(passes: Sequence[EnginePass], names: Sequence[str]) -> tuple[Graph, Machine]:
-    """Return the steps of passes as a graph, and the replicas as its machine."""
-    builder = GraphBuilder("serving")
+def step_graph(serve: Serve) -> tuple[Graph, Machine]:
+    """Return the steps of engines as a graph, and the replicas as its machine."""
+    builder, names = GraphBuilder("serving"), serve.names
     ends, last = [0] * len(names), [""] * len(names)
-    for number, each in enumerate(each for each in passes if each.tokens):
+    for number, each in enumerate(each for each in serve.passes if each.tokens):
         replica = each.replica
         attributes = {"tokens": each.tokens, "requests": each.requests}
         if each.start_ns > ends[replica]:
             attributes["release"] = each.start_ns
         last[replica] = builder.op(
             f"{names[replica]}/{number}",
-            kind=_KINDS[0 if not each.decodes else 1 if each.decodes == each.requests else 2],
+            kind="decode" if not each.chunks else "prefill" if each.chunks == each.requests else "mixed",
             after=[last[replica]] if last[replica] else [],
             duration_ns=each.end_ns - each.start_ns,
             device=names[replica],

@@ -8,7 +8,7 @@ from policies.serving.batcher import Request
 from policies.serving.kv_blocks import KvBlocks
 from policies.serving.routers import LeastOutstanding, PowerOfTwo, PrefixAware, RequestRouter, RoundRobin
 from policies.serving.vllm import Vllm019
-from scenarios.serving.engine import Arrivals, Serve
+from scenarios.serving.engine import Serve
 from scenarios.serving.step_cost import LinearStep
 
 PLAIN = Request("r", 0, 10, 1)
@@ -86,7 +86,8 @@ def test_an_engine_asks_once_a_request() -> None:
     for batcher in batchers:
         batcher.begin(KvBlocks(50, 16, 1), 64)
     requests = [Request(f"r{i}", at, 16, 2) for i, at in enumerate([0, 0, 1, 10_000_000])]
-    passes = Serve(LinearStep(1_000_000), begun(Noted(), 2)).run(batchers, Arrivals(requests))
+    serve = Serve(LinearStep(1_000_000), batchers, router=begun(Noted(), 2))
+    serve.run(requests)
     assert seen == [[0, 0], [1, 0], [1, 1], [0, 0]]
     assert [request.replica for request in requests] == [0, 1, 0, 0]
-    assert {each.replica for each in passes} == {0, 1}
+    assert {each.replica for each in serve.passes} == {0, 1}

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from policies.serving.batcher import Request
 from policies.serving.kv_blocks import KvBlocks
 from policies.serving.vllm import Vllm019
-from scenarios.serving.engine import Arrivals, Serve
+from scenarios.serving.engine import Serve
 from scenarios.serving.requests import RequestsFields, read_requests
 from scenarios.serving.step_cost import LinearStep
 from sim.base.errors import InputError
@@ -263,6 +263,6 @@ def test_turns_run_after_what_they_follow() -> None:
     turn.after, turn.delay_ns = first, 5_000_000
     batcher = Vllm019()
     batcher.begin(KvBlocks(100, 16, 1), 64)
-    Serve(LinearStep(1_000_000)).run([batcher], Arrivals([first, turn]))
+    Serve(LinearStep(1_000_000), [batcher]).run([first, turn])
     assert turn.arrival_ns == first.token_ns[-1] + 5_000_000
     assert turn.token_ns[0] > turn.arrival_ns
