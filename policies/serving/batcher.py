@@ -17,10 +17,10 @@ from __future__ import annotations
 from array import array
 from bisect import insort
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from itertools import islice
 
+from policies.option_checks import whole
 from policies.serving.kv_blocks import KvBlocks
 from sim.base.errors import InputError
 
@@ -84,7 +84,7 @@ class Request:
     drafts: int = 0
     drafted: int = 0
     blocks: list[int] = field(default_factory=list)
-    chain: list[int] = field(default_factory=list)
+    keys: list[int] = field(default_factory=list)
     published: int = 0
     sampled: int = 0
     again: int = 0
@@ -167,8 +167,14 @@ class Step:
     finished: list[Request] = field(default_factory=list)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Batcher:
     """Decides which requests run in the next step; override `fill`, or `arrive`, `schedule` and `ended`.
+
+    Parameters
+    ----------
+    max_num_seqs : int
+        Most requests that run at a time.
 
     Attributes
     ----------
@@ -186,17 +192,22 @@ class Batcher:
     waiting : deque of Request
     """
 
+    max_num_seqs: int = 256
+
     ahead = 0
     reserved_blocks = 0
     by_rank = False
-    cache: KvBlocks
-    max_model_len: int
-    running: list[Request]
-    waiting: deque[Request]
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        for option in ("max_num_seqs", "max_num_batched_tokens"):
+            whole("batcher", option, getattr(self, option, 1))
 
     def begin(self, cache: KvBlocks, max_model_len: int) -> None:
         """Start serving from an empty cache."""
-        self.cache, self.max_model_len, self.running, self.waiting = cache, max_model_len, [], deque()
+        self.cache, self.max_model_len = cache, max_model_len
+        self.running: list[Request] = []
+        self.waiting: deque[Request] = deque()
 
     def refuse(self, request: Request) -> str | None:
         """Return why a request can never be served; None if it can."""
@@ -296,46 +307,24 @@ def rank(request: Request) -> tuple[int, int, str]:
 
 
 class PrefixKeys:
-    """Keys of blocks by content: their own tokens and all tokens before.
+    """Keys of full blocks by content: their own tokens and all tokens before.
 
-    A key is a number; two blocks have the same number if and only if they end equal prefixes.
+    Two blocks have the same key, a number, if and only if they end equal prefixes: the same segments, and as
+    much of the last one.
     """
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
-        self._numbers: dict[tuple[object, ...], int] = {}
+        self._numbers: dict[tuple[int, str, int], int] = {}
 
-    def of(self, request: Request, blocks: int) -> list[int]:
-        """Return the keys of the first `blocks` full blocks of a request, including outputs."""
-        self._extend(request.chain, request, blocks)
-        return request.chain[:blocks]
-
-    def prompt_of(self, request: Request) -> list[int]:
-        """Return the keys of the full blocks of its prompt, without storing anything."""
-        keys: list[int] = []
-        self._extend(keys, request, request.prompt // self.block_size)
+    def of(self, request: Request) -> list[int]:
+        """Return the keys of all blocks that the prompt and outputs of a request will fill."""
+        numbers, size = self._numbers, self.block_size
+        prompt = request.segments or [(f"prompt of {request.id}", request.prompt)]
+        keys, begin, before = [], 0, -1
+        for name, tokens in (*prompt, (f"out:{request.id}", request.output)):
+            for end in range(begin - begin % size + size, begin + tokens + 1, size):
+                keys.append(numbers.setdefault((before, name, end - begin), len(numbers)))
+            before = numbers.setdefault((before, name, tokens), len(numbers))
+            begin += tokens
         return keys
-
-    def _extend(self, chain: list[int], request: Request, blocks: int) -> None:
-        numbers = self._numbers
-        new = _blocks(request, len(chain) * self.block_size, self.block_size)
-        for content in islice(new, max(0, blocks - len(chain))):
-            key = (chain[-1] if chain else -1, *content)
-            chain.append(numbers.setdefault(key, len(numbers)))
-
-
-def _blocks(request: Request, begin: int, size: int) -> Iterator[tuple[object, ...]]:
-    """Yield the content of each block from token `begin` on: (name, first token, tokens) of each part."""
-    prompt = request.segments or ((f"prompt of {request.id}", request.prompt),)
-    content: list[object] = []
-    room, at = size, 0
-    for name, tokens in (*prompt, (f"out:{request.id}", request.output)):
-        first = max(0, begin - at)
-        at += tokens
-        while first < tokens:
-            part = min(room, tokens - first)
-            content += (name, first, part)
-            first, room = first + part, room - part
-            if not room:
-                yield tuple(content)
-                content, room = [], size

@@ -19,26 +19,17 @@ Yu et al., Orca, OSDI 2022; Kwon et al., arXiv 2309.06180; Agrawal et al., arXiv
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 
-from policies.option_checks import whole
 from policies.serving.batcher import Batcher, Request, Step
 from policies.serving.kv_blocks import KvBlocks
 
 
 class Static(Batcher):
-    """A batch is admitted when nothing runs, and runs until its last request has ended (FasterTransformer).
-
-    Parameters
-    ----------
-    max_num_seqs : int
-        Most requests that run at a time.
-    """
+    """A batch is admitted when nothing runs, and runs until its last request has ended: FasterTransformer."""
 
     whole = True
     """Whether a request owns the blocks of the longest sequence from the beginning."""
-
-    def __init__(self, *, max_num_seqs: int = 256) -> None:
-        self.max_num_seqs = whole("batcher", "max_num_seqs", max_num_seqs)
 
     def begin(self, cache: KvBlocks, max_model_len: int) -> None:
         """Serve from a cache that is empty."""
@@ -86,22 +77,19 @@ class Orca(Static):
         step.tokens |= {request: request.left for request in before}
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class VllmV0(Static):
     """A step is either as many prompts as fit, or a decode of all running requests.
 
     Parameters
     ----------
-    max_num_seqs : int
-        Most requests that run at a time.
     max_num_batched_tokens : int
         Most prompt tokens of a step.
     """
 
-    whole = False
+    max_num_batched_tokens: int = 8192
 
-    def __init__(self, *, max_num_seqs: int = 256, max_num_batched_tokens: int = 8192) -> None:
-        super().__init__(max_num_seqs=max_num_seqs)
-        self.budget = whole("batcher", "max_num_batched_tokens", max_num_batched_tokens)
+    whole = False
 
     def has_all(self, request: Request) -> bool:
         """Return whether a request has all its tokens since its last admission."""
@@ -109,7 +97,7 @@ class VllmV0(Static):
 
     def fill(self, step: Step) -> None:
         """Say who takes part in a step."""
-        self.admit(step, self.budget)
+        self.admit(step, self.max_num_batched_tokens)
         if not step.tokens:
             step.tokens |= {request: request.left for request in self.decoding(step)}
 
@@ -136,24 +124,22 @@ class VllmV0(Static):
         return decoding
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Sarathi(VllmV0):
     """A step has a token budget: decodes first, then chunks of prompts.
 
     Parameters
     ----------
-    max_num_seqs : int
-        Most requests that run at a time.
     max_num_batched_tokens : int
         Token budget of a step.
     """
 
-    def __init__(self, *, max_num_seqs: int = 256, max_num_batched_tokens: int = 512) -> None:
-        super().__init__(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
+    max_num_batched_tokens: int = 512
 
     def fill(self, step: Step) -> None:
         """Say who takes part in a step."""
         decoding = self.decoding(step)
-        budget = self.budget - len(decoding)
+        budget = self.max_num_batched_tokens - len(decoding)
         prompts = [request for request in self.running if request not in decoding]
         self.running = [*decoding, *prompts]
         for request in prompts:

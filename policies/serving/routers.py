@@ -10,25 +10,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from itertools import takewhile
+from itertools import cycle, takewhile
 
 from policies.serving.batcher import PrefixKeys, Request
 from sim.base.errors import InputError
 
 
 class RequestRouter:
-    """Decides which replica serves a request; override `route`.
-
-    Attributes
-    ----------
-    replicas : int
-    """
-
-    replicas: int
+    """Decides which replica serves a request; override `route`."""
 
     def begin(self, replicas: int, seed: int) -> None:
         """Start routing to `replicas` empty replicas."""
-        self.replicas = replicas
 
     def route(self, request: Request, loads: Sequence[int]) -> int:
         """Return the number of a replica; `loads` counts the unfinished requests of each."""
@@ -39,14 +31,12 @@ class RoundRobin(RequestRouter):
     """The replicas in turn."""
 
     def begin(self, replicas: int, seed: int) -> None:
-        """Start routing to `replicas` replicas, the first one first."""
-        super().begin(replicas, seed)
-        self.last = -1
+        """Start with the first replica."""
+        self.turns = cycle(range(replicas))
 
     def route(self, request: Request, loads: Sequence[int]) -> int:
         """Return the next replica."""
-        self.last = (self.last + 1) % self.replicas
-        return self.last
+        return next(self.turns)
 
 
 class LeastOutstanding(RequestRouter):
@@ -57,22 +47,20 @@ class LeastOutstanding(RequestRouter):
 
     def route(self, request: Request, loads: Sequence[int]) -> int:
         """Return the least loaded replica."""
-        return min(range(self.replicas), key=loads.__getitem__)
+        return loads.index(min(loads))
 
 
 class PowerOfTwo(RequestRouter):
     """The less loaded of two replicas drawn at random."""
 
     def begin(self, replicas: int, seed: int) -> None:
-        """Start routing to `replicas` replicas, with draws by `seed`."""
-        super().begin(replicas, seed)
+        """Start drawing by `seed`."""
         self.drawn = random.Random(seed)
 
     def route(self, request: Request, loads: Sequence[int]) -> int:
         """Return the less loaded of two."""
-        if self.replicas == 1:
-            return 0
-        return min(sorted(self.drawn.sample(range(self.replicas), 2)), key=loads.__getitem__)
+        two = self.drawn.sample(range(len(loads)), min(2, len(loads)))
+        return min(sorted(two), key=loads.__getitem__)
 
 
 class PrefixAware(RequestRouter):
@@ -100,20 +88,20 @@ class PrefixAware(RequestRouter):
 
     def begin(self, replicas: int, seed: int) -> None:
         """Start routing to `replicas` replicas, none of which was sent anything."""
-        super().begin(replicas, seed)
         self.keys = PrefixKeys(self.block_size)
         self.sent: list[set[int]] = [set() for _ in range(replicas)]
 
     def route(self, request: Request, loads: Sequence[int]) -> int:
         """Return the replica that knows most of the prompt, or else the least used or least loaded one."""
-        keys = self.keys.prompt_of(request)
+        keys = self.keys.of(request)[: request.prompt // self.block_size]
         least, most = min(loads), max(loads)
         if most - least > self.imbalance[0] and most > self.imbalance[1] * least:
-            chosen = min(range(self.replicas), key=loads.__getitem__)
+            chosen = loads.index(least)
         else:
             known = [sum(1 for _ in takewhile(sent.__contains__, keys)) for sent in self.sent]
-            chosen = max(range(self.replicas), key=lambda i: (known[i], -i))
+            chosen = known.index(max(known))
             if known[chosen] * self.block_size <= self.threshold * request.prompt:
-                chosen = min(range(self.replicas), key=lambda i: (len(self.sent[i]), i))
+                sizes = [len(sent) for sent in self.sent]
+                chosen = sizes.index(min(sizes))
         self.sent[chosen].update(keys)
         return chosen

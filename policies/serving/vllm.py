@@ -17,14 +17,16 @@ step and block by block (``tests/policies/test_serving_steps.py``).
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
-from policies.option_checks import whole
 from policies.serving.batcher import Batcher, PrefixKeys, Request, Step, rank
 from policies.serving.kv_blocks import KvBlocks
 from sim.base.errors import InputError
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Vllm019(Batcher):
     """The scheduler of vLLM 0.19.
 
@@ -53,47 +55,49 @@ class Vllm019(Batcher):
         Whether a step is scheduled while another runs; by default unless there are drafts.
     """
 
+    max_num_batched_tokens: int = 8192
+    enable_chunked_prefill: bool = True
+    enable_prefix_caching: bool = True
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    long_prefill_token_threshold: int = 0
+    scheduler_reserve_full_isl: bool = True
+    num_speculative_tokens: int = 0
+    draft_model: bool | Literal["eagle"] = False
+    async_scheduling: bool | None = None
+
     reserved_blocks = 1
 
-    def __init__(
-        self,
-        *,
-        max_num_seqs: int = 256,
-        max_num_batched_tokens: int = 8192,
-        enable_chunked_prefill: bool = True,
-        enable_prefix_caching: bool = True,
-        scheduling_policy: Literal["fcfs", "priority"] = "fcfs",
-        long_prefill_token_threshold: int = 0,
-        scheduler_reserve_full_isl: bool = True,
-        num_speculative_tokens: int = 0,
-        draft_model: bool | Literal["eagle"] = False,
-        async_scheduling: bool | None = None,
-    ) -> None:
-        if async_scheduling and num_speculative_tokens:
+    def __post_init__(self) -> None:
+        """Check the options."""
+        super().__post_init__()
+        if self.async_scheduling and self.num_speculative_tokens:
             raise InputError("speculative decoding is known here without it", path=("async_scheduling",))
-        if draft_model and not num_speculative_tokens:
+        if self.draft_model and not self.num_speculative_tokens:
             raise InputError("has no effect without num_speculative_tokens", path=("draft_model",))
-        self.max_num_seqs = whole("vllm-0.19", "max_num_seqs", max_num_seqs)
-        self.budget = whole("vllm-0.19", "max_num_batched_tokens", max_num_batched_tokens)
-        self.chunked, self.caching = enable_chunked_prefill, enable_prefix_caching
-        self.by_rank = scheduling_policy == "priority"
-        self.threshold = long_prefill_token_threshold
-        self.reserve_all = scheduler_reserve_full_isl
-        self.drafts, self.look_ahead = num_speculative_tokens, num_speculative_tokens * bool(draft_model)
-        self.eagle = draft_model == "eagle"
-        self.ahead = int(not num_speculative_tokens if async_scheduling is None else async_scheduling)
+        self.by_rank = self.scheduling_policy == "priority"
+        self.look_ahead = self.num_speculative_tokens if self.draft_model else 0
+        runs_ahead = (
+            not self.num_speculative_tokens if self.async_scheduling is None else self.async_scheduling
+        )
+        self.ahead = int(runs_ahead)
 
     def begin(self, cache: KvBlocks, max_model_len: int) -> None:
         """Serve from a cache that is empty."""
         super().begin(cache, max_model_len)
-        if not self.chunked and self.budget < max_model_len:
+        if not self.enable_chunked_prefill and self.max_num_batched_tokens < max_model_len:
             raise InputError(
-                f"without enable_chunked_prefill {self.budget:,} tokens of a step have to be at least "
-                f"max_model_len, {max_model_len:,}: a longer prompt would wait for ever",
+                f"without enable_chunked_prefill {self.max_num_batched_tokens:,} tokens of a step have to be "
+                f"at least max_model_len, {max_model_len:,}: a longer prompt would wait for ever",
                 path=("max_num_batched_tokens",),
             )
         self.aside: deque[Request] = deque()
         self.keys = PrefixKeys(cache.block_size)
+
+    def arrive(self, request: Request) -> None:
+        """Put an arriving request in the waiting queue."""
+        if self.enable_prefix_caching:
+            request.keys = self.keys.of(request)
+        super().arrive(request)
 
     def unfinished(self) -> int:
         """Return the number of requests that run, wait or are set aside."""
@@ -103,17 +107,18 @@ class Vllm019(Batcher):
 
     def fill(self, step: Step) -> None:
         """Schedule running requests, then admit waiting ones if none was preempted."""
+        passed: list[Request] = []  # requests whose prompts are being pulled
         budget = self._run(step)
-        if not step.preempted:
-            self._admit(step, budget)
-        else:
-            step.why, step.head = "blocks", self._head()[1]
+        step.why = "blocks" if step.preempted else self._admit(step, budget, passed)
+        step.head = self._queue()[0] if step.why else None
+        for request in reversed(passed):
+            self.wait(request, self.aside, first=True)
 
     def _run(self, step: Step) -> int:
         """Schedule running requests; return the remaining budget."""
-        budget, longest = self.budget, self.max_model_len - 1
+        budget, longest = self.max_num_batched_tokens, self.max_model_len - 1
         running, tokens, size = self.running, step.tokens, self.cache.block_size
-        look_ahead, caching = self.look_ahead, self.caching
+        threshold, look_ahead = self.long_prefill_token_threshold, self.look_ahead
         index = 0
         while index < len(running) and budget > 0:
             request = running[index]
@@ -123,73 +128,71 @@ class Vllm019(Batcher):
                 continue  # the step in flight is its last
             known = request.prompt + request.outputs
             count = known + request.drafts + in_flight - computed
-            if count != 1:
-                if 0 < self.threshold < count:
-                    count = self.threshold
-                count = min(count, budget)
-            if computed + count > longest:
-                count = longest - computed
+            if 0 < threshold < count:
+                count = threshold
+            count = min(count, budget, longest - computed)
             if count <= 0:
                 continue
             until = computed + count
             if until + look_ahead > len(request.blocks) * size:
-                while not self._reserve(request, count, look_ahead):
+                while not self._reserve(request, until + look_ahead):
                     victim = max(running, key=_victim) if self.by_rank else running[-1]
-                    place = running.index(victim)
-                    index -= place < index
+                    index -= running.index(victim) < index
                     budget += tokens.pop(victim, 0)
                     step.drafts.pop(victim, None)
                     running.remove(victim)
                     self.preempt(step, victim)
                     if victim is request:
                         return budget
-            if caching and until // size > request.published:
+            if until // size > request.published:
                 self._publish(request, min(until, known))
             if request.drafts:
-                drafted = computed + count - known
-                if drafted > 0:
-                    step.drafts[request] = drafted
+                if until > known:
+                    step.drafts[request] = until - known
                 request.drafts = 0
             tokens[request] = count
             budget -= count
         return budget
 
-    def _admit(self, step: Step, budget: int) -> None:
-        """Admit waiting requests in order, until one cannot run."""
-        passed: list[Request] = []  # requests whose prompts are being pulled
+    def _admit(self, step: Step, budget: int, passed: list[Request]) -> str | None:
+        """Admit waiting requests in order, until one cannot run; return why it cannot."""
+        size = self.cache.block_size
         while self.waiting or self.aside:
-            if budget <= 0 or len(self.running) >= self.max_num_seqs:
-                step.why, step.head = "budget" if budget <= 0 else "seats", self._head()[1]
-                break
-            queue, request = self._head()
-            if request.pulled_ns is not None and queue is self.aside:
-                if request.pulled_ns < 0:
+            if budget <= 0:
+                return "budget"
+            if len(self.running) >= self.max_num_seqs:
+                return "seats"
+            queue = self._queue()
+            request = queue[0]
+            if queue is self.aside:
+                if request.pulled_ns == -1:
                     passed.append(queue.popleft())
                     continue
-                self._pulled(request)
+                self._publish(request, request.prompt)
+                # its last token is recomputed, to sample from
+                request.hits = request.computed = request.prompt - (request.prompt == request.known)
             hits: list[int] = []
             fresh = not request.computed
-            if fresh and self.caching:
-                keys = self.keys.of(request, (request.known - 1) // self.cache.block_size)
+            if fresh and self.enable_prefix_caching:
+                keys = request.keys[: (request.known - 1) // size]
                 hits = self.cache.find(keys)
                 if request.hits is None and len(hits) < len(keys):
-                    request.lost = self.cache.lost(keys[len(hits) :]) * self.cache.block_size
-                if self.eagle:
+                    request.lost = self.cache.lost(keys[len(hits) :]) * size
+                if self.draft_model == "eagle":
                     hits = hits[:-1]
-            found = request.computed or len(hits) * self.cache.block_size
+            found = request.computed or len(hits) * size
             remote = request.remote and request.pulled_ns is None
             count = request.known - found
             if not remote:
-                if 0 < self.threshold < count:
-                    count = self.threshold
-                if not self.chunked and count > budget:
-                    step.why, step.head = "budget", request
-                    break
+                if 0 < self.long_prefill_token_threshold < count:
+                    count = self.long_prefill_token_threshold
+                if not self.enable_chunked_prefill and count > budget:
+                    return "budget"
                 count = min(count, budget)
-            look_ahead = 0 if fresh else self.look_ahead
-            if not (self._all_fit(request, hits) and self._reserve(request, count, look_ahead, hits)):
-                step.why, step.head = "blocks", request
-                break
+            if self.scheduler_reserve_full_isl and self._missing(request, request.known, hits) is None:
+                return "blocks"
+            if not self._reserve(request, found + count + (0 if fresh else self.look_ahead), hits):
+                return "blocks"
             queue.popleft()
             if request.hits is None:
                 request.hits = found
@@ -199,59 +202,41 @@ class Vllm019(Batcher):
                 passed.append(request)
                 continue
             request.computed = found
-            if self.caching:
-                self._publish(request, min(found + count, request.known))
+            self._publish(request, min(found + count, request.known))
             step.hits[request] = found
             self.running.append(request)
             step.tokens[request] = count
             budget -= count
-        for request in reversed(passed):
-            self.wait(request, self.aside, first=True)
+        return None
 
-    def _head(self) -> tuple[deque[Request], Request]:
-        """Return the next waiting request, and its queue."""
-        queue = self.aside or self.waiting
+    def _queue(self) -> deque[Request]:
+        """Return the queue of the next waiting request."""
         if self.by_rank and self.aside and self.waiting and rank(self.waiting[0]) < rank(self.aside[0]):
-            queue = self.waiting
-        return queue, queue[0]
+            return self.waiting
+        return self.aside or self.waiting
 
-    def _all_fit(self, request: Request, hits: list[int]) -> bool:
-        """Return whether all its known tokens would fit now."""
-        if not self.reserve_all:
-            return True
-        want = self.cache.needed(min(request.known, self.max_model_len)) - len(request.blocks) - len(hits)
-        return max(want, 0) + self.cache.unreferenced(hits) <= self.cache.free
-
-    def _reserve(self, request: Request, count: int, look_ahead: int, hits: list[int] | None = None) -> bool:
-        """Take blocks for `count` more tokens; return whether there were enough."""
-        cache, hits = self.cache, hits or []
-        slots = request.computed + len(hits) * cache.block_size + count + look_ahead
-        want = cache.needed(min(slots, self.max_model_len)) - len(request.blocks) - len(hits)
+    def _missing(self, request: Request, tokens: int, hits: Sequence[int]) -> int | None:
+        """Return how many blocks a request lacks for its first `tokens` tokens; None: there are too few."""
+        want = self.cache.needed(min(tokens, self.max_model_len)) - len(request.blocks) - len(hits)
         want = max(want, 0)
-        if want + (cache.unreferenced(hits) if hits else 0) > cache.free:
+        return want if want + self.cache.unreferenced(hits) <= self.cache.free else None
+
+    def _reserve(self, request: Request, tokens: int, hits: Sequence[int] = ()) -> bool:
+        """Take the blocks for the first `tokens` tokens of a request; return whether there were enough."""
+        want = self._missing(request, tokens, hits)
+        if want is None:
             return False
-        if hits:
-            cache.share(hits)
-            request.blocks += hits
-            request.published = len(hits)
-        request.blocks += cache.take(want)
+        self.cache.share(hits)
+        request.blocks += [*hits, *self.cache.take(want)]
+        request.published += len(hits)
         return True
 
     def _publish(self, request: Request, tokens: int) -> None:
-        """Publish the full blocks of the first `tokens` tokens of a request."""
-        full = tokens // self.cache.block_size
-        if full > request.published:
-            keys = self.keys.of(request, full)
-            for place in range(request.published, full):
-                self.cache.publish(request.blocks[place], keys[place])
-            request.published = full
-
-    def _pulled(self, request: Request) -> None:
-        """Resume a request whose prompt has arrived; its last token is recomputed, to sample from."""
-        if self.caching:
-            self._publish(request, request.prompt)
-        request.computed = request.prompt - (request.prompt == request.known)
-        request.hits = request.computed
+        """Publish the full blocks of the first `tokens` tokens of a request, if prefixes are cached."""
+        full = tokens // self.cache.block_size if self.enable_prefix_caching else 0
+        for place in range(request.published, full):
+            self.cache.publish(request.blocks[place], request.keys[place])
+        request.published = max(request.published, full)
 
     # -- the end of a step ------------------------------------------------------------------------------
 
@@ -270,11 +255,9 @@ class Vllm019(Batcher):
             request.in_flight -= ahead
             self.sample(step, request, min(accepted + 1, request.output - request.outputs) if accepted else 1)
             if not request.finished:
-                request.drafts = self.drafts
-                if ahead and self.caching:
-                    known = request.computed - request.in_flight
-                    if known // size > request.published:
-                        self._publish(request, known)
+                request.drafts = self.num_speculative_tokens
+                if ahead and (request.computed - request.in_flight) // size > request.published:
+                    self._publish(request, request.computed - request.in_flight)
 
 
 def _victim(request: Request) -> tuple[int, int]:

@@ -353,8 +353,8 @@ def _blocks(fields: ServingFields, memory: ReplicaMemory | None, batcher: Batche
 
 def _activations(memory: ReplicaMemory, batcher: Batcher, limit: int) -> int:
     """Return the bytes of activations and logits on a GPU in the largest step of the batcher."""
-    step_tokens, seats = getattr(batcher, "budget", limit), getattr(batcher, "max_num_seqs", 1)
-    return memory.activations(min(step_tokens, limit * seats), seats)
+    tokens, seats = getattr(batcher, "max_num_batched_tokens", limit), batcher.max_num_seqs
+    return memory.activations(min(tokens, limit * seats), seats)
 
 
 def _router(fields: ServingFields, document: Document, seed: int) -> RequestRouter:

@@ -261,7 +261,7 @@ def test_vllm(data: st.DataObject) -> None:
     check_end(batcher, requests, steps)
     assert all(request.outputs == request.output for request in requests)
     assert all(0 <= (request.hits or 0) < request.prompt + request.output for request in requests)
-    if not (batcher.caching or remote or drafts or any(step.preempted for step in steps)):
+    if not (batcher.enable_prefix_caching or remote or drafts or any(step.preempted for step in steps)):
         scheduled = sum(count for step in steps for count in step.tokens.values())
         assert scheduled == sum(request.prompt + request.output - 1 for request in requests)
     if not (by_rank or remote):
