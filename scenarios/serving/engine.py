@@ -57,7 +57,7 @@ class EnginePass(NamedTuple):
     head: str | None
 
 
-class Event(NamedTuple):
+class EngineEvent(NamedTuple):
     """What a pass did with a request, other than a decode.
 
     Attributes
@@ -121,7 +121,7 @@ class Serve:
     ----------
     passes : list of EnginePass
         In order.
-    events : list of Event
+    events : list of EngineEvent
         In order.
     """
 
@@ -139,7 +139,7 @@ class Serve:
         self.batchers, self.replicas, self.prefill = [*batchers, *prefill], len(batchers), bool(prefill)
         self.router = router
         self.passes: list[EnginePass] = []
-        self.events: list[Event] = []
+        self.events: list[EngineEvent] = []
 
     @property
     def now(self) -> int:
@@ -270,15 +270,17 @@ class Serve:
         if step.tokens:
             start_ns = max(now + self.host_ns, self.free_ns[replica])
             self.free_ns[replica] = end_ns = start_ns + self.step_ns(step)
-        self.events += [Event(request, number, "preempted") for request in step.preempted]
+        self.events += [EngineEvent(request, number, "preempted") for request in step.preempted]
         for request, tokens in step.pulls.items():
             assert self.pull is not None
             pulled[request] = self.pull(now, request, tokens)
-            self.events.append(Event(request, number, "pull"))
+            self.events.append(EngineEvent(request, number, "pull"))
             if request in self.twins:
                 self.env.process(self.let_go(request, pulled[request]))
         for request in step.chunks:
-            self.events.append(Event(request, number, "recompute" if request.preemptions else "prefill"))
+            self.events.append(
+                EngineEvent(request, number, "recompute" if request.preemptions else "prefill")
+            )
         sizes = sum(step.tokens.values()), len(step.tokens), len(step.chunks)
         counts = step.waiting, step.used, len(step.preempted)
         head = None if step.head is None else step.head.id

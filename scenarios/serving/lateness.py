@@ -24,7 +24,7 @@ import numpy as np
 import pandas as pd
 
 from policies.serving.batcher import Request
-from scenarios.serving.engine import Event, Serve
+from scenarios.serving.engine import EngineEvent, Serve
 from sim.base.arrays import IntArray
 from sim.base.units import round_half_up
 
@@ -67,14 +67,14 @@ class Lateness:
         self.passes = pd.DataFrame(serve.passes)
         self._replicas = {i: _Replica(of) for i, of in self.passes.groupby("replica")}
         self._columns = {name: of.to_numpy() for name, of in self.passes.items()}
-        events: dict[str, list[Event]] = {}
+        events: dict[str, list[EngineEvent]] = {}
         for event in serve.events:
             events.setdefault(event.request.id, []).append(event)
         divided = [self._divide(each, events.get(each.id, [])) for each in requests]
         ids = [each.id for each in requests]
         self.first, self.all = (pd.DataFrame([*of], ids, PARTS) for of in zip(*divided, strict=True))
 
-    def _divide(self, request: Request, events: Sequence[Event]) -> list[IntArray]:
+    def _divide(self, request: Request, events: Sequence[EngineEvent]) -> list[IntArray]:
         """Return the time of a request to its first and to its last token, by part."""
         replica, columns = self._replicas[request.replica], self._columns
         sampled = replica.numbers[replica.ends.searchsorted(request.token_ns)].tolist()

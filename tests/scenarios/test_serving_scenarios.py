@@ -13,11 +13,15 @@ from hypothesis import strategies as st
 
 from devices.collectives.groups import peer_all_reduce_ns
 from policies.serving.batcher import Request, Step
+from policies.serving.kv_blocks import KvBlocks
+from policies.serving.vllm import Vllm019
 from scenarios.builders.train.architecture import MODELS, Architecture
 from scenarios.report.compare import Comparison
 from scenarios.run.execute import Result, run_scenario
 from scenarios.run.load import read_scenario
-from scenarios.serving.step_cost import GRAPH_SIZES, Interpolated, ModelStep, ReplicaMemory
+from scenarios.serving.engine import Serve
+from scenarios.serving.lateness import Lateness
+from scenarios.serving.step_cost import GRAPH_SIZES, Interpolated, LinearStep, ModelStep, ReplicaMemory
 from scenarios.serving.step_tables import TableStep
 from scenarios.variants.optimum import find_optimum
 from scenarios.workloads.calibrations import named_calibration
@@ -296,3 +300,17 @@ def test_every_type_of_products_is_served(dtype: str) -> None:
     told = {each: run({**MODEL, "calibration": "b200-sxm", "dtype": each}) for each in ("bf16", dtype)}
     blocks = {each: of.summary["serving"]["kv_blocks"] for each, of in told.items()}
     assert dtype in ("bf16", "fp16") or blocks[dtype] > blocks["bf16"]
+
+
+def test_decodes_after_a_preemption_are_no_recompute() -> None:
+    """What was lost is computed again in one step, less what the prefix cache still has."""
+    requests = [Request(f"r{i}", i, 16, 12) for i in range(2)]
+    batcher = Vllm019(async_scheduling=False)
+    batcher.begin(KvBlocks(11, 4, 1), 28)
+    serve = Serve(LinearStep(MS), [batcher])
+    serve.run(requests)
+    assert requests[1].preemptions == 1
+    assert any(each.what == "recompute" for each in serve.events)
+    of = Lateness(serve, requests).all.loc["r1"]
+    assert of["recompute"] == MS
+    assert of["prefill"] + of["decode"] + of["shared"] == 11 * MS
