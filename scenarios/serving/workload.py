@@ -107,7 +107,7 @@ class ServingFields(Strict):
     max_model_len: Count | None = Field(
         None, description="most tokens of a request; default: those of the longest one"
     )
-    requests: RequestsFields
+    requests: RequestsFields = Field(description="from a trace, at a rate, or so many in flight")
     router: AnyChoice | None = Field(None, description="which replica serves a request; default: round-robin")
     prefill: PrefillFields | None = Field(None, description="prompts are computed apart")
     limits: Annotated[
