@@ -385,8 +385,6 @@ def two_sides(
     kinds = _kind(a.path), _kind(b.path)
     if len(paths) == 1 and not policies and not sets_a and not sets_b:
         return _alone(a, kinds[0])
-    if kinds == ("plan", "plan"):
-        raise InputError(f"{a.path}: {_NO_TIMES}")
     return _read_side(a, kinds[0], b), _read_side(b, kinds[1], a)
 
 

@@ -71,8 +71,7 @@ def draw_what_ifs(name: str, rows: Sequence[Row], ax: Axes | None = None) -> Axe
     ax.set_yticks(range(len(others)), [elided(each["label"], 60) for each in others], fontsize=8)
     ax.invert_yaxis()
     for row, (share, ns) in enumerate(zip(shares, saved, strict=True)):
-        text = f" {format_duration(ns, digits=3) if ns >= 0 else '-' + format_duration(-ns, digits=3)}"
-        ax.annotate(text, (max(share, 0.0), row), va="center", fontsize=8)
+        ax.annotate(f" {format_duration(ns, digits=3)}", (max(share, 0.0), row), va="center", fontsize=8)
     ax.set_xlabel(f"% of the {format_duration(base_ns)} saved")
     ax.margins(x=0.12)
     ax.axvline(0, color="0.6", linewidth=0.8)

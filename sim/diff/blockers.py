@@ -38,18 +38,6 @@ def waits_of(schedule: OpSchedule, row: int) -> dict[str, int]:
     return dict(+waited)
 
 
-def began_ns(schedule: OpSchedule, row: int, reason: str) -> int | None:
-    """Return when a row began to wait for a reason; None if it never did.
-
-    Parameters
-    ----------
-    schedule : OpSchedule
-    row : int
-    reason : str
-    """
-    return next((begin for word, begin, ns in _pieces(schedule, row) if word == reason and ns), None)
-
-
 def issued_ns(schedule: OpSchedule, row: int) -> int | None:
     """Return when a row was issued, if known."""
     if schedule.told is not None:
@@ -160,12 +148,9 @@ def _held_in_table(schedule: OpSchedule, row: int, at_ns: int, reason: str) -> B
             reason, when if cause == UNSET else f"{when}, when {schedule.name_of(cause)} ends", cause
         )
     if reason == "stream":
-        on_lane = np.flatnonzero(
-            (schedule.lane == schedule.lane[row]) & (schedule.end_ns <= schedule.start_ns[row])
-        )
-        on_lane = on_lane[on_lane != row]
-        ahead = int(on_lane[schedule.end_ns[on_lane].argmax()]) if len(on_lane) else UNSET
-        if ahead != UNSET:
+        on_lane, start = schedule.lane == schedule.lane[row], schedule.start_ns
+        if len(before := np.flatnonzero(on_lane & (start < start[row]))):
+            ahead = int(before[schedule.end_ns[before].argmax()])
             told_so = f"{name} is issued and queued behind {schedule.name_of(ahead)}"
             return Blame(reason, f"{told_so} on {schedule.lane_of(row)}", ahead)
     if reason == "issue" and (others := _issued_first(schedule, told, row, at_ns)):

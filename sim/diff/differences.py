@@ -325,27 +325,25 @@ class Differences:
     def first(self) -> int | None:
         """Position of the first op whose start moved; of those of one instant, the one that moved least."""
         at = np.flatnonzero(self.moved)
-        return self._first_of(at) if len(at) else None
+        return int(at[self._rank[at].argmin()]) if len(at) else None
 
-    def _first_of(self, at: IntArray) -> int:
-        """Return the pair with the earliest start; ties break by the later start, then by name."""
-        earlier, later = self._starts(at)
-        some = earlier == earlier.min()
-        found: list[int] = at[some][later[some] == later[some].min()].tolist()
-        return min(found, key=self._identity)
+    @cached_property
+    def _rank(self) -> IntArray:
+        """Place of each pair in an order by its earlier start, its later start, and names.
 
-    def _starts(self, at: IntArray) -> tuple[IntArray, IntArray]:
-        """Return the earlier and the later start of pairs."""
-        a, b = self.a.start_ns[self.pairs.a[at]], self.b.start_ns[self.pairs.b[at]]
-        return np.minimum(a, b), np.maximum(a, b)
-
-    def _identity(self, k: int) -> list[tuple[str, int, str, str]]:
-        """Return a key that orders simultaneous pairs, whichever schedule is A."""
-        sides = ((self.a, int(self.pairs.a[k])), (self.b, int(self.pairs.b[k])))
-        return sorted(
-            (each.names[row], int(each.iteration[row]), each.frame_of(row), each.lane_of(row))
-            for each, row in sides
-        )
+        The order is the same if A and B change places.
+        """
+        a, b = self.a, self.b
+        place = {name: k for k, name in enumerate(sorted({*a.names, *b.names, *a.lanes, *b.lanes}))}
+        sides = []
+        for each, rows in ((a, self.pairs.a), (b, self.pairs.b)):
+            names = np.array([place[each.names[row]] for row in rows.tolist()], np.int64)
+            lanes = np.array([place[lane] for lane in each.lanes], np.int64)[each.lane[rows]]
+            sides.append((each.start_ns[rows], names, each.iteration[rows], lanes))
+        keys = [pick(x, y) for x, y in zip(*sides, strict=True) for pick in (np.minimum, np.maximum)]
+        rank = np.empty(len(self.pairs.a), np.int64)
+        rank[np.lexsort(keys[::-1])] = np.arange(len(rank))
+        return rank
 
     def moves(self, top: int) -> list[Move]:
         """Return the largest moves; ops that moved by the same time form one entry.
@@ -356,13 +354,10 @@ class Differences:
             Maximum number of entries.
         """
         at = np.flatnonzero(self.moved)
-        each, which, count = np.unique(self.moved_ns[at], return_inverse=True, return_counts=True)
-        first = np.full(len(each), np.iinfo(np.int64).max)
-        np.minimum.at(first, which, self._starts(at)[0])
-        largest = np.lexsort((first, -np.abs(each)))[: top + 1].tolist()  # +x and -x may be equally early
-        found = {k: Move(int(each[k]), int(count[k]), self._first_of(at[which == k])) for k in largest}
-        largest.sort(key=lambda k: (-abs(each[k]), first[k], self._identity(found[k].first)))
-        return [found[k] for k in largest[:top]]
+        at = at[np.argsort(self._rank[at])]
+        each, first, count = np.unique(self.moved_ns[at], return_index=True, return_counts=True)
+        largest = np.lexsort((first, -np.abs(each)))[:top].tolist()
+        return [Move(int(each[k]), int(count[k]), int(at[first[k]])) for k in largest]
 
     def largest(self, ns: IntArray, top: int) -> list[int]:
         """Return the positions of the pairs with the largest differences, without those of 0.
@@ -375,14 +370,8 @@ class Differences:
             Maximum number of positions.
         """
         at = np.flatnonzero(ns)
-        cut = np.sort(np.abs(ns[at]))[::-1][:top]
-        if not len(cut):
-            return []
-        at = at[np.abs(ns[at]) >= cut[-1]]
-        earlier, later = self._starts(at)
-        order = np.lexsort((later, earlier, -np.abs(ns[at])))[: 10 * top].tolist()
-        order.sort(key=lambda k: (-abs(ns[at[k]]), earlier[k], later[k], self._identity(int(at[k]))))
-        return [int(at[k]) for k in order[:top]]
+        order: list[int] = at[np.lexsort((self._rank[at], -np.abs(ns[at])))][:top].tolist()
+        return order
 
     def kinds(self, top: int) -> list[KindChange]:
         """Return the kinds whose ops last longer or shorter, the largest total change first.
@@ -392,17 +381,15 @@ class Differences:
         top : int
             Maximum number of kinds.
         """
-        at = np.flatnonzero(self.resized)
         found: list[KindChange] = []
         kind_of_pair = self.a.kind[self.pairs.a]
-        for kind in np.unique(kind_of_pair[at]).tolist():
-            of_kind = np.flatnonzero(kind_of_pair == kind)
-            changed = at[kind_of_pair[at] == kind]
-            by = np.abs(self.longer_ns[changed])
-            most = self._first_of(changed[by == by.max()])
+        for kind in np.unique(kind_of_pair[self.resized]).tolist():
+            of_kind = kind_of_pair == kind
+            changed = of_kind & self.resized
+            (most,) = self.largest(np.where(changed, self.longer_ns, 0), 1)
             a_ns = int(self.a.lasted_ns[self.pairs.a[of_kind]].sum())
             b_ns = int(self.b.lasted_ns[self.pairs.b[of_kind]].sum())
-            found.append(KindChange(self.a.kinds[kind], len(changed), a_ns, b_ns, most))
+            found.append(KindChange(self.a.kinds[kind], int(changed.sum()), a_ns, b_ns, most))
         found.sort(key=lambda one: (-abs(one.b_ns - one.a_ns), one.kind))
         return found[:top]
 

@@ -49,10 +49,11 @@ def read_ops_table(path: StrPath) -> pd.DataFrame:
 
     content = read_bytes(path)
     name = os.fspath(path).lower().removesuffix(".gz")
+    if name.endswith(".parquet"):
+        with extra("parquet", "reading Parquet files"):
+            import pyarrow  # noqa: F401
     try:
         if name.endswith(".parquet"):
-            with extra("parquet", "reading Parquet files"):
-                import pyarrow  # noqa: F401
             table = pd.read_parquet(io.BytesIO(content), engine="pyarrow")
         elif name.endswith(".csv"):
             table = pd.read_csv(io.BytesIO(content), keep_default_na=False, dtype=str)
@@ -60,8 +61,6 @@ def read_ops_table(path: StrPath) -> pd.DataFrame:
                 table = table.map(text_of_csv)
         else:
             table = pd.DataFrame(json.loads(content))
-    except InputError:
-        raise
     except Exception as error:  # each of the three readers raises errors of its own
         what = " ".join(f"{error}".split())[:200]
         raise InputError(f"{path}: no table of ops, as `sim run --ops` writes one ({what})") from None

@@ -10,14 +10,13 @@ all; or nothing about that op changed, and in the other schedule the first op do
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from sim.base.arrays import UNSET, BoolArray, IntArray
 from sim.base.units import format_duration
-from sim.diff.blockers import began_ns, held_at, issued_ns, waits_of
+from sim.diff.blockers import held_at, issued_ns, waits_of
 from sim.diff.differences import Differences
 from sim.diff.schedule import OpSchedule
 from sim.explain.derived import DerivedColumns
@@ -126,12 +125,6 @@ class _Chain:
         self.in_early, self.in_late = names if later == "b" else names[::-1]
         self.partner = {b: a for a, b in forth.items()} if later == "b" else forth
 
-    @cached_property
-    def fillers(self) -> dict[tuple[str, int], int]:
-        """Rows that fill the gaps of a recording, in the schedule in which the op starts earlier."""
-        rows = np.flatnonzero(~self.early.compared).tolist()
-        return {(self.early.names[row], int(self.early.iteration[row])): row for row in rows}
-
     def explain(self, a: int, b: int) -> Why:
         late, early = (b, a) if self.later == "b" else (a, b)
         at_ns = int(self.early.start_ns[early])
@@ -158,16 +151,13 @@ class _Chain:
     def _changed(self, late: int, early: int, held: Blame, at_ns: int) -> _Change:
         """Return what differs about the row that held another one up."""
         row, reason = held.row, held.reason
-        if row == UNSET:
+        if row == UNSET or not self.late.compared[row]:  # the latter fills a gap of a recording
             return _Change("unknown")
         if row == late:
-            return (self._overtaken(late, early) if reason == "issue" else None) or self._cost(
-                late, early, reason
-            )
+            overtaken = self._overtaken(late, early) if reason == "issue" else None
+            return overtaken or self._cost(late, early, reason)
         name = self.late.name_of(row)
         other = self.partner.get(row)
-        if other is None and not self.late.compared[row]:
-            other = self.fillers.get((self.late.names[row], int(self.late.iteration[row])))
         if other is None:
             return _Change("only", f"{name} runs in {self.in_late} only")
         x = self.late.name_of(late)
@@ -175,8 +165,6 @@ class _Chain:
         if started[1] > at_ns or (started[1] == at_ns and started[0] < started[1]):
             when = f"starts at {format_duration(started[1])} there"
             return _Change("order", f"in {self.in_early} {x} comes before {name}, which {when}")
-        if reason in ("issue", "launch") and started[0] > at_ns:
-            return self._cost(row, other, reason)
         over = self.d.over_ns
         lasted = int(self.late.lasted_ns[row]), int(self.early.lasted_ns[other])
         if abs(started[0] - started[1]) > over:
@@ -203,16 +191,15 @@ class _Chain:
         return _Change("order", f"in {self.in_early} {x} comes before {name}, which {when}")
 
     def _cost(self, late: int, early: int, reason: str) -> _Change:
-        """Compare the costs of issuing or launching; if equal, it began later, having waited before."""
+        """Compare the costs of issuing or launching."""
         took = tuple(
             waits_of(schedule, row).get(reason, 0)
             for schedule, row in ((self.late, late), (self.early, early))
         )
-        if took[0] != took[1]:
-            verb = "launching" if reason == "launch" else "issuing"
-            return _Change("cost", f"{verb} {self.late.name_of(late)} takes {self._both(*took)}")
-        begin = began_ns(self.early, early, reason)
-        return _Change("unknown") if begin is None else _Change("unknown", "", (late, early, begin))
+        if took[0] == took[1]:
+            return _Change("unknown")
+        verb = "launching" if reason == "launch" else "issuing"
+        return _Change("cost", f"{verb} {self.late.name_of(late)} takes {self._both(*took)}")
 
     def _both(self, late: int, early: int) -> str:
         """Return two times as text, that in A first."""

@@ -393,11 +393,6 @@ def allocated(trace: Record, *, holders: int = 5) -> dict[str, Allocated]:
     holders : int
         How many of the largest tensors at the peak are listed.
 
-    Raises
-    ------
-    InputError
-        The run had no memory.
-
     Examples
     --------
     >>> from sim import Device, GraphBuilder, Machine, simulate
@@ -411,8 +406,6 @@ def allocated(trace: Record, *, holders: int = 5) -> dict[str, Allocated]:
     >>> use.peak_in_use_bytes, use.peak_ns, [holder["tensor"] for holder in use.holders]
     (170, 10, ['a', 'b'])
     """
-    if trace.memory is None:
-        raise InputError("this run had no allocator: give the scenario `memory:` or a device an `allocator:`")
     devices = enumerate(trace.job.machine.devices)
     return {device.name: _log_of_device(trace, trace.log_of(d), holders) for d, device in devices}
 

@@ -153,13 +153,9 @@ class Timeline:
         return found
 
     def rank_of(self, lane: Lane) -> int:
-        """Return the rank that shows a lane: for a host that of its first device, for links the first."""
+        """Return the rank that shows a lane of a device or, for all links the first, of a link."""
         process = lane.pid - self.base
-        if process == _LINKS:
-            return 0
-        if process == _HOSTS:
-            return self.ranks[self.issuers[lane.tid - 1].devices[0]]
-        return self.ranks[process - _FIRST_DEVICE]
+        return 0 if process == _LINKS else self.ranks[process - _FIRST_DEVICE]
 
     def device(self, d: int) -> Lane:
         """Return the process of a device, as a lane that no stream has."""
@@ -333,10 +329,8 @@ class Titles:
                 self.category[op] = {"Memcpy": _COPY, "Memset": _FILL}.get(begin, _KERNEL)
 
     def of(self, op: int) -> str:
-        """Return the title of an op."""
+        """Return the title of an op that has one of its `own`."""
         name = self._names[op]
-        if not self.own[op]:
-            return name
         recorded = self._attributes.get(op, {}).get("kernel")
         if recorded is not None:
             return str(recorded)

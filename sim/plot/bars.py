@@ -65,12 +65,10 @@ class Bars:
     def empty_last(self) -> tuple[Bars, int]:
         """Return the bars with visibly empty lanes last, and the number of the other lanes.
 
-        Ops that take no time are invisible. If no lane has anything visible, all count as visible.
+        Ops that take no time are invisible.
         """
         seen = np.zeros(len(self.lanes), bool)
         seen[self.lane[self.end > self.start]] = True
-        if not seen.any():
-            return self, len(self.lanes)
         order = np.argsort(~seen, kind="stable")
         place = np.empty_like(order)
         place[order] = np.arange(len(order))

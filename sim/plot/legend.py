@@ -23,7 +23,7 @@ from sim.base.arrays import grouped
 from sim.base.errors import listed
 from sim.plot.bars import Bars, coloured_by
 from sim.plot.figure import elided
-from sim.plot.theme import LAUNCH, TRANSFER, WAITING, hatches, kind_colours, paper, printed, shade
+from sim.plot.theme import LAUNCH, TRANSFER, WAITING, colour_of, hatches, paper, printed, shade
 from sim.record.record import Record
 
 if TYPE_CHECKING:
@@ -69,7 +69,8 @@ def colours_of(traces: Sequence[Record]) -> dict[str, str]:
         np.add.at(lasted, code, trace.tasks["end_ns"] - trace.tasks["start_ns"])
         for kind, ns in zip(kinds, lasted.tolist(), strict=True):
             busy[kind] = busy.get(kind, 0) + ns
-    return kind_colours([*sorted(busy, key=lambda kind: (-busy[kind], kind)), WAITING, LAUNCH, TRANSFER])
+    longest_first = sorted(busy, key=lambda kind: (-busy[kind], kind))
+    return {kind: colour_of(kind) for kind in (*longest_first, WAITING, LAUNCH, TRANSFER)}
 
 
 def legend_of(bars: Sequence[Bars], colours: Mapping[str, str]) -> list[Entry]:

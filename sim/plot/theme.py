@@ -15,7 +15,7 @@ with the setting of the reader's system.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from colorsys import hls_to_rgb
 from contextvars import ContextVar
 from functools import cache
@@ -291,8 +291,3 @@ def _mixed(colour: str, share: float) -> str:
 
 def _rgb(colour: str) -> list[float]:
     return [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
-
-
-def kind_colours(kinds: Iterable[str]) -> dict[str, str]:
-    """Return kind → colour, in the order of `kinds`."""
-    return {kind: colour_of(kind) for kind in kinds}

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from sim.base.arrays import UNSET, FloatArray, IntArray
+from sim.base.arrays import UNSET, FloatArray, IntArray, grouped
 from sim.base.errors import InputError, listed
-from sim.base.units import NS_PER_S
+from sim.base.units import NS_PER_S, format_bytes, format_flops
 from sim.explain.communication import LinkLoad, link_loads
 from sim.explain.derived import DerivedColumns
 from sim.explain.idle import REASONS, idle_reasons
@@ -182,7 +182,7 @@ def link_heat_map(
 #
 # ::
 #
-#     flop/s │          ________________ bf16, 989 Tflop/s
+#     flop/s │          ________________ bf16: 989 TFLOP/s
 #            │         /   ● ●              a point for each op, in the colour of its kind; the larger, the
 #            │        / ●                   more of the time it takes
 #            │       /●   ____________ fp32
@@ -262,16 +262,8 @@ def op_points(trace: Record) -> list[OpPoints]:
 
 def _alike(devices: Sequence[Device]) -> list[list[int]]:
     """Return groups of positions of devices of one kind with one cost model."""
-    groups: list[list[int]] = []
-    for d, device in enumerate(devices):
-        for group in groups:
-            first = devices[group[0]]
-            if device.kind == first.kind and (device.cost is first.cost or device.cost == first.cost):
-                group.append(d)
-                break
-        else:
-            groups.append([d])
-    return groups
+    sorts = [(device.kind, device.cost) for device in devices]  # not all have a hash
+    return list(grouped((sorts.index(sort), d) for d, sort in enumerate(sorts)).values())
 
 
 def roofline(trace: Record, ax: Axes | None = None, *, title: str | None = None) -> Axes:
@@ -370,7 +362,7 @@ def _roofs(ax: Axes, trace: Record, sorts: Sequence[OpPoints]) -> None:
         if math.isfinite(peak):
             of = f"{', '.join(of_types)}: " * bool(of_types)
             ax.annotate(
-                f"{of}{_rate(peak)}flop/s",
+                f"{of}{format_flops(peak, digits=3)}/s",
                 (right, peak),
                 (-2, 3),
                 textcoords="offset points",
@@ -380,7 +372,7 @@ def _roofs(ax: Axes, trace: Record, sorts: Sequence[OpPoints]) -> None:
             top = max(top, peak * 2)
         if not math.isnan(slope):
             ax.annotate(
-                f"{_rate(slope)}B/s",
+                f"{format_bytes(slope, digits=3)}/s",
                 (float(x[60]), float(y[60])),
                 (-3, 3),  # above the roof, where no op is
                 textcoords="offset points",
@@ -393,16 +385,3 @@ def _roofs(ax: Axes, trace: Record, sorts: Sequence[OpPoints]) -> None:
         axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 200 * low else (1,)))
         axis.set_major_formatter(EngFormatter(unit) if unit else StrMethodFormatter("{x:g}"))
         axis.set_minor_formatter(NullFormatter())
-
-
-def _rate(value: float) -> str:
-    """Return a rate with the letter of its unit.
-
-    Examples
-    --------
-    >>> _rate(989.4e12), _rate(3.35e12), _rate(12.0)
-    ('989 T', '3.35 T', '12 ')
-    """
-    units = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
-    unit, letter = next((each for each in units if value >= each[0]), (1.0, ""))
-    return f"{value / unit:.3g} {letter}"

@@ -92,6 +92,14 @@ def test_what_a_policy_holds_back_between_two_launches_has_a_reason_at_any_time(
     assert found == [("issue", "d"), ("policy", "b"), ("policy", "b"), ("issue", "b"), ("issue", "c")]
 
 
+def test_a_table_names_the_op_ahead_on_the_lane(tmp_path: Path) -> None:
+    path = tmp_path / "ops.csv"
+    task_table(run({name: (5, "gpu0", []) for name in "abc"}, gpus(1))).to_csv(path, index=False)
+    held = held_at(schedule_of_table(path, read_ops_table(path)), 2, 7)
+    assert held is not None
+    assert (held.told, held.row) == ("'c' is issued and queued behind 'b' on gpu0/0", 1)
+
+
 def test_an_op_of_the_host_is_waited_for_under_one_name(tmp_path: Path) -> None:
     """As `sim explain` has it, of a trace and of its table."""
 

@@ -116,7 +116,7 @@ def test_roofs_are_those_of_the_cost_model(cost: Any, peaks: list[float], bandwi
     assert {text.get_ha() for text in roofline(trace).texts} <= {"right"}, (
         "above a rising roof: ops are below"
     )
-    names = {"bf16: 4 Gflop/s", "fp32: 1 Gflop/s", "1 GB/s"} if cost is ROOF else set()
+    names = {"bf16: 4 GFLOP/s", "fp32: 1 GFLOP/s", "1 GB/s"} if cost is ROOF else set()
     assert names <= texts
     assert bool(texts) == (not np.isnan(peaks[0]))
 
