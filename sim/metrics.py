@@ -29,6 +29,7 @@ from sim.base.intervals import stacked, union
 from sim.base.units import NS_PER_S
 from sim.explain.bounds import bounds
 from sim.explain.communication import traffic_on_links
+from sim.explain.derived import DerivedColumns
 from sim.explain.failed_ops import failure_report
 from sim.explain.idle import idle_reasons
 from sim.explain.memory_use import peak_bytes
@@ -216,8 +217,8 @@ def summary(trace: Record, *, causes: bool = True) -> dict[str, Any]:
     failures = {} if trace.on_failure is None and not trace.attempts else {"failures": failure_report(trace)}
     parallel = {"experts": expert_load(trace), "staleness": staleness_report(trace)}
     folding = trace.job.machine.folding
-    peak, reasons = _peaks(trace), idle_reasons(trace) if causes else {}
-    time_ns = time_use(trace, reasons) if causes else {}
+    peak, facts = _peaks(trace), DerivedColumns(trace)
+    reasons, time_ns = (idle_reasons(facts), time_use(facts)) if causes else ({}, {})
     return {
         "schema": SCHEMA,
         "scenario": None,

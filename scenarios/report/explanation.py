@@ -13,7 +13,7 @@ from sim.explain.narration import grouped_gaps, held_up_most, host_time, largest
 from sim.explain.path import PathStep, executed_path
 from sim.explain.sentences import TaskLife, lives
 from sim.explain.time_use import time_use
-from sim.explain.where import EVERYWHERE, Where
+from sim.explain.where import EVERYWHERE
 from sim.trace import Trace
 
 EXPLANATION_SCHEMA: Final = "sim.explanation/1"
@@ -21,53 +21,46 @@ EXPLANATION_SCHEMA: Final = "sim.explanation/1"
 
 
 def explanation(
-    result: Result, *, gaps: int = 20, where: Where = EVERYWHERE, op: str | None = None
+    result: Result, facts: DerivedColumns, *, gaps: int = 20, op: str | None = None
 ) -> dict[str, Any]:
     """Return the explanation of a run's duration, as plain values.
 
     Parameters
     ----------
     result : Result
+    facts : DerivedColumns
+        Derived columns of the part of the run to explain.
     gaps : int
         Number of idle gaps to list, longest first.
-    where : Where
-        Part of the run to explain.
     op : str, optional
         Op whose executions are listed as well.
     """
-    trace = result.trace
-    facts = DerivedColumns(trace, result.policy)
-    path = executed_path(trace, facts)
-    reasons = idle_reasons(trace, facts, where)
+    trace, whole, path = result.trace, facts.within(EVERYWHERE), executed_path(facts)
     return {
         "schema": EXPLANATION_SCHEMA,
         "scenario": result.scenario,
         "policy": result.policy,
         "makespan_ns": trace.makespan_ns,
-        "from_ns": where.from_ns,
-        "to_ns": where.end_ns(facts),
-        "why": breakdown_text(facts),
-        **breakdown(facts).to_json(),
-        "held_up_most": held_up_most(facts, path) or None,
-        "path": [_step(trace, facts, step) for step in steps_in(facts, path, where)],
+        "from_ns": facts.from_ns,
+        "to_ns": facts.to_ns,
+        "why": breakdown_text(whole),
+        **breakdown(whole).to_json(),
+        "held_up_most": held_up_most(whole, path) or None,
+        "path": [_step(trace, facts, step) for step in steps_in(facts, path)],
         "unused_devices": result.summary["unused_devices"],
-        "time_ns": time_use(trace, reasons, where),
-        "idle_reasons": reasons,
-        "exposed_ns": exposed_communication(facts, where, reasons),
+        "time_ns": time_use(facts),
+        "idle_reasons": idle_reasons(facts),
+        "exposed_ns": exposed_communication(facts),
         "host_time": {
             key: {name: {"ns": ns, "calls": calls} for name, (ns, calls) in spent.items()}
-            for key, spent in host_time(facts, where).items()
+            for key, spent in host_time(facts).items()
         },
         **{key: value for key, value in result.summary.items() if key == "data_loading"},
         "idle_groups": [
-            group._asdict() | {"longest": group.longest._asdict()} for group in grouped_gaps(facts, where)
+            group._asdict() | {"longest": group.longest._asdict()} for group in grouped_gaps(facts)
         ],
-        "gaps": [gap._asdict() for gap in largest_gaps(trace, gaps, facts, where)],
-        **(
-            {}
-            if op is None
-            else {"executions": [_life(trace, facts, life) for life in lives(facts, op, where)]}
-        ),
+        "gaps": [gap._asdict() for gap in largest_gaps(facts, gaps)],
+        **({} if op is None else {"executions": [_life(trace, facts, life) for life in lives(facts, op)]}),
     }
 
 

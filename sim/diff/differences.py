@@ -478,7 +478,7 @@ def _idle(schedule: OpSchedule, plain: bool) -> dict[str, dict[str, int]]:
             name: {IDLE: makespan - ns} if makespan > ns else {}
             for name, ns in zip(schedule.devices, busy, strict=True)
         }
-    reasons = idle_reasons(schedule.facts.trace, schedule.facts)
+    reasons = idle_reasons(schedule.facts)
     filled = any(kind in schedule.kinds for kind in FILLERS)
     found = {}
     for (name, why), ns in zip(reasons.items(), busy, strict=True):
@@ -508,8 +508,7 @@ def path_change(d: Differences) -> PathChange | None:
 
 def _path(schedule: OpSchedule) -> list[int]:
     """Return the ops on the path, the longest first."""
-    facts = schedule.facts
-    assert facts is not None
-    steps = executed_path(facts.trace, facts)
+    assert schedule.facts is not None
+    steps = executed_path(schedule.facts)
     rows = {step.row: step.end_ns - step.start_ns for step in steps if step.kind == "task"}
     return sorted((row for row in rows if schedule.compared[row]), key=lambda row: (-rows[row], row))

@@ -7,7 +7,7 @@ known; it is shown as the last part of the op.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -17,7 +17,6 @@ from sim.base.intervals import Cover, Intervals, union
 from sim.base.units import NS_PER_S
 from sim.explain.derived import DerivedColumns
 from sim.explain.idle import held_up, idle_reasons
-from sim.explain.where import EVERYWHERE, Where
 from sim.graph.graph import Graph
 from sim.job.job import Job
 from sim.record.record import Record
@@ -131,18 +130,8 @@ _COPIES: Final = ("copy_in", "concat", "copy", "cast")
 """Kinds of op that may prepare communication: they bring data into the place or form that it reads."""
 
 
-def exposed_communication(
-    facts: DerivedColumns, where: Where = EVERYWHERE, reasons: Mapping[str, Mapping[str, int]] | None = None
-) -> dict[str, dict[str, int]]:
+def exposed_communication(f: DerivedColumns) -> dict[str, dict[str, int]]:
     """Return, for each device that communicates, the exposed ns by part, without parts of 0.
-
-    Parameters
-    ----------
-    facts : DerivedColumns
-    where : Where
-        The part of the run that counts.
-    reasons : mapping, optional
-        The result of `sim.explain.idle.idle_reasons` for `where`, if already computed.
 
     Examples
     --------
@@ -155,10 +144,9 @@ def exposed_communication(
     >>> exposed_communication(DerivedColumns(simulate(b.build(), machine, ReadyQueue())))
     {'gpu0': {'host late': 20, 'stream order': 30, 'bandwidth': 10}}
     """
-    f, begin, end = facts, where.from_ns, where.end_ns(facts)
     moves = communicates(f.trace)
-    rows = np.flatnonzero(where.tasks(f) & moves & ~f.trace.alone)
-    started, begun, ended = (np.clip(at, begin, end) for at in (f.start, f.begins, f.end))
+    rows = np.flatnonzero(f.counts & moves & ~f.trace.alone)
+    started, begun, ended = (np.clip(at, f.from_ns, f.to_ns) for at in (f.start, f.begins, f.end))
     prepares = _prepares(f, moves)
 
     def beside(computes: BoolArray) -> _Alone:
@@ -184,11 +172,11 @@ def exposed_communication(
         moving = left
     np.add.at(parts["bandwidth"], f.device[rows], moving)
     until = np.clip(computes_until_ns(f.trace), begun, ended)
-    if (inside := np.flatnonzero(~moves & where.tasks(f) & (until < ended))).size:
+    if (inside := np.flatnonzero(~moves & f.counts & (until < ended))).size:
         computing = Intervals(begun[~moves], until[~moves], f.device[~moves])
         communicating = Intervals(until[inside], ended[inside], f.device[inside])
         np.add.at(parts["inside ops"], f.device[inside], _Alone(communicating, computing, f).exposed(0))
-    for name, why in (reasons or idle_reasons(f.trace, f, where)).items():
+    for name, why in idle_reasons(f).items():
         parts["transfers"][f.machine.device_index(name)] += why.get("transfer", 0)
     return {
         device.name: found

@@ -17,6 +17,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Mapping
+from copy import copy
 from functools import cached_property
 from typing import Any, Final
 
@@ -24,6 +25,8 @@ import numpy as np
 
 from sim.base.arrays import UNSET, BoolArray, Csr, IntArray
 from sim.base.intervals import Cover, stacked
+from sim.base.units import format_duration
+from sim.explain.where import EVERYWHERE, Where
 from sim.graph.failures import ABORTED
 from sim.graph.frames import frame_structure
 from sim.job.costs import issue_costs_ns
@@ -117,13 +120,15 @@ class DerivedColumns:
 
     Rows count tasks first, then transfers, as in `sim.record.dependencies`. Sentences call the policy
     `policy`; by default that is the name of its class. If the times of a trace were `recorded`, it is unknown
-    what a policy, an event or a shortage held up.
+    what a policy, an event or a shortage held up. Questions are of a part of the run: by default, all of it.
     """
+
+    where = EVERYWHERE
 
     def __init__(self, trace: Record, policy: str | None = None, recorded: bool = False) -> None:
         self.trace, self.job, self.recorded = trace, trace.job, recorded
         self.policy = policy or trace.policy
-        self.idle_pieces: dict[Any, Any] = {}  # by place, as `sim.explain.idle` found them
+        self.idle_pieces: Any = None  # once `sim.explain.idle` has found them
         self.machine = trace.job.machine
         self.devices, self.issuers = self.machine.devices, self.machine.issuers()
         tasks = trace.tasks
@@ -141,6 +146,49 @@ class DerivedColumns:
         self.calls = tasks.get("calls_ns", np.zeros(self.n, np.int64))
         # An issuer passes over a dead task as a worker would execute one that takes no time.
         self.by_worker = ~self.job.launched[tasks["op"]] | ~on_lane
+
+    @classmethod
+    def of(cls, what: Record | DerivedColumns) -> DerivedColumns:
+        """Return the derived columns of a trace, or given ones."""
+        return cls(what) if isinstance(what, Record) else what
+
+    # -- the part of the run ------------------------------------------------------------------
+
+    def within(self, where: Where) -> DerivedColumns:
+        """Return the same columns, for questions of a part of the run."""
+        part = copy(self)
+        part.where, part.idle_pieces = where, None
+        return part
+
+    @property
+    def from_ns(self) -> int:
+        """The begin of the time that counts."""
+        return self.where.from_ns
+
+    @property
+    def to_ns(self) -> int:
+        """The end of the time that counts."""
+        return self.trace.makespan_ns if self.where.to_ns is None else self.where.to_ns
+
+    @property
+    def counts(self) -> BoolArray:
+        """Which tasks are on the device or lane that counts, at any time."""
+        device, lane = self.where.device, self.where.lane
+        if lane is not None:
+            return np.asarray(self.lane == lane)
+        return np.ones(self.n, bool) if device is None else np.asarray(self.device == device)
+
+    @property
+    def part(self) -> str:
+        """A description of the part; empty for the whole run."""
+        told = []
+        if self.from_ns > 0 or self.to_ns < self.trace.makespan_ns:
+            told.append(f"from {format_duration(self.from_ns)} to {format_duration(self.to_ns)}")
+        device, lane = self.where.device, self.where.lane
+        if device is not None:
+            stream = "" if lane is None else f"/{lane - self.machine.first_stream[device]}"
+            told.append(f"on {self.devices[device].name}{stream}")
+        return " ".join(told)
 
     # -- data ---------------------------------------------------------------------------------
 

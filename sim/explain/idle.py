@@ -56,7 +56,6 @@ import numpy as np
 from sim.base.arrays import UNSET, IntArray
 from sim.base.intervals import complement, union
 from sim.explain.derived import DerivedColumns
-from sim.explain.where import EVERYWHERE, Where
 from sim.record.record import Record, Wait
 
 WORDS_OF_REASONS: Final[Mapping[str, tuple[str, str]]] = {
@@ -120,20 +119,15 @@ class IdlePieces(NamedTuple):
     row: IntArray
 
 
-def idle_reasons(
-    trace: Record, facts: DerivedColumns | None = None, where: Where = EVERYWHERE
-) -> dict[str, dict[str, int]]:
+def idle_reasons(what: Record | DerivedColumns) -> dict[str, dict[str, int]]:
     """Return, for each device, its idle ns by reason; they sum to its idle time.
 
     Reasons that never occurred are left out.
 
     Parameters
     ----------
-    trace : Trace
-    facts : DerivedColumns, optional
-        Those of this trace, if already computed.
-    where : Where
-        The part of the run that counts; for a lane, the idle time is the lane's own.
+    what : Trace or DerivedColumns
+        The latter may be of a part of a run; for a lane, the idle time is the lane's own.
 
     Examples
     --------
@@ -146,39 +140,33 @@ def idle_reasons(
     >>> idle_reasons(trace)
     {'gpu0': {'finished': 9}, 'gpu1': {'dependency': 10, 'issue': 2}}
     """
-    pieces = idle_pieces(trace, facts, where)
-    total = np.zeros((len(trace.job.machine.devices), len(REASONS)), np.int64)
+    f = DerivedColumns.of(what)
+    pieces = idle_pieces(f)
+    total = np.zeros((len(f.devices), len(REASONS)), np.int64)
     np.add.at(total, (pieces.device, pieces.reason), pieces.length_ns)
     return {
         device.name: {reason: ns for reason, ns in zip(REASONS, total[d].tolist(), strict=True) if ns}
-        for d, device in enumerate(trace.job.machine.devices)
-        if where.device in (None, d)
+        for d, device in enumerate(f.devices)
+        if f.where.device in (None, d)
     }
 
 
-def idle_pieces(trace: Record, facts: DerivedColumns | None = None, where: Where = EVERYWHERE) -> IdlePieces:
+def idle_pieces(f: DerivedColumns) -> IdlePieces:
     """Return every idle stretch of every device with its reason, by device and time.
 
-    Parameters
-    ----------
-    trace : Trace
-    facts : DerivedColumns, optional
-        Those of this trace, if already computed.
-    where : Where
-        The part of the run that counts; it cuts stretches. A lane is idle because of its own tasks.
+    The ends of a part of a run cut stretches. A lane is idle because of its own tasks.
     """
-    f = facts or DerivedColumns(trace)
-    if where not in f.idle_pieces:
-        f.idle_pieces[where] = _pieces(f, where)
-    found: IdlePieces = f.idle_pieces[where]
+    if f.idle_pieces is None:
+        f.idle_pieces = _pieces(f)
+    found: IdlePieces = f.idle_pieces
     return found
 
 
-def _pieces(f: DerivedColumns, where: Where) -> IdlePieces:
-    tasks = np.flatnonzero(where.tasks(f))
+def _pieces(f: DerivedColumns) -> IdlePieces:
+    tasks = np.flatnonzero(f.counts)
     device, start, end, row = _gaps(f, tasks)
-    start, end = (np.clip(at, where.from_ns, where.end_ns(f)) for at in (start, end))
-    real = end > start if where.device is None else (end > start) & (device == where.device)
+    start, end = (np.clip(at, f.from_ns, f.to_ns) for at in (start, end))
+    real = end > start if f.where.device is None else (end > start) & (device == f.where.device)
     device, start, end, row = device[real], start[real], end[real], row[real]
     over = row == UNSET
     used = np.isin(device, f.device[tasks])
@@ -313,7 +301,7 @@ def _gaps(f: DerivedColumns, tasks: IntArray) -> tuple[IntArray, IntArray, IntAr
 # held it back can be told only afterwards.
 
 
-def final_waits(trace: Record, derived: DerivedColumns | None = None) -> IntArray:
+def final_waits(what: Record | DerivedColumns) -> IntArray:
     """Return the code of `sim.record.record.Wait` of every task.
 
     ``ISSUER`` becomes ``POLICY`` if some issuer of the group was free for more than half of the time from
@@ -331,7 +319,7 @@ def final_waits(trace: Record, derived: DerivedColumns | None = None) -> IntArra
     >>> trace.tasks["op"].tolist(), final_waits(trace).tolist(), Wait.POLICY
     ([0, 1, 2], [0, 0, 2], 2)
     """
-    f = derived or DerivedColumns(trace)
+    f = DerivedColumns.of(what)
     by_issuer = (f.wait == Wait.ISSUER) | (f.by_worker & (f.wait == Wait.STREAM))
     waited = f.taken - f.ready
     busy = f.issuers_busy.between(f.ready, f.taken, f.group)

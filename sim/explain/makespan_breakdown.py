@@ -29,7 +29,6 @@ from sim.explain.bounds import bounds
 from sim.explain.derived import DerivedColumns
 from sim.explain.idle import REASONS, WORDS_OF_REASONS, final_waits, idle_pieces, idle_reasons
 from sim.explain.time_use import time_use
-from sim.explain.where import EVERYWHERE
 from sim.record.record import Wait
 
 _WORDS: Final[Mapping[str, tuple[str, str]]] = {
@@ -103,8 +102,7 @@ def breakdown(f: DerivedColumns, device: str | None = None) -> Breakdown:
     """
     if not f.trace.makespan_ns:
         return Breakdown("", {}, {}, {})
-    reasons = idle_reasons(f.trace, f)
-    use = time_use(f.trace, reasons)
+    reasons, use = idle_reasons(f), time_use(f)
     if device is None:
         device = _busiest(f, {name: own["compute"] for name, own in use.items()})
     d = f.machine.device_index(device)
@@ -149,7 +147,7 @@ def is_pipeline(f: DerivedColumns) -> bool:
 def _bubble(f: DerivedColumns, d: int) -> dict[str, int]:
     """Return the idle time of a pipeline's rank by phase; the phases add up to it."""
     graph, makespan = f.job.graph, f.trace.makespan_ns
-    rows = np.flatnonzero(EVERYWHERE.tasks(f) & (f.device == d))
+    rows = np.flatnonzero(f.device == d)
     step, phase = f.trace.tasks["iteration"][rows], graph.phase_code[f.trace.tasks["op"][rows]]
     start, end = f.begins[rows], f.trace.occupied_until_ns[rows]
     is_forward, is_backward = (
@@ -178,7 +176,7 @@ def _waits_for(f: DerivedColumns, d: int) -> dict[str, int]:
         label = np.where(stage >= 0, len(names) + stage, label)
         names += [f"stage {number}" for number in range(int(graph.stage.max()) + 1)]
     walk = WaitWalk(f, names, label)
-    pieces = idle_pieces(f.trace, f)
+    pieces = idle_pieces(f)
     counted = REASONS if is_pipeline(f) else _FOR_OTHERS
     here = (pieces.device == d) & np.isin(pieces.reason, [REASONS.index(reason) for reason in counted])
     mine = np.flatnonzero(f.device == d)
@@ -227,7 +225,7 @@ class WaitWalk:
         self.label = np.concatenate((label, len(names) + which)).tolist()
         ends = (tuple(f.devices[end].name for end in divmod(each, len(f.devices))) for each in pairs.tolist())
         self.names = names + [f"transfer {a}<->{b}" for a, b in ends]
-        held = np.where(final_waits(f.trace, f) == Wait.POLICY, "policy", "launch").tolist()
+        held = np.where(final_waits(f) == Wait.POLICY, "policy", "launch").tolist()
         self.held = held + [self.names[each] for each in self.label[len(label) :]]  # transfers: their link
 
     def back(self, row: int, from_ns: int, to_ns: int, found: Counter[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -21,7 +21,6 @@ from sim.explain.makespan_breakdown import breakdown_line
 from sim.explain.path import PathStep, executed_path
 from sim.explain.sentences import blame, lives, never_came_text, step_text, task_text
 from sim.explain.time_use import WORD_OF_REASON, cores_of, time_use, unused_devices, used_core_ns
-from sim.explain.where import EVERYWHERE, Where
 from sim.record.record import Record
 
 # ----------------------------------------------------------------------------------------------------------
@@ -135,20 +134,14 @@ class GapGroup(NamedTuple):
     longest: Gap
 
 
-def largest_gaps(
-    trace: Record, limit: int = 5, facts: DerivedColumns | None = None, where: Where = EVERYWHERE
-) -> list[Gap]:
+def largest_gaps(what: Record | DerivedColumns, limit: int = 5) -> list[Gap]:
     """Return the longest idle stretches of the machine, longest first.
 
     Parameters
     ----------
-    trace : Trace
+    what : Trace or DerivedColumns
     limit : int
         The number of gaps; stretches after a device's last task are left out.
-    facts : DerivedColumns, optional
-        Those of this trace, if already computed.
-    where : Where
-        The part of the run that counts.
 
     Examples
     --------
@@ -161,24 +154,18 @@ def largest_gaps(
     >>> [(gap.device, gap.length_ns, gap.blame) for gap in largest_gaps(trace)]
     [('gpu1', 10, "'b' needs 'a', which runs on gpu0/0")]
     """
-    f = facts or DerivedColumns(trace)
-    pieces = idle_pieces(trace, f, where)
+    f = DerivedColumns.of(what)
+    pieces = idle_pieces(f)
     real = np.flatnonzero(pieces.row != UNSET)
     longest = real[np.lexsort((pieces.start_ns[real], pieces.device[real], -pieces.length_ns[real]))][:limit]
     return [_gap(f, pieces, k) for k in longest.tolist()]
 
 
-def grouped_gaps(facts: DerivedColumns, where: Where = EVERYWHERE) -> list[GapGroup]:
+def grouped_gaps(facts: DerivedColumns) -> list[GapGroup]:
     """Return all idle stretches by reason and device, the largest total first.
 
     Devices that were idle for the same lengths of time, for the same reason, form one group, as the ranks of
     a job often do. Time after the last task of a device is left out.
-
-    Parameters
-    ----------
-    facts : DerivedColumns
-    where : Where
-        The part of the run that counts.
 
     Examples
     --------
@@ -192,7 +179,7 @@ def grouped_gaps(facts: DerivedColumns, where: Where = EVERYWHERE) -> list[GapGr
     ...     print(group.devices, group.reason, group.total_ns, group.times, group.median_ns)
     ('gpu0',) issue 25 3 5
     """
-    pieces = idle_pieces(facts.trace, facts, where)
+    pieces = idle_pieces(facts)
     devices: dict[tuple[int, tuple[int, ...]], list[int]] = {}
     for here in _runs(pieces):
         same = (int(pieces.reason[here[0]]), tuple(np.sort(pieces.length_ns[here]).tolist()))
@@ -229,74 +216,49 @@ def _gap(f: DerivedColumns, pieces: IdlePieces, k: int) -> Gap:
 
 # ----------------------------------------------------------------------------------------------------------
 
-_Reasons = Mapping[str, Mapping[str, int]]
-"""For each device, its idle ns by reason (`sim.explain.idle.idle_reasons`)."""
-
 
 def explain_text(
-    trace: Record,
-    *,
-    gaps: int = 5,
-    longest: int = 5,
-    title: str | None = None,
-    policy: str | None = None,
-    where: Where = EVERYWHERE,
-    facts: DerivedColumns | None = None,
+    what: Record | DerivedColumns, *, gaps: int = 5, longest: int = 5, title: str | None = None
 ) -> str:
-    """Return the explanation of a run, as text for a terminal.
+    """Return the explanation of a run, or of a part of it, as text for a terminal.
 
     Parameters
     ----------
-    trace : Trace
+    what : Trace or DerivedColumns
     gaps : int
         How many groups of idle stretches and, for a part of a run, how many stretches are listed.
     longest : int
         How many of the longest steps of the executed critical path are listed.
     title : str, optional
         The title of the run; default: the names of graph and policy.
-    policy : str, optional
-        The policy's name in sentences; default: the name of its class.
-    where : Where
-        The part of the run to explain.
-    facts : DerivedColumns, optional
-        Those of this trace and policy, if already computed.
     """
-    f = facts or DerivedColumns(trace, policy)
+    f = DerivedColumns.of(what)
+    trace, path = f.trace, executed_path(f)
     makespan = format_duration(trace.makespan_ns)
-    part = where.text(f)
-    path = executed_path(trace, f)
     lines = [f"{title or f'{trace.job.graph.name} under {trace.policy}'}: {makespan}"]
-    lines += [f"Only what happens {part}."] if part else _whole_lines(f, path)
-    lines += ["", *_path_lines(f, steps_in(f, path, where), longest, where)]
-    reasons = idle_reasons(trace, f, where)
-    lines += [
-        "",
-        *_device_lines(f, where, reasons),
-        *_host_lines(f, longest, where),
-        *_exposed_lines(f, where, reasons),
-    ]
-    lines += [] if part else _communicator_lines(f)
-    if groups := grouped_gaps(f, where)[:gaps]:
+    lines += [f"Only what happens {f.part}."] if f.part else _whole_lines(f, path)
+    lines += ["", *_path_lines(f, steps_in(f, path), longest)]
+    lines += ["", *_device_lines(f), *_host_lines(f, longest), *_exposed_lines(f)]
+    lines += [] if f.part else _communicator_lines(f)
+    if groups := grouped_gaps(f)[:gaps]:
         lines += ["", "Idle time", *(_group_line(group) for group in groups)]
-    if part and (found := largest_gaps(trace, gaps, f, where)):
+    if f.part and (found := largest_gaps(f, gaps)):
         lines += ["", "Longest gaps", *(_gap_line(gap) for gap in found)]
     return "\n".join(lines) + "\n"
 
 
-def op_text(f: DerivedColumns, op: str, where: Where = EVERYWHERE, most: int = 5) -> str:
+def op_text(f: DerivedColumns, op: str, most: int = 5) -> str:
     """Return the life of each execution of an op, as text for a terminal.
 
     Parameters
     ----------
     f : DerivedColumns
     op : str
-    where : Where
-        The part of the run that counts.
     most : int
         How many executions, steps that led to each, and tasks that waited for it are listed.
     """
     lines: list[str] = []
-    found = lives(f, op, where)
+    found = lives(f, op)
     for life in found[:most]:
         lines += ["", f"{task_text(f, life.row)} on {f.trace.lane_name(life.row)}"]
         lines += [
@@ -317,17 +279,13 @@ def op_text(f: DerivedColumns, op: str, where: Where = EVERYWHERE, most: int = 5
     return "\n".join(lines[1:]) + "\n"
 
 
-def steps_in(f: DerivedColumns, path: list[PathStep], where: Where) -> list[PathStep]:
+def steps_in(f: DerivedColumns, path: list[PathStep]) -> list[PathStep]:
     """Return the steps of a path that lie in a part of a run, cut at the ends of its time."""
-    here = where.tasks(f)
-    moves = f.trace.transfers
-    device = where.device
-    ends = [moves[end] == device for end in ("source", "destination")]
-    touches = np.concatenate(
-        (here, (ends[0] | ends[1]) if device is not None else np.ones(len(ends[0]), bool))
-    )
+    moves, device = f.trace.transfers, f.where.device
+    ends = np.stack((moves["source"], moves["destination"]))
+    touches = np.append(f.counts, (ends == device).any(axis=0) if device is not None else ends[0] >= 0)
     cut = [
-        step._replace(start_ns=max(step.start_ns, where.from_ns), end_ns=min(step.end_ns, where.end_ns(f)))
+        step._replace(start_ns=max(step.start_ns, f.from_ns), end_ns=min(step.end_ns, f.to_ns))
         for step in path
         if touches[step.row]
     ]
@@ -371,10 +329,10 @@ def _group_line(group: GapGroup) -> str:
     return f"  {_who(group.devices)} {total} {group.reason:<12} {told}"
 
 
-def _exposed_lines(f: DerivedColumns, where: Where, reasons: _Reasons) -> list[str]:
+def _exposed_lines(f: DerivedColumns) -> list[str]:
     """Return the lines on exposed communication by cause; devices with equal numbers share a line."""
-    exposed = exposed_communication(f, where, reasons)
-    alike = grouped((tuple(parts.items()), device) for device, parts in exposed.items())
+    exposed = exposed_communication(f).items()
+    alike = grouped((tuple(parts.items()), device) for device, parts in exposed)
     lines = ["", "Exposed communication"] if alike else []
     for told, names in alike.items():
         total = format_duration(sum(ns for _, ns in told))
@@ -395,9 +353,9 @@ def _bound_line(limits: Bounds, makespan_ns: int) -> str:
     )
 
 
-def _path_lines(f: DerivedColumns, path: list[PathStep], longest: int, where: Where) -> list[str]:
+def _path_lines(f: DerivedColumns, path: list[PathStep], longest: int) -> list[str]:
     shown = sorted(path, key=lambda step: (step.start_ns - step.end_ns, step.start_ns))[:longest]
-    here = " here" if where.text(f) else ""
+    here = " here" if f.part else ""
     which = f", the {len(shown)} longest" if len(shown) < len(path) else ""
     lines = [f"Executed critical path, {len(path)} steps{here}{which}"]
     if which:
@@ -423,10 +381,9 @@ def _kinds_line(f: DerivedColumns, path: list[PathStep]) -> list[str]:
     return [f"  by kind: {', '.join(shown)}{', ...' if len(took) > len(shown) else ''}"]
 
 
-def _device_lines(f: DerivedColumns, where: Where, reasons: _Reasons) -> list[str]:
-    use = time_use(f.trace, reasons, where)
-    whole = where.end_ns(f) - where.from_ns
-    used = None if where.text(f) else used_core_ns(f.trace)
+def _device_lines(f: DerivedColumns) -> list[str]:
+    use, reasons, whole = time_use(f), idle_reasons(f), f.to_ns - f.from_ns
+    used = None if f.part else used_core_ns(f.trace)
     alike: dict[str, list[str]] = {}
     tasks = np.bincount(f.device, minlength=len(f.devices))
     for d, device in enumerate(f.devices):
@@ -442,7 +399,7 @@ def _device_lines(f: DerivedColumns, where: Where, reasons: _Reasons) -> list[st
         told = "   ".join(f"{word} {value}" for word, value in share.items())
         alike.setdefault(told, []).append(device.name)
     lines = ["Devices", *(f"  {_who(names)} {told}" for told, names in alike.items())]
-    unused = unused_devices(f.trace) if where.device is None else []
+    unused = unused_devices(f.trace) if f.where.device is None else []
     return [*lines, f"  unused: {', '.join(unused)}"] if unused else lines
 
 
@@ -457,21 +414,15 @@ def names_around(path: str) -> set[str]:
     return {_NUMBER.sub("", name) for name in path.split("/")}
 
 
-def host_time(f: DerivedColumns, where: Where = EVERYWHERE) -> dict[str, dict[str, tuple[int, int]]]:
+def host_time(f: DerivedColumns) -> dict[str, dict[str, tuple[int, int]]]:
     """Return how the hosts of a recording spent their time: ns and ops by name, most first.
 
     A host op lasts from the end of the previous one until its call returns. ``operator`` groups by launching
     operator, and ``module`` by classes of modules and the program's own ranges, including all nested work.
-
-    Parameters
-    ----------
-    f : DerivedColumns
-    where : Where
-        The part of the run that counts.
     """
     graph, ops = f.job.graph, f.trace.tasks["op"]
-    here = where.tasks(f) & f.trace.executed & f.by_worker
-    begin, end = (np.clip(at, where.from_ns, where.end_ns(f)) for at in (f.begins, f.end))
+    here = f.counts & f.trace.executed & f.by_worker
+    begin, end = (np.clip(at, f.from_ns, f.to_ns) for at in (f.begins, f.end))
     found: dict[str, dict[str, tuple[int, int]]] = {}
     for key in ("operator", "module"):
         of = {op: names_around(str(path)) for op, path in graph.attribute(key).items()}
@@ -485,9 +436,9 @@ def host_time(f: DerivedColumns, where: Where = EVERYWHERE) -> dict[str, dict[st
     return found
 
 
-def _host_lines(f: DerivedColumns, most: int, where: Where) -> list[str]:
-    lines, whole = [], where.end_ns(f) - where.from_ns
-    for key, spent in host_time(f, where).items():
+def _host_lines(f: DerivedColumns, most: int) -> list[str]:
+    lines, whole = [], f.to_ns - f.from_ns
+    for key, spent in host_time(f).items():
         lines += ["", f"Host time by {key}{', with all that it calls' if key == 'module' else ''}"]
         for name, (ns, ops) in [*spent.items()][:most]:
             lines.append(f"  {shortened(name):<40} {format_duration(ns):>10}  {_percent(ns, whole)}  {ops} x")

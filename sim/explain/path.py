@@ -60,16 +60,12 @@ class PathStep(NamedTuple):
     end_ns: int
 
 
-def executed_path(
-    trace: Record, facts: DerivedColumns | None = None, last: int | None = None
-) -> list[PathStep]:
+def executed_path(what: Record | DerivedColumns, last: int | None = None) -> list[PathStep]:
     """Return the path in order of time; empty for a run of no length.
 
     Parameters
     ----------
-    trace : Trace
-    facts : DerivedColumns, optional
-        Those of this trace, if already computed.
+    what : Trace or DerivedColumns
     last : int, optional
         The row that the path leads to; by default the one that ended last.
 
@@ -90,7 +86,7 @@ def executed_path(
     17 20 wait launch 1
     20 30 task  1
     """
-    return _Walk(facts or DerivedColumns(trace)).back(last)
+    return _Walk(DerivedColumns.of(what)).back(last)
 
 
 class _Walk:

@@ -13,7 +13,6 @@ from sim.base.units import format_duration
 from sim.explain.derived import DerivedColumns
 from sim.explain.idle import held_up
 from sim.explain.path import PathStep, executed_path
-from sim.explain.where import EVERYWHERE, Where
 from sim.graph.failures import ABORTED
 
 _NAMED: Final = 4
@@ -292,15 +291,14 @@ class TaskLife(NamedTuple):
     held_up: list[int]
 
 
-def lives(facts: DerivedColumns, op: str, where: Where = EVERYWHERE) -> list[TaskLife]:
+def lives(f: DerivedColumns, op: str) -> list[TaskLife]:
     """Return the executions of an op, in the order of their starts.
 
     Parameters
     ----------
-    facts : DerivedColumns
+    f : DerivedColumns
+        Executions that overlap its time from data to end count.
     op : str
-    where : Where
-        The part of the run in which executions count; they overlap its time from data to end.
 
     Raises
     ------
@@ -309,13 +307,11 @@ def lives(facts: DerivedColumns, op: str, where: Where = EVERYWHERE) -> list[Tas
     InputError
         The op exists but did not execute there.
     """
-    f = facts
-    here = where.tasks(f) & (f.trace.tasks["op"] == f.job.graph.index(op))
-    here &= (f.data[: f.n] < where.end_ns(f)) & (f.end >= where.from_ns)
+    here = f.counts & (f.trace.tasks["op"] == f.job.graph.index(op))
+    here &= (f.data[: f.n] < f.to_ns) & (f.end >= f.from_ns)
     rows = np.flatnonzero(here)
     if not len(rows):
-        told = where.text(f)
-        raise InputError(f"op {op!r} did not execute{f' {told}' if told else ''}")
+        raise InputError(f"op {op!r} did not execute {f.part}".rstrip())
     return [_life(f, row) for row in rows.tolist()]
 
 
@@ -331,4 +327,4 @@ def _life(f: DerivedColumns, row: int) -> TaskLife:
     held = np.flatnonzero(f.last_producer[: f.n] == row).tolist()
     moved = np.flatnonzero(f.last_producer[f.n :] == row) + f.n
     held += np.flatnonzero(np.isin(f.last_producer[: f.n], moved)).tolist()
-    return TaskLife(row, pieces, executed_path(f.trace, f, row), sorted(held))
+    return TaskLife(row, pieces, executed_path(f, row), sorted(held))

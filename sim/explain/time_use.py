@@ -33,7 +33,6 @@ from sim.explain.communication import communicates, computes_until_ns
 from sim.explain.derived import DerivedColumns
 from sim.explain.idle import idle_reasons
 from sim.explain.path import executed_path
-from sim.explain.where import EVERYWHERE, Where
 from sim.graph.graph import Graph
 from sim.job.costs import answered
 from sim.machine.device import CostModel, Device
@@ -43,18 +42,13 @@ WORD_OF_REASON: Final = {"transfer": "communicate", "finished": "idle", "unused"
 """Category of time without a running op, by its reason (`sim.explain.idle.REASONS`); else ``wait``."""
 
 
-def time_use(
-    trace: Record, reasons: Mapping[str, Mapping[str, int]] | None = None, where: Where = EVERYWHERE
-) -> dict[str, dict[str, int]]:
+def time_use(what: Record | DerivedColumns) -> dict[str, dict[str, int]]:
     """Return, for each device, the ns of ``compute``, ``communicate``, ``wait`` and ``idle``.
 
     Parameters
     ----------
-    trace : Trace
-    reasons : mapping, optional
-        The result of `sim.explain.idle.idle_reasons` for this trace and `where`, if already computed.
-    where : Where
-        The part of the run that counts; the categories then add up to its time.
+    what : Trace or DerivedColumns
+        The latter may be of a part of a run; the categories then add up to its time.
 
     Examples
     --------
@@ -69,21 +63,19 @@ def time_use(
     >>> use["gpu1"]
     {'compute': 0, 'communicate': 7, 'wait': 10, 'idle': 0}
     """
-    facts = DerivedColumns(trace)
-    reasons = reasons or idle_reasons(trace, facts, where)
-    begin, end = where.from_ns, where.end_ns(facts)
-    counts = where.tasks(facts)
+    f = DerivedColumns.of(what)
+    trace, counts = f.trace, f.counts
     computes = np.flatnonzero(counts & ~communicates(trace) & ~trace.is_delay)
     until = computes_until_ns(trace)
     # if all executing ops compute, busy time is computing time
     only_compute = len(computes) == int(counts.sum()) and until is trace.tasks["end_ns"]
-    start, stop = (np.clip(at[computes], begin, end) for at in (trace.tasks["start_ns"], until))
-    n = len(trace.job.machine.devices)
-    compute = [] if only_compute else union(start, stop, trace.device[computes]).lengths(n).tolist()
+    start, stop = (np.clip(at[computes], f.from_ns, f.to_ns) for at in (trace.tasks["start_ns"], until))
+    by_device = union(start, stop, trace.device[computes])
+    compute = [] if only_compute else by_device.lengths(len(f.devices)).tolist()
     use = {}
-    for name, why in reasons.items():
-        busy = end - begin - sum(why.values())
-        here = busy if only_compute else compute[trace.job.machine.device_index(name)]
+    for name, why in idle_reasons(f).items():
+        busy = f.to_ns - f.from_ns - sum(why.values())
+        here = busy if only_compute else compute[f.machine.device_index(name)]
         use[name] = {"compute": here, "communicate": busy - here, "wait": 0, "idle": 0}
         for reason, ns in why.items():
             use[name][WORD_OF_REASON.get(reason, "wait")] += ns

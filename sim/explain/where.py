@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-
-from sim.base.arrays import BoolArray
 from sim.base.errors import InputError
 from sim.base.units import format_duration
-from sim.explain.derived import DerivedColumns
 from sim.machine.machine import Machine
 
 
@@ -76,28 +72,6 @@ class Where(NamedTuple):
         if not 0 <= stream < lanes:
             raise InputError(f"{device} has no stream {stream}; its streams are 0 to {lanes - 1}")
         return cls(index, machine.first_stream[index] + stream, from_ns, end)
-
-    def text(self, f: DerivedColumns) -> str:
-        """Return a description of the place and time; empty for the whole run."""
-        told = []
-        if self.from_ns > 0 or self.end_ns(f) < f.trace.makespan_ns:
-            told.append(f"from {format_duration(self.from_ns)} to {format_duration(self.end_ns(f))}")
-        if self.device is not None:
-            name = f.devices[self.device].name
-            if self.lane is not None:
-                name = f"{name}/{self.lane - f.machine.first_stream[self.device]}"
-            told.append(f"on {name}")
-        return " ".join(told)
-
-    def end_ns(self, f: DerivedColumns) -> int:
-        """Return the end of the time range."""
-        return f.trace.makespan_ns if self.to_ns is None else self.to_ns
-
-    def tasks(self, f: DerivedColumns) -> BoolArray:
-        """Return a mask of the tasks there, at any time."""
-        if self.lane is not None:
-            return np.asarray(f.lane == self.lane)
-        return np.ones(f.n, bool) if self.device is None else np.asarray(f.device == self.device)
 
 
 EVERYWHERE = Where()

@@ -241,7 +241,7 @@ def path_of(facts: DerivedColumns, whole: Bars, shown: Bars) -> PathSteps:
     for bars, column, values in ((whole, lane_of, whole.lane), (shown, bar_of, np.arange(len(shown)))):
         named = bars.row != UNSET
         column[bars.row[named]] = values[named]
-    steps = [step for step in executed_path(trace, facts) if lane_of[step.row] != UNSET]
+    steps = [step for step in executed_path(facts) if lane_of[step.row] != UNSET]
     columns = [(step.row, step.start_ns, step.end_ns, step.kind in ("task", "transfer")) for step in steps]
     row, start, end, runs = np.array(columns, np.int64).reshape(-1, 4).T
     return PathSteps(lane_of[row], start, end, np.where(runs == 1, bar_of[row], UNSET))

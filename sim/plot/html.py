@@ -162,7 +162,7 @@ def told(facts: DerivedColumns, title: str, sections: Sequence[Section] = ()) ->
     trace = facts.trace
     total = max(trace.makespan_ns, 1)
     alike: dict[tuple[tuple[str, float], ...], list[str]] = {}
-    for name, parts in use_of_devices(trace, facts).items():
+    for name, parts in use_of_devices(facts).items():
         shares = tuple((part, round(ns / total, 6)) for part, ns in parts.items() if ns)
         if shares != (("idle", 1.0),):  # it has no work at all
             alike.setdefault(shares, []).append(name)
@@ -180,8 +180,8 @@ def told(facts: DerivedColumns, title: str, sections: Sequence[Section] = ()) ->
             {"text": "\n".join([*part.lines, *part.notes]), "tables": [each for each in part.tables if each]}
             for part in sections
         ],
-        "text": explain_text(trace, title=title, facts=facts).partition("\n")[2].strip("\n"),
-        "gaps": [gap._asdict() for gap in largest_gaps(trace, _GAPS, facts)],
+        "text": explain_text(facts, title=title).partition("\n")[2].strip("\n"),
+        "gaps": [gap._asdict() for gap in largest_gaps(facts, _GAPS)],
     }
 
 

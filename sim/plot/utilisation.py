@@ -43,22 +43,16 @@ USE_COLOURS: Final = dict(zip(_PARTS, (*OKABE_ITO, *_MORE), strict=True))
 """Colour of each part, the same in every picture; ``idle`` has no cause and is pale."""
 
 
-def use_of_devices(trace: Record, facts: DerivedColumns | None = None) -> dict[str, dict[str, int]]:
-    """Return, for each device, the ns of every part of `USE_COLOURS`; they add up to the makespan.
-
-    Parameters
-    ----------
-    trace : Trace
-    facts : DerivedColumns, optional
-        Those of this trace, if already computed.
-    """
-    reasons = idle_reasons(trace, facts)
+def use_of_devices(what: Record | DerivedColumns) -> dict[str, dict[str, int]]:
+    """Return, for each device, the ns of every part of `USE_COLOURS`; they add up to the makespan."""
+    f = DerivedColumns.of(what)
+    reasons = idle_reasons(f)
     return {
         name: {
             part: use[part] if part in use else reasons[name].get(part.removeprefix("wait: "), 0)
             for part in _PARTS
         }
-        for name, use in time_use(trace, reasons).items()
+        for name, use in time_use(f).items()
     }
 
 

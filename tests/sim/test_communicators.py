@@ -448,8 +448,7 @@ def test_runs_are_what_the_rules_say(seed: int, synchronisation: str) -> None:
     assert trace.tasks["start_ns"].tolist() == start
     assert trace.tasks["end_ns"].tolist() == end
     assert sum(step.end_ns - step.start_ns for step in executed_path(trace)) == trace.makespan_ns
-    reasons = idle_reasons(trace)
-    for name, use in time_use(trace, reasons).items():
+    for name, use in time_use(trace).items():
         assert sum(use.values()) == trace.makespan_ns, name
 
 

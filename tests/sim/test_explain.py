@@ -172,9 +172,7 @@ def test_policy() -> None:
     gap = largest_gaps(trace)[0]
     assert (gap.device, gap.start_ns, gap.length_ns, gap.reason) == ("gpu1", 0, 50, "policy")
     assert gap.blame == "'c' is ready and an issuer is free, but InOrder runs 'b' first"
-    assert largest_gaps(trace, facts=DerivedColumns(trace, "in-order"))[0].blame.endswith(
-        "but in-order runs 'b' first"
-    )
+    assert largest_gaps(DerivedColumns(trace, "in-order"))[0].blame.endswith("but in-order runs 'b' first")
     assert final_waits(trace).tolist() == [0, 0, Wait.POLICY]
     for other in (ReadyQueue(), OutOfOrder(window=2)):
         trace = head_of_line(other)
@@ -305,7 +303,7 @@ def test_every_idle_nanosecond_has_one_reason(seed: int) -> None:
     for name, use in device_use(trace).items():
         assert sum(reasons[name].values()) == use.idle_ns
         assert all(ns > 0 for ns in reasons[name].values())
-    pieces = idle_pieces(trace)
+    pieces = idle_pieces(DerivedColumns(trace))
     assert (pieces.length_ns > 0).all()
     assert (pieces.start_ns + pieces.length_ns <= trace.makespan_ns).all()
     if trace.policy == "ReadyQueue":  # never holds anything back

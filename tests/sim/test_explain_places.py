@@ -50,12 +50,12 @@ def draw_where(rng: np.random.Generator, trace: Trace) -> Where:
 
 def idle_there(trace: Trace, where: Where, device: int) -> int:
     """Return for how many ns no task of a place runs, one ns after another."""
-    f = DerivedColumns(trace)
-    here = np.flatnonzero(where.tasks(f) & (f.device == device))
+    f = DerivedColumns(trace).within(where)
+    here = np.flatnonzero(f.counts & (f.device == device))
     runs = np.zeros(trace.makespan_ns, bool)
     for row in here.tolist():
         runs[int(f.begins[row]) : int(trace.occupied_until_ns[row])] = True
-    return int((~runs[where.from_ns : where.end_ns(f)]).sum())
+    return int((~runs[f.from_ns : f.to_ns]).sum())
 
 
 @pytest.mark.parametrize("seed", seeds(120))
@@ -64,14 +64,15 @@ def test_blame_adds_up_to_what_is_idle_in_any_place_and_time(seed: int) -> None:
     if trace.makespan_ns < 2:
         return
     rng = np.random.default_rng(seed)
-    f, where = DerivedColumns(trace), draw_where(rng, trace)
-    reasons, use = idle_reasons(trace, f, where), time_use(trace, None, where)
+    where = draw_where(rng, trace)
+    f = DerivedColumns(trace).within(where)
+    reasons, use = idle_reasons(f), time_use(f)
     names = [device.name for device in f.devices]
     assert list(reasons) == (names if where.device is None else [names[where.device]])
     for name, why in reasons.items():
         assert sum(why.values()) == idle_there(trace, where, names.index(name))
-        assert sum(use[name].values()) == where.end_ns(f) - where.from_ns
-    groups = grouped_gaps(f, where)
+        assert sum(use[name].values()) == f.to_ns - f.from_ns
+    groups = grouped_gaps(f)
     grouped = sum(group.total_ns * len(group.devices) for group in groups)
     over = sum(why.get("finished", 0) + why.get("unused", 0) for why in reasons.values())
     assert grouped == sum(sum(why.values()) for why in reasons.values()) - over
@@ -79,13 +80,13 @@ def test_blame_adds_up_to_what_is_idle_in_any_place_and_time(seed: int) -> None:
         assert {group.reason} <= {r for name in group.devices for r in reasons[name]}
         assert group.longest.length_ns >= group.median_ns
     if where.lane is None:  # two halves of a time make the whole
-        middle = (where.from_ns + where.end_ns(f)) // 2
+        middle = (f.from_ns + f.to_ns) // 2
         halves = [
-            idle_reasons(trace, f, where._replace(**cut)) for cut in ({"to_ns": middle}, {"from_ns": middle})
+            idle_reasons(f.within(where._replace(**cut))) for cut in ({"to_ns": middle}, {"from_ns": middle})
         ]
         for name, why in reasons.items():
             assert sum(sum(half[name].values()) for half in halves) == sum(why.values())
-    assert explain_text(trace, where=where)
+    assert explain_text(f)
 
 
 @given(st.integers(0, 10**6))
@@ -140,10 +141,10 @@ def test_a_stream_is_idle_for_the_sake_of_its_own_tasks() -> None:
     f = DerivedColumns(trace)
     assert idle_reasons(trace) == {"gpu0": {"issue": 20}}  # the device: some stream is busy from then on
     first = Where.named(f.machine, 110, device="gpu0", stream=0)
-    assert idle_reasons(trace, f, first) == {"gpu0": {"dependency": 30, "issue": 20}}
+    assert idle_reasons(f.within(first)) == {"gpu0": {"dependency": 30, "issue": 20}}
     second = Where.named(f.machine, 110, device="gpu0", stream=1)
-    assert idle_reasons(trace, f, second) == {"gpu0": {"dependency": 70, "finished": 10}}
-    gaps = largest_gaps(trace, 5, f, first._replace(from_ns=60, to_ns=90))
+    assert idle_reasons(f.within(second)) == {"gpu0": {"dependency": 70, "finished": 10}}
+    gaps = largest_gaps(f.within(first._replace(from_ns=60, to_ns=90)))
     assert [gap[1:] for gap in gaps] == [
         (70, 20, "dependency", "'update' needs 'reduce', which runs on gpu0/1")
     ]
@@ -217,13 +218,13 @@ def test_the_life_of_an_op() -> None:
     with pytest.raises(UnknownNameError, match="update"):
         lives(f, "updat")
     with pytest.raises(InputError, match=r"op 'update' did not execute from 0 ns to 50 ns on gpu0"):
-        lives(f, "update", Where.named(f.machine, 110, device="gpu0", to_ns=50))
+        lives(f.within(Where.named(f.machine, 110, device="gpu0", to_ns=50)), "update")
 
 
 def test_steps_are_cut_at_the_ends_of_the_time() -> None:
     trace = two_streams()
-    f = DerivedColumns(trace)
-    cut = steps_in(f, executed_path(trace), Where(from_ns=60, to_ns=105))
+    f = DerivedColumns(trace).within(Where(from_ns=60, to_ns=105))
+    cut = steps_in(f, executed_path(trace))
     assert [(step.start_ns, step.end_ns) for step in cut] == [(60, 70), (70, 100), (100, 105)]
 
 

@@ -23,7 +23,6 @@ from sim import Device, GraphBuilder, Job, Link, Machine, Trace, simulate
 from sim.base.errors import InputError
 from sim.base.units import parse_duration
 from sim.explain.communication import link_loads
-from sim.explain.derived import DerivedColumns
 from sim.explain.path import executed_path
 from sim.notebook import Section
 from sim.plot import gantt, save_page, theme
@@ -299,9 +298,9 @@ def test_the_page_has_the_executed_path_and_shares_that_add_up(seed: int) -> Non
         else:
             assert step.kind in ("issue", "wait")
     assert all(sum(share for _, share in parts) == pytest.approx(1, abs=1e-5) for _, parts in told["use"])
-    assert sum(
-        map(sum, (parts.values() for parts in use_of_devices(trace, DerivedColumns(trace)).values()))
-    ) == (trace.makespan_ns * len(trace.job.machine.devices))
+    assert sum(map(sum, (parts.values() for parts in use_of_devices(trace).values()))) == (
+        trace.makespan_ns * len(trace.job.machine.devices)
+    )
 
 
 def test_the_whole_page_has_memory_links_ops_and_causes(tmp_path: Path) -> None:

@@ -39,37 +39,25 @@ def explain(
     from_ns = parse_duration(begin, what="--from")
     to_ns = None if end is None else parse_duration(end, what="--to")
     results = run_all(cases_of(scenario, policy, sets, allowed))
-    places = [
-        Where.named(
-            result.trace.job.machine,
-            result.trace.makespan_ns,
-            device=device,
-            stream=stream,
-            from_ns=from_ns,
-            to_ns=to_ns,
-        )
-        for result in results
-    ]
+    parts = []
+    for result in results:
+        facts = DerivedColumns(result.trace, result.policy)
+        run = facts.machine, result.trace.makespan_ns
+        where = Where.named(*run, device=device, stream=stream, from_ns=from_ns, to_ns=to_ns)
+        parts.append(facts.within(where))
     if json:
-        objects = [
-            explanation(result, gaps=most, where=where, op=op)
-            for result, where in zip(results, places, strict=True)
-        ]
+        pairs = zip(results, parts, strict=True)
+        objects = [explanation(result, facts, gaps=most, op=op) for result, facts in pairs]
         print_json(objects[0] if len(objects) == 1 else objects)
         return
-    for i, (result, where) in enumerate(zip(results, places, strict=True)):
+    for i, (result, facts) in enumerate(zip(results, parts, strict=True)):
         if i:
             typer.echo()
         title = f"{result.scenario}: {result.policy}"
         if op is not None:
-            text = op_text(DerivedColumns(result.trace, result.policy), op, where, most)
+            text = op_text(facts, op, most)
             typer.echo(f"{title}\n\n{text}", nl=False)
             continue
-        typer.echo(
-            explain_text(
-                result.trace, gaps=most, longest=most, title=title, policy=result.policy, where=where
-            ),
-            nl=False,
-        )
+        typer.echo(explain_text(facts, gaps=most, longest=most, title=title), nl=False)
         if told := result.summary.get("data_loading"):
             typer.echo(f"\n{limit_line(told)}")
