@@ -85,19 +85,9 @@ def event_table(done: Replay) -> pd.DataFrame:
     """Return a table with one row per event: its operation, its address, and the bytes after it."""
     import pandas as pd
 
-    return pd.DataFrame(
-        {
-            "op": [event.op for event in done.events],
-            "id": [str(event.id) for event in done.events],
-            "nbytes": [event.nbytes for event in done.events],
-            "stream": [event.stream for event in done.events],
-            "address": done.address,
-            "in_use": done.in_use,
-            "requested": done.requested,
-            "reserved": done.reserved,
-            "largest_free": done.largest_free,
-        }
-    )
+    events = pd.DataFrame(list(done.events), columns=MemoryEvent._fields)[["op", "id", "nbytes", "stream"]]
+    after = ("address", "in_use", "requested", "reserved", "largest_free")
+    return events.astype({"id": str}).assign(**{name: getattr(done, name) for name in after})
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -79,6 +79,7 @@ def pareto(results: Sequence[Result], ax: Axes | None = None) -> Axes:
     """
     from sim.plot.figure import axes_or_new, elided, scale_time
     from sim.plot.legend import add_legend
+    from sim.plot.memory import byte_unit
     from sim.plot.theme import OKABE_ITO, paper, plain
 
     ax = axes_or_new(ax, width=7.0, height=4.5)
@@ -90,7 +91,7 @@ def pareto(results: Sequence[Result], ax: Axes | None = None) -> Axes:
         (float(result.trace.makespan_ns), float(size)) for result, size in zip(results, memory, strict=True)
     ]
     scale = scale_time(ax, max((int(time) for time, _ in points), default=1))
-    unit = 1 << 30 if sized and max(memory) >= 1 << 30 else 1 << 20 if sized else 1
+    unit, word = byte_unit(max(memory)) if sized else (1, "")
     best = front(points)
     at, peaks_on_front = [points[i][0] / scale for i in best], [points[i][1] / unit for i in best]
     ax.plot(at, peaks_on_front, "o-", color=OKABE_ITO[4], label="Pareto front")
@@ -103,7 +104,7 @@ def pareto(results: Sequence[Result], ax: Axes | None = None) -> Axes:
     named = [(elided(result.policy), at) for result, at in zip(results, places, strict=True)]
     _name_apart(ax, named, [places[i] for i in best])
     add_legend(ax, alone=True)
-    ax.set_ylabel({1 << 30: "peak memory (GiB)", 1 << 20: "peak memory (MiB)"}.get(unit, "activations alive"))
+    ax.set_ylabel(f"peak memory ({word})" if sized else "activations alive")
     return ax
 
 

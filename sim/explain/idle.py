@@ -218,15 +218,11 @@ def held_up(
     reason, begin_ns, length_ns
         They follow one another; every bound is clipped to the time, so that the lengths add up.
     """
-    for reason, begin, length in _held_up(f, row, since, end):
-        yield "unexplained" if f.recorded and reason in _OF_NO_RECORDING else reason, begin, length
-
-
-def _held_up(
-    f: DerivedColumns, row: IntArray, since: IntArray, end: IntArray
-) -> Iterator[tuple[str, IntArray, IntArray]]:
     worker, wait = f.by_worker[row], f.wait[row]
     cursor = since
+
+    def known(reason: str) -> str:
+        return "unexplained" if f.recorded and reason in _OF_NO_RECORDING else reason
 
     def until(bound: IntArray) -> tuple[IntArray, IntArray]:
         nonlocal cursor
@@ -237,7 +233,7 @@ def _held_up(
     begin, length = until(f.taken[row])
     busy = f.issuers_busy.between(begin, begin + length, f.group[row])
     yield "issue", begin, busy
-    yield "policy", begin, length - busy
+    yield known("policy"), begin, length - busy
     called = f.taken[row] + f.calls[row]
     yield "memory", *until(called)
     begin, length = until(np.where(worker, called + f.cost[row], f.issue[row]))
@@ -250,7 +246,7 @@ def _held_up(
     reason = np.where(worker, Wait.RESOURCES, Wait.EVENT)
     reason = np.where(np.isin(wait, _SAID), wait, reason)
     for code, word in _LAST.items():
-        yield word, begin, np.where(reason == code, length, 0)
+        yield known(word), begin, np.where(reason == code, length, 0)
     begin, length = until(end)
     delay = f.trace.is_delay[row]
     yield "late rank", begin, np.where(delay, 0, length)

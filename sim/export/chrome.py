@@ -112,13 +112,10 @@ def write_ranks(trace: Record, folder: str | os.PathLike[str], *, arrows: int = 
     names = [f"rank{rank}.json.gz" for rank in range(len(timeline.gpus))]
     if not names:
         raise InputError(f"{folder}: a folder has a file for each GPU that ran something, and none did")
-    if folder.is_dir():
-        strange = sorted(each for each in os.listdir(folder) if each.endswith((".json", ".json.gz")))
-        strange = [each for each in strange if each not in names]
-        if strange:
-            raise InputError(
-                f"{folder}: {strange[0]} is there, which is none of this run's {len(names)} ranks"
-            )
+    there = os.listdir(folder) if folder.is_dir() else []
+    strange = sorted(each for each in there if each.endswith((".json", ".json.gz")) and each not in names)
+    if strange:
+        raise InputError(f"{folder}: {strange[0]} is there, which is none of this run's {len(names)} ranks")
     folder.mkdir(exist_ok=True)
     for rank, name in enumerate(names):
         _write(folder / name, _head([timeline], rank, len(names)), lines_of(timeline, arrows, rank=rank))

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from sim.base.arrays import UNSET, BoolArray, Csr, IntArray
+from sim.base.arrays import UNSET, BoolArray, Csr, IntArray, distinct_rows
 from sim.base.intervals import in_use, levels
 from sim.base.units import NS_PER_S
 from sim.explain.communication import moving_ops, traffic_on_links, transfers_on_links
@@ -197,12 +197,9 @@ class Timeline:
 
     def facts_of_ops(self) -> tuple[list[dict[str, str | int]], IntArray]:
         """Return the facts on an op that a click shows (kind, place in a pipeline), and their index by op."""
-        graph = self.trace.job.graph
-        columns = (graph.kind_code, graph.stage + 1, graph.micro_batch + 1)
-        shape = [int(column.max()) + 1 for column in columns]
-        different, which = np.unique(np.ravel_multi_index(columns, shape), return_inverse=True)
-        facts = []
-        for kind, stage, micro_batch in np.transpose(np.unravel_index(different, shape)).tolist():
+        graph, facts = self.trace.job.graph, list[dict[str, str | int]]()
+        different, which = distinct_rows(graph.kind_code, graph.stage + 1, graph.micro_batch + 1)
+        for kind, stage, micro_batch in different:
             place = {"stage": stage - 1, "micro_batch": micro_batch - 1}
             given = {name: k for name, k in place.items() if k >= 0}
             facts.append({"kind": graph.kinds[kind], **given})
