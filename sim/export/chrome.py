@@ -215,20 +215,20 @@ def _lanes_of(timeline: Timeline, mine: BoolArray, rows: IntArray) -> set[Lane]:
 
 
 def _names(timeline: Timeline, label: str, only: Set[Lane] | None) -> Iterator[str]:
-    grouped = [
-        (index, group, [named for named in group.lanes if only is None or named[0] in only])
-        for index, group in enumerate(timeline.groups(), timeline.base)
-    ]
-    grouped = [each for each in grouped if each[2]]
-    for index, (pid, name, _), _ in grouped:
-        yield from _named("process", Lane(pid, 0), f"{label}: {name}" if label else name, index)
-    for _, _, lanes in grouped:
-        for lane, name in lanes:
-            yield from _named("thread", lane, name, lane.tid - 1)
+    shown = {
+        pid: [lane for lane in lanes if only is None or lane in only]
+        for pid, lanes in timeline.processes().items()
+    }
+    for index, (pid, lanes) in enumerate(shown.items(), timeline.base):
+        if lanes:
+            name = timeline.process_name(pid)
+            yield from _named("process", Lane(pid, 0, f"{label}: {name}" if label else name), index)
+    for lane in itertools.chain.from_iterable(shown.values()):
+        yield from _named("thread", lane, lane.tid - 1)
 
 
-def _named(what: str, lane: Lane, name: str, index: int) -> Iterator[str]:
-    yield f'{{"ph":"M","name":"{what}_name",{lane},"args":{{"name":{json.dumps(name)}}}}}'
+def _named(what: str, lane: Lane, index: int) -> Iterator[str]:
+    yield f'{{"ph":"M","name":"{what}_name",{lane},"args":{{"name":{json.dumps(lane.name)}}}}}'
     yield f'{{"ph":"M","name":"{what}_sort_index",{lane},"args":{{"sort_index":{index}}}}}'
 
 

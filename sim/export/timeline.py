@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from sim.base.arrays import UNSET, BoolArray, Csr, IntArray, distinct_rows
+from sim.base.arrays import UNSET, BoolArray, Csr, IntArray, distinct_rows, grouped
 from sim.base.intervals import in_use, levels
 from sim.base.units import NS_PER_S
 from sim.explain.communication import moving_ops, traffic_on_links, transfers_on_links
@@ -43,21 +43,14 @@ def in_pieces(rows: IntArray) -> Iterator[IntArray]:
 
 
 class Lane(NamedTuple):
-    """One line of a timeline: a thread of a process."""
+    """One line of a timeline: a thread of a process, and its name."""
 
     pid: int
     tid: int
+    name: str = ""
 
     def __str__(self) -> str:
         return f'"pid":{self.pid},"tid":{self.tid}'
-
-
-class LaneGroup(NamedTuple):
-    """Lanes that belong together, with names, in display order."""
-
-    pid: int
-    name: str
-    lanes: list[tuple[Lane, str]]
 
 
 class Counter(NamedTuple):
@@ -96,28 +89,28 @@ class Timeline:
         machine = trace.job.machine
         self.trace, self.base = trace, run * _APART
         self.lanes = [
-            Lane(self.base + _FIRST_DEVICE + d, lane + 1)
+            Lane(self.device(d).pid, lane + 1, f"{'worker' if device.workers else 'stream'} {lane}")
             for d, device in enumerate(machine.devices)
             for lane in range(device.lanes)
         ]
         self.issuers = machine.issuers()
         self.issuer = [
-            self.lanes[issuer.stream] if issuer.executes else Lane(self.base + _HOSTS, issuer.index + 1)
+            self.lanes[issuer.stream]
+            if issuer.executes
+            else Lane(self.base + _HOSTS, issuer.index + 1, issuer.name)
             for issuer in self.issuers
         ]
         # Tasks that run on no stream have threads of their own after those of their device.
         alone = np.flatnonzero(trace.alone)
         tasks, d = trace.tasks, trace.device[alone]
-        depth, self.n_alone = levels(
-            tasks["start_ns"][alone], tasks["end_ns"][alone], d, len(machine.devices)
-        )
-        here = len(self.lanes) + np.cumsum(self.n_alone) - self.n_alone
+        depth, threads = levels(tasks["start_ns"][alone], tasks["end_ns"][alone], d, len(machine.devices))
+        here = len(self.lanes) + np.cumsum(threads) - threads
         self.lane = np.concatenate((tasks["stream"], np.full(len(trace.transfers["id"]), UNSET)))
         self.lane[alone] = here[d] + depth
         self.lane[: len(trace)][~trace.executed] = UNSET
         self.lanes += [
-            Lane(self.base + _FIRST_DEVICE + k, device.lanes + 1 + level)
-            for k, (device, n) in enumerate(zip(machine.devices, self.n_alone.tolist(), strict=True))
+            Lane(self.device(k).pid, device.lanes + 1 + level, f"async {level}")
+            for k, (device, n) in enumerate(zip(machine.devices, threads.tolist(), strict=True))
             for level in range(n)
         ]
         # If transfers overlap on a shared link, each goes to the first free thread.
@@ -127,12 +120,12 @@ class Timeline:
         self.crossing = row
         self.crossed = len(self.lanes) + (np.cumsum(threads) - threads)[link] + depth
         self.lane[len(trace) + row[::-1]] = self.crossed[::-1]
-        self.lanes += [Lane(self.base + _LINKS, k + 1) for k in range(int(threads.sum()))]
-        self.link_names = [
+        links = (
             each.name if level == 0 else f"{each.name} ({level + 1})"
             for each, n in zip(machine.links, threads.tolist(), strict=True)
             for level in range(n)
-        ]
+        )
+        self.lanes += [Lane(self.base + _LINKS, k, name) for k, name in enumerate(links, 1)]
 
     @cached_property
     def gpus(self) -> list[int]:
@@ -161,30 +154,20 @@ class Timeline:
         """Return the process of a device, as a lane that no stream has."""
         return Lane(self.base + _FIRST_DEVICE + d, 0)
 
-    def groups(self) -> list[LaneGroup]:
-        """Return the hosts that issued something, the devices, and the links, each with its lanes."""
-        machine = self.trace.job.machine
+    def processes(self) -> dict[int, list[Lane]]:
+        """Return the lanes of each process: hosts that issued something, devices, and links."""
         used = set(np.unique(self.trace.tasks["issuer"]).tolist())
-        hosts = [
-            (self.issuer[issuer.index], issuer.name)
-            for issuer in self.issuers
-            if not issuer.executes and issuer.index in used
-        ]
-        found = [LaneGroup(self.base + _HOSTS, "hosts", hosts)] if hosts else []
-        for d, device in enumerate(machine.devices):
-            what = "worker" if device.workers else "stream"
-            first = machine.first_stream[d]
-            named = [(self.lanes[first + lane], f"{what} {lane}") for lane in range(device.lanes)]
-            more = range(int(self.n_alone[d]))
-            named += [(Lane(self.device(d).pid, device.lanes + 1 + k), f"async {k}") for k in more]
-            shown = device.name if machine.folding is None else machine.folding.stands_for(device.name)
-            found.append(LaneGroup(self.device(d).pid, shown, named))
-        if self.link_names:
-            pid = self.base + _LINKS
-            found.append(
-                LaneGroup(pid, "links", [(Lane(pid, k), n) for k, n in enumerate(self.link_names, 1)])
-            )
-        return found
+        hosts = [self.issuer[each.index] for each in self.issuers if not each.executes and each.index in used]
+        return grouped((lane.pid, lane) for lane in (*hosts, *self.lanes))
+
+    def process_name(self, pid: int) -> str:
+        """Return the name of a process."""
+        known = {self.base + _HOSTS: "hosts", self.base + _LINKS: "links"}
+        if pid in known:
+            return known[pid]
+        machine = self.trace.job.machine
+        name = machine.devices[pid - self.base - _FIRST_DEVICE].name
+        return name if machine.folding is None else machine.folding.stands_for(name)
 
     def shown(self) -> IntArray:
         """Return the rows of the tasks that ran."""
