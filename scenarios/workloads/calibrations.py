@@ -102,13 +102,6 @@ class MeasuredShape(Strict):
         return self
 
 
-class AttentionShares(Strict):
-    """Share of the peak that attention reaches."""
-
-    forward: Share | None = Field(None, description="... forward")
-    backward: Share | None = Field(None, description="... backward")
-
-
 class HostFields(Strict):
     """Host time to launch a layer's kernels, forward and backward together."""
 
@@ -132,14 +125,11 @@ class CalibrationFields(Strict):
     bandwidth: Bandwidth | None = Field(None, description="of the memory")
     memory: Bytes | None = Field(None, description="of a GPU")
     product: Share = Field(1.0, description="part of the peak that a step leaves products at most")
-    attention: Annotated[
-        AttentionShares,
-        Field(
-            default_factory=AttentionShares,
-            description="part of the peak that attention reaches, where its kernel is another than the cost "
-            "model of the device has; default: that one, without a device the peak",
-        ),
-    ]
+    attention: dict[Literal["forward", "backward"], Share] = Field(
+        default_factory=dict,
+        description="part of the peak that attention reaches, where its kernel is another than the cost "
+        "model of the device has; default: that one, without a device the peak",
+    )
     memory_efficiency: Kinds = Field(
         default_factory=dict, description="part of the bandwidth: elementwise, permute, cross-entropy"
     )
@@ -459,8 +449,8 @@ def to_calibration(fields: CalibrationFields, name: str, precision: str = "bf16"
         collectives=_collectives(fields),
         node=fields.node.gpus or 8 if fields.node is not None else 8,
         product=fields.product,
-        attention_forward=fields.attention.forward,
-        attention_backward=fields.attention.backward,
+        attention_forward=fields.attention.get("forward"),
+        attention_backward=fields.attention.get("backward"),
         attention_peak=attention_peak and float(attention_peak),
         pass_efficiency=fields.memory_efficiency,
         gap_ns=float(fields.gap),

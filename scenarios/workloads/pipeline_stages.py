@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from dataclasses import fields as fields_of
 from fractions import Fraction
 from functools import lru_cache
 from math import prod
@@ -378,12 +379,7 @@ def _stage(own: StageFields, common: StageFields, number: int | None = None) -> 
                 f"{where}backward is {values['backward']} ns, and input_grad and weight_grad add up to "
                 f"{total} ns; give one of them"
             )
-    times = StageTimes(
-        **{
-            key: values[key]
-            for key in ("forward", "backward", "input_grad", "weight_grad", "recompute", "overlapped")
-        }
-    )
+    times = StageTimes(**{each.name: values[each.name] for each in fields_of(StageTimes)})
     activation = values["activation"] or 0
     held = {**common.kept, **own.kept}
     kept, for_weights = held.get("backward", activation), held.get("weight_grad")
@@ -418,21 +414,11 @@ def _shared(stage: PipelineStage, chunks: int) -> PipelineStage:
     def part(whole: int | None) -> int | None:
         return None if whole is None else round_half_up(Fraction(whole, chunks))
 
-    times = StageTimes(
-        **{key: part(getattr(stage.times, key)) for key in StageTimes.__dataclass_fields__}  # type: ignore[arg-type]
-    )
-    sizes = {
-        key: part(getattr(stage, key))
-        for key in (
-            "activation_nbytes",
-            "weight_grad_nbytes",
-            "parameter_nbytes",
-            "gradient_nbytes",
-            "optimizer_nbytes",
-            "collectives_ns",
-        )
-    }
-    return replace(stage, times=times, **sizes)  # type: ignore[arg-type]
+    times = {each.name: part(getattr(stage.times, each.name)) for each in fields_of(StageTimes)}
+    whole = ("times", "exposed", "boundary_nbytes", "checkpoint_nbytes")
+    sizes = {each.name for each in fields_of(PipelineStage)}.difference(whole)
+    shared = {name: part(getattr(stage, name)) for name in sizes}
+    return replace(stage, times=StageTimes(**times), **shared)  # type: ignore[arg-type]
 
 
 def place_stages(

@@ -11,15 +11,16 @@ One rank per pipeline stage is simulated; the report says how many others do the
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from policies.pipeline.pipeline_schedule import PHASES, Schedule
 from scenarios.builders.train.kernels import Collective, Spent
-from scenarios.builders.train.layout import SHARDINGS, Sharding
+from scenarios.builders.train.layout import SHARDINGS
 from scenarios.builders.train.memory import PARTS, StagePart
 from scenarios.builders.train.step import step_trace
 from scenarios.builders.train.training import FULL_ITERATION, Training
@@ -260,7 +261,8 @@ def _add_kinds(training: Training, stage: StagePart, found: dict[str, tuple[floa
 
 def launch_note(training: Training) -> str | None:
     """Return a note if launches are left out but would bound an eager step."""
-    if training.cuda_graph != FULL_ITERATION or not any(training.calibration.host[:2]):
+    host = training.calibration.host
+    if training.cuda_graph != FULL_ITERATION or not (host.issue_cost or host.experts):
         return None
     slots = [
         sum((stage.forward.plus(stage.backward).ns for stage in each.each_stage), 0.0)
@@ -411,69 +413,39 @@ class FittingChange(NamedTuple):
     step_ns: int
 
 
-def _notches(of: Training) -> Iterator[list[tuple[str, Training]]]:
+def _notches(of: Training) -> Iterator[list[tuple[str, Callable[[], Training]]]]:
     """Yield, for each setting, its changes from the least to the greatest."""
     layout = of.layout
 
-    def tried(what: str, **changes: object) -> list[tuple[str, Training]]:
-        try:
-            return [(what, replace(of, **changes))]  # type: ignore[arg-type]
-        except InputError:  # sizes that do not fit each other do not help
-            return []
+    def laid_out(**changes: Any) -> Training:
+        return replace(of, layout=replace(layout, **changes))
 
     if layout.pp > 1:
-        yield [
-            each
-            for name in _LEAN
-            if name != of.policy
-            for each in tried(f"policy: {name}", policy=name, options={})
-        ]
-    ladder: list[tuple[str, Training]] = []
-    smaller = of.micro_batch
-    while smaller % 2 == 0:
-        smaller //= 2
-        ladder += tried(f"micro_batch: {smaller}", micro_batch=smaller)
-    yield ladder
+        others = [name for name in _LEAN if name != of.policy]
+        yield [(f"policy: {name}", partial(replace, of, policy=name, options={})) for name in others]
+    powers = [2**k for k in range(1, 10)]
+    halves = [of.micro_batch >> k for k in range(1, of.micro_batch.bit_length()) if not of.micro_batch % 2**k]
+    yield [(f"micro_batch: {size}", partial(replace, of, micro_batch=size)) for size in halves]
     levels = ("none", "selective", "full")
     steps = levels[levels.index(of.recompute) + 1 :] if isinstance(of.recompute, str) else ("full",)
-    yield [each for level in steps for each in tried(f"recompute: {level}", recompute=level)]
+    yield [(f"recompute: {level}", partial(replace, of, recompute=level)) for level in steps]
     # zero-3 is kept if it is given, but not proposed
-    after: tuple[Sharding, ...] = SHARDINGS[SHARDINGS.index(layout.sharding) + 1 : -1]
-    yield [
-        each
-        for name in after
-        for each in tried(f"parallel.sharding: {name}", layout=replace(layout, sharding=name))
-    ]
-    yield _hybrid(of)
-    parts = [layout.ep * 2**power for power in range(1, 10)]
-    yield [
-        each
-        for ep in parts
-        if of.model.experts and not (layout.tp * layout.cp * layout.dp) % ep
-        for each in tried(f"parallel.ep: {ep}", layout=replace(layout, ep=ep))
-    ]
+    after = SHARDINGS[SHARDINGS.index(layout.sharding) + 1 : -1]
+    yield [(f"parallel.sharding: {name}", partial(laid_out, sharding=name)) for name in after]
+    if layout.shard:
+        more = [each.layout.shard for each in shards(of) if each.layout.shard > layout.shard]
+        yield [(f"parallel.shard: {n or 'all'}", partial(laid_out, shard=n)) for n in (*more, 0)]
+    elif (best := fastest_shard(of)) is not None:
+        n = best.layout.shard
+        yield [(f"parallel: sharding: fsdp, shard: {n}", partial(laid_out, sharding="fsdp", shard=n))]
+    parts = [layout.ep * n for n in powers] if of.model.experts else []
+    yield [(f"parallel.ep: {ep}", partial(laid_out, ep=ep)) for ep in parts]
     for dimension in ("tp", "cp", "pp"):
-        ladder, factor = [], 2
-        while layout.dp % factor == 0 and factor <= 64:
-            size = getattr(layout, dimension) * factor
-            try:
-                changed = replace(layout, **{dimension: size, "dp": layout.dp // factor})
-            except InputError:
-                break
-            ladder += tried(f"parallel: {dimension}: {size}, dp: {changed.dp}", layout=changed)
-            factor *= 2
-        yield ladder
-
-
-def _hybrid(of: Training) -> list[tuple[str, Training]]:
-    """Return FSDP over fewer ranks than all, or over more than share a copy now."""
-    if not of.layout.shard:
-        best = fastest_shard(of)
-        return [] if best is None else [(f"parallel: sharding: fsdp, shard: {best.layout.shard}", best)]
-    more = [each for each in shards(of) if each.layout.shard > of.layout.shard]
-    more.append(replace(of, layout=replace(of.layout, shard=0)))
-    found = [replace(each, layout=replace(each.layout, sharding=of.layout.sharding)) for each in more]
-    return [(f"parallel.shard: {each.layout.shard or 'all'}", each) for each in found]
+        sizes = [(getattr(layout, dimension) * n, layout.dp // n) for n in powers[:6] if not layout.dp % n]
+        yield [
+            (f"parallel: {dimension}: {size}, dp: {dp}", partial(laid_out, **{dimension: size, "dp": dp}))
+            for size, dp in sizes
+        ]
 
 
 def changes_that_fit(training: Training) -> list[FittingChange]:
@@ -481,13 +453,13 @@ def changes_that_fit(training: Training) -> list[FittingChange]:
     limit, found = training.memory, []
     assert limit is not None
     for ladder in _notches(training):
-        for what, changed in ladder:
+        for what, change in ladder:
             try:
-                trace = step_trace(changed)
+                trace = step_trace(changed := change())
                 if (peak := fullest(changed, trace)) > limit:
                     continue
                 found.append(FittingChange(what, peak, trace.makespan_ns))
-            except InputError:
+            except InputError:  # sizes that do not fit each other do not help
                 continue
             break
     return sorted(found, key=lambda change: (change.step_ns, change.what))

@@ -53,15 +53,6 @@ if TYPE_CHECKING:
 #    recompute: selective
 
 
-class MambaFields(Strict):
-    """Sizes of Mamba-2."""
-
-    heads: Count | None = Field(None, description="heads")
-    head: Count | None = Field(None, description="width of a head")
-    state: Count | None = Field(None, description="width of a head's state")
-    groups: Count | None = Field(None, description="groups of heads that share projections")
-
-
 DType = Literal["bf16", "fp16", "fp8", "fp8-delayed", "fp8-block", "mxfp8", "nvfp4"]
 Module = Literal[
     "all", "qkv", "proj", "mlp", "shared", "experts", "latent", "mamba_in", "mamba_out", "predicted"
@@ -72,7 +63,7 @@ _PARTS: Final[Mapping[str, Mapping[str, str]]] = {
     "head": {"query": "head", "value": "value_head", "rotary": "rotary_head", "norm": "head_norm"},
     "middle": {"layer": "middle", "expert": "expert_middle", "shared": "shared_middle"},
     "latent": {"q": "q_rank", "kv": "kv_rank", "expert": "expert_latent"},
-    "mamba": {key: f"mamba_{key}" for key in MambaFields.model_fields},
+    "mamba": {part: f"mamba_{part}" for part in ("heads", "head", "state", "groups")},
 }
 """Key of a model that has several sizes -> part -> its name in `Architecture`."""
 
@@ -125,7 +116,10 @@ class ModelFields(Strict):
     window: Whole | None = Field(
         None, description="tokens that attention of every second layer reaches back; 0: all"
     )
-    mamba: MambaFields | None = Field(None, description="layers of Mamba-2")
+    mamba: dict[Literal["heads", "head", "state", "groups"], Count] = Field(
+        default_factory=dict,
+        description="Mamba-2: heads, the width of each, that of its state, and groups that share projections",
+    )
     predicted: Whole | None = Field(None, description="tokens predicted beside the next one")
 
 

@@ -92,7 +92,7 @@ def test_streams_are_mixed_around_each_part() -> None:
     assert (mixed["mix 1"].saved, mixed["mix out"].saved) == (4 * thin, thin)
     assert "mix 1" not in pieces("w", replace(SMALL, streams=1))
     of = training()
-    assert of.sent_nbytes == 4 * thin
+    assert of.work.carried == 4 * thin
 
 
 def training(model: Architecture = SMALL, **changes: object) -> Training:

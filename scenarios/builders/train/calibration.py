@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -214,56 +214,40 @@ def kernels_graph(
     """
     builder = GraphBuilder("kernels")
     for number, kernel in enumerate(kernels):
-        name = f"{type(kernel).__name__.lower()} {number}"
-        if isinstance(kernel, Scan):
-            tensor = 2 * kernel.batch * kernel.sequence * kernel.heads * 128
-            builder.op(
-                name,
-                kind="gated_delta_rule",
-                flops=round(kernel.flops * kernel.parts),
-                bytes_read=3 * tensor,
-                bytes_written=tensor,
-                dtype=dtype,
-                attributes={"batch": kernel.batch, "seq_len": kernel.sequence, "heads": kernel.heads},
-            )
-        elif isinstance(kernel, CausalConvolution):
-            tensor = kernel.nbytes // kernel.tensors
-            builder.op(
-                name,
-                kind="causal_conv1d",
-                bytes_read=tensor,
-                bytes_written=tensor,
-                dtype=dtype,
-                attributes={
-                    "batch": kernel.batch,
-                    "seq_len": kernel.sequence,
-                    "channels": kernel.channels,
-                },
-            )
-        elif isinstance(kernel, Experts):
-            names = ("tokens", "hidden", "intermediate", "topk", "experts", "tp", "ep")
-            builder.op(
-                name,
-                kind="moe",
-                flops=kernel.flops,
-                bytes_read=4 * kernel.tokens * kernel.hidden,
-                dtype=RECIPES.get(products or dtype, products or dtype),
-                attributes=dict(zip(names, kernel, strict=True)),
-            )
-        elif isinstance(kernel, DeepEp):
-            sizes = {name: getattr(kernel, name) for name in ("tokens", "hidden", "experts", "nodes", "sms")}
-            attributes = {**sizes, "topk": kernel.top_k}
-            sent = 2 * kernel.tokens * kernel.hidden
-            builder.op(name, kind=f"moe_{kernel.way}", bytes_read=sent, dtype=dtype, attributes=attributes)
-        elif isinstance(kernel, Pass):
-            read = kernel.nbytes // 2
-            builder.op(name, kind="add", bytes_read=read, bytes_written=kernel.nbytes - read, dtype=dtype)
-        else:
-            of = _type_of(kernel, dtype, products or dtype)
+        name, of = f"{type(kernel).__name__.lower()} {number}", _type_of(kernel, dtype, products or dtype)
+        if isinstance(kernel, Product | Attention):
             of = recipes.get(of, of)
             facts = _facts(kernel, of)
             builder.op(name, **op_arguments(facts, name, facts.attributes), dtype=of)
+        else:
+            of = RECIPES.get(products or dtype, products or dtype) if isinstance(kernel, Experts) else dtype
+            builder.op(name, **_op_of(kernel), dtype=of)
     return builder.build()
+
+
+def _op_of(kernel: Scan | CausalConvolution | Experts | DeepEp | Pass) -> dict[str, Any]:
+    """Return the cost facts of a kernel that is neither a product nor attention."""
+    flops, written, sizes = 0, 0, dict[str, int]()
+    if isinstance(kernel, Scan):
+        kind, flops = "gated_delta_rule", round(kernel.flops * kernel.parts)
+        written = 2 * kernel.batch * kernel.sequence * kernel.heads * 128
+        read, sizes = 3 * written, dict(zip(("batch", "seq_len", "heads"), kernel, strict=False))
+    elif isinstance(kernel, CausalConvolution):
+        kind, read = "causal_conv1d", kernel.nbytes // kernel.tensors
+        written, sizes = read, dict(zip(("batch", "seq_len", "channels"), kernel, strict=False))
+    elif isinstance(kernel, Experts):
+        names = ("tokens", "hidden", "intermediate", "topk", "experts", "tp", "ep")
+        kind, flops, read = "moe", kernel.flops, 4 * kernel.tokens * kernel.hidden
+        sizes = dict(zip(names, kernel, strict=True))
+    elif isinstance(kernel, DeepEp):
+        kind, read = f"moe_{kernel.way}", 2 * kernel.tokens * kernel.hidden
+        sizes = {key: getattr(kernel, key) for key in ("tokens", "hidden", "experts", "nodes", "sms")}
+        sizes["topk"] = kernel.top_k
+    else:
+        kind, read = "add", kernel.nbytes // 2
+        written = kernel.nbytes - read
+    facts = {"flops": flops, "bytes_read": read, "bytes_written": written, "attributes": sizes}
+    return {"kind": kind, **facts}
 
 
 def _facts(kernel: Product | Attention, dtype: str) -> OpFacts:

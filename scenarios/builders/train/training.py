@@ -332,15 +332,16 @@ class Training(RankOptions):
         The host runs ahead within a micro-batch, but not past the wait for the experts' token counts: the
         launches after that wait are fully exposed.
         """
-        graphs, (part, experts, turns, _) = self.cuda_graph, self.calibration.host
+        graphs, host = self.cuda_graph, self.calibration.host
         kinds = [unit.kind for unit in stage.units]
         if graphs == FULL_ITERATION or not any(kinds):
             return stage
-        factor = turns if self.expert_overlap else 1.0
+        factor = host.factor if self.expert_overlap else 1.0
         scopes = [GRAPHED[letter] for kind in kinds for letter in kind]
-        eager = sum(sum(each not in graphs for each in of) / len(of) for of in scopes) * part * factor
+        launched = sum(sum(each not in graphs for each in of) / len(of) for of in scopes)
+        eager = launched * host.issue_cost * factor
         held = self.model.experts // self.layout.ep
-        one = experts * (1 + _OF_A_BIAS * self.model.biases)
+        one = host.experts * (1 + _OF_A_BIAS * self.model.biases)
         shown = sum("E" in kind for kind in kinds) * held * one * factor
         forward, backward = (
             share * shown + max(0.0, share * eager - of.ns)
@@ -482,14 +483,9 @@ class Training(RankOptions):
         )
 
     @property
-    def sent_nbytes(self) -> int:
-        """Bytes that a stage sends on."""
-        return self.work.carried
-
-    @property
     def send_ns(self) -> int:
-        """Time to send them."""
-        return round_half_up(self.calibration.collective_ns("send", self.sent_nbytes, self.groups["pp"]))
+        """Time to send what a stage sends on."""
+        return round_half_up(self.calibration.collective_ns("send", self.work.carried, self.groups["pp"]))
 
     @cached_property
     def pipeline_stages(self) -> list[PipelineStage]:
@@ -503,7 +499,7 @@ class Training(RankOptions):
             StageTimes(**{part: round_half_up(getattr(getattr(stage, part), what)) for part in parts})
             for what in ("ns", "exposed")
         )
-        held, sent = self.resident(stage), self.sent_nbytes
+        held, sent = self.resident(stage), self.work.carried
         gradients = sent * ((s > 0) + (s < self.stages - 1))  # received and sent on by a backward
         return PipelineStage(
             times,
