@@ -21,7 +21,7 @@ Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, arX
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from typing import Any, Final, Literal
 
@@ -48,39 +48,6 @@ from sim.graph.graph import output_name
 # (``reduce_independent_p_g_buckets_and_remove_grads``).
 
 
-def closed_when_full(
-    sizes: Sequence[int], limits: Sequence[int], keys: Sequence[Hashable] | None = None
-) -> list[list[int]]:
-    """Return the positions in each bucket; buckets are in the order in which they close.
-
-    Parameters
-    ----------
-    sizes : sequence of int
-    limits : sequence of int
-        Limits of the first bucket, the second, ...; the last one holds for all others.
-    keys : sequence, optional
-        Grouping keys: gradients with different keys (data types) have separate buckets.
-
-    Examples
-    --------
-    >>> closed_when_full([6, 5, 4, 9, 2], [10]), closed_when_full([6, 5, 4, 9, 2], [3, 10])
-    ([[0, 1], [2, 3], [4]], [[0], [1, 2, 3], [4]])
-    >>> closed_when_full([6, 5, 4, 9], [10], ["fp32", "bf16", "fp32", "bf16"])
-    [[0, 2], [1, 3]]
-    """
-    found: list[list[int]] = []
-    open_: dict[Hashable, list[int]] = {}
-    held, closed = Counter[Hashable](), Counter[Hashable]()
-    for position, (size, key) in enumerate(zip(sizes, keys or [None] * len(sizes), strict=True)):
-        open_.setdefault(key, []).append(position)
-        held[key] += size
-        if held[key] >= limits[min(closed[key], len(limits) - 1)]:
-            found.append(open_.pop(key))
-            held[key] = 0
-            closed[key] += 1
-    return [*found, *open_.values()]
-
-
 def never_overflowing(parameters: Sequence[Parameter], elements: int) -> list[list[Parameter]]:
     """Return parameters in buckets of at most `elements`; a larger one has a bucket to itself.
 
@@ -102,9 +69,32 @@ def never_overflowing(parameters: Sequence[Parameter], elements: int) -> list[li
 
 
 def filled(parameters: Sequence[Parameter], by: str, limits: Sequence[int]) -> list[list[Parameter]]:
-    """Return parameters in buckets, sized `by` "nbytes" or "elements", separately for each data type."""
-    sizes, dtypes = [getattr(each, by) for each in parameters], [each.dtype for each in parameters]
-    return [[parameters[k] for k in row] for row in closed_when_full(sizes, limits, dtypes)]
+    """Return parameters in buckets, in the order in which they close; each data type has its own.
+
+    Parameters
+    ----------
+    parameters : sequence of Parameter
+    by : {"nbytes", "elements"}
+    limits : sequence of int
+        Sizes at which the first bucket of a data type closes, the second, ...; the last holds for all others.
+
+    Examples
+    --------
+    >>> given = [Parameter(f"w{n}", "", "", 4 * n, n, None) for n in (6, 5, 4, 9, 2)]
+    >>> [[each.name for each in bucket] for bucket in filled(given, "elements", [3, 10])]
+    [['w6'], ['w5', 'w4', 'w9'], ['w2']]
+    """
+    found: list[list[Parameter]] = []
+    open_: dict[str | None, list[Parameter]] = {}
+    held, closed = Counter[str | None](), Counter[str | None]()
+    for each in parameters:
+        open_.setdefault(each.dtype, []).append(each)
+        held[each.dtype] += getattr(each, by)
+        if held[each.dtype] >= limits[min(closed[each.dtype], len(limits) - 1)]:
+            found.append(open_.pop(each.dtype))
+            held[each.dtype] = 0
+            closed[each.dtype] += 1
+    return [*found, *open_.values()]
 
 
 _FIRST_BYTES: Final = 2**20

@@ -65,10 +65,8 @@ class Exchanges:
 
     Parameters
     ----------
-    records : Records
-        The program of one device.
-    t : int
-        Number of ranks.
+    plan : TensorPlan
+        What is split, of the program of one device.
     sequence : bool
         Whether sums leave each rank only some tokens.
 
@@ -84,10 +82,10 @@ class Exchanges:
         The last op issued on the compute stream.
     """
 
-    def __init__(self, records: Records, t: int, sequence: bool) -> None:
-        self.old, self.t, self.sequence = records, t, sequence
+    def __init__(self, plan: TensorPlan, sequence: bool) -> None:
+        self.plan, self.old, self.t, self.sequence = plan, plan.records, plan.t, sequence
         suffix = "tensor parallel" + (", sequence parallel" if sequence else "")
-        self.records = Records(f"{records.name} ({suffix})", {}, {})
+        self.records = Records(f"{self.old.name} ({suffix})", {}, {})
         self.state: dict[str, str] = {}
         self.moved: dict[str, str] = {}
         self.gathered: dict[tuple[str, bool], str] = {}
@@ -186,8 +184,8 @@ class RankWriter(Exchanges):
     """Writes the program of a rank, op by op."""
 
     def __init__(self, plan: TensorPlan, step: TrainingStep | None, sequence: bool) -> None:
-        super().__init__(plan.records, plan.t, sequence)
-        self.plan, records = plan, plan.records
+        super().__init__(plan, sequence)
+        records = plan.records
         for name, given in records.externals.items():
             self.state[name] = SPLIT if name in plan.split else WHOLE
             nbytes = self.share(given.nbytes) if name in plan.split else given.nbytes

@@ -25,9 +25,9 @@ Sources: deepspeed/runtime/zero/partitioned_param_coordinator.py (``fetch_sub_mo
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 from policies.parallel.accumulation import micro_batches, refuse_pipelines
 from policies.parallel.ddp import never_overflowing
@@ -54,16 +54,6 @@ from sim.graph.graph import output_name
 # ``release_sub_module``, ``reset_step``) and config.py (defaults, in elements).
 
 
-class Sized(Protocol):
-    """A parameter with its unique name and its number of elements."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def elements(self) -> int: ...
-
-
 @dataclass(frozen=True)
 class Limits:
     """Settings of ZeRO-3, in elements; the defaults are DeepSpeed's.
@@ -84,34 +74,33 @@ class Limits:
     first_step: bool = False
 
 
-P = TypeVar("P", bound=Sized)
-
-
-class Fetch(NamedTuple, Generic[P]):
+class Fetch(NamedTuple):
     """The actions at the entry of a module.
 
     Attributes
     ----------
-    missing : list
+    missing : list of str
         Parameters to gather now, in one piece.
-    arrived : list of list
+    arrived : list of list of str
         Pieces, this one or earlier ones, that become available.
-    ahead : list
+    ahead : list of str
         Parameters to gather after that, in one piece.
     """
 
-    missing: list[P]
-    arrived: list[list[P]]
-    ahead: list[P]
+    missing: list[str]
+    arrived: list[list[str]]
+    ahead: list[str]
 
 
-class Coordinator(Generic[P]):
+class Coordinator:
     """Decides what the host of a rank gathers and frees.
 
     Parameters
     ----------
-    visits : sequence of sequence
+    visits : sequence of sequence of str
         Parameters of each module, in the order in which a forward and its backward enter them.
+    elements : mapping of str to int
+        Their numbers of elements.
     limits : Limits
 
     Attributes
@@ -121,20 +110,18 @@ class Coordinator(Generic[P]):
 
     Examples
     --------
-    >>> from collections import namedtuple
-    >>> P = namedtuple("P", "name elements")
-    >>> a, b = P("a", 30), P("b", 30)
-    >>> of = Coordinator([[a], [b], [b], [a]], Limits(prefetch=10, persistence=0, reuse=0))
-    >>> [[p.name for p in part] for part in (of.fetch().missing, of.fetch().missing)], of.live
+    >>> limits = Limits(prefetch=10, persistence=0, reuse=0)
+    >>> of = Coordinator([["a"], ["b"], ["b"], ["a"]], {"a": 30, "b": 30}, limits)
+    >>> [of.fetch().missing, of.fetch().missing], of.live
     ([['a'], []], 60)
     """
 
-    def __init__(self, visits: Sequence[Sequence[P]], limits: Limits) -> None:
-        self.visits, self.limits = visits, limits
+    def __init__(self, visits: Sequence[Sequence[str]], elements: Mapping[str, int], limits: Limits) -> None:
+        self.visits, self.elements, self.limits = visits, elements, limits
         self.reset()
-        self.kept = {each.name for module in visits for each in module if each.elements <= limits.persistence}
+        self.kept = {each for each, size in elements.items() if size <= limits.persistence}
         self.available = set(self.kept)
-        self.in_flight: dict[str, list[P]] = {}
+        self.in_flight: dict[str, list[str]] = {}
         """Parameter → all parameters gathered with it."""
         self.live = 0
 
@@ -144,67 +131,70 @@ class Coordinator(Generic[P]):
         self.entered = 0
         self.fetched_for: dict[str, int] = {}
 
-    def fetch(self) -> Fetch[P]:
+    def fetch(self) -> Fetch:
         """Enter the next module."""
         module = self.visits[self.entered]
         missing = self._gather(module)
         arrived = []
         for each in module:
-            if each.name in self.in_flight:
-                together = self.in_flight[each.name]
+            if each in self.in_flight:
+                together = self.in_flight[each]
                 arrived.append(together)
+                self.available.update(together)
                 for one in together:
-                    self.available.add(one.name)
-                    del self.in_flight[one.name]
-        ahead: list[P] = []
+                    del self.in_flight[one]
+        ahead: list[str] = []
         if not self.limits.first_step:
-            own = {each.name for each in module if self._seen(each) < self.entered}
+            own = {each for each in module if self._seen(each) < self.entered}
             while self.queue and own:
                 each, visit = self.queue.popleft()
-                self.fetched_for[each.name] = visit
-                own.discard(each.name)
+                self.fetched_for[each] = visit
+                own.discard(each)
             ahead = self._gather_ahead()
         self.entered += 1
         return Fetch(missing, arrived, ahead)
 
-    def release(self, module: Sequence[P]) -> None:
+    def release(self, module: Sequence[str]) -> None:
         """Leave a module."""
         held = set(self.kept)
         if not self.limits.first_step:
-            held |= {each.name for each in module if self._seen(each) > self.entered}
+            held |= {each for each in module if self._seen(each) > self.entered}
             traversed = 0
             for coming in self.visits[self.entered :]:
                 if traversed >= self.limits.reuse:
                     break
-                held |= {each.name for each in coming}
-                traversed += sum(each.elements for each in coming)
+                held.update(coming)
+                traversed += self._size(coming)
         for each in module:
-            if each.name not in held and each.name in self.available:
-                self.available.remove(each.name)
-                self.live -= each.elements
+            if each not in held and each in self.available:
+                self.available.remove(each)
+                self.live -= self.elements[each]
 
-    def _gather_ahead(self) -> list[P]:
+    def _gather_ahead(self) -> list[str]:
         most = min(self.limits.max_live - self.live, self.limits.prefetch)
-        ahead: list[P] = []
-        while self.queue and sum(each.elements for each in ahead) < most:
+        ahead: list[str] = []
+        while self.queue and self._size(ahead) < most:
             each, visit = self.queue.popleft()
-            self.fetched_for[each.name] = max(self._seen(each), visit)
+            self.fetched_for[each] = max(self._seen(each), visit)
             if self._is_missing(each) and each not in ahead:
                 ahead.append(each)
         return self._gather(ahead)
 
-    def _gather(self, parameters: Sequence[P]) -> list[P]:
+    def _gather(self, parameters: Sequence[str]) -> list[str]:
         missing = [each for each in parameters if self._is_missing(each)]
-        self.live += sum(each.elements for each in missing)
-        self.in_flight.update((each.name, missing) for each in missing)
+        self.live += self._size(missing)
+        self.in_flight |= dict.fromkeys(missing, missing)
         return missing
 
-    def _seen(self, each: P) -> int:
+    def _seen(self, each: str) -> int:
         """Return the last visit for which a parameter was fetched."""
-        return self.fetched_for.get(each.name, -1)
+        return self.fetched_for.get(each, -1)
 
-    def _is_missing(self, each: P) -> bool:
-        return each.name not in self.available and each.name not in self.in_flight
+    def _is_missing(self, each: str) -> bool:
+        return each not in self.available and each not in self.in_flight
+
+    def _size(self, parameters: Sequence[str]) -> int:
+        return sum(map(self.elements.__getitem__, parameters))
 
 
 class ZeroThree(DataParallel):
@@ -285,8 +275,10 @@ class _Host:
         """Parameters that are always present."""
         for each in self.persistent:
             self.program.records.externals[each.name] = step.records.externals[each.name]
-        visits = sorted(_entered(Modules(self.batches[0], of.wrap)).items())
-        self.coordinator = Coordinator([module.parameters for _, module in visits], of.limits)
+        self.parameters = {each.name: each for each in step.parameters}
+        visits = [_names(module) for _, module in sorted(_entered(Modules(self.batches[0], of.wrap)).items())]
+        sizes = {each.name: each.elements for each in step.parameters}
+        self.coordinator = Coordinator(visits, sizes, of.limits)
         self.handle: dict[str, str] = {}
         """Parameter → the op that gathers it."""
         self.gathers = 0
@@ -328,7 +320,7 @@ class _Host:
                 self.reduce(launched, buckets[launched])
                 launched += 1
             if place in leave:
-                self.coordinator.release(leave[place].parameters)
+                self.coordinator.release(_names(leave[place]))
         for k in range(launched, len(buckets)):
             self.reduce(k, buckets[k])
 
@@ -342,27 +334,27 @@ class _Host:
         self.gather(found.ahead)
         return waited
 
-    def gather(self, parameters: Sequence[Parameter]) -> None:
+    def gather(self, names: Sequence[str]) -> None:
         """Launch one all_gather."""
-        if not parameters:
+        if not names:
             return
-        shard = sum(shard_nbytes(each, self.n) for each in parameters)
+        shard = sum(shard_nbytes(self.parameters[each], self.n) for each in names)
         first = (self.updates[-1].name, 1) if self.stream_end is None else self.over
         self.over = None
-        name, names = f"all_gather{self.gathers}", [each.name for each in parameters]
+        name = f"all_gather{self.gathers}"
         where = {"stream": "all_gather" if self.of.overlap else COMPUTE, "communicator": GROUP}
         name = self.program.add(name, "all_gather", names, [self.n * shard], after=[first], **where)
         self.gathers += 1
         self.stream_end = name
         self.handle |= dict.fromkeys(names, name)
 
-    def concatenate(self, together: Sequence[Parameter]) -> None:
+    def concatenate(self, together: Sequence[str]) -> None:
         """Turn data gathered in one piece into parameters."""
-        name, sizes = self.handle[together[0].name], [each.nbytes for each in together]
+        name, sizes = self.handle[together[0]], [self.parameters[each].nbytes for each in together]
         stream = "all_gather" if self.of.overlap else COMPUTE
         made = self.stream_end = self.program.add(f"{name}/concat", "concat", [name], sizes, stream=stream)
         for k, each in enumerate(together):
-            self.program.instead[each.name] = output_name(made, k)
+            self.program.instead[each] = output_name(made, k)
 
     def reduce(self, k: int, bucket: Sequence[Parameter]) -> None:
         """Launch the reduction of a bucket; parts are added to those of earlier micro-batches."""
@@ -374,6 +366,10 @@ class _Host:
         for i, each in enumerate(bucket):
             sum_ = self.program.add_part(self.prefix, each, output_name(name, i), self.n, stream)
             self.reduced = sum_ or self.reduced
+
+
+def _names(module: Module) -> list[str]:
+    return [each.name for each in module.parameters]
 
 
 def _entered(modules: Modules, end: int = 0) -> dict[int, Module]:

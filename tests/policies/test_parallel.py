@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from parallel_helpers import by_stream, layers, run
 
-from policies.parallel.ddp import DistributedDataParallel, closed_when_full, filled, never_overflowing
+from policies.parallel.ddp import DistributedDataParallel, filled, never_overflowing
 from policies.parallel.fsdp2 import FullyShard
 from policies.parallel.rank_grid import DataParallel, Grid, Ranked
 from policies.parallel.training_step import Parameter, TrainingStep
@@ -60,12 +61,18 @@ GOLDEN = {
 }
 
 
+def closed(sizes: Sequence[int], limits: Sequence[int]) -> list[list[int]]:
+    """Return the places of these sizes in buckets."""
+    given = [Parameter(f"w{k}", "", "", n, n, None) for k, n in enumerate(sizes)]
+    return [[int(each.name[1:]) for each in row] for row in filled(given, "nbytes", limits)]
+
+
 @pytest.mark.parametrize("limits", GOLDEN)
 def test_buckets_of_resnet50(limits: tuple[int, ...], resnet: TrainingStep) -> None:
     """Of torchvision's parameters backwards, and of the gradients of ONNX's graph as they become ready."""
     sizes = torchvision_resnet50()[::-1]
     assert (len(sizes), sum(sizes)) == (161, 102_228_128)
-    found = closed_when_full(sizes, limits)
+    found = closed(sizes, limits)
     assert [(sum(sizes[k] for k in row), len(row)) for row in found] == GOLDEN[limits]
     ddp = DistributedDataParallel(8, bucket_size_bytes=None if len(limits) == 2 else limits[0])
     real = [(sum(each.nbytes for each in row), len(row)) for row in ddp.buckets(resnet)]
@@ -102,7 +109,7 @@ def test_buckets_are_cut_where_sums_say(sizes: list[int], limits: list[int]) -> 
         end = ends[0] + 1 if ends else len(sizes)
         expected.append(list(range(start, end)))
         start = end
-    assert closed_when_full(sizes, limits) == expected
+    assert closed(sizes, limits) == expected
 
 
 @given(st.lists(st.integers(1, 30), max_size=30), st.integers(1, 60))

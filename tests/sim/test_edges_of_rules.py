@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
 from typing import Any
 
 import pytest
@@ -27,8 +26,6 @@ from sim.explain.derived import DerivedColumns
 from sim.explain.memory_use import allocated
 from sim.export.tables import task_table
 from sim.plot.html import told
-
-P = namedtuple("P", "name elements")
 
 
 def test_durations_by_kind_are_those_of_every_rank() -> None:
@@ -94,10 +91,10 @@ def test_defaults_of_allocators() -> None:
 def test_within_a_distance_of_one_element_the_next_module_keeps_what_it_reads(
     reuse: int, stays: bool
 ) -> None:
-    a = P("a", 30)
-    of = Coordinator([[a], [a]], Limits(prefetch=0, persistence=0, reuse=reuse))
+    limits = Limits(prefetch=0, persistence=0, reuse=reuse)
+    of = Coordinator([["a"], ["a"]], {"a": 30}, limits)
     of.fetch()
-    of.release([a])
+    of.release(["a"])
     assert (("a" in of.available), of.live) == (stays, 30 * stays)
 
 

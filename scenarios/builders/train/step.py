@@ -393,25 +393,23 @@ _REDUCE_BUCKET: Final = 500_000_000
 """Elements per bucket (``reduce_bucket_size``)."""
 
 
-class _Weight(NamedTuple):
-    name: str
-    elements: int
+_Weights = dict[str, int]
+"""Name of a weight -> its elements."""
 
 
-def _runs(of: Training, unit: CheckpointUnit) -> list[tuple[str, tuple[_Weight, ...], StagePart]]:
+def _runs(of: Training, unit: CheckpointUnit) -> list[tuple[str, _Weights, StagePart]]:
     """Return the pieces of a unit, each with its weights (none: it is not a module) and its time."""
-    model, found = of.model, list[tuple[str, tuple[_Weight, ...], StagePart]]()
-    words = _Weight("words", -(-model.vocabulary // of.layout.tp) * model.hidden)
+    model, found = of.model, list[tuple[str, _Weights, StagePart]]()
+    words = {"words": -(-model.vocabulary // of.layout.tp) * model.hidden}
     for k, piece in enumerate(unit.pieces):
         timed = of.timed(CheckpointUnit(piece.name, (piece,)))
         first = unit.pieces.index(piece)  # a head repeated for a further token has the same weights
-        weights = [_Weight(f"{unit.name}/{first}", timed.parameters)] if timed.parameters else []
-        if piece.name == "embedding":
-            positions = _Weight("positions", model.positions * model.hidden)
-            weights = [words, positions] if model.positions else [words]
-        if piece.name == "head" and model.tied:
-            weights = [words]
-        found.append((f"{unit.name} {piece.name}{f' {k}' * (k > first)}", tuple(weights), timed))
+        weights = {f"{unit.name}/{first}": timed.parameters} if timed.parameters else {}
+        if piece.name == "embedding" or (piece.name == "head" and model.tied):
+            weights = words
+        if piece.name == "embedding" and model.positions:
+            weights = {**words, "positions": model.positions * model.hidden}
+        found.append((f"{unit.name} {piece.name}{f' {k}' * (k > first)}", weights, timed))
     return found
 
 
@@ -419,7 +417,7 @@ class _Visit(NamedTuple):
     """A run in one direction, from the entry of a module to that of the next."""
 
     name: str
-    weights: tuple[_Weight, ...]
+    weights: _Weights
     spent: Spent
     phase: str
     unit: CheckpointUnit
@@ -454,10 +452,9 @@ class _ZeroThreeWriter(StepWriter):
     def __init__(self, of: Training) -> None:
         super().__init__(of)
         self.visits = _visits(of, self.waits)
-        modules = [visit.weights for visit in self.visits if visit.weights]
-        limits = Limits()
-        self.coordinator = Coordinator(modules, limits)
-        weights = {each: each.elements for row in modules for each in row}
+        modules, limits = [visit.weights for visit in self.visits if visit.weights], Limits()
+        weights = {name: size for row in modules for name, size in row.items()}
+        self.coordinator = Coordinator([[*row] for row in modules], weights, limits)
         self.rest = self.stage.parameters - sum(weights.values())
         self.stays = self.rest + sum(size for size in weights.values() if size <= limits.persistence)
         self.last = {each: at for at, visit in enumerate(self.visits) for each in visit.weights}
@@ -468,7 +465,7 @@ class _ZeroThreeWriter(StepWriter):
         self.held = {visit.unit: self.memory(visit.unit) for visit in self.visits}
         self.forward_of: dict[tuple[str, int], int] = {}
         """Unit, micro-batch → the op that keeps what its backward needs."""
-        buckets = 2 * of.gradient_bytes * max(_REDUCE_BUCKET, *(each.elements for each in weights))
+        buckets = 2 * of.gradient_bytes * max(_REDUCE_BUCKET, *weights.values())
         self.hold(of.parameter_bytes * self.stays + buckets)
 
     def finish(self, optimizer: int) -> None:
@@ -484,20 +481,20 @@ class _ZeroThreeWriter(StepWriter):
             self.computed = (self.visit(visit, messages, arrived, k),)
             if not visit.weights:
                 continue
-            for each in visit.weights if visit.phase == "B" else ():
+            for each, size in visit.weights.items() if visit.phase == "B" else ():
                 if self.last[each] != at:
                     continue
-                if held + each.elements > _REDUCE_BUCKET and held:
+                if held + size > _REDUCE_BUCKET and held:
                     self.scatter(held, k)
                     held = 0
-                held += each.elements
-            self.coordinator.release(visit.weights)
+                held += size
+            self.coordinator.release([*visit.weights])
         self.scatter(held, k)
 
     def visit(self, visit: _Visit, messages: Sequence[float], after: Sequence[int], k: int) -> int:
         """Write a visit; what its forward keeps for a unit stays until the unit's backward is over."""
         unit, memory = visit.unit.name, self.held[visit.unit]
-        gathers = (self.handle[each.name] for each in visit.weights if each.name in self.handle)
+        gathers = (self.handle[each] for each in visit.weights if each in self.handle)
         reads = [self.builder.tensor(op) for op in dict.fromkeys(gathers)]
         outputs: tuple[int, ...] = (0, _backward(memory))
         if visit.phase != "F":
@@ -518,20 +515,20 @@ class _ZeroThreeWriter(StepWriter):
         self.launch(found.missing, visit, self.computed, k)
         arrived = []
         for together in found.arrived:
-            elements = sum(each.elements for each in together)
+            elements = sum(map(self.coordinator.elements.__getitem__, together))
             ns = self.of.calibration.pass_ns(2 * self.of.parameter_bytes * elements)
-            after = (self.handle[together[0].name],)
-            name = f"parts of {together[0].name} for {visit.name}"
+            after = (self.handle[together[0]],)
+            name = f"parts of {together[0]} for {visit.name}"
             arrived.append(self.op(name, "concat", ns, after, k, BESIDE, ns))  # counts as part of the gather
         return tuple(arrived), self.launch(found.ahead, visit, (*self.computed, *arrived), k)
 
-    def launch(self, weights: Sequence[_Weight], visit: _Visit, idle: Sequence[int], k: int) -> float:
+    def launch(self, weights: Sequence[str], visit: _Visit, idle: Sequence[int], k: int) -> float:
         """Launch one gather once the device is idle after these ops; return how long it takes."""
         if not weights:
             return 0.0
-        elements = sum(each.elements for each in weights)
-        launched = self.gather(f"{weights[0].name} at {visit.name}", elements, idle, k)
-        self.handle.update((each.name, launched) for each in weights)
+        elements = sum(map(self.coordinator.elements.__getitem__, weights))
+        launched = self.gather(f"{weights[0]} at {visit.name}", elements, idle, k)
+        self.handle |= dict.fromkeys(weights, launched)
         return self.gather_ns(elements)
 
     def scatter(self, elements: int, k: int) -> None:
