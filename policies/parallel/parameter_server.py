@@ -58,10 +58,7 @@ class ParameterServer:
     """
 
     def __init__(
-        self,
-        workers: int | list[str],
-        servers: list[str] | int | str,
-        asynchronous: bool = False,
+        self, workers: int | list[str], servers: list[str] | int | str, asynchronous: bool = False
     ) -> None:
         self.workers = Ranks.of("parameter-server", workers, "workers")
         if isinstance(servers, int | str):

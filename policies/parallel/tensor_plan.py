@@ -85,12 +85,7 @@ class TensorPlan:
     """
 
     def __init__(
-        self,
-        records: Records,
-        order: Sequence[str],
-        t: int,
-        listed: Mapping[str, str],
-        vocabulary: bool,
+        self, records: Records, order: Sequence[str], t: int, listed: Mapping[str, str], vocabulary: bool
     ) -> None:
         self.records, self.order, self.t = records, order, t
         ops = [records.ops[name] for name in order]

@@ -66,10 +66,7 @@ class ZeroOne(DataParallel):
     name, stage = "zero-1", 1
 
     def __init__(
-        self,
-        ranks: int | list[str] | None = None,
-        bucket_size: int = 500_000_000,
-        overlap: bool = False,
+        self, ranks: int | list[str] | None = None, bucket_size: int = 500_000_000, overlap: bool = False
     ) -> None:
         super().__init__(ranks)
         self.overlap = overlap

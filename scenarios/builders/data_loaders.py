@@ -56,8 +56,7 @@ class DataLoadingFields(Builder):
         0, description="batches begun before the training step takes them; 0: synchronous"
     )
     workers: Annotated[
-        Size,
-        Field(le=MOST_LANES // 2, description="batches that load and preprocess each work on at once"),
+        Size, Field(le=MOST_LANES // 2, description="batches that load and preprocess each work on at once")
     ] = 1
     pin_memory: bool = Field(True, description="copy on a stream of its own")
     replicas: Size = Field(1, description="number of GPUs that share each batch")

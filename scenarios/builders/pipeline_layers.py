@@ -111,12 +111,7 @@ def graph_layers(
 def layer_costs(layers: Sequence[PipelineStage]) -> list[LayerCost]:
     """Return the costs of layers that planners use."""
     return [
-        LayerCost(
-            layer.times.total,
-            layer.boundary_nbytes,
-            layer.parameter_nbytes,
-            layer.activation_nbytes,
-        )
+        LayerCost(layer.times.total, layer.boundary_nbytes, layer.parameter_nbytes, layer.activation_nbytes)
         for layer in layers
     ]
 

@@ -103,8 +103,7 @@ class CheckpointFields(Strict):
     size: Bytes | None = Field(None, description="its size, with bandwidth, in place of times")
     bandwidth: Bandwidth | None = Field(None, description="of writing and reading it")
     asynchronous: bool | Duration = Field(
-        False,
-        description="whether the run goes on meanwhile, or after so long; the next one waits for it",
+        False, description="whether the run goes on meanwhile, or after so long; the next one waits for it"
     )
     restore: Duration | None = Field(None, description="time to load one; default: 0, or by size")
 

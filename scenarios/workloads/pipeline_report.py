@@ -285,11 +285,7 @@ def _help(
 
 
 def pipeline_report(
-    trace: Trace,
-    *,
-    schedule: Schedule,
-    stages: Sequence[PipelineStage],
-    devices: Sequence[str],
+    trace: Trace, *, schedule: Schedule, stages: Sequence[PipelineStage], devices: Sequence[str]
 ) -> dict[str, Any]:
     """Return what a pipeline adds to the summary of a run: the key ``pipeline``.
 

@@ -215,8 +215,7 @@ class TrainFields(Strict):
         description="layers at the beginning and at the end whose products stay in 16 bits",
     )
     offload: Whole | list[Literal["core_attn", "expert_fc1", "moe_act"]] = Field(
-        0,
-        description="to the host: what so many first layers keep (fsdp), or what these modules read",
+        0, description="to the host: what so many first layers keep (fsdp), or what these modules read"
     )
     partition: list[Size] | None = Field(None, description="layers of each stage; default: even")
     memory: Bytes | None = Field(None, description="of a GPU, instead of the calibration's")
@@ -311,10 +310,7 @@ def training_of(fields: TrainFields, document: Document) -> Training:
         return _training(fields, document)
 
 
-_AS_GIVEN: Final = {
-    *("micro_batch", "batch", "optimizer_state"),
-    *("attention", "dropout", "imbalance"),
-}
+_AS_GIVEN: Final = {*("micro_batch", "batch", "optimizer_state"), *("attention", "dropout", "imbalance")}
 """Fields that are passed to `Training` unchanged."""
 
 
