@@ -30,9 +30,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import Field
 
-from devices.describe.field_types import MOST_LANES, Bytes, Duration, fault
+from devices.describe.field_types import MOST_LANES, Bytes, Duration
 from devices.describe.quantities import Size, Whole
 from scenarios.builders.builder import Builder
 from scenarios.builders.input_pipeline import InputPipeline, Replica
@@ -244,17 +244,6 @@ class DataLoaderFields(InputPipeline):
 # Not modelled: the memory budget, ``slack_period``, and the tuning of `workers`.
 
 
-def _buffer(value: Any) -> Any:
-    if value in ("auto", "none") or (
-        isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 10**6
-    ):
-        return value
-    raise fault(f"{value!r} is not auto, none or a whole number of 0 to 1000000")
-
-
-_BUFFER = {"anyOf": [{"enum": ["auto", "none"]}, {"type": "integer", "minimum": 0, "maximum": 10**6}]}
-
-
 class TfDataFields(InputPipeline):
     """Training on batches from tf.data: a parallel map and a prefetch."""
 
@@ -263,16 +252,12 @@ class TfDataFields(InputPipeline):
         None,
         description="num_parallel_calls of map; default: one element after another is made when asked for",
     )
-    prefetch: Annotated[
-        int | str,
-        BeforeValidator(_buffer),
-        WithJsonSchema(_BUFFER),
-        Field(
-            description="elements that the buffer holds; auto (default): the autotuner decides; 0: the user "
-            "has none, and TensorFlow adds a tuned one behind a sequential map; none: nor does it "
-            "(inject_prefetch off)"
-        ),
-    ] = "auto"
+    prefetch: Annotated[Whole, Field(le=10**6)] | Literal["auto", "none"] = Field(
+        "auto",
+        description="elements that the buffer holds; auto (default): the autotuner decides; 0: the user has "
+        "none, and TensorFlow adds a tuned one behind a sequential map; none: nor does it (inject_prefetch "
+        "off)",
+    )
 
     @property
     def buffer(self) -> int:

@@ -63,23 +63,21 @@ class Transformer:
     hidden: int
     heads: int
     sequence: int
-    vocabulary: int = 0
+    vocabulary: int
     micro_batch: int = 1
     dtype: str = "bf16"
 
     def __post_init__(self) -> None:
         """Raise if a size is not positive, or sizes do not fit each other."""
-        for size in ("layers", "hidden", "heads", "sequence", "micro_batch"):
+        for size in ("layers", "hidden", "heads", "sequence", "vocabulary", "micro_batch"):
             whole("Transformer", size, getattr(self, size))
-        whole("Transformer", "vocabulary", self.vocabulary, least=0)
         if self.hidden % self.heads:
             raise InputError(f"hidden size {self.hidden} is no multiple of {self.heads} heads")
 
     @property
     def parameters(self) -> int:
         """All parameters except the last norm's; the output layer's are the embedding's."""
-        rows = self.vocabulary + self.sequence if self.vocabulary else 0
-        return (self.layers * (12 * self.hidden + 13) + rows) * self.hidden
+        return (self.layers * (12 * self.hidden + 13) + self.vocabulary + self.sequence) * self.hidden
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -101,7 +99,7 @@ def gpt_graph(model: Transformer, *, training: bool = False, name: str = "gpt") 
     Raises
     ------
     InputError
-        There is no vocabulary, the data type is unknown, or the builder does not support a size.
+        The data type is unknown, or there are too many ops.
 
     Examples
     --------
@@ -109,10 +107,6 @@ def gpt_graph(model: Transformer, *, training: bool = False, name: str = "gpt") 
     >>> len(gpt_graph(small)), len(gpt_graph(small, training=True))
     (23, 91)
     """
-    if not model.vocabulary:
-        raise InputError(
-            "a transformer of its own needs a vocabulary, for its embedding and its output layer"
-        )
     check_dtype(model.dtype)
     writer = _Writer(model, name)
     logits = writer.forward()

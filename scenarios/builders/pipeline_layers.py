@@ -130,8 +130,6 @@ def balance_of(layers: Sequence[PipelineStage], stages: int, plan: str | Sequenc
     if plan == "size":
         return by_size(costs, stages)
     planners = {"time": block_partition, "block": block_partition, "min-max": min_max}
-    if plan not in planners:
-        raise InputError(f"unknown planner {plan!r}; known: block, min-max, size, time")
     return planners[plan]([cost.time_ns for cost in costs], stages)
 
 

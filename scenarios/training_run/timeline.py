@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
@@ -67,29 +66,19 @@ def lanes_of(life: Life, most: int = MOST_WORKERS) -> dict[str, list[Interval]]:
 
 def _of_worker(life: Life, changes: list[tuple[int, str]], slow: list[tuple[int, int]]) -> Iterator[Interval]:
     ends = [start for start, _ in changes[1:]] + [life.end_ns]
-    starts = [start for _, start, _ in life.timeline]
-    over = 0  # number of slow intervals that have ended
     for (start, state), end in zip(changes, ends, strict=True):
         if start < end and state != "job":
             yield state, start, end
-        elif start < end:
-            for i in range(max(0, bisect_right(starts, start) - 1), bisect_left(starts, end)):
-                each, a, b = life.timeline[i]
-                a, b = max(a, start), min(b, end)
-                while over < len(slow) and slow[over][1] <= a:
-                    over += 1
-                if a < b:
-                    yield from _cut(each, a, b, slow, over if each in ("computing", "redoing") else len(slow))
+        for each, a, b in life.timeline if state == "job" else ():
+            computes = each in ("computing", "redoing")
+            yield from _cut(each, max(a, start), min(b, end), slow if computes else [])
 
 
-def _cut(state: str, start: int, end: int, slow: list[tuple[int, int]], first: int) -> Iterator[Interval]:
-    """Yield an interval, cut where it overlaps slow ones; `first` is the first that may."""
+def _cut(state: str, start: int, end: int, slow: list[tuple[int, int]]) -> Iterator[Interval]:
+    """Yield an interval, cut where it overlaps slow ones."""
     at = start
-    for k in range(first, len(slow)):
-        a, b = slow[k]
-        if a >= end:
-            break
-        a, b = max(a, at), min(b, end)
+    for begin, over in slow:
+        a, b = max(begin, at), min(over, end)
         if a < b:
             if at < a:
                 yield state, at, a

@@ -16,9 +16,9 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from devices.describe.field_types import Bandwidth, Bytes, Duration, FlopRate, fault
 from devices.describe.quantities import Count, File, Name, Shorthand, Size, Strict, Whole
@@ -152,15 +152,6 @@ class PipelineModelFields(Strict):
         return self
 
 
-def _stages(value: Any) -> Any:
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    is_count = isinstance(value, int) and not isinstance(value, bool) and value > 0
-    if value is None or isinstance(value, list) or is_count:
-        return value
-    raise fault(f"should be a number of stages, or a list of them, not {value!r}")
-
-
 MOST_SLOTS = MOST_BUILT
 """Maximum number of forwards in a run: stages times micro-batches."""
 
@@ -170,11 +161,9 @@ Checkpoint = Literal["always", "except_last", "never"]
 class PipelineFields(StageFields):
     """A pipeline: its stages, its micro-batches and its surroundings."""
 
-    stages: Annotated[
-        Size | list[StageFields] | None,
-        BeforeValidator(_stages),
-        Field(description="number of stages, all chunks counted; or a list with times and sizes of each"),
-    ] = None
+    stages: Size | list[StageFields] | None = Field(
+        None, description="number of stages, all chunks counted; or a list with times and sizes of each"
+    )
     ranks: Size | None = Field(
         None,
         description="instead of stages: number of ranks; each has as many stages as the schedule has "

@@ -243,7 +243,8 @@ class Train(Workload):
     def misfit(self, document: Document, policy: PolicyFields) -> str | None:
         """Return why sizes do not fit one another; other errors come from the run."""
         try:
-            _under(_training(self.train, document), policy).schedule  # noqa: B018
+            training = _training(self.train, document)
+            replace(training, policy=policy.name, options=policy.options).schedule  # noqa: B018
         except MisfitError as error:
             return error.reason
         except InputError:
@@ -268,7 +269,7 @@ class Train(Workload):
             raise document.error(
                 ("machine",), "a training runs on what its calibration describes, and takes no machine"
             )
-        training = _under(training_of(self.train, document), policy)
+        training = replace(training_of(self.train, document), policy=policy.name, options=policy.options)
         try:
             schedule = training.schedule
             graph, devices = step_graph(training, schedule)
@@ -292,10 +293,6 @@ class Train(Workload):
             check_fits(training, peaks_of(training, trace), trace.makespan_ns if advise else None)
 
         return Work(graph, devices, report, fits)
-
-
-def _under(training: Training, policy: PolicyFields) -> Training:
-    return replace(training, policy=policy.name, options=policy.options)
 
 
 def training_of(fields: TrainFields, document: Document) -> Training:
@@ -395,8 +392,7 @@ def _training(fields: TrainFields, document: Document) -> Training:
 def _check_effects(fields: TrainFields, model: Architecture, overlap: Collection[str], dtype: str) -> None:
     """Raise if a field has no effect."""
     of_experts = {"dispatcher": "dispatcher" in fields.model_fields_set, "overlap": "ep" in overlap}
-    if not model.experts and any(of_experts.values()):
-        key = next(key for key, given in of_experts.items() if given)
+    for key in (key for key, given in of_experts.items() if given and not model.experts):
         raise InputError("has no effect: the model has no experts", path=(key,))
     if any(fields.wide_layers) and dtype in _IN_16_BITS:
         raise InputError(f"has no effect: all products are in {dtype}", path=("wide_layers",))
@@ -501,8 +497,6 @@ def architecture_of(fields: ModelFields, document: Document) -> Architecture:
     for key in ("layers", "hidden", "heads", "vocabulary"):
         if key not in sizes:
             raise InputError(f"has no {key}; give it, or the name of a model that has it")
-    if sizes.get("dense_layers", 0) > sizes["layers"]:
-        sizes["dense_layers"] = sizes["layers"]
     if "layers" in given and "pattern" not in given and "pattern" in sizes:
         sizes["pattern"] = sizes["pattern"][: sizes["layers"]]
     return Architecture(**sizes)

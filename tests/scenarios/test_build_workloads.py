@@ -196,7 +196,7 @@ def test_wrong_random_graphs(options: str, message: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("size", ["layers", "hidden", "heads", "sequence", "vocabulary", "micro_batch"])
 def test_sizes_that_are_not_whole_are_refused(size: str) -> None:
-    sizes: dict[str, Any] = {"layers": 1, "hidden": 8, "heads": 2, "sequence": 4, size: 2.5}
+    sizes: dict[str, Any] = {"layers": 1, "hidden": 8, "heads": 2, "sequence": 4, "vocabulary": 9, size: 2.5}
     with pytest.raises(
         InputError, match=rf"Transformer: {size} must be a whole number of at least .; found 2\.5"
     ):

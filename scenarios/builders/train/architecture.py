@@ -176,8 +176,6 @@ class Architecture:
             raise InputError(f"{self.heads} heads cannot share {self.kv_heads} heads of keys and values")
         if self.experts and not 0 < self.top_k <= self.experts:
             raise InputError(f"a token cannot go to {self.top_k} of {self.experts} experts")
-        if self.dense_layers > self.layers:
-            raise InputError(f"{self.dense_layers} dense layers are more than the {self.layers} there are")
         object.__setattr__(self, "pattern", tuple(self.pattern))
         if self.pattern:
             self._check_pattern()

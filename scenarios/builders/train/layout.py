@@ -144,8 +144,6 @@ class ParallelLayout:
         sizes = {"cp": self.cp, "dp": self.dp}
         if name == "dp_cp":
             return self._placed({each: sizes[each] for each in both})
-        if name not in ("ep", "edp", "shard", "replicas", "eshard", "ereplicas"):
-            raise InputError(f"no group {name!r}")
         of_experts = name[0] == "e"
         if of_experts:
             sizes["tp"] = self.tp
