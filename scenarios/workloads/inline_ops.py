@@ -25,10 +25,10 @@ from pydantic import BeforeValidator, Field, JsonValue, PrivateAttr, WithJsonSch
 
 from devices.describe.field_types import Bytes, Duration, Flops, fault, reader
 from devices.describe.quantities import Count, Name, Shorthand, Strict, Whole
-from scenarios.file.document import Document, Loc
-from scenarios.ops.inlining import FUNCTIONAL_KINDS, Function, add_ops, is_functional
-from scenarios.workloads.workload import Workload
-from sim.base.errors import GraphError, UnknownNameError, hint
+from scenarios.file.document import Document
+from scenarios.ops.inlining import FUNCTIONAL_KINDS, Function, add_ops
+from scenarios.workloads.workload import Workload, op_message, op_place
+from sim.base.errors import GraphError, UnknownNameError
 from sim.graph.builder import GraphBuilder
 from sim.graph.failures import read_fails
 from sim.graph.graph import Graph, output_name, split_output
@@ -124,6 +124,11 @@ class Op(Strict):
             raise fault("has both output and outputs; give one of them")
         if self.fails and "fails" in self.attributes:
             raise fault("has fails twice, as a key and among its attributes; give one of them")
+        keys = FUNCTIONAL_KINDS.get(self.kind, ())
+        if any(key not in self.attributes for key in keys):
+            given = [*(f"{key}: FUNCTION" for key in keys), *["trips: N"] * (self.kind == "while")]
+            message = f"an op of kind {self.kind} stands for the ops of {' and '.join(keys)}"
+            raise fault(f"{message}; give attributes: {{{', '.join(given)}}}")
         return self
 
     def sizes(self) -> list[int]:
@@ -179,22 +184,20 @@ class InlineOps(Workload):
         return self.kinds
 
     def build(self, document: Document, machine: Machine) -> Graph:
-        """Return the graph of the ops, built once; each name is checked, so that errors have a position."""
+        """Return the graph of the ops, built once."""
         if self._graph is None or self._graph.name != document.title:
-            self._graph = self._made(document, machine)
-        else:
-            self._check_devices(document, machine)
+            self._graph = self._made(document)
+        known = [word for device in machine.devices for word in (device.name, device.kind)]
+        for what, tensors in (("inputs", self.inputs), ("parameters", self.parameters)):
+            for name, tensor in tensors.items():
+                if tensor.device is not None and tensor.device not in known:
+                    error = UnknownNameError("device", tensor.device, known)
+                    raise document.wrong(error, ("workload", what, name, "device"))
         return self._graph
 
-    def _made(self, document: Document, machine: Machine) -> Graph:
-        self._check_names(document)
-        self._check_functions(document)
-        self._check_devices(document, machine)
+    def _made(self, document: Document) -> Graph:
+        self._tell_unused_functions(document)
         builder = GraphBuilder(document.title)
-        for name, tensor in self.inputs.items():
-            builder.input(name, tensor.size, device=tensor.device)
-        for name, tensor in self.parameters.items():
-            builder.parameter(name, tensor.size, device=tensor.device)
         records = [
             _record(name, op, part, self.ops) for name, op in self.ops.items() for part in range(op.split)
         ]
@@ -208,82 +211,26 @@ class InlineOps(Workload):
             for name, function in self.functions.items()
         }
         try:
+            for name, tensor in self.inputs.items():
+                builder.input(name, tensor.size, device=tensor.device)
+            for name, tensor in self.parameters.items():
+                builder.parameter(name, tensor.size, device=tensor.device)
             add_ops(builder, records, functions)
             return builder.build()
         except GraphError as error:
-            from scenarios.workloads.workload import op_message, op_place
-
             loc = op_place(error, document)
             raise document.error(loc, op_message(error, document), key=loc[-1] == "ops") from None
 
-    def _check_names(self, document: Document) -> None:
-        """Raise if an op refers to a name that does not exist."""
-        parts = {f"{name}/{k}" for name, op in self.ops.items() if op.split > 1 for k in range(op.split)}
-        for part in sorted(parts & set(self.ops)):
-            loc: Loc = ("workload", "ops", part)
-            raise document.error(loc, "is also the name of a part of a split op", key=True)
-        ops = {*self.ops, *parts}
-        for what, taken in (("inputs", ops), ("parameters", {*ops, *self.inputs})):
-            for name in getattr(self, what):
-                if name in taken:
-                    loc = ("workload", what, name)
-                    raise document.error(loc, f"the name {name!r} is used twice", key=True)
-        tensors = {*ops, *self.inputs, *self.parameters}
-        for name, op in self.ops.items():
-            for i, ref in enumerate(op.inputs):
-                if ref.source not in tensors and (message := self._why_no_output(ref.source)):
-                    raise document.error(("workload", "ops", name, "inputs", i), message)
-            for i, ref in enumerate(op.after):
-                if ref.source not in ops:
-                    message = f"unknown op {ref.source!r}{hint(ref.source, self.ops)}"
-                    raise document.error(("workload", "ops", name, "after", i), message)
-
-    def _why_no_output(self, source: str) -> str | None:
-        """Return what is wrong with ``op:k``, or None if the op has an output k."""
-        base, k = split_output(source) or ("", 0)
-        if base not in self.ops:
-            return f"unknown input {source!r}{hint(source, [*self.ops, *self.inputs, *self.parameters])}"
-        op = self.ops[base]
-        n = len(op.sizes())
-        if k < n or is_functional({"kind": op.kind, "attributes": op.attributes}):
-            return None  # how many results a function has is checked later
-        return f"{base!r} has {n} output(s), counted from 0"
-
-    def _check_functions(self, document: Document) -> None:
-        """Raise if an op of a functional kind names no function; warn of functions that no op names."""
-        used = set()
-        for loc, op in self._written().items():
-            keys = FUNCTIONAL_KINDS.get(op.kind, ())
-            missing = [key for key in keys if key not in op.attributes]
-            if missing:
-                given = ", ".join(f"{key}: FUNCTION" for key in keys)
-                more = ", trips: N" if op.kind == "while" else ""
-                message = (
-                    f"an op of kind {op.kind} stands for the ops of {' and '.join(keys)}, and its "
-                    f"attributes do not name {' and '.join(missing)}; give attributes: {{{given}{more}}}"
-                )
-                raise document.error(loc, f"op {loc[-1]!r}: {message}")
-            used |= {str(op.attributes[key]) for key in (*keys, "cond") if key in op.attributes}
+    def _tell_unused_functions(self, document: Document) -> None:
+        """Warn of functions that no op names."""
+        used = set[str]()
+        for op in (*self.ops.values(), *(op for each in self.functions.values() for op in each.ops.values())):
+            keys = (*FUNCTIONAL_KINDS.get(op.kind, ()), "cond")
+            used |= {str(op.attributes[key]) for key in keys if key in op.attributes}
         for name in self.functions:
             if name not in used:
                 place = document.place(("workload", "functions", name), key=True)
                 warnings.warn(f"{place}: no op uses the function {name!r}", stacklevel=2)
-
-    def _check_devices(self, document: Document, machine: Machine) -> None:
-        known = [word for device in machine.devices for word in (device.name, device.kind)]
-        things: dict[Loc, Op | External] = {**self._written()}
-        for what in ("inputs", "parameters"):
-            things |= {("workload", what, name): tensor for name, tensor in getattr(self, what).items()}
-        for loc, thing in things.items():
-            if thing.device is not None and thing.device not in known:
-                raise document.wrong(UnknownNameError("device", thing.device, known), (*loc, "device"))
-
-    def _written(self) -> dict[Loc, Op]:
-        """Return all ops, including those of functions, by their path in the scenario."""
-        ops: dict[Loc, Op] = {("workload", "ops", name): op for name, op in self.ops.items()}
-        for name, function in self.functions.items():
-            ops |= {("workload", "functions", name, "ops", inner): op for inner, op in function.ops.items()}
-        return ops
 
 
 _AS_WRITTEN: Final = ("kind", "device", "dtype", "stage", "micro_batch", "phase")

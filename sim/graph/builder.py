@@ -155,7 +155,7 @@ class GraphBuilder:
         if not name:
             raise GraphError(f"graph {self.name!r}: an op or tensor needs a name that is not empty")
         if name in self._ops or name in self._externals:
-            raise GraphError(f"graph {self.name!r}: the name {name!r} is used twice")
+            raise GraphError(f"graph {self.name!r}: the name {name!r} is used twice").about(name)
 
     def op(
         self,
@@ -460,7 +460,8 @@ class GraphBuilder:
         for position, (consumer, name) in refs.later.items():
             entry = find(name)
             if entry is None:
-                raise GraphError(self._unknown(consumer, name, refs.what)).about(self._name(consumer))
+                key = "inputs" if refs.what == "input" else "after"
+                raise GraphError(self._unknown(consumer, name, refs.what)).about(self._name(consumer), key)
             refs.entries[position] = entry
         refs.later.clear()
 

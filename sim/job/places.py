@@ -92,7 +92,7 @@ def _devices_of_pins(graph: Graph, machine: Machine) -> list[list[int]]:
         if pin not in meant and (graph.pin_code == code).any():
             op = int((graph.pin_code == code).argmax())
             unknown = f"is pinned to {pin!r}, which is no device of the machine{hint(pin, meant)}"
-            raise graph.fault(op, unknown)
+            raise graph.fault(op, unknown, "device")
     return [meant.get(pin, []) for pin in graph.pins]
 
 

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from scenarios.cli import app
 from scenarios.reference import ParameterDoc, decisions, known_as, plain, read_docstring
 from scenarios.run.load import load_scenario
+from sim import Graph
 from sim.base import plugins
 
 
@@ -82,14 +83,30 @@ def test_options_are_those_that_a_scenario_may_write() -> None:
     assert not hidden & {"plan", "evaluate"}, "only Python code can give them"
 
 
-def test_a_rate_is_written_with_its_unit(tmp_path: object) -> None:
-    (fusion,) = known_as("fusion")
-    assert [option.name for option in fusion.options] == ["patterns", "bandwidth", "peak", "issue_cost"]
-    fused = "{name: fusion, bandwidth: 4.8GB/s, peak: 60GFLOP/s, issue_cost: 2us}"
-    text = f"policy: {{name: ready-queue, compile: [{fused}]}}"
-    file = write(tmp_path, changed("policy: {name: ready-queue}", text))  # type: ignore[arg-type]
+class Rated:
+    """Leave a graph as it is.
+
+    Parameters
+    ----------
+    bandwidth_bytes_per_s : int
+    """
+
+    def __init__(self, bandwidth_bytes_per_s: int = 0) -> None:
+        self.bandwidth = bandwidth_bytes_per_s
+
+    def apply(self, graph: Graph) -> Graph:
+        """Return the graph."""
+        return graph
+
+
+def test_a_rate_is_written_with_its_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(plugins._registered, ("sim.rewrites", "rated"), Rated)
+    (rated,) = known_as("rated")
+    assert [option.name for option in rated.options] == ["bandwidth"]
+    text = "policy: {name: ready-queue, compile: [{name: rated, bandwidth: 4.8GB/s}]}"
+    file = write(tmp_path, changed("policy: {name: ready-queue}", text))
     (step,) = load_scenario(file).case().decisions.compile
-    assert vars(step.rewrite)["bytes_per_ns"] == 4.8
+    assert step.rewrite.bandwidth == 4_800_000_000
 
 
 def test_one_policy_is_told_with_options_and_source() -> None:

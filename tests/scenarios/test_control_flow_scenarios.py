@@ -170,9 +170,13 @@ workload:
 """
 
 MISNAMED = {
-    "while": ("kind: while, inputs: [a]", "workload.ops.f: op 'f': an op of kind while", "name body"),
-    "if": ("kind: if, inputs: [a, a], attributes: {then: step}", "workload.ops.f: ", "name else; give"),
-    "call": ("kind: call, inputs: [a], attributes: {}", "workload.ops.f: ", "name body; give"),
+    "while": ("kind: while, inputs: [a]", "workload.ops.f: an op of kind while", "of body; give"),
+    "if": (
+        "kind: if, inputs: [a, a], attributes: {then: step}",
+        "workload.ops.f: ",
+        "then and else; give",
+    ),
+    "call": ("kind: call, inputs: [a], attributes: {}", "workload.ops.f: ", "of body; give"),
     "unknown": (
         "kind: call, inputs: [a], attributes: {body: stp}",
         "workload.ops.f.attributes.body: ",

@@ -223,7 +223,7 @@ def test_a_mistake_in_a_session_has_its_place(tmp_path: Path) -> None:
         "machine: {devices: {cpu0: {kind: cpu}}}\nworkload:\n  sessions:\n"
         "    a:\n      workload:\n        ops:\n          f: {inputs: [g]}\n"
     )
-    with pytest.raises(ScenarioError, match=r"s.yaml:7:24: .*unknown input 'g'"):
+    with pytest.raises(ScenarioError, match=r"s.yaml:7:23: .*unknown input 'g'"):
         run_scenario(load_scenario(path))
     done = sim("run", path)
     assert done.exit_code == 2
