@@ -109,7 +109,7 @@ class StepWriter(ABC):
             after=after,
             duration_ns=round_half_up(ns),
             device=self.device,
-            micro_batch=k,
+            micro_batch=k if k >= 0 else None,
             phase=phase,
             attributes={INSIDE: round_half_up(inside)} if inside else None,
         )
