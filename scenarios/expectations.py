@@ -286,7 +286,6 @@ class Expectation(NamedTuple):
             raise self._unknown(self.loc, of, name, known[of])
         if RESULTS[kind].unit is ORDER:
             listed = self.condition["equals"]
-            assert isinstance(listed, list)
             for i, op in enumerate(listed):
                 if op not in known["op"]:
                     raise self._unknown((*self.loc, i), "op", op, known["op"])
@@ -337,8 +336,8 @@ class Expectation(NamedTuple):
             The run has no such result (the bubble without a pipeline, the end of an op that never ran).
         """
         result = RESULTS[self._split()[0]]
-        if result.unit is FILE:
-            return self._hold_schedule(run, new_tables=new_tables)
+        if (table := self.table) is not None:
+            return self._hold_schedule(run, table, new_tables)
         actual = self._result_of(run)
         beside = {
             key: given for key, given in self.condition.items() if isinstance(given, Relative) and given.run
@@ -350,7 +349,6 @@ class Expectation(NamedTuple):
         condition = resolved(self.condition, references)
         if isinstance(actual, list):
             listed = condition["equals"]
-            assert isinstance(listed, list)
             actual = [op for op in actual if op in set(listed)]
         wanted = ", ".join(
             WORDS[key] + result.unit.show(value) + (f" ({beside[key]})" if key in beside else "")
@@ -389,7 +387,7 @@ class Expectation(NamedTuple):
             return f"\n  {missing[0]!r} does not run{f' on {name}' if name else ''}"
         early, late = next((a, b) for a, b in zip(actual, condition["equals"], strict=True) if a != b)
         start = RESULTS["start"]
-        at, then = (int(start.get(run.summary, run.trace, op) or 0) for op in (early, late))  # type: ignore
+        at, then = (int(start.get(run.summary, run.trace, op) or 0) for op in (early, late))
         if at == then:
             return f"\n  {early!r} comes before {late!r}, and both start at {start.unit.show(at)}"
         told = f"{early!r} starts at {start.unit.show(at)}, before {late!r}, which starts at"
@@ -407,17 +405,15 @@ class Expectation(NamedTuple):
             raise self.document.error(self.loc, no_such_result(self.what, whose), key=True)
         return actual
 
-    def _hold_schedule(self, run: FinishedRun, *, new_tables: bool) -> Outcome:
+    def _hold_schedule(self, run: FinishedRun, table: Path, new_tables: bool) -> Outcome:
         from sim.diff.ops_table import against_table, has_run
 
-        assert self.table is not None
         golden = str(self.condition["equals"])
+        within_ns: Any = self.condition.get("tolerance", 0)
         with self.document.placing(*self.loc):
-            if new_tables and not has_run(self.table, run.policy):
+            if new_tables and not has_run(table, run.policy):
                 return Outcome(self, {"equals": golden}, "", False, f"{self.what} is not in {golden} yet")
-            within_ns = self.condition.get("tolerance", 0)
-            assert isinstance(within_ns, int)
-            differs = against_table(run.trace, self.table, run.policy, over_ns=within_ns)
+            differs = against_table(run.trace, table, run.policy, over_ns=within_ns)
         told = "\n  ".join([f"{self.what} is not that of {golden}", *differs])
         actual = "; ".join(line.strip() for line in differs) or golden
         return Outcome(self, {"equals": golden}, actual, not differs, told)
@@ -508,9 +504,7 @@ def _value(key: str, given: Any, what: str, runs: Sequence[str]) -> Given:
     if key == "tolerance" and result.unit is FILE:
         return parse_duration(given, what="")
     if key == "tolerance" and isinstance(given, str) and given.strip().endswith("%"):
-        share = SHARE.read(given)
-        assert isinstance(share, float)
-        return Relative(Fraction(str(share)))
+        return Relative(Fraction(str(SHARE.read(given))))
     relative = read_relative(given) if result.is_amount and key != "tolerance" else None
     if relative is None:
         if result.is_amount and given in runs:

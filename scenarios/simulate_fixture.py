@@ -104,9 +104,7 @@ class Simulated:
 
     def order(self, device: str | None = None) -> list[str]:
         """Return the names of tasks in order of their starts, on all devices or one."""
-        found = self["order" if device is None else f"order.{device}"]
-        assert isinstance(found, list)
-        return found
+        return list(self["order" if device is None else f"order.{device}"])
 
     def __getitem__(self, what: str) -> Value:
         """Return a result by its name in ``expect:``, in base units.

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from scenarios.cli.shared_options import JSON
+from scenarios.cli.options import JSON
 from sim.base.errors import InputError
 
 Backend = Annotated[str, typer.Option("--backend", metavar="NAME", help="timer, threads or cuda.")]

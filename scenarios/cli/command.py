@@ -26,7 +26,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
-from scenarios.cli.common_options import (
+from scenarios.cli.options import (
     SIMULATING,
     with_force,
     with_limit,

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from matplotlib.axis import XAxis, YAxis
 
 Summary = Mapping[str, Any]
-Value = int | float | str | list[str]
+Value = Any
+"""A result: int, float, str or list of str."""
 
 
 class Unit(NamedTuple):
@@ -196,19 +197,18 @@ class _Result(NamedTuple):
             return None if row is None else int(trace.tasks[self.key][row])
         found: Any = summary
         if self.of == "recovery" and not name:
-            return summary.get("serving", {}).get("request_goodput")  # type: ignore[no-any-return]
+            return summary.get("serving", {}).get("request_goodput")
         if self.of == "recovery":
             found = summary["training_run"]["recovery"][name]
         elif self.of:
             found = summary[f"{self.of}s"][name]
         if self.key in OBJECTIVES:
-            value: Value | None = OBJECTIVES[self.key][0](trace)
-            return value
+            return OBJECTIVES[self.key][0](trace)
         if self.key == "exposed_ns":
             return _exposed_ns(trace, name)
         for part in self.key.split("."):
             found = (found or {}).get(part)
-        return found  # type: ignore[no-any-return]
+        return found
 
 
 RESULTS: Final[Mapping[str, _Result]] = {

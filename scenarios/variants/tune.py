@@ -301,7 +301,7 @@ class Tuner:
         for case in (tuning.case, before):
             job_with = Jobs(case)
             results = (run_case(case, job=job_with(seed)) for seed in range(first, first + _UNSEEN))
-            found.append([float(value_of(self.goal.what, result)) for result in results])  # type: ignore[arg-type]
+            found.append([float(value_of(self.goal.what, result)) for result in results])
         sign = -1 if self.goal.most else 1
         gains = [sign * (1 - one / other) for one, other in zip(*found, strict=True) if other]
         if len(gains) == _UNSEEN:

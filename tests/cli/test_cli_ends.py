@@ -30,9 +30,9 @@ policy: {name: in-order, placement: optimal}
 ANNOUNCED = """\
 import sys, threading
 from ortools.sat.python.cp_model import CpSolver
-from scenarios.cli import common_options
+from scenarios.cli import options
 
-known, solve, watch = threading.Event(), CpSolver.solve, common_options._watch
+known, solve, watch = threading.Event(), CpSolver.solve, options._watch
 
 def announced(solver, model):
     def told(bound):
@@ -46,7 +46,7 @@ def begun(seconds, *rest):  # the limit counts from the first bound on
     known.wait()
     watch(seconds, *rest)
 
-CpSolver.solve, common_options._watch, common_options._GRACE_S = announced, begun, 40
+CpSolver.solve, options._watch, options._GRACE_S = announced, begun, 40
 """
 """A search that says when it knows a first bound: on a busy machine nobody knows when that is."""
 

@@ -11,7 +11,7 @@ import pytest
 
 from devices.network import make_network
 from policies.issue.ready_queue import ReadyQueue
-from scenarios.cli.common_options import TimeLimitError, limited
+from scenarios.cli.options import TimeLimitError, limited
 from sim import Device, GraphBuilder, Job, Link, Machine
 from sim.job.build_job import make_job
 from sim.kernel import run as kernel_run
@@ -40,7 +40,7 @@ def all_at_once(transfers: int) -> Job:
 @pytest.mark.parametrize("handler", [signal.default_int_handler, signal.SIG_IGN])
 def test_a_limit_ends_the_loop(monkeypatch: pytest.MonkeyPatch, handler: Any) -> None:
     """Also where nobody listens to Ctrl-C, as in the background of a script."""
-    monkeypatch.setattr("scenarios.cli.common_options._GRACE_S", 10)  # the process is that of the tests
+    monkeypatch.setattr("scenarios.cli.options._GRACE_S", 10)  # the process is that of the tests
     job = all_at_once(4_000)  # nearly a minute
     before = signal.signal(signal.SIGINT, handler)
     began = time.process_time()  # of this process alone, however busy the machine is
@@ -52,7 +52,7 @@ def test_a_limit_ends_the_loop(monkeypatch: pytest.MonkeyPatch, handler: Any) ->
 
 def test_who_misses_the_first_interrupt_hears_the_second(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one does that arrives in a callback of the garbage collector."""
-    monkeypatch.setattr("scenarios.cli.common_options._GRACE_S", 2)
+    monkeypatch.setattr("scenarios.cli.options._GRACE_S", 2)
 
     def sleep_on() -> None:
         with suppress(KeyboardInterrupt):

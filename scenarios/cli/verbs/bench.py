@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from scenarios.cli import shared_options as shared
-from scenarios.cli.shared_options import argument, flag, option
+from scenarios.cli import options as shared
+from scenarios.cli.options import argument, flag, option
 from sim.base.plugins import NOTHING, Allowed
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from scenarios.cli.shared_options import JSON, argument, flag, option
+from scenarios.cli.options import JSON, argument, flag, option
 from sim.base.plugins import NOTHING, Allowed
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from scenarios.cli.shared_options import JSON, option, settings
+from scenarios.cli.options import JSON, option, settings
 
 
 def collectives(

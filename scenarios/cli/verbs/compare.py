@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import typer
 
-from scenarios.cli import shared_options as shared
+from scenarios.cli import options as shared
 from sim.base.plugins import NOTHING, Allowed
 
 _FILES: Final = shared.Outputs(("gantt", "trace", "ops", "tuning", "pareto"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from scenarios.cli.shared_options import JSON, SETS, argument, flag, option, settings
+from scenarios.cli.options import JSON, SETS, argument, flag, option, settings
 from sim.base.plugins import NOTHING, Allowed
 
 

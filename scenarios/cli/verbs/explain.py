@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from scenarios.cli.shared_options import JSON, POLICIES, SCENARIO, SETS, option
+from scenarios.cli.options import JSON, POLICIES, SCENARIO, SETS, option
 from sim.base.plugins import NOTHING, Allowed
 
 

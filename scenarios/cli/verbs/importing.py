@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from scenarios.cli.shared_options import argument, option, settings
+from scenarios.cli.options import argument, option, settings
 
 
 def import_(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from scenarios.cli.shared_options import ALLOW_CODE, JSON, argument, completes
+from scenarios.cli.options import ALLOW_CODE, JSON, argument, completes
 from scenarios.cli.text_tables import print_list, strong
 from sim.base import plugins
 from sim.base.errors import InputError, UnknownNameError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scenarios.cli.shared_options import JSON, POLICIES, SCENARIO, SETS, flag, option
+from scenarios.cli.options import JSON, POLICIES, SCENARIO, SETS, flag, option
 from sim.base.plugins import NOTHING, Allowed
 
 

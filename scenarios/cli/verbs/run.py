@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import typer
 
-from scenarios.cli import shared_options as shared
-from scenarios.cli.shared_options import option
+from scenarios.cli import options as shared
+from scenarios.cli.options import option
 from sim.base.plugins import NOTHING, Allowed
 
 _FILES: Final = shared.Outputs(

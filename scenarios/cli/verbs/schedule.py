@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from scenarios.cli.shared_options import argument, completes, option, settings
+from scenarios.cli.options import argument, completes, option, settings
 from sim.base.errors import InputError
 
 if TYPE_CHECKING:

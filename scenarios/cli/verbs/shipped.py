@@ -9,7 +9,7 @@ from pathlib import Path
 
 import typer
 
-from scenarios.cli.shared_options import JSON, argument, flag, option
+from scenarios.cli.options import JSON, argument, flag, option
 
 
 def _complete(incomplete: str) -> list[str]:

@@ -6,8 +6,8 @@ from typing import Any
 
 import typer
 
-from scenarios.cli import shared_options as shared
-from scenarios.cli.shared_options import flag, option
+from scenarios.cli import options as shared
+from scenarios.cli.options import flag, option
 from sim.base.plugins import NOTHING, Allowed
 
 

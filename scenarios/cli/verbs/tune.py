@@ -7,8 +7,8 @@ from contextlib import ExitStack
 
 import typer
 
-from scenarios.cli import shared_options as shared
-from scenarios.cli.shared_options import flag, option
+from scenarios.cli import options as shared
+from scenarios.cli.options import flag, option
 from sim.base.plugins import NOTHING, Allowed
 
 

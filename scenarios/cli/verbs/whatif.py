@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from scenarios.cli.shared_options import JSON, SETS, argument, option
+from scenarios.cli.options import JSON, SETS, argument, option
 from sim.base.plugins import NOTHING, Allowed
 
 if TYPE_CHECKING:
