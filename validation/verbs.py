@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from scenarios.cli.options import JSON
+from scenarios.cli.options import SHARED
 from sim.base.errors import InputError
 
 Backend = Annotated[str, typer.Option("--backend", metavar="NAME", help="timer, threads or cuda.")]
@@ -72,7 +72,7 @@ def validate(
             "--report", metavar="DIR", help="Predict again, and report on the measurements in this folder."
         ),
     ] = None,
-    json: bool = JSON,
+    json: bool = SHARED["json"],
 ) -> None:
     """Predict, measure and report, resuming where an earlier run stopped.
 

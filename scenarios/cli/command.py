@@ -28,6 +28,7 @@ from typer.main import get_group
 
 from scenarios.cli.options import (
     SIMULATING,
+    documented,
     with_force,
     with_limit,
     with_outputs,
@@ -162,7 +163,7 @@ class _Sim(_PlainHelp, TyperGroup):
             where, line = _VERBS[cmd_name]
             module, _, function = where.partition(":")
             verb = getattr(import_module(f"scenarios.cli.verbs.{module}"), function)
-            self._add(lambda app: app.command(cmd_name, short_help=line)(verb))
+            self._add(lambda app: app.command(cmd_name, short_help=line)(documented(verb)))
         elif cmd_name not in self.commands:
             self.list_commands(ctx)
         return self.commands.get(cmd_name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import signal
 import sys
 import threading
@@ -15,6 +16,7 @@ from typing import Any, Final
 
 import typer
 
+from scenarios.docstrings import ParameterDoc, read_docstring
 from sim.base.errors import InputError, SimError, UnknownNameError
 from sim.base.plugins import Allowed
 
@@ -47,7 +49,7 @@ def keys(ctx: typer.Context, incomplete: str) -> list[str]:
 
     try:
         root = Document.read(ctx.params["scenario"] or ctx.args[0]).root.plain()
-    except (IndexError, SimError):  # no scenario yet, or one that cannot be read
+    except (IndexError, KeyError, SimError):  # no scenario yet, or one that cannot be read
         return []
     return [key for key in below(root, "") if key.startswith(incomplete)]
 
@@ -68,38 +70,39 @@ def argument(name: str, help: str, default: Any = ..., **more: Any) -> Any:
     return typer.Argument(default, metavar=name, help=help, **more)
 
 
-def settings(help: str, name: str = "--set", **more: Any) -> Any:
-    """Return the option ``--set KEY=VALUE``, or another one of that form."""
-    return option(f"{name} KEY=VALUE", help, **more)
-
-
-SCENARIO = argument("SCENARIO", "A scenario file (YAML), or a recording.")
-POLICIES = option(
-    "--policy NAME",
-    "A policy, a runtime, or an entry of the scenario's `compare:`; may be given several times. A policy "
-    "keeps the scenario's placement, streams and other decisions; a runtime replaces them all. A name of "
-    "both means the policy.",
-    autocompletion=completes("sim.policies", "sim.runtimes", "sim.pipelines"),
-)
-SETS = settings(
-    "Change the scenario: a dotted path and a YAML value, as in workload.batch=32.", autocompletion=keys
-)
-MAXIMISE = option("--maximise RESULT", "Find the largest value of a result: mfu, tokens_per_s, ...")
-MINIMISE = option(
-    "--minimise RESULT",
-    "Find the smallest value of a result that `expect:` knows: makespan, step_time, ...",
-)
-SUBJECT_TO = option(
-    "--subject-to LIMIT",
-    "A limit that the answer must keep: 'peak_memory.gpu0<=80GB', or fits; may be given several times.",
-)
-JOBS = option("--jobs N", "Run in N processes.", 1, min=1)
-JSON = flag("--json", "Print the result as JSON.")
-ALLOW_CODE = flag("--allow-code", "Allow names of the form module:Class; this runs their code.")
-ALLOW_OUTSIDE = flag("--allow-outside", "Allow the scenario to name files outside its own folder.")
-OPEN = flag("--open", "Open the page of --gantt FILE.html in a browser; without that, a temporary one.")
-ARROWS = flag("--arrows", "Draw arrows from producers to consumers into the Gantt chart.")
-CRITICAL_PATH = flag("--critical-path", "Show the executed critical path in the Gantt chart.")
+SHARED: Final = {
+    "scenario": argument("SCENARIO", "A scenario file (YAML), or a recording."),
+    "policy": option(
+        "--policy NAME",
+        "A policy, a runtime, or an entry of the scenario's `compare:`; may be given several times. A policy "
+        "keeps the scenario's placement, streams and other decisions; a runtime replaces them all. A name of "
+        "both means the policy.",
+        autocompletion=completes("sim.policies", "sim.runtimes", "sim.pipelines"),
+    ),
+    "sets": option(
+        "--set KEY=VALUE",
+        "Change the scenario: a dotted path and a YAML value, as in workload.batch=32.",
+        autocompletion=keys,
+    ),
+    "maximise": option("--maximise RESULT", "Find the largest value of a result: mfu, tokens_per_s, ..."),
+    "minimise": option(
+        "--minimise RESULT",
+        "Find the smallest value of a result that `expect:` knows: makespan, step_time, ...",
+    ),
+    "subject_to": option(
+        "--subject-to LIMIT",
+        "A limit that the answer must keep: 'peak_memory.gpu0<=80GB', or fits; may be given several times.",
+    ),
+    "jobs": option("--jobs N", "Run in N processes.", 1, min=1),
+    "json": flag("--json", "Print the result as JSON."),
+    "allow_code": flag("--allow-code", "Allow names of the form module:Class; this runs their code."),
+    "open_page": flag(
+        "--open", "Open the page of --gantt FILE.html in a browser; without that, a temporary one."
+    ),
+    "arrows": flag("--arrows", "Draw arrows from producers to consumers into the Gantt chart."),
+    "critical_path": flag("--critical-path", "Show the executed critical path in the Gantt chart."),
+}
+"""Parameter of a verb -> its option, unless the docstring of the verb describes another one."""
 
 
 class Outputs(tuple[str, ...]):
@@ -108,6 +111,54 @@ class Outputs(tuple[str, ...]):
 
 # ----------------------------------------------------------------------------------------------------------
 # Options that wrappers add to verbs.
+
+
+def documented(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a verb with options for typer, as the parameters in its docstring describe them.
+
+    ::
+
+        paths : PATH...                an argument, and its name in help
+        update : --update              an option without a value
+        budget : --budget N >= 1       an option, the placeholder of its value, and the least one
+            Make at most N runs.       its help
+    """
+    signature = inspect.signature(verb, eval_str=True)
+    described = read_docstring(verb).parameters
+    parameters = [
+        each.replace(default=_declared(each, described.get(each.name)))
+        for each in signature.parameters.values()
+    ]
+
+    @wraps(verb)
+    def run(**given: Any) -> Any:
+        return verb(**given)
+
+    run.__doc__ = (inspect.getdoc(verb) or "").partition("\n\nParameters\n---")[0]
+    return _with_parameters(run, parameters)
+
+
+_FORM: Final = re.compile(r"(--[\w-]+)? ?(.*?)(?: ?>= (\d+))?")
+
+
+def _declared(parameter: inspect.Parameter, told: ParameterDoc | None) -> Any:
+    """Return the default of a parameter, which is its option."""
+    if told is None:
+        return SHARED.get(parameter.name, parameter.default)
+    form = _FORM.fullmatch(told.type)
+    assert form is not None
+    name, placeholder, least = form.groups()
+    default = ... if parameter.default is parameter.empty else parameter.default
+    if name is None:
+        return argument(placeholder, told.meaning, default)
+    more = {"autocompletion": keys} if placeholder.startswith("KEY=") else {}
+    return option(f"{name} {placeholder}", told.meaning, default, min=least and int(least), **more)
+
+
+def _with_parameters(run: Callable[..., Any], parameters: list[inspect.Parameter]) -> Callable[..., Any]:
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    return run
 
 
 def takes_also(
@@ -132,10 +183,9 @@ def takes_also(
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind)
         for name, (kind, option) in options.items()
     ]
-    parameters = [*(each for each in plain.parameters.values() if each.name != instead), *own]
-    run.__signature__ = plain.replace(parameters=parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {each.name: each.annotation for each in parameters}
-    return run
+    return _with_parameters(
+        run, [*(each for each in plain.parameters.values() if each.name != instead), *own]
+    )
 
 
 def runs_in(
@@ -170,7 +220,8 @@ def with_permissions(verb: Callable[..., Any]) -> Callable[..., Any]:
     def run(*, allow_code: bool, allow_outside: bool, **given: Any) -> Any:
         return verb(**given, allowed=Allowed(allow_code, allow_outside))
 
-    options = {"allow_code": (bool, ALLOW_CODE), "allow_outside": (bool, ALLOW_OUTSIDE)}
+    outside = flag("--allow-outside", "Allow the scenario to name files outside its own folder.")
+    options = {"allow_code": (bool, SHARED["allow_code"]), "allow_outside": (bool, outside)}
     return takes_also(run, verb, options, _ALLOWED)
 
 

@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import typer
 
-from scenarios.cli import options as shared
-from scenarios.cli.options import argument, flag, option
 from sim.base.plugins import NOTHING, Allowed
 
 
 def bench(
-    paths: list[str] = argument("PATH...", "Instances, scenarios, folders of them, or job_shop, projects."),
-    policy: list[str] | None = shared.POLICIES,
-    sets: list[str] | None = shared.SETS,
-    limit: str = option(
-        "--limit TIME", "How long `sim optimum` searches each instance; 0: not at all.", "10s"
-    ),
-    orders: int = option("--random N", "Try N random orders and keep the best; 0: none.", 100, min=0),
-    devices: bool = flag("--devices", "Also choose devices, as a flexible job shop does by itself."),
-    jobs: int = shared.JOBS,
-    out: str | None = option(
-        "--out FILE", "Write all rows (.csv, .json, .parquet); the same command continues from it."
-    ),
-    plot: str | None = option("--plot FILE", "Plot the performance profile (.png, .svg, .pdf)."),
-    json: bool = shared.JSON,
+    paths: list[str],
+    policy: list[str] | None = None,
+    sets: list[str] | None = None,
+    limit: str = "10s",
+    orders: int = 100,
+    devices: bool = False,
+    jobs: int = 1,
+    out: str | None = None,
+    plot: str | None = None,
+    json: bool = False,
     allowed: Allowed = NOTHING,
 ) -> None:
     """Compare policies, list schedules and the search for the optimum on a set of instances.
@@ -33,6 +27,21 @@ def bench(
     instances.json beside them. Each row shows one method on one set: the mean gap to the best known makespan,
     how many instances reach it, how many are proven, and the mean time. With --out, finished instances are
     kept in FILE.points. Exit status 1 if a result contradicts what is known, or an instance does not run.
+
+    Parameters
+    ----------
+    paths : PATH...
+        Instances, scenarios, folders of them, or job_shop, projects.
+    limit : --limit TIME
+        How long `sim optimum` searches each instance; 0: not at all.
+    orders : --random N >= 0
+        Try N random orders and keep the best; 0: none.
+    devices : --devices
+        Also choose devices, as a flexible job shop does by itself.
+    out : --out FILE
+        Write all rows (.csv, .json, .parquet); the same command continues from it.
+    plot : --plot FILE
+        Plot the performance profile (.png, .svg, .pdf).
     """
     from scenarios.cli.output import print_json
     from scenarios.cli.running import Ticker, save_picture, say_written

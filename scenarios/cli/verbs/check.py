@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from scenarios.cli.options import JSON, argument, flag, option
 from sim.base.plugins import NOTHING, Allowed
 
 if TYPE_CHECKING:
@@ -18,18 +17,25 @@ CheckFormat = Literal["text", "json", "github"]
 
 
 def check(
-    paths: list[str] = argument("PATH...", "Scenario files, or folders of scenarios."),
-    update: bool = flag("--update", "Replace failed conditions in the scenario by the actual results."),
-    format: CheckFormat = option(
-        "--format", "Text, JSON, or text whose failures are annotations on GitHub.", "text"
-    ),
-    json: bool = JSON,
+    paths: list[str],
+    update: bool = False,
+    format: CheckFormat = "text",
+    json: bool = False,
     allowed: Allowed = NOTHING,
 ) -> None:
     """Check every `expect:` of these scenarios and the invariants of each run.
 
     Exit status: 0 if everything holds, 1 if something does not (with --update: if it still does not), 2 if a
     scenario is wrong, or none has an `expect:`.
+
+    Parameters
+    ----------
+    paths : PATH...
+        Scenario files, or folders of scenarios.
+    update : --update
+        Replace failed conditions in the scenario by the actual results.
+    format : --format
+        Text, JSON, or text whose failures are annotations on GitHub.
     """
     from scenarios.cli.output import print_json
     from scenarios.cli.running import progress

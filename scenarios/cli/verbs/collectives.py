@@ -6,38 +6,44 @@ from typing import Any
 
 import typer
 
-from scenarios.cli.options import JSON, option, settings
+from scenarios.cli.options import option
 
 
 def collectives(
-    op: str = option(
-        "--op KIND",
-        "all-reduce, all-gather, reduce-scatter, all-to-all, broadcast, reduce or send.",
-        "all-reduce",
-    ),
-    nbytes: str | None = option(
-        "--bytes SIZE",
-        "A size, such as 64MB, as nccl-tests counts it: of the reduced buffer, of all that is "
-        "gathered or scattered, of what a rank exchanges.",
-    ),
-    machine: str = option("--machine NAME", "A machine preset; `sim devices` lists them.", "dgx-h100"),
+    op: str = "all-reduce",
+    nbytes: str | None = None,
+    machine: str = "dgx-h100",
     nodes: int = option("--nodes N", "How many of these machines.", 1, min=1, max=65536),
-    ranks: int | None = option(
-        "--ranks N", "How many GPUs take part, equally many in each node; default: all."
-    ),
-    table: str | None = option("--table FILE", "Measured times to compare with (.csv, .csv.gz)."),
-    sets: list[str] | None = settings(
-        "How to read the table: columns={time_ms: latency, elements: message_size}, "
-        "where={system: h100_sxm}, dtype=half."
-    ),
-    plot: str | None = option("--plot FILE", "Draw bus bandwidth by size (.png, .svg, .pdf)."),
-    json: bool = JSON,
+    ranks: int | None = None,
+    table: str | None = None,
+    sets: list[str] | None = None,
+    plot: str | None = None,
+    json: bool = False,
 ) -> None:
     """Print the algorithm, protocol and channels that NCCL 2.30 chooses for a collective, and its time.
 
     The time is NCCL's own estimate and, within a node, also that of rates fitted to measurements. A channel
     is a thread block on an SM of its own. Each GPU has a network card of its own. For a machine without
     NVSwitches, this prints the fastest algorithm, and its time by the latency and bandwidth of the links.
+
+    Parameters
+    ----------
+    op : --op KIND
+        all-reduce, all-gather, reduce-scatter, all-to-all, broadcast, reduce or send.
+    nbytes : --bytes SIZE
+        A size, such as 64MB, as nccl-tests counts it: of the reduced buffer, of all that is gathered or
+        scattered, of what a rank exchanges.
+    machine : --machine NAME
+        A machine preset; `sim devices` lists them.
+    ranks : --ranks N
+        How many GPUs take part, equally many in each node; default: all.
+    table : --table FILE
+        Measured times to compare with (.csv, .csv.gz).
+    sets : --set KEY=VALUE
+        How to read the table: columns={time_ms: latency, elements: message_size}, where={system:
+        h100_sxm}, dtype=half.
+    plot : --plot FILE
+        Draw bus bandwidth by size (.png, .svg, .pdf).
     """
     from devices.collectives.formulas import Formula
     from devices.collectives.measured import MeasuredTable

@@ -13,14 +13,14 @@ _FILES: Final = shared.Outputs(("gantt", "trace", "ops", "tuning", "pareto"))
 
 
 def compare(
-    scenario: str = shared.SCENARIO,
-    policy: list[str] | None = shared.POLICIES,
-    sets: list[str] | None = shared.SETS,
+    scenario: str,
+    policy: list[str] | None = None,
+    sets: list[str] | None = None,
     files: Any = _FILES,
-    open_page: bool = shared.OPEN,
-    arrows: bool = shared.ARROWS,
-    critical_path: bool = shared.CRITICAL_PATH,
-    json: bool = shared.JSON,
+    open_page: bool = False,
+    arrows: bool = False,
+    critical_path: bool = False,
+    json: bool = False,
     allowed: Allowed = NOTHING,
 ) -> None:
     """Run the same work under several policies: those of `--policy`, or of the scenario's `compare:`.

@@ -4,33 +4,21 @@ from __future__ import annotations
 
 import typer
 
-from scenarios.cli.options import JSON, SETS, argument, flag, option, settings
 from sim.base.plugins import NOTHING, Allowed
 
 
 def diff(
-    file: str = argument(
-        "A", "A scenario, a recording, a table of ops or a trace that `sim run` wrote, or a plan."
-    ),
-    other: str | None = argument("B", "Another of these.", None),
-    policy: list[str] | None = option(
-        "--policy NAME",
-        "As for `sim run`. Given twice, the first is for A and the second for B; given once with one "
-        "file, it is for B.",
-    ),
-    sets: list[str] | None = SETS,
-    sets_a: list[str] | None = settings("As --set, for A only.", "--set-a"),
-    sets_b: list[str] | None = settings("As --set, for B only.", "--set-b"),
-    over: str | None = option(
-        "--over DURATION",
-        "Ignore differences in start and duration up to this; default: 1us if one side was recorded, else 0.",
-    ),
-    top: int = option("--top N", "Show at most N rows of each table.", 10, min=1),
-    gantt: list[str] | None = option(
-        "--gantt FILE", "Draw both on one time axis, with what moved (.png, .svg, .pdf)."
-    ),
-    json: bool = JSON,
-    exit_code: bool = flag("--exit-code", "Exit with status 1 if anything differs."),
+    file: str,
+    other: str | None = None,
+    policy: list[str] | None = None,
+    sets: list[str] | None = None,
+    sets_a: list[str] | None = None,
+    sets_b: list[str] | None = None,
+    over: str | None = None,
+    top: int = 10,
+    gantt: list[str] | None = None,
+    json: bool = False,
+    exit_code: bool = False,
     allowed: Allowed = NOTHING,
 ) -> None:
     """Show what differs between two runs: which ops moved, the first that did and why, idle time by reason.
@@ -38,6 +26,29 @@ def diff(
     A and B are two files; or one scenario under two policies (`--policy` twice) or two settings (`--set-b`);
     or one recording, which is then compared with its simulation. Two recordings are compared as they were
     recorded.
+
+    Parameters
+    ----------
+    file : A
+        A scenario, a recording, a table of ops or a trace that `sim run` wrote, or a plan.
+    other : B
+        Another of these.
+    policy : --policy NAME
+        As for `sim run`. Given twice, the first is for A and the second for B; given once with one
+        file, it is for B.
+    sets_a : --set-a KEY=VALUE
+        As --set, for A only.
+    sets_b : --set-b KEY=VALUE
+        As --set, for B only.
+    over : --over DURATION
+        Ignore differences in start and duration up to this; default: 1us if one side was recorded, else
+        0.
+    top : --top N >= 1
+        Show at most N rows of each table.
+    gantt : --gantt FILE
+        Draw both on one time axis, with what moved (.png, .svg, .pdf).
+    exit_code : --exit-code
+        Exit with status 1 if anything differs.
     """
     from scenarios.cli.difference_table import print_difference
     from scenarios.cli.output import print_json

@@ -4,28 +4,40 @@ from __future__ import annotations
 
 import typer
 
-from scenarios.cli.options import JSON, POLICIES, SCENARIO, SETS, option
 from sim.base.plugins import NOTHING, Allowed
 
 
 def explain(
-    scenario: str = SCENARIO,
-    policy: list[str] | None = POLICIES,
-    sets: list[str] | None = SETS,
-    device: str | None = option("--device NAME", "Only this device."),
-    stream: int | None = option("--stream N", "Only this stream (or worker) of the device."),
-    begin: str = option("--from TIME", "Only what happens from this time on, as in 3ms.", "0"),
-    end: str | None = option("--to TIME", "Only what happens before this time."),
-    op: str | None = option(
-        "--op NAME", "Show what this op waited for, what led to it, and what waited for it."
-    ),
-    most: int = option("--most", "Show this many of the longest steps and idle gaps.", 10, min=0),
-    json: bool = JSON,
+    scenario: str,
+    policy: list[str] | None = None,
+    sets: list[str] | None = None,
+    device: str | None = None,
+    stream: int | None = None,
+    begin: str = "0",
+    end: str | None = None,
+    op: str | None = None,
+    most: int = 10,
+    json: bool = False,
     allowed: Allowed = NOTHING,
 ) -> None:
     """Show what the makespan consists of, the critical path that led to it, and why devices were idle.
 
     --device, --stream, --from and --to select a place and a time; --op selects one op.
+
+    Parameters
+    ----------
+    device : --device NAME
+        Only this device.
+    stream : --stream N
+        Only this stream (or worker) of the device.
+    begin : --from TIME
+        Only what happens from this time on, as in 3ms.
+    end : --to TIME
+        Only what happens before this time.
+    op : --op NAME
+        Show what this op waited for, what led to it, and what waited for it.
+    most : --most >= 0
+        Show this many of the longest steps and idle gaps.
     """
     from scenarios.builders.input_pipeline import limit_line
     from scenarios.cli.output import print_json

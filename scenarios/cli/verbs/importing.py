@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import typer
 
-from scenarios.cli.options import argument, option, settings
-
 
 def import_(
-    file: str = argument("FILE", "The model; its format is detected from its content."),
-    out: str = option("--out GRAPH.json.gz", "Where to write the graph.", ...),
-    batch: int | None = option("--batch", "Batch size; default: the model's own.", min=1),
-    format: str | None = option("--format NAME", "The format, if it cannot be detected."),
-    options: list[str] | None = settings("An option of the importer, such as dtype=bf16."),
-    note: str | None = option("--note", "The source and licence of the model, kept in the file."),
+    file: str,
+    out: str,
+    batch: int | None = None,
+    format: str | None = None,
+    options: list[str] | None = None,
+    note: str | None = None,
 ) -> None:
-    """Convert a model to a graph file; a scenario uses it with `workload: {graph: FILE}`."""
+    """Convert a model to a graph file; a scenario uses it with `workload: {graph: FILE}`.
+
+    Parameters
+    ----------
+    file : FILE
+        The model; its format is detected from its content.
+    out : --out GRAPH.json.gz
+        Where to write the graph.
+    batch : --batch >= 1
+        Batch size; default: the model's own.
+    format : --format NAME
+        The format, if it cannot be detected.
+    options : --set KEY=VALUE
+        An option of the importer, such as dtype=bf16.
+    note : --note
+        The source and licence of the model, kept in the file.
+    """
     from scenarios.cli.running import progress
     from scenarios.file.document import key_and_value
     from scenarios.importers import convert

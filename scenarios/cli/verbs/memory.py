@@ -6,30 +6,37 @@ from typing import Any
 
 import typer
 
-from scenarios.cli.options import JSON, argument, option, settings
-
 
 def memory(
-    trace: str = argument(
-        "TRACE",
-        'JSON lines {"op": "alloc", "id": "x", "nbytes": 4096} (docs/memory.md has all ops; `sim run '
-        "--memory-trace` writes them) or a PyTorch memory snapshot.",
-    ),
-    allocator: list[str] | None = option(
-        "--allocator NAME",
-        "pool, bfc, caching, counted, planned or scratchpad; may be given several times. Default: all"
-        " that need no capacity.",
-    ),
-    capacity: str | None = option("--capacity SIZE", "Memory of the device, such as 80GiB."),
-    sets: list[str] | None = settings("An option of the allocator, such as allow_growth=true."),
-    device: int | None = option("--device", "The device, if a snapshot has several.", min=0),
-    ops: str | None = option("--ops FILE", "Write one row per event (.csv, .parquet, .json)."),
-    json: bool = JSON,
+    trace: str,
+    allocator: list[str] | None = None,
+    capacity: str | None = None,
+    sets: list[str] | None = None,
+    device: int | None = None,
+    ops: str | None = None,
+    json: bool = False,
 ) -> None:
     """Replay an allocation trace through one or more allocators and compare their memory use.
 
     Events are replayed in order, without times. Exit status 1 if memory runs out; `--ops` then holds the
     events up to there.
+
+    Parameters
+    ----------
+    trace : TRACE
+        JSON lines {"op": "alloc", "id": "x", "nbytes": 4096} (docs/memory.md has all ops; `sim run
+        --memory-trace` writes them) or a PyTorch memory snapshot.
+    allocator : --allocator NAME
+        pool, bfc, caching, counted, planned or scratchpad; may be given several times. Default: all
+        that need no capacity.
+    capacity : --capacity SIZE
+        Memory of the device, such as 80GiB.
+    sets : --set KEY=VALUE
+        An option of the allocator, such as allow_growth=true.
+    device : --device >= 0
+        The device, if a snapshot has several.
+    ops : --ops FILE
+        Write one row per event (.csv, .parquet, .json).
     """
     from devices.memory.registry import allocators, needs_capacity
     from devices.memory.trace_readers import read_events

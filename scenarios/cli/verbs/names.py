@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from scenarios.cli.options import ALLOW_CODE, JSON, argument, completes
+from scenarios.cli.options import argument, completes
 from scenarios.cli.text_tables import print_list, strong
 from sim.base import plugins
 from sim.base.errors import InputError, UnknownNameError
@@ -24,8 +24,8 @@ def policies(
     name: str | None = argument(
         "NAME", "Describe this one, with its options.", None, autocompletion=completes()
     ),
-    json: bool = JSON,
-    allow_code: bool = ALLOW_CODE,
+    json: bool = False,
+    allow_code: bool = False,
 ) -> None:
     """List the policies and other decisions that a scenario may name under `policy:`.
 
@@ -52,7 +52,7 @@ def devices(
         None,
         autocompletion=completes("sim.devices", "sim.machines"),
     ),
-    json: bool = JSON,
+    json: bool = False,
 ) -> None:
     """List the presets that a scenario may name under `machine:`, and the keys of a device."""
     if name is not None:
@@ -73,7 +73,7 @@ def runtimes(
     name: str | None = argument(
         "NAME", "Describe this one: what it decides.", None, autocompletion=completes("sim.runtimes")
     ),
-    json: bool = JSON,
+    json: bool = False,
 ) -> None:
     """List the runtimes that a scenario may name under `policy: {runtime: ...}`."""
     if name is None:

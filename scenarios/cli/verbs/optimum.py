@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from scenarios.cli.options import JSON, POLICIES, SCENARIO, SETS, flag, option
 from sim.base.plugins import NOTHING, Allowed
 
 
 def optimum(
-    scenario: str = SCENARIO,
-    policy: list[str] | None = POLICIES,
-    sets: list[str] | None = SETS,
-    limit: str = option("--limit TIME", "Search for at most this long, in wall-clock time.", "60s"),
-    devices: bool = flag("--devices", "Also choose devices: an op may go to any that can run it."),
-    minimise: str = option(
-        "--minimise RESULT", "makespan, weighted_tardiness, mean_flow_time or energy.", "makespan"
-    ),
-    seed: int = option("--seed", "Seed of the search.", 0, min=0),
-    jobs: int = option("--jobs N", "Run N of the solver's strategies in parallel.", 1, min=1),
-    out: str | None = option("--out FILE", "Write the best as a scenario (.yaml), beside this one."),
-    json: bool = JSON,
+    scenario: str,
+    policy: list[str] | None = None,
+    sets: list[str] | None = None,
+    limit: str = "60s",
+    devices: bool = False,
+    minimise: str = "makespan",
+    seed: int = 0,
+    jobs: int = 1,
+    out: str | None = None,
+    json: bool = False,
     allowed: Allowed = NOTHING,
 ) -> None:
     """Search for the order of ops, and their streams, with the least makespan, and prove how good it is.
@@ -27,6 +24,21 @@ def optimum(
     Other policies, and those of `compare:`, are measured against the optimum if they do the same work there.
     A constraint solver (the extra opt) searches, and its schedule is simulated. A proven result is the same
     everywhere; how far an unproven search gets depends on the speed of this machine.
+
+    Parameters
+    ----------
+    limit : --limit TIME
+        Search for at most this long, in wall-clock time.
+    devices : --devices
+        Also choose devices: an op may go to any that can run it.
+    minimise : --minimise RESULT
+        makespan, weighted_tardiness, mean_flow_time or energy.
+    seed : --seed >= 0
+        Seed of the search.
+    jobs : --jobs N >= 1
+        Run N of the solver's strategies in parallel.
+    out : --out FILE
+        Write the best as a scenario (.yaml), beside this one.
     """
     from policies.optimum_model import refuse_unmodelled
     from scenarios.cli.output import print_json

@@ -7,7 +7,6 @@ from typing import Any, Final
 import typer
 
 from scenarios.cli import options as shared
-from scenarios.cli.options import option
 from sim.base.plugins import NOTHING, Allowed
 
 _FILES: Final = shared.Outputs(
@@ -16,20 +15,16 @@ _FILES: Final = shared.Outputs(
 
 
 def run(
-    scenario: str = shared.SCENARIO,
-    policy: list[str] | None = shared.POLICIES,
-    sets: list[str] | None = shared.SETS,
+    scenario: str,
+    policy: list[str] | None = None,
+    sets: list[str] | None = None,
     files: Any = _FILES,
-    open_page: bool = shared.OPEN,
-    arrows: bool = shared.ARROWS,
-    critical_path: bool = shared.CRITICAL_PATH,
-    repeat: int | None = option(
-        "--repeat N", "Run with N seeds and print the distribution of the makespan.", min=1
-    ),
-    json: bool = shared.JSON,
-    show_graph: tuple[str, str] | None = option(
-        "--show-graph BEFORE AFTER", "Write the graph before and after the `compile` steps (.json, .json.gz)."
-    ),
+    open_page: bool = False,
+    arrows: bool = False,
+    critical_path: bool = False,
+    repeat: int | None = None,
+    json: bool = False,
+    show_graph: tuple[str, str] | None = None,
     allowed: Allowed = NOTHING,
 ) -> None:
     """Run a scenario under its own policy, or under those given by `--policy`.
@@ -38,6 +33,13 @@ def run(
     fails because the scenario says so is a result, not an error: the first line reports it, and the exit
     status is 0. With several policies, `--json` prints a list, and each file holds all runs. With `--repeat`,
     files and tables show the run with the scenario's own seed.
+
+    Parameters
+    ----------
+    repeat : --repeat N >= 1
+        Run with N seeds and print the distribution of the makespan.
+    show_graph : --show-graph BEFORE AFTER
+        Write the graph before and after the `compile` steps (.json, .json.gz).
     """
     from scenarios.cli.output import print_json, print_repeats, print_told
     from scenarios.cli.running import Charts, cases_of, finish, run_all, run_repeatedly, say_written

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from scenarios.cli.options import argument, completes, option, settings
+from scenarios.cli.options import argument, completes
 from sim.base.errors import InputError
 
 if TYPE_CHECKING:
@@ -21,22 +21,29 @@ def schedule(
     name: str = argument(
         "NAME", "A pipeline schedule; `sim policies` lists them.", autocompletion=completes("sim.pipelines")
     ),
-    ranks: int | None = option("--ranks P", "Number of ranks (devices)."),
-    micro_batches: int | None = option("--micro-batches M", "Number of micro-batches."),
-    chunks: int | None = option("--chunks V", "Stages per rank; default: the schedule's own."),
-    sets: list[str] | None = settings(
-        "An option of the schedule, such as order=fifo, or a time in the picture: forward=2."
-    ),
-    format: ScheduleFormat = option(
-        "--format",
-        "A picture (rank × time), CSV for torch (one row per rank), or GPipe's clock cycles.",
-        "text",
-    ),
+    ranks: int | None = None,
+    micro_batches: int | None = None,
+    chunks: int | None = None,
+    sets: list[str] | None = None,
+    format: ScheduleFormat = "text",
 ) -> None:
     """Print a schedule.
 
     In the picture F = I = W = R = 1 tick and B = 2; change this with --set forward, backward, input_grad,
     weight_grad, recompute or transfer. For GPipe the clock cycles are printed too.
+
+    Parameters
+    ----------
+    ranks : --ranks P
+        Number of ranks (devices).
+    micro_batches : --micro-batches M
+        Number of micro-batches.
+    chunks : --chunks V
+        Stages per rank; default: the schedule's own.
+    sets : --set KEY=VALUE
+        An option of the schedule, such as order=fifo, or a time in the picture: forward=2.
+    format : --format
+        A picture (rank × time), CSV for torch (one row per rank), or GPipe's clock cycles.
     """
     from policies.pipeline.custom import picture, to_csv
     from policies.pipeline.evaluate import StageTimes, evaluate

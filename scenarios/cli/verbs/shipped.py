@@ -9,7 +9,7 @@ from pathlib import Path
 
 import typer
 
-from scenarios.cli.options import JSON, argument, flag, option
+from scenarios.cli.options import argument, option
 
 
 def _complete(incomplete: str) -> list[str]:
@@ -21,7 +21,7 @@ def _complete(incomplete: str) -> list[str]:
 
 def list_(
     name: str | None = argument("NAME", "Describe only this one.", None, autocompletion=_complete),
-    json: bool = JSON,
+    json: bool = False,
 ) -> None:
     """List the scenarios that ship: templates for `sim new`, and examples, each with one line.
 
@@ -49,19 +49,24 @@ def list_(
 
 
 def new(
-    file: Path | None = argument(
-        "FILE", "Where to write it; by default here, under the template's name.", None
-    ),
+    file: Path | None = None,
     template: str | None = option(
         "--template NAME",
         "pipeline, gpu, cluster or trace, or any example that `sim list` names; copied without questions.",
         autocompletion=_complete,
     ),
-    force: bool = flag("--force", "Replace an existing file."),
+    force: bool = False,
 ) -> None:
     """Write a first scenario: from a few questions on a terminal, or from a template.
 
     It runs at once, and its comments say what to change next. Files that it names come with it.
+
+    Parameters
+    ----------
+    file : FILE
+        Where to write it; by default here, under the template's name.
+    force : --force
+        Replace an existing file.
     """
     from scenarios.shipped import filled, named, shipped, write_scenario
     from sim.base.errors import InputError

@@ -6,36 +6,23 @@ from typing import Any
 
 import typer
 
-from scenarios.cli import options as shared
-from scenarios.cli.options import flag, option
 from sim.base.plugins import NOTHING, Allowed
 
 
 def sweep(
-    scenario: str = shared.SCENARIO,
-    vary: list[str] = option(
-        "--vary KEY=V1,V2,...",
-        "A key and its values, as in 1,2,4 or 1..8 or 1..64 x2; several times for every combination.",
-        ...,
-        autocompletion=shared.keys,
-    ),
-    policy: list[str] | None = shared.POLICIES,
-    sets: list[str] | None = shared.SETS,
-    minimise: str | None = shared.MINIMISE,
-    maximise: str | None = shared.MAXIMISE,
-    subject_to: list[str] | None = shared.SUBJECT_TO,
-    jobs: int = shared.JOBS,
-    dask: str | None = option("--dask ADDRESS", "Run on this Dask cluster."),
-    out: str | None = option(
-        "--out FILE", "Write the table (.csv, .json, .parquet); the same command continues from it."
-    ),
-    plot: str | None = option(
-        "--plot FILE",
-        "Plot the result of --minimise or --maximise, or the makespan, over the first key "
-        "(.png, .svg, .pdf).",
-    ),
-    force: bool = flag("--force", "Replace a table of another sweep, or one with other results."),
-    json: bool = shared.JSON,
+    scenario: str,
+    vary: list[str],
+    policy: list[str] | None = None,
+    sets: list[str] | None = None,
+    minimise: str | None = None,
+    maximise: str | None = None,
+    subject_to: list[str] | None = None,
+    jobs: int = 1,
+    dask: str | None = None,
+    out: str | None = None,
+    plot: str | None = None,
+    force: bool = False,
+    json: bool = False,
     allowed: Allowed = NOTHING,
 ) -> None:
     """Run a scenario at every combination of settings and policies; one row each.
@@ -46,6 +33,20 @@ def sweep(
     changed. Only --force replaces a table of another sweep. If a point fails, its row says why. Exit status 1
     if all points fail, or one for another reason than lack of memory. --minimise and --maximise name the best
     point and its runner-up; then exit status 1 means that there is none.
+
+    Parameters
+    ----------
+    vary : --vary KEY=V1,V2,...
+        A key and its values, as in 1,2,4 or 1..8 or 1..64 x2; several times for every combination.
+    dask : --dask ADDRESS
+        Run on this Dask cluster.
+    out : --out FILE
+        Write the table (.csv, .json, .parquet); the same command continues from it.
+    plot : --plot FILE
+        Plot the result of --minimise or --maximise, or the makespan, over the first key (.png, .svg,
+        .pdf).
+    force : --force
+        Replace a table of another sweep, or one with other results.
     """
     from scenarios.cli.output import print_json
     from scenarios.cli.running import Ticker, save_picture, say_written

@@ -7,51 +7,28 @@ from contextlib import ExitStack
 
 import typer
 
-from scenarios.cli import options as shared
-from scenarios.cli.options import flag, option
 from sim.base.plugins import NOTHING, Allowed
 
 
 def tune(
-    scenario: str = shared.SCENARIO,
-    vary: list[str] | None = option(
-        "--vary KEY=V1,V2,...",
-        "Values of a key to try; may be given several times.",
-        autocompletion=shared.keys,
-    ),
-    schedules: bool = flag(
-        "--schedules", "Change orders, placements and streams; the default without --vary."
-    ),
-    budget: int = option("--budget N", "Make at most N runs.", 1000, min=1),
-    method: str | None = option(
-        "--method NAME",
-        "How to search --vary: grid (the default if the budget allows), local (the default if not), "
-        "random, halving or optuna.",
-    ),
-    level: str | None = option(
-        "--level KEY=V1,V2,...",
-        "For halving: a key and its values from cheap to exact, as in iterations=1,4,16.",
-    ),
-    policy: list[str] | None = shared.POLICIES,
-    sets: list[str] | None = shared.SETS,
-    minimise: str | None = shared.MINIMISE,
-    maximise: str | None = shared.MAXIMISE,
-    subject_to: list[str] | None = shared.SUBJECT_TO,
-    against: str | None = option(
-        "--against RESULT", "A second result: also show the Pareto front of the two."
-    ),
-    jobs: int = shared.JOBS,
-    seed: int = option("--seed", "Seed of the search.", 0, min=0),
-    out: str | None = option("--out FILE", "Write the winner as a scenario (.yaml), beside this one."),
-    table: str | None = option(
-        "--table FILE",
-        "Write all trials (.csv, .parquet, .json). Runs are kept beside it, in FILE.points: an "
-        "interrupted search continues from them.",
-    ),
-    plot: str | None = option(
-        "--plot FILE", "Draw the progress of the search, and the Pareto front (.png, .svg, .pdf)."
-    ),
-    json: bool = shared.JSON,
+    scenario: str,
+    vary: list[str] | None = None,
+    schedules: bool = False,
+    budget: int = 1000,
+    method: str | None = None,
+    level: str | None = None,
+    policy: list[str] | None = None,
+    sets: list[str] | None = None,
+    minimise: str | None = None,
+    maximise: str | None = None,
+    subject_to: list[str] | None = None,
+    against: str | None = None,
+    jobs: int = 1,
+    seed: int = 0,
+    out: str | None = None,
+    table: str | None = None,
+    plot: str | None = None,
+    json: bool = False,
     allowed: Allowed = NOTHING,
 ) -> None:
     """Search for the best settings of a scenario, or for its best schedule; best is the shortest makespan.
@@ -60,6 +37,31 @@ def tune(
     their devices and their streams, starting from the best of the scenario's policies. Each trial is a run as
     `sim run` does it; the result does not depend on --jobs. --minimise or --maximise searches for another
     result. Ctrl-C ends the search and keeps the best so far. Exit status 1: no trial kept the limits.
+
+    Parameters
+    ----------
+    vary : --vary KEY=V1,V2,...
+        Values of a key to try; may be given several times.
+    schedules : --schedules
+        Change orders, placements and streams; the default without --vary.
+    budget : --budget N >= 1
+        Make at most N runs.
+    method : --method NAME
+        How to search --vary: grid (the default if the budget allows), local (the default if not),
+        random, halving or optuna.
+    level : --level KEY=V1,V2,...
+        For halving: a key and its values from cheap to exact, as in iterations=1,4,16.
+    against : --against RESULT
+        A second result: also show the Pareto front of the two.
+    seed : --seed >= 0
+        Seed of the search.
+    out : --out FILE
+        Write the winner as a scenario (.yaml), beside this one.
+    table : --table FILE
+        Write all trials (.csv, .parquet, .json). Runs are kept beside it, in FILE.points: an
+        interrupted search continues from them.
+    plot : --plot FILE
+        Draw the progress of the search, and the Pareto front (.png, .svg, .pdf).
     """
     from scenarios.cli.output import print_json
     from scenarios.cli.running import Ticker, save_picture, say_written

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from scenarios.cli.options import JSON, SETS, argument, option
 from sim.base.plugins import NOTHING, Allowed
 
 if TYPE_CHECKING:
@@ -15,26 +14,30 @@ if TYPE_CHECKING:
 
 
 def whatif(
-    file: str = argument(
-        "FILE", "A recording, the folder of one with all ranks, a graph file or a scenario."
-    ),
-    only: list[str] | None = option(
-        "--only WORD", "Only what-ifs with this word or key, such as cuda_graph; may be given several times."
-    ),
-    also: list[str] | None = option(
-        "--also WHAT-IF",
-        "One more what-if, written as in a scenario: 'remove: [softmax]', '{host: x0.5, cuda_graph: "
-        "true}', '[{fuse: [gemm]}, {gap: x0}]' one after another; may be given several times.",
-    ),
-    sets: list[str] | None = SETS,
-    plot: str | None = option("--plot FILE", "Draw how much time each change saves (.png, .svg, .pdf)."),
-    json: bool = JSON,
+    file: str,
+    only: list[str] | None = None,
+    also: list[str] | None = None,
+    sets: list[str] | None = None,
+    plot: str | None = None,
+    json: bool = False,
     allowed: Allowed = NOTHING,
 ) -> None:
     """Simulate a recording as it is and with changes, and print how much time each change saves.
 
     For a scenario it changes the machine, too: a device twice as fast, one more stream, free launches. The
     file is read once. To run a recording with a change, write a scenario with `workload: {what_if: ...}`.
+
+    Parameters
+    ----------
+    file : FILE
+        A recording, the folder of one with all ranks, a graph file or a scenario.
+    only : --only WORD
+        Only what-ifs with this word or key, such as cuda_graph; may be given several times.
+    also : --also WHAT-IF
+        One more what-if, written as in a scenario: 'remove: [softmax]', '{host: x0.5, cuda_graph:
+        true}', '[{fuse: [gemm]}, {gap: x0}]' one after another; may be given several times.
+    plot : --plot FILE
+        Draw how much time each change saves (.png, .svg, .pdf).
     """
     from scenarios.cli.output import print_json
     from scenarios.cli.running import progress, save_picture
