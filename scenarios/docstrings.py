@@ -7,8 +7,8 @@
     format : str                             parameters["format"].type
         ``"NCHW"`` or ``"NHWC"``.            parameters["format"].meaning
 
-https://numpydoc.readthedocs.io/en/latest/format.html describes the form. Markup is removed from what is shown,
-because a terminal cannot render it.
+https://numpydoc.readthedocs.io/en/latest/format.html describes the form. Markup is removed from what is
+shown, because a terminal cannot render it.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from scenarios.cli.options import SHARED
 from sim.base.errors import InputError
 
 Backend = Annotated[str, typer.Option("--backend", metavar="NAME", help="timer, threads or cuda.")]
@@ -72,7 +71,7 @@ def validate(
             "--report", metavar="DIR", help="Predict again, and report on the measurements in this folder."
         ),
     ] = None,
-    json: bool = SHARED["json"],
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Predict, measure and report, resuming where an earlier run stopped.
 

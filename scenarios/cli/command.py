@@ -26,15 +26,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
-from scenarios.cli.options import (
-    SIMULATING,
-    documented,
-    with_force,
-    with_limit,
-    with_outputs,
-    with_permissions,
-    with_theme,
-)
+from scenarios.cli.options import as_command
 from scenarios.cli.terminal import place_of_other_code, show_warnings, terminal
 from sim.base import plugins
 from sim.base.errors import InputError, SimError, UnknownNameError
@@ -72,6 +64,9 @@ _VERBS: Final = {
 
 _AT_ONCE: Final = ("policies", "devices", "runtimes", "schema", "list", "new")
 """Verbs that take no time, and so need no `--limit`."""
+
+_SIMULATING: Final = ("run", "compare", "explain", "check", "whatif")
+"""Verbs that simulate in this process, and may need more memory than is free."""
 
 _FILES: Final = ("scenario", "file", "trace", "paths")
 """Parameters that name the file that a verb reads."""
@@ -163,7 +158,7 @@ class _Sim(_PlainHelp, TyperGroup):
             where, line = _VERBS[cmd_name]
             module, _, function = where.partition(":")
             verb = getattr(import_module(f"scenarios.cli.verbs.{module}"), function)
-            self._add(lambda app: app.command(cmd_name, short_help=line)(documented(verb)))
+            self._add(lambda app: app.command(cmd_name, short_help=line)(verb))
         elif cmd_name not in self.commands:
             self.list_commands(ctx)
         return self.commands.get(cmd_name)
@@ -187,10 +182,10 @@ class _Sim(_PlainHelp, TyperGroup):
         for info in part.registered_commands:
             if info.cls in (None, TyperCommand):
                 info.cls = _Verb
-            if info.callback is not None and info.name not in _AT_ONCE:
-                info.callback = with_limit(with_theme(with_permissions(with_outputs(info.callback))))
-                if plugin == "sim" and info.name in SIMULATING:
-                    info.callback = with_force(info.callback)
+            if info.callback is not None:
+                ours, name = plugin == "sim", info.name
+                at_once, simulates = name in _AT_ONCE, ours and name in _SIMULATING
+                info.callback = as_command(info.callback, ours=ours, at_once=at_once, simulates=simulates)
         for name, verb in get_group(part).commands.items():
             first = self._of.setdefault(name, plugin)
             if first == plugin:

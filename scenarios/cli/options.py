@@ -1,4 +1,75 @@
-"""Options that several verbs declare, and options that wrappers add to many (``--limit``, ``--theme``)."""
+"""Makes commands of verbs: options come from docstrings, and some are added to many verbs.
+
+::
+
+    paths : PATH...                an argument, and its name in help
+    update : --update              an option without a value
+    budget : --budget N >= 1       an option, the placeholder of its value, and the least one
+        Make at most N runs.       its help
+
+A verb describes its own parameters; those of many verbs stand here.
+
+Parameters
+----------
+scenario : SCENARIO
+    A scenario file (YAML), or a recording.
+policy : --policy NAME
+    A policy, a runtime, or an entry of the scenario's `compare:`; may be given several times. A policy keeps
+    the scenario's placement, streams and other decisions; a runtime replaces them all. A name of both means
+    the policy.
+sets : --set KEY=VALUE
+    Change the scenario: a dotted path and a YAML value, as in workload.batch=32.
+maximise : --maximise RESULT
+    Find the largest value of a result: mfu, tokens_per_s, ...
+minimise : --minimise RESULT
+    Find the smallest value of a result that `expect:` knows: makespan, step_time, ...
+subject_to : --subject-to LIMIT
+    A limit that the answer must keep: 'peak_memory.gpu0<=80GB', or fits; may be given several times.
+jobs : --jobs N >= 1
+    Run in N processes.
+json : --json
+    Print the result as JSON.
+open_page : --open
+    Open the page of --gantt FILE.html in a browser; without that, a temporary one.
+arrows : --arrows
+    Draw arrows from producers to consumers into the Gantt chart.
+critical_path : --critical-path
+    Show the executed critical path in the Gantt chart.
+gantt : --gantt FILE
+    Draw a Gantt chart (.png, .svg, .pdf), with an allocator also memory over time; or write a page (.html)
+    with the chart to zoom into, memory, links, critical path, a table of ops, and why it took so long.
+trace : --trace FILE
+    Write a trace for Perfetto (.json, .json.gz); FOLDER/ takes a file for each GPU.
+ops : --ops FILE
+    Write one row per task and transfer (.csv, .parquet, .json).
+memory : --memory FILE
+    Draw memory over time for each device (.png, .svg, .pdf).
+links : --links FILE
+    Draw how busy each link is over time (.png, .svg, .pdf).
+roofline : --roofline FILE
+    Draw the ops under the roofs of their devices (.png, .svg, .pdf).
+memory_trace : --memory-trace FILE
+    Write what was allocated and freed, for `sim memory` (.jsonl, .jsonl.gz); if several devices have memory,
+    a file for each.
+pareto : --pareto FILE
+    For pipelines, plot time against memory (.png, .svg, .pdf).
+plan : --plan FILE
+    Write what the run decided (.json); `policy: {name: replay, file: FILE}` replays it.
+tuning : --tuning FILE
+    Write the placements that `placement: auto-tune` tried, one row each (.csv, .parquet, .json).
+timeline : --timeline FILE
+    Draw what a `training_run` and its workers do over time (.png, .svg, .pdf).
+allow_code : --allow-code
+    Allow names of the form module:Class; this runs their code.
+allow_outside : --allow-outside
+    Allow the scenario to name files outside its own folder.
+theme : --theme NAME
+    How pictures and pages look: light, dark, or print (every colour has a hatch).
+limit : --limit SECONDS
+    Stop after this many seconds, with exit status 124.
+force : --force
+    Run even if it seems to need more memory than is free.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +80,8 @@ import signal
 import sys
 import threading
 from _thread import interrupt_main
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import wraps
 from typing import Any, Final
 
@@ -19,6 +90,113 @@ import typer
 from scenarios.docstrings import ParameterDoc, read_docstring
 from sim.base.errors import InputError, SimError, UnknownNameError
 from sim.base.plugins import Allowed
+
+THEMES: Final = ("light", "dark", "print")
+"""Names of the themes in `sim.plot.theme`, whose imports would slow down help."""
+PICTURES: Final = ("gantt", "links", "memory", "roofline", "timeline", "plot", "pareto", "report")
+"""Options that name the file of a picture or a page, or the folder of a report."""
+
+
+class Outputs(tuple[str, ...]):
+    """Default of a verb's parameter `files`: options that name files, which the verb gets as a mapping."""
+
+
+def as_command(
+    verb: Callable[..., Any], *, ours: bool = True, at_once: bool = False, simulates: bool = False
+) -> Callable[..., Any]:
+    """Return a verb for typer: with its options, and those that many verbs have.
+
+    Parameters
+    ----------
+    verb : callable
+        If it has a parameter `allowed`, two options say what is allowed.
+    ours : bool
+        Whether its docstring describes its options; otherwise typer's own do.
+    at_once : bool
+        Whether it takes no time, and so needs no ``--limit``.
+    simulates : bool
+        Whether it may need much memory, which ``--force`` ignores.
+    """
+    signature = inspect.signature(verb, eval_str=True)
+    parameters = dict(signature.parameters)
+    described = {**_OF_MANY, **(read_docstring(verb).parameters if ours else {})}
+    files: Any = parameters.pop("files").default if "files" in parameters else ()
+    names = {name.replace("-", "_"): name for name in files}
+    more: dict[str, Any] = dict.fromkeys(names, list[str] | None)
+    if parameters.pop("allowed", None) is not None:
+        more |= {"allow_code": bool, "allow_outside": bool}
+    draws = [name for name in (*parameters, *names) if name in PICTURES]
+    if draws:
+        more["theme"] = str | None
+    if not at_once:
+        more["limit"] = float | None
+    if simulates:
+        more["force"] = bool
+    more = {name: kind for name, kind in more.items() if name not in parameters}
+
+    @wraps(verb)
+    def run(**given: Any) -> Any:
+        with ExitStack() as stack:
+            if "limit" in more:
+                stack.enter_context(limited(given.pop("limit")))
+            if "theme" in more and (theme := given.pop("theme")) is not None:
+                from sim.plot.theme import theme as drawn_in
+
+                _check_theme(theme, draws, given)
+                stack.enter_context(drawn_in(theme))
+            if "force" in more:
+                from sim.base import room
+
+                stack.enter_context(room.any_size(given.pop("force")))
+            if "allow_outside" in more:
+                given["allowed"] = Allowed(given.pop("allow_code"), given.pop("allow_outside"))
+            if names:
+                given["files"] = {name: given.pop(key) for key, name in names.items()}
+            return verb(**given)
+
+    for name, kind in more.items():
+        default = False if kind is bool else None
+        parameters[name] = inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind
+        )
+    for name, each in parameters.items():
+        if name in described and (ours or name in more):
+            declared = _declared(described[name], each.default, verb.__name__.strip("_"))
+            parameters[name] = each.replace(default=declared)
+    if ours:
+        run.__doc__ = (inspect.getdoc(verb) or "").partition("\n\nParameters\n---")[0]
+    run.__signature__ = signature.replace(parameters=[*parameters.values()])  # type: ignore[attr-defined]
+    run.__annotations__ = {name: each.annotation for name, each in parameters.items()}
+    return run
+
+
+_OF_MANY: Final = read_docstring(sys.modules[__name__]).parameters
+_FORM: Final = re.compile(r"(--[\w-]+)? ?(.*?)(?: ?>= (\d+))?(?: ?<= (\d+))?")
+
+
+def _declared(told: ParameterDoc, default: Any, verb: str) -> Any:
+    """Return the argument or option for typer that a docstring describes."""
+    form = _FORM.fullmatch(told.type)
+    assert form is not None
+    name, placeholder, least, most = form.groups()
+    how: dict[str, Any] = {"min": least and int(least), "max": most and int(most), "help": told.meaning}
+    how["default"] = ... if default is inspect.Parameter.empty else default
+    how["autocompletion"] = _COMPLETED.get(name or f"{verb} {placeholder}")
+    if name is None:
+        return typer.Argument(metavar=placeholder, **how)
+    return typer.Option(how.pop("default"), name, metavar=placeholder or None, **how)
+
+
+def _check_theme(name: str, draws: Collection[str], given: Mapping[str, Any]) -> None:
+    if name not in THEMES:
+        raise UnknownNameError("theme", name, THEMES, path=["--theme"])
+    if not any(given[name] for name in draws) and not given.get("open_page") and draws != ["report"]:
+        options = ", ".join(f"--{name}" for name in draws)
+        raise InputError(f"--theme {name}: is how a picture looks; name the file of one ({options})")
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What the shell completes.
 
 
 def completes(*groups: str) -> Callable[[str], list[str]]:
@@ -54,215 +232,26 @@ def keys(ctx: typer.Context, incomplete: str) -> list[str]:
     return [key for key in below(root, "") if key.startswith(incomplete)]
 
 
-def option(name: str, help: str, default: Any = None, **more: Any) -> Any:
-    """Return an option for typer from ``"--jobs N"``, its name and the placeholder of its value."""
-    flag, _, value = name.partition(" ")
-    return typer.Option(default, flag, metavar=value or None, help=help, **more)
+def templates(incomplete: str) -> list[str]:
+    """Return the names of templates and examples that begin with `incomplete`."""
+    from scenarios.shipped import shipped
+
+    return [one.name for one in shipped() if one.name.startswith(incomplete)]
 
 
-def flag(name: str, help: str) -> Any:
-    """Return an option without a value."""
-    return option(name, help, False)
-
-
-def argument(name: str, help: str, default: Any = ..., **more: Any) -> Any:
-    """Return an argument for typer."""
-    return typer.Argument(default, metavar=name, help=help, **more)
-
-
-SHARED: Final = {
-    "scenario": argument("SCENARIO", "A scenario file (YAML), or a recording."),
-    "policy": option(
-        "--policy NAME",
-        "A policy, a runtime, or an entry of the scenario's `compare:`; may be given several times. A policy "
-        "keeps the scenario's placement, streams and other decisions; a runtime replaces them all. A name of "
-        "both means the policy.",
-        autocompletion=completes("sim.policies", "sim.runtimes", "sim.pipelines"),
-    ),
-    "sets": option(
-        "--set KEY=VALUE",
-        "Change the scenario: a dotted path and a YAML value, as in workload.batch=32.",
-        autocompletion=keys,
-    ),
-    "maximise": option("--maximise RESULT", "Find the largest value of a result: mfu, tokens_per_s, ..."),
-    "minimise": option(
-        "--minimise RESULT",
-        "Find the smallest value of a result that `expect:` knows: makespan, step_time, ...",
-    ),
-    "subject_to": option(
-        "--subject-to LIMIT",
-        "A limit that the answer must keep: 'peak_memory.gpu0<=80GB', or fits; may be given several times.",
-    ),
-    "jobs": option("--jobs N", "Run in N processes.", 1, min=1),
-    "json": flag("--json", "Print the result as JSON."),
-    "allow_code": flag("--allow-code", "Allow names of the form module:Class; this runs their code."),
-    "open_page": flag(
-        "--open", "Open the page of --gantt FILE.html in a browser; without that, a temporary one."
-    ),
-    "arrows": flag("--arrows", "Draw arrows from producers to consumers into the Gantt chart."),
-    "critical_path": flag("--critical-path", "Show the executed critical path in the Gantt chart."),
+_COMPLETED: Final[Mapping[str, Callable[..., list[str]]]] = {
+    "--policy": completes("sim.policies", "sim.runtimes", "sim.pipelines"),
+    "--set": keys,
+    "--template": templates,
+    "--theme": lambda incomplete: [name for name in THEMES if name.startswith(incomplete)],
+    "--vary": keys,
+    "devices NAME": completes("sim.devices", "sim.machines"),
+    "list NAME": templates,
+    "policies NAME": completes(),
+    "runtimes NAME": completes("sim.runtimes"),
+    "schedule NAME": completes("sim.pipelines"),
 }
-"""Parameter of a verb -> its option, unless the docstring of the verb describes another one."""
-
-
-class Outputs(tuple[str, ...]):
-    """Default of a verb's parameter `files`: the options that name them (`with_outputs`)."""
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Options that wrappers add to verbs.
-
-
-def documented(verb: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a verb with options for typer, as the parameters in its docstring describe them.
-
-    ::
-
-        paths : PATH...                an argument, and its name in help
-        update : --update              an option without a value
-        budget : --budget N >= 1       an option, the placeholder of its value, and the least one
-            Make at most N runs.       its help
-    """
-    signature = inspect.signature(verb, eval_str=True)
-    described = read_docstring(verb).parameters
-    parameters = [
-        each.replace(default=_declared(each, described.get(each.name)))
-        for each in signature.parameters.values()
-    ]
-
-    @wraps(verb)
-    def run(**given: Any) -> Any:
-        return verb(**given)
-
-    run.__doc__ = (inspect.getdoc(verb) or "").partition("\n\nParameters\n---")[0]
-    return _with_parameters(run, parameters)
-
-
-_FORM: Final = re.compile(r"(--[\w-]+)? ?(.*?)(?: ?>= (\d+))?")
-
-
-def _declared(parameter: inspect.Parameter, told: ParameterDoc | None) -> Any:
-    """Return the default of a parameter, which is its option."""
-    if told is None:
-        return SHARED.get(parameter.name, parameter.default)
-    form = _FORM.fullmatch(told.type)
-    assert form is not None
-    name, placeholder, least = form.groups()
-    default = ... if parameter.default is parameter.empty else parameter.default
-    if name is None:
-        return argument(placeholder, told.meaning, default)
-    more = {"autocompletion": keys} if placeholder.startswith("KEY=") else {}
-    return option(f"{name} {placeholder}", told.meaning, default, min=least and int(least), **more)
-
-
-def _with_parameters(run: Callable[..., Any], parameters: list[inspect.Parameter]) -> Callable[..., Any]:
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {each.name: each.annotation for each in parameters}
-    return run
-
-
-def takes_also(
-    run: Callable[..., Any],
-    verb: Callable[..., Any],
-    options: Mapping[str, tuple[Any, Any]],
-    instead: str = "",
-) -> Callable[..., Any]:
-    """Return `run` with the signature of `verb` and further options, for typer to read.
-
-    Parameters
-    ----------
-    run : callable
-        Called instead of the verb, with the options as well.
-    verb : callable
-    options : mapping of str to (type, typer.Option)
-    instead : str
-        Parameter of the verb that the options replace.
-    """
-    plain = inspect.signature(verb, eval_str=True)
-    own = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind)
-        for name, (kind, option) in options.items()
-    ]
-    return _with_parameters(
-        run, [*(each for each in plain.parameters.values() if each.name != instead), *own]
-    )
-
-
-def runs_in(
-    context: Callable[[Any, Mapping[str, Any]], AbstractContextManager[None]],
-    verb: Callable[..., Any],
-    name: str,
-    kind: Any,
-    option: Any,
-) -> Callable[..., Any]:
-    """Return a verb that takes one more option, and runs in a context made of its value and other options."""
-
-    @wraps(verb)
-    def run(**given: Any) -> Any:
-        with context(given.pop(name), given):
-            return verb(**given)
-
-    return takes_also(run, verb, {name: (kind, option)})
-
-
-# ----------------------------------------------------------------------------------------------------------
-# ``--allow-code``, ``--allow-outside``: a verb that reads scenarios gets both as one parameter, `allowed`.
-
-_ALLOWED: Final = "allowed"
-
-
-def with_permissions(verb: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a verb that takes both options, if it has the parameter `allowed`, else the verb itself."""
-    if _ALLOWED not in inspect.signature(verb).parameters:
-        return verb
-
-    @wraps(verb)
-    def run(*, allow_code: bool, allow_outside: bool, **given: Any) -> Any:
-        return verb(**given, allowed=Allowed(allow_code, allow_outside))
-
-    outside = flag("--allow-outside", "Allow the scenario to name files outside its own folder.")
-    options = {"allow_code": (bool, SHARED["allow_code"]), "allow_outside": (bool, outside)}
-    return takes_also(run, verb, options, _ALLOWED)
-
-
-# ----------------------------------------------------------------------------------------------------------
-# ``--gantt FILE``, ``--ops FILE``, ...: output files, which a verb gets as one parameter, `files`.
-
-_FILES: Final = "files"
-_OUTPUTS: Final = {
-    "gantt": "Draw a Gantt chart (.png, .svg, .pdf), with an allocator also memory over time; or write a "
-    "page (.html) with the chart to zoom into, memory, links, critical path, a table of ops, and why it took "
-    "so long.",
-    "trace": "Write a trace for Perfetto (.json, .json.gz); FOLDER/ takes a file for each GPU.",
-    "ops": "Write one row per task and transfer (.csv, .parquet, .json).",
-    "memory": "Draw memory over time for each device (.png, .svg, .pdf).",
-    "links": "Draw how busy each link is over time (.png, .svg, .pdf).",
-    "roofline": "Draw the ops under the roofs of their devices (.png, .svg, .pdf).",
-    "memory-trace": "Write what was allocated and freed, for `sim memory` (.jsonl, .jsonl.gz); if several "
-    "devices have memory, a file for each.",
-    "pareto": "For pipelines, plot time against memory (.png, .svg, .pdf).",
-    "plan": "Write what the run decided (.json); `policy: {name: replay, file: FILE}` replays it.",
-    "tuning": "Write the placements that `placement: auto-tune` tried, one row each (.csv, .parquet, .json).",
-    "timeline": "Draw what a `training_run` and its workers do over time (.png, .svg, .pdf).",
-}
-"""Option → its help; `scenarios.report.outputs` writes the files."""
-
-
-def with_outputs(verb: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a verb that takes the options in the default of its parameter `files`, else the verb itself."""
-    given = inspect.signature(verb).parameters.get(_FILES)
-    if given is None or not isinstance(names := given.default, Outputs):
-        return verb
-
-    @wraps(verb)
-    def run(**given: Any) -> Any:
-        named = {name: given.pop(key) for key, name in name_of.items()}
-        return verb(**given, files=named)
-
-    name_of = {name.replace("-", "_"): name for name in names}
-    kind = list[str] | None
-    options = {key: (kind, option(f"--{name} FILE", _OUTPUTS[name])) for key, name in name_of.items()}
-    return takes_also(run, verb, options, _FILES)
+"""Option, or verb and argument -> a function that completes its value."""
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -278,14 +267,6 @@ class TimeLimitError(SimError):
     """Raised when a command exceeds ``--limit``; the exit status is that of ``timeout``."""
 
     exit_status = 124
-
-
-def with_limit(verb: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a verb that takes ``--limit`` as well, unless it has a ``--limit`` of its own."""
-    if "limit" in inspect.signature(verb).parameters:
-        return verb
-    limit = option("--limit SECONDS", "Stop after this many seconds, with exit status 124.")
-    return runs_in(lambda seconds, _: limited(seconds), verb, "limit", float | None, limit)
 
 
 @contextmanager
@@ -337,61 +318,3 @@ def _interrupt() -> None:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
     else:
         interrupt_main()
-
-
-# ----------------------------------------------------------------------------------------------------------
-# ``--force``: run even if more memory may be needed than is free (`sim.base.room`).
-
-SIMULATING: Final = ("run", "compare", "explain", "check", "whatif")
-"""Verbs that take it: those that simulate in this process."""
-
-
-def with_force(verb: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a verb that takes ``--force`` as well."""
-
-    def any_size(force: bool, given: Mapping[str, Any]) -> AbstractContextManager[None]:
-        from sim.base import room
-
-        return room.any_size(force)
-
-    force = flag("--force", "Run even if it seems to need more memory than is free.")
-    return runs_in(any_size, verb, "force", bool, force)
-
-
-# ----------------------------------------------------------------------------------------------------------
-# ``--theme light|dark|print``: an option of every verb that draws, added in one place like ``--limit``.
-#
-# A verb draws if it has an option of `PICTURES`; one that writes a report always does. The theme applies to
-# everything that is drawn and saved while the verb runs (`sim.plot.theme`).
-
-THEMES: Final = ("light", "dark", "print")
-"""Names of the themes in `sim.plot.theme`, whose imports would slow down help."""
-PICTURES: Final = ("gantt", "links", "memory", "roofline", "timeline", "plot", "pareto", "report")
-"""Options that name the file of a picture or a page, or the folder of a report."""
-
-
-def with_theme(verb: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a verb that takes ``--theme`` as well, if it draws, else the verb itself."""
-    parameters = inspect.signature(verb).parameters
-    draws = [name for name in parameters if name in PICTURES]
-    if not draws or "theme" in parameters:
-        return verb
-
-    def drawn_in(name: str | None, given: Mapping[str, Any]) -> AbstractContextManager[None]:
-        if name is None:
-            return nullcontext()
-        if name not in THEMES:
-            raise UnknownNameError("theme", name, THEMES, path=["--theme"])
-        if not any(given[name] for name in draws) and not given.get("open_page") and draws != ["report"]:
-            options = ", ".join(f"--{name}" for name in draws)
-            raise InputError(f"--theme {name}: is how a picture looks; name the file of one ({options})")
-        from sim.plot.theme import theme
-
-        return theme(name)
-
-    theme = option(
-        "--theme NAME",
-        "How pictures and pages look: light, dark, or print (every colour has a hatch).",
-        autocompletion=lambda incomplete: [name for name in THEMES if name.startswith(incomplete)],
-    )
-    return runs_in(drawn_in, verb, "theme", str | None, theme)

@@ -6,14 +6,12 @@ from typing import Any
 
 import typer
 
-from scenarios.cli.options import option
-
 
 def collectives(
     op: str = "all-reduce",
     nbytes: str | None = None,
     machine: str = "dgx-h100",
-    nodes: int = option("--nodes N", "How many of these machines.", 1, min=1, max=65536),
+    nodes: int = 1,
     ranks: int | None = None,
     table: str | None = None,
     sets: list[str] | None = None,
@@ -35,6 +33,8 @@ def collectives(
         scattered, of what a rank exchanges.
     machine : --machine NAME
         A machine preset; `sim devices` lists them.
+    nodes : --nodes N >= 1 <= 65536
+        How many of these machines.
     ranks : --ranks N
         How many GPUs take part, equally many in each node; default: all.
     table : --table FILE

@@ -6,10 +6,10 @@ from typing import Any, Final
 
 import typer
 
-from scenarios.cli import options as shared
+from scenarios.cli.options import Outputs
 from sim.base.plugins import NOTHING, Allowed
 
-_FILES: Final = shared.Outputs(("gantt", "trace", "ops", "tuning", "pareto"))
+_FILES: Final = Outputs(("gantt", "trace", "ops", "tuning", "pareto"))
 
 
 def compare(

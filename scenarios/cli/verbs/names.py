@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from scenarios.cli.options import argument, completes
 from scenarios.cli.text_tables import print_list, strong
 from sim.base import plugins
 from sim.base.errors import InputError, UnknownNameError
@@ -21,9 +20,7 @@ _VERBS: Final = {"sim.runtimes": "runtimes", "sim.devices": "devices", "sim.mach
 
 
 def policies(
-    name: str | None = argument(
-        "NAME", "Describe this one, with its options.", None, autocompletion=completes()
-    ),
+    name: str | None = None,
     json: bool = False,
     allow_code: bool = False,
 ) -> None:
@@ -31,6 +28,11 @@ def policies(
 
     With a NAME: its options, with their types and defaults, and the rule that it follows, with its source. A
     class of your own, in the current folder or installed, is named module:Class.
+
+    Parameters
+    ----------
+    name : NAME
+        Describe this one, with its options.
     """
     from scenarios.reference import DECISIONS, known_as
 
@@ -46,15 +48,16 @@ def policies(
 
 
 def devices(
-    name: str | None = argument(
-        "NAME",
-        "Describe this preset: its numbers, each with its source.",
-        None,
-        autocompletion=completes("sim.devices", "sim.machines"),
-    ),
+    name: str | None = None,
     json: bool = False,
 ) -> None:
-    """List the presets that a scenario may name under `machine:`, and the keys of a device."""
+    """List the presets that a scenario may name under `machine:`, and the keys of a device.
+
+    Parameters
+    ----------
+    name : NAME
+        Describe this preset: its numbers, each with its source.
+    """
     if name is not None:
         return _preset(name, json)
     _show(_HARDWARE, json)
@@ -70,12 +73,16 @@ def devices(
 
 
 def runtimes(
-    name: str | None = argument(
-        "NAME", "Describe this one: what it decides.", None, autocompletion=completes("sim.runtimes")
-    ),
+    name: str | None = None,
     json: bool = False,
 ) -> None:
-    """List the runtimes that a scenario may name under `policy: {runtime: ...}`."""
+    """List the runtimes that a scenario may name under `policy: {runtime: ...}`.
+
+    Parameters
+    ----------
+    name : NAME
+        Describe this one: what it decides.
+    """
     if name is None:
         return _show(_RUNTIMES, json)
 

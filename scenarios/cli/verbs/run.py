@@ -6,10 +6,10 @@ from typing import Any, Final
 
 import typer
 
-from scenarios.cli import options as shared
+from scenarios.cli.options import Outputs
 from sim.base.plugins import NOTHING, Allowed
 
-_FILES: Final = shared.Outputs(
+_FILES: Final = Outputs(
     ("gantt", "trace", "ops", "memory", "links", "roofline", "plan", "tuning", "timeline", "memory-trace")
 )
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from scenarios.cli.options import argument, completes
 from sim.base.errors import InputError
 
 if TYPE_CHECKING:
@@ -18,9 +17,7 @@ ScheduleFormat = Literal["text", "torch-csv", "clock"]
 
 
 def schedule(
-    name: str = argument(
-        "NAME", "A pipeline schedule; `sim policies` lists them.", autocompletion=completes("sim.pipelines")
-    ),
+    name: str,
     ranks: int | None = None,
     micro_batches: int | None = None,
     chunks: int | None = None,
@@ -34,6 +31,8 @@ def schedule(
 
     Parameters
     ----------
+    name : NAME
+        A pipeline schedule; `sim policies` lists them.
     ranks : --ranks P
         Number of ranks (devices).
     micro_batches : --micro-batches M

@@ -9,23 +9,19 @@ from pathlib import Path
 
 import typer
 
-from scenarios.cli.options import argument, option
-
-
-def _complete(incomplete: str) -> list[str]:
-    """Return the names of templates and examples that begin with `incomplete`, for the shell."""
-    from scenarios.shipped import shipped
-
-    return [one.name for one in shipped() if one.name.startswith(incomplete)]
-
 
 def list_(
-    name: str | None = argument("NAME", "Describe only this one.", None, autocompletion=_complete),
+    name: str | None = None,
     json: bool = False,
 ) -> None:
     """List the scenarios that ship: templates for `sim new`, and examples, each with one line.
 
     Every one runs in seconds, where it is or as a copy (`sim new FILE --template NAME`).
+
+    Parameters
+    ----------
+    name : NAME
+        Describe only this one.
     """
     from scenarios.cli.output import print_json
     from scenarios.cli.text_tables import print_list
@@ -50,11 +46,7 @@ def list_(
 
 def new(
     file: Path | None = None,
-    template: str | None = option(
-        "--template NAME",
-        "pipeline, gpu, cluster or trace, or any example that `sim list` names; copied without questions.",
-        autocompletion=_complete,
-    ),
+    template: str | None = None,
     force: bool = False,
 ) -> None:
     """Write a first scenario: from a few questions on a terminal, or from a template.
@@ -65,6 +57,8 @@ def new(
     ----------
     file : FILE
         Where to write it; by default here, under the template's name.
+    template : --template NAME
+        pipeline, gpu, cluster or trace, or any example that `sim list` names; copied without questions.
     force : --force
         Replace an existing file.
     """
