@@ -25,9 +25,12 @@ from importlib import import_module
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue, PlainValidator, ValidationInfo, create_model
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core.core_schema import ModelSchema
 
 from devices.describe.field_types import fault, quantity_schema
 from devices.describe.quantities import Count, File, Name, Strict, Whole, one_of
+from scenarios.docstrings import read_docstring
 from scenarios.fields.machine_fields import PRESET, AnyMachine, machine_model
 from scenarios.fields.policy_fields import (
     AnyPolicy,
@@ -84,48 +87,64 @@ def _imported(module: str, model: str) -> PlainValidator:
 
 
 class ScenarioFile(Strict):
-    """A computation graph, the machine that it runs on, and the policy that decides the order."""
+    """A computation graph, the machine that it runs on, and the policy that decides the order.
 
-    schema_: str | None = Field(None, alias="$schema", description="for editors")
-    version: Literal[1] = Field(1, description="version of the format; default: the latest")
-    extends: File | None = Field(None, description="a scenario that this one changes, mapping by mapping")
-    name: Name | None = Field(None, description="name in results; default: the file's name")
-    description: str | None = Field(None, description="what it shows, for readers")
+    Attributes
+    ----------
+    schema_
+        for editors
+    version
+        version of the format; default: the latest
+    extends
+        a scenario that this one changes, mapping by mapping
+    name
+        name in results; default: the file's name
+    description
+        what it shows, for readers
+    policy
+        who decides what runs next, and all else; default: ready-queue
+    knowledge
+        what policies know about durations; {estimate: 0.3}: estimates whose logarithm has that standard
+        deviation, by default 0.2
+    memory
+        lifetimes of tensors, and what happens when memory is full
+    noise
+        how durations vary; default: not at all
+    cost
+        cost model of every device that names none: roofline, {table: FILE}, {fixed: 10us}
+    fold
+        simulate ranks that do the same at the same time once: auto: if there are more than 256; true: or say
+        why that would not be exact
+    iterations
+        how many times the graph runs
+    seed
+        of all that is drawn: noise, failures
+    engine
+        all engines give the same result: simpy runs everything, kernel is much faster but does not run
+        everything, auto takes the kernel where it can
+    compare
+        what `sim compare` compares without --policy
+    """
+
+    schema_: str | None = Field(None, alias="$schema")
+    version: Literal[1] = 1
+    extends: File | None = None
+    name: Name | None = None
+    description: str | None = None
     machine: AnyMachine | None = None
     workload: Annotated[Workload, PlainValidator(_workload)]
-    policy: AnyPolicy = Field(
-        PolicyFields.model_construct(name="ready-queue"),
-        description="who decides what runs next, and all else; default: ready-queue",
-    )
-    knowledge: Knowledge = Field(
-        "exact",
-        description="what policies know about durations; {estimate: 0.3}: estimates whose logarithm has that "
-        "standard deviation, by default 0.2",
-    )
-    memory: MemoryFields | None = Field(
-        None, description="lifetimes of tensors, and what happens when memory is full"
-    )
-    noise: NoiseFields | None = Field(None, description="how durations vary; default: not at all")
+    policy: AnyPolicy = PolicyFields.model_construct(name="ready-queue")
+    knowledge: Knowledge = "exact"
+    memory: MemoryFields | None = None
+    noise: NoiseFields | None = None
     faults: Annotated[Any, _imported("scenarios.fields.fault_fields", "FaultFields")] = None
-    cost: JsonValue = Field(
-        None, description="cost model of every device that names none: roofline, {table: FILE}, {fixed: 10us}"
-    )
-    fold: Literal["auto"] | bool = Field(
-        "auto",
-        description="simulate ranks that do the same at the same time once: auto: if there are more "
-        "than 256; true: or say why that would not be exact",
-    )
-    iterations: Annotated[Count, Field(le=MOST_TASKS, description="how many times the graph runs")] = 1
-    seed: Whole = Field(0, description="of all that is drawn: noise, failures")
+    cost: JsonValue = None
+    fold: Literal["auto"] | bool = "auto"
+    iterations: Annotated[Count, Field(le=MOST_TASKS)] = 1
+    seed: Whole = 0
     training_run: Annotated[Any, _imported("scenarios.training_run.fields", "TrainingRun")] = None
-    engine: Literal["auto", "simpy", "kernel"] = Field(
-        "auto",
-        description="all engines give the same result: simpy runs everything, kernel is much faster but "
-        "does not run everything, auto takes the kernel where it can",
-    )
-    compare: list[AnyVariant] = Field(
-        default_factory=list, description="what `sim compare` compares without --policy"
-    )
+    engine: Literal["auto", "simpy", "kernel"] = "auto"
+    compare: list[AnyVariant] = Field(default_factory=list)
     expect: ExpectOfRuns
 
 
@@ -169,11 +188,26 @@ _SHARED = {
 }
 
 
+class _Described(GenerateJsonSchema):
+    """Takes the descriptions of keys from the docstrings of models, in which they are attributes."""
+
+    def model_schema(self, schema: ModelSchema) -> dict[str, Any]:
+        """Return the schema of a model."""
+        found, model = super().model_schema(schema), schema["cls"]
+        told = read_docstring(model).parameters
+        for name, field in model.model_fields.items():
+            if name in told:
+                found["properties"][field.alias or name]["description"] = told[name].meaning
+        if "description" in found:
+            found["description"] = found["description"].partition("\n\nAttributes\n---")[0]
+        return found
+
+
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema of a scenario file."""
     from scenarios.reference import with_names
 
-    schema = model_of(every_kind()).model_json_schema(by_alias=True)
+    schema = model_of(every_kind()).model_json_schema(by_alias=True, schema_generator=_Described)
     _share(schema)
     schema["$defs"] |= _SHARED
     with_names(schema)

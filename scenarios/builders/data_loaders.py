@@ -42,25 +42,39 @@ from sim.graph.graph import Graph
 
 
 class DataLoadingFields(Builder):
-    """An input pipeline: load and preprocess on a CPU, copy and train on GPUs, one batch per iteration."""
+    """An input pipeline: load and preprocess on a CPU, copy and train on GPUs, one batch per iteration.
 
-    model: Literal["data-loading"] = Field(description="which builder")
+    Attributes
+    ----------
+    model
+        which builder
+    transfer
+        time to copy a batch to the GPU; default: what the machine's links take
+    size
+        size of a batch
+    prefetch
+        batches begun before the training step takes them; 0: synchronous
+    workers
+        batches that load and preprocess each work on at once
+    pin_memory
+        copy on a stream of its own
+    replicas
+        number of GPUs that share each batch
+    all_reduce
+        time of the all-reduce among the replicas after a step
+    """
+
+    model: Literal["data-loading"]
     load: Duration
     preprocess: Duration = 0
-    transfer: Duration = Field(
-        0, description="time to copy a batch to the GPU; default: what the machine's links take"
-    )
+    transfer: Duration = 0
     train: Duration
-    size: Bytes = Field(0, description="size of a batch")
-    prefetch: Whole = Field(
-        0, description="batches begun before the training step takes them; 0: synchronous"
-    )
-    workers: Annotated[
-        Size, Field(le=MOST_LANES // 2, description="batches that load and preprocess each work on at once")
-    ] = 1
-    pin_memory: bool = Field(True, description="copy on a stream of its own")
-    replicas: Size = Field(1, description="number of GPUs that share each batch")
-    all_reduce: Duration = Field(0, description="time of the all-reduce among the replicas after a step")
+    size: Bytes = 0
+    prefetch: Whole = 0
+    workers: Annotated[Size, Field(le=MOST_LANES // 2)] = 1
+    pin_memory: bool = True
+    replicas: Size = 1
+    all_reduce: Duration = 0
 
     def graph(self) -> Graph:
         """Return one iteration, tied to those before it.
@@ -141,23 +155,32 @@ class DataLoadingFields(Builder):
 
 
 class DataLoaderFields(InputPipeline):
-    """Training on batches from PyTorch's DataLoader."""
+    """Training on batches from PyTorch's DataLoader.
 
-    model: Literal["data-loader"] = Field(description="which builder")
-    workers: Annotated[
-        Whole, Field(le=MOST_LANES, description="worker processes; 0: the script loads by itself")
-    ] = 0
-    prefetch_factor: Size | None = Field(
-        None, description="batches of each worker that are handed out and not returned; default 2"
-    )
-    in_order: bool = Field(True, description="return batches in order; false: as they come")
-    pin_memory: Duration | None = Field(
-        None,
-        description="time of the thread that copies a batch to pinned memory; default: there is none, "
-        "and copies to the GPU wait for its step",
-    )
+    Attributes
+    ----------
+    model
+        which builder
+    workers
+        worker processes; 0: the script loads by itself
+    prefetch_factor
+        batches of each worker that are handed out and not returned; default 2
+    in_order
+        return batches in order; false: as they come
+    pin_memory
+        time of the thread that copies a batch to pinned memory; default: there is none, and copies to the GPU
+        wait for its step
+    start
+        time to start the workers of each epoch; 0: they persist
+    """
 
-    start: Duration = Field(0, description="time to start the workers of each epoch; 0: they persist")
+    model: Literal["data-loader"]
+    workers: Annotated[Whole, Field(le=MOST_LANES)] = 0
+    prefetch_factor: Size | None = None
+    in_order: bool = True
+    pin_memory: Duration | None = None
+
+    start: Duration = 0
 
     @property
     def start_ns(self) -> int:
@@ -245,19 +268,22 @@ class DataLoaderFields(InputPipeline):
 
 
 class TfDataFields(InputPipeline):
-    """Training on batches from tf.data: a parallel map and a prefetch."""
+    """Training on batches from tf.data: a parallel map and a prefetch.
 
-    model: Literal["tf-data"] = Field(description="which builder")
-    workers: Annotated[Size, Field(le=MOST_LANES)] | None = Field(
-        None,
-        description="num_parallel_calls of map; default: one element after another is made when asked for",
-    )
-    prefetch: Annotated[Whole, Field(le=10**6)] | Literal["auto", "none"] = Field(
-        "auto",
-        description="elements that the buffer holds; auto (default): the autotuner decides; 0: the user has "
-        "none, and TensorFlow adds a tuned one behind a sequential map; none: nor does it (inject_prefetch "
-        "off)",
-    )
+    Attributes
+    ----------
+    model
+        which builder
+    workers
+        num_parallel_calls of map; default: one element after another is made when asked for
+    prefetch
+        elements that the buffer holds; auto (default): the autotuner decides; 0: the user has none, and
+        TensorFlow adds a tuned one behind a sequential map; none: nor does it (inject_prefetch off)
+    """
+
+    model: Literal["tf-data"]
+    workers: Annotated[Size, Field(le=MOST_LANES)] | None = None
+    prefetch: Annotated[Whole, Field(le=10**6)] | Literal["auto", "none"] = "auto"
 
     @property
     def buffer(self) -> int:

@@ -202,29 +202,50 @@ Durations = Annotated[
 
 
 class InputPipeline(Builder):
-    """Batches made for training steps on one or more replicas; extend it and override `batch`."""
+    """Batches made for training steps on one or more replicas; extend it and override `batch`.
 
-    steps: Size = Field(description="of an epoch, which is an iteration; each takes a batch")
-    batch: Count = Field(1, description="items of a batch")
-    load: Durations = Field(
-        description="time to load and transform an item; a list: of items in turn, repeated"
-    )
+    Attributes
+    ----------
+    steps
+        of an epoch, which is an iteration; each takes a batch
+    batch
+        items of a batch
+    load
+        time to load and transform an item; a list: of items in turn, repeated
+    jitter
+        standard deviation of the logarithm of each item's time, and size; their means stay
+    size
+        bytes of an item that are read from storage
+    seed
+        what items' times and sizes are drawn from
+    bandwidth
+        of the storage, which all replicas share; default: unlimited
+    transfer
+        time to copy a batch to the GPU
+    train
+        time of a training step
+    in_flight
+        steps that may be under way; 1: the script waits for each
+    replicas
+        GPUs, each with a loader and a script of its own
+    all_reduce
+        time of the all-reduce after each step, for which the replicas meet
+    """
+
+    steps: Size
+    batch: Count = 1
+    load: Durations
     jitter: Annotated[dict[Literal["load", "size"], Spread], Shorthand("load", {"type": "number"})] = Field(
-        default_factory=dict,
-        description="standard deviation of the logarithm of each item's time, and size; their means stay",
+        default_factory=dict
     )
-    size: Bytes = Field(0, description="bytes of an item that are read from storage")
-    seed: Whole = Field(0, description="what items' times and sizes are drawn from")
-    bandwidth: Bandwidth | None = Field(
-        None, description="of the storage, which all replicas share; default: unlimited"
-    )
-    transfer: Duration = Field(0, description="time to copy a batch to the GPU")
-    train: Duration = Field(description="time of a training step")
-    in_flight: Size = Field(1, description="steps that may be under way; 1: the script waits for each")
-    replicas: Size = Field(1, description="GPUs, each with a loader and a script of its own")
-    all_reduce: Duration | None = Field(
-        None, description="time of the all-reduce after each step, for which the replicas meet"
-    )
+    size: Bytes = 0
+    seed: Whole = 0
+    bandwidth: Bandwidth | None = None
+    transfer: Duration = 0
+    train: Duration
+    in_flight: Size = 1
+    replicas: Size = 1
+    all_reduce: Duration | None = None
 
     @property
     def start_ns(self) -> int:

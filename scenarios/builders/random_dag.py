@@ -37,14 +37,30 @@ _MOST_PAIRS: Final = 100 * MOST_TASKS
 
 
 class Branchy(Builder):
-    """Blocks of parallel chains between a fork and a join."""
+    """Blocks of parallel chains between a fork and a join.
 
-    model: Literal["branchy"] = Field(description="which builder")
-    blocks: Size = Field(1, description="blocks, one after another")
-    width: Size = Field(4, description="parallel chains in a block")
-    layers: Size = Field(1, description="ops in a chain")
-    duration: Annotated[Duration, Field(default="10us", description="duration of every op")]
-    output: Bytes = Field(0, description="output size of every op")
+    Attributes
+    ----------
+    model
+        which builder
+    blocks
+        blocks, one after another
+    width
+        parallel chains in a block
+    layers
+        ops in a chain
+    duration
+        duration of every op
+    output
+        output size of every op
+    """
+
+    model: Literal["branchy"]
+    blocks: Size = 1
+    width: Size = 4
+    layers: Size = 1
+    duration: Annotated[Duration, Field(default="10us")]
+    output: Bytes = 0
 
     def graph(self) -> Graph:
         """Return the graph.
@@ -95,19 +111,29 @@ _ORDERED = AfterValidator(_ordered)
 
 
 class RandomDag(Builder):
-    """Layers of ops wired at random; the same seed gives the same graph."""
+    """Layers of ops wired at random; the same seed gives the same graph.
 
-    model: Literal["random-dag"] = Field(description="which builder")
-    layers: Size = Field(10, description="how many layers of ops")
+    Attributes
+    ----------
+    model
+        which builder
+    layers
+        how many layers of ops
+    probability
+        probability of an edge from each op of each earlier layer
+    seed
+        seed of the graph; the scenario's seed is for the run
+    """
+
+    model: Literal["random-dag"]
+    layers: Size = 10
     width: Annotated[list[Size], _two([1, 4]), _BOTH, _ORDERED, _schema({"type": "integer", "minimum": 1})]
-    probability: float = Field(
-        0.2, ge=0, le=1, strict=False, description="probability of an edge from each op of each earlier layer"
-    )
+    probability: float = Field(0.2, ge=0, le=1, strict=False)
     duration: Annotated[
         list[Duration], _two(["1us", "100us"]), _BOTH, _ORDERED, _schema(quantity_schema(DURATION))
     ]
     output: Annotated[list[Bytes], _two([0, 0]), _BOTH, _ORDERED, _schema(quantity_schema(BYTES))]
-    seed: Whole = Field(0, description="seed of the graph; the scenario's seed is for the run")
+    seed: Whole = 0
 
     def graph(self) -> Graph:
         """Return the graph.

@@ -80,10 +80,18 @@ _Positive = Annotated[Duration, Field(gt=0)]
 
 
 class EventFields(Strict):
-    """When something happens: by chance, or at given times."""
+    """When something happens: by chance, or at given times.
 
-    at: list[Duration] | None = Field(None, min_length=1, description="times of the run")
-    mtbf: _Positive | None = Field(None, description="mean time between two events of each part")
+    Attributes
+    ----------
+    at
+        times of the run
+    mtbf
+        mean time between two events of each part
+    """
+
+    at: list[Duration] | None = Field(None, min_length=1)
+    mtbf: _Positive | None = None
 
     WAYS: ClassVar[tuple[str, ...]] = ("at", "mtbf")
     """Alternative keys that say when."""
@@ -102,12 +110,24 @@ def need_one(fields: Strict, keys: Sequence[str]) -> None:
 
 
 class CountedFields(EventFields):
-    """... or at the rate of past events that were counted."""
+    """... or at the rate of past events that were counted.
 
-    count: Count | None = Field(None, description="failures of this cause in `over`, on `devices`")
-    file: File | None = Field(None, description="CSV with the columns component and count: a cause each row")
-    over: _Positive | None = Field(None, description="time in which they were counted")
-    devices: Count | None = Field(None, description="parts on which they were counted")
+    Attributes
+    ----------
+    count
+        failures of this cause in `over`, on `devices`
+    file
+        CSV with the columns component and count: a cause each row
+    over
+        time in which they were counted
+    devices
+        parts on which they were counted
+    """
+
+    count: Count | None = None
+    file: File | None = None
+    over: _Positive | None = None
+    devices: Count | None = None
 
     WAYS: ClassVar[tuple[str, ...]] = ("at", "mtbf", "count", "file")
 
@@ -130,13 +150,21 @@ class CountedFields(EventFields):
 
 
 class CauseFields(EventFields):
-    """Which parts something happens to, and when: each by chance, or all of them at given times."""
+    """Which parts something happens to, and when: each by chance, or all of them at given times.
 
-    device: Name | None = Field(None, description="name or pattern, such as gpu*")
-    worker: Name | None = Field(
-        None, description="... of a process with all its devices: a host of the machine"
-    )
-    link: Name | None = Field(None, description="... of a link")
+    Attributes
+    ----------
+    device
+        name or pattern, such as gpu*
+    worker
+        ... of a process with all its devices: a host of the machine
+    link
+        ... of a link
+    """
+
+    device: Name | None = None
+    worker: Name | None = None
+    link: Name | None = None
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
@@ -180,16 +208,19 @@ def _refuse_steady(link: Link) -> None:
 
 
 class FailureFields(CauseFields, CountedFields):
-    """A cause of failures."""
+    """A cause of failures.
 
-    repair: Duration | None = Field(
-        None, description="back so long after; default: a device or worker at once, a link never"
-    )
-    detect: Literal["send-recv", "timeout"] = Field(
-        "send-recv",
-        description="what tells others: a Send or Recv that fails, at once (default); or, where connections "
-        "stay open, as when a machine loses power, timeout: {transfer: ...}",
-    )
+    Attributes
+    ----------
+    repair
+        back so long after; default: a device or worker at once, a link never
+    detect
+        what tells others: a Send or Recv that fails, at once (default); or, where connections stay open, as
+        when a machine loses power, timeout: {transfer: ...}
+    """
+
+    repair: Duration | None = None
+    detect: Literal["send-recv", "timeout"] = "send-recv"
 
     @model_validator(mode="after")
     def _of_links(self) -> Self:
@@ -201,56 +232,90 @@ class FailureFields(CauseFields, CountedFields):
 
 
 class SlowDownFields(CauseFields):
-    """A cause of slowness."""
+    """A cause of slowness.
 
-    duration: _Positive | None = Field(None, description="how long it lasts; default: for ever")
-    factor: Slowness = Field(
-        description="how many times longer all takes; of a link: 2 is half its bandwidth"
-    )
+    Attributes
+    ----------
+    duration
+        how long it lasts; default: for ever
+    factor
+        how many times longer all takes; of a link: 2 is half its bandwidth
+    """
+
+    duration: _Positive | None = None
+    factor: Slowness
 
 
 class HealthCheckFields(Strict):
-    """The master asks all workers."""
+    """The master asks all workers.
 
-    every: Duration = Field(gt=0, description="time between two checks, the first at 0")
-    timeout: Duration = Field(0, description="how long it waits for an answer")
+    Attributes
+    ----------
+    every
+        time between two checks, the first at 0
+    timeout
+        how long it waits for an answer
+    """
+
+    every: Duration = Field(gt=0)
+    timeout: Duration = 0
 
 
 class RestoreFields(Strict):
-    """Where a restart begins."""
+    """Where a restart begins.
 
-    every: Count = Field(description="a checkpoint after so many steps")
-    restore: Duration = Field(0, description="time to load one")
+    Attributes
+    ----------
+    every
+        a checkpoint after so many steps
+    restore
+        time to load one
+    """
+
+    every: Count
+    restore: Duration = 0
 
 
 class TimeoutFields(Strict):
-    """How long others wait for a part that does not respond."""
+    """How long others wait for a part that does not respond.
 
-    transfer: Duration | None = Field(
-        None, description="a Send or Recv that stands still; default: it waits for ever"
-    )
-    collectives: Duration | None = Field(
-        None, description="of each, from the call of a rank's host; default: 10min, as NCCL in PyTorch"
-    )
+    Attributes
+    ----------
+    transfer
+        a Send or Recv that stands still; default: it waits for ever
+    collectives
+        of each, from the call of a rank's host; default: 10min, as NCCL in PyTorch
+    """
+
+    transfer: Duration | None = None
+    collectives: Duration | None = None
 
 
 class FaultFields(Strict):
-    """Parts of the machine that fail, slow down and recover; how that is noticed, and what follows."""
+    """Parts of the machine that fail, slow down and recover; how that is noticed, and what follows.
 
-    failures: dict[Name, FailureFields] = Field(default_factory=dict, description="causes")
-    slow_downs: dict[Name, SlowDownFields] = Field(default_factory=dict, description="causes")
-    timeout: Annotated[
-        TimeoutFields, Field(default_factory=TimeoutFields, description="what takes so long fails")
-    ]
-    health_check: Annotated[HealthCheckFields, Shorthand("every", "duration")] | None = Field(
-        None, description="how failures are noticed: an interval, or a mapping"
-    )
-    restart: Duration | None = Field(
-        None, description="time to start all processes anew after a failure; default: the run ends"
-    )
-    checkpoint: RestoreFields | None = Field(
-        None, description="default: a restart begins with the first step"
-    )
+    Attributes
+    ----------
+    failures
+        causes
+    slow_downs
+        causes
+    timeout
+        what takes so long fails
+    health_check
+        how failures are noticed: an interval, or a mapping
+    restart
+        time to start all processes anew after a failure; default: the run ends
+    checkpoint
+        default: a restart begins with the first step
+    """
+
+    failures: dict[Name, FailureFields] = Field(default_factory=dict)
+    slow_downs: dict[Name, SlowDownFields] = Field(default_factory=dict)
+    timeout: Annotated[TimeoutFields, Field(default_factory=TimeoutFields)]
+    health_check: Annotated[HealthCheckFields, Shorthand("every", "duration")] | None = None
+    restart: Duration | None = None
+    checkpoint: RestoreFields | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -56,28 +56,43 @@ Knowledge = (
 
 
 class PolicyFields(WithOptions):
-    """The policy and the other decisions; further keys are the policy's options."""
+    """The policy and the other decisions; further keys are the policy's options.
 
-    name: Name | None = Field(default=None, description="a policy, as `sim policies` lists them")
-    runtime: Name | None = Field(default=None, description="a named set of decisions (`sim runtimes`)")
-    placement: AnyChoice | None = Field(default=None, description="which device runs each op")
-    streams: AnyChoice | None = Field(default=None, description="which stream each op is launched on")
-    linearize: AnyChoice | None = Field(default=None, description="program order of the ops")
-    compile: list[AnyChoice] | None = Field(
-        default=None, description="rewrites of the graph, in this order, before it is placed"
-    )
-    synchronisation: Synchronisation | None = Field(
-        default=None, description="tasks are eligible when their inputs are computed, or when they are issued"
-    )
-    cuda_graph: bool | None = Field(
-        default=None, description="launch the ops of a device as one CUDA graph; default: one by one"
-    )
-    intra_op_parallelism_threads: Whole | None = Field(
-        default=None,
-        description="under tensorflow: threads of the one pool that all ops running at once share; "
-        "0: as many as the CPU has cores; default: each op has the CPU's cores_per_op cores",
-    )
-    knowledge: Knowledge | None = Field(default=None, description="replaces the scenario's `knowledge`")
+    Attributes
+    ----------
+    name
+        a policy, as `sim policies` lists them
+    runtime
+        a named set of decisions (`sim runtimes`)
+    placement
+        which device runs each op
+    streams
+        which stream each op is launched on
+    linearize
+        program order of the ops
+    compile
+        rewrites of the graph, in this order, before it is placed
+    synchronisation
+        tasks are eligible when their inputs are computed, or when they are issued
+    cuda_graph
+        launch the ops of a device as one CUDA graph; default: one by one
+    intra_op_parallelism_threads
+        under tensorflow: threads of the one pool that all ops running at once share; 0: as many as the CPU
+        has cores; default: each op has the CPU's cores_per_op cores
+    knowledge
+        replaces the scenario's `knowledge`
+    """
+
+    name: Name | None = None
+    runtime: Name | None = None
+    placement: AnyChoice | None = None
+    streams: AnyChoice | None = None
+    linearize: AnyChoice | None = None
+    compile: list[AnyChoice] | None = None
+    synchronisation: Synchronisation | None = None
+    cuda_graph: bool | None = None
+    intra_op_parallelism_threads: Whole | None = None
+    knowledge: Knowledge | None = None
 
 
 AnyPolicy = Annotated[PolicyFields, Shorthand("name")]
@@ -88,14 +103,24 @@ _Value = Annotated[JsonValue, WithJsonSchema(_PLAIN)]
 
 
 class Condition(Strict):
-    """What a result must be: values in the unit of the result, or as ``1.05 x gpipe``, of another run."""
+    """What a result must be: values in the unit of the result, or as ``1.05 x gpipe``, of another run.
 
-    equals: _Value = Field(default=None, description="exactly this, or within `tolerance` of it")
-    at_most: _Value = Field(default=None, description="no more than this")
-    at_least: _Value = Field(default=None, description="no less than this")
-    tolerance: _Value = Field(
-        default=None, description="how far from `equals` it may be: a quantity, or a share such as 1%"
-    )
+    Attributes
+    ----------
+    equals
+        exactly this, or within `tolerance` of it
+    at_most
+        no more than this
+    at_least
+        no less than this
+    tolerance
+        how far from `equals` it may be: a quantity, or a share such as 1%
+    """
+
+    equals: _Value = None
+    at_most: _Value = None
+    at_least: _Value = None
+    tolerance: _Value = None
 
 
 _AnyCondition = Annotated[Condition, Shorthand("equals", _PLAIN)]
@@ -138,12 +163,18 @@ ExpectOfRuns = Annotated[
 
 
 class VariantFields(PolicyFields):
-    """An entry of ``compare``: the scenario's work under another policy, or with other settings."""
+    """An entry of ``compare``: the scenario's work under another policy, or with other settings.
 
-    label: Name | None = Field(default=None, description="label in results; default: the policy's name")
-    set: dict[str, JsonValue] = Field(
-        default_factory=dict, description="other changes: dotted path to value, as for --set"
-    )
+    Attributes
+    ----------
+    label
+        label in results; default: the policy's name
+    set
+        other changes: dotted path to value, as for --set
+    """
+
+    label: Name | None = None
+    set: dict[str, JsonValue] = Field(default_factory=dict)
     expect: Expect
 
 
@@ -167,23 +198,36 @@ Probability = Annotated[
 
 
 class StragglerFields(Strict):
-    """Tasks that take much longer than others."""
+    """Tasks that take much longer than others.
 
-    probability: Probability = Field(description="probability that a task is one")
-    factor: Factor = Field(description="how many times longer it takes")
+    Attributes
+    ----------
+    probability
+        probability that a task is one
+    factor
+        how many times longer it takes
+    """
+
+    probability: Probability
+    factor: Factor
 
 
 class NoiseFields(Strict):
-    """How durations vary; policies do not see this."""
+    """How durations vary; policies do not see this.
 
-    jitter: Spread = Field(
-        default=0.0,
-        description="standard deviation of the logarithm of each task's factor; 0.05 is about 5 %",
-    )
-    devices: dict[Name, Factor] = Field(
-        default_factory=dict, description="factor of each device: 1.2 is 20 % slower"
-    )
-    stragglers: StragglerFields | None = Field(default=None, description="tasks that take much longer")
+    Attributes
+    ----------
+    jitter
+        standard deviation of the logarithm of each task's factor; 0.05 is about 5 %
+    devices
+        factor of each device: 1.2 is 20 % slower
+    stragglers
+        tasks that take much longer
+    """
+
+    jitter: Spread = 0.0
+    devices: dict[Name, Factor] = Field(default_factory=dict)
+    stragglers: StragglerFields | None = None
 
     def noise(self, known: Container[str]) -> Noise:
         """Return the noise for `sim.job.build_job.make_job`, for those devices that are in `known`."""
@@ -207,21 +251,23 @@ class NoiseFields(Strict):
 
 
 class MemoryFields(Strict):
-    """The allocator of each device, the lifetime of tensors, and what happens when memory is full."""
+    """The allocator of each device, the lifetime of tensors, and what happens when memory is full.
 
-    allocator: AnyChoice | None = Field(
-        default=None,
-        description="who manages the memory of each device; `runtime`: what the policy's runtime has; "
-        "default: bytes are counted, no more",
-    )
-    devices: dict[Name, AnyChoice] = Field(
-        default_factory=dict, description="allocators of devices that have another one, by name"
-    )
-    lifetime: Literal["execution", "issue"] | None = Field(
-        default=None,
-        description="tensors live from start to the end of the last reader, or from issue to issue; "
-        "default: issue if the policy synchronises at issue, else execution",
-    )
-    when_full: Literal["error", "wait"] = Field(
-        default="error", description="when memory is full: stop with an error, or let the task wait"
-    )
+    Attributes
+    ----------
+    allocator
+        who manages the memory of each device; `runtime`: what the policy's runtime has; default: bytes are
+        counted, no more
+    devices
+        allocators of devices that have another one, by name
+    lifetime
+        tensors live from start to the end of the last reader, or from issue to issue; default: issue if the
+        policy synchronises at issue, else execution
+    when_full
+        when memory is full: stop with an error, or let the task wait
+    """
+
+    allocator: AnyChoice | None = None
+    devices: dict[Name, AnyChoice] = Field(default_factory=dict)
+    lifetime: Literal["execution", "issue"] | None = None
+    when_full: Literal["error", "wait"] = "error"

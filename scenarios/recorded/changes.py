@@ -58,69 +58,107 @@ class Remove(Strict):
 
 
 class Fuse(Strict):
-    """Consecutive kernels on a stream that become one."""
+    """Consecutive kernels on a stream that become one.
 
-    ops: _Words = Field(description="a sequence to look for; one word: any number of such kernels")
-    duration: Duration | None = Field(None, description="default: what the parts take together")
+    Attributes
+    ----------
+    ops
+        a sequence to look for; one word: any number of such kernels
+    duration
+        default: what the parts take together
+    """
+
+    ops: _Words
+    duration: Duration | None = None
     host: _HostWork = "stays"
 
 
 class OtherDevice(Strict):
-    """Another GPU: durations are converted by the cost models of both."""
+    """Another GPU: durations are converted by the cost models of both.
 
-    source: Name = Field(alias="from", description="preset of the GPU that was recorded")
-    target: Name = Field(alias="to", description="preset of the other one")
-    bound: Literal["low", "middle", "high"] = Field(
-        "middle", description="durations are known within bounds: take the shortest, the middle, the longest"
-    )
+    Attributes
+    ----------
+    source
+        preset of the GPU that was recorded
+    target
+        preset of the other one
+    bound
+        durations are known within bounds: take the shortest, the middle, the longest
+    """
+
+    source: Name = Field(alias="from")
+    target: Name = Field(alias="to")
+    bound: Literal["low", "middle", "high"] = "middle"
 
 
 class Bandwidth(Strict):
-    """Links with another bandwidth."""
+    """Links with another bandwidth.
+
+    Attributes
+    ----------
+    transfers
+        copies between host and device
+    """
 
     collectives: AnyFactor = _ONE
-    transfers: AnyFactor = Field(_ONE, description="copies between host and device")
+    transfers: AnyFactor = _ONE
 
 
 class CudaGraph(Strict):
-    """All launches between two synchronisations become one."""
+    """All launches between two synchronisations become one.
 
-    issue_cost: Duration | None = Field(None, description="what a launch costs the host; default: 2.5us")
-    node: Duration | None = Field(
-        None, description="... and besides for each task in the graph; default: 1ns"
-    )
-    gap: Duration | None = Field(None, description="between its kernels; default: as in the recording")
+    Attributes
+    ----------
+    issue_cost
+        what a launch costs the host; default: 2.5us
+    node
+        ... and besides for each task in the graph; default: 1ns
+    gap
+        between its kernels; default: as in the recording
+    """
+
+    issue_cost: Duration | None = None
+    node: Duration | None = None
+    gap: Duration | None = None
 
 
 class WhatIf(Strict):
-    """Changes to a recorded program, applied in this order."""
+    """Changes to a recorded program, applied in this order.
 
-    remove: Annotated[Remove | None, _Short("ops", _WORDS), Field(description="ops that are not there")] = (
-        None
-    )
-    fuse: list[Annotated[Fuse, _Short("ops", _WORDS)]] = Field(
-        default_factory=list, description="kernels that become one"
-    )
-    device: OtherDevice | None = Field(None, description="another GPU")
-    scale: dict[Name, AnyChange] = Field(
-        default_factory=dict, description="how long ops take, by name, kind, operator, device or pattern"
-    )
-    bandwidth: Annotated[
-        Bandwidth | None,
-        _Short("collectives transfers", {"type": "string"}),
-        Field(description="of links, for collectives and copies"),
-    ] = None
-    host: AnyFactor | None = Field(None, description="how long the host's own work takes")
-    gap: AnyChange | None = Field(None, description="between kernels of a stream")
-    issue_cost: AnyChange | None = Field(None, description="how long a launch call takes the host itself")
-    cuda_graph: Annotated[
-        CudaGraph | None,
-        _Short("", {"type": "boolean"}),
-        Field(description="launches between synchronisations become one"),
-    ] = None
-    streams: Annotated[
-        Count, Field(le=1024, description="for each one that was recorded, where kernels are independent")
-    ] = 1
+    Attributes
+    ----------
+    remove
+        ops that are not there
+    fuse
+        kernels that become one
+    device
+        another GPU
+    scale
+        how long ops take, by name, kind, operator, device or pattern
+    bandwidth
+        of links, for collectives and copies
+    host
+        how long the host's own work takes
+    gap
+        between kernels of a stream
+    issue_cost
+        how long a launch call takes the host itself
+    cuda_graph
+        launches between synchronisations become one
+    streams
+        for each one that was recorded, where kernels are independent
+    """
+
+    remove: Annotated[Remove | None, _Short("ops", _WORDS)] = None
+    fuse: list[Annotated[Fuse, _Short("ops", _WORDS)]] = Field(default_factory=list)
+    device: OtherDevice | None = None
+    scale: dict[Name, AnyChange] = Field(default_factory=dict)
+    bandwidth: Annotated[Bandwidth | None, _Short("collectives transfers", {"type": "string"})] = None
+    host: AnyFactor | None = None
+    gap: AnyChange | None = None
+    issue_cost: AnyChange | None = None
+    cuda_graph: Annotated[CudaGraph | None, _Short("", {"type": "boolean"})] = None
+    streams: Annotated[Count, Field(le=1024)] = 1
 
     def steps(self) -> Iterator[tuple[tuple[str | int, ...], Callable[[Graph], Graph]]]:
         """Yield each change with the path of its key."""

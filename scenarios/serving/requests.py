@@ -62,10 +62,18 @@ Rate = Annotated[float, Type(lambda value: parse_rate(value, what=""), "8/s", _R
 
 
 class TraceFields(Strict):
-    """Requests from a trace."""
+    """Requests from a trace.
 
-    trace: File = Field(description="a file of requests with their times")
-    count: Count | None = Field(None, description="only the first ones")
+    Attributes
+    ----------
+    trace
+        a file of requests with their times
+    count
+        only the first ones
+    """
+
+    trace: File
+    count: Count | None = None
 
     def requests(self, document: Document, seed: int) -> list[Request]:
         """Return the requests by arrival."""
@@ -73,14 +81,24 @@ class TraceFields(Strict):
 
 
 class DrawnFields(Strict):
-    """Requests of drawn sizes."""
+    """Requests of drawn sizes.
 
-    prompt: Tokens = Field(description="tokens of a prompt, or [least, most]")
-    output: Tokens = Field(description="tokens of an answer, or [least, most]")
-    prefix: Whole = Field(
-        0, description="tokens with which all prompts begin; a shorter prompt has no others"
-    )
-    count: Count = Field(description="how many")
+    Attributes
+    ----------
+    prompt
+        tokens of a prompt, or [least, most]
+    output
+        tokens of an answer, or [least, most]
+    prefix
+        tokens with which all prompts begin; a shorter prompt has no others
+    count
+        how many
+    """
+
+    prompt: Tokens
+    output: Tokens
+    prefix: Whole = 0
+    count: Count
 
     def requests(self, document: Document, seed: int) -> list[Request]:
         """Return the requests by arrival."""
@@ -99,18 +117,30 @@ class DrawnFields(Strict):
 
 
 class InFlightFields(DrawnFields):
-    """Requests of which a constant number is in flight."""
+    """Requests of which a constant number is in flight.
 
-    in_flight: Size = Field(description="so many are under way at any time")
+    Attributes
+    ----------
+    in_flight
+        so many are under way at any time
+    """
+
+    in_flight: Size
 
 
 class RateFields(DrawnFields):
-    """Requests that arrive at a rate."""
+    """Requests that arrive at a rate.
 
-    rate: Rate = Field(description="that many come, at random, as in 8/s")
-    burstiness: float = Field(
-        1.0, gt=0, description="of times at a rate: 1 Poisson, below in bursts, .inf evenly"
-    )
+    Attributes
+    ----------
+    rate
+        that many come, at random, as in 8/s
+    burstiness
+        of times at a rate: 1 Poisson, below in bursts, .inf evenly
+    """
+
+    rate: Rate
+    burstiness: float = Field(1.0, gt=0)
 
     def times_ns(self, drawn: np.random.Generator) -> IntArray:
         """Return the arrival times, from the first request on."""

@@ -47,75 +47,145 @@ if TYPE_CHECKING:
 
 
 class ReplicaFields(Strict):
-    """How GPUs serve a model."""
+    """How GPUs serve a model.
 
-    tp: Size = Field(1, description="GPUs that share each layer of a replica")
-    experts: Literal["shared", "apart"] = Field(
-        "shared", description="GPUs of a replica share each expert, or have whole ones (expert parallelism)"
-    )
-    replicas: Size = Field(1, description="copies of the model, each with its own engine")
+    Attributes
+    ----------
+    tp
+        GPUs that share each layer of a replica
+    experts
+        GPUs of a replica share each expert, or have whole ones (expert parallelism)
+    replicas
+        copies of the model, each with its own engine
+    """
+
+    tp: Size = 1
+    experts: Literal["shared", "apart"] = "shared"
+    replicas: Size = 1
 
 
 class KvFields(Strict):
-    """The cache of keys and values of a replica."""
+    """The cache of keys and values of a replica.
 
-    blocks: Count | None = Field(None, description="as the engine's log says; default: what memory leaves")
-    block_size: Size = Field(16, description="tokens of a block")
-    utilisation: float = Field(
-        0.9, gt=0, le=1, description="part of the memory that the engine takes, without blocks"
-    )
-    dtype: Literal["bf16", "fp8"] = Field("bf16", description="of keys and values")
+    Attributes
+    ----------
+    blocks
+        as the engine's log says; default: what memory leaves
+    block_size
+        tokens of a block
+    utilisation
+        part of the memory that the engine takes, without blocks
+    dtype
+        of keys and values
+    """
+
+    blocks: Count | None = None
+    block_size: Size = 16
+    utilisation: float = Field(0.9, gt=0, le=1)
+    dtype: Literal["bf16", "fp8"] = "bf16"
 
 
 class StepFields(Strict):
-    """The duration of a step, instead of a model on a GPU."""
+    """The duration of a step, instead of a model on a GPU.
 
-    fixed: Duration = Field(0, description="of every step")
-    token: Duration = Field(0, description="more for each token")
-    request: Duration = Field(0, description="more for each request")
-    table: File | None = Field(None, description="folder of measured kernels (dense.csv, attention.csv, ...)")
+    Attributes
+    ----------
+    fixed
+        of every step
+    token
+        more for each token
+    request
+        more for each request
+    table
+        folder of measured kernels (dense.csv, attention.csv, ...)
+    """
+
+    fixed: Duration = 0
+    token: Duration = 0
+    request: Duration = 0
+    table: File | None = None
 
 
 class PrefillFields(Strict):
-    """Replicas that only compute prompts; the others pull the keys and values."""
+    """Replicas that only compute prompts; the others pull the keys and values.
 
-    replicas: Size = Field(1, description="which compute prompts")
-    bandwidth: Bandwidth = Field(
-        description="of the link over which each GPU of a replica pulls, one prompt after another"
-    )
-    latency: Duration = Field(0, description="of a pull")
+    Attributes
+    ----------
+    replicas
+        which compute prompts
+    bandwidth
+        of the link over which each GPU of a replica pulls, one prompt after another
+    latency
+        of a pull
+    """
+
+    replicas: Size = 1
+    bandwidth: Bandwidth
+    latency: Duration = 0
 
 
 class LimitFields(Strict):
-    """Limits that a request must keep to count as served well; all that are given."""
+    """Limits that a request must keep to count as served well; all that are given.
 
-    ttft: Duration | None = Field(None, description="time to the first token")
-    tpot: Duration | None = Field(None, description="time of each further token, on average")
-    e2el: Duration | None = Field(None, description="time to the last token")
+    Attributes
+    ----------
+    ttft
+        time to the first token
+    tpot
+        time of each further token, on average
+    e2el
+        time to the last token
+    """
+
+    ttft: Duration | None = None
+    tpot: Duration | None = None
+    e2el: Duration | None = None
 
 
 class ServingFields(Strict):
-    """Requests to a language model on replicas that serve it."""
+    """Requests to a language model on replicas that serve it.
 
-    model: Annotated[ModelFields | None, Shorthand("name"), Field(description="a name, or sizes")] = None
-    calibration: Name | CalibrationFields | None = Field(
-        None, description="what the GPU reaches, as for train"
-    )
-    dtype: DType = Field("bf16", description="of the products")
+    Attributes
+    ----------
+    model
+        a name, or sizes
+    calibration
+        what the GPU reaches, as for train
+    dtype
+        of the products
+    kv
+        keys and values
+    max_model_len
+        most tokens of a request; default: those of the longest one
+    requests
+        from a trace, at a rate, or so many in flight
+    router
+        which replica serves a request; default: round-robin
+    prefill
+        prompts are computed apart
+    limits
+        of a request, for goodput
+    step
+        what a step takes, without a model
+    host
+        from scheduling a step to its earliest start
+    measured
+        vLLM's benchmark result of such a run, to put beside it
+    """
+
+    model: Annotated[ModelFields | None, Shorthand("name")] = None
+    calibration: Name | CalibrationFields | None = None
+    dtype: DType = "bf16"
     parallel: Annotated[ReplicaFields, Field(default_factory=ReplicaFields)]
-    kv: Annotated[KvFields, Field(default_factory=KvFields, description="keys and values")]
-    max_model_len: Count | None = Field(
-        None, description="most tokens of a request; default: those of the longest one"
-    )
-    requests: RequestsFields = Field(description="from a trace, at a rate, or so many in flight")
-    router: AnyChoice | None = Field(None, description="which replica serves a request; default: round-robin")
-    prefill: PrefillFields | None = Field(None, description="prompts are computed apart")
-    limits: Annotated[
-        LimitFields, Field(default_factory=LimitFields, description="of a request, for goodput")
-    ]
-    step: StepFields | None = Field(None, description="what a step takes, without a model")
-    host: Duration = Field(0, description="from scheduling a step to its earliest start")
-    measured: File | None = Field(None, description="vLLM's benchmark result of such a run, to put beside it")
+    kv: Annotated[KvFields, Field(default_factory=KvFields)]
+    max_model_len: Count | None = None
+    requests: RequestsFields
+    router: AnyChoice | None = None
+    prefill: PrefillFields | None = None
+    limits: Annotated[LimitFields, Field(default_factory=LimitFields)]
+    step: StepFields | None = None
+    host: Duration = 0
+    measured: File | None = None
 
     @model_validator(mode="after")
     def _timed(self) -> ServingFields:

@@ -35,12 +35,18 @@ from sim.faults import PartKind
 
 
 class SourceFields(EventFields):
-    """When something happens to machines: to each component by chance, or to a worker at given times."""
+    """When something happens to machines: to each component by chance, or to a worker at given times.
 
-    kind: PartKind | None = Field(None, description="component: each device, worker, or link of a worker")
-    worker: Whole | None = Field(
-        None, description="whom it meets at these times, counted from 0; spares follow workers"
-    )
+    Attributes
+    ----------
+    kind
+        component: each device, worker, or link of a worker
+    worker
+        whom it meets at these times, counted from 0; spares follow workers
+    """
+
+    kind: PartKind | None = None
+    worker: Whole | None = None
 
     @model_validator(mode="after")
     def _whom(self) -> Self:
@@ -58,22 +64,37 @@ class SourceFields(EventFields):
 
 
 class TrainingFailureFields(SourceFields, CountedFields):
-    """A cause of failures."""
+    """A cause of failures.
 
-    detect: Detection = Field(
-        "send-recv",
-        description="what tells the run: a Send or Recv that fails, at once (default); the next health "
-        "check; or the timeout of a collective",
-    )
-    repair: Duration = Field(0, description="the machine is back so long after; default: at once")
-    restart: Duration | None = Field(None, description="time of a restart, in place of the run's")
+    Attributes
+    ----------
+    detect
+        what tells the run: a Send or Recv that fails, at once (default); the next health check; or the
+        timeout of a collective
+    repair
+        the machine is back so long after; default: at once
+    restart
+        time of a restart, in place of the run's
+    """
+
+    detect: Detection = "send-recv"
+    repair: Duration = 0
+    restart: Duration | None = None
 
 
 class TrainingSlowDownFields(SourceFields):
-    """A cause of slowness. All workers wait for the slowest."""
+    """A cause of slowness. All workers wait for the slowest.
 
-    duration: Duration = Field(gt=0, description="how long it lasts")
-    factor: Slowness = Field(description="how many times longer a step takes")
+    Attributes
+    ----------
+    duration
+        how long it lasts
+    factor
+        how many times longer a step takes
+    """
+
+    duration: Duration = Field(gt=0)
+    factor: Slowness
 
 
 def _interval(value: object) -> tuple[int | None, int | None]:
@@ -89,23 +110,34 @@ def _interval(value: object) -> tuple[int | None, int | None]:
 
 
 class CheckpointFields(Strict):
-    """When checkpoints are saved, and what that costs."""
+    """When checkpoints are saved, and what that costs.
+
+    Attributes
+    ----------
+    every
+        a checkpoint after so many steps, or at the end of the step so long after the last
+    save
+        time to write one
+    size
+        its size, with bandwidth, in place of times
+    bandwidth
+        of writing and reading it
+    asynchronous
+        whether the run goes on meanwhile, or after so long; the next one waits for it
+    restore
+        time to load one; default: 0, or by size
+    """
 
     every: Annotated[
         Any,
         PlainValidator(reader(_interval)),
         WithJsonSchema({"anyOf": [quantity_schema(DURATION), {"type": "integer", "minimum": 1}]}),
-        Field(
-            description="a checkpoint after so many steps, or at the end of the step so long after the last"
-        ),
     ]
-    save: Duration | None = Field(None, description="time to write one")
-    size: Bytes | None = Field(None, description="its size, with bandwidth, in place of times")
-    bandwidth: Bandwidth | None = Field(None, description="of writing and reading it")
-    asynchronous: bool | Duration = Field(
-        False, description="whether the run goes on meanwhile, or after so long; the next one waits for it"
-    )
-    restore: Duration | None = Field(None, description="time to load one; default: 0, or by size")
+    save: Duration | None = None
+    size: Bytes | None = None
+    bandwidth: Bandwidth | None = None
+    asynchronous: bool | Duration = False
+    restore: Duration | None = None
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -128,31 +160,56 @@ class CheckpointFields(Strict):
 
 
 class TrainingRun(Strict):
-    """The run of many steps, of which the scenario is one: failures, checkpoints, recovery."""
+    """The run of many steps, of which the scenario is one: failures, checkpoints, recovery.
 
-    steps: Count | None = Field(None, description="the run ends after so many")
-    duration: Duration | None = Field(None, description="the run ends then")
-    workers: Size = Field(1, description="machines that work together")
-    devices: Size = Field(1, description="devices of each")
-    spares: Annotated[Whole, Field(le=1_000_000, description="machines that stand by")] = 0
-    replicas: Size | None = Field(
-        None, description="copies of the model that the workers hold; default: one each"
-    )
-    at_least: Size | None = Field(None, description="fewest workers; default: one replica")
-    checkpoint: CheckpointFields | None = Field(None, description="default: the run is never saved")
+    Attributes
+    ----------
+    steps
+        the run ends after so many
+    duration
+        the run ends then
+    workers
+        machines that work together
+    devices
+        devices of each
+    spares
+        machines that stand by
+    replicas
+        copies of the model that the workers hold; default: one each
+    at_least
+        fewest workers; default: one replica
+    checkpoint
+        default: the run is never saved
+    restart
+        time to start all processes anew; worker: those of one, while the others go on
+    health_check
+        time between two health checks
+    timeout
+        how long a collective waits for a worker that does not come
+    failures
+        causes
+    slow_downs
+        causes
+    recovery
+        what the run does after a failure: each is simulated
+    """
+
+    steps: Count | None = None
+    duration: Duration | None = None
+    workers: Size = 1
+    devices: Size = 1
+    spares: Annotated[Whole, Field(le=1_000_000)] = 0
+    replicas: Size | None = None
+    at_least: Size | None = None
+    checkpoint: CheckpointFields | None = None
     restart: Annotated[dict[Literal["job", "worker"], Duration], Shorthand("job", "duration")] = Field(
-        default_factory=dict,
-        description="time to start all processes anew; worker: those of one, while the others go on",
+        default_factory=dict
     )
-    health_check: Duration | None = Field(None, description="time between two health checks")
-    timeout: Duration | None = Field(
-        None, description="how long a collective waits for a worker that does not come"
-    )
-    failures: dict[Name, TrainingFailureFields] = Field(default_factory=dict, description="causes")
-    slow_downs: dict[Name, TrainingSlowDownFields] = Field(default_factory=dict, description="causes")
-    recovery: list[AnyChoice] = Field(
-        min_length=1, description="what the run does after a failure: each is simulated"
-    )
+    health_check: Duration | None = None
+    timeout: Duration | None = None
+    failures: dict[Name, TrainingFailureFields] = Field(default_factory=dict)
+    slow_downs: dict[Name, TrainingSlowDownFields] = Field(default_factory=dict)
+    recovery: list[AnyChoice] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -35,19 +35,39 @@ if TYPE_CHECKING:
 
 
 class Gpt(Builder):
-    """A decoder (GPT): the forward of a batch, or a training step with Adam."""
+    """A decoder (GPT): the forward of a batch, or a training step with Adam.
 
-    model: Literal["gpt", "transformer"] = Field(description="which builder")
-    layers: Size = Field(description="decoder layers")
-    hidden: Count = Field(description="width of the model")
-    heads: Count = Field(description="heads of attention")
-    sequence: Count = Field(description="tokens per sample")
-    vocabulary: Count = Field(50304, description="words that it knows")
-    batch: Count = Field(1, description="samples")
-    dtype: Name = Field("bf16", description="data type of weights, activations and gradients")
-    optimizer: Literal["adam"] | None = Field(
-        None, description="train with it: backward and updates, too; default: the forward alone"
-    )
+    Attributes
+    ----------
+    model
+        which builder
+    layers
+        decoder layers
+    hidden
+        width of the model
+    heads
+        heads of attention
+    sequence
+        tokens per sample
+    vocabulary
+        words that it knows
+    batch
+        samples
+    dtype
+        data type of weights, activations and gradients
+    optimizer
+        train with it: backward and updates, too; default: the forward alone
+    """
+
+    model: Literal["gpt", "transformer"]
+    layers: Size
+    hidden: Count
+    heads: Count
+    sequence: Count
+    vocabulary: Count = 50304
+    batch: Count = 1
+    dtype: Name = "bf16"
+    optimizer: Literal["adam"] | None = None
 
     def graph(self) -> Graph:
         """Return the graph."""
@@ -123,9 +143,15 @@ else:
 
 
 class Build(Workload):
-    """A graph made from a few sizes."""
+    """A graph made from a few sizes.
 
-    build_: AnyBuilder = Field(alias="build", description="which builder, and its sizes")
+    Attributes
+    ----------
+    build_
+        which builder, and its sizes
+    """
+
+    build_: AnyBuilder = Field(alias="build")
 
     @property
     def batch(self) -> int | None:

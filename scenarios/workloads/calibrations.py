@@ -49,22 +49,28 @@ Times = dict[str, Duration]
 
 
 class FabricFields(Strict):
-    """Collectives inside a node, or between nodes."""
+    """Collectives inside a node, or between nodes.
 
-    bandwidth: Bandwidth = Field(description="of a rank, each way")
-    efficiency: Kinds = Field(
-        default_factory=dict,
-        description="part of it, by kind or `default`, or either of so many ranks: default/2",
-    )
-    latency: Times | Literal["nccl"] | None = Field(
-        None,
-        description="of a message, by kind or `default`; `nccl`, of `network`: those of NCCL's "
-        "protocols; default: of `network` nccl, of `node` none, with a warning",
-    )
-    fixed: Times = Field(
-        default_factory=dict, description="of a call, by kind, or kind/ranks as in all_to_all/4"
-    )
-    gpus: Size | None = Field(None, description="of `node`: GPUs that it connects; default: 8")
+    Attributes
+    ----------
+    bandwidth
+        of a rank, each way
+    efficiency
+        part of it, by kind or `default`, or either of so many ranks: default/2
+    latency
+        of a message, by kind or `default`; `nccl`, of `network`: those of NCCL's protocols; default: of
+        `network` nccl, of `node` none, with a warning
+    fixed
+        of a call, by kind, or kind/ranks as in all_to_all/4
+    gpus
+        of `node`: GPUs that it connects; default: 8
+    """
+
+    bandwidth: Bandwidth
+    efficiency: Kinds = Field(default_factory=dict)
+    latency: Times | Literal["nccl"] | None = None
+    fixed: Times = Field(default_factory=dict)
+    gpus: Size | None = None
 
     @model_validator(mode="after")
     def _kinds(self) -> FabricFields:
@@ -79,17 +85,27 @@ class FabricFields(Strict):
 
 
 class MeasuredShape(Strict):
-    """One measured shape."""
+    """One measured shape.
 
-    product: list[Count] | None = Field(None, description="m, k, n, and groups of a grouped product")
-    phase: Literal["F", "I", "W"] = Field(
-        "F", description="forward, input gradient or weight gradient of a product"
-    )
-    attention: list[Count] | None = Field(
-        None, description="batch, sequence, heads, kv heads, width of queries, of values"
-    )
-    backward: bool = Field(False, description="whether attention ran backward")
-    efficiency: Share = Field(description="part of the peak that it reached")
+    Attributes
+    ----------
+    product
+        m, k, n, and groups of a grouped product
+    phase
+        forward, input gradient or weight gradient of a product
+    attention
+        batch, sequence, heads, kv heads, width of queries, of values
+    backward
+        whether attention ran backward
+    efficiency
+        part of the peak that it reached
+    """
+
+    product: list[Count] | None = None
+    phase: Literal["F", "I", "W"] = "F"
+    attention: list[Count] | None = None
+    backward: bool = False
+    efficiency: Share
 
     @model_validator(mode="after")
     def _one(self) -> MeasuredShape:
@@ -103,61 +119,96 @@ class MeasuredShape(Strict):
 
 
 class HostFields(Strict):
-    """Host time to launch a layer's kernels, forward and backward together."""
+    """Host time to launch a layer's kernels, forward and backward together.
 
-    issue_cost: Duration = Field(0, description="of attention, a middle, Mamba-2, or the routing of experts")
-    experts: Duration = Field(0, description="of each expert of a rank")
-    factor: Factor = Field(1.0, description="times as long where two micro-batches are launched in turns")
-    bandwidth: Bandwidth | None = Field(None, description="of a GPU to its host, each way")
+    Attributes
+    ----------
+    issue_cost
+        of attention, a middle, Mamba-2, or the routing of experts
+    experts
+        of each expert of a rank
+    factor
+        times as long where two micro-batches are launched in turns
+    bandwidth
+        of a GPU to its host, each way
+    """
+
+    issue_cost: Duration = 0
+    experts: Duration = 0
+    factor: Factor = 1.0
+    bandwidth: Bandwidth | None = None
 
 
 class CalibrationFields(Strict):
-    """What one kind of GPU achieves."""
+    """What one kind of GPU achieves.
 
-    from_: Name | None = Field(
-        None, alias="from", description="one that ships, whose numbers stand where none are given"
-    )
-    description: str | None = Field(None, description="what was calibrated, in a line")
-    device: Name | None = Field(
-        None, description="a device preset, for peak, bandwidth and memory that are not given"
-    )
-    peak: FlopRate | None = Field(None, description="of the products, in the training's precision")
-    bandwidth: Bandwidth | None = Field(None, description="of the memory")
-    memory: Bytes | None = Field(None, description="of a GPU")
-    product: Share = Field(1.0, description="part of the peak that a step leaves products at most")
-    attention: dict[Literal["forward", "backward"], Share] = Field(
-        default_factory=dict,
-        description="part of the peak that attention reaches, where its kernel is another than the cost "
-        "model of the device has; default: that one, without a device the peak",
-    )
-    memory_efficiency: Kinds = Field(
-        default_factory=dict, description="part of the bandwidth: elementwise, permute, cross-entropy"
-    )
-    gap: Duration = Field(0, description="between two kernels")
-    sustained: Share = Field(1.0, description="rate in a long run / rate of the measurements")
-    contention: Factor = Field(1.0, description="time of a collective in a step / alone")
-    overlap: float | None = Field(
-        None,
-        ge=0,
-        le=1,
-        description="part of a collective that passes beside a kernel; default: what `sms` leave of the "
-        "device's, without a device 1",
-    )
-    nccl: Literal["a100", "h100", "h200", "b200"] | None = Field(
-        None,
-        description="collectives as NCCL chooses and times them there; with node and network, those of "
-        "eight ranks or fewer in a node",
-    )
-    node: FabricFields | None = Field(None, description="inside a node")
-    network: FabricFields | None = Field(
-        None, description="between nodes: a rank's part of its node's network"
-    )
-    host: Annotated[
-        HostFields, Field(default_factory=HostFields, description="what launching kernels takes of the host")
-    ]
-    sms: Size = Field(32, description="SMs that a collective takes from what runs beside it")
-    measured: list[MeasuredShape] = Field(default_factory=list, description="efficiency of single shapes")
-    sources: dict[str, str] = Field(default_factory=dict, description="where numbers come from")
+    Attributes
+    ----------
+    from_
+        one that ships, whose numbers stand where none are given
+    description
+        what was calibrated, in a line
+    device
+        a device preset, for peak, bandwidth and memory that are not given
+    peak
+        of the products, in the training's precision
+    bandwidth
+        of the memory
+    memory
+        of a GPU
+    product
+        part of the peak that a step leaves products at most
+    attention
+        part of the peak that attention reaches, where its kernel is another than the cost model of the device
+        has; default: that one, without a device the peak
+    memory_efficiency
+        part of the bandwidth: elementwise, permute, cross-entropy
+    gap
+        between two kernels
+    sustained
+        rate in a long run / rate of the measurements
+    contention
+        time of a collective in a step / alone
+    overlap
+        part of a collective that passes beside a kernel; default: what `sms` leave of the device's, without a
+        device 1
+    nccl
+        collectives as NCCL chooses and times them there; with node and network, those of eight ranks or fewer
+        in a node
+    node
+        inside a node
+    network
+        between nodes: a rank's part of its node's network
+    host
+        what launching kernels takes of the host
+    sms
+        SMs that a collective takes from what runs beside it
+    measured
+        efficiency of single shapes
+    sources
+        where numbers come from
+    """
+
+    from_: Name | None = Field(None, alias="from")
+    description: str | None = None
+    device: Name | None = None
+    peak: FlopRate | None = None
+    bandwidth: Bandwidth | None = None
+    memory: Bytes | None = None
+    product: Share = 1.0
+    attention: dict[Literal["forward", "backward"], Share] = Field(default_factory=dict)
+    memory_efficiency: Kinds = Field(default_factory=dict)
+    gap: Duration = 0
+    sustained: Share = 1.0
+    contention: Factor = 1.0
+    overlap: float | None = Field(None, ge=0, le=1)
+    nccl: Literal["a100", "h100", "h200", "b200"] | None = None
+    node: FabricFields | None = None
+    network: FabricFields | None = None
+    host: Annotated[HostFields, Field(default_factory=HostFields)]
+    sms: Size = 32
+    measured: list[MeasuredShape] = Field(default_factory=list)
+    sources: dict[str, str] = Field(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod

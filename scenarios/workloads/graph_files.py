@@ -52,24 +52,26 @@ Unknown = Annotated[
 
 
 class ManyRanks(Strict):
-    """Ranks that all run the program of one recorded rank."""
+    """Ranks that all run the program of one recorded rank.
 
-    parallel: dict[Name, Count] = Field(
-        min_length=1, description="dimensions of parallelism (tp, cp, ep, dp, or any name) and their sizes"
-    )
-    order: Name | None = Field(
-        None, description="dimensions, the fastest changing first; default: tp-cp-ep-dp"
-    )
-    groups: dict[Name, Name] = Field(
-        default_factory=dict,
-        description="process groups, or streams, of the recording, and which dimensions (tp, cp-dp) they "
-        "are, where their sizes do not tell",
-    )
-    collectives: Literal["fastest", "machine", "recorded"] = Field(
-        "fastest",
-        description="how long they take: the shortest recorded time of those that are alike, what the "
-        "machine says, or as recorded, with the time that each waited",
-    )
+    Attributes
+    ----------
+    parallel
+        dimensions of parallelism (tp, cp, ep, dp, or any name) and their sizes
+    order
+        dimensions, the fastest changing first; default: tp-cp-ep-dp
+    groups
+        process groups, or streams, of the recording, and which dimensions (tp, cp-dp) they are, where their
+        sizes do not tell
+    collectives
+        how long they take: the shortest recorded time of those that are alike, what the machine says, or as
+        recorded, with the time that each waited
+    """
+
+    parallel: dict[Name, Count] = Field(min_length=1)
+    order: Name | None = None
+    groups: dict[Name, Name] = Field(default_factory=dict)
+    collectives: Literal["fastest", "machine", "recorded"] = "fastest"
 
     def running(self, graph: Graph) -> Graph:
         """Return the graph in which each rank runs a recorded program."""
@@ -87,16 +89,18 @@ class _Count(Shorthand):
 
 
 class ImportedFile(Workload):
-    """A graph file; fields other than ``ranks`` and ``what_if`` are options of its importer."""
+    """A graph file; fields other than ``ranks`` and ``what_if`` are options of its importer.
+
+    Attributes
+    ----------
+    ranks
+        of the recording of one rank: all ranks of the job, each running this program
+    """
 
     further_files: ClassVar[frozenset[str]] = frozenset()
     """Options whose values name files."""
 
-    ranks: Annotated[
-        ManyRanks | None,
-        _Count("parallel", {"type": "integer", "minimum": 1}),
-        Field(description="of the recording of one rank: all ranks of the job, each running this program"),
-    ] = None
+    ranks: Annotated[ManyRanks | None, _Count("parallel", {"type": "integer", "minimum": 1})] = None
     what_if: AnyWhatIf
     _graph: Graph | None = PrivateAttr(None)
 
@@ -149,59 +153,78 @@ def _files(document: Document, given: str | list[str], format: object) -> Path |
 
 
 class GraphFile(ImportedFile):
-    """A graph file of any format that `sim import` reads; further keys are options of its importer."""
+    """A graph file of any format that `sim import` reads; further keys are options of its importer.
+
+    Attributes
+    ----------
+    graph
+        a file, relative to this one
+    format
+        name of an importer, when the content does not tell (`sim import`)
+    """
 
     model_config = ConfigDict(extra="allow")
 
-    graph: File = Field(description="a file, relative to this one")
-    format: Name | None = Field(
-        None, description="name of an importer, when the content does not tell (`sim import`)"
-    )
+    graph: File
+    format: Name | None = None
     batch: Batch = None
     attributes: Attributes
 
 
 class OnnxFile(ImportedFile):
-    """An ONNX model (needs the extra ``onnx``)."""
+    """An ONNX model (needs the extra ``onnx``).
 
-    onnx: File = Field(description="a file, relative to this one")
+    Attributes
+    ----------
+    onnx
+        a file, relative to this one
+    dtype
+        compute in this data type, not the file's: fp16, bf16, tf32, int8
+    """
+
+    onnx: File
     batch: Batch = None
-    dtype: Name | None = Field(
-        None, description="compute in this data type, not the file's: fp16, bf16, tf32, int8"
-    )
+    dtype: Name | None = None
     unknown: Unknown = "error"
     attributes: Attributes
 
 
 class KinetoTrace(ImportedFile):
-    """Traces of the PyTorch profiler or Nsight Systems: a process and its GPUs, or all ranks of a job."""
+    """Traces of the PyTorch profiler or Nsight Systems: a process and its GPUs, or all ranks of a job.
+
+    Attributes
+    ----------
+    kineto
+        a trace (.json, .json.gz; .sqlite of Nsight Systems; .xplane.pb of XLA), relative to this file; of all
+        ranks of a job a list of them, or their folder
+    host
+        calls: the host's launches and waits are ops too; none: only the GPU's tasks
+    execution_graph
+        what PyTorch's ExecutionTraceObserver recorded of the program (.json, .json.gz), one for each trace:
+        tensors, shapes, flop and bytes
+    """
 
     further_files = frozenset({"execution_graph"})
 
-    kineto: Files = Field(
-        description="a trace (.json, .json.gz; .sqlite of Nsight Systems; .xplane.pb of XLA), relative "
-        "to this file; of all ranks of a job a list of them, or their folder"
-    )
-    host: Literal["calls", "none"] = Field(
-        "calls", description="calls: the host's launches and waits are ops too; none: only the GPU's tasks"
-    )
-    execution_graph: Files | None = Field(
-        None,
-        description="what PyTorch's ExecutionTraceObserver recorded of the program (.json, .json.gz), "
-        "one for each trace: tensors, shapes, flop and bytes",
-    )
+    kineto: Files
+    host: Literal["calls", "none"] = "calls"
+    execution_graph: Files | None = None
 
 
 class ChakraTrace(ImportedFile):
-    """Chakra execution traces: ops with their dependencies, of one rank or of all ranks of a job."""
+    """Chakra execution traces: ops with their dependencies, of one rank or of all ranks of a job.
 
-    chakra: Files = Field(
-        description="a trace (.et, .et.gz), relative to this file; of all ranks of a job a list of them "
-        "(trace.0.et, trace.1.et, ...), or their folder"
-    )
-    unknown: Literal["warn", "error"] = Field(
-        "warn", description="what to do about dependencies on nodes that are not in the file"
-    )
+    Attributes
+    ----------
+    chakra
+        a trace (.et, .et.gz), relative to this file; of all ranks of a job a list of them (trace.0.et,
+        trace.1.et, ...), or their folder
+    unknown
+        what to do about dependencies on nodes that are not in the file
+    """
+
+    chakra: Files
+    unknown: Literal["warn", "error"] = "warn"
 
 
 class TorchModule(Workload):
@@ -213,18 +236,22 @@ class TorchModule(Workload):
 
         def build(batch=1):
             return torch.nn.Linear(64, 10), (torch.empty(batch, 64),)
+
+    Attributes
+    ----------
+    torch
+        module:function; returns (nn.Module, example inputs), or keyword inputs as a third
+    arguments
+        arguments of the function
+    dtype
+        compute in this data type, not the module's: fp16, bf16, tf32, int8
     """
 
     runs_code: ClassVar[bool] = True
 
-    torch: Name = Field(
-        pattern=r"^[^:]+:[^:]+$",
-        description="module:function; returns (nn.Module, example inputs), or keyword inputs as a third",
-    )
-    arguments: dict[str, JsonValue] = Field(default_factory=dict, description="arguments of the function")
-    dtype: Name | None = Field(
-        None, description="compute in this data type, not the module's: fp16, bf16, tf32, int8"
-    )
+    torch: Name = Field(pattern=r"^[^:]+:[^:]+$")
+    arguments: dict[str, JsonValue] = Field(default_factory=dict)
+    dtype: Name | None = None
     unknown: Unknown = "error"
 
     def build(self, document: Document, machine: Machine) -> Graph:

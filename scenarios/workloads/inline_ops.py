@@ -36,10 +36,18 @@ from sim.machine.machine import Machine
 
 
 class Reference(Strict):
-    """What an op reads or waits for."""
+    """What an op reads or waits for.
 
-    source: Name = Field(alias="from", description="op, or op:1 for its second output")
-    distance: Whole = Field(0, description="how many iterations earlier the input was made")
+    Attributes
+    ----------
+    source
+        op, or op:1 for its second output
+    distance
+        how many iterations earlier the input was made
+    """
+
+    source: Name = Field(alias="from")
+    distance: Whole = 0
 
 
 AnyReference = Annotated[
@@ -89,34 +97,59 @@ Fails = Annotated[
 
 
 class Op(Strict):
-    """One op."""
+    """One op.
 
-    kind: Name = Field("op", description="matmul, conv, copy, all_reduce, ...")
+    Attributes
+    ----------
+    kind
+        matmul, conv, copy, all_reduce, ...
+    inputs
+        tensors that it reads: an op, op:1 for its second output, or a mapping
+    after
+        ops that it waits for without reading anything of them
+    output
+        size of its only output
+    outputs
+        sizes of its outputs
+    device
+        device, or kind of device, that it must run on
+    bytes_read
+        default: size of its inputs
+    bytes_written
+        default: size of its outputs
+    dtype
+        data type in which it computes; default: that of the device
+    stage
+        stage of a pipeline, for reports and pictures
+    micro_batch
+        its micro-batch, likewise
+    phase
+        F, B, I, W or R, likewise
+    split
+        run as this many equal parts
+    fails
+        true, {at: [steps, from 0]} or {probability: 0.1}: its consumers then never run
+    attributes
+        what policies and cost models read: shapes, priority, stream, communicator, ...
+    """
+
+    kind: Name = "op"
     duration: Durations
-    inputs: References = Field(
-        description="tensors that it reads: an op, op:1 for its second output, or a mapping"
-    )
-    after: References = Field(description="ops that it waits for without reading anything of them")
-    output: Bytes | None = Field(None, description="size of its only output")
-    outputs: list[Bytes] | None = Field(None, description="sizes of its outputs")
-    device: Name | None = Field(None, description="device, or kind of device, that it must run on")
+    inputs: References
+    after: References
+    output: Bytes | None = None
+    outputs: list[Bytes] | None = None
+    device: Name | None = None
     flops: Flops = 0
-    bytes_read: Bytes | None = Field(None, description="default: size of its inputs")
-    bytes_written: Bytes | None = Field(None, description="default: size of its outputs")
-    dtype: Name | None = Field(
-        None, description="data type in which it computes; default: that of the device"
-    )
-    stage: Whole | None = Field(None, description="stage of a pipeline, for reports and pictures")
-    micro_batch: Whole | None = Field(None, description="its micro-batch, likewise")
-    phase: Name | None = Field(None, description="F, B, I, W or R, likewise")
-    split: Annotated[Count, Field(le=100_000, description="run as this many equal parts")] = 1
-    fails: Fails = Field(
-        False, description="true, {at: [steps, from 0]} or {probability: 0.1}: its consumers then never run"
-    )
-    attributes: dict[str, JsonValue] = Field(
-        description="what policies and cost models read: shapes, priority, stream, communicator, ...",
-        default_factory=dict,
-    )
+    bytes_read: Bytes | None = None
+    bytes_written: Bytes | None = None
+    dtype: Name | None = None
+    stage: Whole | None = None
+    micro_batch: Whole | None = None
+    phase: Name | None = None
+    split: Annotated[Count, Field(le=100_000)] = 1
+    fails: Fails = False
+    attributes: dict[str, JsonValue] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Op:
@@ -137,21 +170,37 @@ class Op(Strict):
 
 
 class External(Strict):
-    """A tensor that no op produces."""
+    """A tensor that no op produces.
+
+    Attributes
+    ----------
+    device
+        device that holds it; default: all that read it
+    """
 
     size: Bytes = 0
-    device: Name | None = Field(None, description="device that holds it; default: all that read it")
+    device: Name | None = None
 
 
 AnyExternal = Annotated[External, Shorthand("size", "size")]
 
 
 class FunctionOps(Strict):
-    """A function: the ops that an op of kind call, if or while stands for."""
+    """A function: the ops that an op of kind call, if or while stands for.
 
-    inputs: list[Name] = Field(default_factory=list, description="names that its ops use for the inputs")
-    ops: dict[Name, Op] = Field(description="its ops, by name", min_length=1)
-    outputs: list[Name] = Field(min_length=1, description="of its ops, or inputs: what it returns")
+    Attributes
+    ----------
+    inputs
+        names that its ops use for the inputs
+    ops
+        its ops, by name
+    outputs
+        of its ops, or inputs: what it returns
+    """
+
+    inputs: list[Name] = Field(default_factory=list)
+    ops: dict[Name, Op] = Field(min_length=1)
+    outputs: list[Name] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _not_split(self) -> FunctionOps:
@@ -162,20 +211,28 @@ class FunctionOps(Strict):
 
 
 class InlineOps(Workload):
-    """Ops written out in the scenario."""
+    """Ops written out in the scenario.
 
-    ops: dict[Name, Op] = Field(description="ops by name", min_length=1)
-    inputs: dict[Name, AnyExternal] = Field(
-        default_factory=dict, description="tensors there before each iteration: size, or {size, device}"
-    )
-    parameters: dict[Name, AnyExternal] = Field(
-        default_factory=dict, description="tensors that stay, such as weights: size, or {size, device}"
-    )
+    Attributes
+    ----------
+    ops
+        ops by name
+    inputs
+        tensors there before each iteration: size, or {size, device}
+    parameters
+        tensors that stay, such as weights: size, or {size, device}
+    kinds
+        kinds of op of your own, beside those known
+    functions
+        functions whose ops the kinds call, if and while stand for
+    """
 
-    kinds: list[Name] = Field(default_factory=list, description="kinds of op of your own, beside those known")
-    functions: dict[Name, FunctionOps] = Field(
-        default_factory=dict, description="functions whose ops the kinds call, if and while stand for"
-    )
+    ops: dict[Name, Op] = Field(min_length=1)
+    inputs: dict[Name, AnyExternal] = Field(default_factory=dict)
+    parameters: dict[Name, AnyExternal] = Field(default_factory=dict)
+
+    kinds: list[Name] = Field(default_factory=list)
+    functions: dict[Name, FunctionOps] = Field(default_factory=dict)
 
     _graph: Graph | None = PrivateAttr(None)
 

@@ -28,77 +28,126 @@ from sim.base.arrays import MOST_BUILT
 
 
 class StageFields(Strict):
-    """Times and sizes of one micro-batch on one stage, and the stage's resident memory."""
+    """Times and sizes of one micro-batch on one stage, and the stage's resident memory.
 
-    forward: Duration | None = Field(None, description="time of F")
-    backward: Duration | None = Field(None, description="time of B; default: I + W")
-    input_grad: Duration | None = Field(None, description="time of I, the first half of B")
-    weight_grad: Duration | None = Field(None, description="time of W, the second half of B")
-    recompute: Duration | None = Field(None, description="time of R; default: that of F")
-    overlapped: Duration | None = Field(
-        None,
-        description="time of F and B in one slot (DualPipe), less of smaller micro-batches as their sum is; "
-        "default: their sum",
-    )
-    collectives: Duration | None = Field(
-        None, description="messages inside a stage after F and after B or I (tensor or expert parallelism)"
-    )
-    activation: Bytes | None = Field(None, description="size sent to the next stage; default 0")
+    Attributes
+    ----------
+    forward
+        time of F
+    backward
+        time of B; default: I + W
+    input_grad
+        time of I, the first half of B
+    weight_grad
+        time of W, the second half of B
+    recompute
+        time of R; default: that of F
+    overlapped
+        time of F and B in one slot (DualPipe), less of smaller micro-batches as their sum is; default: their
+        sum
+    collectives
+        messages inside a stage after F and after B or I (tensor or expert parallelism)
+    activation
+        size sent to the next stage; default 0
+    kept
+        activations kept from F (or R) to B (default: as `activation`), the part that W reads (default: all of
+        it), and what a recomputed micro-batch keeps from F to R (default: `activation`)
+    parameters
+        weights; default 0
+    gradients
+        gradients of the weights; default 0
+    optimizer_state
+        what the optimizer keeps; default 0
+    """
+
+    forward: Duration | None = None
+    backward: Duration | None = None
+    input_grad: Duration | None = None
+    weight_grad: Duration | None = None
+    recompute: Duration | None = None
+    overlapped: Duration | None = None
+    collectives: Duration | None = None
+    activation: Bytes | None = None
     kept: Annotated[
         dict[Literal["backward", "weight_grad", "recompute"], Bytes], Shorthand("backward", "size")
-    ] = Field(
-        default_factory=dict,
-        description="activations kept from F (or R) to B (default: as `activation`), the part that W reads "
-        "(default: all of it), and what a recomputed micro-batch keeps from F to R (default: `activation`)",
-    )
-    parameters: Bytes | None = Field(None, description="weights; default 0")
-    gradients: Bytes | None = Field(None, description="gradients of the weights; default 0")
-    optimizer_state: Bytes | None = Field(None, description="what the optimizer keeps; default 0")
+    ] = Field(default_factory=dict)
+    parameters: Bytes | None = None
+    gradients: Bytes | None = None
+    optimizer_state: Bytes | None = None
 
 
 class SkipFields(Strict):
-    """A skip connection to a later stage."""
+    """A skip connection to a later stage.
 
-    source: Whole = Field(alias="from", description="stage that makes the tensor")
-    to: Whole = Field(description="stage that reads it")
+    Attributes
+    ----------
+    source
+        stage that makes the tensor
+    to
+        stage that reads it
+    """
+
+    source: Whole = Field(alias="from")
+    to: Whole
     size: Bytes
 
 
 class LevelFields(Strict):
-    """A level of the machine as PipeDream's planners see it."""
+    """A level of the machine as PipeDream's planners see it.
 
-    workers: Size = Field(description="devices, or whole levels below, in one of this level")
-    bandwidth: Bandwidth = Field(description="bandwidth between them")
+    Attributes
+    ----------
+    workers
+        devices, or whole levels below, in one of this level
+    bandwidth
+        bandwidth between them
+    """
+
+    workers: Size
+    bandwidth: Bandwidth
 
 
 class Optimizer(Strict):
-    """The optimizer step at the end."""
+    """The optimizer step at the end.
 
-    duration: Duration = Field(description="time of a stage (with `ranks`: of a rank)")
-    synchronisation: Duration | None = Field(
-        None, description="time of a synchronisation of all ranks before the step; default: none"
-    )
+    Attributes
+    ----------
+    duration
+        time of a stage (with `ranks`: of a rank)
+    synchronisation
+        time of a synchronisation of all ranks before the step; default: none
+    """
+
+    duration: Duration
+    synchronisation: Duration | None = None
 
 
 class PipelineReplicas(Strict):
-    """Replicas of the pipeline, whose gradients are summed."""
+    """Replicas of the pipeline, whose gradients are summed.
 
-    all_reduce: Duration | None = Field(
-        None, description="time of the all-reduce of a stage (with `ranks`: of a rank)"
-    )
-    replicas: Count | None = Field(
-        None, description="instead of all_reduce: the number of replicas, with their bandwidth"
-    )
-    bandwidth: Bandwidth | None = Field(None, description="bandwidth of each replica's link")
-    overlap: bool = Field(
-        True,
-        description="on a stream of its own: gradients are summed as soon as possible, parameters gathered "
-        "(zero-1) as the next step begins",
-    )
-    buckets: Size = Field(1, description="number of buckets that the gradients are summed in")
-    sharding: Literal["none", "zero-1"] = Field(
-        "none", description="zero-1: the replicas share the optimizer state, and gather what each updates"
-    )
+    Attributes
+    ----------
+    all_reduce
+        time of the all-reduce of a stage (with `ranks`: of a rank)
+    replicas
+        instead of all_reduce: the number of replicas, with their bandwidth
+    bandwidth
+        bandwidth of each replica's link
+    overlap
+        on a stream of its own: gradients are summed as soon as possible, parameters gathered (zero-1) as the
+        next step begins
+    buckets
+        number of buckets that the gradients are summed in
+    sharding
+        zero-1: the replicas share the optimizer state, and gather what each updates
+    """
+
+    all_reduce: Duration | None = None
+    replicas: Count | None = None
+    bandwidth: Bandwidth | None = None
+    overlap: bool = True
+    buckets: Size = 1
+    sharding: Literal["none", "zero-1"] = "none"
 
     @model_validator(mode="after")
     def _one_way(self) -> PipelineReplicas:
@@ -110,33 +159,58 @@ class PipelineReplicas(Strict):
 
 
 class PipelineModelFields(Strict):
-    """A transformer, from which times and sizes of the stages are computed."""
+    """A transformer, from which times and sizes of the stages are computed.
 
-    layers: Size = Field(description="layers of the model")
-    hidden: Count = Field(description="width of the model")
-    heads: Count = Field(description="heads of attention")
-    sequence: Count = Field(description="tokens of a sample")
-    vocabulary: Whole = Field(0, description="words of embedding and head; default: neither is there")
-    micro_batch: Count = Field(1, description="samples in a micro-batch")
-    dtype: Name = Field("bf16", description="data type in which it computes")
-    attention: Literal["flash", "eager"] = Field("flash", description="flash: it keeps no scores")
-    dropout: bool = Field(False, description="dropout, with its masks")
-    gradients: Literal["fp32", "bf16"] = Field("fp32", description="in which gradients are summed")
-    recompute: Literal["none", "selective", "full"] = Field(
-        "none", description="which activations are recomputed"
-    )
-    tp: Count = Field(1, description="devices that share a layer")
-    bandwidth: Bandwidth | None = Field(
-        None, description="bandwidth between devices that share a layer; default: messages take no time"
-    )
-    rate: FlopRate | None = Field(
-        None, description="flop rate achieved on a device; default: the machine's cost model"
-    )
-    calibration: Name | CalibrationFields | None = Field(
-        None,
-        description="instead of rate: what the GPU reaches in training, as in `train`: a name, a file, "
-        "or numbers; default: the machine's cost model, as for `build`",
-    )
+    Attributes
+    ----------
+    layers
+        layers of the model
+    hidden
+        width of the model
+    heads
+        heads of attention
+    sequence
+        tokens of a sample
+    vocabulary
+        words of embedding and head; default: neither is there
+    micro_batch
+        samples in a micro-batch
+    dtype
+        data type in which it computes
+    attention
+        flash: it keeps no scores
+    dropout
+        dropout, with its masks
+    gradients
+        in which gradients are summed
+    recompute
+        which activations are recomputed
+    tp
+        devices that share a layer
+    bandwidth
+        bandwidth between devices that share a layer; default: messages take no time
+    rate
+        flop rate achieved on a device; default: the machine's cost model
+    calibration
+        instead of rate: what the GPU reaches in training, as in `train`: a name, a file, or numbers; default:
+        the machine's cost model, as for `build`
+    """
+
+    layers: Size
+    hidden: Count
+    heads: Count
+    sequence: Count
+    vocabulary: Whole = 0
+    micro_batch: Count = 1
+    dtype: Name = "bf16"
+    attention: Literal["flash", "eager"] = "flash"
+    dropout: bool = False
+    gradients: Literal["fp32", "bf16"] = "fp32"
+    recompute: Literal["none", "selective", "full"] = "none"
+    tp: Count = 1
+    bandwidth: Bandwidth | None = None
+    rate: FlopRate | None = None
+    calibration: Name | CalibrationFields | None = None
 
     @property
     def by_device(self) -> bool:
@@ -159,55 +233,79 @@ Checkpoint = Literal["always", "except_last", "never"]
 
 
 class PipelineFields(StageFields):
-    """A pipeline: its stages, its micro-batches and its surroundings."""
+    """A pipeline: its stages, its micro-batches and its surroundings.
 
-    stages: Size | list[StageFields] | None = Field(
-        None, description="number of stages, all chunks counted; or a list with times and sizes of each"
-    )
-    ranks: Size | None = Field(
-        None,
-        description="instead of stages: number of ranks; each has as many stages as the schedule has "
-        "chunks, which share the rank's times and sizes; a model or layers are cut into all of them",
-    )
-    layers: list[StageFields] | File | None = Field(
-        None, description="layers, or a PipeDream profile of them, cut into stages by `partition`"
-    )
-    graph: File | None = Field(None, description="layers from a graph of a forward pass, of any known format")
-    backward: Duration | AnyFactor | None = Field(  # type: ignore[assignment]
-        None, description="time of B; default: I + W, and of an op of a graph x2, twice its forward"
-    )
-    model: PipelineModelFields | None = Field(None, description="a transformer cut into equal stages")
+    Attributes
+    ----------
+    stages
+        number of stages, all chunks counted; or a list with times and sizes of each
+    ranks
+        instead of stages: number of ranks; each has as many stages as the schedule has chunks, which share
+        the rank's times and sizes; a model or layers are cut into all of them
+    layers
+        layers, or a PipeDream profile of them, cut into stages by `partition`
+    graph
+        layers from a graph of a forward pass, of any known format
+    backward
+        time of B; default: I + W, and of an op of a graph x2, twice its forward
+    model
+        a transformer cut into equal stages
+    partition
+        how layers are cut: a planner, or how many layers each stage gets
+    bandwidth
+        bandwidth between all workers, for the planners of PipeDream, or the levels of the machine, from the
+        innermost (devices in a server, then servers)
+    micro_batches
+        into how many parts a batch is cut
+    batch
+        samples; split as tensor.chunk does, into fewer micro-batches if uneven
+    chunks
+        stages per rank; default: the schedule's own
+    transfer
+        time between two ranks, if there is no machine with links
+    issue_cost
+        host time to launch an op, if there is no machine
+    checkpoint
+        which micro-batches are recomputed
+    backward_dependency
+        false: the last stage recomputes all before any backward, as plain autograd does
+    skips
+        skip connections
+    portals
+        skips go straight to the stage that reads them
+    overlap
+        copies overlap with computation; false: they block both ends
+    optimizer
+        the step at the end: its time, or a mapping
+    dp
+        replicas whose gradients are summed
+    devices
+        device of each rank; default: those of the machine, in order
+    """
+
+    stages: Size | list[StageFields] | None = None
+    ranks: Size | None = None
+    layers: list[StageFields] | File | None = None
+    graph: File | None = None
+    backward: Duration | AnyFactor | None = None  # type: ignore[assignment]
+    model: PipelineModelFields | None = None
     partition: (
         Literal["min-max", "block", "time", "size", "pipedream", "pipedream-optimizer"] | list[Count]
-    ) = Field("min-max", description="how layers are cut: a planner, or how many layers each stage gets")
-    bandwidth: Bandwidth | Annotated[list[LevelFields], Field(min_length=1)] | None = Field(
-        None,
-        description="bandwidth between all workers, for the planners of PipeDream, or the levels of the "
-        "machine, from the innermost (devices in a server, then servers)",
-    )
-    micro_batches: Size = Field(description="into how many parts a batch is cut")
-    batch: Count | None = Field(
-        None, description="samples; split as tensor.chunk does, into fewer micro-batches if uneven"
-    )
-    chunks: Size | None = Field(None, description="stages per rank; default: the schedule's own")
-    transfer: Duration | None = Field(
-        None, description="time between two ranks, if there is no machine with links"
-    )
-    issue_cost: Duration | None = Field(None, description="host time to launch an op, if there is no machine")
-    checkpoint: Checkpoint = Field("never", description="which micro-batches are recomputed")
-    backward_dependency: bool = Field(
-        True, description="false: the last stage recomputes all before any backward, as plain autograd does"
-    )
-    skips: list[SkipFields] = Field(default_factory=list, description="skip connections")
-    portals: bool = Field(True, description="skips go straight to the stage that reads them")
-    overlap: bool = Field(True, description="copies overlap with computation; false: they block both ends")
-    optimizer: Annotated[Optimizer, Shorthand("duration", "duration")] | None = Field(
-        None, description="the step at the end: its time, or a mapping"
-    )
-    dp: PipelineReplicas | None = Field(None, description="replicas whose gradients are summed")
-    devices: list[Name] | None = Field(
-        None, description="device of each rank; default: those of the machine, in order"
-    )
+    ) = "min-max"
+    bandwidth: Bandwidth | Annotated[list[LevelFields], Field(min_length=1)] | None = None
+    micro_batches: Size
+    batch: Count | None = None
+    chunks: Size | None = None
+    transfer: Duration | None = None
+    issue_cost: Duration | None = None
+    checkpoint: Checkpoint = "never"
+    backward_dependency: bool = True
+    skips: list[SkipFields] = Field(default_factory=list)
+    portals: bool = True
+    overlap: bool = True
+    optimizer: Annotated[Optimizer, Shorthand("duration", "duration")] | None = None
+    dp: PipelineReplicas | None = None
+    devices: list[Name] | None = None
 
     @model_validator(mode="after")
     def _not_endless(self) -> PipelineFields:

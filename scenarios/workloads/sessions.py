@@ -51,27 +51,40 @@ else:
 
 
 class SessionSpec(Strict):
-    """One model, and how it runs."""
+    """One model, and how it runs.
 
-    workload: Model = Field(description="any but a pipeline, whose schedule is the policy")
-    iterations: Count = Field(1, description="how many times it runs in one of the scenario's")
-    inter_op_thread_pool: Whole = Field(
-        0, description="which pool of the policy's session_inter_op_thread_pool"
-    )
-    intra_op_parallelism_threads: Whole | None = Field(
-        None, description="what the policy's key of that name says, for the session: that of the first counts"
-    )
+    Attributes
+    ----------
+    workload
+        any but a pipeline, whose schedule is the policy
+    iterations
+        how many times it runs in one of the scenario's
+    inter_op_thread_pool
+        which pool of the policy's session_inter_op_thread_pool
+    intra_op_parallelism_threads
+        what the policy's key of that name says, for the session: that of the first counts
+    """
+
+    workload: Model
+    iterations: Count = 1
+    inter_op_thread_pool: Whole = 0
+    intra_op_parallelism_threads: Whole | None = None
 
 
 class Sessions(Workload):
-    """Several models that run at once, each with its batches."""
+    """Several models that run at once, each with its batches.
 
-    sessions: dict[Name, SessionSpec] = Field(description="models by name", min_length=1)
-    processes: Literal["each", "one"] = Field(
-        "each",
-        description="each session is a process, with host threads and streams of its own (default); "
-        "or all are of one process, as TensorFlow's always are",
-    )
+    Attributes
+    ----------
+    sessions
+        models by name
+    processes
+        each session is a process, with host threads and streams of its own (default); or all are of one
+        process, as TensorFlow's always are
+    """
+
+    sessions: dict[Name, SessionSpec] = Field(min_length=1)
+    processes: Literal["each", "one"] = "each"
 
     @property
     def runs_code(self) -> bool:  # type: ignore[override]

@@ -73,152 +73,215 @@ HeadPart = Literal["query", "value", "rotary", "norm"]
 
 
 class ModelFields(Strict):
-    """A language model: a name, and sizes that replace those of the name."""
+    """A language model: a name, and sizes that replace those of the name.
 
-    name: Name | None = Field(
-        None, description="a known model, or a config.json; the others replace its sizes"
-    )
-    layers: Size | str | list[str] | None = Field(
-        None,
-        description="how many; or a letter each: * attention (w in a window; C, H with keys pooled of 4, of "
-        "128 tokens), M Mamba-2, E experts, - a middle; or the letters of each: [*-, *E]",
-    )
-    hidden: Count | None = Field(None, description="width of the model")
-    heads: Count | None = Field(None, description="heads of attention")
-    vocabulary: Count | None = Field(None, description="words of embedding and head")
-    kv_heads: Count | None = Field(None, description="heads of keys and values; default: as heads")
-    head: Annotated[dict[HeadPart, Whole], Shorthand("query", _WIDTH)] = Field(
-        default_factory=dict,
-        description="width of a head (default: hidden / heads), of its values, and with latent attention of "
-        "its rotary part; norm: 1 where queries and keys have norms of their own",
-    )
+    Attributes
+    ----------
+    name
+        a known model, or a config.json; the others replace its sizes
+    layers
+        how many; or a letter each: * attention (w in a window; C, H with keys pooled of 4, of 128 tokens), M
+        Mamba-2, E experts, - a middle; or the letters of each: [*-, *E]
+    hidden
+        width of the model
+    heads
+        heads of attention
+    vocabulary
+        words of embedding and head
+    kv_heads
+        heads of keys and values; default: as heads
+    head
+        width of a head (default: hidden / heads), of its values, and with latent attention of its rotary
+        part; norm: 1 where queries and keys have norms of their own
+    middle
+        width between the products of a layer (default: 4 hidden), of an expert, and of the shared experts
+        together
+    latent
+        width of compressed queries, keys and values (latent attention), and in which experts are reached
+        (LatentMoE; default: hidden)
+    gated
+        a gate beside the middle (SwiGLU); clamped: its inputs are clamped (gpt-oss)
+    tied
+        the head's weights are the embedding's
+    positions
+        how many are learned, or rotary ones, or scaled rotary ones (yarn); default: none
+    biases
+        products and norms have biases
+    experts
+        experts of a layer
+    top_k
+        experts that each token goes to
+    dense_layers
+        first layers, which have no experts
+    window
+        tokens that attention of every second layer reaches back; 0: all
+    mamba
+        Mamba-2: heads, the width of each, that of its state, and groups that share projections
+    predicted
+        tokens predicted beside the next one
+    """
+
+    name: Name | None = None
+    layers: Size | str | list[str] | None = None
+    hidden: Count | None = None
+    heads: Count | None = None
+    vocabulary: Count | None = None
+    kv_heads: Count | None = None
+    head: Annotated[dict[HeadPart, Whole], Shorthand("query", _WIDTH)] = Field(default_factory=dict)
     middle: Annotated[dict[Literal["layer", "expert", "shared"], Whole], Shorthand("layer", _WIDTH)] = Field(
-        default_factory=dict,
-        description="width between the products of a layer (default: 4 hidden), of an expert, and of the "
-        "shared experts together",
+        default_factory=dict
     )
-    latent: dict[Literal["q", "kv", "expert"], Whole] = Field(
-        default_factory=dict,
-        description="width of compressed queries, keys and values (latent attention), and in which experts "
-        "are reached (LatentMoE; default: hidden)",
-    )
-    gated: bool | Literal["clamped"] | None = Field(
-        None, description="a gate beside the middle (SwiGLU); clamped: its inputs are clamped (gpt-oss)"
-    )
-    tied: bool | None = Field(None, description="the head's weights are the embedding's")
-    positions: Whole | Literal["rotary", "yarn"] | None = Field(
-        None, description="how many are learned, or rotary ones, or scaled rotary ones (yarn); default: none"
-    )
-    biases: bool | None = Field(None, description="products and norms have biases")
-    experts: Size | None = Field(None, description="experts of a layer")
-    top_k: Size | None = Field(None, description="experts that each token goes to")
-    dense_layers: Whole | None = Field(None, description="first layers, which have no experts")
-    window: Whole | None = Field(
-        None, description="tokens that attention of every second layer reaches back; 0: all"
-    )
-    mamba: dict[Literal["heads", "head", "state", "groups"], Count] = Field(
-        default_factory=dict,
-        description="Mamba-2: heads, the width of each, that of its state, and groups that share projections",
-    )
-    predicted: Whole | None = Field(None, description="tokens predicted beside the next one")
+    latent: dict[Literal["q", "kv", "expert"], Whole] = Field(default_factory=dict)
+    gated: bool | Literal["clamped"] | None = None
+    tied: bool | None = None
+    positions: Whole | Literal["rotary", "yarn"] | None = None
+    biases: bool | None = None
+    experts: Size | None = None
+    top_k: Size | None = None
+    dense_layers: Whole | None = None
+    window: Whole | None = None
+    mamba: dict[Literal["heads", "head", "state", "groups"], Count] = Field(default_factory=dict)
+    predicted: Whole | None = None
 
 
 class ParallelFields(Strict):
-    """Sizes of the groups of ranks."""
+    """Sizes of the groups of ranks.
 
-    tp: Size = Field(1, description="tensor parallelism")
-    cp: Size = Field(1, description="context parallelism")
-    ep: Size = Field(1, description="expert parallelism, within tp, cp and dp")
-    pp: Size = Field(1, description="pipeline parallelism")
-    chunks: Size = Field(1, description="stages a pipeline rank (virtual pipeline)")
-    dp: Size = Field(1, description="data parallelism")
-    sequence_parallel: bool = Field(
-        True, description="split along the sequence what tensor parallelism leaves whole"
-    )
-    sharding: Literal["none", "zero-1", "zero-2", "fsdp", "zero-3"] = Field(
-        "zero-1",
-        description="shared by data-parallel ranks: optimizer state, gradients too, parameters too as "
-        "PyTorch's FSDP or as DeepSpeed's ZeRO-3 gathers them",
-    )
-    shard: Whole = Field(0, description="ranks that share one copy (HSDP); default: all")
-    order: list[Literal["tp", "cp", "pp", "dp"]] = Field(
-        list(ORDER), description="from the group whose ranks are nearest to the farthest"
-    )
-    context: Literal["all-to-all", "ring", "all-gather"] = Field(
-        "all-to-all", description="how context parallelism communicates"
-    )
+    Attributes
+    ----------
+    tp
+        tensor parallelism
+    cp
+        context parallelism
+    ep
+        expert parallelism, within tp, cp and dp
+    pp
+        pipeline parallelism
+    chunks
+        stages a pipeline rank (virtual pipeline)
+    dp
+        data parallelism
+    sequence_parallel
+        split along the sequence what tensor parallelism leaves whole
+    sharding
+        shared by data-parallel ranks: optimizer state, gradients too, parameters too as PyTorch's FSDP or as
+        DeepSpeed's ZeRO-3 gathers them
+    shard
+        ranks that share one copy (HSDP); default: all
+    order
+        from the group whose ranks are nearest to the farthest
+    context
+        how context parallelism communicates
+    """
+
+    tp: Size = 1
+    cp: Size = 1
+    ep: Size = 1
+    pp: Size = 1
+    chunks: Size = 1
+    dp: Size = 1
+    sequence_parallel: bool = True
+    sharding: Literal["none", "zero-1", "zero-2", "fsdp", "zero-3"] = "zero-1"
+    shard: Whole = 0
+    order: list[Literal["tp", "cp", "pp", "dp"]] = Field(list(ORDER))
+    context: Literal["all-to-all", "ring", "all-gather"] = "all-to-all"
 
 
 class TrainFields(Strict):
-    """A training step of a language model on many ranks."""
+    """A training step of a language model on many ranks.
 
-    model: Annotated[ModelFields, Shorthand("name"), Field(description="a name, or sizes")]
-    calibration: Name | CalibrationFields = Field(
-        description="what the GPU reaches: a name, a file, or numbers"
-    )
+    Attributes
+    ----------
+    model
+        a name, or sizes
+    calibration
+        what the GPU reaches: a name, a file, or numbers
+    gpus
+        which the layout has to fill; dp, if left out, takes what is left
+    node
+        GPUs a node; default: the calibration's
+    sequence
+        tokens of a sample; a list: of the sequences that it is packed of
+    lora
+        rank of adapters by module; all other weights are frozen; default: all are trained
+    micro_batch
+        samples of a micro-batch
+    batch
+        samples of a step, on all replicas
+    recompute
+        selective: attention's inside; full: each layer; or modules by name
+    dtype
+        of the products; or of all, and of modules that have another
+    gradients
+        in which gradients are summed
+    optimizer_state
+        optimizer state of a parameter
+    overlap
+        dp (true): gradients are reduced beside the backward; tp: products run in blocks beside messages; ep:
+        tokens of experts are exchanged beside another micro-batch
+    attention
+        flash: it keeps no scores
+    dropout
+        dropout, with its masks
+    loss
+        fused: it keeps logits of 2 bytes; fp32: a softmax of 4
+    imbalance
+        tokens of the fullest expert rank / of the mean
+    routing
+        which tokens go to which expert: {zipf: 1}, {trace: FILE}, ...
+    capacity_factor
+        most that an expert takes of a rank's tokens / its equal part
+    pad_to_capacity
+        ranks fill up what they send to the capacity
+    dispatcher
+        a copy of a token for each expert, or one for each rank (node) that has some
+    cuda_graph
+        what CUDA graphs launch; the host launches the rest
+    wide_layers
+        layers at the beginning and at the end whose products stay in 16 bits
+    offload
+        to the host: what so many first layers keep (fsdp), or what these modules read
+    partition
+        layers of each stage; default: even
+    memory
+        of a GPU, instead of the calibration's
+    """
+
+    model: Annotated[ModelFields, Shorthand("name")]
+    calibration: Name | CalibrationFields
     parallel: Annotated[ParallelFields, Field(default_factory=ParallelFields)]
-    gpus: Count | None = Field(
-        None, description="which the layout has to fill; dp, if left out, takes what is left"
-    )
-    node: Size | None = Field(None, description="GPUs a node; default: the calibration's")
-    sequence: Count | Annotated[list[Count], Field(min_length=1)] = Field(
-        description="tokens of a sample; a list: of the sequences that it is packed of"
-    )
+    gpus: Count | None = None
+    node: Size | None = None
+    sequence: Count | Annotated[list[Count], Field(min_length=1)]
     lora: dict[Literal["qkv", "proj", "mlp", "shared", "latent", "mamba_in", "mamba_out"], Size] | None = (
-        Field(
-            None,
-            min_length=1,
-            description="rank of adapters by module; all other weights are frozen; default: all are trained",
-        )
+        Field(None, min_length=1)
     )
-    micro_batch: Size = Field(1, description="samples of a micro-batch")
-    batch: Count = Field(description="samples of a step, on all replicas")
+    micro_batch: Size = 1
+    batch: Count
     recompute: (
         Literal["none", "selective", "full"]
         | list[Literal["core_attn", "layernorm", "mla_up_proj", "mhc", "mlp", "moe_act", "moe"]]
-    ) = Field("none", description="selective: attention's inside; full: each layer; or modules by name")
-    dtype: DType | dict[Module, DType] = Field(
-        "bf16", description="of the products; or of all, and of modules that have another"
-    )
-    gradients: Literal["fp32", "bf16"] = Field("fp32", description="in which gradients are summed")
-    optimizer_state: Count = Field(12, description="optimizer state of a parameter")
-    overlap: bool | list[Literal["dp", "tp", "ep"]] = Field(
-        False,
-        description="dp (true): gradients are reduced beside the backward; tp: products run in blocks "
-        "beside messages; ep: tokens of experts are exchanged beside another micro-batch",
-    )
-    attention: Literal["flash", "eager"] = Field("flash", description="flash: it keeps no scores")
-    dropout: bool = Field(False, description="dropout, with its masks")
-    loss: Literal["fused", "fp32"] = Field(
-        "fused", description="fused: it keeps logits of 2 bytes; fp32: a softmax of 4"
-    )
-    imbalance: float = Field(1.0, ge=1, le=1e6, description="tokens of the fullest expert rank / of the mean")
-    routing: Literal["balanced", "one-hot"] | dict[str, Any] | None = Field(
-        None, description="which tokens go to which expert: {zipf: 1}, {trace: FILE}, ..."
-    )
-    capacity_factor: Factor | None = Field(
-        None, description="most that an expert takes of a rank's tokens / its equal part"
-    )
-    pad_to_capacity: bool = Field(False, description="ranks fill up what they send to the capacity")
-    dispatcher: Literal["all-to-all", "deepep", "hybridep"] = Field(
-        "all-to-all",
-        description="a copy of a token for each expert, or one for each rank (node) that has some",
-    )
+    ) = "none"
+    dtype: DType | dict[Module, DType] = "bf16"
+    gradients: Literal["fp32", "bf16"] = "fp32"
+    optimizer_state: Count = 12
+    overlap: bool | list[Literal["dp", "tp", "ep"]] = False
+    attention: Literal["flash", "eager"] = "flash"
+    dropout: bool = False
+    loss: Literal["fused", "fp32"] = "fused"
+    imbalance: float = Field(1.0, ge=1, le=1e6)
+    routing: Literal["balanced", "one-hot"] | dict[str, Any] | None = None
+    capacity_factor: Factor | None = None
+    pad_to_capacity: bool = False
+    dispatcher: Literal["all-to-all", "deepep", "hybridep"] = "all-to-all"
     cuda_graph: (
         Literal["full-iteration", "none"]
         | list[Literal["attn", "mamba", "mlp", "moe_router", "moe_preprocess"]]
-    ) = Field(FULL_ITERATION, description="what CUDA graphs launch; the host launches the rest")
-    wide_layers: list[Whole] = Field(
-        [0, 0],
-        min_length=2,
-        max_length=2,
-        description="layers at the beginning and at the end whose products stay in 16 bits",
-    )
-    offload: Whole | list[Literal["core_attn", "expert_fc1", "moe_act"]] = Field(
-        0, description="to the host: what so many first layers keep (fsdp), or what these modules read"
-    )
-    partition: list[Size] | None = Field(None, description="layers of each stage; default: even")
-    memory: Bytes | None = Field(None, description="of a GPU, instead of the calibration's")
+    ) = FULL_ITERATION
+    wide_layers: list[Whole] = Field([0, 0], min_length=2, max_length=2)
+    offload: Whole | list[Literal["core_attn", "expert_fc1", "moe_act"]] = 0
+    partition: list[Size] | None = None
+    memory: Bytes | None = None
 
 
 _HERE: Loc = ("workload", "train")
