@@ -36,6 +36,7 @@ from typing import Any, Final, Literal
 
 from scenarios.importers.chakra_nodes import ChakraNode, arguments, process_groups, read_nodes
 from scenarios.importers.files import TRACES, all_files, job_name, stem
+from scenarios.importers.kineto.kernel_names import kind_of, short_name
 from scenarios.importers.kineto.kineto_ranks import (
     RecordedCall,
     clock_offsets,
@@ -43,7 +44,6 @@ from scenarios.importers.kineto.kineto_ranks import (
     files_of_ranks,
     process_group,
 )
-from scenarios.importers.kineto.kineto_tensors import kind_of, short_name
 from scenarios.importers.tensor_flow import TaskFlow, Tensor, Touch, tensor_flow, written_arguments
 from sim.base.errors import GraphError, InputError, in_file
 from sim.base.files import StrPath

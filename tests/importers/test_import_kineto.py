@@ -7,8 +7,8 @@ import pytest
 from import_helpers import recorded
 
 from scenarios.importers import load_graph
+from scenarios.importers.kineto.kernel_names import kind_of
 from scenarios.importers.kineto.kineto import load
-from scenarios.importers.kineto.kineto_tensors import kind_of
 from scenarios.recorded.select import Names
 from scenarios.recorded.setup import run_recorded
 from sim.base.errors import InputError

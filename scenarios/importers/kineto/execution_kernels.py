@@ -10,15 +10,24 @@ from __future__ import annotations
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
+from functools import cache
 from itertools import groupby
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from scenarios.importers.execution_graph import CostedOperator, Operator, bytes_of, known_cost, tensors
+from scenarios.importers.execution_graph import (
+    CostedOperator,
+    Operator,
+    bytes_of,
+    known_cost,
+    read_operators,
+    tensors,
+)
 from scenarios.importers.files import items
 from scenarios.importers.kineto.gradients import Operators
-from scenarios.importers.kineto.kineto_rows import Calls
+from scenarios.importers.kineto.kernel_names import kind_of
+from scenarios.importers.kineto.kineto_rows import Calls, GpuTask, RecordedTrace
 from scenarios.importers.tensor_flow import TaskFlow, Touch, tensor_flow
 from sim.base.arrays import LATEST_NS, UNSET, Codes
 from sim.base.errors import InputError
@@ -27,28 +36,6 @@ from sim.graph.attributes import SIZES
 
 _DEEPEST: Final = 64
 """Maximum number of enclosing operators considered."""
-
-
-class TracedKernel(NamedTuple):
-    """A task of a GPU.
-
-    Attributes
-    ----------
-    operator : Operator or None
-        The operator that launched it.
-    step : int
-        Step of the trace to which it belongs, if the graph has only one.
-    lane : hashable
-        Device and stream.
-    duration_ns : int
-    communicates : bool
-    """
-
-    operator: Operator | None
-    step: int
-    lane: Any
-    duration_ns: int
-    communicates: bool
 
 
 class KernelNotes(NamedTuple):
@@ -67,31 +54,53 @@ class KernelNotes(NamedTuple):
     facts: dict[str, Any]
     attributes: dict[str, Any]
 
+    def added_to(self, op: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+        """Return the record of a task's op with these notes; a copy keeps its own bytes."""
+        facts = self.facts if kind_of(op["attributes"]["kernel"]) not in ("copy", "fill") else {}
+        return {
+            **op,
+            **facts,
+            "inputs": [f"{names[n]}:{k}" for n, k in self.flow.inputs],
+            "outputs": self.flow.outputs,
+            "after": list(dict.fromkeys([*op["after"], *(names[n] for n in self.flow.after)])),
+            "attributes": op["attributes"] | self.attributes,
+        }
 
-def told(kernels: Sequence[TracedKernel], around: Mapping[int, Operator]) -> list[KernelNotes]:
-    """Return the known properties of each task.
 
-    Parameters
-    ----------
-    kernels : sequence of TracedKernel
-        In order of launch.
-    around : mapping
-        All operators, by id.
+def notes_of(path: StrPath, graph: StrPath, trace: RecordedTrace) -> list[KernelNotes]:
+    """Return what an execution graph adds to each task of a trace.
+
+    Raises
+    ------
+    InputError
+        The file is not an execution graph, or is of another program.
     """
-    touched = [
-        next((one for one in _outward(kernel.operator, around) if one.reads or one.writes), None)
-        for kernel in kernels
-    ]
-    flows = tensor_flow(
-        [
-            Touch(None)
-            if operator is None
-            else Touch((operator.id, kernel.step, kernel.lane), operator.reads, _writes(operator, kernel))
-            for operator, kernel in zip(touched, kernels, strict=True)
-        ]
+    operators = read_operators(graph)
+    around = {operator.id: operator for operator in operators}
+    made = _operators_of_launches(path, graph, operators, trace.correlation.tolist())
+    began = {call.correlation: call.start_ns for call in trace.calls}
+    numbers = sorted(
+        range(len(trace.tasks)),
+        key=lambda i: (began.get(trace.tasks[i].correlation, 0), trace.tasks[i].correlation),
     )
-    facts, attributes = _shared(kernels, touched, around)
-    return [KernelNotes(*each) for each in zip(flows, facts, attributes, strict=True)]
+    tasks = [trace.tasks[i] for i in numbers]  # in order of launch
+    launched = [made.get(task.correlation, (None, 0)) for task in tasks]
+    touched = [
+        next((one for one in _outward(operator, around) if one.reads or one.writes), None)
+        for operator, _ in launched
+    ]
+    touches = []
+    for task, operator, (_, step) in zip(tasks, touched, launched, strict=True):
+        if operator is None:
+            touches.append(Touch(None))
+            continue
+        in_place = task.communicates and not operator.writes  # as a collective without outputs works
+        key = operator.id, step, task.device, task.stream
+        touches.append(Touch(key, operator.reads, operator.reads if in_place else operator.writes))
+    flows = [flow.numbered(numbers) for flow in tensor_flow(touches)]
+    facts, attributes = _shared(tasks, launched, touched, around)
+    found = dict(zip(numbers, map(KernelNotes, flows, facts, attributes), strict=True))
+    return [found[i] for i in range(len(numbers))]
 
 
 def _outward(operator: Operator | None, around: Mapping[int, Operator]) -> Iterator[Operator]:
@@ -103,42 +112,35 @@ def _outward(operator: Operator | None, around: Mapping[int, Operator]) -> Itera
         operator = around.get(operator.parent) if operator.parent != operator.id else None
 
 
-def _writes(operator: Operator, kernel: TracedKernel) -> list[Any]:
-    """Return the tensors that an operator writes: a collective without outputs works in place."""
-    return operator.reads if kernel.communicates and not operator.writes else operator.writes
-
-
 def _shared(
-    kernels: Sequence[TracedKernel], touched: Sequence[Operator | None], around: Mapping[int, Operator]
+    tasks: Sequence[GpuTask],
+    launched: Sequence[tuple[Operator | None, int]],
+    touched: Sequence[Operator | None],
+    around: Mapping[int, Operator],
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    facts: list[dict[str, Any]] = [{} for _ in kernels]
-    attributes: list[dict[str, Any]] = [{} for _ in kernels]
+    """Return facts and attributes of each task, of which an operator's tasks have their shares."""
+    facts: list[dict[str, Any]] = [{} for _ in tasks]
+    attributes: list[dict[str, Any]] = [{} for _ in tasks]
     inside: dict[tuple[int, int], list[int]] = defaultdict(list)
-    costs: dict[int, CostedOperator | None] = {}
 
-    def cost_of(operator: Operator) -> CostedOperator | None:
-        if operator.id not in costs:
-            costs[operator.id] = known_cost(operator)
-        return costs[operator.id]
+    @cache
+    def cost_of(number: int) -> CostedOperator | None:
+        return known_cost(around[number])
 
-    for i, (kernel, nearest) in enumerate(zip(kernels, touched, strict=True)):
-        if kernel.communicates and nearest is not None:
+    for i, (task, nearest, (operator, step)) in enumerate(zip(tasks, touched, launched, strict=True)):
+        if task.communicates and nearest is not None:
             read = sum(one.nbytes for one in nearest.reads)
-            facts[i] = {
-                "bytes_read": read,
-                "bytes_written": sum(one.nbytes for one in nearest.writes) or read,
-            }
+            written = sum(one.nbytes for one in nearest.writes) or read
+            facts[i] = {"bytes_read": read, "bytes_written": written}
         elif nearest is not None:
-            costed = (one for one in _outward(kernel.operator, around) if cost_of(one) is not None)
-            inside[next(costed, nearest).id, kernel.step].append(i)
+            costed = (one for one in _outward(operator, around) if cost_of(one.id) is not None)
+            inside[next(costed, nearest).id, step].append(i)
     for (number, _), members in inside.items():
-        operator = around[number]
-        known = cost_of(operator)
+        operator, known = around[number], cost_of(number)
         cost = bytes_of(operator) if known is None else known.cost
-        shares = zip(
-            *(_split(total, [kernels[i].duration_ns for i in members]) for total in cost), strict=True
-        )
-        main = max(members, key=lambda i: kernels[i].duration_ns)  # it has the sizes of the operator
+        durations_ns = [tasks[i].duration_ns for i in members]
+        shares = zip(*(_split(total, durations_ns) for total in cost), strict=True)
+        main = max(members, key=lambda i: tasks[i].duration_ns)  # it has the sizes of the operator
         for i, (flops, read, written) in zip(members, shares, strict=True):
             own = {} if known is None else known.attributes
             facts[i] = {"flops": flops, "bytes_read": read, "bytes_written": written}
@@ -202,26 +204,10 @@ class _Slice(NamedTuple):
     number: int | None
 
 
-def operators_of_launches(
+def _operators_of_launches(
     trace: StrPath, graph: StrPath, operators: Sequence[Operator], launches: Sequence[int]
 ) -> dict[int, Made]:
     """Return the operator of each launch, by correlation; unknown ones are omitted.
-
-    Parameters
-    ----------
-    trace : path
-        Trace of the profiler.
-    graph : path
-        An execution graph, for messages.
-    operators : sequence of Operator
-        Its operators.
-    launches : sequence of int
-        Correlations of the launches.
-
-    Raises
-    ------
-    InputError
-        A file is not valid, or they are not of the same program.
 
     Warns
     -----

@@ -30,13 +30,13 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 
 from scenarios.importers.files import all_files, job_name, stem
-from scenarios.importers.kineto.execution_kernels import KernelNotes
+from scenarios.importers.kineto.execution_kernels import KernelNotes, notes_of
 from scenarios.importers.kineto.inferred_waits import Waits, waits_of
+from scenarios.importers.kineto.kernel_names import dtype_of, kind_of, short_name
 from scenarios.importers.kineto.kineto_events import read_events, what_it_is
 from scenarios.importers.kineto.kineto_host import APART_NS, STREAM_WAIT, HostOps, Record, Streams
 from scenarios.importers.kineto.kineto_ranks import Rank, process_group, together
 from scenarios.importers.kineto.kineto_rows import GpuTask, RecordedTrace
-from scenarios.importers.kineto.kineto_tensors import add_told, dtype_of, kind_of, short_name, told_of
 from scenarios.importers.kineto.nsight_systems import MAGIC
 from scenarios.importers.kineto.simulated_trace import is_simulated
 from scenarios.importers.kineto.simulated_trace import load as load_simulated
@@ -131,7 +131,7 @@ def load(
             f"{len(paths)} trace(s) and {len(graphs)} execution graph(s): there has to be one for each",
             path=("execution_graph",),
         )
-    known = [told_of(*each) for each in zip(paths, graphs, traces, strict=False)]
+    known = [notes_of(*each) for each in zip(paths, graphs, traces, strict=False)]
     waits = waits_of(traces)
     ranks = [Rank(None, 0, traces[0])] if one else together(paths, traces)
     processes = [
@@ -252,7 +252,7 @@ class _Process:
                 yield (since_ns, rank or 0, 1, i), delay | pin
                 after = [*after, delay["name"]]
             op = {"name": names[i], "after": after} | pin | self._op(i, task, begin_ns)
-            yield (task.start_ns, rank or 0, 2, i), add_told(op, self.told[i], names) if self.told else op
+            yield (task.start_ns, rank or 0, 2, i), self.told[i].added_to(op, names) if self.told else op
 
     def _op(self, i: int, task: GpuTask, begin_ns: int) -> Record:
         attributes: dict[str, Any] = {

@@ -25,8 +25,8 @@ from dataclasses import dataclass, field
 from itertools import count, islice
 from typing import Any, Final, NamedTuple
 
+from scenarios.importers.kineto.kernel_names import kind_of
 from scenarios.importers.kineto.kineto_rows import GpuTask, RecordedTrace
-from scenarios.importers.kineto.kineto_tensors import kind_of
 from sim.base.arrays import UNSET
 from sim.base.errors import InputError
 from sim.base.files import StrPath

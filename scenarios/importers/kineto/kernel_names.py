@@ -1,24 +1,9 @@
-"""Tensors of recorded tasks: a profiler's trace with the execution graph of the same program."""
+"""Properties of a kernel from its name: its kind, its data type, and a short form."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from functools import lru_cache
-
-from scenarios.importers.execution_graph import read_operators
-from scenarios.importers.kineto.execution_kernels import (
-    KernelNotes,
-    TracedKernel,
-    operators_of_launches,
-    told,
-)
-from scenarios.importers.kineto.kineto_host import Record
-from scenarios.importers.kineto.kineto_rows import RecordedTrace
-from sim.base.files import StrPath
-
-# ----------------------------------------------------------------------------------------------------------
-# Properties of a kernel from its name: its kind, and a short form.
 
 _KINDS = {
     r"^nccl send$": "send",
@@ -116,46 +101,3 @@ def short_name(name: str) -> str:
     """
     plain = re.split(r"[<(]", name.replace("(anonymous namespace)::", ""), maxsplit=1)[0].strip()
     return re.split(r"::| ", plain)[-1] or name.split("(")[0].strip() or "kernel"
-
-
-# ----------------------------------------------------------------------------------------------------------
-
-
-def told_of(path: StrPath, graph: StrPath, trace: RecordedTrace) -> list[KernelNotes]:
-    """Return what an execution graph adds to each task of a trace.
-
-    Raises
-    ------
-    InputError
-        The file is not an execution graph, or is of another program.
-    """
-    operators = read_operators(graph)
-    made = operators_of_launches(path, graph, operators, [task.correlation for task in trace.tasks])
-    began = {call.correlation: call.start_ns for call in trace.calls}
-    launched = sorted(
-        range(len(trace.tasks)),
-        key=lambda i: (began.get(trace.tasks[i].correlation, 0), trace.tasks[i].correlation),
-    )
-    kernels = []
-    for i in launched:
-        task = trace.tasks[i]
-        operator, step = made.get(task.correlation, (None, 0))
-        kernels.append(
-            TracedKernel(operator, step, (task.device, task.stream), task.duration_ns, task.communicates)
-        )
-    found = zip(launched, told(kernels, {operator.id: operator for operator in operators}), strict=True)
-    in_order = sorted(found, key=lambda pair: pair[0])
-    return [one._replace(flow=one.flow.numbered(launched)) for _, one in in_order]
-
-
-def add_told(op: Record, one: KernelNotes, names: Sequence[str]) -> Record:
-    """Return an op with these notes added; a copy keeps its own bytes."""
-    facts = one.facts if kind_of(op["attributes"]["kernel"]) not in ("copy", "fill") else {}
-    return {
-        **op,
-        **facts,
-        "inputs": [f"{names[n]}:{k}" for n, k in one.flow.inputs],
-        "outputs": one.flow.outputs,
-        "after": list(dict.fromkeys([*op["after"], *(names[n] for n in one.flow.after)])),
-        "attributes": op["attributes"] | one.attributes,
-    }
