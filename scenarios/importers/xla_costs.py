@@ -332,18 +332,15 @@ class Convolution:
             w, y = y, w
         left, _, out = str(instruction.attributes.get("dim_labels", "")).partition("->")
         left, _, kernel = left.partition("_")
-        if not (len(left) == len(x.dims) and len(kernel) == len(w.dims) and len(out) == len(y.dims)):
+        self.axes = sorted(axis for axis in left if axis.isdigit())
+        fits = len(left) == len(x.dims) and len(kernel) == len(w.dims) and len(out) == len(y.dims)
+        names = (("bf", left), ("io", kernel), ("bf", out))
+        if not fits or any(not {*wanted, *self.axes} <= {*labels} for wanted, labels in names):
             raise InputError(f"{instruction.label}: its dim_labels do not fit its tensors")
         self.x, self.w, self.y = (
             dict(zip(labels, array.dims, strict=True)) for labels, array in ((left, x), (kernel, w), (out, y))
         )
-        if not ({*"bf"} <= {*self.x} and {*"io"} <= {*self.w} and {*"bf"} <= {*self.y}):
-            raise InputError(f"{instruction.label}: its dim_labels do not name batch and features")
         window = instruction.attributes.get("window", {})
-        self.axes = sorted(axis for axis in self.x if axis.isdigit())
-        for name in self.axes:
-            if name not in self.w or name not in self.y:
-                raise InputError(f"{instruction.label}: its dim_labels do not have axis {name} everywhere")
         n = len(self.axes)
         self.stride, self.image_step, self.kernel_step = (
             [*window.get(key, ()), *[1] * n][:n] for key in ("stride", "lhs_dilate", "rhs_dilate")

@@ -92,10 +92,7 @@ def number_made(one: Instruction, given: Sequence[int | float | None]) -> int | 
         return None
     if one.opcode == "compare" and len(known) == 2:
         return int(_COMPARED[one.attributes.get("direction", "EQ")](*known))
-    try:
-        found = _NUMBERS[one.opcode](*known) if one.opcode in _NUMBERS else None
-    except TypeError:
-        return None
+    found = _NUMBERS[one.opcode](*known) if one.opcode in _NUMBERS else None
     return found if found is not None and abs(found) < _LARGEST else None
 
 
@@ -104,7 +101,7 @@ def unchanged(one: Instruction, given: Sequence[Traced]) -> Traced | None:
     neutral = {"multiply": 1, "add": 0, "and": 1}.get(one.opcode)
     if neutral is None or len(given) != 2 or given[0].array != given[1].array:
         return None
-    if one.opcode == "and" and given[0].array.dtype != "bool":
+    if one.opcode == "and" and given[0].array.dtype != "bool":  # 1 is not all bits
         return None
     return next((given[1 - k] for k in (1, 0) if given[k].literal and given[k].number == neutral), None)
 

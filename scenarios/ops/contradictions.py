@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 from devices.describe.field_types import BITS, dtype_name
@@ -122,10 +123,6 @@ def _attention(of: Sizes, least: int = 4, most: int = 4, times: int = 1) -> Said
     return (low, high), (elements, times * elements)
 
 
-def _attention_grad(of: Sizes) -> Said:
-    return _attention(of, 8, 10, 3)
-
-
 def _conv(of: Sizes, times: int = 1) -> Said:
     image, kernel, axes = of["input_shape"], of["kernel_shape"], len(of["input_shape"])
     usual = {"strides": [1] * axes, "pads": [0] * 2 * axes, "dilations": [1] * axes}
@@ -135,10 +132,6 @@ def _conv(of: Sizes, times: int = 1) -> Said:
     elements = of["batch"] * of["in_channels"] * math.prod(image) + weights * of["out_channels"] + written
     flops = 2 * weights * written
     return (flops, times * flops), (elements, times * elements)
-
-
-def _conv_grad(of: Sizes) -> Said:
-    return _conv(of, 2)
 
 
 def _rows(of: Sizes) -> Said:
@@ -154,9 +147,9 @@ _ON_ROWS: Final = """softmax log_softmax softmax_grad layer_norm rms_norm layer_
 _RULES: Final[Mapping[str, tuple[str, Callable[[Sizes], Said]]]] = {
     **dict.fromkeys(("matmul", "gemm", "linear"), ("m n k", _product)),
     "attention": (_OF_ATTENTION, _attention),
-    "attention_grad": (_OF_ATTENTION, _attention_grad),
+    "attention_grad": (_OF_ATTENTION, partial(_attention, least=8, most=10, times=3)),
     **dict.fromkeys(("conv", "depthwise_conv", "conv_input_grad", "conv_weight_grad"), (_OF_CONV, _conv)),
-    "conv_grad": (_OF_CONV, _conv_grad),
+    "conv_grad": (_OF_CONV, partial(_conv, times=2)),
     **dict.fromkeys(_ON_ROWS.split(), ("rows columns", _rows)),
 }
 """Op kind -> the sizes that it must have (lists have one number per axis), and what they imply."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from scenarios.importers import load_graph
-from scenarios.importers.stg import load as load_stg
+from scenarios.importers.scheduling_instances import TaskGraph
 from scenarios.importers.wfformat import load as load_workflow
 from sim import Graph
 from sim.base.errors import GraphError, InputError, UnitError
@@ -266,7 +266,7 @@ def test_options_that_do_not_do(tmp_path: Path) -> None:
         load_graph(tmp_path / "graph.stg", batch=2)
     (tmp_path / "binary.stg").write_bytes(b"\xff\xfe")
     with pytest.raises(InputError, match="is not UTF-8 text"):
-        load_stg(tmp_path / "binary.stg")
+        TaskGraph.load(tmp_path / "binary.stg")
     (tmp_path / "no.json").write_text("{")
     with pytest.raises(InputError, match="not JSON"):
         load_workflow(tmp_path / "no.json")

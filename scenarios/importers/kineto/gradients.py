@@ -53,10 +53,6 @@ class Operators:
         self.words: Codes[str] = Codes()
         self._pieces = [np.zeros((5, 0), np.int64)]
 
-    def __len__(self) -> int:
-        """Return the number of operators."""
-        return sum(piece.shape[1] for piece in self._pieces)
-
     def add(
         self, thread: IntArray, start_ns: IntArray, end_ns: IntArray, names: Iterable[str], numbers: IntArray
     ) -> None:

@@ -51,10 +51,6 @@ _ASKS: Final = re.compile(r"(cuda|hip|cu)\w*Query")
 _WRONG: Final = (KeyError, TypeError, ValueError)
 
 
-_REPORTS: Final = ((is_report, read_report), (is_xplane, read_xplane))
-"""Formats other than JSON: a test whether a recording has the format, and its reader."""
-
-
 def read_events(path: StrPath, number: int = 0) -> list[RecordedTrace]:
     """Return the tasks, calls and waits of each process of a recording, in order of time.
 
@@ -70,9 +66,8 @@ def read_events(path: StrPath, number: int = 0) -> list[RecordedTrace]:
         There is no such file, it is not JSON, it has no ``traceEvents``, or an event lacks a field (with its
         index); for an SQLite database as `nsight_systems.read_report`.
     """
-    read = next((read for fits, read in _REPORTS if fits(path)), None)
-    if read is not None:
-        reports = read(path)
+    if is_report(path) or is_xplane(path):
+        reports = read_report(path) if is_report(path) else read_xplane(path)
         ranks = [number + n if each.rank is None else each.rank for n, each in enumerate(reports)]
         with in_file(path):
             return [
