@@ -398,14 +398,12 @@ class _Trace:
         node = self.nodes[i]
         duration: int | None = self.transfer_ns.get(i, node.duration_ns)
         read, written = (sum(one.nbytes for one in tensors) for tensors in (node.reads, node.writes))
-        flops, size = (node.attributes.get(name, 0) for name in ("num_ops", "comm_size"))
         members = self.communicator[i][1] if i in self.communicator else 1
-        if type(size) is int and size > 0:
+        if size := node.amount("comm_size"):
             read, written = size, size * members if _kind(node) == "all_gather" else size
         if not (self.pytorch or node.on_host or duration):
-            if node.type == "comp" and type(flops) is int and flops > 0:
-                moved = node.attributes.get("tensor_size", 0)
-                read = moved if type(moved) is int else 0
+            if node.type == "comp" and (flops := node.amount("num_ops")):
+                read = node.amount("tensor_size")
                 return {"duration_ns": None, "flops": flops, "bytes_read": read, "bytes_written": 0}
             if node.type == "collective" or (node.type in ("send", "recv") and not self.message(i)):
                 duration = None
@@ -502,6 +500,5 @@ def _send(traces: Sequence[_Trace]) -> None:
                 f"tag {key[2]} to rank {key[1]}, which receives {len(got[key])}"
             )
         for (source, k), (sink, i) in zip(sent[key], got[key], strict=True):
-            size = source.nodes[k].attributes.get("comm_size", 0)
-            source.sends[k] = [size if type(size) is int and size > 0 else 0]
+            source.sends[k] = [source.nodes[k].amount("comm_size")]
             sink.arrives[i] = [source.names[k]]

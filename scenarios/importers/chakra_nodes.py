@@ -178,6 +178,11 @@ class ChakraNode:
         """Whether it is an op of the host."""
         return bool(self.attributes.get("is_cpu_op", False))
 
+    def amount(self, name: str) -> int:
+        """Return an attribute that is a positive number; 0 if it is not there, or anything else."""
+        value = self.attributes.get(name)
+        return max(0, value) if type(value) is int else 0
+
 
 def read_nodes(path: StrPath) -> list[ChakraNode]:
     """Return the nodes of a trace, in the order of the file.

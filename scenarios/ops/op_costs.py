@@ -168,7 +168,7 @@ _OWN_FLOPS = (
 COSTS: Mapping[str, Formula] = {
     **dict.fromkeys([*VIEWS, *WITHOUT_DATA], f.free),
     **dict.fromkeys(_FILLS.split(), lambda op: Cost(0, 0, op.written)),
-    **dict.fromkeys(_MOVES.split(), f.move),
+    **dict.fromkeys(_MOVES.split(), f.streamed(lambda op: 0)),
     **dict.fromkeys(_PICKS.split(), f.pick),
     **{kind: f.per_output(n) for n, kinds in _FLOPS_PER_OUTPUT.items() for kind in kinds.split()},
     **{kind: f.per_input(n) for n, kinds in _FLOPS_PER_INPUT.items() for kind in kinds.split()},

@@ -98,10 +98,6 @@ def free(op: OpFacts) -> Cost:
     return Cost(0, 0, 0)
 
 
-def move(op: OpFacts) -> Cost:
-    return Cost(0, op.read, op.written)
-
-
 def pick(op: OpFacts) -> Cost:
     """Copy a part: of the first input read only what is written; read the other inputs (indices) in full."""
     return Cost(0, op.written + op.read - op.input(0).nbytes, op.written)

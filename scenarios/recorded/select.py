@@ -161,34 +161,25 @@ class Names:
             A pattern matches nothing, or a group is empty.
         """
         graph, found = self._graph, np.zeros(len(self._graph), np.bool_)
-        if "*" in word or "?" in word:
-            fits = re.compile(
-                ".*".join(".".join(map(re.escape, part.split("?"))) for part in word.split("*"))
-            )
-            for names in (self._of, self._full):
-                for name, ops in names.items():
-                    if fits.fullmatch(name):
-                        found[ops] = True
-            found |= graph.is_kind(*(kind for kind in graph.kinds if fits.fullmatch(kind)))
-            found[[op for op, name in enumerate(graph.op_names) if fits.fullmatch(name)]] = True
-            if not found.any():
-                raise InputError(f"no op, kernel, operator or kind fits the pattern {word!r}")
-            return found
-        devices = pinned_to(graph, word) & ~graph.is_kind("before", "delay")
-        found |= devices | graph.is_kind(word)
-        found[self._of.get(word, [])] = True
-        found[self._full.get(word, [])] = True
-        if word in graph.op_names:
-            found[graph.index(word)] = True
+        fits = re.compile(".*".join(".".join(map(re.escape, part.split("?"))) for part in word.split("*")))
+        for names in (self._of, self._full):
+            for name, ops in names.items():
+                if fits.fullmatch(name):
+                    found[ops] = True
+        found[[op for op, name in enumerate(graph.op_names) if fits.fullmatch(name)]] = True
+        found |= graph.is_kind(*(kind for kind in graph.kinds if fits.fullmatch(kind)))
+        found |= pinned_to(graph, word) & ~graph.is_kind("before", "delay")
         if word in GROUPS:
             found |= GROUPS[word](graph)
-        if not found.any() and word in GROUPS:
+        if found.any():
+            return found
+        if "*" in word or "?" in word:
+            raise InputError(f"no op, kernel, operator or kind fits the pattern {word!r}")
+        if word in GROUPS:
             raise InputError(f"the recording has no {word}")
-        if not found.any():
-            groups = (name for name, ops_of in GROUPS.items() if ops_of(graph).any())
-            known = [*graph.kinds, *graph.pins, *self._of, *groups]
-            raise UnknownNameError("op, kind, kernel, operator or device", word, dict.fromkeys(known))
-        return found
+        groups = (name for name, ops_of in GROUPS.items() if ops_of(graph).any())
+        known = [*graph.kinds, *graph.pins, *self._of, *groups]
+        raise UnknownNameError("op, kind, kernel, operator or device", word, dict.fromkeys(known))
 
     def find_each(self, words: Iterable[str]) -> Iterator[BoolArray]:
         """Yield which ops each word matches; an error has the number of its word as path."""
