@@ -252,7 +252,7 @@ def _keys(schema: Any) -> set[str]:
 Decode = Callable[[bytes], list[Any]]
 """Parses the text of a list; raises ValueError or RecursionError if something is wrong with it."""
 
-_TOGETHER: Final = 2**16
+_TOGETHER: Final = 2**18
 """Number of bytes parsed together: the result should fit into a processor's cache."""
 _BETWEEN: Final = re.compile(rb"\}[ \t\n\r]*,[ \t\n\r]*(?=\{)")
 

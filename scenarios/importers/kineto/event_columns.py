@@ -287,12 +287,10 @@ _MODULE: Final = "nn.Module: "
 _STEP: Final = "ProfilerStep#"
 _PEERS: Final = {"send": "Dst Rank", "recv": "Src Rank"}
 """Keys of the peer rank (PyTorch, torch/csrc/profiler/util.cpp, ``saveNcclMeta``)."""
-_TOGETHER: Final = 1024
-"""Number of events processed together; more would exceed the processor's cache."""
 
 
 class EventColumns:
-    """Collects events and keeps what is relevant; complete after `look`.
+    """Collects events and keeps what is relevant.
 
     Attributes
     ----------
@@ -328,25 +326,15 @@ class EventColumns:
         self.external: dict[int, int] = {}
         self._names: Codes[str] = Codes()
         self._calls, self._numbered = [np.zeros((5, 0), np.int64)], [np.zeros((4, 0), np.int64)]
-        self._waiting, self._count = defaultdict[str, list[Event]](list), 0
 
     def take(self, values: Sequence[Any]) -> None:
-        """Keep what is relevant in some parsed events.
+        """Keep what is relevant in some parsed events; the more at once, the faster.
 
         Raises
         ------
         KeyError, TypeError, ValueError
-            One of these events, or of earlier ones, lacks a required member.
+            An event lacks a required member.
         """
-        events = as_events(values)
-        for event in events:
-            self._waiting[event.cat].append(event)
-        self._count += len(events)
-        if self._count >= _TOGETHER:
-            self.look()
-
-    def look(self) -> None:
-        """Process all kept events; raises the errors of `take`."""
         looks = {
             _GPU: self._look_at_tasks,
             _HOST: self._look_at_calls,
@@ -354,7 +342,10 @@ class EventColumns:
             _SYNC: self._look_at_syncs,
             _OTHER: self._look_at_ranges,
         }
-        for category, events in self._waiting.items():
+        of_category = defaultdict[str, list[Event]](list)
+        for event in as_events(values):
+            of_category[event.cat].append(event)
+        for category, events in of_category.items():
             role = _CATEGORIES.get(category.lower(), _OTHER)
             slices = [event for event in events if event.ph == "X"]
             if len(slices) < len(events) and role in (_GPU, _HOST):
@@ -362,8 +353,6 @@ class EventColumns:
                 found = None if phase is ABSENT else phase
                 raise ValueError(f"a {category.lower()} with ph {found!r:.40}; the profiler writes 'X'")
             looks[role](slices)
-        self._waiting.clear()
-        self._count = 0
 
     def _look_at_syncs(self, events: Sequence[Event]) -> None:
         for name, args in zip(_names(events), _noted(events), strict=True):

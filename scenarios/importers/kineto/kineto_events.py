@@ -79,7 +79,6 @@ def read_events(path: StrPath, number: int = 0) -> list[RecordedTrace]:
     try:
         for events in lists(path, "a trace", "traceEvents", others, wanted):
             found.take(events)
-        found.look()
     except _WRONG:
         raise _first_wrong(path) from None
     rank, world_size = _place(path, others)
@@ -117,9 +116,7 @@ def _called(event: Any) -> str:
 def _wrong(events: Sequence[Any]) -> str:
     """Return what is wrong with the first invalid event, or "" if all are valid."""
     try:
-        found = EventColumns()
-        found.take(events)
-        found.look()
+        EventColumns().take(events)
     except _WRONG as error:
         return f"no {error}" if isinstance(error, KeyError) else str(error)
     return ""
