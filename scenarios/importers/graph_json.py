@@ -163,15 +163,14 @@ def at_batch(graph: Graph, slope: BatchSlope, batch: int) -> Graph:
             f"they say nothing about batch {batch}"
         )
     more = batch - slope.batch
-    steepest = max(float(abs(getattr(slope, name)).max(initial=0)) for name in _STRAIGHT)
-    if (
-        abs(more) * steepest >= 2**62
-        or max(getattr(graph, name).max(initial=0) for name in _STRAIGHT) >= 2**62
-    ):
-        raise InputError(f"graph {graph.name!r}: a size or cost does not fit 64 bits at batch {batch}")
-    columns: dict[str, Any] = {name: getattr(graph, name) + more * getattr(slope, name) for name in _STRAIGHT}
-    if min(int(column.min(initial=0)) for column in columns.values()) < 0:
-        raise InputError(f"graph {graph.name!r}: a size or cost would be negative at batch {batch}")
+    columns: dict[str, Any] = {}
+    for name in _STRAIGHT:
+        now, growth = getattr(graph, name), getattr(slope, name)
+        if (abs(now + float(more) * growth) >= 2**62).any():
+            raise InputError(f"graph {graph.name!r}: a size or cost does not fit 64 bits at batch {batch}")
+        columns[name] = now + more * growth
+        if (columns[name] < 0).any():
+            raise InputError(f"graph {graph.name!r}: a size or cost would be negative at batch {batch}")
     attributes = dict(graph.attributes)
     for op, slopes in slope.attributes.items():
         own = graph.attributes[op]

@@ -324,8 +324,7 @@ class EventColumns:
         self.inputs: list[tuple[str, bytes, bytes, bytes]] = []
         self.inside: Spans = defaultdict(list)
         self.external: dict[int, int] = {}
-        self._names: Codes[str] = Codes()
-        self._calls, self._numbered = [np.zeros((5, 0), np.int64)], [np.zeros((4, 0), np.int64)]
+        self._calls, self._numbered = Operators(), [np.zeros((4, 0), np.int64)]
 
     def take(self, values: Sequence[Any]) -> None:
         """Keep what is relevant in some parsed events; the more at once, the faster.
@@ -417,8 +416,7 @@ class EventColumns:
         end_ns: IntArray,
     ) -> None:
         """Keep calls, in any order."""
-        numbers = self._names.of(names), self.threads.of(threads)
-        self._calls.append(np.stack((*numbers, correlation, start_ns, end_ns)))
+        self._calls.add(self.threads.of(threads), start_ns, end_ns, names, correlation)
 
     def _look_at_tasks(self, events: Sequence[Event]) -> None:
         args, (start_ns, end_ns) = _noted(events), _spans(events)
@@ -438,12 +436,13 @@ class EventColumns:
 
     def calls(self) -> Calls:
         """Return the calls, in order of time, then of threads and numbers, outer calls first."""
-        name, thread, *columns = np.concatenate(self._calls, axis=1)
+        thread, start_ns, end_ns, name, correlation = self._calls.columns()
         rank = np.argsort(
             np.array(sorted(range(len(self.threads)), key=[*self.threads].__getitem__), np.int64)
         )
-        order = np.lexsort((-columns[2], columns[0], rank[thread], columns[1]))
-        return Calls([*self._names], name[order], thread[order], *(column[order] for column in columns))
+        order = np.lexsort((-end_ns, correlation, rank[thread], start_ns))
+        columns = name, thread, correlation, start_ns, end_ns
+        return Calls([*self._calls.words], *(column[order] for column in columns))
 
     def numbered(self) -> Numbered:
         """Return the operators with sequence numbers."""
