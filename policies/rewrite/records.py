@@ -301,18 +301,18 @@ def read(graph: Graph) -> Records:
         _edges(graph.after, graph.after_distance, graph.op_names),
         [tuple(graph.tensor_nbytes[row].tolist()) for row in graph.outputs.lists()],
         *(column.tolist() for column in (graph.flops, graph.bytes_read, graph.bytes_written)),
-        _given(graph.duration_ns),
+        numbers_of(graph.duration_ns),
         [{kind: int(ns[op]) for kind, ns in by_kind if ns[op] != UNSET} for op in range(len(graph))],
-        _words(graph.pins, graph.pin_code),
-        _words(graph.dtypes, graph.dtype_code),
-        _given(graph.stage),
-        _given(graph.micro_batch),
-        _words(graph.phases, graph.phase_code),
+        words_of(graph.pins, graph.pin_code),
+        words_of(graph.dtypes, graph.dtype_code),
+        numbers_of(graph.stage),
+        numbers_of(graph.micro_batch),
+        words_of(graph.phases, graph.phase_code),
         [dict(graph.attributes.get(op, {})) for op in range(len(graph))],
         strict=True,
     )
     ops = {name: OpEntry(name, *facts) for name, *facts in columns}
-    pins = _words(graph.pins, graph.tensor_pin)
+    pins = words_of(graph.pins, graph.tensor_pin)
     given = zip(graph.tensor_nbytes.tolist(), graph.tensor_role.tolist(), pins, strict=False)
     externals = {
         name: ExternalTensor(*facts) for name, facts in zip(graph.external_names, given, strict=False)
@@ -325,11 +325,13 @@ def _edges(rows: Csr, distance: IntArray, names: Sequence[str]) -> list[list[Edg
     return [pairs[a:b] for a, b in pairwise(rows.indptr.tolist())]
 
 
-def _given(column: IntArray) -> list[int | None]:
+def numbers_of(column: IntArray) -> list[int | None]:
+    """Return the numbers of a column, None where there is none."""
     return [None if value == UNSET else value for value in column.tolist()]
 
 
-def _words(words: Sequence[str], codes: IntArray) -> list[str | None]:
+def words_of(words: Sequence[str], codes: IntArray) -> list[str | None]:
+    """Return the words of a column, None where there is none."""
     return [None if code == UNSET else words[code] for code in codes.tolist()]
 
 

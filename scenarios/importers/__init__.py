@@ -164,12 +164,12 @@ def _importer(path: StrPath, format: str | None) -> Importer:
             f"{path}: is a directory, not a file; the formats {formats} read one with the ranks of a job"
         )
     name, head = os.path.basename(os.fspath(path)), read_head(path)
+    if not head:
+        raise InputError(f"{path}: is empty")
     for known in plugins.names(_GROUP):
         importer = _checked(known)
         if importer.recognises(name, head):
             return importer
-    if not head:
-        raise InputError(f"{path}: is empty")
     refuse_no_graph(path, head)
     formats = "\n".join(f"  {known.name}: {known.summary}" for known in plugins.describe(_GROUP))
     raise InputError(f"{path}: no known format; convert it with sim import --format NAME, one of\n{formats}")

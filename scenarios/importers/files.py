@@ -208,10 +208,11 @@ def _line(fault: Any, data: Any, types: TypeAdapter[Any]) -> str:
     """Return the position of a fault in the file, and what it is."""
     where, known = "", True
     for part in fault["loc"]:
-        known = _has(data, part)
-        if not known:
-            break  # pydantic appends the member of a union that it tried, or a missing key
-        data = data[part]
+        try:
+            data = data[part]
+        except (LookupError, TypeError):  # the member of a union that pydantic tried, or a missing key
+            known = False
+            break
         where += f"[{part}]" if isinstance(part, int) else f".{part}"
         if isinstance(data, dict) and isinstance(part, int) and isinstance(data.get("name"), str):
             where += f" ({data['name']})"
@@ -225,12 +226,6 @@ def _line(fault: Any, data: Any, types: TypeAdapter[Any]) -> str:
     if not isinstance(data, dict) and not fault["loc"]:
         return "the file: should be a mapping"
     return f"{where}: {misfit_text(fault)}"
-
-
-def _has(data: Any, part: str | int) -> bool:
-    if isinstance(part, int):
-        return isinstance(data, list) and part < len(data)
-    return isinstance(data, dict) and part in data
 
 
 def _keys(schema: Any) -> set[str]:

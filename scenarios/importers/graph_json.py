@@ -38,8 +38,8 @@ from dataclasses import fields, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from policies.rewrite.records import numbers_of, words_of
 from scenarios.importers.files import as_utf8, parse
 from scenarios.importers.graph_columns import (
     FILE,
@@ -284,22 +284,20 @@ def _columns(graph: Graph, slope: BatchSlope | None) -> dict[str, list[Any]]:
     times = [{kind: c[i] for kind, c in by_kind.items() if c[i] != UNSET} for i in range(len(graph))]
     sizes = Csr(graph.outputs.indptr, graph.tensor_nbytes[graph.outputs.indices]).lists()
     return {
-        "kind": _words(graph.kinds, graph.kind_code),
-        "dtype": _words(graph.dtypes, graph.dtype_code),
-        "device": _words(graph.pins, graph.pin_code),
+        "kind": words_of(graph.kinds, graph.kind_code),
+        "dtype": words_of(graph.dtypes, graph.dtype_code),
+        "device": words_of(graph.pins, graph.pin_code),
         "inputs": _references(_tensor_names(graph), graph.inputs, graph.input_distance),
         "after": _references(graph.op_names, graph.after, graph.after_distance),
         "outputs": [row if row != [0] else None for row in sizes],
-        "flops": _numbers(graph.flops, graph.flops == 0),
-        "bytes_read": _numbers(graph.bytes_read, _derived(graph, slope, "bytes_read", graph.inputs)),
-        "bytes_written": _numbers(
-            graph.bytes_written, _derived(graph, slope, "bytes_written", graph.outputs)
-        ),
-        "duration_ns": _numbers(graph.duration_ns, graph.duration_ns == UNSET),
+        "flops": numbers_of(np.where(graph.flops == 0, UNSET, graph.flops)),
+        "bytes_read": numbers_of(_moved(graph, slope, "bytes_read", graph.inputs)),
+        "bytes_written": numbers_of(_moved(graph, slope, "bytes_written", graph.outputs)),
+        "duration_ns": numbers_of(graph.duration_ns),
         "duration_by_kind_ns": [row or None for row in times],
-        "stage": _numbers(graph.stage, graph.stage == UNSET),
-        "micro_batch": _numbers(graph.micro_batch, graph.micro_batch == UNSET),
-        "phase": _words(graph.phases, graph.phase_code),
+        "stage": numbers_of(graph.stage),
+        "micro_batch": numbers_of(graph.micro_batch),
+        "phase": words_of(graph.phases, graph.phase_code),
     }
 
 
@@ -320,23 +318,14 @@ def _growth(graph: Graph, slope: BatchSlope | None, columns: dict[str, list[Any]
     return rows
 
 
-def _words(vocabulary: tuple[str, ...], codes: IntArray) -> list[str | None]:
-    return [vocabulary[code] if code != UNSET else None for code in codes.tolist()]
-
-
-def _numbers(column: IntArray, left_out: npt.NDArray[np.bool_]) -> list[int | None]:
-    pairs = zip(column.tolist(), left_out.tolist(), strict=True)
-    return [None if absent else value for value, absent in pairs]
-
-
-def _derived(
+def _moved(
     graph: Graph, slope: BatchSlope | None, name: Literal["bytes_read", "bytes_written"], rows: Csr
-) -> npt.NDArray[np.bool_]:
-    """Return for which ops the bytes are those of its tensors, at every batch size."""
-    same: npt.NDArray[np.bool_] = getattr(graph, name) == rows.sums(graph.tensor_nbytes)
+) -> IntArray:
+    """Return the bytes that ops move, unset where they are those of the tensors at every batch size."""
+    same = getattr(graph, name) == rows.sums(graph.tensor_nbytes)
     if slope is not None:
         same &= getattr(slope, name) == rows.sums(slope.tensor_nbytes)
-    return same
+    return np.where(same, UNSET, getattr(graph, name))
 
 
 def _references(names: list[str], rows: Csr, distance: IntArray) -> list[list[str | list[Any]] | None]:

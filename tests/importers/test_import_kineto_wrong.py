@@ -80,7 +80,7 @@ WRONG: dict[str, tuple[bytes, str]] = {
     "huge number": (changed(args={"stream": 10**30}), "stream: 10*.* is no whole number of 64 bits"),
     "half a stream": (changed(args={"stream": 7.5}), "stream: 7.5 is no whole number"),
     "negative stream": (changed(args={"stream": -7}), "stream: -7 is no whole number of at least 0"),
-    "negative size": (changed(args={"bytes": -1}), "has a negative size"),
+    "negative size": (changed(args={"bytes": -1}), "bytes: -1 elements of 1 bytes are no size"),
     "no arguments": (changed().replace(b'"args": {', b'"args": [], "x": {', 1), r"args is no object"),
     "one correlation": (
         changed().replace(b'"correlation": 5', b'"correlation": 1'),

@@ -78,10 +78,8 @@ def _whole(value: Any, key: str) -> int:
 def size(of: Fields, key: str, each: int = 1) -> int:
     """Return a number of bytes, of elements with `each` bytes; 0: not noted."""
     nbytes = each * whole(of, key) if key in of else 0
-    if nbytes < 0:
-        raise ValueError(f"{key}: {of[key]!r:.40} has a negative size, of {nbytes} bytes")
-    if nbytes >= 2**63:
-        raise ValueError(f"{key}: {of[key]!r:.40} elements of {each} bytes are a size beyond 64 bits")
+    if not 0 <= nbytes < 2**63:
+        raise ValueError(f"{key}: {of[key]!r:.40} elements of {each} bytes are no size of 64 bits")
     return nbytes
 
 
