@@ -252,9 +252,7 @@ class JobModel:
 
     def begin_with(self, known: Trace) -> None:
         """Let the search begin with a run."""
-        tasks, ran, moved = self.tasks, known.tasks, known.transfers
-        sent: dict[Moved, int] = {}
-        costs = issue_costs_ns(known.job)
+        tasks, ran, costs = self.tasks, known.tasks, issue_costs_ns(known.job)
         self.times.within(known.makespan_ns)
         if not self.is_makespan:  # a better schedule may be longer
             self.times.horizon_ns = max(known.makespan_ns, self._longest_ns())
@@ -271,23 +269,31 @@ class JobModel:
                 self.times.suppose(taken, issue - int(costs[op]) if launched[op] else issue)
             if len(tasks.on[op]) > 1:
                 self.times.suppose(end, start + tasks.duration[i][op][d])
-        for key in tasks.departures:
-            self.times.suppose(tasks.departures[key], 0)
+        for departure in tasks.departures.values():
+            self.times.suppose(departure, 0)
         for move in tasks.moves.values():
             self.times.suppose(move, False)
-        if tasks.problem is not None:
-            self._begin_with_moves(known)
         hints = self.times.time_hints
         for later in self.later:
             value = later.value(lambda time: hints.get(time.index, 0) + time.offset)
             self.times.suppose(later.time, value)
-        if tasks.problem is None:
-            for id_, start in zip(moved["id"].tolist(), moved["start_ns"].tolist(), strict=True):
-                i, node = divmod(id_, tasks.n)
+        self._begin_with_transfers(known)
+
+    def _begin_with_transfers(self, known: Trace) -> None:
+        """Let the search begin with the transfers of a run."""
+        tasks, flow, sent = self.tasks, known.flow, dict[Moved, int]()
+        where = list(zip(flow.tensor.tolist(), flow.source.tolist(), flow.destination.tolist(), strict=True))
+        for id_, start in zip(*(known.transfers[key].tolist() for key in ("id", "start_ns")), strict=True):
+            i, node = divmod(id_, flow.n_nodes)
+            tensor, a, b = where[node - flow.n_ops]
+            if tasks.problem is None:
                 self.times.suppose(tasks.start[i][node], start)
-                sent[i, node - tasks.n_ops] = start
-            for order in self.orders:
-                self.times.suppose(order.chosen, sent[order.one] <= sent[order.other])
+                sent[i, node - flow.n_ops] = start
+            elif (i, tensor, a, b) in tasks.moves:
+                self.times.suppose(tasks.departures[i, tensor, b], start)
+                self.times.suppose(tasks.moves[i, tensor, a, b], True)
+        for order in self.orders:
+            self.times.suppose(order.chosen, sent[order.one] <= sent[order.other])
 
     def _longest_ns(self) -> int:
         """Return how long all takes one after another: no schedule need be longer, whatever it is for."""
@@ -305,17 +311,6 @@ class JobModel:
             ways = [way for a, b in pairs if (way := tasks.problem.travel_ns(a, b, largest)) < NEVER]
             moved = len(graph.tensor_nbytes) * len(devices) * max(ways, default=0)
         return int(ns + self.job.iterations * moved + max(graph.attribute("release").values(), default=0))
-
-    def _begin_with_moves(self, known: Trace) -> None:
-        """Let the search begin with the transfers of a run, where devices are chosen."""
-        tasks, flow = self.tasks, known.flow
-        where = (flow.tensor.tolist(), flow.source.tolist(), flow.destination.tolist())
-        for id_, start in zip(*(known.transfers[key].tolist() for key in ("id", "start_ns")), strict=True):
-            i, node = divmod(id_, flow.n_nodes)
-            tensor, a, b = (column[node - flow.n_ops] for column in where)
-            if (i, tensor, a, b) in tasks.moves:
-                self.times.suppose(tasks.departures[i, tensor, b], start)
-                self.times.suppose(tasks.moves[i, tensor, a, b], True)
 
 
 def _at(starts: Sequence[int], time: Time) -> int:
