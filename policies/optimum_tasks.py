@@ -20,7 +20,7 @@ import numpy as np
 from policies.placement.problem import Problem
 from policies.schedule_problem import LONGEST, NEVER, Literal, ScheduleProblem, Time
 from sim import Job
-from sim.base.arrays import UNSET
+from sim.base.arrays import UNSET, grouped
 from sim.explain.bounds import least_durations_ns
 from sim.graph.rendezvous_keys import rendezvous_keys
 from sim.job.costs import issue_costs_ns
@@ -133,12 +133,10 @@ class Tasks:
     @cached_property
     def senders(self) -> dict[int, list[tuple[int, int]]]:
         """What each transfer waits for, with the distance in iterations; by node."""
-        found: dict[int, list[tuple[int, int]]] = {}
         into = self.flow.consumer >= self.n_ops
         columns = (self.flow.producer, self.flow.consumer, self.flow.distance)
-        for p, c, distance in zip(*(column[into].tolist() for column in columns), strict=True):
-            found.setdefault(c, []).append((p, distance))
-        return found
+        rows = zip(*(column[into].tolist() for column in columns), strict=True)
+        return grouped((c, (p, distance)) for p, c, distance in rows)
 
     def _costs(self) -> None:
         """Set how long each task takes, and what issuing it costs, on each device that it may run on."""

@@ -18,7 +18,6 @@ and 5.9 % at most; those of 30 jobs by 2.6 to 5.9 %.
 from __future__ import annotations
 
 import random
-from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from heapq import heapify, heappop, heappush
@@ -29,7 +28,7 @@ import numpy as np
 
 from policies.cp_sat import Written, at_most, solve, solver_of
 from policies.schedule_problem import LONGEST, Literal, ScheduleProblem, Taken, Time
-from sim.base.arrays import BoolArray
+from sim.base.arrays import BoolArray, grouped
 
 # ----------------------------------------------------------------------------------------------------------
 # A solution that is known, seen from both ends: as early as it is, and as late as its end allows.
@@ -162,21 +161,13 @@ class Touching:
     """Which orders speak of each time and literal, and which choices and clauses of each literal."""
 
     def __init__(self, problem: ScheduleProblem) -> None:
-        self.times, self.literals, self.choices, self.clauses = (
-            defaultdict[int, list[int]](list) for _ in range(4)
+        orders = [*enumerate(problem.orders)]
+        self.times = grouped(
+            (time.index, k) for k, order in orders for time in order[:2] if isinstance(time, Time)
         )
-        for k, (later, earlier, given) in enumerate(problem.orders):
-            for time in (later, earlier):
-                if isinstance(time, Time):
-                    self.times[time.index].append(k)
-            for literal in given:
-                self.literals[literal.index].append(k)
-        for k, choices in enumerate(problem.one_of):
-            for literal in choices:
-                self.choices[literal.index].append(k)
-        for k, clause in enumerate(problem.any_of):
-            for literal, _ in clause:
-                self.clauses[literal.index].append(k)
+        self.literals = grouped((each.index, k) for k, order in orders for each in order.given)
+        self.choices = grouped((each.index, k) for k, some in enumerate(problem.one_of) for each in some)
+        self.clauses = grouped((each.index, k) for k, some in enumerate(problem.any_of) for each, _ in some)
 
 
 class FreePart(Written):
@@ -221,8 +212,8 @@ class FreePart(Written):
     def write(self) -> None:
         """State what limits the window."""
         chosen = self._choose()
-        about = {k for time in self.window for k in self.touching.times[time]}
-        about |= {k for literal in chosen for k in self.touching.literals[literal]}
+        about = {k for time in self.window for k in self.touching.times.get(time, ())}
+        about |= {k for literal in chosen for k in self.touching.literals.get(literal, ())}
         for k in sorted(about):
             self._after(k)
         for begin, ns, end, literal in self.problem.durations:
@@ -245,13 +236,13 @@ class FreePart(Written):
         """Free the literals that are about the window, and about nothing behind it; return them."""
         problem, chosen = self.problem, list[int]()
         for k in dict.fromkeys(self._about()):
-            told = [problem.orders[c] for c in self.touching.literals[k]]
+            told = [problem.orders[c] for c in self.touching.literals.get(k, ())]
             if not any(self._is_behind(a) or self._is_behind(b) for a, b, _ in told):
                 self.literals[k] = self.model.new_bool_var(problem.literals[k])
                 chosen.append(k)
-        for k in dict.fromkeys(c for literal in chosen for c in self.touching.choices[literal]):
+        for k in dict.fromkeys(c for literal in chosen for c in self.touching.choices.get(literal, ())):
             self.model.add_exactly_one([self.holds(literal) for literal in problem.one_of[k]])
-        for k in dict.fromkeys(c for literal in chosen for c in self.touching.clauses[literal]):
+        for k in dict.fromkeys(c for literal in chosen for c in self.touching.clauses.get(literal, ())):
             clause = [(self.holds(literal), as_told) for literal, as_told in problem.any_of[k]]
             if not any(holds is as_told for holds, as_told in clause):
                 told_of = [
@@ -263,7 +254,7 @@ class FreePart(Written):
     def _about(self) -> Iterator[int]:
         """Yield the literals that constraints of the window depend on."""
         for time in self.window:
-            for k in self.touching.times[time]:
+            for k in self.touching.times.get(time, ()):
                 yield from (literal.index for literal in self.problem.orders[k].given)
         for taken in self.problem.taken.values():
             for each in taken:

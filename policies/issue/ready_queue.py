@@ -11,8 +11,8 @@ arrives, and any free issuer takes the op at the front (TensorFlow white paper 2
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
-from heapq import heappop, heappush
 
 import numpy as np
 
@@ -54,17 +54,11 @@ class ReadyQueue(Policy):
             message = "ready-queue: ties are by name in a fifo only, which goes by when tasks became ready"
             raise InputError(message, path=("ties",))
         self._fifo = order == "fifo"
-        self._queues: list[deque[Task]] = []
-        self._heaps: list[list[tuple[int, int, int, Task]]] = []
-        self._rank: list[int] = []
 
     def prepare(self, job: Job) -> None:
         """Make an empty queue for every group."""
-        self._queues = [deque() for _ in range(job.n_groups)]
-        if self.ties == "name":
-            place = {name: rank for rank, name in enumerate(sorted(job.graph.op_names))}
-            self._rank = [place[name] for name in job.graph.op_names]
-            self._heaps = [[] for _ in range(job.n_groups)]
+        self._queues: list[deque[Task]] = [deque() for _ in range(job.n_groups)]
+        self._names = job.graph.op_names
 
     def as_data(self, job: Job) -> Order | None:
         """Return the order of the queue; None for a queue by name, which has to be asked."""
@@ -72,16 +66,13 @@ class ReadyQueue(Policy):
 
     def ready(self, task: Task) -> None:
         """Queue `task`."""
-        if self._rank:
-            heappush(self._heaps[task.group], (task.ready_ns, self._rank[task.op], task.id, task))
+        if self.ties == "name":
+            insort(self._queues[task.group], task, key=lambda t: (t.ready_ns, self._names[t.op], t.id))
         else:
             self._queues[task.group].append(task)
 
     def next(self, issuer: Issuer) -> Task | None:
         """Return the first task, or the last one if the order is lifo."""
-        if self._rank:
-            heap = self._heaps[issuer.group]
-            return heappop(heap)[-1] if heap else None
         queue = self._queues[issuer.group]
         if not queue:
             return None

@@ -24,7 +24,7 @@ from policies.issue.program_order import in_turn
 from policies.issue.virtual_machine import Sequential
 from policies.option_checks import whole
 from sim import Graph, Issuer, Job, Policy, Task
-from sim.base.arrays import IntArray
+from sim.base.arrays import IntArray, grouped
 from sim.base.errors import InputError
 from sim.policy import Order
 
@@ -305,11 +305,8 @@ class StreamStacks(_KeepOrQueue):
         blocks = (job.graph.column("blocking") > 0) & set_aside & ~job.launched
         issuers = job.machine.issuers()
         may_block = np.zeros(len(issuers), np.int64)
-        threads: dict[int, list[int]] = {}
-        for issuer in issuers:
-            if set_aside and issuer.stream >= 0:
-                threads.setdefault(issuer.group, []).append(issuer.index)
-        for members in threads.values():
+        threads = ((each.group, each.index) for each in issuers if set_aside and each.stream >= 0)
+        for members in grouped(threads).values():
             if self.blocking_threads >= len(members):
                 raise InputError(
                     f"tfrt: blocking_threads is {self.blocking_threads}, and the CPU has {len(members)} "

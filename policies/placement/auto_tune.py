@@ -26,7 +26,7 @@ from policies.option_checks import whole
 from policies.placement.problem import Problem
 from policies.placement.simple import Given
 from sim import Graph, Machine, Policy
-from sim.base.arrays import IntArray
+from sim.base.arrays import IntArray, grouped
 from sim.base.errors import InputError, RunError
 from sim.base.plugins import lookup
 from sim.job.build_job import make_job
@@ -143,9 +143,8 @@ class _Search:
 
     def __init__(self, problem: Problem, evaluate: Evaluate) -> None:
         self.problem, self.evaluate = problem, evaluate
-        self.members: dict[int, list[int]] = {}  # colocation group → ops; a group moves as one
-        for op, group in enumerate(problem.group_of):
-            self.members.setdefault(group, []).append(op)
+        # Colocation group → ops; a group moves as one.
+        self.members = grouped((group, op) for op, group in enumerate(problem.group_of))
         self.movable = [group for group in self.members if len(problem.devices_of[group]) > 1]
         self.seen: set[tuple[int, ...]] = set()
         self.trajectory: list[Tried] = []

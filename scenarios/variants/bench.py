@@ -44,6 +44,7 @@ from scenarios.variants.optimum import find_optimum, list_schedules
 from scenarios.variants.schedules import ListedOrder
 from scenarios.variants.sweep import KeptRows, program, stamps, sweeping, write_rows
 from scenarios.variants.variant import Row, Variant, attempt
+from sim.base.arrays import grouped
 from sim.base.errors import InputError, SimError, hint, in_file, listed
 from sim.base.files import read_bytes, read_text
 from sim.base.plugins import NOTHING, Allowed
@@ -384,11 +385,8 @@ class Standing(NamedTuple):
 
 def standings(rows: Sequence[Row]) -> list[Standing]:
     """Return the results of each method on each set, in the order of the rows."""
-    groups: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row["set"], row["method"]), []).append(row)
     found = []
-    for (name, method), own in groups.items():
+    for (name, method), own in grouped(((row["set"], row["method"]), row) for row in rows).items():
         ran = [row for row in own if row["gap"] is not None]
         gaps = [row["gap"] for row in ran]
         proven = sum(row["proven"] for row in ran)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from policies.placement.problem import Problem
+from sim.base.arrays import grouped
 from sim.job.job import Job
 from sim.trace import Trace
 
@@ -92,9 +93,7 @@ class Space:
                 self.after[producer].append(consumer)
         self.lanes = [1 if device.workers else device.lanes for device in job.machine.devices]
         group_of = range(n) if problem is None else problem.group_of
-        self.members: dict[int, list[int]] = {}  # colocated ops move together
-        for op, group in enumerate(group_of):
-            self.members.setdefault(group, []).append(op)
+        self.members = grouped((group, op) for op, group in enumerate(group_of))  # these move together
         self.devices = [[int(here)] for here in job.device_of] if problem is None else problem.devices_of
         self.movable = [group for group in self.members if len(self.devices[group]) > 1]
 
