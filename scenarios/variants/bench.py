@@ -152,31 +152,31 @@ def _table(path: Path) -> dict[str, Known]:
     """Return the known bounds of each instance in a table."""
     found: dict[str, Known] = {}
     with in_file(path):
-        if path.suffix == ".json":
-            try:
-                for row in json.loads(read_text(path)):
-                    limits = row.get("bounds") or {}
-                    both = (row.get("optimum") or limits.get(key) for key in ("lower", "upper"))
-                    found[row["name"]] = _known(*both)
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise InputError(f"should be a list of name, optimum, bounds: {error!r}") from None
-            return found
-        reader = csv.DictReader(io.StringIO(read_text(path)))
-        if reader.fieldnames != ["instance", "lower", "upper"]:
-            raise InputError(f"line 1: should be instance,lower,upper, found {reader.fieldnames}")
-        for row in reader:
-            try:
-                found[row["instance"]] = _known(row["lower"], row["upper"])
-            except InputError as error:
-                raise InputError(f"line {reader.line_num}: {error.message}") from None
+        for name, low, high in _bounds_json(path) if path.suffix == ".json" else _bounds_csv(path):
+            with in_file(name):
+                lower, upper = _ns(low), _ns(high)
+                if lower is not None and upper is not None and lower > upper:
+                    raise InputError(f"the lower bound {low} is above the upper one, {high}")
+            found[name] = Known(lower, upper)
     return found
 
 
-def _known(lower: Any, upper: Any) -> Known:
-    found = Known(_ns(lower), _ns(upper))
-    if found.lower_ns is not None and found.upper_ns is not None and found.lower_ns > found.upper_ns:
-        raise InputError(f"the lower bound {lower} is above the upper one, {upper}")
+def _bounds_json(path: Path) -> list[tuple[str, Any, Any]]:
+    found = []
+    try:
+        for row in json.loads(read_text(path)):
+            own, optimum = row.get("bounds") or {}, row.get("optimum")
+            found.append((row["name"], optimum or own.get("lower"), optimum or own.get("upper")))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"should be a list of name, optimum, bounds: {error!r}") from None
     return found
+
+
+def _bounds_csv(path: Path) -> list[tuple[str, Any, Any]]:
+    reader = csv.DictReader(io.StringIO(read_text(path)))
+    if reader.fieldnames != ["instance", "lower", "upper"]:
+        raise InputError(f"line 1: should be instance,lower,upper, found {reader.fieldnames}")
+    return [(row["instance"], row["lower"], row["upper"]) for row in reader]
 
 
 def _ns(value: Any) -> int | None:
@@ -195,7 +195,8 @@ def run_point(point: Point) -> Row:
     began = time.perf_counter()
     row: Row = {"set": os.path.basename(os.path.dirname(os.path.abspath(point.path)))}
     row |= {"instance": os.path.basename(point.path), "method": point.method, "makespan_ns": None}
-    row |= {"lower_bound_ns": None, "proven": False, "error": None}
+    row |= {"lower_bound_ns": None, "proven": False, "known_lower_ns": None, "known_upper_ns": None}
+    row |= {"gap": None, "seconds": 0.0, "error": None}
     try:
         scenario = scenario_of(document_of(point))
         case = scenario.case(None if point.method in (HEFT, RANDOM, OPTIMUM) else point.method)
@@ -338,11 +339,9 @@ def with_gaps(points: Sequence[Point], rows: Sequence[Row], known: Mapping[str, 
     told = []
     for point, row in zip(points, rows, strict=True):
         lower, upper = known[point.path]
-        least = upper if upper is not None else best.get(point.path)
-        gap = row["makespan_ns"] / least - 1 if row["makespan_ns"] is not None and least else None
-        own = {key: value for key, value in row.items() if key not in ("seconds", "error")}
-        last = {"seconds": row["seconds"], "error": row["error"]}
-        told.append({**own, "known_lower_ns": lower, "known_upper_ns": upper, "gap": gap, **last})
+        least, ns = best.get(point.path) if upper is None else upper, row["makespan_ns"]
+        gap = ns / least - 1 if ns is not None and least else None
+        told.append({**row, "known_lower_ns": lower, "known_upper_ns": upper, "gap": gap})
     return told
 
 
