@@ -16,14 +16,15 @@ the last op that makes it has ended: ``pin_memory``, or ``load``.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from sim import Issuer, Job, Policy, Task
+from sim.base.arrays import grouped
 from sim.base.errors import InputError
 from sim.graph.graph import Graph
 
@@ -71,6 +72,14 @@ class PrefetchAutotuner:
 
 _DECIDED: Final = ("next_that_came", "pull_tuned", "request_kept")
 """Kinds of op that no other policy can handle."""
+
+
+class _Mark(NamedTuple):
+    """Kind, loader and batch of an op of a loader."""
+
+    kind: str
+    loader: int
+    batch: int
 
 
 @dataclass
@@ -122,37 +131,28 @@ class LoaderQueues(Policy):
 
     def _read(self, job: Job) -> None:
         """Read kinds and attributes of the ops."""
-        graph, kinds = job.graph, job.graph.kinds
-        # Kind, loader and batch of each op of a loader.
-        self._mark: dict[int, tuple[str, int, int]] = {}
-        self._load_of: dict[int, int] = {}  # request → load
-        self._primed: dict[int, list[int]] = {}  # loader → the workers of its first batches
-        self._worker: dict[int, int] = {}  # request or load → its worker
-        self._last: dict[int, str] = {}  # loader → kind of the op whose end means that a batch has arrived
-        self._returns = set[int]()  # loaders that return batches as they arrive
-        counts: dict[tuple[str, int], int] = {}
-        ops: dict[tuple[str, int, int], int] = {}
-        for op in sorted(graph.attributes):
-            given = graph.attributes[op]
-            if "loader" not in given:
-                continue
-            kind, loader = kinds[graph.kind_code[op]], int(given["loader"])
-            kind = "request" if kind == "request_kept" else kind
-            batch = counts.get((kind, loader), 0)
-            counts[kind, loader] = batch + 1
-            self._mark[op] = (kind, loader, batch)
-            ops[kind, loader, batch] = op
-            if kind == "load" and (request := ops.get(("request", loader, batch))) is not None:
-                self._load_of[request] = op
-            if "worker" in given and kind in ("request", "load"):
-                self._worker[op] = self._checked(job, op, int(given["worker"]))
-                if kind == "load":
-                    self._primed.setdefault(loader, []).append(self._worker[op])
-            if kind in ("load", "pin_memory"):
-                self._last[loader] = kind
-            if kind == "next_that_came":
-                self._returns.add(loader)
+        graph, counts = job.graph, Counter[tuple[str, int]]()
+        self._mark: dict[int, _Mark] = {}
+        for op, loader in graph.attribute("loader").items():
+            kind = graph.kinds[graph.kind_code[op]].removesuffix("_kept")
+            self._mark[op] = _Mark(kind, int(loader), counts[kind, loader])
+            counts[kind, loader] += 1
+        op_of = {mark: op for op, mark in self._mark.items()}
+        marks = self._mark.items()
+        requests = {op: op_of.get(mark._replace(kind="request")) for op, mark in marks if mark.kind == "load"}
+        self._load_of = {request: op for op, request in requests.items() if request is not None}
         self._asked_for = set(self._load_of.values())
+        self._worker = {  # of a request or load
+            op: self._checked(job, op, int(worker))
+            for op, worker in graph.attribute("worker").items()
+            if op in self._mark and self._mark[op].kind in ("request", "load")
+        }
+        # Of each loader: the workers of its first batches, and the kind of op with whose end a batch arrives.
+        loads = ((op, mark) for op, mark in marks if mark.kind == "load")
+        self._primed = grouped((mark.loader, self._worker[op]) for op, mark in loads if op in self._worker)
+        self._last = {mark.loader: mark.kind for _, mark in marks if mark.kind in ("load", "pin_memory")}
+        # Loaders that return batches as they arrive.
+        self._returns = {mark.loader for _, mark in marks if mark.kind == "next_that_came"}
 
     def _checked(self, job: Job, op: int, worker: int) -> int:
         group = int(job.group_of[op])
@@ -175,7 +175,7 @@ class LoaderQueues(Policy):
 
     def ready(self, task: Task) -> None:
         """Queue `task` for its worker, behind its condition, or for all issuers of its group."""
-        kind, loader, batch = self._mark.get(task.op, ("", 0, 0))
+        kind, loader, batch = self._mark.get(task.op, _Mark("", 0, 0))
         if kind in ("next_that_came", "pull_tuned"):
             self._gated[task.group].append(task)
         elif kind == "load" and task.op in self._asked_for:

@@ -66,8 +66,9 @@ class StageTimes:
 
     @property
     def _whole_backward(self) -> int | None:
-        split = self.input_grad is not None and self.weight_grad is not None
-        return self.of("I") + self.of("W") if split and self.backward is None else self.backward
+        if self.backward is not None or self.input_grad is None or self.weight_grad is None:
+            return self.backward
+        return self.input_grad + self.weight_grad
 
     @property
     def total(self) -> int:
@@ -82,15 +83,13 @@ class StageTimes:
         InputError
             If this phase has no time, such as I if only ``backward`` is given.
         """
-        match phase:
-            case "F":
-                known: int | None = self.forward
-            case "R":
-                known = self.forward if self.recompute is None else self.recompute
-            case "B":
-                known = self._whole_backward
-            case _:
-                known = self.input_grad if phase == "I" else self.weight_grad
+        known = {
+            "F": self.forward,
+            "R": self.forward if self.recompute is None else self.recompute,
+            "B": self._whole_backward,
+            "I": self.input_grad,
+            "W": self.weight_grad,
+        }[phase]
         if known is not None:
             return known
         wanted = "backward, or input_grad and weight_grad" if phase == "B" else "input_grad and weight_grad"
