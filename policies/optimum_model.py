@@ -30,7 +30,7 @@ from policies.optimum_windows import windows
 from policies.placement.problem import Problem
 from policies.schedule_problem import LONGEST, NEVER, ScheduleProblem, Time
 from sim import Job, Policy, Trace
-from sim.base.arrays import UNSET, IntArray
+from sim.base.arrays import UNSET, IntArray, grouped
 from sim.base.errors import InputError, listed
 from sim.graph.frames import has_control_flow
 from sim.job.costs import issue_costs_ns
@@ -363,9 +363,7 @@ class Follow(ProgramOrder):
         """Return the tasks of every issuer: each goes to one that is free then."""
         n, costs = len(job.graph), issue_costs_ns(job).tolist()
         issuers = job.machine.issuers()
-        of_group: list[list[int]] = [[] for _ in range(job.n_groups)]
-        for issuer in issuers:
-            of_group[issuer.group].append(issuer.index)
+        of_group = grouped((issuer.group, issuer.index) for issuer in issuers)
         programs: list[list[int]] = [[] for _ in issuers]
         free = [0] * len(issuers)
         launched, group_of = job.launched.tolist(), job.group_of.tolist()
@@ -408,14 +406,11 @@ class Follow(ProgramOrder):
     def _tasks(self, job: Job) -> list[tuple[int, int, int]]:
         """Return when each task is taken, its iteration and op, in this order; producers before consumers."""
         rank = np.argsort(job.graph.topological_order).tolist()
-        table = self.timetable
-        tasks = [
-            (table.taken_ns[i][op], table.start_ns[i][op], i, rank[op], op)
+        taken, start = self.timetable.taken_ns, self.timetable.start_ns
+        first, then = (start, taken) if self.by_start else (taken, start)
+        tasks = sorted(
+            (first[i][op], then[i][op], i, rank[op], op)
             for i in range(job.iterations)
             for op in range(len(job.graph))
-        ]
-        if self.by_start:
-            tasks.sort(key=lambda task: (task[1], task[0], *task[2:]))
-        else:
-            tasks.sort()
-        return [(taken, i, op) for taken, _, i, _, op in tasks]
+        )
+        return [(taken[i][op], i, op) for _, _, i, _, op in tasks]

@@ -165,13 +165,7 @@ class Tasks:
     def _tasks(self) -> None:
         """Make the times of every task, and let it take what it has for itself."""
         times, devices = self.times, self.machine.devices
-        self.on: list[dict[int, Any]] = [
-            dict(zip(own, times.choice([f"{k} on {d}" for d in own]), strict=True))
-            for k, own in enumerate(self.devices)
-        ]
-        for k, leader in enumerate(self.problem.group_of if self.problem is not None else ()):
-            if leader != k:
-                times.together(self.on[k], self.on[leader])
+        self.on = times.places(self.devices, () if self.problem is None else self.problem.group_of)
         self.taken: list[list[Any]] = []
         self.start: list[list[Any]] = []
         self.end: list[list[Any]] = []

@@ -12,7 +12,7 @@ the problem as a whole (`policies.cp_sat`) or, from a solution that is known, in
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -192,12 +192,23 @@ class ScheduleProblem:
         else:
             self.after(later, earlier + delay_ns, *given)
 
-    def together(self, one: Mapping[int, Any], other: Mapping[int, Any]) -> None:
-        """Let the same of each of two choices hold."""
-        for name, literal in one.items():
-            if literal is not None:
-                self.asked(other[name], literal)
-                self.asked(literal, other[name])
+    def places(
+        self, devices_of: Sequence[Sequence[int]], group_of: Sequence[int] = ()
+    ) -> list[dict[int, Any]]:
+        """Return what says that an op is on a device: one for each that it may be on; None: it is anyway.
+
+        Ops of one group are together; its first op gives it its name.
+        """
+        on = [
+            dict(zip(own, self.choice([f"{op} on {d}" for d in own]), strict=True))
+            for op, own in enumerate(devices_of)
+        ]
+        for op, leader in enumerate(group_of):
+            for d, chosen in on[op].items() if leader != op else ():
+                if chosen is not None:
+                    self.asked(on[leader][d], chosen)
+                    self.asked(chosen, on[leader][d])
+        return on
 
     def last(self, begin: Time | int, ns: int, end: Time, given: Literal | None = None) -> None:
         """Let `end` be so long after `begin`, if what is `given` holds."""

@@ -97,10 +97,7 @@ class _Model:
         self.times = times = ScheduleProblem("searching for the optimal placement", known.makespan_ns)
         self.start = [times.time(f"start {op}") for op in range(problem.n)]
         self.end = [times.time(f"end {op}") for op in range(problem.n)]
-        self.on: list[dict[int, Any]] = [
-            dict(zip(own, times.choice([f"{op} on {d}" for d in own]), strict=True))
-            for op, own in enumerate(problem.devices_of)
-        ]
+        self.on = times.places(problem.devices_of, problem.group_of)
         self._devices()
         self._edges()
         for op, (begin, device) in enumerate(zip(known.start_ns, known.device, strict=True)):
@@ -116,9 +113,6 @@ class _Model:
             for d, chosen in on.items():
                 times.last(self.start[op], problem.cost_ns[op][d], self.end[op], chosen)
                 times.occupy(d, self.start[op], problem.cost_ns[op][d], chosen)
-            leader = problem.group_of[op]
-            if leader != op:
-                times.together(on, self.on[leader])
         for d, device in enumerate(problem.machine.devices):
             times.capacity[d] = device.lanes
 
