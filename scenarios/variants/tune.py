@@ -19,7 +19,6 @@ best trial is finally measured on seeds that no trial has seen (`Fresh`).
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
 import random
@@ -82,15 +81,15 @@ class Trial(NamedTuple):
         Settings, the results that are optimized or limited, and ``error``: None, or why it is no answer.
     level : int
         Fidelity of the run; see `scenarios.variants.search_methods`. None: it is a candidate for the best.
-    own : dict or None
-        Row with the scenario's own seed if `row` has means over several seeds; None: `row` is that row.
+    rows : sequence of dict
+        Rows with each seed, the scenario's own first; `row` has their means.
     """
 
     what: str
     variant: Variant
     row: Row
     level: int | None = None
-    own: Row | None = None
+    rows: Sequence[Row] = ()
 
 
 class Fresh(NamedTuple):
@@ -181,12 +180,6 @@ class Tuning:
         return [answers[i] for i in front(points)]
 
 
-def _key(variant: Variant) -> str:
-    """Return the key that identifies a run within a search."""
-    schedule = hashlib.sha256(repr(variant.schedule).encode()).hexdigest() if variant.schedule else ""
-    return variant.key + schedule
-
-
 @dataclass(eq=False)
 class Tuner:
     """A search over one scenario.
@@ -230,11 +223,6 @@ class Tuner:
         """The findings so far."""
         return Tuning(self.goal)
 
-    @cached_property
-    def _values(self) -> dict[int, list[float]]:
-        """Values of the goal with each seed, by trial."""
-        return {}
-
     def stamp(self) -> str:
         """Return a hash of everything that rows of runs depend on: the scenario, its files, this program."""
         values = [((key, value),) for key, values in self.axes.items() for value in values]
@@ -266,15 +254,13 @@ class Tuner:
         self.tuning.seeds = len(seeds)
         return seeds
 
-    def _joined(self, variant: Variant, rows: Sequence[Row]) -> tuple[Row, Row | None]:
-        """Return the mean row of a variant and its row with the first seed; or the row of a failed run."""
+    def _joined(self, rows: Sequence[Row]) -> Row:
+        """Return the mean row of a variant, or the row of a failed run."""
         if len(rows) == 1:
-            return rows[0], None
-        if all(self.goal.allows(row) for row in rows):
-            self._values[len(self.tuning.trials)] = [row[self.goal.column] for row in rows]
+            return rows[0]
         rows = [{key: value for key, value in row.items() if key != "seed"} for row in rows]
         if (wrong := next((row for row in rows if not self.goal.allows(row)), None)) is not None:
-            return wrong, rows[0]
+            return wrong
         columns = [column_of_result(name) for name in self.variants.results]
         means = {
             column: sum(row[column] for row in rows) / len(rows)
@@ -284,7 +270,7 @@ class Tuner:
         whole = {
             column: round_half_up(mean) for column, mean in means.items() if type(rows[0][column]) is int
         }
-        return rows[0] | means | whole, rows[0]
+        return rows[0] | means | whole
 
     def compare_on_fresh_seeds(self) -> None:
         """Run the best trial and its baseline on seeds that no trial has seen, if seeds matter."""
@@ -359,9 +345,9 @@ class Tuner:
         """Yield the cost of each point until the budget is used up."""
         asks = asks[: budget - self.runs]
         with closing(self._rows([self._variant(ask) for ask in asks], budget)) as rows:
-            for ask, (variant, row, own) in zip(asks, rows, strict=False):
+            for ask, (variant, row, each) in zip(asks, rows, strict=False):
                 exact = self.levels is None or ask.level == len(self.levels[1]) - 1
-                yield self._put_down(Trial("settings", variant, row, None if exact else ask.level, own))
+                yield self._put_down(Trial("settings", variant, row, None if exact else ask.level, each))
 
     def _variant(self, ask: Ask) -> Variant:
         settings = [(key, values[k]) for (key, values), k in zip(self.axes.items(), ask.at, strict=False)]
@@ -435,9 +421,9 @@ class Tuner:
             if not ahead:
                 return
             with closing(self._rows([start._replace(schedule=near) for _, near in ahead], budget)) as rows:
-                for (what, near), (variant, row, own_row) in zip(ahead, rows, strict=False):
+                for (what, near), (variant, row, each) in zip(ahead, rows, strict=False):
                     seen.add(near)
-                    there = self._put_down(Trial(what, variant, row, None, own_row))
+                    there = self._put_down(Trial(what, variant, row, None, each))
                     left = 1 - self.runs / budget
                     if there is not None and there <= cost + abs(cost) * _WORSE * left:
                         now, cost = near, there
@@ -461,8 +447,8 @@ class Tuner:
 
     def _rows(
         self, variants: Sequence[Variant], budget: int
-    ) -> Generator[tuple[Variant, Row, Row | None], None, None]:
-        """Yield variants with their rows, and with their rows of the first seed if seeds matter.
+    ) -> Generator[tuple[Variant, Row, Sequence[Row]], None, None]:
+        """Yield variants with their mean rows, and their rows with each seed.
 
         Ends when the budget of runs is used up; what is dropped does not depend on what runs at once.
         """
@@ -477,22 +463,22 @@ class Tuner:
                     rows = [*itertools.islice(begun, min(_FIRST, len(seeds)))]
                     if len(seeds) > 1 and self._is_behind(rows, best):
                         told = f"dropped: far behind the best with each of {_FIRST} seeds"
-                        yield variant, {**self._joined(variant, rows)[0], "error": told}, rows[0]
+                        yield variant, {**self._joined(rows), "error": told}, rows
                         continue
                     rows += self._run([_seeded(variant, seed) for seed in seeds[_FIRST:]])
-                    yield variant, *self._joined(variant, rows)
+                    yield variant, self._joined(rows), rows
 
     def _run(self, variants: Sequence[Variant]) -> Generator[Row, None, None]:
         """Yield the rows of variants, and count the runs; kept rows need not run again."""
         kept = self.kept
-        known = [None if kept is None else kept.rows.get(_key(variant)) for variant in variants]
+        known = [None if kept is None else kept.rows.get(variant.key) for variant in variants]
         left = [variant for variant, row in zip(variants, known, strict=True) if row is None]
         with closing(self.variants.rows(left, self.executor, self.jobs)) as rows:
             for row in known:
                 if row is None:
                     variant, row = next(rows)
                     if kept is not None:
-                        kept.put(_key(variant), row)
+                        kept.put(variant.key, row)
                 self.runs += 1
                 yield row
 
@@ -500,7 +486,8 @@ class Tuner:
         """Whether a trial is behind the best with each seed so far, by more than the spread over seeds."""
         if best is None or not all(self.goal.allows(row) for row in rows):
             return False
-        known, column = self._values[best], self.goal.column
+        column = self.goal.column
+        known = [row[column] for row in self.tuning.trials[best].rows]
         varies = stdev(known)
         sign = -1 if self.goal.most else 1
         return all(sign * (row[column] - of) > varies for row, of in zip(rows, known, strict=False))
@@ -512,11 +499,10 @@ class Tuner:
         self.runs += len(runs)
         if what == "start" and isinstance(runs[0].error, InputError):
             raise runs[0].error
-        row, own = self._joined(
-            variant, [self.variants.row_of(*both) for both in zip(each, runs, strict=True)]
-        )
+        rows = [*map(self.variants.row_of, each, runs)]
         case = self.variants.case(variant).deciding(**decisions)
-        return self._put_down(Trial(what, variant, row, None, own), case), runs[0].result
+        trial = Trial(what, variant, self._joined(rows), None, rows)
+        return self._put_down(trial, case), runs[0].result
 
     def _put_down(self, trial: Trial, case: Case | None = None) -> float | None:
         """Record a trial and return its cost, or None if it is no answer."""

@@ -121,7 +121,7 @@ def write_winner(tuning: Tuning, path: str) -> list[str]:
         case.scenario.document,
         tuning.trace,
         None if own and best.variant.schedule is None else case.decisions.policy.synchronisation,
-        expect={goal.what: unit.show((best.own or best.row)[goal.column])},
+        expect={goal.what: unit.show(best.rows[0][goal.column])},
         head=f"Found by sim tune: the {least} {goal.what} of {len(tuning.trials):,} trials.",
     )
 

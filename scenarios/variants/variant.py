@@ -11,6 +11,7 @@ runs out of memory or gets stuck is a result, too.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import math
@@ -76,8 +77,9 @@ class Variant(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Key that identifies this point of a sweep."""
-        return json.dumps([list(map(list, self.settings)), self.policy])
+        """Key that identifies this point of a sweep, or this run of a search."""
+        schedule = hashlib.sha256(repr(self.schedule).encode()).hexdigest() if self.schedule else ""
+        return json.dumps([list(map(list, self.settings)), self.policy]) + schedule
 
     @property
     def texts(self) -> list[str]:
