@@ -14,8 +14,6 @@ same kind, number of ranks and size are repetitions, of which the mean is used.
 
 from __future__ import annotations
 
-import csv
-import io
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +25,7 @@ from typing import Final, Literal
 from devices.describe.field_types import dtype_bits, dtype_name
 from sim.base.arrays import LATEST_NS
 from sim.base.errors import InputError, UnknownNameError, hint, located
-from sim.base.files import read_text
+from sim.base.files import read_table
 from sim.base.plugins import NOWHERE, Origin
 from sim.base.units import format_bytes, round_half_up
 from sim.machine.communicators import Call
@@ -74,8 +72,7 @@ def read_measurements(
         No such file, a column that is missing, a row that is no measurement, or rows that differ in what was
         not chosen.
     """
-    lines = _lines(path)
-    header = [name.strip() for name in next(lines, [])]
+    header, rows = read_table(path)
     if not header:
         raise InputError(f"{path}: is empty; a table has a line of names and one for each measurement")
     if not all(name.isprintable() for name in header):
@@ -85,51 +82,37 @@ def read_measurements(
     if dtype is not None:
         if "dtype" not in at:
             raise InputError(f"{path}: has no column of types, so dtype: {dtype} has no meaning")
-        chosen[header[at["dtype"]]] = dtype
+        chosen[at["dtype"]] = dtype
     for name in chosen:
         if name not in header:
             raise InputError(f"{path}: has no column {name!r}{hint(name, header)}", path=("where",))
-    found: dict[tuple[str, int, int], list[tuple[float, list[str]]]] = {}
-    seen: dict[str, set[str]] = {name: set() for name in chosen}
-    for number, row in enumerate(lines, start=2):
-        if not row:
-            continue
-        if len(row) != len(header):
-            raise InputError(f"{path}:{number}: {len(row)} values under {len(header)} columns")
-        for name, known in seen.items():
-            known.add(row[header.index(name)])
-        if all(row[header.index(name)] == str(value) for name, value in chosen.items()):
-            key, us = _measurement(f"{path}:{number}", row, at)
+    found: dict[tuple[str, int, int], list[tuple[float, Mapping[str, str]]]] = {}
+    for place, row in rows:
+        if all(row[name] == str(value) for name, value in chosen.items()):
+            key, us = _measurement(place, row, at)
             found.setdefault(key, []).append((us, row))
     if not found:
         for name, value in chosen.items():
-            if str(value) not in seen[name]:
-                raise InputError(f"{path}: no row has {name} {value!r}{hint(str(value), seen[name])}")
+            known = {row[name] for _, row in rows}
+            if str(value) not in known:
+                raise InputError(f"{path}: no row has {name} {value!r}{hint(str(value), known)}")
         raise InputError(f"{path}: has no rows" + (" with all that was asked for" if chosen else ""))
-    _check_alike(path, header, found)
+    _check_alike(path, found)
     table: dict[tuple[str, int], list[tuple[int, float]]] = {}
-    for (kind, ranks, nbytes), rows in sorted(found.items()):
-        table.setdefault((kind, ranks), []).append((nbytes, sum(us for us, _ in rows) / len(rows)))
+    for (kind, ranks, nbytes), alike in sorted(found.items()):
+        table.setdefault((kind, ranks), []).append((nbytes, sum(us for us, _ in alike) / len(alike)))
     return table
 
 
-def _lines(path: str | Path) -> Iterator[list[str]]:
-    """Yield the lines of a CSV file."""
-    try:
-        yield from csv.reader(io.StringIO(read_text(path)))
-    except csv.Error as error:
-        raise InputError(f"{path}: is no table in CSV: {error}") from None
-
-
-def _columns(path: str | Path, header: Sequence[str], given: Mapping[str, str]) -> dict[str, int]:
-    """Return where each role's column is."""
+def _columns(path: str | Path, header: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
+    """Return each role's column."""
     for role, name in given.items():
         if role not in ROLES:
             raise UnknownNameError("column's role", role, ROLES)
         if name not in header:
             raise InputError(f"{path}: has no column {name!r}{hint(name, header)}", path=("columns", role))
     known = {role: next((name for name in names if name in header), "") for role, names in ROLES.items()}
-    at: dict[str, int] = {}
+    at: dict[str, str] = {}
     for roles in (("op",), ("ranks",), ("bytes", "elements"), ("time_us", "time_ms"), ("dtype",)):
         told = [role for role in roles if role in given] or [role for role in roles if known[role]]
         columns = {role: given.get(role, known[role]) for role in told}
@@ -140,7 +123,7 @@ def _columns(path: str | Path, header: Sequence[str], given: Mapping[str, str]) 
                 path=("columns",),
             )
         if told:
-            at[told[0]] = header.index(columns[told[0]])
+            at[told[0]] = columns[told[0]]
         elif roles != ("dtype",):
             raise InputError(
                 f"{path}: which column is {' or '.join(roles)}? It has {', '.join(header)}; "
@@ -152,15 +135,15 @@ def _columns(path: str | Path, header: Sequence[str], given: Mapping[str, str]) 
     return at
 
 
-def _measurement(place: str, row: Sequence[str], at: Mapping[str, int]) -> tuple[tuple[str, int, int], float]:
-    kind = row[at["op"]].strip().lower().replace("-", "_")
+def _measurement(
+    place: str, row: Mapping[str, str], at: Mapping[str, str]
+) -> tuple[tuple[str, int, int], float]:
+    kind = row[at["op"]].lower().replace("-", "_")
     kind = {"alltoall": "all_to_all", "allreduce": "all_reduce", "allgather": "all_gather",
             "reducescatter": "reduce_scatter", "sendrecv": "send"}.get(kind, kind)  # fmt: skip
-    size_in, time_in = (
-        ("bytes" if "bytes" in at else "elements"),
-        ("time_us" if "time_us" in at else "time_ms"),
-    )
-    given = [row[at[role]].strip() for role in ("ranks", size_in, time_in)]
+    size_in = "bytes" if "bytes" in at else "elements"
+    time_in = "time_us" if "time_us" in at else "time_ms"
+    given = [row[at[role]] for role in ("ranks", size_in, time_in)]
     try:
         ranks, size = int(given[0]), int(given[1])
         us = float(given[2]) * (1 if time_in == "time_us" else 1000)
@@ -169,21 +152,19 @@ def _measurement(place: str, row: Sequence[str], at: Mapping[str, int]) -> tuple
         raise InputError(f"{place}: {', '.join(map(repr, given))} is no measurement; {what}") from None
     if "elements" in at:
         with located(place):
-            size = size * dtype_bits(dtype_name(row[at["dtype"]].strip())) // 8
+            size = size * dtype_bits(dtype_name(row[at["dtype"]])) // 8
     if ranks < 1 or size < 0 or not 0 < us * 1000 < LATEST_NS:
         raise InputError(f"{place}: {ranks} ranks, {size} bytes, {us} us is no measurement")
     return (kind, ranks, size), us
 
 
 def _check_alike(
-    path: str | Path,
-    header: Sequence[str],
-    found: Mapping[tuple[str, int, int], Sequence[tuple[float, list[str]]]],
+    path: str | Path, found: Mapping[tuple[str, int, int], Sequence[tuple[float, Mapping[str, str]]]]
 ) -> None:
     """Refuse rows of one size that are not repetitions: they differ in words."""
     for (kind, ranks, nbytes), rows in found.items():
-        for k, name in enumerate(header):
-            values = sorted({row[k] for _, row in rows})
+        for name in rows[0][1]:
+            values = sorted({row[name] for _, row in rows})
             if len(values) > 1 and not all(map(_is_number, values)):
                 what = f"{len(rows)} rows for {kind} of {nbytes} bytes on {ranks} ranks differ in {name}"
                 choose = f"choose one, with where: {{{name}: {values[0]}}}"

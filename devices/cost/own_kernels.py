@@ -16,9 +16,7 @@ back, the gap between two included, as `sim calibrate` takes it.
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from math import isfinite
 from pathlib import Path
 from typing import Any, Final
@@ -27,7 +25,7 @@ from devices.cost.calibration import load_calibration
 from devices.cost.kernel_model import ELEMENT_BYTES
 from devices.describe.field_types import dtype_name
 from sim.base.errors import InputError, hint
-from sim.base.files import read_bytes
+from sim.base.files import read_table
 from sim.base.units import parse_bytes
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
@@ -64,25 +62,17 @@ _Row = tuple[str, float, dict[str, Any]]
 
 
 def _written(path: str | Path) -> Iterator[_Row]:
-    try:
-        lines = list(csv.reader(io.StringIO(read_bytes(path).decode("utf-8-sig"))))
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{path}: is no CSV file: {error}") from None
-    header = [name.strip() for name in lines[0]] if lines else []
+    header, rows = read_table(path)
     for name in header:
         if name not in _COLUMNS.split():
             raise InputError(f"{path}:1: a kernel has no {name!r}{hint(name, _COLUMNS.split(), shown=40)}")
     if missing := _NEEDED - set(header):
         raise InputError(f"{path}:1: the column {min(missing)} is missing")
-    for number, line in enumerate(lines[1:], start=2):
-        if line:
-            yield _read_line(f"{path}:{number}", header, line)
+    for place, row in rows:
+        yield _read_line(place, {name: cell for name, cell in row.items() if cell})
 
 
-def _read_line(place: str, header: Sequence[str], line: Sequence[str]) -> _Row:
-    if len(line) != len(header):
-        raise InputError(f"{place}: {len(line)} values under {len(header)} columns")
-    row = {name: cell.strip() for name, cell in zip(header, line, strict=True) if cell.strip()}
+def _read_line(place: str, row: dict[str, str]) -> _Row:
     if missing := _NEEDED - set(row):
         raise InputError(f"{place}: {min(missing)} is not given")
     us = row.pop("us")

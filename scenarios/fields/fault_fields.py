@@ -20,7 +20,6 @@ in a run of many steps of equal length, with the same fields (`EventFields`, `Co
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from fractions import Fraction
@@ -34,7 +33,7 @@ from devices.describe.quantities import Count, File, Name, Shorthand, Strict
 from scenarios.fields.policy_fields import Slowness
 from scenarios.file.document import Document
 from sim.base.errors import InputError, UnknownNameError, located
-from sim.base.files import read_text
+from sim.base.files import read_table
 from sim.faults import NCCL_TIMEOUT_NS, Cause, Faults, HealthCheck, PartKind
 from sim.machine.links import Link
 from sim.machine.machine import Machine
@@ -51,17 +50,14 @@ def read_causes(path: Path) -> dict[str, int]:
     InputError
         A column is missing, a row is malformed, a component is counted twice, or all counts are 0.
     """
-    rows = csv.DictReader(read_text(path).splitlines())
-    missing = [name for name in ("component", "count") if name not in (rows.fieldnames or ())]
+    header, rows = read_table(path)
+    missing = [name for name in ("component", "count") if name not in header]
     if missing:
-        raise InputError(
-            f"{path}: has no column {missing[0]!r}; found {', '.join(rows.fieldnames or ()) or 'none'}"
-        )
+        raise InputError(f"{path}: has no column {missing[0]!r}; found {', '.join(header) or 'none'}")
     found: dict[str, int] = {}
-    for row in rows:
+    for where, row in rows:
         component, count = row["component"], row["count"]
-        where = f"{path}:{rows.line_num}"
-        if not component or not (count or "").isdecimal():
+        if not component or not count.isdecimal():
             raise InputError(
                 f"{where}: should have a component and a whole count, not {component!r}, {count!r}"
             )

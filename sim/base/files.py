@@ -12,6 +12,7 @@ thirtieth, so a file that expands beyond `MOST_RATIO` is not a real one.
 
 from __future__ import annotations
 
+import csv
 import gzip
 import io
 import json
@@ -80,6 +81,28 @@ def read_text(path: StrPath, *, most: int = MOST_BYTES, unpack: bool = True) -> 
         return read_bytes(path, most=most, unpack=unpack).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: is not UTF-8 text (byte {error.start})") from None
+
+
+def read_table(path: StrPath) -> tuple[list[str], list[tuple[str, dict[str, str]]]]:
+    """Return the names of the columns of a CSV file, and its rows: where each stands, and its values.
+
+    Raises
+    ------
+    InputError
+        As `read_text`, or a row has more or fewer values than there are columns.
+    """
+    try:
+        lines = list(csv.reader(io.StringIO(read_text(path))))
+    except csv.Error as error:
+        raise InputError(f"{path}: is no table in CSV: {error}") from None
+    header = [name.strip() for name in lines[0]] if lines else []
+    rows = []
+    for number, line in enumerate(lines[1:], start=2):
+        if line and len(line) != len(header):
+            raise InputError(f"{path}:{number}: {len(line)} values under {len(header)} columns")
+        if line:
+            rows.append((f"{path}:{number}", dict(zip(header, map(str.strip, line), strict=True))))
+    return header, rows
 
 
 def loads_once(text: str | bytes) -> Any:
