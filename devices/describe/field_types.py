@@ -356,8 +356,15 @@ def _streams(value: object) -> Any:
     return _EACH_STREAM.read(value)
 
 
-def _counts(value: object) -> dict[str, int]:
-    return {key: inside(key, _positive, item) for key, item in read_mapping(value).items()}
+def _by_name(each: Type, what: str, shown: str) -> Type:
+    """Return the type of a mapping of names of one's own to such values: at least one."""
+
+    def read(value: object) -> dict[str, Any]:
+        if not isinstance(value, Mapping) or not value:
+            raise InputError(f"{value!r} is no mapping of names to {what}, as in {shown}")
+        return {key: inside(key, each.read, item) for key, item in read_mapping(value).items()}
+
+    return Type(read, shown, mapping_of(each.schema))
 
 
 def _keys(types: Mapping[str, Type], shown: str, *, by_key: bool = False) -> Type:
@@ -380,24 +387,6 @@ def _power(value: object) -> Power:
     if power.busy < power.idle:
         raise InputError("a device draws no less when it is busy than when it is idle")
     return power
-
-
-def read_sizes(value: object) -> dict[str, int]:
-    """Read sizes by name: of models that share a pool, of virtual devices.
-
-    Raises
-    ------
-    InputError
-        It is no mapping of names to sizes, or it is empty.
-
-    Examples
-    --------
-    >>> read_sizes({"train": "50GB", "serve": "20GB"})
-    {'train': 50000000000, 'serve': 20000000000}
-    """
-    if not isinstance(value, Mapping) or not value or not all(isinstance(name, str) for name in value):
-        raise InputError(f"{value!r} is no mapping of names to sizes, as in {{train: 50GB}}")
-    return {name: units.parse_bytes(size, what=name) for name, size in value.items()}
 
 
 def _duplex(value: object) -> bool | str:
@@ -520,8 +509,8 @@ TYPES: Final[Mapping[str, Type]] = {
     "words": _WORDS,
     "contents": _list_of(one_of("gap"), "[gap]"),
     "curve": Type(_curve, "{1: 1, 2: 1.9, 4: 3.4}", {"type": "object"}),
-    "counts by name": Type(_counts, "{a: 64, b: 68}", {"anyOf": [_COUNT, mapping_of(_COUNT)]}),
-    "sizes": Type(read_sizes, "{train: 50GB, serve: 20GB}", mapping_of(quantity_schema(BYTES))),
+    "counts by name": _by_name(Type(_positive, "4", _COUNT), "counts", "{a: 64, b: 68}"),
+    "sizes": _by_name(_SIZE, "sizes", "{train: 50GB, serve: 20GB}"),
     "mapping": Type(read_mapping, "{...}", {"type": "object"}),
     "anything": Type(lambda value: value, "...", {}),
 }

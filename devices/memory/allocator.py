@@ -446,19 +446,6 @@ class Allocator(ABC):
         """
         return True
 
-    def snapshot(self) -> tuple[Span, ...]:
-        """Return all spans at once.
-
-        Examples
-        --------
-        >>> from devices.memory import PoolAllocator
-        >>> pool = PoolAllocator(100)
-        >>> block = pool.alloc(30, owner="x")
-        >>> [(span.address, span.nbytes, span.state, span.owner) for span in pool.snapshot()]
-        [(0, 30, 'live', 'x'), (30, 70, 'free', None)]
-        """
-        return tuple(self.spans())
-
     def oom_hints(self, nbytes: int, stream: int, owner: Owner) -> list[str]:
         """Return advice specific to this kind of allocator that would have let the request succeed."""
         return []

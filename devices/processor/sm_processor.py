@@ -94,9 +94,6 @@ def course(free: Instants, asked: Demand, duration_ns: int, now_ns: int) -> tupl
     if start_ns < now_ns:
         start_ns = now_ns
     loads, waves, length = asked.lasting(duration_ns)
-    if loads == sms:  # the kernel fills the device, as most do
-        end_ns = start_ns - (-length // waves)
-        return start_ns, end_ns, [(end_ns, sms)]
     rounds, rest = divmod(loads, sms)
     last_ns = start_ns + -(-rounds * length // waves)  # the end of the last full round
     if not rest:

@@ -141,7 +141,7 @@ def verify(allocator: Allocator, live: list[Block]) -> None:
     assert allocator.held <= allocator.memory.used
     if allocator.limit is not None:
         assert allocator.reserved <= allocator.limit
-    spans = allocator.snapshot()
+    spans = tuple(allocator.spans())
     assert [(s.address, s.address + s.nbytes) for s in spans if s.state == "live"] == ranges
     assert list(spans) == sorted(spans)
     largest = max((span.nbytes for span in spans if span.state == "free"), default=0)
@@ -153,7 +153,7 @@ def verify(allocator: Allocator, live: list[Block]) -> None:
 def verify_nothing_leaked(allocator: Allocator) -> None:
     """Assert that, with everything freed, every segment is in one piece and goes back whole."""
     assert allocator.in_use == allocator.requested == allocator.waiting == 0
-    spans = allocator.snapshot()
+    spans = tuple(allocator.spans())
     assert all(span.state == "free" and span.address == span.segment for span in spans)
     assert len({span.segment for span in spans}) == len(spans)
     if isinstance(allocator, CachingAllocator):
