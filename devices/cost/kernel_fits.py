@@ -27,6 +27,7 @@ from devices.cost.general_kernels import GENERAL_DEMANDS
 from devices.cost.kernel_model import ELEMENT_BYTES, Family, Model, Sheet, shifted
 from devices.cost.language_kernels import LANGUAGE_DEMANDS
 from devices.cost.measured import read_record
+from devices.describe.field_types import DTYPES
 from devices.presets import yaml_content
 from sim.base.arrays import FloatArray
 from sim.base.errors import InputError
@@ -73,14 +74,6 @@ SMALL_MEMORY: Final = frozenset(("p4", "p40", "t4", "l4", "l40s", "a40", "rtx-pr
 says so."""
 _LEAST_HBM: Final = 700e9
 _FEW_COLUMNS: Final = 128.0
-_ALIKE: Final = {
-    "fp16": ("bf16", "fp32"),
-    "bf16": ("fp16", "fp32"),
-    "tf32": ("bf16", "fp16", "fp32"),
-    **dict.fromkeys(("fp8", "fp8_block", "mxfp8", "int8"), ("fp8", "bf16", "fp16", "fp32")),
-    **dict.fromkeys(("nvfp4", "mxfp4", "fp4", "int4"), ("nvfp4", "mxfp4", "fp8", "bf16", "fp16", "fp32")),
-}
-"""Whose fit a data type takes where it has none."""
 CHIP_WIDTH, HOST_WIDTH, DTYPE_WIDTH = 0.06, 0.1, 0.15
 GENERATION_WIDTH, NEAREST_WIDTH = 0.13, 0.55
 """What a borrowed fit adds to the half width (log): another card of the chip or host, assumed; another data
@@ -227,8 +220,9 @@ class KernelFits:
         others = [other for of, other in measured if of == table]  # better than nothing
         rated = self.sheet.rated(dtype)
         wider = table == "products" and ELEMENT_BYTES.get(rated, 0) > ELEMENT_BYTES[dtype]
-        computed = (rated, *_ALIKE.get(rated, ())) if wider else ()  # the GPU has no such arithmetic
-        alike = dict.fromkeys((*computed, dtype, *_ALIKE.get(dtype, ("fp32", "bf16", "fp16")), *others))
+        computed = (rated, *DTYPES[rated].get("fits", ())) if wider else ()  # it has no such arithmetic
+        like = DTYPES.get(dtype, {}).get("fits", ("fp32", "bf16", "fp16"))
+        alike = dict.fromkeys((*computed, dtype, *like, *others))
         for other, (name, width) in (*product(alike, near), *product(alike, far)):
             record = read_fits(name).get(f"{table} {other}")
             if record is not None and (width != HOST_WIDTH or (table, other) == ("products", "fp8_block")):

@@ -24,38 +24,17 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from devices.describe.field_types import DTYPES
 from sim.base.arrays import FloatArray, IntArray
 
 Sizes = Mapping[str, Any]
 """Columns by name, of one length; a plain number counts for all rows."""
 
-ELEMENT_BYTES: Final = {
-    **dict.fromkeys(("fp64", "int64", "uint64", "complex64"), 8.0),
-    **dict.fromkeys(("fp32", "tf32", "int32", "uint32"), 4.0),
-    **dict.fromkeys(("fp16", "bf16", "int16", "uint16"), 2.0),
-    **dict.fromkeys(("fp8", "int8", "uint8", "bool", "fp8_block"), 1.0),
-    "mxfp8": 1 + 1 / 32,
-    "nvfp4": 0.5 + 1 / 16,
-    "mxfp4": 0.5 + 1 / 32,
-    "fp4": 0.5,
-    "int4": 0.5,
-}
+ELEMENT_BYTES: Final = {name: float(row["bytes"]) for name, row in DTYPES.items() if "bytes" in row}
 """Bytes of a number with its share of the scale of a block."""
 
 _WITHOUT_BF16: Final = frozenset(("pascal", "volta", "turing"))
 """Whose bf16 is widened and computed in fp32 (CUDA C++ Programming Guide, arithmetic instructions)."""
-_PEAK_OF: Final = {
-    "fp8_block": "fp8",
-    "mxfp8": "fp8",
-    "mxfp4": "nvfp4",
-    "fp4": "nvfp4",
-    "bf16": "fp16",
-    "fp16": "bf16",
-    "int8": "fp8",
-    "int4": "int8",
-    "tf32": "fp32",
-}
-"""Whose peak a data type runs at where the data sheet does not name it."""
 
 
 @dataclass(frozen=True)
@@ -93,9 +72,9 @@ class Sheet:
         Before Ampere bf16 is fp32's arithmetic.
         """
         wide = ELEMENT_BYTES.get(dtype, 4.0) >= 4
-        like = (
-            "fp32" if dtype == "bf16" and str(self.generation) in _WITHOUT_BF16 else _PEAK_OF.get(dtype, "")
-        )
+        like: str = DTYPES.get(dtype, {}).get("peak", "")
+        if dtype == "bf16" and str(self.generation) in _WITHOUT_BF16:
+            like = "fp32"
         names = (dtype, "default", like, "fp32" if wide else "fp16", "fp32", *self.peak)
         return next(name for name in names if name in self.peak)
 

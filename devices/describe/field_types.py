@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 from annotated_types import Ge
 from pydantic_core import PydanticCustomError
 
+from devices.presets import yaml_content
 from sim.base import plugins, units
 from sim.base.errors import InputError, UnknownNameError, located
 from sim.base.units import BANDWIDTH, BYTES, DURATION, FLOP_RATE, FLOPS, FREQUENCY, POWER, Dimension
@@ -25,53 +27,26 @@ from sim.graph.attributes import flag, integer, word
 from sim.machine.device import Power
 
 # ----------------------------------------------------------------------------------------------------------
-# Data types: a closed list of names, the spellings of frameworks, and bits an element.
+# Data types: a closed list of names, spellings of frameworks, bits an element and more, in ``dtypes.yaml``.
 #
 #     dtype: torch.bfloat16  ──dtype_name──►  bf16      peak: {bf16: 989TFLOP/s}
 #     dtype: bf61            ──dtype_name──►  unknown dtype 'bf61'; did you mean 'bf16'?
 #
 # A package that has more offers their bits an element under the entry-point group ``sim.dtypes``.
 
-_INTEGERS: Final = {f"{sign}int{bits}": bits for sign in ("", "u") for bits in (2, 4, 8, 16, 32, 64)}
+DTYPES: Final[Mapping[str, Mapping[str, Any]]] = yaml_content(
+    Path(__file__).with_name("dtypes.yaml").read_text(encoding="utf-8")
+)
+"""Name -> what the file says of it."""
 
-BITS: Final = _INTEGERS | {
-    "fp64": 64,
-    "fp32": 32,
-    "fp16": 16,
-    "bf16": 16,
-    "fp8": 8,
-    "fp4": 4,
-    "fp8_block": 8,
-    "mxfp8": 8,
-    "mxfp4": 4,
-    "nvfp4": 4,
-    "bool": 8,
-    "complex64": 64,
-    "complex128": 128,
-}
-"""Bits an element takes; types under a byte are packed. Scales of blocks (fp8_block, mx..., nv...) are not
-counted."""
-
-INDICES: Final = frozenset(("bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (16, 32, 64))))
-"""Types of masks and indices: but for products, what little is computed in them is not what a rate is for."""
-
-_WITHOUT_SIZE: Final = frozenset(("tf32", "string", "resource", "variant"))
-"""How fp32 is computed on tensor cores, and types of TensorFlow that nothing computes with."""
-
-_SYNONYMS: Final = {
-    "float64": "fp64", "double": "fp64", "float32": "fp32", "float": "fp32", "float16": "fp16", "half":
-    "fp16", "bfloat16": "bf16", "tensorfloat32": "tf32", "float8_e4m3fn": "fp8", "float8_e5m2": "fp8",
-    "float8_e4m3": "fp8", "float8_e4m3fnuz": "fp8", "float8_e5m2fnuz": "fp8", "float8_e8m0fnu": "fp8",
-    "float4_e2m1fn_x2": "fp4", "f64": "fp64", "f32": "fp32", "f16": "fp16", "qint8": "int8", "quint8":
-    "uint8", "qint32": "int32", "char": "int8", "short": "int16", "int": "int32", "long": "int64",
-}  # fmt: skip
+BITS: Final[Mapping[str, int]] = {name: row["bits"] for name, row in DTYPES.items() if "bits" in row}
+INDICES: Final = frozenset(name for name, row in DTYPES.items() if row.get("index"))
+_SPELLED: Final = {word: name for name, row in DTYPES.items() for word in (name, *row.get("also", ()))}
 
 
 @cache
 def _known(name: str) -> str | None:
-    name = name.lower().rpartition(".")[2]
-    name = _SYNONYMS.get(name, name)
-    return name if name in BITS or name in _WITHOUT_SIZE else None
+    return _SPELLED.get(name.lower().rpartition(".")[2])
 
 
 def dtype_name(dtype: str) -> str:
@@ -93,7 +68,7 @@ def dtype_name(dtype: str) -> str:
     registered = plugins.names("sim.dtypes")
     if dtype in registered:
         return dtype
-    raise UnknownNameError("dtype", dtype, [*BITS, *sorted(_WITHOUT_SIZE), *registered])
+    raise UnknownNameError("dtype", dtype, [*DTYPES, *registered])
 
 
 def no_peak(dtype: str, known: Iterable[str]) -> str:
