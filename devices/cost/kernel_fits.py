@@ -40,38 +40,9 @@ FAMILIES: Final[Mapping[str, Family]] = {
     for name, demand in {**LANGUAGE_DEMANDS, **GENERAL_DEMANDS}.items()
 }
 
-SAME_CHIP: Final = {
-    "a100-pcie-40": ("a100-sxm-80",),
-    "a100-pcie-80": ("a100-pcie-40", "a100-sxm-80"),
-    "a100-sxm-40": ("a100-sxm-80", "a100-pcie-40"),
-    "a100-sxm-80": ("a100-pcie-40",),
-    "v100-pcie-32": ("v100-sxm",),
-    "v100-sxm": ("v100-pcie-32",),
-}
-"""Preset -> fits of other cards with its chip."""
-SAME_HOST: Final = {"gb300": "gb200", "b300-sxm": "b200-sxm"}
-"""Whose host is alike: what waits for the host (fp8 by blocks, on Blackwell) is the processor's."""
-GENERATIONS: Final = {
-    "cdna3": "mi300x",
-    "ampere": "a100-sxm-80",
-    "ada": "l40s",
-    "hopper": "hopper",
-    "blackwell": "blackwell",
-    "blackwell_ultra": "blackwell",
-}
+LENDERS: Final = yaml_content(Path(__file__).with_name("lenders.yaml").read_text(encoding="utf-8"))
+GENERATIONS: Final[Mapping[str, str]] = LENDERS["generations"]
 """Generation -> the fit of its only measured GPU, or of several together."""
-NEAREST: Final = {
-    **dict.fromkeys(("cdna", "cdna2"), ("cdna3", "hopper", "ampere")),
-    **dict.fromkeys(("blackwell", "blackwell_ultra"), ("hopper", "ampere")),
-    "hopper": ("blackwell", "ampere"),
-    "ampere": ("hopper", "blackwell"),
-    "blackwell_rtx": ("ada", "blackwell"),
-    "ada": ("ampere", "hopper"),
-}
-"""Whose kernels a generation without its own takes: the same libraries, the like memory; others Hopper's."""
-SMALL_MEMORY: Final = frozenset(("p4", "p40", "t4", "l4", "l40s", "a40", "rtx-pro-6000"))
-"""Presets with GDDR; what memory-bound kernels lose depends on it. Of a GPU without a preset the bandwidth
-says so."""
 _LEAST_HBM: Final = 700e9
 _FEW_COLUMNS: Final = 128.0
 CHIP_WIDTH, HOST_WIDTH, DTYPE_WIDTH = 0.06, 0.1, 0.15
@@ -234,13 +205,16 @@ class KernelFits:
         half width.
         """
         generation = str(self.sheet.generation)
-        small = self.like in SMALL_MEMORY or (not self.like and self.sheet.dram_bytes_per_s < _LEAST_HBM)
-        near = [(self.like, 0.0), *((other, CHIP_WIDTH) for other in SAME_CHIP.get(self.like, ()))]
-        if self.like in SAME_HOST:
-            near.append((SAME_HOST[self.like], HOST_WIDTH))
+        small = self.like in LENDERS["small_memory"]
+        small |= not self.like and self.sheet.dram_bytes_per_s < _LEAST_HBM
+        near = [(self.like, 0.0)]
+        near += [(other, CHIP_WIDTH) for other in LENDERS["same_chip"].get(self.like, ())]
+        if self.like in LENDERS["same_host"]:
+            near.append((LENDERS["same_host"][self.like], HOST_WIDTH))
         near += [("unmeasured_gddr" if small else "unmeasured_hbm", 0.0), ("unmeasured", 0.0)]
         if generation in GENERATIONS:
             pooled = GENERATIONS[generation] in GENERATIONS
             near.append((GENERATIONS[generation], 0.0 if pooled else GENERATION_WIDTH))
-        far = [(GENERATIONS[g], NEAREST_WIDTH) for g in NEAREST.get(generation, ("hopper", "ampere"))]
+        nearest = LENDERS["nearest"].get(generation, ("hopper", "ampere"))
+        far = [(GENERATIONS[each], NEAREST_WIDTH) for each in nearest]
         return near, far
