@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
-from devices.presets import yaml_content
+from devices.presets import yaml_beside
 
 PROTOCOLS: Final = ("ll", "ll128", "simple")
 
@@ -75,7 +74,7 @@ class Generation:
         return self.links * self.link
 
 
-_GPUS: Final = yaml_content(Path(__file__).with_name("nccl_gpus.yaml").read_text(encoding="utf-8"))
+_GPUS: Final = yaml_beside(__file__, "nccl_gpus.yaml")
 GENERATIONS: Final[Mapping[str, Generation]] = {name: Generation(**row) for name, row in _GPUS.items()}
 
 NETWORK_LL: Final = {False: (39.0, 20.4), True: (22.5, 19.0)}

@@ -20,36 +20,16 @@ from typing import TYPE_CHECKING, Final
 from sim.base.startup import lazy
 
 if TYPE_CHECKING:
-    from devices.cost.cost_models import KindEfficiency, roofline_ns
-    from devices.cost.cost_table import Axis, CostTable, ExtrapolationWarning, load_table, save_table
+    from devices.cost.cost_table import Axis, CostTable, load_table, save_table
     from devices.cost.kernel_costs import FittedCost, load_fits
-    from devices.cost.kernel_fits import KernelFits
     from devices.cost.kernel_model import shifted
-    from devices.cost.unreliable import PlainRooflineWarning, UnreliableCostWarning
 
-__all__ = [
-    "Axis",
-    "CostTable",
-    "ExtrapolationWarning",
-    "FittedCost",
-    "KernelFits",
-    "KindEfficiency",
-    "PlainRooflineWarning",
-    "UnreliableCostWarning",
-    "load_fits",
-    "load_table",
-    "roofline_ns",
-    "save_table",
-    "shifted",
-]
+__all__ = ["Axis", "CostTable", "FittedCost", "load_fits", "load_table", "save_table", "shifted"]
 
 _NAMES: Final = {
     "kernel_costs": ("FittedCost", "load_fits"),
-    "kernel_fits": ("KernelFits",),
     "kernel_model": ("shifted",),
-    "cost_models": ("KindEfficiency", "roofline_ns"),
-    "cost_table": ("Axis", "CostTable", "ExtrapolationWarning", "load_table", "save_table"),
-    "unreliable": ("PlainRooflineWarning", "UnreliableCostWarning"),
+    "cost_table": ("Axis", "CostTable", "load_table", "save_table"),
 }
 
 __getattr__ = lazy(__name__, {n: f"{__name__}.{module}" for module, names in _NAMES.items() for n in names})

@@ -10,14 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from devices.cost.kernel_model import ELEMENT_BYTES, Demand, KernelWork, Sheet, Sizes, Work
 from devices.cost.language_kernels import columns, log2, logs
-from devices.presets import yaml_content
+from devices.presets import yaml_beside
 from sim.base.arrays import FloatArray
 
 # ---- products in fp32 on vector units ----------------------------------------------------------------------
@@ -369,7 +368,7 @@ GENERAL_DEMANDS: Final[Mapping[str, Demand]] = {
 
 # ---- kinds that no table measures --------------------------------------------------------------------------
 
-KINDS: Final = yaml_content(Path(__file__).with_name("kinds.yaml").read_text(encoding="utf-8"))
+KINDS: Final = yaml_beside(__file__, "kinds.yaml")
 """Kind -> what the file says of it."""
 _STRIDED: Final = re.compile(r"\b(unrolled_)?elementwise_kernel(_manual_unroll)?<")
 """Kernels of PyTorch that index each element: of operands with strides, or of several data types; AMD's."""

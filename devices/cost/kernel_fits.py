@@ -28,19 +28,19 @@ from devices.cost.kernel_model import ELEMENT_BYTES, Family, Model, Sheet, shift
 from devices.cost.language_kernels import LANGUAGE_DEMANDS
 from devices.cost.measured import read_record
 from devices.describe.field_types import DTYPES
-from devices.presets import yaml_content
+from devices.presets import yaml_beside
 from sim.base.arrays import FloatArray
 from sim.base.errors import InputError
 
 SCHEMA: Final = "sim.kernel_fits/1"
 FOLDER: Final = Path(__file__).parent / "fits"
-_DESCRIBED: Final = yaml_content(Path(__file__).with_name("families.yaml").read_text(encoding="utf-8"))
+_DESCRIBED: Final = yaml_beside(__file__, "families.yaml")
 FAMILIES: Final[Mapping[str, Family]] = {
     name: Family.read(name, demand, _DESCRIBED[name])
     for name, demand in {**LANGUAGE_DEMANDS, **GENERAL_DEMANDS}.items()
 }
 
-LENDERS: Final = yaml_content(Path(__file__).with_name("lenders.yaml").read_text(encoding="utf-8"))
+LENDERS: Final = yaml_beside(__file__, "lenders.yaml")
 GENERATIONS: Final[Mapping[str, str]] = LENDERS["generations"]
 """Generation -> the fit of its only measured GPU, or of several together."""
 _LEAST_HBM: Final = 700e9

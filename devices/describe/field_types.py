@@ -13,13 +13,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 from annotated_types import Ge
 from pydantic_core import PydanticCustomError
 
-from devices.presets import yaml_content
+from devices.presets import yaml_beside
 from sim.base import plugins, units
 from sim.base.errors import InputError, UnknownNameError, located
 from sim.base.units import BANDWIDTH, BYTES, DURATION, FLOP_RATE, FLOPS, FREQUENCY, POWER, Dimension
@@ -34,9 +33,7 @@ from sim.machine.device import Power
 #
 # A package that has more offers their bits an element under the entry-point group ``sim.dtypes``.
 
-DTYPES: Final[Mapping[str, Mapping[str, Any]]] = yaml_content(
-    Path(__file__).with_name("dtypes.yaml").read_text(encoding="utf-8")
-)
+DTYPES: Final[Mapping[str, Mapping[str, Any]]] = yaml_beside(__file__, "dtypes.yaml")
 """Name -> what the file says of it."""
 
 BITS: Final[Mapping[str, int]] = {name: row["bits"] for name, row in DTYPES.items() if "bits" in row}

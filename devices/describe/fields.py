@@ -7,12 +7,11 @@ tables; the scenario schema, `sim devices` and `devices.describe.field_reading` 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from importlib.resources import files
 from typing import Any, Final
 
 from devices.describe.field_reading import Field, value_at
 from devices.describe.field_types import DEFAULT, TYPES
-from devices.presets import yaml_content
+from devices.presets import yaml_beside
 from sim.base import plugins
 from sim.base.errors import UnknownNameError
 
@@ -23,7 +22,7 @@ def _table(name: str) -> Mapping[str, Field]:
     }
 
 
-_KEYS: Final = yaml_content((files(__package__) / "keys.yaml").read_text(encoding="utf-8"))
+_KEYS: Final = yaml_beside(__file__, "keys.yaml")
 
 DEVICE_FIELDS: Final = _table("device")
 LINK_FIELDS: Final = _table("link")

@@ -15,19 +15,19 @@ other packages add their own as entry points of the group ``sim.allocators``:
 `replay` runs a recorded trace (`read_events`) through any of them.
 """
 
-from devices.memory.allocator import Allocator, largest_holders
+from devices.memory.allocator import Allocator
 from devices.memory.bfc import BfcAllocator
 from devices.memory.caching import CachingAllocator
 from devices.memory.counted import CountedAllocator
-from devices.memory.device_memory import Block, DeviceMemory, Owner, Span
-from devices.memory.memory_replay import Replay, replay
+from devices.memory.device_memory import Block, DeviceMemory, Owner
+from devices.memory.memory_replay import replay
 from devices.memory.planned import PlannedAllocator
 from devices.memory.pool import (
     PoolAllocator,
     ScratchpadAllocator,
     VirtualDevices,
 )
-from devices.memory.registry import MemorySpec, allocators, make_allocator, read_allocator
+from devices.memory.registry import allocators, make_allocator, read_allocator
 from devices.memory.trace_readers import MemoryEvent, read_events
 
 __all__ = [
@@ -38,16 +38,12 @@ __all__ = [
     "CountedAllocator",
     "DeviceMemory",
     "MemoryEvent",
-    "MemorySpec",
     "Owner",
     "PlannedAllocator",
     "PoolAllocator",
-    "Replay",
     "ScratchpadAllocator",
-    "Span",
     "VirtualDevices",
     "allocators",
-    "largest_holders",
     "make_allocator",
     "read_allocator",
     "read_events",

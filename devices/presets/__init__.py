@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, Final
 
 import yaml
@@ -112,3 +113,8 @@ def yaml_content(text: str) -> Any:
     """Return what YAML of ours holds."""
     # CSafeLoader is the same, written in C; not every build of PyYAML has it.
     return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
+def yaml_beside(module: str, name: str) -> Any:
+    """Return what a YAML file of ours holds that stands beside a module, whose ``__file__`` is given."""
+    return yaml_content(Path(module).with_name(name).read_text(encoding="utf-8"))

@@ -12,9 +12,9 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices.cost import KernelFits, load_fits, shifted
+from devices.cost import load_fits, shifted
 from devices.cost.general_kernels import by_bytes, linear_work
-from devices.cost.kernel_fits import FAMILIES, FOLDER, fits, models_of, read_fits
+from devices.cost.kernel_fits import FAMILIES, FOLDER, KernelFits, fits, models_of, read_fits
 from devices.cost.kernel_model import Family, KernelGrid, KernelWork, Model, Parameters, Sheet, knots, physics
 from devices.cost.language_kernels import attention_work, decode_work, product_work, seen_pairs
 from studies.kernels.__main__ import record_of
