@@ -26,15 +26,16 @@ from typing import Final, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from devices.collectives.nccl_constants import (
+from devices.collectives.nccl_model import expected_us
+from devices.collectives.nccl_tuner import (
     BANDWIDTH_PARTS,
     LATENCY_US,
+    MOST_PER_NODE,
     NETWORK_LL,
     PROTOCOLS,
     TREE_PART,
+    latency_us,
 )
-from devices.collectives.nccl_model import expected_us
-from devices.collectives.nccl_tuner import MOST_PER_NODE, latency_us
 from devices.collectives.schedules import RING_ROUNDS
 from sim.base.units import NS_PER_S
 

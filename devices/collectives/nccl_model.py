@@ -20,8 +20,7 @@ from typing import Annotated, Final, Literal
 from annotated_types import Ge
 
 from devices.collectives.formulas import node_of
-from devices.collectives.nccl_constants import GENERATIONS
-from devices.collectives.nccl_tuner import MOST_PER_NODE, NcclChoice, NcclTuner, tuner_of
+from devices.collectives.nccl_tuner import GENERATIONS, MOST_PER_NODE, NcclChoice, NcclTuner, tuner_of
 from devices.collectives.schedules import RING_ROUNDS
 from sim.base.errors import InputError
 from sim.base.units import round_half_up
@@ -98,7 +97,7 @@ def fitted_us(gpu: str, kind: str, per_node: Sequence[int], nbytes: int, choice:
     Parameters
     ----------
     gpu : str
-        As in `devices.collectives.nccl_constants.GENERATIONS`.
+        As in `devices.collectives.nccl_tuner.GENERATIONS`.
     kind : str
     per_node : sequence of int
         Of each node: how many ranks it has. Rates hold in one node.

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from devices.collectives.formulas import Formula, node_of
-from devices.collectives.nccl_constants import GENERATIONS
 from devices.collectives.nccl_model import Nccl
+from devices.collectives.nccl_tuner import GENERATIONS
 from devices.describe.field_types import read_mapping
 from sim.base.errors import InputError, located
 from sim.base.options import arguments, parameters, require_call

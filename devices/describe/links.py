@@ -40,7 +40,7 @@ from sim.machine.links import Link, Routing
 # for 1 KiB over a reliable connection (git.dennispotter.eu/Dennis/masters-thesis, table ``mtu_performance``).
 # The latency of cables and switches is the link's own. What a GPU waits for besides, until its proxy thread
 # on the host has posted a message and a flag has come back, is no part of it: NCCL counts 2.7 to 14 us for a
-# step between nodes (`devices.collectives.nccl_constants.LATENCY_US`), for which collectives have a
+# step between nodes (`devices.collectives.nccl_tuner.LATENCY_US`), for which collectives have a
 # ``latency`` of their own.
 
 TRANSPORTS: Final[Mapping[str, Mapping[str, Any]]] = {

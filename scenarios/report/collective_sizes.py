@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from devices.collectives.formulas import Formula, node_of
 from devices.collectives.measured import MeasuredTable
-from devices.collectives.nccl_constants import GENERATIONS
 from devices.collectives.nccl_model import fitted_us, over_a_host
-from devices.collectives.nccl_tuner import NcclChoice, tuner_of
+from devices.collectives.nccl_tuner import GENERATIONS, NcclChoice, tuner_of
 from devices.collectives.schedules import RING_ROUNDS
 from devices.machine import make_machine
 from devices.presets import machine_preset

@@ -27,9 +27,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from devices.collectives.nccl_constants import GENERATIONS
 from devices.collectives.nccl_model import amounts
-from devices.collectives.nccl_tuner import NcclChoice, NcclTuner
+from devices.collectives.nccl_tuner import GENERATIONS, NcclChoice, NcclTuner
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -6,8 +6,7 @@ from math import inf
 
 import pytest
 
-from devices.collectives.nccl_constants import GENERATIONS
-from devices.collectives.nccl_tuner import NcclTuner, search
+from devices.collectives.nccl_tuner import GENERATIONS, NcclTuner, search
 from sim.base.errors import InputError
 
 TREE, RING, DIRECT, CHAIN, NVLS, NVLS_TREE, PAT = range(7)

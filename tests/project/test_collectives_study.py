@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from devices.collectives.nccl_constants import GENERATIONS
 from devices.collectives.nccl_model import load_rates
+from devices.collectives.nccl_tuner import GENERATIONS
 from studies.collectives.fit import (
     RATES,
     SETUPS,

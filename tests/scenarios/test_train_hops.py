@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from devices.collectives.groups import Fabric, NodeFabrics, RankGroup
-from devices.collectives.nccl_constants import GENERATIONS, PROTOCOLS
-from devices.collectives.nccl_tuner import NcclTuner
+from devices.collectives.nccl_tuner import GENERATIONS, PROTOCOLS, NcclTuner
 from scenarios.builders.train.architecture import MODELS, Architecture
 from scenarios.builders.train.calibration import TrainingCalibration
 from scenarios.builders.train.layout import ParallelLayout

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from chrome_helpers import chrome_events
 
-from devices.collectives.nccl_constants import LATENCY_US
+from devices.collectives.nccl_tuner import LATENCY_US
 from devices.describe.links import make_routing
 from devices.memory import BfcAllocator
 from devices.memory.counted import CountedAllocator
