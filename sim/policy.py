@@ -254,7 +254,7 @@ def _checked(policy: Policy, job: Job, order: Order | None) -> Order | None:
     """Return the order after checking it, so that the kernel can trust its numbers."""
     if order is None:
         return None
-    whose, names, n = f"{type(policy).__name__}.as_data", job.graph.op_names, len(job.graph)
+    whose, names = f"{type(policy).__name__}.as_data", job.graph.op_names
     if not isinstance(order, Order):
         raise InputError(f"{whose} returned {type(order).__name__}, should be a sim.policy.Order or None")
     for name, found, known in (("kind", order.kind, get_args(Kind)), ("per", order.per, get_args(Per))):
@@ -267,23 +267,19 @@ def _checked(policy: Policy, job: Job, order: Order | None) -> Order | None:
     if order.per != "group" and (order.kind != "place" or order.window != 1):
         raise InputError(f"{whose}: per is {order.per!r}, which takes the kind 'place' and a window of 1")
 
-    def per_op(name: str, column: IntArray | None, least: int, below: int | None = None) -> IntArray | None:
-        if column is None:
-            return None
-        return whole_numbers(column, f"{whose}: {name}", n, least=least, below=below, of=names)
-
-    of_issuer = order.pool_of_issuer
-    if of_issuer is not None:
-        issuers = len(job.machine.issuers())
-        of_issuer = whole_numbers(
-            of_issuer, f"{whose}: pool_of_issuer", issuers, least=UNSET, below=n + 2 * issuers
-        )
-    order = order._replace(
-        label=per_op("label", order.label, UNSET),
-        cheap=per_op("cheap", order.cheap, 0, 2),
-        pool=per_op("pool", order.pool, 0, n + 2 * len(job.machine.issuers())),
-        pool_of_issuer=of_issuer,
-    )
+    n, issuers = len(names), len(job.machine.issuers())
+    pools = n + 2 * issuers
+    checked: dict[str, Any] = {}
+    for name, rows, least, below in (
+        ("label", n, UNSET, None),
+        ("cheap", n, 0, 2),
+        ("pool", n, 0, pools),
+        ("pool_of_issuer", issuers, UNSET, pools),
+    ):
+        if (column := getattr(order, name)) is not None:
+            of = () if name == "pool_of_issuer" else names
+            checked[name] = whole_numbers(column, f"{whose}: {name}", rows, least=least, below=below, of=of)
+    order = order._replace(**checked)
     if order.kind == "place":
         return order._replace(programs=_programs(whose, job, order))
     if order.kind in ("keep", "steal"):

@@ -6,8 +6,6 @@
     ├── InputError              the user's input is wrong            (exit status 2)
     │   ├── UnitError           a quantity that cannot be read
     │   ├── GraphError          a graph that cannot be built
-    │   ├── MisfitError         sizes that are each right and do not fit one another
-    │   ├── UnknownNameError    a name nobody registered             (lists the nearest known)
     │   ├── MisfitError         sizes that are each valid but do not fit together
     │   ├── UnknownNameError    a name nobody registered             (lists the nearest known)
     │   ├── UnknownOptionError  an option that its owner does not have

@@ -155,16 +155,11 @@ def most_at_once(start: IntArray, end: IntArray, weight: IntArray) -> tuple[int,
     >>> most_at_once(np.array([0, 2, 5]), np.array([5, 6, 7]), np.array([1, 1, 1]))
     (2, 1)
     """
-    real = np.flatnonzero(end > start)
-    if not len(real):
+    times, total = in_use(start, end, weight)
+    if not total.any():
         return 0, -1
-    begins = real[np.argsort(start[real], kind="stable")]
-    ends = real[np.argsort(end[real], kind="stable")]
-    taken = np.cumsum(weight[begins])
-    returned = np.concatenate((np.zeros(1, np.int64), np.cumsum(weight[ends])))
-    in_use = taken - returned[np.searchsorted(end[ends], start[begins], side="right")]
-    k = int(in_use.argmax())
-    return int(in_use[k]), int(begins[k])
+    begin = (start == times[total.argmax()]) & (end > start) & (weight > 0)
+    return int(total.max()), int(np.flatnonzero(begin)[-1])
 
 
 def in_use(start: IntArray, end: IntArray, weight: IntArray) -> tuple[IntArray, IntArray]:

@@ -43,11 +43,9 @@ class Breakdowns:
 
     Parameters
     ----------
-    job : Job
-    flow : Flow
-    conditions : Conditions
     context : Context
         The run.
+    conditions : Conditions
     still : mapping of int to Task
         Id → task that is eligible and has not ended.
     stop : callable
@@ -63,18 +61,16 @@ class Breakdowns:
 
     def __init__(
         self,
-        job: Job,
-        flow: Flow,
-        conditions: Conditions,
         context: Context,
+        conditions: Conditions,
         still: Mapping[int, Task],
         stop: Callable[[Set[int]], None],
         cut: Callable[[Set[int]], None] | None,
     ) -> None:
-        self._job, self._flow, self._context = job, flow, context
+        self._context, self._job, self._flow = context, context.job, context.flow
         self._still, self._stop, self._cut = still, stop, cut
         self._conditions, self._faults = conditions, conditions.faults
-        machine = job.machine
+        machine = self._job.machine
         self._workers = [
             tuple(machine.device_index(n) for n in host.serves) for host in machine.hosts_in_order
         ]

@@ -41,11 +41,10 @@ class Communicators:
 
     Parameters
     ----------
-    job : Job
-    collectives : Collectives
-        The collectives of this job.
     context : Context
         The run.
+    collectives : Collectives
+        The collectives of its job.
     network : Network, optional
         The network that carries messages, if it is needed.
     breakdowns : Breakdowns, optional
@@ -54,13 +53,12 @@ class Communicators:
 
     def __init__(
         self,
-        job: Job,
-        collectives: Collectives,
         context: Context,
+        collectives: Collectives,
         network: Network | None = None,
         breakdowns: Breakdowns | None = None,
     ) -> None:
-        self._breakdowns = breakdowns
+        self._breakdowns, job = breakdowns, context.job
         self._job, self._c, self._context = job, collectives, context
         self._carried: list[bool] = job.carried.tolist()
         self._carrier: CollectiveCarrier | None = None

@@ -38,12 +38,6 @@ from sim.record.record import task_columns, transfer_columns
 # The parts of a run: its nodes and their readiness, host threads, the network.
 
 
-def groups_that_copy(job: Job, flow: Flow) -> dict[int, int]:
-    """Return the transfers (nodes) that a host thread has to make, with the group of its issuers."""
-    groups = host_groups(job, flow.tensor, flow.source, flow.destination).tolist()
-    return {flow.n_ops + k: group for k, group in enumerate(groups) if group != UNSET}
-
-
 def make_network(job: Job, flow: Flow, context: Context) -> Network | None:
     """Return the network that carries the transfers of a run; None: they take no time.
 
@@ -307,7 +301,10 @@ class RunState:
         nodes = job.graph.is_kind("send", "recv") & ~job.launched & policy.asks_in_turn
         self.transmits = self.asks.union(np.flatnonzero(nodes).tolist())
         self.let_go: set[int] = set()  # ids of tasks that went on without their issuer
-        self.issuers = Issuers(machine, policy, groups_that_copy(job, self.flow))
+        # Transfers (nodes) that a host thread has to make, with the group of its issuers.
+        copier = host_groups(job, self.flow.tensor, self.flow.source, self.flow.destination).tolist()
+        copies = {self.flow.n_ops + k: group for k, group in enumerate(copier) if group != UNSET}
+        self.issuers = Issuers(machine, policy, copies)
         # Where tasks are issued to, and the resources that they share there.
         self.streams = [
             Stream(first + lane, d, device.launch_latency_ns, device.gap_ns)
@@ -332,12 +329,10 @@ class RunState:
         if conditions is not None:
             assert self.open is not None
             cut = None if self.network is None else self.network.cut
-            self.breakdowns = Breakdowns(
-                job, self.flow, conditions, context, self.open, self.issuers.stop, cut
-            )
+            self.breakdowns = Breakdowns(context, conditions, self.open, self.issuers.stop, cut)
         self.communicators: Communicators | None = None
         if job.collectives is not None:
-            self.communicators = Communicators(job, job.collectives, context, self.network, self.breakdowns)
+            self.communicators = Communicators(context, job.collectives, self.network, self.breakdowns)
         # For each op and transfer: the communicators, if it belongs to one.
         self.communicators_of: list[Communicators | None] = [None] * self.flow.n_nodes
         for op in () if job.collectives is None else job.collectives.op.tolist():
@@ -380,7 +375,7 @@ class RunState:
             never = (lambda task: False) if self.failing is None else self.failing.aborted
             tell = (lambda send, recv: None) if memory is None else memory.met
             self.readiness = self.rendezvous = Rendezvous(
-                self.readiness, job, flow, keys, self, policy.asks_in_turn, never, tell
+                self.readiness, self, keys, policy.asks_in_turn, never, tell
             )
 
     # -- for processors, networks and memory: `sim.job.context.Context` ------------------------------

@@ -27,7 +27,6 @@ class Call(NamedTuple):
     sends : tuple of tuple of int
         For an uneven ``all_to_all``: bytes from each rank to each, including those that stay; empty: all
         messages are equal. `nbytes` is then that of an even one with the load of this one's busiest rank.
-        has most. Empty: all messages are the same.
     """
 
     kind: str

@@ -242,17 +242,9 @@ class Device:
                 f"device {self.name!r}: workers must be >= 0, streams and queue_depth >= 1; found "
                 f"workers={self.workers}, streams={self.streams}, queue_depth={self.queue_depth}"
             )
-        need_whole(
-            f"device {self.name!r}",
-            issue_ns=self.issue_ns,
-            launch_latency_ns=self.launch_latency_ns,
-            gap_ns=self.gap_ns,
-            event_ns=self.event_ns,
-            cores=self.cores,
-            workers=self.workers,
-            streams=self.streams,
-            memory_bytes=self.memory_bytes or 0,
-        )
+        numbers = ("issue_ns", "launch_latency_ns", "gap_ns", "event_ns", "cores", "workers", "streams")
+        given = {name: getattr(self, name) for name in numbers}
+        need_whole(f"device {self.name!r}", **given, memory_bytes=self.memory_bytes or 0)
         if self.cost is not None and not isinstance(self.cost, CostModel):
             raise InputError(
                 f"device {self.name!r}: its cost model, a {type(self.cost).__name__}, should extend "

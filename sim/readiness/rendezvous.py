@@ -95,12 +95,9 @@ class Rendezvous:
     ----------
     inner : Readiness
         Readiness of the same graph, without keys.
-    job : Job
-    flow : Flow
-        The flow, including the transfers of `with_keyed_transfers`.
-    keys : RendezvousKeys
     context : Context
-        The run, for its clock.
+        The run, whose flow includes the transfers of `with_keyed_transfers`.
+    keys : RendezvousKeys
     in_turn : bool
         Whether Recvs ask when they are taken, by `ask`, rather than as soon as they are eligible.
     aborted : callable
@@ -119,19 +116,17 @@ class Rendezvous:
     def __init__(
         self,
         inner: Readiness,
-        job: Job,
-        flow: Flow,
-        keys: RendezvousKeys,
         context: Context,
-        in_turn: bool = False,
-        aborted: Callable[[Task], bool] = lambda task: False,
-        tell: Callable[[Task, Task], None] = lambda send, recv: None,
+        keys: RendezvousKeys,
+        in_turn: bool,
+        aborted: Callable[[Task], bool],
+        tell: Callable[[Task, Task], None],
     ) -> None:
         self._aborted, self._tell = aborted, tell
         self.inner, self.asynchronous, self.name = inner, inner.asynchronous, inner.name
         self.met: list[tuple[int, int]] = []
         self._context, self._recvs = context, keys.recvs
-        n_ops = flow.n_ops
+        job, flow, n_ops = context.job, context.flow, context.flow.n_ops
         by_transfer = transfers_of(flow, keys.sends)
         self._transfers = {node: keys.sends[send] for send, node in by_transfer.items()}
         self._sends = {op: key for op, key in keys.sends.items() if op not in by_transfer}
