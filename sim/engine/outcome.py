@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Final
 
 import numpy as np
@@ -11,50 +10,7 @@ from sim.base.errors import StuckError, listed
 from sim.engine.state import RunState
 from sim.graph.walks import a_cycle
 from sim.machine.links import Message
-from sim.policy import Policy
 from sim.trace import Trace
-
-# ----------------------------------------------------------------------------------------------------------
-# The reason why a run cannot go on: the remaining tasks, what each waits for, and the cycle among them.
-
-_SHOWN = 8
-
-
-def deadlock_error(
-    name: Callable[[int], str],
-    waiting: Mapping[int, list[int]],
-    policy: Policy,
-    starved: Mapping[int, str] | None = None,
-) -> StuckError:
-    """Return the error for a run in which nothing can happen any more.
-
-    Parameters
-    ----------
-    name : callable
-        Returns the name of the task with an id.
-    waiting : mapping of int to list of int
-        Id of each remaining task → ids of the unfinished producers that it waits for.
-    policy : Policy
-    starved : mapping of int to str, optional
-        Id of each task that waits for memory or for a Send → which. They are the cause, so they come first.
-    """
-    lines = [f"  {name(id)} waits for {what}" for id, what in (starved or {}).items()][:_SHOWN]
-    others = {id: producers for id, producers in waiting.items() if id not in (starved or {})}
-    for id, producers in list(others.items())[: _SHOWN - len(lines)]:
-        if producers:
-            why = f"waits for {listed([name(p) for p in producers], 3)}"
-        else:
-            why = f"has all its inputs; {type(policy).__name__} never issues it, or its stream is blocked"
-        lines.append(f"  {name(id)} {why}")
-    if len(waiting) > _SHOWN:
-        lines.append(f"  ... and {len(waiting) - _SHOWN} more")
-    if cycle := a_cycle(waiting):
-        lines.append("  cycle: " + " -> ".join(name(id) for id in reversed(cycle)))
-    remain = "1 task remains" if len(waiting) == 1 else f"{len(waiting)} tasks remain"
-    return StuckError(f"nothing can happen any more and {remain}:\n" + "\n".join(lines))
-
-
-# ----------------------------------------------------------------------------------------------------------
 
 
 def trace_of(run: RunState) -> Trace:
@@ -105,6 +61,11 @@ def _cut_short(run: RunState) -> None:
             run.tasks.add(task)
 
 
+# ----------------------------------------------------------------------------------------------------------
+# The reason why a run cannot go on: the remaining tasks, what each waits for, and the cycle among them.
+
+_SHOWN: Final = 8
+
 _NO_ROOM: Final = (
     "memory is full of what cannot go on without more of it: give the device more, begin less at once (in a "
     "pipeline fewer micro-batches, as policy.in_flight of forward-only says), or, under a memory plan, issue "
@@ -113,15 +74,30 @@ _NO_ROOM: Final = (
 
 
 def _deadlock(run: RunState) -> StuckError:
-    over = [ended.columns()["id"].tolist() for ended in (run.tasks, run.transfers)]
+    if run.breakdowns is not None and (why := run.breakdowns.unnoticed()):
+        return StuckError(why)
+    name, over = run.readiness.name, [ended.columns()["id"].tolist() for ended in (run.tasks, run.transfers)]
     waiting = dict(run.readiness.unfinished({*over[0], *over[1]}))
     lacks = {task.id: run.memory.lacks(task) for task in run.starved} if run.memory else {}
     if run.rendezvous is not None:
         lacks.update(run.rendezvous.lacks())
     if run.communicators is not None:
         lacks.update(run.communicators.lacks())
-    if run.breakdowns is not None and (why := run.breakdowns.unnoticed()):
-        return StuckError(why)
-    stuck = deadlock_error(run.readiness.name, waiting, run.policy, lacks)
-    notes = [run.job.misordered(), _NO_ROOM if len(run.starved) > 1 else None]
-    return StuckError("\n  ".join([str(stuck), *(note for note in notes if note is not None)]))
+    lines = [f"{name(id)} waits for {what}" for id, what in lacks.items()][:_SHOWN]  # the cause comes first
+    others = {id: producers for id, producers in waiting.items() if id not in lacks}
+    for id, producers in list(others.items())[: _SHOWN - len(lines)]:
+        if producers:
+            why = f"waits for {listed([name(p) for p in producers], 3)}"
+        else:
+            why = f"has all its inputs; {type(run.policy).__name__} never issues it, or its stream is blocked"
+        lines.append(f"{name(id)} {why}")
+    if len(waiting) > _SHOWN:
+        lines.append(f"... and {len(waiting) - _SHOWN} more")
+    if cycle := a_cycle(waiting):
+        lines.append("cycle: " + " -> ".join(name(id) for id in reversed(cycle)))
+    if misordered := run.job.misordered():
+        lines.append(misordered)
+    if len(run.starved) > 1:
+        lines.append(_NO_ROOM)
+    remain = "1 task remains" if len(waiting) == 1 else f"{len(waiting)} tasks remain"
+    return StuckError("\n  ".join([f"nothing can happen any more and {remain}:", *lines]))

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from sim.base.errors import GraphError, InputError
 from sim.base.units import LARGEST, parse_bytes, parse_duration
-from sim.graph.failures import read_fails
+from sim.graph.failures import has_probability, read_fails
 from sim.graph.graph import Graph
 
 
@@ -45,10 +45,8 @@ def _outcome(value: Any) -> Any:
     listed = value if isinstance(value, list | tuple) else [value]
     if listed and all(isinstance(one, bool) for one in listed):
         return value
-    if isinstance(value, Mapping) and set(value) == {"probability"}:
-        p = value["probability"]
-        if isinstance(p, int | float) and not isinstance(p, bool) and 0 <= p <= 1:
-            return value
+    if has_probability(value):
+        return value
     raise InputError(f"{value!r} is no outcome; give true, false, a list of them or {{probability: p}}")
 
 
@@ -73,22 +71,15 @@ def _names(value: Any) -> list[str]:
     return list(listed)
 
 
-def _sends(value: Any) -> dict[str, int]:
-    """Read how many bytes go to each device."""
+def _by_name(value: Any, what: str, read: Callable[..., int], least: int) -> dict[str, int]:
+    """Read a number for each of several names."""
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
-        raise InputError(f"{value!r} does not say how many bytes go to which device, as {{gpu1: 4MB}}")
-    return {name: _size(nbytes, 0) for name, nbytes in value.items()}
+        raise InputError(f"{value!r} does not say {what}")
+    return {name: read(number, least) for name, number in value.items()}
 
 
 def _size(value: Any, least: int = 1) -> int:
     return whole(parse_bytes(value, what="") if isinstance(value, str) else value, least)
-
-
-def _needs(value: Any) -> dict[str, int]:
-    """Read how much an op takes of each resource."""
-    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
-        raise InputError(f"{value!r} does not say how much of which resource is taken, as {{crane: 1}}")
-    return {name: whole(n, 1) for name, n in value.items()}
 
 
 def _time(value: Any) -> int:
@@ -137,10 +128,12 @@ READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "priority": _number,
     **dict.fromkeys(("release", "due"), _time),
     "weight": whole,
-    "resources": _needs,
+    "resources": partial(
+        _by_name, what="how much of which resource is taken, as {crane: 1}", read=whole, least=1
+    ),
     **dict.fromkeys(("nbytes", "dram_bytes"), partial(_size, least=0)),
     "granule": _size,
-    "sends": _sends,
+    "sends": partial(_by_name, what="how many bytes go to which device, as {gpu1: 4MB}", read=_size, least=0),
     "grid": partial(_counts, least=1),
     "trips": _counts,
     "outcome": _outcome,

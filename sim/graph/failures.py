@@ -16,7 +16,7 @@ meet the same failures, and adding steps or other failing ops changes none of th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import numpy as np
 
@@ -85,6 +85,14 @@ class Failures:
         return bool(rng.random() < when["probability"])
 
 
+def has_probability(value: Any) -> TypeGuard[Mapping[str, float]]:
+    """Whether a value is ``{"probability": p}``."""
+    if not isinstance(value, Mapping) or set(value) != {"probability"}:
+        return False
+    p = value["probability"]
+    return isinstance(p, int | float) and not isinstance(p, bool) and 0 <= p <= 1
+
+
 def read_fails(value: Any) -> bool | Mapping[str, Any]:
     """Return the attribute ``fails`` unchanged if it has one of its forms.
 
@@ -93,17 +101,11 @@ def read_fails(value: Any) -> bool | Mapping[str, Any]:
     InputError
         It has none of them.
     """
-    if isinstance(value, bool):
+    if isinstance(value, bool) or has_probability(value):
         return value
-    if isinstance(value, Mapping) and len(value) == 1:
-        p, steps = value.get("probability"), value.get("at")
-        if isinstance(p, int | float) and not isinstance(p, bool) and 0 <= p <= 1:
-            return value
-        if (
-            isinstance(steps, list | tuple)
-            and steps
-            and all(type(step) is int and step >= 0 for step in steps)
-        ):
+    if isinstance(value, Mapping) and set(value) == {"at"}:
+        steps = value["at"]
+        if isinstance(steps, list | tuple) and steps and all(type(k) is int and k >= 0 for k in steps):
             return value
     raise InputError(
         f"{value!r} does not say when an op fails; give true, {{at: [steps, counted from 0]}} or "

@@ -32,13 +32,9 @@ def _costs_of_all(graph: Graph, machine: Machine) -> list[IntArray]:
     """Return `costs_ns` for each device; devices with identical costs share one array."""
     known: list[tuple[Device, IntArray]] = []
     found = []
-    all_given: dict[tuple[str, str], bool] = {}
     for device in machine.devices:
-        own = device.name if device.name in graph.duration_by_kind else ""
-        if (device.kind, own) not in all_given:
-            all_given[device.kind, own] = bool((graph.given_ns(device.kind, own) != UNSET).all())
-        asks = not all_given[device.kind, own]
-        alike = (column for other, column in known if cost_the_same(device, other, asks=asks))
+        own = device.name in graph.duration_by_kind
+        alike = (column for other, column in known if cost_the_same(device, other))
         column = None if own else next(alike, None)
         if column is None:
             column = costs_ns(graph, device)

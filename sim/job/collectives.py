@@ -27,6 +27,7 @@ of a communicator in one order, and the device runs them in that order.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -300,43 +301,34 @@ def _check_ranks(graph: Graph, machine: Machine, c: Collectives) -> None:
 
     The order in which each rank issues them is known only at run time.
     """
-    order = np.lexsort((c.signature, c.seat))
-    counts = np.bincount(c.seat)
-    first = np.cumsum(counts) - counts  # index in `order` of each seat's first op
-    seats: dict[int, list[int]] = {}
-    for seat, party in enumerate(c.party_of_seat.tolist()):
-        seats.setdefault(party, []).append(seat)
-    device_of_seat = c.device[order[first]]
-    for party, here in seats.items():
-        name = c.names[int(c.communicator[order[first[here[0]]]])]
-        devices = {int(device_of_seat[seat]): seat for seat in here}
-        for d in c.members[party]:
-            if d not in devices:
-                has = int(order[first[here[0]]])
-                raise graph.fault(
-                    int(c.op[has]),
-                    f"of communicator {name!r} is on {machine.devices[int(c.device[has])].name}, and "
-                    f"{machine.devices[d].name} has nothing that it could meet",
-                    "communicator",
-                )
-        one = here[0]
-        mine = order[first[one] : first[one] + counts[one]]
-        for other in here[1:]:
-            theirs = order[first[other] : first[other] + counts[other]]
-            names = [machine.devices[int(device_of_seat[s])].name for s in (one, other)]
+    entries: dict[int, list[int]] = defaultdict(list)  # of each seat, by signature
+    seat = c.seat.tolist()
+    for entry in np.lexsort((c.signature, c.seat)).tolist():
+        entries[seat[entry]].append(entry)
+    ranks: dict[int, list[list[int]]] = defaultdict(list)
+    for k, party in enumerate(c.party_of_seat.tolist()):
+        ranks[party].append(entries[k])
+    for party, of_rank in ranks.items():
+        mine = of_rank[0]
+        name = c.names[int(c.communicator[mine[0]])]
+        devices = [machine.devices[int(c.device[theirs[0]])].name for theirs in of_rank]
+        for absent in (machine.devices[d].name for d in c.members[party]):
+            if absent not in devices:
+                alone = f"is on {devices[0]}, and {absent} has nothing that it could meet"
+                raise graph.fault(int(c.op[mine[0]]), f"of communicator {name!r} {alone}", "communicator")
+        for device, theirs in zip(devices, of_rank, strict=True):
             if len(mine) != len(theirs):
-                both = f"{names[0]} has {len(mine)} and {names[1]} has {len(theirs)}"
+                both = f"{devices[0]} has {len(mine)} and {device} has {len(theirs)}"
                 message = f"of communicator {name!r} must be as often on every rank as on the others: {both}"
-                longer = mine if len(mine) > len(theirs) else theirs
+                longer = max(theirs, mine, key=len)
                 raise graph.fault(int(c.op[longer[-1]]), message, "communicator")
             differ = c.signature[mine] != c.signature[theirs]
             if differ.any():
                 k = int(differ.argmax())
                 a, b = (described(graph, int(c.op[i[k]]), int(c.nbytes[i[k]])) for i in (mine, theirs))
-                raise GraphError(
-                    f"the ranks of communicator {name!r} must have the same collectives; {names[0]} has {a} "
-                    f"and {names[1]} has {b}, which do not fit"
-                ).about(graph.op_names[int(c.op[theirs[k]])], "communicator")
+                both = f"{devices[0]} has {a} and {device} has {b}, which do not fit"
+                message = f"the ranks of communicator {name!r} must have the same collectives; {both}"
+                raise GraphError(message).about(graph.op_names[int(c.op[theirs[k]])], "communicator")
 
 
 # ----------------------------------------------------------------------------------------------------------

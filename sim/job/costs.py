@@ -96,11 +96,11 @@ def _modelled(graph: Graph, device: Device) -> IntArray:
     return whole_numbers(answer, whose, len(graph), least=UNSET, of=graph.op_names)
 
 
-def cost_the_same(one: Device, other: Device, *, asks: bool = True) -> bool:
-    """Whether two devices cost the same; cost models matter only if `asks` says that they are used."""
+def cost_the_same(one: Device, other: Device) -> bool:
+    """Whether two devices cost the same."""
     if (one.kind, one.kinds) != (other.kind, other.kinds):
         return False
-    if not asks or (one.cost is None and other.cost is None):
+    if one.cost is None and other.cost is None:
         return True
     by_description = one.cost is not None and not one.cost.by_name and one.cost == other.cost
     return by_description and _described(one) == _described(other)

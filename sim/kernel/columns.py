@@ -153,8 +153,7 @@ def _carried_ns(routes: RouteColumns) -> float:
 
 def shared_of(job: Job) -> list[Shared] | str:
     """Return the shared resource of each device's tasks (or None), or why the kernel cannot simulate it."""
-    out: list[Shared] = []
-    longest_ns: float | None = None
+    out, longest_ns = list[Shared](), _longest_ns(job)
     for device in job.machine.devices:
         processor: object = device.processor
         if not isinstance(processor, ProcessorInColumns):
@@ -166,10 +165,8 @@ def shared_of(job: Job) -> list[Shared] | str:
             return found
         if isinstance(found, SharedCores) and job.meets[found.op].any():
             return f"collectives wait for cores of {device.name}"
-        if isinstance(found, SharedSms):
-            longest_ns = _longest_ns(job) if longest_ns is None else longest_ns
-            if longest_ns * _most(found) > _LATEST:
-                return f"blocks on {device.name} may need longer numbers than 64 bits"
+        if isinstance(found, SharedSms) and longest_ns * _most(found) > _LATEST:
+            return f"blocks on {device.name} may need longer numbers than 64 bits"
         out.append(found)
     return out
 

@@ -38,6 +38,13 @@ _SOURCE: Final = "sim.kernel.loop"
 
 _SLICE_S: Final = 0.02
 
+_GIVEN_UP: Final = (
+    "",
+    "the work of transfers needs more than 60 bits",
+    "shares of links are fractions that 128 bits cannot tell apart",
+)
+"""Why the network gave up, by `sim.kernel.network.Net.status`."""
+
 DEADLOCK: Final = "nothing can happen any more and tasks remain"
 
 
@@ -125,7 +132,7 @@ def run(
         )
     to_the_end(kernel)
     if routes is not None and kernel.net.status:
-        return _given_up(kernel.net.status)
+        return _GIVEN_UP[kernel.net.status]
     if kernel.n_done < kernel.n_tasks or kernel.mismatched:
         return DEADLOCK
     log = log_of(Journal(*map(np.asarray, (kernel.noted, kernel.noted_ns)))) if log_of is not None else None
@@ -151,16 +158,6 @@ def to_the_end(kernel: Any) -> None:
         now = perf_counter()
         rounds = 2 * rounds if now - began < _SLICE_S else rounds // 2 or 1
         began = now
-
-
-def _given_up(status: int) -> str:
-    """Return why the network of the kernel gave up."""
-    from sim.kernel.network import TIE, TOO_LARGE
-
-    return {
-        TOO_LARGE: "the work of transfers needs more than 60 bits",
-        TIE: "shares of links are fractions that 128 bits cannot tell apart",
-    }[status]
 
 
 def _at(id: IntArray, ran: dict[str, IntArray], names: tuple[str, ...]) -> dict[str, IntArray]:
