@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from heapq import heappop, heappush, merge
+from heapq import heapify, heappop, heappush, heapreplace, merge
 from operator import attrgetter
 from typing import Final, Literal, NamedTuple
 
@@ -202,26 +202,16 @@ def _of_one(source: Source, number: int, machines: int, seed: int) -> Iterator[F
         return
     mean, key = float(source.mtbf_ns), [seed, *b"failures", *source.name.encode()]
     # The first gap of component i is draw i of one stream. Few need more: these are of a stream of its own.
-    first = np.random.default_rng(key).exponential(mean, machines * source.per_machine)
-    order = np.argsort(first, kind="stable")
-    later: list[tuple[int, int]] = []
+    first = np.random.default_rng(key).exponential(mean, machines * source.per_machine).tolist()
+    coming = [(_whole(gap), component) for component, gap in enumerate(first)]
+    heapify(coming)
     streams: dict[int, np.random.Generator] = {}
-
-    def next_of_later() -> FaultEvent:
-        """Take the next of the components that have had an event before, and draw when it has another."""
-        time_ns, component = heappop(later)
-        heappush(later, (time_ns + _whole(streams[component].exponential(mean)), component))
-        return FaultEvent(time_ns, number, component // source.per_machine)
-
-    for component in map(int, order):
-        time_ns = _whole(first[component])
-        while later and later[0] < (time_ns, component):
-            yield next_of_later()
-        yield FaultEvent(time_ns, number, component // source.per_machine)
-        streams[component] = np.random.default_rng([*key, 0, component])
-        heappush(later, (time_ns + _whole(streams[component].exponential(mean)), component))
     while True:
-        yield next_of_later()
+        time_ns, component = coming[0]
+        yield FaultEvent(time_ns, number, component // source.per_machine)
+        if component not in streams:
+            streams[component] = np.random.default_rng([*key, 0, component])
+        heapreplace(coming, (time_ns + _whole(streams[component].exponential(mean)), component))
 
 
 _LATEST: Final = float(LATEST_NS)

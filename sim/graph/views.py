@@ -159,18 +159,14 @@ def forwarded_nbytes(
     control = [code for code, kind in enumerate(kinds) if kind in CONTROL_FLOW_KINDS]
     if not control:
         return nbytes
-    becomes: dict[int, list[int]] = {}
+    pairs: list[tuple[int, int]] = []  # a tensor, and one that it becomes
     for op in np.flatnonzero(np.isin(kind_code, control)).tolist():
         kind, given, made = kinds[kind_code[op]], inputs.row(op), outputs.row(op)
         for tensor in (made if kind == "switch" else made[:1]).tolist():
-            for source in (given if kind == "merge" else given[:1]).tolist() if not nbytes[tensor] else ():
-                becomes.setdefault(source, []).append(tensor)
+            if not nbytes[tensor]:
+                pairs += [(source, tensor) for source in (given if kind == "merge" else given[:1]).tolist()]
+    source, becomes = np.array(pairs, np.int64).reshape(-1, 2).T
     found = nbytes.copy()
-    waiting = sorted(becomes, key=found.__getitem__)  # from the largest on, each tensor grows once
-    while waiting:
-        source = waiting.pop()
-        for tensor in becomes.get(source, ()):
-            if found[tensor] < found[source]:
-                found[tensor] = found[source]
-                waiting.append(tensor)
+    while (found[becomes] < found[source]).any():
+        np.maximum.at(found, becomes, found[source])
     return found

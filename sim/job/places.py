@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Final
 
 import numpy as np
 
-from sim.base.arrays import UNSET, BoolArray, IntArray
+from sim.base.arrays import UNSET, BoolArray, Csr, IntArray
 from sim.base.errors import hint
 from sim.graph.graph import Graph, Role
 from sim.job.job import Job, Placement
@@ -57,19 +56,17 @@ def first_able(
     pinned : bool
         Whether pins are respected.
     """
-    preferred = sorted(range(len(cost_ns)), key=lambda d: _LAST.get(machine.devices[d].kind, 0))
-    rank = {device: k for k, device in enumerate(preferred)}
-    allowed = _devices_of_pins(graph, machine) if pinned else [[] for _ in graph.pins]
+    allowed: list[Sequence[int]] = [range(len(cost_ns))]  # by pin, those of ops without one first
+    code = np.zeros(len(graph), np.int64)
+    if pinned:
+        allowed += _devices_of_pins(graph, machine)
+        code = graph.pin_code - UNSET
+    ops_of = Csr.group(code, np.arange(len(graph)), len(allowed))
     found = np.full(len(graph), UNSET)
-    code = graph.pin_code if pinned else np.full(len(graph), UNSET)
-    by_code = np.argsort(code, kind="stable")
-    bounds = np.searchsorted(code[by_code], np.arange(-1, len(graph.pins) + 1))
-    for pin, (first, last) in enumerate(pairwise(bounds.tolist()), -1):
-        if first == last:
-            continue
-        ops = by_code[first:last]
+    for pin, devices in enumerate(allowed):
+        ops = ops_of.row(pin)
         best: dict[int, int] = {}  # the first of the devices with equal costs
-        for device in sorted(range(len(cost_ns)) if pin == UNSET else allowed[pin], key=rank.__getitem__):
+        for device in sorted(devices, key=lambda d: _LAST.get(machine.devices[d].kind, 0)):
             best.setdefault(id(cost_ns[device]), device)
         for device in reversed(best.values()):  # the first one is written last, so it stays
             found[ops[cost_ns[device][ops] != UNSET]] = device
