@@ -149,24 +149,16 @@ class SharedResources:
     def __init__(self, job: Job) -> None:
         self._free = dict(job.machine.resources)
         self._needs: Mapping[int, Mapping[str, int]] = job.graph.attribute("resources")
-        self._lines: dict[str, deque[Task]] = {name: deque() for name in self._free}
-        self._waiting: set[int] = set()
+        self._waiting: dict[int, Task] = {}  # by id, first come
         self._held: set[int] = set()
 
     def take(self, task: Task) -> bool:
         """Take what a task needs, or put it in line; return whether it holds its resources."""
-        needs = self._needs.get(task.op, {})
-        if task.id in self._held or not needs:
+        if task.id in self._held or not self._needs.get(task.op):
             return True
-        if task.id in self._waiting:
-            return False
-        if all(not self._lines[name] and self._free[name] >= n for name, n in needs.items()):
-            self._hold(task)
-            return True
-        self._waiting.add(task.id)
-        for name in needs:
-            self._lines[name].append(task)
-        return False
+        self._waiting[task.id] = task
+        self._serve()
+        return task.id in self._held
 
     def give_back(self, task: Task) -> list[Task]:
         """Give back a task's resources; return the waiting tasks that have theirs now."""
@@ -175,29 +167,26 @@ class SharedResources:
         self._held.remove(task.id)
         for name, n in self._needs[task.op].items():
             self._free[name] += n
-        granted: list[Task] = []
-        names = [*self._needs[task.op]]
-        while names:
-            line = self._lines[names.pop()]
-            if line and self._is_next(line[0]):
-                following = line[0]
-                for name in self._needs[following.op]:
-                    self._lines[name].popleft()
-                    names.append(name)
-                self._waiting.remove(following.id)
-                self._hold(following)
-                granted.append(following)
-        return granted
+        return self._serve()
 
-    def _is_next(self, task: Task) -> bool:
-        """Whether a task is first in all of its lines, and everything it needs is free."""
-        needs = self._needs[task.op].items()
-        return all(self._lines[name][0] is task and self._free[name] >= n for name, n in needs)
-
-    def _hold(self, task: Task) -> None:
-        self._held.add(task.id)
-        for name, n in self._needs[task.op].items():
-            self._free[name] -= n
+    def _serve(self) -> list[Task]:
+        """Let waiting tasks have what they need if it is free, and nobody before them waits for any of it."""
+        served: list[Task] = []
+        awaited: set[str] = set()
+        for task in self._waiting.values():
+            needs = self._needs[task.op]
+            if awaited.isdisjoint(needs) and all(self._free[name] >= n for name, n in needs.items()):
+                served.append(task)
+                for name, n in needs.items():
+                    self._free[name] -= n
+            else:
+                awaited.update(needs)
+                if len(awaited) == len(self._free):
+                    break
+        for task in served:
+            del self._waiting[task.id]
+            self._held.add(task.id)
+        return served
 
 
 # ----------------------------------------------------------------------------------------------------------
