@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
+import numpy as np
+
 from devices.collectives.groups import NcclGroups, peer_all_reduce_ns
 from policies.serving.batcher import Step
 from scenarios.builders.train.architecture import Architecture
@@ -36,6 +38,9 @@ from sim.base.units import round_half_up
 GRAPH_SIZES: Final = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
 """Token counts of the captured CUDA graphs; other counts are padded. Source: vLLM 0.19.0,
 ``vllm/config/vllm.py`` (``_set_cudagraph_sizes``)."""
+
+_BYTES: Final = {"bf16": 2.0, "fp16": 2.0, **KEPT, "fp8-block": 1 + 4 / 128**2}
+"""Bytes of a weight with its scales: fp8 has one per block of 128 x 128, activations one per 128."""
 
 _COARSE: Final = 64
 """Distance in tokens between the sizes at which longer steps are computed."""
@@ -127,29 +132,19 @@ class ModelStep:
         self._decode = Interpolated(lambda requests, cached: self._attention(requests, 1, cached - 1))
         self._prefill = Interpolated(lambda requests, length: self._attention(requests, length, 0))
         self._layers, self._head = cache(self._layers_ns), cache(self._head_ns)
-        self._all: dict[tuple[int, ...], int] = {}
 
     def __call__(self, step: Step) -> int:
         """Return the duration of a step in ns."""
-        tokens = decodes = cached = chunks = 0
-        square = 0.0
-        for count_, context in zip(step.tokens.values(), step.contexts, strict=True):
-            tokens += count_
-            if count_ == 1:
-                decodes += 1
-                cached += context + 1
-            else:
-                chunks += 1
-                square += (count_ * (count_ + 2 * context)) ** 0.5
-        key = (tokens, len(step.samples), decodes, cached, chunks, round_half_up(square))
-        if key not in self._all:
-            ns = self._through(tokens) + self._head(len(step.samples))
-            if decodes:
-                ns += self._decode.at(decodes, cached / decodes)
-            if chunks:
-                ns += self._prefill.at(chunks, square / chunks)
-            self._all[key] = round_half_up(ns)
-        return self._all[key]
+        counts, contexts = np.fromiter(step.tokens.values(), int), np.array(step.contexts)
+        decode = counts == 1
+        decodes, chunks = int(decode.sum()), int((~decode).sum())
+        ns = self._through(int(counts.sum())) + self._head(len(step.samples))
+        if decodes:
+            ns += self._decode.at(decodes, (contexts[decode] + 1).sum() / decodes)
+        if chunks:
+            square = np.sqrt(counts * (counts + 2 * contexts))[~decode].sum()
+            ns += self._prefill.at(chunks, square / chunks)
+        return round_half_up(ns)
 
     # -- parts of a step --------------------------------------------------------------------------------
 
@@ -229,51 +224,21 @@ class ModelStep:
         """Return the time of an all-reduce of the hidden state of this number of tokens."""
         return self._ns([Collective("all_reduce", 2 * tokens * self.model.hidden, "tp")])
 
+    # -- memory of a GPU --------------------------------------------------------------------------------
 
-_BYTES: Final = {"bf16": 2.0, "fp16": 2.0, **KEPT, "fp8-block": 1 + 4 / 128**2}
-"""Bytes of a weight with its scales: fp8 has one per block of 128 x 128, activations one per 128."""
+    def weights(self, dtype: str) -> int:
+        """Return the bytes of the weights in a data type; embedding and head stay in 16 bits."""
+        words = self.model.vocabulary * (2 - self.model.tied) * self.model.hidden
+        return round_half_up((2 * words + _BYTES[dtype] * (self.model.parameters - words)) / self.tensor)
 
-
-@dataclass(frozen=True)
-class ReplicaMemory:
-    """The contents of the memory of each GPU of a replica.
-
-    Attributes
-    ----------
-    step : ModelStep
-    dtype : str
-        Data type of the products and their weights; embedding and head stay in 16 bits.
-    kv_dtype : str
-        Data type of keys and values.
-    """
-
-    step: ModelStep
-    dtype: str
-    kv_dtype: str
-
-    @property
-    def capacity(self) -> int | None:
-        """Memory of a GPU in bytes, or None."""
-        return self.step.calibration.memory
-
-    @property
-    def weights(self) -> int:
-        """Bytes of the weights on a GPU."""
-        m = self.step.model
-        words = m.vocabulary * (2 - m.tied) * m.hidden
-        return round_half_up((2 * words + _BYTES[self.dtype] * (m.parameters - words)) / self.step.tensor)
-
-    @property
-    def token_bytes(self) -> int:
-        """Bytes of the keys and values of a token; each GPU has latent ones in full."""
-        m = self.step.model
-        heads = max(1, m.kv_heads // self.step.tensor) * (m.query_head + m.value_head)
-        width = m.kv_rank + m.rotary_head if m.kv_rank else heads
-        return round_half_up(_BYTES[self.kv_dtype] * width) * m.layers
+    def token_bytes(self, dtype: str) -> int:
+        """Return the bytes of the keys and values of a token; each GPU has latent ones in full."""
+        m = self.model
+        heads = max(1, m.kv_heads // self.tensor) * (m.query_head + m.value_head)
+        return round_half_up(_BYTES[dtype] * (m.kv_rank + m.rotary_head if m.kv_rank else heads)) * m.layers
 
     def activations(self, tokens: int, requests: int) -> int:
         """Return the bytes of the widest piece of a layer, the hidden state, and the logits in fp32."""
-        work = self.step.work_of(tokens)
-        one = [piece for kind in self.step.kinds for piece in work.layer(kind)]
-        widest = max(piece.took + piece.made for piece in one)
-        return widest + 4 * tokens * self.step.model.hidden + 4 * requests * self.step.model.vocabulary
+        work = self.work_of(tokens)
+        widest = max(piece.took + piece.made for kind in self.kinds for piece in work.layer(kind))
+        return widest + 4 * tokens * self.model.hidden + 4 * requests * self.model.vocabulary

@@ -12,24 +12,24 @@ The policy is the batcher. The steps that the engine decided become a graph, who
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from copy import copy
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, TypeVar
 
 from pydantic import Field, model_validator
 
 from devices.describe.field_types import Bandwidth, Duration, fault
 from devices.describe.quantities import Count, File, Name, Shorthand, Size, Strict
-from policies.serving.batcher import Batcher, Request
+from policies.serving.batcher import Batcher
 from policies.serving.kv_blocks import KvBlocks
-from policies.serving.routers import RequestRouter, RoundRobin
-from scenarios.fields.policy_fields import AnyChoice
+from policies.serving.routers import RequestRouter
+from scenarios.fields.policy_fields import AnyChoice, Choice
 from scenarios.file.document import Document, Loc
 from scenarios.serving.engine import Pull, Serve, StepTime
 from scenarios.serving.metrics import measured_metrics
 from scenarios.serving.requests import RequestsFields
 from scenarios.serving.serving_report import serving_report
-from scenarios.serving.step_cost import LinearStep, ModelStep, ReplicaMemory
+from scenarios.serving.step_cost import LinearStep, ModelStep
 from scenarios.serving.step_tables import TableStep
 from scenarios.workloads.calibrations import CalibrationFields, calibration_of
 from scenarios.workloads.train_workload import DType, ModelFields, architecture_of
@@ -160,7 +160,7 @@ class ServingFields(Strict):
     requests
         from a trace, at a rate, or so many in flight
     router
-        which replica serves a request; default: round-robin
+        which replica serves a request
     prefill
         prompts are computed apart
     limits
@@ -180,7 +180,7 @@ class ServingFields(Strict):
     kv: Annotated[KvFields, Field(default_factory=KvFields)]
     max_model_len: Count | None = None
     requests: RequestsFields
-    router: AnyChoice | None = None
+    router: AnyChoice = Choice(name="round-robin")
     prefill: PrefillFields | None = None
     limits: Annotated[LimitFields, Field(default_factory=LimitFields)]
     step: StepFields | None = None
@@ -198,10 +198,12 @@ class ServingFields(Strict):
             raise fault("tables are of a layer: give the model, whose layers are counted", ("step", "table"))
         if self.kv.blocks is None and (self.model is None or self.calibration is None):
             raise fault("needs blocks: without model and calibration nothing else says how many", ("kv",))
+        if self.prefill is not None and (self.model is None or self.calibration is None):
+            raise fault("needs model and calibration: they say how many bytes a token takes", ("prefill",))
         return self
 
 
-_HERE: Loc = ("workload", "serving")
+_KV, _PARALLEL = "workload.serving.kv", "workload.serving.parallel"
 _NEWER: Final = ("a100-sxm-80", "h100-sxm", "h200-sxm", "b200-sxm", "b300-sxm")
 """Newer GPUs, of which what-ifs try the next two."""
 
@@ -217,7 +219,7 @@ class Serving(Workload):
     def check_schedule(self, policy: PolicyFields) -> None:
         """Raise if the batcher does not have an option; a user's own code is checked only when it runs."""
         if ":" not in (policy.name or ""):
-            _batcher(policy, None)
+            _made("sim.batchers", policy, plugins.Origin(), Batcher)
 
     def default_policy(self) -> Mapping[str, Any]:
         """Return the batcher of scenarios that name none."""
@@ -229,41 +231,36 @@ class Serving(Workload):
 
     def what_ifs(self, policy: PolicyFields) -> Mapping[str, Mapping[str, str]]:
         """Return settings that may help: memory, size of a step, batcher and router, more and faster GPUs."""
-        of, options, here = self.serving, policy.options, "workload.serving."
+        of, options = self.serving, policy.options
+        now = {_KV: of.kv, _PARALLEL: of.parallel}
 
-        def changed(section: Strict, **values: Any) -> str:
-            return json.dumps({**section.model_dump(exclude_unset=True), **values})
+        def changed(section: str, **values: Any) -> dict[str, str]:
+            return {section: json.dumps({**now[section].model_dump(exclude_unset=True), **values})}
 
         def decided(**values: Any) -> dict[str, str]:
             return {"policy": json.dumps({"name": policy.name, **options, **values})}
 
         found: dict[str, Mapping[str, str]] = {}
         if of.kv.blocks is not None:
-            found["twice the blocks"] = {f"{here}kv": changed(of.kv, blocks=2 * of.kv.blocks)}
+            found["twice the blocks"] = changed(_KV, blocks=2 * of.kv.blocks)
         elif of.kv.dtype != "fp8":
-            found["keys and values in fp8"] = {f"{here}kv": changed(of.kv, dtype="fp8")}
+            found["keys and values in fp8"] = changed(_KV, dtype="fp8")
         if policy.name == "vllm-0.19":
             budget, seats = options.get("max_num_batched_tokens", 8192), options.get("max_num_seqs", 256)
-            whole = max(budget, 65536)
-            found |= {
-                "twice the tokens of a step": decided(max_num_batched_tokens=2 * budget),
-                "half the tokens of a step": decided(max_num_batched_tokens=budget // 2),
-                "twice the requests of a step": decided(max_num_seqs=2 * seats),
-                "prompts in one piece": decided(enable_chunked_prefill=False, max_num_batched_tokens=whole),
-                "sarathi's chunks of 512 tokens": {"policy": "sarathi"},
-            }
+            whole = {"enable_chunked_prefill": False, "max_num_batched_tokens": max(budget, 65536)}
+            found["twice the tokens of a step"] = decided(max_num_batched_tokens=2 * budget)
+            found["half the tokens of a step"] = decided(max_num_batched_tokens=budget // 2)
+            found["twice the requests of a step"] = decided(max_num_seqs=2 * seats)
+            found["prompts in one piece"] = decided(**whole)
+            found["sarathi's chunks of 512 tokens"] = {"policy": "sarathi"}
         if of.parallel.replicas > 1:
-            now = of.router.name if of.router is not None else "round-robin"
-            others = (name for name in plugins.names("sim.routers") if name != now)
-            found |= {f"router {name}": {f"{here}router": name} for name in others}
-        found["one more replica"] = {
-            f"{here}parallel": changed(of.parallel, replicas=of.parallel.replicas + 1)
-        }
+            others = [name for name in plugins.names("sim.routers") if name != of.router.name]
+            found |= {f"router {name}": {"workload.serving.router": name} for name in others}
+        found["one more replica"] = changed(_PARALLEL, replicas=of.parallel.replicas + 1)
         if of.calibration is not None:
-            more = changed(of.parallel, tp=2 * of.parallel.tp)
-            found["twice the GPUs of a replica"] = {f"{here}parallel": more}
+            found["twice the GPUs of a replica"] = changed(_PARALLEL, tp=2 * of.parallel.tp)
             newer = _NEWER[_NEWER.index(of.calibration) + 1 :] if of.calibration in _NEWER else ()
-            found |= {f"on {gpu}": {f"{here}calibration": gpu} for gpu in newer[:2]}
+            found |= {f"on {gpu}": {"workload.serving.calibration": gpu} for gpu in newer[:2]}
         return found
 
     def default_machine(self) -> Mapping[str, Any]:
@@ -284,161 +281,130 @@ class Serving(Workload):
         StuckError
             Requests are unfinished, and nothing can ever run again.
         """
+        of, origin, prefill, pull, measured = self.serving, document.origin, [], None, {}
         if machine is not None:
-            raise document.error(
-                ("machine",), "serving runs on what its calibration describes, and takes no machine"
-            )
+            what = "serving runs on what its calibration describes, and takes no machine"
+            raise document.error(("machine",), what)
         with document.placing(*loc):
-            batchers = [_batcher(policy, document.origin) for _ in range(self.serving.parallel.replicas)]
-        with document.placing(*_HERE, "requests"):
-            requests = self.serving.requests.requests(document, seed)
-        with document.placing(*_HERE):
-            serve, memory = _serve(self.serving, batchers, requests, document, loc, seed)
-        graph, devices = step_graph(serve)
-        limits = self.serving.limits.model_dump(exclude_none=True)
-        measured = {}
-        if self.serving.measured is not None:
-            with document.placing(*_HERE, "measured"):
-                measured = {"measured": measured_metrics(document.file(self.serving.measured), limits)}
+            replicas = range(of.parallel.replicas)
+            batchers = [_made("sim.batchers", policy, origin, Batcher) for _ in replicas]
+        limits = of.limits.model_dump(exclude_none=True)
+        with document.placing("workload", "serving"):
+            with located("requests"):
+                requests = of.requests.requests(document, seed)
+            limit = of.max_model_len or max(each.prompt + each.output for each in requests)
+            step_ns, gpu = _costs(of, document)
+            memory = _memory(of, gpu, batchers[0], limit)
+            if of.prefill is not None and gpu is not None:
+                prefill = [copy(batchers[0]) for _ in range(of.prefill.replicas)]
+                pull = Pull(of.prefill.latency, gpu.token_bytes(of.kv.dtype), of.prefill.bandwidth)
+            with located("router"):
+                router = _made("sim.routers", of.router, origin, RequestRouter)
+                router.begin(len(batchers), seed)
+            for batcher in (*batchers, *prefill):
+                with located("kv"):
+                    cache = KvBlocks(memory.blocks, of.kv.block_size, batcher.reserved_blocks)
+                with document.placing(*loc):
+                    batcher.begin(cache, limit)
+            for request in requests:
+                if (why := batchers[0].refuse(request)) is not None:
+                    raise InputError(f"request {request.id} can never be served: {why}", path=("requests",))
+            if of.measured is not None:
+                with located("measured"):
+                    measured = {"measured": measured_metrics(document.file(of.measured), limits)}
+            serve = Serve(step_ns, batchers, prefill, router=router, pull=pull, host_ns=of.host)
+            serve.run(requests, getattr(of.requests, "in_flight", None))
 
         def report(trace: Trace) -> dict[str, Any]:
-            told = serving_report(serve, requests, limits, self.serving.parallel.tp)
-            return {
-                "serving": told | measured,
-                "devices": {
-                    each["name"]: {
-                        "peak_memory_bytes": memory and memory(each["peak_blocks"]),
-                        "peak_reserved_bytes": memory and memory(told["kv_blocks"]),
-                    }
-                    for each in told["engines"]
-                },
+            told = serving_report(serve, requests, limits, of.parallel.tp)
+            devices = {
+                each["name"]: {
+                    "peak_memory_bytes": memory.used(each["peak_blocks"]),
+                    "peak_reserved_bytes": memory.used(memory.blocks),
+                }
+                for each in told["engines"]
             }
+            return {"serving": told | measured, "devices": devices}
 
-        return Work(graph, devices, report, lambda trace, advise: None)
+        return Work(*step_graph(serve), report, lambda trace, advise: None)
 
 
-def _batcher(policy: PolicyFields, origin: plugins.Origin | None) -> Batcher:
-    """Return the batcher that a policy names."""
-    assert policy.name is not None
-    origin = origin or plugins.Origin()
-    made = call_with_options(origin.lookup("sim.batchers", policy.name), policy.name, policy.options, origin)
-    if not isinstance(made, Batcher):
-        raise InputError(f"{policy.name!r} should extend policies.serving.batcher.Batcher", path=("name",))
+_T = TypeVar("_T")
+
+
+def _made(group: str, choice: Choice | PolicyFields, origin: plugins.Origin, base: type[_T]) -> _T:
+    """Return the object that a name with options stands for, which extends `base`."""
+    assert choice.name is not None
+    made = call_with_options(origin.lookup(group, choice.name), choice.name, choice.options, origin)
+    if not isinstance(made, base):
+        what = f"{choice.name!r} should extend {base.__module__}.{base.__name__}"
+        raise InputError(what, path=("name",))
     return made
 
 
-def _serve(
-    fields: ServingFields,
-    batchers: Sequence[Batcher],
-    requests: Sequence[Request],
-    document: Document,
-    loc: Loc,
-    seed: int,
-) -> tuple[Serve, Callable[[int], int] | None]:
-    """Serve requests; return the engines, and a GPU's bytes in use by the number of blocks, if known."""
-    limit = fields.max_model_len or max(request.prompt + request.output for request in requests)
-    step_ns, memory = _costs(fields, document)
-    blocks = fields.kv.blocks or _blocks(fields, memory, batchers[0], limit)
-    in_use = None
-    if memory is not None:
-        fixed = memory.weights + _activations(memory, batchers[0], limit)
-        block_bytes = memory.token_bytes * fields.kv.block_size
-        in_use = lambda count: fixed + count * block_bytes  # noqa: E731
-        if memory.capacity and memory.weights + blocks * block_bytes > memory.capacity:
-            of_blocks, weights, whole = map(
-                format_bytes, (blocks * block_bytes, memory.weights, memory.capacity)
-            )
-            what = f"{blocks:,} blocks take {of_blocks} and weights {weights} of each GPU, which has {whole}"
-            raise InputError(what, path=("kv", "blocks"))
-    apart, prefill, pull = fields.prefill, [], None
-    if apart is not None:
-        if memory is None:
-            what = "needs model and calibration: they say how many bytes a token takes"
-            raise InputError(what, path=("prefill",))
-        prefill = [copy(batchers[0]) for _ in range(apart.replicas)]
-        pull = Pull(apart.latency, memory.token_bytes, apart.bandwidth)
-    for batcher in (*batchers, *prefill):
-        with located("kv"):
-            cache = KvBlocks(blocks, fields.kv.block_size, batcher.reserved_blocks)
-        with document.placing(*loc):
-            batcher.begin(cache, limit)
-    for request in requests:
-        if (why := batchers[0].refuse(request)) is not None:
-            raise InputError(f"request {request.id} can never be served: {why}", path=("requests",))
-    router = _router(fields, document, seed)
-    serve = Serve(step_ns, batchers, prefill, router=router, pull=pull, host_ns=fields.host)
-    serve.run(requests, getattr(fields.requests, "in_flight", None))
-    return serve, in_use
-
-
-def _costs(fields: ServingFields, document: Document) -> tuple[StepTime, ReplicaMemory | None]:
-    """Return the duration of steps, and the use of memory if the model and its GPU are known."""
-    tensor, given = fields.parallel.tp, fields.step
-    model = calibration = memory = None
-    if fields.model is not None:
-        with located("model"):
-            model = architecture_of(fields.model, document)
+def _costs(fields: ServingFields, document: Document) -> tuple[StepTime, ModelStep | None]:
+    """Return the duration of steps, and that of the model on its GPUs, if both are known."""
+    tensor, given, gpu = fields.parallel.tp, fields.step, None
+    if given is not None and given.table is None:
+        return LinearStep(given.fixed, given.token, given.request), None
+    assert fields.model is not None
+    with located("model"):
+        model = architecture_of(fields.model, document)
     if fields.calibration is not None:
         with located("calibration"):
             calibration = calibration_of(fields.calibration, document, fields.dtype)
-    if given is not None and given.table is None:
-        return LinearStep(given.fixed, given.token, given.request), None
-    assert model is not None
-    with located("parallel"):
-        step = None if calibration is None else ModelStep(model, calibration, tensor, fields.parallel.experts)
-    if step is not None:
-        memory = ReplicaMemory(step, fields.dtype, fields.kv.dtype)
+        with located("parallel"):
+            gpu = ModelStep(model, calibration, tensor, fields.parallel.experts)
     if given is not None and given.table is not None:
-        if tensor > 1 and step is None:
+        if tensor > 1 and gpu is None:
             what = "needs a calibration: it says what GPUs send one another"
             raise InputError(what, path=("parallel", "tp"))
-        sent = (lambda tokens: 0.0) if step is None else step.all_reduce_ns
+        sent = (lambda tokens: 0.0) if gpu is None else gpu.all_reduce_ns
         with located("step", "table"):
-            return TableStep(document.file(given.table), model.layers, sent), memory
-    assert step is not None
-    return step, memory
+            return TableStep(document.file(given.table), model.layers, sent), gpu
+    assert gpu is not None
+    return gpu, gpu
 
 
-def _blocks(fields: ServingFields, memory: ReplicaMemory | None, batcher: Batcher, limit: int) -> int:
-    """Return the number of blocks that fit into the rest of a GPU's memory."""
-    assert memory is not None
-    if memory.capacity is None:
-        what = "needs blocks: the calibration does not say how much memory a GPU has"
-        raise InputError(what, path=("kv",))
-    activations = _activations(memory, batcher, limit)
-    left = round(fields.kv.utilisation * memory.capacity) - memory.weights - activations
-    blocks = left // (memory.token_bytes * fields.kv.block_size)
-    if blocks < batcher.reserved_blocks + -(-limit // fields.kv.block_size):
-        whole, weights, rest = (
-            format_bytes(nbytes, iec=True) for nbytes in (memory.capacity, memory.weights, activations)
-        )
-        raise OutOfMemoryError(
-            f"out of memory: of {whole} a GPU, {100 * fields.kv.utilisation:.0f}% of it taken, weights "
-            f"need {weights} and activations some {rest}; that leaves {max(blocks, 0):,} blocks of "
-            f"{fields.kv.block_size} tokens, and the longest request has {limit:,} tokens\n"
-            "  what would help  more GPUs a replica (parallel.tp), a smaller dtype, kv.dtype: fp8"
-        )
-    return blocks
+class _Memory(NamedTuple):
+    """Memory of a GPU: the number of blocks, bytes of a block, and of all else; None: unknown."""
+
+    blocks: int
+    block_bytes: int = 0
+    fixed: int | None = None
+
+    def used(self, blocks: int) -> int | None:
+        """Return the bytes in use with a number of blocks."""
+        return None if self.fixed is None else self.fixed + blocks * self.block_bytes
 
 
-def _activations(memory: ReplicaMemory, batcher: Batcher, limit: int) -> int:
-    """Return the bytes of activations and logits on a GPU in the largest step of the batcher."""
-    tokens, seats = getattr(batcher, "max_num_batched_tokens", limit), batcher.max_num_seqs
-    return memory.activations(min(tokens, limit * seats), seats)
-
-
-def _router(fields: ServingFields, document: Document, seed: int) -> RequestRouter:
-    """Return the router, ready to begin."""
-    if fields.router is None:
-        made: object = RoundRobin()
-    else:
-        with located("router"):
-            thing = document.origin.lookup("sim.routers", fields.router.name)
-            made = call_with_options(thing, fields.router.name, fields.router.options, document.origin)
-    if not isinstance(made, RequestRouter):
-        raise InputError("should extend policies.serving.routers.RequestRouter", path=("router",))
-    made.begin(fields.parallel.replicas, seed)
-    return made
+def _memory(fields: ServingFields, gpu: ModelStep | None, batcher: Batcher, limit: int) -> _Memory:
+    """Return the memory of a GPU; blocks that are not given fill the rest of it."""
+    kv, seats, blocks = fields.kv, batcher.max_num_seqs, fields.kv.blocks
+    if gpu is None:
+        assert blocks is not None
+        return _Memory(blocks)
+    tokens = min(getattr(batcher, "max_num_batched_tokens", limit), limit * seats)
+    weights, activations = gpu.weights(fields.dtype), gpu.activations(tokens, seats)
+    block_bytes, capacity = kv.block_size * gpu.token_bytes(kv.dtype), gpu.calibration.memory
+    if blocks is None:
+        if capacity is None:
+            what = "needs blocks: the calibration does not say how much memory a GPU has"
+            raise InputError(what, path=("kv",))
+        blocks = (round(kv.utilisation * capacity) - weights - activations) // block_bytes
+        if blocks < batcher.reserved_blocks + -(-limit // kv.block_size):
+            shown = [format_bytes(nbytes, iec=True) for nbytes in (capacity, weights, activations)]
+            raise OutOfMemoryError(
+                f"out of memory: of {shown[0]} a GPU, {100 * kv.utilisation:.0f}% of it taken, weights need "
+                f"{shown[1]} and activations some {shown[2]}; that leaves {max(blocks, 0):,} blocks of "
+                f"{kv.block_size} tokens, and the longest request has {limit:,} tokens\n"
+                "  what would help  more GPUs a replica (parallel.tp), a smaller dtype, kv.dtype: fp8"
+            )
+    elif capacity and weights + blocks * block_bytes > capacity:
+        shown = [format_bytes(nbytes) for nbytes in (blocks * block_bytes, weights, capacity)]
+        what = f"{blocks:,} blocks take {shown[0]} and weights {shown[1]} of each GPU, which has {shown[2]}"
+        raise InputError(what, path=("kv", "blocks"))
+    return _Memory(blocks, block_bytes, weights + activations)
 
 
 # ----------------------------------------------------------------------------------------------------------
