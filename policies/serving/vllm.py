@@ -76,10 +76,8 @@ class Vllm019(Batcher):
             raise InputError("has no effect without num_speculative_tokens", path=("draft_model",))
         self.by_rank = self.scheduling_policy == "priority"
         self.look_ahead = self.num_speculative_tokens if self.draft_model else 0
-        runs_ahead = (
-            not self.num_speculative_tokens if self.async_scheduling is None else self.async_scheduling
-        )
-        self.ahead = int(runs_ahead)
+        asked = self.async_scheduling
+        self.ahead = int(not self.num_speculative_tokens if asked is None else asked)
 
     def begin(self, cache: KvBlocks, max_model_len: int) -> None:
         """Serve from a cache that is empty."""

@@ -278,9 +278,8 @@ class Serve:
             if request in self.twins:
                 self.env.process(self.let_go(request, pulled[request]))
         for request in step.chunks:
-            self.events.append(
-                EngineEvent(request, number, "recompute" if request.preemptions else "prefill")
-            )
+            what = "recompute" if request.preemptions else "prefill"
+            self.events.append(EngineEvent(request, number, what))
         sizes = sum(step.tokens.values()), len(step.tokens), len(step.chunks)
         counts = step.waiting, step.used, len(step.preempted)
         head = None if step.head is None else step.head.id
@@ -316,9 +315,7 @@ class Serve:
 
 def _why_stuck(replica: int, batcher: Batcher, step: Step) -> str:
     cache, head = batcher.cache, step.head
-    stuck = (
-        f"replica {replica} is stuck: {batcher.unfinished():,} requests are unfinished, none runs, and the "
-    )
+    stuck = f"replica {replica} is stuck: of {batcher.unfinished():,} unfinished requests none runs, and the "
     if head is not None and step.why == "budget":
         return f"{stuck}first, {head.id}, has {head.left:,} tokens to compute at once: a step may have fewer"
     if head is not None and not cache.used:

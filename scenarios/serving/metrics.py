@@ -130,9 +130,7 @@ def _growing(arrival: IntArray, first: IntArray) -> str | None:
 #     vLLM's benchmark     its result, with or without --save-detailed; its own figures are kept as they are
 #     LLMServingSim        requests.jsonl of a recorded run: {queued_ts, first_token_ts, ...}, in s
 
-_OWN: Final = re.compile(
-    r"duration|completed|total_(in|out)put_tokens|\w+_throughput|(\w+)_(ttft|tpot|itl|e2el)_ms"
-)
+_OWN: Final = re.compile(r"duration|completed|total_\w+_tokens|\w+_throughput|\w+_(ttft|tpot|itl|e2el)_ms")
 """Figures in vLLM's result that concern all requests."""
 _LISTS: Final = ("input_lens", "output_lens", "ttfts", "itls")
 _RECORDED: Final = {"arrival": "queued_ts", "first": "first_token_ts", "last": "last_token_ts"}
@@ -160,9 +158,8 @@ def measured_metrics(path: Path, limits: Mapping[str, int]) -> dict[str, Any]:
                 return _of_vllm(rows.iloc[-1].to_dict(), limits)
             if {*_RECORDED.values()} <= {*rows}:
                 times = {name: _ns(rows[column]) for name, column in _RECORDED.items()}
-                return latency_metrics(
-                    rows.assign(**times, prompt=rows["input_toks"], tokens=rows["output_toks"]), None, limits
-                )
+                served = rows.rename(columns={"input_toks": "prompt", "output_toks": "tokens"})
+                return latency_metrics(served.assign(**times), None, limits)
         except (KeyError, TypeError, ValueError) as error:
             what = f"has no {error}" if isinstance(error, KeyError) else str(error)
             raise InputError(what) from None
@@ -177,9 +174,8 @@ def _of_vllm(row: dict[Any, Any], limits: Mapping[str, int]) -> dict[str, Any]:
     each = pd.DataFrame(unzipped(row, _LISTS))
     each = each[each["output_lens"] > 0]  # the others failed
     gaps = each["itls"].map(_ns)
-    served = each.assign(
-        arrival=0, first=_ns(each["ttfts"]), prompt=each["input_lens"], tokens=each["output_lens"]
-    )
+    served = each.rename(columns={"input_lens": "prompt", "output_lens": "tokens"})
+    served = served.assign(arrival=0, first=_ns(each["ttfts"]))
     served["last"] = served["first"] + gaps.map(np.sum)
     found = latency_metrics(served, np.concatenate([*gaps]), limits)
     found["request_goodput"] *= found["duration"] / row["duration"]

@@ -183,13 +183,14 @@ def _date_in_ns(given: Any) -> Any:
         raise fault(f"{given!r} is no date and time") from None
 
 
+_Arrival = Annotated[Duration, BeforeValidator(_date_in_ns)]
+
+
 class _Row(BaseModel):
     """A request in a trace of any format."""
 
     id: Name = Field("", validation_alias=AliasChoices("id", "request_id"))
-    arrival: Annotated[Duration, BeforeValidator(_date_in_ns)] | None = Field(
-        None, validation_alias=AliasChoices(*_TIMES)
-    )
+    arrival: _Arrival | None = Field(None, validation_alias=AliasChoices(*_TIMES))
     prompt: Whole | list[tuple[str, Count]] = Field(validation_alias=AliasChoices(*_PROMPTS))
     output: Whole = Field(validation_alias=AliasChoices(*_OUTPUTS))
     priority: int = 0

@@ -69,7 +69,7 @@ def serving_report(
             for each in slowest
         ],
         "engines": [
-            _engine(name, late.passes[late.passes["replica"] == i]) for i, name in enumerate(serve.names)
+            _engine(name, late.passes.query(f"replica == {i}")) for i, name in enumerate(serve.names)
         ],
     }
 
@@ -82,8 +82,8 @@ def _engine(name: str, passes: pd.DataFrame) -> dict[str, Any]:
         "busy_ns": int((passes["end_ns"] - passes["start_ns"]).sum()),
         "tokens": int(passes["tokens"].sum()),
         "preemptions": int(passes["preempted"].sum()),
-        "peak_blocks": int(passes["used"].max()),
-        "peak_waiting": int(passes["waiting"].max()),
+        "peak_blocks": int(max(passes["used"], default=0)),
+        "peak_waiting": int(max(passes["waiting"], default=0)),
         "waiting": passes.loc[changed, ["scheduled_ns", "waiting"]].to_numpy().tolist(),
     }
 
@@ -105,9 +105,7 @@ def serving_section(told: Mapping[str, Any]) -> Section:
     )
     if told["queue_grows"]:
         lines.insert(0, told["queue_grows"])
-    metrics = [
-        {"latency": name, **{stat: _ms(told[f"{stat}_{name}_ms"]) for stat in STATS}} for name in METRICS
-    ]
+    metrics = [{"latency": of, **{stat: _ms(told[f"{stat}_{of}_ms"]) for stat in STATS}} for of in METRICS]
     beside = [
         {"measured (and off by)": name, **{stat: _beside(told, f"{stat}_{name}_ms") for stat in STATS}}
         for name in METRICS
@@ -125,9 +123,8 @@ def serving_section(told: Mapping[str, Any]) -> Section:
         {**of, "spent": largest(of["first_ns"], most=3), "behind": largest(of["behind_ns"], most=3)}
         for of in told["slowest"]
     ]
-    engines = [
-        {**of, "most blocks": f"{of['peak_blocks']:,} of {told['kv_blocks']:,}"} for of in told["engines"]
-    ]
+    blocks = f"of {told['kv_blocks']:,}"
+    engines = [{**of, "most blocks": f"{of['peak_blocks']:,} {blocks}"} for of in told["engines"]]
     of_engines = ["engine: name", "steps", "busy_ns", "tokens", "preempted: preemptions", "most blocks"]
     shown = [
         metrics,

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -27,10 +27,6 @@ import pandas as pd
 from policies.serving.batcher import Step
 from sim.base.errors import InputError, in_file
 from sim.base.units import round_half_up
-
-_ONCE: Final = ("embedding", "final_layernorm")
-_TWICE: Final = "layernorm"
-"""Occurs twice in a layer: before attention, and before the middle."""
 
 
 class TableStep:
@@ -54,13 +50,11 @@ class TableStep:
         self, folder: Path, layers: int, all_reduce_ns: Callable[[int], float] = lambda tokens: 0.0
     ) -> None:
         self.layers, self.all_reduce_ns = layers, all_reduce_ns
-        self.dense = _sum(
-            folder / "dense.csv", "tokens", {_TWICE: 2 * layers, **dict.fromkeys(_ONCE, 1)}, layers
-        )
+        times = {"layernorm": 2 * layers, "embedding": 1, "final_layernorm": 1}  # a layer has two norms
+        self.dense = _sum(folder / "dense.csv", "tokens", times, layers)
         self.head = _sum(folder / "per_sequence.csv", "sequences", {}, 1)
-        self.attention = _Grid(
-            folder / "attention.csv", "prefill_chunk", "kv_prefill", "n_decode", "kv_decode"
-        )
+        sizes = "prefill_chunk", "kv_prefill", "n_decode", "kv_decode"
+        self.attention = _Grid(folder / "attention.csv", *sizes)
         moe, skew = folder / "moe.csv", folder / "skew.csv"
         self.experts = _Grid(moe, "tokens", "activated_experts") if moe.exists() else None
         self.alpha = _alpha(skew) if skew.exists() else None
@@ -119,10 +113,8 @@ class _Grid:
 
     def __init__(self, path: Path, *columns: str) -> None:
         times = _read(path, *columns, "time_us").set_index([*columns])["time_us"]
-        points = pd.MultiIndex.from_product(
-            [np.unique(times.index.get_level_values(name)) for name in columns]
-        )
-        self.axes = [level.to_numpy() for level in points.levels]
+        self.axes = [np.unique(times.index.get_level_values(name)) for name in columns]
+        points = pd.MultiIndex.from_product(self.axes)
         self.values = times.reindex(points).to_numpy(copy=True).reshape([len(axis) for axis in self.axes])
         for axis in range(len(columns)):  # a size that does not matter was measured only at 0
             rows = np.moveaxis(self.values, axis, 0)

@@ -314,3 +314,10 @@ def test_decodes_after_a_preemption_are_no_recompute() -> None:
     of = Lateness(serve, requests).all.loc["r1"]
     assert of["recompute"] == MS
     assert of["prefill"] + of["decode"] + of["shared"] == 11 * MS
+
+
+def test_a_replica_without_requests_is_reported() -> None:
+    few = {**LINEAR["requests"], "count": 2}
+    told = run({**LINEAR, "requests": few, "parallel": {"replicas": 3}}).summary
+    assert [each["steps"] > 0 for each in told["serving"]["engines"]] == [True, True, False]
+    assert told["serving"]["engines"][2]["peak_blocks"] == 0
