@@ -217,18 +217,11 @@ class _Row(BaseModel):
         if self.arrival is None and after is None:
             raise InputError(f"has none of the columns {', '.join(_TIMES)}")
         segments = self.prompt if isinstance(self.prompt, list) else self.segments(self.prompt, name)
-        request = Request(
-            self.id or name,
-            0 if self.arrival is None or after is not None else self.arrival,
-            sum(tokens for _, tokens in segments),
-            self.output,
-            segments=segments,
-            priority=self.priority,
-            remote=self.remote,
-            accepted=self.accepted,
-            after=after,
-            delay_ns=self.delay or 0,
-        )
+        given = self.model_dump(include={"output", "priority", "remote", "accepted"})
+        at = self.arrival if self.arrival is not None and after is None else 0
+        tokens = sum(count for _, count in segments)
+        request = Request(self.id or name, at, tokens, segments=segments, after=after, **given)
+        request.delay_ns = self.delay or 0
         if self.session_id is not None and self.output:
             turns[self.session_id] = request
         return request

@@ -90,21 +90,21 @@ def _engine(name: str, passes: pd.DataFrame) -> dict[str, Any]:
 
 def serving_section(told: Mapping[str, Any]) -> Section:
     """Return the report of a serving run as lines and tables."""
-    replicas, gpus = told["replicas"], told["gpus"]
-    line = f"{told['requests']:,} requests on {replicas:,} replica{'s'[: replicas != 1]}"
-    line += f", {gpus:,} GPU{'s'[: gpus != 1]} in all: {told['request_throughput']:,.4g} requests/s, "
-    line += f"{told['output_throughput']:,.5g} tokens/s"
-    lines = [line]
+    replicas, gpus, rate = told["replicas"], told["gpus"], told["request_throughput"]
+    lines = [told["queue_grows"]] if told["queue_grows"] else []
+    lines.append(
+        f"{told['requests']:,} requests on {replicas:,} replica{'s'[: replicas != 1]}, "
+        f"{gpus:,} GPU{'s'[: gpus != 1]} in all: {rate:,.4g} requests/s, "
+        f"{told['output_throughput']:,.5g} tokens/s"
+    )
     if told["limits_ns"]:
         limits = ", ".join(f"{name} <= {format_duration(ns)}" for name, ns in told["limits_ns"].items())
-        share = told["request_goodput"] / told["request_throughput"] if told["request_throughput"] else 0.0
+        share = told["request_goodput"] / rate
         lines.append(f"goodput {told['request_goodput']:,.4g} requests/s ({percent(share)} keep {limits})")
     lines.append(
         f"{percent(told['hit_share'])} of prompt tokens were in the cache; "
         f"{told['preemptions']:,} preemption{'s'[: told['preemptions'] != 1]}"
     )
-    if told["queue_grows"]:
-        lines.insert(0, told["queue_grows"])
     metrics = [{"latency": of, **{stat: _ms(told[f"{stat}_{of}_ms"]) for stat in STATS}} for of in METRICS]
     beside = [
         {"measured (and off by)": name, **{stat: _beside(told, f"{stat}_{name}_ms") for stat in STATS}}
@@ -113,11 +113,8 @@ def serving_section(told: Mapping[str, Any]) -> Section:
     ]
     parts = [part for part in PARTS if told["mean_parts_ns"]["all"][part] >= 0.5]
     where = [
-        {
-            "time of a request": f"to its {token} token",
-            **{part: format_duration(round(told["mean_parts_ns"][key][part])) for part in parts},
-        }
-        for token, key in (("first", "first"), ("last", "all"))
+        {"time of a request": f"to its {token} token", **{of: format_duration(round(ns[of])) for of in parts}}
+        for token, ns in zip(("first", "last"), told["mean_parts_ns"].values(), strict=True)
     ]
     slowest = [
         {**of, "spent": largest(of["first_ns"], most=3), "behind": largest(of["behind_ns"], most=3)}
@@ -177,12 +174,9 @@ def time_of_requests(told: Mapping[str, Any], first: Mapping[str, Any] | None = 
     changed = sorted((part for part in PARTS if more[part]), key=lambda part: -abs(more[part]))[:3]
     if not changed:
         return "requests take as long"
-    off = _ms(abs(told["mean_e2el_ms"] - first["mean_e2el_ms"]))
-    word = "longer" if told["mean_e2el_ms"] > first["mean_e2el_ms"] else "less"
-    changes = (
-        f"{'-' if more[part] < 0 else '+'}{format_duration(abs(more[part]))} {part}" for part in changed
-    )
-    return f"a request takes {off} {word}: {', '.join(changes)}"
+    off = told["mean_e2el_ms"] - first["mean_e2el_ms"]
+    changes = (f"{'+-'[more[part] < 0]}{format_duration(abs(more[part]))} {part}" for part in changed)
+    return f"a request takes {_ms(abs(off))} {'longer' if off > 0 else 'less'}: {', '.join(changes)}"
 
 
 def _ms(value: float) -> str:
@@ -190,8 +184,7 @@ def _ms(value: float) -> str:
 
 
 def _beside(told: Mapping[str, Any], key: str) -> str:
-    """Return a measured number, and how far the simulated one is from it."""
+    """Return a measured number, if known, and how far the simulated one is from it."""
     measured = told["measured"].get(key)
-    if measured is None:
-        return ""
-    return _ms(measured) + (f" ({told[key] / measured - 1:+.1%})" if measured else "")
+    off = f" ({told[key] / measured - 1:+.1%})" if measured else ""
+    return "" if measured is None else _ms(measured) + off

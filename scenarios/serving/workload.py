@@ -29,8 +29,7 @@ from scenarios.serving.engine import Pull, Serve, StepTime
 from scenarios.serving.metrics import measured_metrics
 from scenarios.serving.requests import RequestsFields
 from scenarios.serving.serving_report import serving_report
-from scenarios.serving.step_cost import LinearStep, ModelStep
-from scenarios.serving.step_tables import TableStep
+from scenarios.serving.step_cost import LinearStep, ModelStep, TableStep
 from scenarios.workloads.calibrations import CalibrationFields, calibration_of
 from scenarios.workloads.train_workload import DType, ModelFields, architecture_of
 from scenarios.workloads.workload import Work, Workload

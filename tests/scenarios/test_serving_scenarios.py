@@ -21,8 +21,7 @@ from scenarios.run.execute import Result, run_scenario
 from scenarios.run.load import read_scenario
 from scenarios.serving.engine import Serve
 from scenarios.serving.lateness import Lateness
-from scenarios.serving.step_cost import GRAPH_SIZES, Interpolated, LinearStep, ModelStep
-from scenarios.serving.step_tables import TableStep
+from scenarios.serving.step_cost import GRAPH_SIZES, Interpolated, LinearStep, ModelStep, TableStep
 from scenarios.variants.optimum import find_optimum
 from scenarios.workloads.calibrations import named_calibration
 from scenarios.workloads.train_workload import DType
