@@ -16,7 +16,7 @@ tokens they are the sizes of the CUDA graphs that vLLM captures, and to which it
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -49,34 +49,29 @@ _COARSE: Final = 64
 """Distance in tokens between the sizes at which longer steps are computed."""
 
 
-class Interpolated:
-    """A function of two sizes, computed at few sizes and linear in between."""
-
-    def __init__(self, function: Callable[[int, int], float]) -> None:
-        self._ask = cache(function)
-
-    def at(self, x: float, y: float) -> float:
-        """Return the value, interpolated between the four surrounding points."""
-        (x0, x1, p), (y0, y1, q) = _around(x), _around(y)
-        found = 0.0
-        for i, a in ((x0, 1 - p), (x1, p)):
-            for j, b in ((y0, 1 - q), (y1, q)):
-                if a * b:
-                    found += a * b * self._ask(i, j)
-        return found
-
-
 _SIZES: Final = (1, *(size << power for power in range(23) for size in (2, 3)), 2**24)
 """1, 2, 3, 4, 6, 8, 12, 16, ..."""
 
 
-def _around(x: float) -> tuple[int, int, float]:
-    """Return the sizes below and above, and the relative position between them."""
-    i = bisect_left(_SIZES, x)
-    if _SIZES[i] == x or not i:
-        return _SIZES[i], _SIZES[i], 0.0
-    low, high = _SIZES[i - 1], _SIZES[i]
-    return low, high, (x - low) / (high - low)
+def interpolated(function: Callable[[int, int], float]) -> Callable[[float, float], float]:
+    """Return a function of two sizes that is computed at few sizes, and linear in between."""
+    ask = cache(function)
+
+    def at(x: float, y: float) -> float:
+        return _linear(lambda i: _linear(lambda j: ask(i, j), y, *_around(y)), x, *_around(x))
+
+    return at
+
+
+def _around(x: float) -> tuple[int, int]:
+    i = bisect_right(_SIZES, x)
+    return _SIZES[i - 1], _SIZES[i]
+
+
+def _linear(function: Callable[[int], float], x: float, low: int, high: int) -> float:
+    """Return the value of a function that is linear between two sizes."""
+    part = (x - low) / (high - low)
+    return (1 - part) * function(low) + part * function(high) if part else function(low)
 
 
 @dataclass(frozen=True)
@@ -132,8 +127,8 @@ class ModelStep:
         self.kinds = Counter(model.kind(layer) for layer in range(model.layers))
         self.work = self.work_of(1)
         # A chunk of a prompt counts as a whole prompt with the same number of scores.
-        self._decode = Interpolated(lambda requests, cached: self._attention(requests, 1, cached - 1))
-        self._prefill = Interpolated(lambda requests, length: self._attention(requests, length, 0))
+        self._decode = interpolated(lambda requests, cached: self._attention(requests, 1, cached - 1))
+        self._prefill = interpolated(lambda requests, length: self._attention(requests, length, 0))
         self._layers, self._head = cache(self._layers_ns), cache(self._head_ns)
 
     def __call__(self, step: Step) -> int:
@@ -143,10 +138,10 @@ class ModelStep:
         decodes, chunks = int(decode.sum()), int((~decode).sum())
         ns = self._through(int(counts.sum())) + self._head(len(step.samples))
         if decodes:
-            ns += self._decode.at(decodes, (contexts[decode] + 1).sum() / decodes)
+            ns += self._decode(decodes, (contexts[decode] + 1).sum() / decodes)
         if chunks:
             square = np.sqrt(counts * (counts + 2 * contexts))[~decode].sum()
-            ns += self._prefill.at(chunks, square / chunks)
+            ns += self._prefill(chunks, square / chunks)
         return round_half_up(ns)
 
     # -- parts of a step --------------------------------------------------------------------------------
@@ -155,9 +150,8 @@ class ModelStep:
         """Return the time of everything but attention and the head."""
         if tokens <= GRAPH_SIZES[-1]:
             return self._layers(GRAPH_SIZES[bisect_left(GRAPH_SIZES, tokens)])
-        low, rest = tokens // _COARSE * _COARSE, tokens % _COARSE
-        below = self._layers(low)
-        return below + rest / _COARSE * (self._layers(low + _COARSE) - below) if rest else below
+        low = tokens // _COARSE * _COARSE
+        return _linear(self._layers, tokens, low, low + _COARSE)
 
     def _layers_ns(self, tokens: int) -> float:
         """Return the time of the layers for a number of tokens, without attention."""
