@@ -57,23 +57,9 @@ class EnginePass(NamedTuple):
     head: str | None
 
 
-class EngineEvent(NamedTuple):
-    """What a pass did with a request, other than a decode.
-
-    Attributes
-    ----------
-    request : Request
-    number : int
-        Place of the pass among all.
-    what : str
-        ``preempted``, ``pull``, ``prefill``, or ``recompute``.
-    """
-
-    request: Request
-    number: int
-    what: str
-
-
+EngineEvent = tuple[Request, int, str]
+"""A request, the place of a pass among all, and what that did with it, other than a decode: ``preempted``,
+``pull``, ``prefill`` or ``recompute``."""
 StepTime = Callable[[Step], int]
 """``step_ns(step)`` returns the duration of a step."""
 PullEnd = Callable[[int, Request, int], int]
@@ -99,6 +85,7 @@ class Pull:
         return self.free_ns[request.replica]
 
 
+@dataclass
 class Serve:
     """Engines with a router before them.
 
@@ -125,21 +112,12 @@ class Serve:
         In order.
     """
 
-    def __init__(
-        self,
-        step_ns: StepTime,
-        batchers: Sequence[Batcher],
-        prefill: Sequence[Batcher] = (),
-        *,
-        router: RequestRouter | None = None,
-        pull: PullEnd | None = None,
-        host_ns: int = 0,
-    ) -> None:
-        self.step_ns, self.pull, self.host_ns = step_ns, pull, host_ns
-        self.batchers, self.replicas, self.prefill = [*batchers, *prefill], len(batchers), bool(prefill)
-        self.router = router
-        self.passes: list[EnginePass] = []
-        self.events: list[EngineEvent] = []
+    step_ns: StepTime
+    batchers: Sequence[Batcher]
+    prefill: Sequence[Batcher] = ()
+    router: RequestRouter | None = None
+    pull: PullEnd | None = None
+    host_ns: int = 0
 
     @property
     def now(self) -> int:
@@ -149,8 +127,8 @@ class Serve:
     @property
     def names(self) -> list[str]:
         """Names of the engines."""
-        more = len(self.batchers) - self.replicas
-        return [*(f"replica{i}" for i in range(self.replicas)), *(f"prefill{i}" for i in range(more))]
+        counts = {"replica": len(self.batchers), "prefill": len(self.prefill)}
+        return [f"{kind}{i}" for kind, count in counts.items() for i in range(count)]
 
     def run(self, requests: Sequence[Request], in_flight: int | None = None) -> None:
         """Serve requests until all are finished.
@@ -168,19 +146,22 @@ class Serve:
             Requests are unfinished, and nothing can ever run again.
         """
         self.env, self.in_flight = simpy.Environment(0), in_flight
+        self.passes: list[EnginePass] = []
+        self.events: list[EngineEvent] = []
+        self.engines = [*self.batchers, *self.prefill]
         self.coming = deque(each for each in requests if each.after is None)
         self.turns: dict[Request, list[Request]] = {}
         for each in requests:
             if each.after is not None:
                 self.turns.setdefault(each.after, []).append(each)
-        self.loads = [0] * len(self.batchers)
+        self.loads = [0] * len(self.engines)
         self.twins: dict[Request, Request] = {}  # request → the one that computes its prompt elsewhere
-        self.inbox: list[list[Request]] = [[] for _ in self.batchers]
+        self.inbox: list[list[Request]] = [[] for _ in self.engines]
         self.idle: dict[int, simpy.Event] = {}  # replicas that sleep
-        self.free_ns = [0] * len(self.batchers)  # when the last step of each ends
+        self.free_ns = [0] * len(self.engines)  # when the last step of each ends
         if in_flight is None:
             self.env.process(self.arriving())
-        for replica in range(len(self.batchers)):
+        for replica in range(len(self.engines)):
             self.env.process(self.serving(replica))
         self.env.run()
 
@@ -195,7 +176,7 @@ class Serve:
         while self.coming:
             request = self.coming[0]
             if self.in_flight is not None:
-                if sum(self.loads[: self.replicas]) >= self.in_flight:
+                if sum(self.loads[: len(self.batchers)]) >= self.in_flight:
                     return
                 request.arrival_ns = self.now
             elif request.arrival_ns > self.now:
@@ -205,12 +186,12 @@ class Serve:
     def send(self, request: Request) -> None:
         """Send a request to a replica, or its prompt to a replica that computes prompts."""
         if self.router is not None:
-            request.replica = self.router.route(request, self.loads[: self.replicas])
+            request.replica = self.router.route(request, self.loads[: len(self.batchers)])
         self.loads[request.replica] += 1
         if not self.prefill:
             self.hand(request)
             return
-        replica = min(range(self.replicas, len(self.loads)), key=self.loads.__getitem__)
+        replica = min(range(len(self.batchers), len(self.engines)), key=self.loads.__getitem__)
         self.loads[replica] += 1
         self.twins[request] = request.prompt_alone(replica)
         self.hand(self.twins[request])
@@ -223,7 +204,7 @@ class Serve:
 
     def serving(self, replica: int) -> Process:
         """Schedule and run steps of one replica."""
-        env, batcher = self.env, self.batchers[replica]
+        env, batcher = self.env, self.engines[replica]
         running: deque[tuple[int, Step]] = deque()  # with their ends
         pulled: dict[Request, int] = {}  # when the prompts under way arrive
         while True:
@@ -270,16 +251,16 @@ class Serve:
         if step.tokens:
             start_ns = max(now + self.host_ns, self.free_ns[replica])
             self.free_ns[replica] = end_ns = start_ns + self.step_ns(step)
-        self.events += [EngineEvent(request, number, "preempted") for request in step.preempted]
+        self.events += [(each, number, "preempted") for each in step.preempted]
+        self.events += [(each, number, "pull") for each in step.pulls]
+        self.events += [
+            (each, number, "recompute" if each.preemptions else "prefill") for each in step.chunks
+        ]
         for request, tokens in step.pulls.items():
             assert self.pull is not None
             pulled[request] = self.pull(now, request, tokens)
-            self.events.append(EngineEvent(request, number, "pull"))
             if request in self.twins:
                 self.env.process(self.let_go(request, pulled[request]))
-        for request in step.chunks:
-            what = "recompute" if request.preemptions else "prefill"
-            self.events.append(EngineEvent(request, number, what))
         sizes = sum(step.tokens.values()), len(step.tokens), len(step.chunks)
         counts = step.waiting, step.used, len(step.preempted)
         head = None if step.head is None else step.head.id
@@ -290,11 +271,11 @@ class Serve:
         """Free the blocks in which a prompt was computed, when it has been pulled."""
         yield self.env.timeout(until_ns - self.now)
         twin = self.twins.pop(request)
-        self.batchers[twin.replica].free(twin)
+        self.engines[twin.replica].free(twin)
 
     def end(self, replica: int, step: Step) -> None:
         """Record the tokens of requests; hand on requests whose prompts are computed."""
-        self.batchers[replica].ended(step)
+        self.engines[replica].ended(step)
         now = self.now
         self.loads[replica] -= len(step.finished)
         for request, count in step.out.items():

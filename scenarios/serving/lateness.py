@@ -69,7 +69,7 @@ class Lateness:
         self._columns = {name: of.to_numpy() for name, of in self.passes.items()}
         events: dict[str, list[EngineEvent]] = {}
         for event in serve.events:
-            events.setdefault(event.request.id, []).append(event)
+            events.setdefault(event[0].id, []).append(event)
         divided = [self._divide(each, events.get(each.id, [])) for each in requests]
         ids = [each.id for each in requests]
         self.first, self.all = (pd.DataFrame([*of], ids, PARTS) for of in zip(*divided, strict=True))
@@ -78,23 +78,23 @@ class Lateness:
         """Return the time of a request to its first and to its last token, by part."""
         replica, columns = self._replicas[request.replica], self._columns
         sampled = replica.numbers[replica.ends.searchsorted(request.token_ns)].tolist()
-        steps = np.array(sorted({*sampled, *(event.number for event in events if event.what in _STEPS)}))
+        steps = np.array(sorted({*sampled, *(number for _, number, what in events if what in _STEPS)}))
         start, end = columns["start_ns"][steps], columns["end_ns"][steps]
         before = np.append(request.arrival_ns, end[:-1])
         waits, waited = np.full(len(steps), _CODE["turn"]), start - before
         spent = np.where(columns["chunks"][steps] > 0, _CODE["shared"], _CODE["decode"])
         more = np.zeros(len(PARTS), np.int64)  # of parts that come before the first token
         queued = {0: start[0]}  # step → until when it was in a queue before
-        for event in events:
-            i = int(steps.searchsorted(event.number))
+        for asked, number, what in events:
+            i = int(steps.searchsorted(number))
             if i == len(steps):  # preempted when its last token was under way
                 continue
-            (spent if event.what in _STEPS else waits)[i] = _CODE[event.what]
-            if event.what == "pull":
-                queued[i] = columns["scheduled_ns"][event.number]
-            elif event.what == "prefill" and event.request.lost:
-                missing = max(1, request.prompt - (event.request.hits or 0))
-                lost = round_half_up((end[i] - start[i]) * min(1.0, event.request.lost / missing))
+            (spent if what in _STEPS else waits)[i] = _CODE[what]
+            if what == "pull":
+                queued[i] = columns["scheduled_ns"][number]
+            elif what == "prefill" and asked.lost:
+                missing = max(1, asked.prompt - (asked.hits or 0))
+                lost = round_half_up((end[i] - start[i]) * min(1.0, asked.lost / missing))
                 more[[_CODE["lost"], _CODE["prefill"]]] += lost, -lost
         for i, until in queued.items():
             queue = self._replicas[columns["replica"][steps[i]]]

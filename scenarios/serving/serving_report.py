@@ -51,8 +51,8 @@ def serving_report(
     return {
         **serving_metrics(requests, limits),
         "requests": n,
-        "replicas": serve.replicas,
-        "gpus": tensor * len(serve.batchers),
+        "replicas": len(serve.batchers),
+        "gpus": tensor * len(serve.engines),
         "kv_blocks": serve.batchers[0].cache.blocks,
         "limits_ns": dict(limits),
         "mean_parts_ns": {"first": (late.first.sum() / n).to_dict(), "all": (late.all.sum() / n).to_dict()},

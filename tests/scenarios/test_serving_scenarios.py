@@ -309,7 +309,7 @@ def test_decodes_after_a_preemption_are_no_recompute() -> None:
     serve = Serve(LinearStep(MS), [batcher])
     serve.run(requests)
     assert requests[1].preemptions == 1
-    assert any(each.what == "recompute" for each in serve.events)
+    assert any(what == "recompute" for _, _, what in serve.events)
     of = Lateness(serve, requests).all.loc["r1"]
     assert of["recompute"] == MS
     assert of["prefill"] + of["decode"] + of["shared"] == 11 * MS
