@@ -14,13 +14,11 @@ Source: vLLM 0.19.0, ``vllm/v1/core/block_pool.py``, ``kv_cache_manager.py``.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from itertools import takewhile
 
 from sim.base.errors import InputError
-
-Key = Hashable
 
 
 class KvBlocks:
@@ -62,10 +60,9 @@ class KvBlocks:
         self.usable = blocks - reserved
         # Only blocks ever given out, or reserved; all others are at the head of the free list.
         self.references = [0] * reserved
-        self.key: list[Key | None] = [None] * reserved
+        self.key: list[Hashable] = [None] * reserved
         self._free: OrderedDict[int, None] = OrderedDict()
-        self._found: dict[Key, tuple[int, ...]] = {}
-        self._lost: set[Key] = set()
+        self._blocks: dict[Hashable, list[int]] = defaultdict(list)  # of all keys that ever were
 
     @property
     def free(self) -> int:
@@ -81,19 +78,13 @@ class KvBlocks:
         """Return the number of blocks for `tokens` tokens."""
         return -(-tokens // self.block_size)
 
-    def find(self, keys: Iterable[Key]) -> list[int]:
+    def find(self, keys: Iterable[Hashable]) -> list[int]:
         """Return the blocks of the longest prefix of `keys` that is in the cache."""
-        hits = []
-        for key in keys:
-            blocks = self._found.get(key)
-            if not blocks:
-                break
-            hits.append(blocks[0])
-        return hits
+        return [self._blocks[key][0] for key in takewhile(self._blocks.get, keys)]
 
-    def lost(self, keys: Iterable[Key]) -> int:
+    def lost(self, keys: Iterable[Hashable]) -> int:
         """Return how many leading keys are in the cache or were there once."""
-        return sum(1 for _ in takewhile(lambda key: key in self._lost or key in self._found, keys))
+        return sum(1 for _ in takewhile(self._blocks.__contains__, keys))
 
     def unreferenced(self, blocks: Iterable[int]) -> int:
         """Return how many of these blocks are in the free list."""
@@ -116,25 +107,16 @@ class KvBlocks:
         for _ in range(count - len(taken)):
             block = self._free.popitem(last=False)[0]
             self.references[block] = 1
-            self.forget(block)
+            if (key := self.key[block]) is not None:
+                self.key[block] = None
+                self._blocks[key].remove(block)
             taken.append(block)
         return taken
 
-    def forget(self, block: int) -> None:
-        """Remove a block's key, so that its contents are no longer found."""
-        key = self.key[block]
-        if key is not None:
-            self.key[block] = None
-            if others := tuple(other for other in self._found[key] if other != block):
-                self._found[key] = others
-            else:
-                del self._found[key]
-                self._lost.add(key)
-
-    def publish(self, block: int, key: Key) -> None:
+    def publish(self, block: int, key: Hashable) -> None:
         """Set the key of a full block, by which it is found from now on."""
         self.key[block] = key
-        self._found[key] = (*self._found.get(key, ()), block)
+        self._blocks[key].append(block)
 
     def release(self, table: Sequence[int]) -> None:
         """Release the blocks of a sequence, its tail first."""
