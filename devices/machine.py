@@ -326,7 +326,7 @@ def make_machine(
     routing = SHORTEST
     if "routing" in over or "routes" in over:
         with located("machine"):
-            routing = make_routing(over.get("routing"), over.get("routes", ()), names, links)
+            routing = make_routing(over.get("routing", {}), over.get("routes", ()), names, links)
     network = make_network if links else None
     return Machine(tuple(devices), links, tuple(hosts), network, model, routing, resources=resources)
 

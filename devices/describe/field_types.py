@@ -236,23 +236,22 @@ def one_of(*words: str) -> Type:
     return Type(read, " | ".join(words), {"type": "string", "enum": list(words)})
 
 
-def one_of_with(words: Sequence[str], of: str, option: str, each: Type, shown: str, default: Any) -> Type:
-    """Return the type of a value that is one of these words, of which the word `of` may have an option.
+def _named(words: Sequence[str], options: Mapping[str, Type], shown: str, of: str = "") -> Type:
+    """Return the type of a value that is one of these words, of which `of` may have options.
 
-    Read, it is the word and the value of the option: ``{name: ecmp, seed: 1}`` is ``("ecmp", 1)``.
+    Read, it is a mapping: ``ecmp`` is ``{name: ecmp}``. Without `of` all may have options, and these may stand
+    alone.
     """
-    plain, named = one_of(*words), one_of(of)
-    whole = _keys({"name": named, option: each}, "")
+    plain, whole = one_of(*words), _keys({"name": one_of(*([of] if of else words)), **options}, "")
 
-    def read(value: object) -> tuple[str, Any]:
-        if not isinstance(value, Mapping):
-            return plain.read(value), default
-        given = whole.read(value)
-        if "name" not in given:
+    def read(value: object) -> Any:
+        given = whole.read(value) if isinstance(value, Mapping) else {"name": plain.read(value)}
+        if of and "name" not in given:
             raise InputError(f"has no name; accepted: {shown}")
-        return given["name"], given.get(option, default)
+        return given
 
-    return Type(read, shown, {"anyOf": [plain.schema, {**whole.schema, "required": ["name"]}]})
+    required = {"required": ["name"]} if of else {}
+    return Type(read, shown, {"anyOf": [plain.schema, {**whole.schema, **required}]})
 
 
 def _part(value: object) -> Fraction:
@@ -396,22 +395,6 @@ _GENERATIONS: Final = (
 )  # fmt: skip
 """Of GPUs whose kernels are told apart (`devices.cost.kernel_fits`)."""
 
-_TRANSPORTS: Final = one_of("local", "rdma", "tcp")
-_TRANSPORT: Final = _keys(
-    {
-        "name": _TRANSPORTS,
-        "fixed": _DURATION,
-        "bandwidth": quantity(units.parse_bandwidth, BANDWIDTH, "1.5TB/s", unlimited=True),
-        "host_copies": Type(flag, "true", {"type": "boolean"}),
-    },
-    "local | rdma | tcp, or {name: tcp, fixed: 10us}",
-)
-
-
-def _transport(value: object) -> Any:
-    return {"name": _TRANSPORTS.read(value)} if isinstance(value, str) else _TRANSPORT.read(value)
-
-
 _PEAK: Final = by_key(quantity(units.parse_flop_rate, FLOP_RATE, "989TFLOP/s", unlimited=True), dtype_name)
 _CAPACITY: Final = quantity(units.parse_bytes, BYTES, "80GiB", unlimited=True)
 _WORDS: Final = _list_of(_WORD, "[matmul, conv]")
@@ -463,20 +446,24 @@ TYPES: Final[Mapping[str, Type]] = {
     "flag": Type(flag, "true", {"type": "boolean"}),
     "word": _WORD,
     "device sharing": one_of("none", "cores", "time", "sm", "sm+dram"),
-    "link sharing": one_of_with(
+    "link sharing": _named(
         ("serial", "shared", "fifo", "independent", "instant"),
-        "fifo",
-        "chunk",
-        replace(_SIZE, read=_chunk),
+        {"chunk": replace(_SIZE, read=_chunk)},
         "serial | shared | fifo | independent | instant, or {name: fifo, chunk: 1MiB}",
-        default=None,
+        of="fifo",
     ),
     "duplex": Type(_duplex, "true, false or half", {"enum": [True, False, HALF]}),
-    "transport": replace(
-        _TRANSPORT, read=_transport, schema={"anyOf": [_TRANSPORTS.schema, _TRANSPORT.schema]}
+    "transport": _named(
+        ("local", "rdma", "tcp"),
+        {
+            "fixed": _DURATION,
+            "bandwidth": quantity(units.parse_bandwidth, BANDWIDTH, "1.5TB/s", unlimited=True),
+            "host_copies": Type(flag, "true", {"type": "boolean"}),
+        },
+        "local | rdma | tcp, or {name: tcp, fixed: 10us}",
     ),
-    "routing": one_of_with(
-        ("shortest", "ecmp"), "ecmp", "seed", _INTEGER, "shortest or ecmp or {name: ecmp, seed: 1}", default=0
+    "routing": _named(
+        ("shortest", "ecmp"), {"seed": _INTEGER}, "shortest or ecmp or {name: ecmp, seed: 1}", of="ecmp"
     ),
     "words": _WORDS,
     "contents": _list_of(one_of("gap"), "[gap]"),

@@ -20,7 +20,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from devices.describe.field_reading import merge, read_fields
-from devices.describe.field_types import HALF, TYPES, read_list
+from devices.describe.field_types import HALF, read_list
 from devices.describe.fields import LINK_FIELDS, ROUTE_FIELDS
 from sim.base.errors import InputError, UnknownNameError, located
 from sim.machine.links import Link, Routing
@@ -296,9 +296,9 @@ def links_between(spec: Mapping[str, Any], ends: Iterable[tuple[str, str, Mappin
     return with_sharing(links, values["sharing"]) if "sharing" in values else links
 
 
-def with_sharing(links: Iterable[Link], sharing: tuple[str, int | None]) -> list[Link]:
+def with_sharing(links: Iterable[Link], sharing: Mapping[str, Any]) -> list[Link]:
     """Return links that all share alike: by a word, and of ``fifo`` the chunk."""
-    word, chunk = sharing
+    word, chunk = sharing["name"], sharing.get("chunk")
     if word == "instant":
         word = "independent"
         links = (replace(link, bandwidth_bytes_per_s=None, connection_bytes_per_s=None) for link in links)
@@ -337,14 +337,14 @@ def _expand(spec: Mapping[str, Any], devices: Sequence[str], nodes: bool, *, nee
 
 
 def make_routing(
-    kind: tuple[str, int] | None, routes: object, devices: Sequence[str], links: Sequence[Link]
+    kind: Mapping[str, Any], routes: object, devices: Sequence[str], links: Sequence[Link]
 ) -> Routing:
     """Return how a machine chooses routes.
 
     Parameters
     ----------
-    kind : (str, int), optional
-        The word and the seed of ``routing``.
+    kind : mapping
+        The ``name`` and ``seed`` of ``routing``.
     routes : sequence of mapping
         Those that are given, with the keys ``from``, ``to`` and ``via``.
     devices : sequence of str
@@ -358,7 +358,7 @@ def make_routing(
     Examples
     --------
     >>> links = [Link("ab", "a", "b"), Link("bc", "b", "c"), Link("ac", "a", "c")]
-    >>> make_routing(None, [{"from": "a", "to": "c", "via": ["b"]}], ["a", "b", "c"], links).given
+    >>> make_routing({}, [{"from": "a", "to": "c", "via": ["b"]}], ["a", "b", "c"], links).given
     {('a', 'c'): ('b',)}
     """
     given: dict[tuple[str, str], tuple[str, ...]] = {}
@@ -378,8 +378,7 @@ def make_routing(
                     if (a, b) in given:
                         raise InputError(f"the route from {a} to {b} is given twice")
                     given[a, b] = via
-    word, seed = kind or (TYPES["routing"].read("shortest"))
-    return Routing(word, seed, given)
+    return Routing(kind.get("name", "shortest"), kind.get("seed", 0), given)
 
 
 def _check(passed: Sequence[str], known: set[str], connected: set[tuple[str, str]]) -> None:

@@ -101,7 +101,7 @@ def test_within_a_distance_of_one_element_the_next_module_keeps_what_it_reads(
 @pytest.mark.parametrize("routes", ["a", {"from": "a"}, 7, None])
 def test_routes_that_are_no_list(routes: Any) -> None:
     with pytest.raises(InputError, match="is not a list of routes"):
-        make_routing(None, routes, ["a", "b"], [Link("ab", "a", "b")])
+        make_routing({}, routes, ["a", "b"], [Link("ab", "a", "b")])
 
 
 def sent() -> Trace:
