@@ -239,7 +239,7 @@ def one_of(*words: str) -> Type:
 def _named(words: Sequence[str], options: Mapping[str, Type], shown: str, of: str = "") -> Type:
     """Return the type of a value that is one of these words, of which `of` may have options.
 
-    Read, it is a mapping: ``ecmp`` is ``{name: ecmp}``. Without `of` all may have options, which may stand alone.
+    Read, it is a mapping: ``ecmp`` is ``{name: ecmp}``. Without `of` all may have options, even alone.
     """
     plain, whole = one_of(*words), _keys({"name": one_of(*([of] if of else words)), **options}, "")
 
