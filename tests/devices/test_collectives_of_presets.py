@@ -108,7 +108,7 @@ policy: {runtime: pytorch-distributed, compile: [training, ddp]}
 """
 
 
-@pytest.mark.filterwarnings("ignore::devices.cost.PlainRooflineWarning")  # of the updates
+@pytest.mark.filterwarnings("ignore::devices.cost.unreliable.PlainRooflineWarning")  # of the updates
 @pytest.mark.parametrize("fold", ["true", "false"])
 def test_a_result_says_which_model_counted(fold: str, tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
@@ -117,7 +117,7 @@ def test_a_result_says_which_model_counted(fold: str, tmp_path: Path) -> None:
     assert run_scenario(load_scenario(path)).summary["collectives"] == line
 
 
-@pytest.mark.filterwarnings("ignore::devices.cost.PlainRooflineWarning")
+@pytest.mark.filterwarnings("ignore::devices.cost.unreliable.PlainRooflineWarning")
 def test_it_is_said_where_it_counts_and_nobody_chose_it(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     path.write_text(SCENARIO + "fold: true\n", encoding="utf-8")

@@ -69,7 +69,7 @@ def test_times_at_a_rate_are_the_models_own_flop(recompute: str, again: int) -> 
     assert stages[1].working_nbytes >= again * layer  # a layer that is recomputed is there while it is
 
 
-@pytest.mark.filterwarnings("ignore::devices.cost.PlainRooflineWarning")  # of the A100
+@pytest.mark.filterwarnings("ignore::devices.cost.unreliable.PlainRooflineWarning")  # of the A100
 def test_a_model_as_workload(tmp_path: Path) -> None:
     """By a rate, and by the cost model of a device; a rate tells nothing of the optimizer."""
     text = """\
