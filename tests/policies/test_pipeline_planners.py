@@ -238,7 +238,7 @@ def test_a_graph_is_cut_into_stages(tmp_path: Path) -> None:
     assert stages[1].input_nbytes == stages[0].boundary_nbytes == 200
 
 
-@pytest.mark.filterwarnings("ignore::devices.cost.unreliable.PlainRooflineWarning")  # of its convolutions in fp32
+@pytest.mark.filterwarnings("ignore::devices.cost.unreliable.PlainRooflineWarning")  # of convolutions
 def test_a_model_from_a_file_as_a_pipeline(tmp_path: Path) -> None:
     text = """\
 machine: {devices: {gpu: {preset: h200-sxm, count: 4}}}
