@@ -2,7 +2,7 @@
 
 ::
 
-    gpu0   a's output     ▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇         from a's start (or issue) to the end of its last
+    gpu0   a's output     ▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇         from a's start to the end of its last
                           a     b       transfer    reader there, or of the last transfer that sends it
     gpu1   the copy of it             ▇▇▇▇▇▇▇▇▇▇▇   from when the transfer is requested, though it may
                                                 c   have to wait for a link, to the end of the last
@@ -21,12 +21,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import starmap
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from sim.base.arrays import UNSET, BoolArray, Csr, IntArray
-from sim.base.errors import InputError
 from sim.base.intervals import in_use, most_in_use
 from sim.graph.frames import has_control_flow
 from sim.graph.rendezvous_keys import rendezvous_keys
@@ -105,23 +104,8 @@ def _sent_ns(trace: Record, producer: IntArray, consumer: IntArray) -> IntArray:
     return sent_ns
 
 
-def lifetimes(trace: Record, since: str = "start") -> Lifetimes:
-    """Return when and where each copy of each tensor of more than 0 bytes was in memory.
-
-    Parameters
-    ----------
-    trace : Trace
-    since : str
-        Whether an output takes memory from its op's ``"start"`` (allocation in the kernel, as in
-        TensorFlow) or ``"issue"`` (allocation by the host, as in PyTorch).
-
-    Raises
-    ------
-    InputError
-        `since` has another value.
-    """
-    if since not in ("start", "issue"):
-        raise InputError(f"memory is taken since start or issue; found {since!r}")
+def lifetimes(trace: Record) -> Lifetimes:
+    """Return when and where each copy of each tensor of more than 0 bytes was in memory."""
     graph, moved, n_devices = trace.job.graph, trace.transfers, len(trace.job.machine.devices)
     if not graph.tensor_nbytes.any():
         return Lifetimes(*np.zeros((6, 0), np.int64))
@@ -133,7 +117,7 @@ def lifetimes(trace: Record, since: str = "start") -> Lifetimes:
     outputs = graph.outputs.take(op)
     maker = outputs.rows()
     tensor = np.concatenate((outputs.indices, moved["tensor"]))
-    born = np.concatenate((trace.tasks[f"{since}_ns"][maker], _sent_ns(trace, producer, consumer)))
+    born = np.concatenate((trace.tasks["start_ns"][maker], _sent_ns(trace, producer, consumer)))
     dies = np.concatenate((trace.tasks["end_ns"][maker], moved["end_ns"]))
 
     # 2. ... prolonged by every reader, including transfers.
@@ -202,21 +186,19 @@ def lifetimes(trace: Record, since: str = "start") -> Lifetimes:
     return lives.of((lives.nbytes > 0) & (lives.end_ns > lives.start_ns))
 
 
-def peak_bytes(trace: Record, since: str = "start") -> dict[str, int]:
-    """Return the most bytes in use on each device, by name (see `lifetimes` for `since`)."""
-    lives, devices = lifetimes(trace, since), trace.job.machine.devices
+def peak_bytes(trace: Record) -> dict[str, int]:
+    """Return the most bytes in use on each device, by name."""
+    lives, devices = lifetimes(trace), trace.job.machine.devices
     most = most_in_use(lives.start_ns, lives.end_ns, lives.nbytes, lives.device, len(devices))
     return dict(zip((device.name for device in devices), most.tolist(), strict=True))
 
 
-def memory_use(trace: Record, since: str = "start", *, holders: int = 10) -> dict[str, MemoryUse]:
+def memory_use(trace: Record, *, holders: int = 10) -> dict[str, MemoryUse]:
     """Return the memory of each device over the run, by name, in machine order.
 
     Parameters
     ----------
     trace : Trace
-    since : str
-        See `lifetimes`.
     holders : int
         How many of the largest tensors at the peak are listed.
 
@@ -235,7 +217,7 @@ def memory_use(trace: Record, since: str = "start", *, holders: int = 10) -> dic
     >>> list(zip(use.times_ns.tolist(), use.in_use_bytes.tolist()))
     [(0, 105), (10, 175), (20, 85), (30, 0)]
     """
-    lives = lifetimes(trace, since)
+    lives = lifetimes(trace)
     rows = Csr.group(lives.device, np.arange(len(lives.device)), len(trace.job.machine.devices))
     return {
         device.name: _of_device(trace, device.name, lives.of(rows.row(d)), holders)
@@ -260,86 +242,6 @@ def _of_device(trace: Record, name: str, lives: Lifetimes, holders: int) -> Memo
         held,
         tuple(starmap(Holder, zip(names, *(column.tolist() for column in largest[2:]), strict=True))),
     )
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Memory held over time, split by the kind of op that made it: the bands of a memory plot.
-#
-#     bytes ▲        ▁▂▂▁        other
-#           │   ▁▃▅▅▅▇▇▇▅▃▁      relu
-#           │ ▂▅▇▇▇▇▇▇▇▇▇▇▇▇▅▂   conv
-#           │ ▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇   resident: parameters and inputs, which stay
-#           └────────────────► time
-
-RESIDENT: Final = "resident"
-OTHER: Final = "other"
-
-
-class Bands(NamedTuple):
-    """Step functions on common times: from ``times_ns[k]`` on, ``nbytes[label][k]`` bytes are held.
-
-    With an allocator's log, an instant may appear several times, once for each step within it, and the last
-    one is the end of the run.
-    """
-
-    times_ns: IntArray
-    nbytes: dict[str, IntArray]
-
-
-def memory_bands(trace: Record, device: str, *, kinds: int = 5) -> Bands:
-    """Return the bytes that a device holds, resident tensors first, then the kinds of op that hold most.
-
-    Parameters
-    ----------
-    trace : Trace
-        With an allocator's log, bytes are as allocated; otherwise as the tensors need.
-    device : str
-    kinds : int
-        How many kinds are shown separately; the rest is "other".
-
-    Raises
-    ------
-    UnknownNameError
-        There is no such device.
-
-    Examples
-    --------
-    >>> from sim import Device, GraphBuilder, Machine, simulate
-    >>> from policies.issue.ready_queue import ReadyQueue
-    >>> b = GraphBuilder("chain")
-    >>> _ = b.op("a", kind="conv", duration_ns=10, outputs=100)
-    >>> _ = b.op("b", kind="relu", duration_ns=10, outputs=70, inputs=["a"])
-    >>> bands = memory_bands(simulate(b.build(), Machine((Device("gpu0"),)), ReadyQueue()), "gpu0")
-    >>> bands.times_ns.tolist(), {label: nbytes.tolist() for label, nbytes in bands.nbytes.items()}
-    ([0, 10, 20], {'conv': [100, 100, 0], 'relu': [0, 70, 0]})
-    """
-    index, graph = trace.job.machine.device_index(device), trace.job.graph
-    if log := trace.log_of(index):
-        times, tensor, change = log["time_ns"], log["tensor"], log["change"]
-        rows = np.arange(len(times))
-        times = np.append(times, trace.makespan_ns)  # if the host runs ahead, the log ends long before
-    else:
-        lives = lifetimes(trace)
-        here = lives.device == index
-        tensor = np.tile(lives.tensor[here], 2)
-        change = np.concatenate((lives.nbytes[here], -lives.nbytes[here]))
-        times, rows = np.unique(
-            np.concatenate((lives.start_ns[here], lives.end_ns[here])), return_inverse=True
-        )
-    producer = graph.tensor_producer[tensor]
-    kind = np.where(producer == UNSET, UNSET, graph.kind_code[producer])
-    steps: dict[int, IntArray] = {}
-    for code in np.unique(kind).tolist():
-        held = np.zeros(len(times), np.int64)
-        np.add.at(held, rows[kind == code], change[kind == code])
-        steps[code] = np.cumsum(held)
-    bands = {RESIDENT: steps.pop(UNSET)} if UNSET in steps else {}
-    ranked = sorted(steps, key=lambda code: (-int(steps[code].max()), code))
-    for code in ranked[:kinds]:
-        bands[graph.kinds[code]] = steps[code]
-    if ranked[kinds:]:
-        bands[OTHER] = np.sum([steps[code] for code in ranked[kinds:]], axis=0)
-    return Bands(times, bands)
 
 
 # ----------------------------------------------------------------------------------------------------------

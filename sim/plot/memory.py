@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from sim.base.arrays import IntArray, grouped
+from sim.base.arrays import UNSET, IntArray, grouped
 from sim.base.errors import listed
 from sim.base.units import format_bytes
-from sim.explain.memory_use import OTHER, RESIDENT, memory_bands, memory_use
+from sim.explain.memory_use import lifetimes, memory_use
 from sim.plot.figure import axes_or_new, elided, scale_time
 from sim.plot.legend import Entry, add_legend, handles_of, with_bands
-from sim.plot.theme import colour_of, hatches, ink, paper, plain, shade
+from sim.plot.theme import OTHER, RESIDENT, colour_of, hatches, ink, paper, plain, shade
 from sim.record.record import Record
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ _IN_ALL: Final = 32
 """Maximum strips of all runs together, with at least one each: some 25 inches of a picture."""
 _NAMED: Final = 6
 """Maximum devices without a strip that are named; the rest are counted."""
+_KINDS: Final = 5
+"""Maximum kinds of op with a band of their own."""
 _NEAR: Final = 0.75
 """Share of the capacity from which it is shown: otherwise it would flatten the rest of the strip."""
 _COLUMNS: Final = 2_000
@@ -175,7 +177,10 @@ def coloured_strips(
 
 
 def strip_of(trace: Record, device: str) -> Strip:
-    """Return the memory of a device over a run, with or without an allocator.
+    """Return the memory of a device over a run, split by the kind of op that made it.
+
+    With an allocator's log, bytes are as allocated; otherwise as the tensors need. Resident tensors are one
+    band, the kinds that hold most have one each, and the rest is "other".
 
     Raises
     ------
@@ -187,30 +192,42 @@ def strip_of(trace: Record, device: str) -> Strip:
     >>> from sim import Device, GraphBuilder, Machine, simulate
     >>> from policies.issue.ready_queue import ReadyQueue
     >>> b = GraphBuilder("chain")
-    >>> _ = b.op("a", duration_ns=10, outputs=100)
-    >>> _ = b.op("b", duration_ns=10, outputs=70, inputs=["a"])
+    >>> _ = b.op("a", kind="conv", duration_ns=10, outputs=100)
+    >>> _ = b.op("b", kind="relu", duration_ns=10, outputs=70, inputs=["a"])
     >>> strip = strip_of(simulate(b.build(), Machine((Device("gpu0"),)), ReadyQueue()), "gpu0")
     >>> strip.times_ns.tolist(), strip.in_use.tolist(), strip.peak_bytes, strip.peak_ns
     ([0, 10, 20], [100, 170, 0], 170, 10)
+    >>> {label: nbytes.tolist() for label, nbytes in strip.bands.items()}
+    {'conv': [100, 100, 0], 'relu': [0, 70, 0]}
     """
-    index = trace.job.machine.device_index(device)
-    bands = memory_bands(trace, device)
-    total = _sum(bands.nbytes.values(), len(bands.times_ns))
-    reserved = None
+    index, graph, reserved = trace.job.machine.device_index(device), trace.job.graph, None
     if log := trace.log_of(index):
-        steps = log["reserved"]
-        reserved = np.append(steps, steps[-1:] if len(steps) else 0)  # unchanged until the end
-    made = trace.job.machine.devices[index]
-    return Strip(
-        device,
-        made.kind,
-        bands.times_ns,
-        bands.nbytes,
-        reserved,
-        int(total.max(initial=0)),
-        int(bands.times_ns[total.argmax()]) if len(total) else 0,
-        made.memory_bytes,
-    )
+        times, tensor, change = log["time_ns"], log["tensor"], log["change"]
+        rows, last = np.arange(len(times)), log["reserved"][-1:] if len(times) else 0
+        # If the host runs ahead, the log ends long before the run.
+        times, reserved = np.append(times, trace.makespan_ns), np.append(log["reserved"], last)
+    else:
+        lives = lifetimes(trace)
+        lives = lives.of(lives.device == index)
+        tensor = np.tile(lives.tensor, 2)
+        change = np.concatenate((lives.nbytes, -lives.nbytes))
+        times, rows = np.unique(np.concatenate((lives.start_ns, lives.end_ns)), return_inverse=True)
+    producer = graph.tensor_producer[tensor]
+    kind = np.where(producer == UNSET, UNSET, graph.kind_code[producer])
+    steps: dict[int, IntArray] = {}
+    for code in np.unique(kind).tolist():
+        held = np.zeros(len(times), np.int64)
+        np.add.at(held, rows[kind == code], change[kind == code])
+        steps[code] = np.cumsum(held)
+    bands = {RESIDENT: steps.pop(UNSET)} if UNSET in steps else {}
+    ranked = sorted(steps, key=lambda code: (-int(steps[code].max()), code))
+    bands |= {graph.kinds[code]: steps[code] for code in ranked[:_KINDS]}
+    if ranked[_KINDS:]:
+        bands[OTHER] = np.sum([steps[code] for code in ranked[_KINDS:]], axis=0)
+    total, made = _sum(bands.values(), len(times)), trace.job.machine.devices[index]
+    peak_ns = int(times[total.argmax()]) if len(total) else 0
+    peak = int(total.max(initial=0))
+    return Strip(device, made.kind, times, bands, reserved, peak, peak_ns, made.memory_bytes)
 
 
 def strips_of(traces: Sequence[Record], most: int = MOST, *, without_log: bool = False) -> list[Strips]:

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from zlib import crc32
 
 from sim.base.errors import UnknownNameError
-from sim.explain.memory_use import OTHER, RESIDENT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -209,6 +208,9 @@ LAUNCH: Final = "launch"
 TRANSFER: Final = "transfer"
 WAITING: Final = "waits for ranks"
 """Entries of charts besides kinds of op: launches, transfers, and collectives before their ranks have met."""
+RESIDENT: Final = "resident"
+OTHER: Final = "other"
+"""Bands of memory besides kinds of op: parameters and inputs, which stay, and what small kinds hold."""
 
 FAMILIES: Final = {
     "#332288": "matmul gemm batch_matmul linear einsum",

@@ -16,13 +16,13 @@ from devices.network import make_network
 from policies.issue.ready_queue import ReadyQueue
 from scenarios.ops.control_flow import while_loop
 from sim import Device, GraphBuilder, Link, Machine, Trace, simulate
-from sim.base.errors import GraphError, InputError
+from sim.base.errors import GraphError
 from sim.explain.memory_use import lifetimes, memory_use, peak_bytes
 
 
-def steps(trace: Trace, device: str, since: str = "start") -> list[tuple[int, int]]:
+def steps(trace: Trace, device: str) -> list[tuple[int, int]]:
     """Return (time, bytes in use) pairs."""
-    use = memory_use(trace, since)[device]
+    use = memory_use(trace)[device]
     return list(zip(use.times_ns.tolist(), use.in_use_bytes.tolist(), strict=True))
 
 
@@ -40,17 +40,6 @@ def test_outputs_live_until_the_last_reader_has_ended() -> None:
         ("c", 30, 20, 30),
         ("b", 20, 10, 30),
     ]
-
-
-def test_memory_may_be_taken_when_the_host_issues() -> None:
-    b = GraphBuilder("chain")
-    b.op("a", duration_ns=10, outputs=100)
-    b.op("b", duration_ns=10, outputs=100, after=["a"])
-    trace = simulate(b.build(), Machine((Device("gpu0", issue_ns=2),)), ReadyQueue(synchronisation="issue"))
-    assert steps(trace, "gpu0", "start") == [(2, 100), (12, 100), (22, 0)]
-    assert steps(trace, "gpu0", "issue") == [(2, 100), (4, 200), (12, 100), (22, 0)]
-    with pytest.raises(InputError, match="start or issue; found 'birth'"):
-        lifetimes(trace, "birth")
 
 
 def test_transfers_hold_both_ends() -> None:

@@ -21,11 +21,10 @@ from policies.issue.program_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, GraphBuilder, Machine, Trace, simulate
 from sim.base.arrays import IntArray
-from sim.explain.memory_use import OTHER, RESIDENT
 from sim.plot import compare_gantt, gantt, memory, save, save_page
 from sim.plot.html import gantt_data
 from sim.plot.memory import Scale, Strip, Strips, alike, scales_of, strip_of, strips_of
-from sim.plot.theme import colour_of
+from sim.plot.theme import OTHER, RESIDENT, colour_of
 
 ALLOCATORS = ("pool", "bfc", "caching", "counted", "planned")
 
