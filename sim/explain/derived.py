@@ -425,6 +425,11 @@ class DerivedColumns:
         ended = reversed(self.ended_at(int(self.start[row]))) if needs else ()
         return next((other for other in ended if other < self.n and needs & self.needed(other).keys()), UNSET)
 
+    def made_room(self, row: int) -> int:
+        """Return the task that ended at a task's start and freed what that one waited for, or -1."""
+        other = self.gave_back(row)
+        return other if other != UNSET else self.task_that_ended(self._devices[row], int(self.start[row]))
+
     def transfer_that_ended(self, row: int, time_ns: int) -> int:
         """Return the last transfer that ended at an instant and shares the path of a given one, or -1."""
         way, ended = self.way(row - self.n), reversed(self.ended_at(time_ns))

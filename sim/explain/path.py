@@ -139,18 +139,11 @@ class _Walk:
         called = at.issue[row] + at.calls[row]
         paid = called + at.cost[row]
         if at.row_start[row] > paid:
-            if self.was_in_line(row):
-                return at.before_in_line[row], True
-            if (
-                self.f.trace.alone[row]
-                and at.data[row] == at.row_start[row]
-                and at.last_producer[row] != UNSET
-            ):
-                return self.producer(row)  # a Recv that was taken before anything was sent
-            other = self.made_room(row)
-            if other != UNSET:
-                return other, True
-            self.add("wait", row, paid, at.row_start[row], self.shortage(row))
+            asked = self.f.trace.alone[row] and at.data[row] == at.row_start[row]
+            if asked and at.last_producer[row] != UNSET:  # a Recv that was taken before anything was sent
+                return self.producer(row)
+            if (freed := self.freed(row, paid)) is not None:
+                return freed
         self.add("issue", row, called, paid)
         self.add("wait", row, at.issue[row], called, "memory")
         return self.taking(row)
@@ -162,15 +155,11 @@ class _Walk:
         device = f.devices[at.device[row]]
         bound = max(data, at.launch_end[row])
         if start > bound:
-            if self.was_in_line(row):
-                return at.before_in_line[row], True
             if device.event_ns and data + device.event_ns == start:
                 self.add("wait", row, data, start, "event")
                 return self.producer(row)
-            other = self.made_room(row)
-            if other != UNSET:
-                return other, True
-            self.add("wait", row, bound, start, self.shortage(row))
+            if (freed := self.freed(row, bound)) is not None:
+                return freed
         if data == bound and at.last_producer[row] != UNSET:
             return self.producer(row)
         launch = at.issue[row] + device.launch_latency_ns
@@ -284,22 +273,17 @@ class _Walk:
 
     # -- tasks that made room -----------------------------------------------------------------
 
-    def made_room(self, row: int) -> int:
-        """Return the task that ended at a task's start and freed what that one waited for; -1: none did."""
-        other = self.f.gave_back(row)
-        return (
-            other if other != UNSET else self.f.task_that_ended(self.at.device[row], self.at.row_start[row])
-        )
-
-    def was_in_line(self, row: int) -> bool:
-        """Whether a collective started when the previous one on its communicator had ended."""
-        at = self.at
-        before = at.before_in_line[row]
-        return bool(
-            before != UNSET
-            and at.wait[row] == Wait.COMMUNICATOR
-            and at.row_end[before] == at.row_start[row] > at.begins[before]
-        )
+    def freed(self, row: int, since: int) -> _Place | None:
+        """Return what ended at a task's start and so let it begin; if nothing did, note its wait."""
+        at, before, start = self.at, self.at.before_in_line[row], self.at.row_start[row]
+        in_line = before != UNSET and at.wait[row] == Wait.COMMUNICATOR
+        if in_line and at.row_end[before] == start > at.begins[before]:
+            return before, True
+        other = self.f.made_room(row)
+        if other != UNSET:
+            return other, True
+        self.add("wait", row, since, start, self.shortage(row))
+        return None
 
     def shortage(self, row: int) -> str:
         """Return the reason of a wait after issue, data, lane and launch."""

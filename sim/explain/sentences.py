@@ -153,7 +153,7 @@ def _policy(f: DerivedColumns, row: int, at_ns: int) -> _Told:
 def _resources(f: DerivedColumns, row: int, at_ns: int) -> _Told:
     other = f.gave_back(row)
     if other == UNSET:
-        return f"{task_text(f, row)} waits for resources of the device", _made_room(f, row)
+        return f"{task_text(f, row)} waits for resources of the device", f.made_room(row)
     names = [name for name in f.needed(row) if name in f.needed(other)]
     return f"{task_text(f, row)} waits for {listed(names)}, which {task_text(f, other)} has", other
 
@@ -162,11 +162,7 @@ def _memory(f: DerivedColumns, row: int, at_ns: int) -> _Told:
     if f.taken[row] <= at_ns < f.taken[row] + f.calls[row]:
         who = f.issuers[int(f.issuer[row])].name
         return f"{who} calls the driver for memory before it issues {task_text(f, row)}", row
-    return f"{task_text(f, row)} waits for memory", _made_room(f, row)
-
-
-def _made_room(f: DerivedColumns, row: int) -> int:
-    return f.task_that_ended(int(f.device[row]), int(f.start[row]))
+    return f"{task_text(f, row)} waits for memory", f.made_room(row)
 
 
 def _stream(f: DerivedColumns, row: int, at_ns: int) -> _Told:

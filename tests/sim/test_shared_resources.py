@@ -249,8 +249,8 @@ def test_every_run_ends_and_keeps_to_what_there_is(given: dict[str, Any]) -> Non
     trace = simulate(**given)
     trace.check()
     f = DerivedColumns(trace)
-    for device, reasons in idle_reasons(trace, f).items():
+    for device, reasons in idle_reasons(f).items():
         k = trace.job.machine.device_index(device)
         assert sum(reasons.values()) == summary(trace)["devices"][device]["idle_ns"], (device, k)
-    path = executed_path(trace, f)
+    path = executed_path(f)
     assert sum(step.end_ns - step.start_ns for step in path) == trace.makespan_ns
