@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import Final, NamedTuple, TypeVar
 
+from sim.base.arrays import grouped
+
 Rows = Sequence[Mapping[str, str]]
 
 _T = TypeVar("_T")
@@ -102,9 +104,7 @@ def alike(things: Iterable[_T], row: Callable[[_T], Mapping[str, str]], name: Ca
     >>> alike(["a", "b", "x"], lambda letter: {"late": "yes" if letter > "w" else ""}, str.upper)
     [{'': 'A ... B (2)', 'late': ''}, {'': 'X', 'late': 'yes'}]
     """
-    groups: dict[tuple[str, ...], list[_T]] = {}
-    for thing in things:
-        groups.setdefault(tuple(row(thing).values()), []).append(thing)
+    groups = grouped((tuple(row(thing).values()), thing) for thing in things)
     return [
         {
             "": name(some[0]) + (f" ... {name(some[-1])} ({len(some):,})" if len(some) > 1 else ""),

@@ -35,7 +35,7 @@ from devices.cost.npu_units import MATRIX, VECTOR, Units, units_of
 from devices.describe.field_types import BITS, DEFAULT, INDICES, dtype_name, no_peak
 from devices.memory.device_memory import round_up
 from devices.memory.pool import TILE_ALIGNMENT_BYTES
-from sim.base.arrays import UNSET, IntArray
+from sim.base.arrays import UNSET, IntArray, grouped
 from sim.base.errors import InfeasibleError, UnknownNameError
 from sim.base.units import NS_PER_S, format_bytes, round_half_up
 from sim.graph.graph import Graph
@@ -414,10 +414,7 @@ class TiledCost(CostModel):
 
     def borrowed(self, graph: Graph) -> dict[tuple[str, str], list[int]]:
         """Return the ops that compute in no time or at another data type's rate, by their own and how."""
-        found: dict[tuple[str, str], list[int]] = {}
-        for op, work, _, how in self._rated(graph):
-            if how:
-                found.setdefault((work.dtype, how), []).append(op)
+        found = grouped(((work.dtype, how), op) for op, work, _, how in self._rated(graph) if how)
         return found
 
     def _rated(self, graph: Graph) -> Iterator[tuple[int, _Work, Fraction | None, str]]:

@@ -35,6 +35,7 @@ from annotated_types import Ge, Gt
 from devices.describe.field_reading import merge, read_fields
 from devices.describe.fields import LINK_FIELDS
 from devices.describe.links import links_between, matching
+from sim.base.arrays import grouped
 from sim.base.errors import InputError, UnknownNameError, located
 from sim.base.options import arguments, parameters
 from sim.machine.links import Link
@@ -76,9 +77,7 @@ class Wires:
 
     def by_node(self) -> list[list[str]]:
         """Return the ends of each node; what stands in no node is one of its own."""
-        nodes: dict[str, list[str]] = {}
-        for name in self.ends:
-            nodes.setdefault(name.rpartition("/")[0] or name, []).append(name)
+        nodes = grouped((name.rpartition("/")[0] or name, name) for name in self.ends)
         return list(nodes.values())
 
 

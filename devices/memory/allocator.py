@@ -26,6 +26,7 @@ from typing import Any, ClassVar, Final
 
 from devices.memory.device_memory import FREE, LIVE, Block, DeviceMemory, Owner, Span, round_up
 from devices.memory.planners import ArenaPlan, fullest_step
+from sim.base.arrays import grouped
 from sim.base.errors import InputError, InvariantError, OutOfMemoryError
 from sim.base.units import format_bytes
 
@@ -80,10 +81,7 @@ def largest_holders(spans: list[Span]) -> list[str]:
     >>> largest_holders(list(pool.spans()))
     ["'a' 2 KiB in 2 blocks", 'unnamed 512 B']
     """
-    held: dict[Owner, list[int]] = {}
-    for span in spans:
-        if span.state == "live":
-            held.setdefault(span.owner, []).append(span.nbytes)
+    held = grouped((span.owner, span.nbytes) for span in spans if span.state == "live")
     ranked = sorted(held.items(), key=lambda item: -sum(item[1]))[:5]
     names = []
     for owner, sizes in ranked:

@@ -30,7 +30,7 @@ import numpy as np
 from policies.parallel.rank_grid import DATA, Ranked
 from policies.parallel.ranks import add_ranks
 from sim import Device, Graph, GraphBuilder, Machine
-from sim.base.arrays import UNSET, Codes
+from sim.base.arrays import UNSET, Codes, grouped
 from sim.job.collectives import modelled_ops
 from sim.machine.communicators import Call, CarriedCollectives, HoldsSms, even_nbytes
 from sim.machine.machine import Folding
@@ -338,9 +338,7 @@ def fold(
         if max(finer) == max(sort):
             break
         sort = finer
-    of_sort: dict[int, list[int]] = {}
-    for rank, number in enumerate(sort):
-        of_sort.setdefault(number, []).append(rank)
+    of_sort = grouped((number, rank) for rank, number in enumerate(sort))
     stands = {number: same[0] for number, same in of_sort.items()}
     graph = _graph(meets, ranked, devices, stands, sort, on)
     members = {devices[same[0]]: tuple(devices[r] for r in same) for same in of_sort.values()}

@@ -30,6 +30,7 @@ from policies.parallel.ranks import Ranks, add_ranks, gpus
 from policies.parallel.training_step import refuse_several_devices
 from policies.rewrite.backward import OPTIMIZERS
 from sim import Graph, GraphBuilder
+from sim.base.arrays import grouped
 from sim.base.errors import GraphError, InputError, hint
 
 MEGATRON: Final = ("tp", "cp", "ep", "dp", "pp")
@@ -292,9 +293,7 @@ class Ranked:
             return self.programs[0]
         devices = self.on_devices()
         out = GraphBuilder(self.programs[0].name)
-        ranks: dict[int, list[int]] = {}
-        for rank, program in enumerate(self.programs):
-            ranks.setdefault(id(program), []).append(rank)
+        ranks = grouped((id(program), rank) for rank, program in enumerate(self.programs))
 
         def on_rank(own: Mapping[str, Any], k: int) -> Mapping[str, Any]:
             return self.attributes(own, same[k], devices) if "communicator" in own else own

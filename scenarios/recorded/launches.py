@@ -36,7 +36,7 @@ from policies.rewrite.records import Edge, OpEntry
 from scenarios.recorded import select as roles
 from scenarios.recorded.program import RecordedProgram
 from scenarios.recorded.select import Names
-from sim.base.arrays import BoolArray
+from sim.base.arrays import BoolArray, grouped
 from sim.base.errors import InputError
 from sim.base.units import format_duration
 from sim.graph.graph import Graph
@@ -439,9 +439,7 @@ def _without_cycle(graph: Graph, groups: Sequence[Sequence[int]]) -> tuple[list[
         producer, consumer = as_one[edges.producer], as_one[edges.consumer]
         apart = producer != consumer
         pairs = zip(producer[apart].tolist(), consumer[apart].tolist(), strict=True)
-        before: dict[int, list[int]] = {}
-        for one, then in pairs:
-            before.setdefault(then, []).append(one)
+        before = grouped((then, one) for one, then in pairs)
         try:
             TopologicalSorter(before).prepare()
         except CycleError as error:

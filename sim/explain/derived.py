@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
 from collections.abc import Mapping
 from copy import copy
 from functools import cached_property
@@ -23,7 +22,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from sim.base.arrays import UNSET, BoolArray, Csr, IntArray
+from sim.base.arrays import UNSET, BoolArray, Csr, IntArray, grouped
 from sim.base.intervals import Cover, stacked
 from sim.base.units import format_duration
 from sim.explain.where import EVERYWHERE, Where
@@ -70,9 +69,8 @@ def with_iterations(trace: Record, edges: TaskEdges) -> TaskEdges:
     if not held:
         return edges
     at = set(ready[held].tolist())
-    over = defaultdict(list)
-    for row in np.flatnonzero(np.isin(trace.tasks["end_ns"], sorted(at))).tolist():
-        over[int(trace.tasks["end_ns"][row])].append(row)
+    ended = np.flatnonzero(np.isin(trace.tasks["end_ns"], sorted(at)))
+    over = grouped(zip(trace.tasks["end_ns"][ended].tolist(), ended.tolist(), strict=True))
     op, repetition = trace.tasks["op"], trace.tasks["iteration"]
     part, structure = np.array(parts(trace.job))[op], frame_structure(trace.job.graph)
     producer, consumer = [], []
@@ -80,7 +78,7 @@ def with_iterations(trace: Record, edges: TaskEdges) -> TaskEdges:
         own, window = path[frame[row]], structure.parallel_iterations[structure.frame_of[op[row]]]
         before = [
             other
-            for other in over[int(ready[row])]
+            for other in over.get(int(ready[row]), ())
             if other < row
             and repetition[other] == repetition[row]
             and part[other] == part[row]

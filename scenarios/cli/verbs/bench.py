@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from sim.base.arrays import grouped
 from sim.base.plugins import NOTHING, Allowed
 
 
@@ -91,9 +92,7 @@ def bench(
         open_ = {row["instance"]: None for row in rows if row["known_upper_ns"] is None and not row["error"]}
         if open_:
             print(f"no best known: {listed([*open_], 5)}; their gaps are to the best of these methods")
-    told: dict[tuple[str, str], list[str]] = {}
-    for row in failed:
-        told.setdefault((row["instance"], row["error"]), []).append(row["method"])
+    told = grouped(((row["instance"], row["error"]), row["method"]) for row in failed)
     for (instance, error), names in told.items():
         which = "" if len(names) == len(methods) else f", {', '.join(names)}"
         typer.echo(f"{instance}{which}: {error}", err=True)
