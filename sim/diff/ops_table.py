@@ -10,7 +10,7 @@ import io
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -174,11 +174,9 @@ def _column(table: pd.DataFrame, name: str, missing: str = "") -> list[str]:
     """Return a column as text, with `missing` for absent values."""
     if name not in table.columns:
         return [missing] * len(table)
-    column: Any = table[name]
-    return [
-        str(each) if is_known and each != "" else missing
-        for each, is_known in zip(column.tolist(), column.notna().tolist(), strict=True)
-    ]
+    column = table[name].astype(object)
+    found: list[str] = column.where(column.notna() & (column != ""), missing).map(str).tolist()
+    return found
 
 
 def _codes(values: list[str]) -> tuple[list[str], IntArray]:

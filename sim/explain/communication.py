@@ -250,6 +250,14 @@ class _Alone:
 #     dp    4 ranks, 12 meetings   late ranks 35 us   in line 14 us, most 'gpu0/AG1', 14 us behind 'gpu0/RS3'
 
 
+class Waited(NamedTuple):
+    """A wait over all ranks: its total, the row that waited longest (-1: none did), and for how long."""
+
+    total_ns: int
+    row: int
+    longest_ns: int
+
+
 class CommunicatorWait(NamedTuple):
     """The waits of the collectives of one communicator, over all ranks.
 
@@ -258,23 +266,15 @@ class CommunicatorWait(NamedTuple):
     name : str
     ranks, meetings : int
         The number of ranks and of meetings.
-    late_ns, in_line_ns : int
-        Total wait for late ranks, and in line.
-    latest, longest : int
-        The rows that waited longest for a late rank, and in line; -1: none did.
-    latest_ns, longest_ns : int
-        The waits of these rows.
+    late, in_line : Waited
+        The wait for late ranks, and in line.
     """
 
     name: str
     ranks: int
     meetings: int
-    late_ns: int
-    in_line_ns: int
-    latest: int
-    latest_ns: int
-    longest: int
-    longest_ns: int
+    late: Waited
+    in_line: Waited
 
 
 def communicator_waits(f: DerivedColumns) -> list[CommunicatorWait]:
@@ -282,10 +282,7 @@ def communicator_waits(f: DerivedColumns) -> list[CommunicatorWait]:
     met, of = f.meetings, f.job.collectives
     if met is None or of is None:
         return []
-    waited = {"late rank": np.zeros(len(met.row), np.int64), "communicator": np.zeros(len(met.row), np.int64)}
-    for reason, _, ns in held_up(f, met.row, f.data[met.row], f.begins[met.row]):
-        if reason in waited:
-            waited[reason] += ns
+    held = {reason: ns for reason, _, ns in held_up(f, met.row, f.data[met.row], f.begins[met.row])}
     communicator = of.communicator[met.entry]
     machine = f.job.machine
     times = machine.stands_for[of.device[met.entry]]
@@ -295,13 +292,12 @@ def communicator_waits(f: DerivedColumns) -> list[CommunicatorWait]:
         here = np.flatnonzero(communicator == k)
         if not len(here):
             continue  # none of them had started when a part of the machine failed
-        most: list[int] = []
-        for ns in waited.values():
-            at = here[ns[here].argmax()]
-            most += [int(met.row[at]) if ns[at] else -1, int(ns[at])]
-        totals = [int((ns[here] * times[here]).sum()) for ns in waited.values()]
+        waits = []
+        for ns in (held["late rank"][here], held["communicator"][here]):
+            row = int(met.row[here[ns.argmax()]]) if ns.any() else UNSET
+            waits.append(Waited(int((ns * times[here]).sum()), row, int(ns.max())))
         size, meetings = ranks.get(name, len(of.ranks[k])), len(np.unique(met.meeting[here]))
-        found.append(CommunicatorWait(name, size, meetings, *totals, *most))
+        found.append(CommunicatorWait(name, size, meetings, *waits))
     return found
 
 

@@ -119,8 +119,6 @@ class GapGroup(NamedTuple):
     reason : str
     total_ns, times, median_ns : int
         Values for each device.
-    same : bool
-        Whether all stretches are equally long.
     longest : Gap
         The longest, on the first of these devices.
     """
@@ -130,7 +128,6 @@ class GapGroup(NamedTuple):
     total_ns: int
     times: int
     median_ns: int
-    same: bool
     longest: Gap
 
 
@@ -191,7 +188,6 @@ def grouped_gaps(facts: DerivedColumns) -> list[GapGroup]:
             total_ns=sum(lengths),
             times=len(lengths),
             median_ns=lengths[len(lengths) // 2],
-            same=lengths[0] == lengths[-1],
             longest=_gap(facts, pieces, longest[0]),
         )
         for (reason, lengths), longest in devices.items()
@@ -449,14 +445,13 @@ def _communicator_lines(f: DerivedColumns) -> list[str]:
     found = communicator_waits(f)
     lines = ["", "Communicators"] if found else []
     for one in found:
-        late, in_line = (format_duration(ns) for ns in (one.late_ns, one.in_line_ns))
-        if one.latest != UNSET:
-            last = never_came_text(f, one.latest) or task_text(f, int(f.met_last[one.latest]))
-            late += f", most {task_text(f, one.latest)}, {format_duration(one.latest_ns)} for {last}"
-        if one.longest != UNSET:
-            ahead = task_text(f, int(f.before_in_line[one.longest]))
-            most = f"most {task_text(f, one.longest)}, {format_duration(one.longest_ns)}"
-            in_line += f", {most} behind {ahead}"
+        late, in_line = (format_duration(waited.total_ns) for waited in (one.late, one.in_line))
+        if (row := one.late.row) != UNSET:
+            last = never_came_text(f, row) or task_text(f, int(f.met_last[row]))
+            late += f", most {task_text(f, row)}, {format_duration(one.late.longest_ns)} for {last}"
+        if (row := one.in_line.row) != UNSET:
+            most = f"most {task_text(f, row)}, {format_duration(one.in_line.longest_ns)}"
+            in_line += f", {most} behind {task_text(f, int(f.before_in_line[row]))}"
         met = f"{one.ranks} ranks, {one.meetings} collectives"
         lines.append(f"  {one.name:<12} {met}   late ranks {late}   in line {in_line}")
     return lines

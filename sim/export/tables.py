@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from sim.base.arrays import UNSET, IntArray
+from sim.base.arrays import UNSET, Codes, IntArray
 from sim.base.errors import InputError, extra
 from sim.base.files import atomic_path, write_bytes
 from sim.base.units import NS_PER_MS, format_bytes, format_duration, format_energy
@@ -113,9 +113,8 @@ def task_table(trace: Record, *, transfers: bool = False) -> pd.DataFrame:
     }
     for key in ("operator", "module"):  # of a recording
         if own := graph.attribute(key):
-            known = dict.fromkeys(map(str, own.values()))
-            code = np.full(len(graph), UNSET)
-            code[[*own]] = pd.Categorical(list(map(str, own.values())), categories=[*known]).codes
+            known, code = Codes[str](), np.full(len(graph), UNSET)
+            code[[*own]] = known.of(map(str, own.values()))
             columns[key] = words(column(code[op]), known)
     if "frame" in tasks:
         columns["frame"] = words(column(tasks["frame"]), trace.frames)

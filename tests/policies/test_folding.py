@@ -83,9 +83,9 @@ def same(path: Path, content: dict[str, Any]) -> Result:
     assert one == all_
     graph = folded.trace.job.graph
     paired = {of["communicator"] for op, of in graph.attributes.items() if "pair" in of}
-    both = [
+    both = [  # a message stands for several
         {
-            name: (size, 0 if name in paired else meetings, *waited[:2])  # a message stands for several
+            name: (size, 0 if name in paired else meetings, *(each.total_ns for each in waited))
             for name, size, meetings, *waited in map(tuple, communicator_waits(DerivedColumns(run.trace)))
         }
         for run in (folded, whole)
