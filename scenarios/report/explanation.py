@@ -6,14 +6,13 @@ from typing import Any, Final
 
 from scenarios.run.execute import Result
 from sim.explain.communication import exposed_communication
-from sim.explain.derived import DerivedColumns
+from sim.explain.derived import EVERYWHERE, DerivedColumns
 from sim.explain.idle import idle_reasons
 from sim.explain.makespan_breakdown import breakdown, breakdown_text
 from sim.explain.narration import grouped_gaps, held_up_most, host_time, largest_gaps, steps_in
 from sim.explain.path import PathStep, executed_path
 from sim.explain.sentences import TaskLife, lives
 from sim.explain.time_use import time_use
-from sim.explain.where import EVERYWHERE
 from sim.trace import Trace
 
 EXPLANATION_SCHEMA: Final = "sim.explanation/1"

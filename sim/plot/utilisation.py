@@ -120,7 +120,6 @@ def link_heat_map(
     *,
     title: str | None = None,
     until_ns: int | None = None,
-    legend: bool = True,
 ) -> Axes:
     """Draw the share of its bandwidth that each link uses (`sim.explain.communication.link_loads`).
 
@@ -131,8 +130,6 @@ def link_heat_map(
     title : str, optional
     until_ns : int, optional
         Right end of the time axis; by default the makespan.
-    legend : bool
-        Whether a bar beside the map explains its colours.
 
     Returns
     -------
@@ -166,7 +163,7 @@ def link_heat_map(
     note = f"without {left_out} links that are used less" if left_out else ""
     plain(ax, "; ".join(part for part in (title, note) if part))
     figure = ax.get_figure(root=True)
-    if legend and figure is not None:
+    if figure is not None:
         figure.colorbar(drawn, ax=ax, label="bandwidth in use (%)", pad=0.01, fraction=0.03, extend="max")
     return ax
 

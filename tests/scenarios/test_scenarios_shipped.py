@@ -11,10 +11,9 @@ from cli_runner import sim
 from scenarios.regression import check_file, scenario_files
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
-from sim.explain.derived import DerivedColumns
+from sim.explain.derived import DerivedColumns, Where
 from sim.explain.idle import idle_reasons
 from sim.explain.narration import grouped_gaps
-from sim.explain.where import Where
 
 FOLDER = Path(__file__).resolve().parents[2] / "scenarios" / "examples"
 FILES = [path for path in scenario_files([FOLDER]) if path.parent.name != "zero_bubble"]

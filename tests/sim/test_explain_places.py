@@ -22,13 +22,12 @@ from policies.streams import Recorded
 from sim import Device, GraphBuilder, Machine, Trace, simulate
 from sim.base.errors import InputError, StuckError, UnknownNameError
 from sim.explain.communication import INSIDE, communicates, exposed_communication
-from sim.explain.derived import DerivedColumns
+from sim.explain.derived import DerivedColumns, Where
 from sim.explain.idle import idle_reasons
 from sim.explain.narration import explain_text, grouped_gaps, largest_gaps, op_text, steps_in
 from sim.explain.path import executed_path
 from sim.explain.sentences import lives
 from sim.explain.time_use import time_use
-from sim.explain.where import Where
 
 
 def draw_where(rng: np.random.Generator, trace: Trace) -> Where:

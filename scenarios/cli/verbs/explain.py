@@ -44,9 +44,8 @@ def explain(
     from scenarios.cli.running import cases_of, run_all
     from scenarios.report.explanation import explanation
     from sim.base.units import parse_duration
-    from sim.explain.derived import DerivedColumns
+    from sim.explain.derived import DerivedColumns, Where
     from sim.explain.narration import explain_text, op_text
-    from sim.explain.where import Where
 
     from_ns = parse_duration(begin, what="--from")
     to_ns = None if end is None else parse_duration(end, what="--to")
