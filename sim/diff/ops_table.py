@@ -135,7 +135,6 @@ def schedule_of_table(path: StrPath, table: pd.DataFrame, policy: str | None = N
     ]
     lanes, lane = _codes(ways)
     devices, device = _codes(_column(table, "device", "?"))
-    frames, frame = _codes(_column(table, "frame"))
     start, end = table["start_ns"].to_numpy(np.int64), table["end_ns"].to_numpy(np.int64)
     iteration = _whole(path, table, "iteration") if "iteration" in table.columns else np.zeros(n, np.int64)
     told = None
@@ -165,8 +164,7 @@ def schedule_of_table(path: StrPath, table: pd.DataFrame, policy: str | None = N
         compared=compared,
         makespan_ns=int(end.max()),
         told=told,
-        frames=frames,
-        frame=np.where(frame == frames.index(""), -1, frame) if "" in frames else frame,
+        frames=_column(table, "frame"),
     )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
@@ -60,10 +60,10 @@ class OpSchedule:
         The title of the schedule.
     names : sequence of str
         The op of each row; for a transfer, its tensor.
-    kinds, devices, lanes, frames : sequence of str
-        Vocabularies of the next four. The lane of a transfer is ``gpu0→gpu1``.
-    kind, device, lane, frame : array of int64
-        Codes; a transfer has no device (-1), a row outside all loops no frame (-1).
+    kinds, devices, lanes : sequence of str
+        Vocabularies of the next three. The lane of a transfer is ``gpu0→gpu1``.
+    kind, device, lane : array of int64
+        Codes; a transfer has no device (-1).
     iteration : array of int64
     start_ns, begin_ns, end_ns : array of int64
         A collective starts, and begins once its ranks have met.
@@ -76,6 +76,8 @@ class OpSchedule:
         The notes of a table, if there is no trace.
     recorded : bool
         Whether the times were recorded rather than computed.
+    frames : sequence of str
+        The loops and iterations of each row, empty outside all loops; without control flow none at all.
     """
 
     title: str
@@ -96,7 +98,6 @@ class OpSchedule:
     told: RowNotes | None = None
     recorded: bool = False
     frames: Sequence[str] = ()
-    frame: IntArray | None = field(default=None)
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -123,8 +124,7 @@ class OpSchedule:
 
     def frame_of(self, row: int) -> str:
         """Return the loops and iterations in which a row ran."""
-        code = -1 if self.frame is None else int(self.frame[row])
-        return self.frames[code] if code >= 0 else ""
+        return self.frames[row] if self.frames else ""
 
     def name_of(self, row: int) -> str:
         """Return the name of a row in sentences.
@@ -238,6 +238,5 @@ def schedule_of(
         DerivedColumns(trace, policy, recorded),
         None,
         recorded,
-        trace.frames,
-        trace.of_rows("frame") if "frame" in tasks else None,
+        [trace.frames[code] for code in trace.of_rows("frame").tolist()] if "frame" in tasks else (),
     )
