@@ -37,13 +37,10 @@ from sim.base.errors import InputError
 DTYPES: Final = {
     **{f"u{bits}": f"uint{bits}" for bits in (4, 8, 16, 32, 64)},
     **{f"s{bits}": f"int{bits}" for bits in (4, 8, 16, 32, 64)},
-    "f64": "fp64",
-    "f32": "fp32",
-    "f16": "fp16",
+    **{f"f{bits}": f"fp{bits}" for bits in (16, 32, 64)},
+    **{f"c{bits}": f"complex{bits}" for bits in (64, 128)},
     "bf16": "bf16",
     "pred": "bool",
-    "c64": "complex64",
-    "c128": "complex128",
 }
 """HLO's number types in our terms; fractional types of 8 and 4 bits have longer names."""
 

@@ -154,9 +154,7 @@ ONNX = {name.upper(): name for name in [*_INTEGERS, "bool", "complex64", "comple
 """``TensorProto.DataType`` -> our name."""
 
 TENSORFLOW = {name: name for name in [*_INTEGERS, "bool", "complex64", "complex128"]} | {
-    "float64": "fp64",
-    "float32": "fp32",
-    "float16": "fp16",
+    **{f"float{bits}": f"fp{bits}" for bits in (16, 32, 64)},
     "bfloat16": "bf16",
     "float8_e4m3fn": "fp8",
     "float8_e5m2": "fp8",
