@@ -1,36 +1,25 @@
 """Collect the relevant trace events, some hundred at a time, in any order, and keep them as columns.
 
 Two of three events are irrelevant, and most of the others are alike. So all events of a role are processed
-together; if one is unusual, each is processed alone (`event_fields`).
+together; if one is unusual, each is processed alone.
 """
 
 from __future__ import annotations
 
-import bisect
 import json
 import math
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 import msgspec
 import numpy as np
 
 from devices.describe.field_types import dtype_bits
 from scenarios.importers.execution_graph import DTYPES, is_sized
-from scenarios.importers.kineto.event_fields import (
-    ABSENT,
-    all_arguments,
-    size,
-    spans,
-    text,
-    texts,
-    thread_of,
-    whole,
-    wholes,
-)
 from scenarios.importers.kineto.gradients import (
     FORWARD_THREAD,
     SEQUENCE,
@@ -40,8 +29,134 @@ from scenarios.importers.kineto.gradients import (
     Spans,
     is_gradient,
 )
-from scenarios.importers.kineto.kineto_rows import Calls, GpuTask, HostWait, Thread
-from sim.base.arrays import UNSET, Codes, IntArray
+from scenarios.importers.kineto.kineto_rows import Calls, GpuTask, HostWait, Noted, Thread
+from sim.base.arrays import LATEST_NS, UNSET, Codes, IntArray
+
+# ----------------------------------------------------------------------------------------------------------
+# Fields of trace events, one or many at a time; errors name the key and the value found.
+#
+# Checking whether a whole column is as usual takes a twentieth of the time; if it is not, each value is.
+
+Fields = Mapping[str, Any]
+
+ABSENT: Final[Any] = object()
+"""A missing value."""
+_EXACT_US: Final = 2.0**52
+"""Below this number of microseconds both the whole part and the fraction are exact."""
+_NEARLY_HALF: Final = 0.499
+
+
+def arguments(event: Fields) -> Fields:
+    """Return the ``args`` of an event."""
+    return all_arguments([event["args"]])[0]
+
+
+def text(event: Fields, key: str) -> str:
+    """Return a name; names are interned, because there are few."""
+    return _text(event[key], key)
+
+
+def _text(value: Any, key: str) -> str:
+    if not isinstance(_there(value, key), str):
+        raise ValueError(f"{key} is no text but {value!r:.40}")
+    return sys.intern(value)
+
+
+def _there(value: Any, key: str) -> Any:
+    """Return a value; KeyError if it is missing."""
+    if value is ABSENT:
+        raise KeyError(key)
+    return value
+
+
+def thread_of(event: Fields) -> tuple[int, int]:
+    """Return process and thread."""
+    return whole(event, "pid"), whole(event, "tid")
+
+
+def span(event: Fields) -> tuple[int, int]:
+    """Return begin and end in ns."""
+    (start,), (end,) = spans([event["ts"]], [event["dur"]])
+    return int(start), int(end)
+
+
+def whole(of: Fields, key: str) -> int:
+    """Return a whole number of 64 bits, also if given as text."""
+    return _whole(of[key], key)
+
+
+def _whole(value: Any, key: str) -> int:
+    number: int = _there(value, key)
+    if type(value) is not int:
+        is_text = isinstance(value, str) and value.removeprefix("-").isdecimal()
+        is_whole = is_text or (isinstance(value, float) and value.is_integer())
+        number = int(value) if is_whole else 2**63
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(f"{key}: {value!r:.40} is no whole number of 64 bits")
+    return number
+
+
+def size(of: Fields, key: str, each: int = 1) -> int:
+    """Return a number of bytes, of elements with `each` bytes; 0: not noted."""
+    nbytes = each * whole(of, key) if key in of else 0
+    if not 0 <= nbytes < 2**63:
+        raise ValueError(f"{key}: {of[key]!r:.40} elements of {each} bytes are no size of 64 bits")
+    return nbytes
+
+
+def _ns(value: Any, key: str) -> int:
+    """Return a time in microseconds as whole ns, rounded half up, exactly."""
+    if type(_there(value, key)) not in (int, float) or not 0 <= value < math.inf:
+        raise ValueError(f"{key}: {value!r:.40} is no time in microseconds")
+    above, below = map(int, value.as_integer_ratio())
+    return min((2000 * above + below) // (2 * below), LATEST_NS + 1)
+
+
+# -- columns of values ----------------------------------------------------------------------------
+
+
+def texts(values: Sequence[Any], key: str) -> Sequence[str]:
+    """Return names, like `text`."""
+    return values if {*map(type, values)} <= {str} else [_text(value, key) for value in values]
+
+
+def all_arguments(values: Sequence[Any]) -> Sequence[Fields]:
+    """Return the ``args`` of events, like `arguments`."""
+    for value in values if not {*map(type, values)} <= {dict} else ():
+        if not isinstance(_there(value, "args"), dict):
+            raise ValueError(f"args is no object but {value!r:.40}")
+    return values
+
+
+def wholes(values: Sequence[Any], key: str) -> IntArray:
+    """Return whole numbers, like `whole`."""
+    if {*map(type, values)} <= {int}:
+        with suppress(OverflowError):
+            return np.array(values, np.int64)
+    return np.array([_whole(value, key) for value in values], np.int64)
+
+
+def spans(begins: Sequence[Any], lengths: Sequence[Any]) -> tuple[IntArray, IntArray]:
+    """Return begins and ends in ns."""
+    start, took = _all_ns(begins, "ts"), _all_ns(lengths, "dur")
+    if (start + took > LATEST_NS).any():
+        raise ValueError(f"ends after {LATEST_NS // 1000} us")
+    return start, start + took
+
+
+def _all_ns(values: Sequence[Any], key: str) -> IntArray:
+    """Return times like `_ns`."""
+    us = np.array(values if {*map(type, values)} <= {int, float} else [-1], np.float64)
+    if not ((us >= 0) & (us < _EXACT_US)).all():
+        return np.array([_ns(value, key) for value in values], np.int64)
+    whole_us = np.floor(us)
+    part = 1000 * (us - whole_us)  # rounded, but by far less than the distance to the next half
+    rounded = np.floor(part + 0.5)
+    in_ns: IntArray = 1000 * whole_us.astype(np.int64) + rounded.astype(np.int64)
+    for n in np.flatnonzero(np.abs(part - rounded) >= _NEARLY_HALF).tolist():
+        in_ns[n] = _ns(values[n], key)
+    return in_ns
+
 
 # ----------------------------------------------------------------------------------------------------------
 # Parse trace events without irrelevant members: most of what a profiler notes is skipped.
@@ -177,93 +292,8 @@ def given(name: str, into: int, ranks: int) -> tuple[int, int]:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Waits for events as the profiler noted them, and what the numbers of events add where notes are missing.
-#
-#     "args" of a wait           wait_on_stream   wait_on_cuda_event_record_corr_id   wait_on_cuda_event_id
-#     as it should be                         7                                  12                       5
-#     before September 2023                   7                              (none)                       5
-#     unknown to the profiler                -1                                  -1                       5
-#
-# A wait is for what was launched before the last recording of its event. So two waits for event 5 are for the
-# same recording if nobody called ``cudaEventRecord`` between them, and a wait is for what a later one
-# names if that had been recorded by then. A trace without these calls comes from an older profiler;
-# there each wait stands for itself: for its stream as it was then.
-#
-# Sources: pytorch/kineto, pull requests 808 (the correlation and the calls), 1318 and 1552 (what was lost).
 
 _EVENT, _RECORD = "wait_on_cuda_event_id", "wait_on_cuda_event_record_corr_id"
-
-
-class Noted(NamedTuple):
-    """A wait as noted by the profiler.
-
-    Attributes
-    ----------
-    call : int
-        Correlation of the call.
-    device, stream : int
-        The waiting stream; -1 is the host.
-    on_stream : int
-        Stream of the event; -1: unknown.
-    recorded : int
-        Correlation of the call that recorded the event; -1: unknown, so `on_stream` as it was at `asked`.
-    event : int or None
-    asked : int
-        This call, or the first one that waited for the same recording.
-    """
-
-    call: int
-    device: int
-    stream: int
-    on_stream: int
-    recorded: int
-    event: int | None
-    asked: int
-
-
-def noted_wait(args: Mapping[str, Any]) -> Noted:
-    """Return the notes of a wait; KeyError or ValueError if it lacks a required one."""
-    device, stream, call = (whole(args, key) for key in ("device", "stream", "correlation"))
-    event = whole(args, _EVENT) if _EVENT in args else None
-    recorded = whole(args, _RECORD) if _RECORD in args or event is None else -1
-    return Noted(call, device, stream, whole(args, "wait_on_stream"), recorded, event, call)
-
-
-def resolved(noted: Iterable[Noted], records: Sequence[int]) -> Iterator[Noted]:
-    """Yield, in order of calls, the waits whose target is known.
-
-    Parameters
-    ----------
-    noted : iterable of Noted
-    records : sequence of int
-        Correlations of the calls that recorded events, in order.
-    """
-    waits = sorted(noted, key=lambda wait: wait.call)
-    later: dict[tuple[int, int | None], Noted] = {}
-    for n, wait in reversed([*enumerate(waits)]):
-        key = wait.device, wait.event
-        if wait.recorded >= 0:
-            later[key] = wait
-        elif key in later and wait.event is not None and later[key].recorded <= wait.call:
-            waits[n] = wait._replace(on_stream=later[key].on_stream, recorded=later[key].recorded)
-    before: dict[tuple[int, int | None], Noted] = {}
-    for wait in waits:
-        same = before.get((wait.device, wait.event)) if records and wait.event is not None else None
-        if wait.recorded < 0 and same is not None and not _between(records, same.call, wait.call):
-            wait = wait._replace(on_stream=same.on_stream, recorded=same.recorded, asked=same.asked)
-        if wait.on_stream >= 0:
-            before[wait.device, wait.event] = wait
-            yield wait
-
-
-def _between(calls: Sequence[int], first: int, then: int) -> bool:
-    """Whether any of some calls came after `first` and before `then`."""
-    return bisect.bisect(calls, first) < bisect.bisect(calls, then)
-
-
-# ----------------------------------------------------------------------------------------------------------
-
-Fields = Mapping[str, Any]
 
 _GPU, _HOST, _OPERATOR, _SYNC, _OTHER = range(5)
 _CATEGORIES: Final = {
@@ -500,6 +530,14 @@ def _thread_of(process: Any, thread: Any) -> Thread:
         return process, thread
     known = str(process).isdecimal() and str(thread).isdecimal()
     return thread_of({"pid": process, "tid": thread}) if known else (-1, -1)
+
+
+def noted_wait(args: Mapping[str, Any]) -> Noted:
+    """Return the notes of a wait; KeyError or ValueError if it lacks a required one."""
+    device, stream, call = (whole(args, key) for key in ("device", "stream", "correlation"))
+    event = whole(args, _EVENT) if _EVENT in args else None
+    recorded = whole(args, _RECORD) if _RECORD in args or event is None else -1
+    return Noted(call, device, stream, whole(args, "wait_on_stream"), recorded, event, call)
 
 
 def _told(args: Fields) -> tuple[Any, ...]:

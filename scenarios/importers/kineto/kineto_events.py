@@ -28,10 +28,16 @@ import numpy as np
 
 from scenarios.importers.execution_graph import sizes_of
 from scenarios.importers.files import items, lists
-from scenarios.importers.kineto.event_columns import EventColumns, given, is_collective, resolved, wanted
-from scenarios.importers.kineto.event_fields import ABSENT
+from scenarios.importers.kineto.event_columns import ABSENT, EventColumns, given, is_collective, wanted
 from scenarios.importers.kineto.gradients import NODE, callers, turns
-from scenarios.importers.kineto.kineto_rows import Calls, EventWait, GpuTask, HostWait, RecordedTrace
+from scenarios.importers.kineto.kineto_rows import (
+    Calls,
+    EventWait,
+    GpuTask,
+    HostWait,
+    RecordedTrace,
+    resolved,
+)
 from scenarios.importers.kineto.nsight_systems import is_report, read_report
 from scenarios.importers.kineto.xplane import is_xplane, read_xplane
 from sim.base.arrays import UNSET, IntArray

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -238,3 +239,78 @@ class RecordedTrace:
             tasks=[task._replace(start_ns=task.start_ns + ns) for task in self.tasks],
             calls=[one._replace(start_ns=one.start_ns + ns, end_ns=one.end_ns + ns) for one in self.calls],
         )
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Waits for events as the profiler noted them, and what the numbers of events add where notes are missing.
+#
+#     "args" of a wait           wait_on_stream   wait_on_cuda_event_record_corr_id   wait_on_cuda_event_id
+#     as it should be                         7                                  12                       5
+#     before September 2023                   7                              (none)                       5
+#     unknown to the profiler                -1                                  -1                       5
+#
+# A wait is for what was launched before the last recording of its event. So two waits for event 5 are for the
+# same recording if nobody called ``cudaEventRecord`` between them, and a wait is for what a later one
+# names if that had been recorded by then. A trace without these calls comes from an older profiler;
+# there each wait stands for itself: for its stream as it was then.
+#
+# Sources: pytorch/kineto, pull requests 808 (the correlation and the calls), 1318 and 1552 (what was lost).
+
+
+class Noted(NamedTuple):
+    """A wait as noted by the profiler.
+
+    Attributes
+    ----------
+    call : int
+        Correlation of the call.
+    device, stream : int
+        The waiting stream; -1 is the host.
+    on_stream : int
+        Stream of the event; -1: unknown.
+    recorded : int
+        Correlation of the call that recorded the event; -1: unknown, so `on_stream` as it was at `asked`.
+    event : int or None
+    asked : int
+        This call, or the first one that waited for the same recording.
+    """
+
+    call: int
+    device: int
+    stream: int
+    on_stream: int
+    recorded: int
+    event: int | None
+    asked: int
+
+
+def resolved(noted: Iterable[Noted], records: Sequence[int]) -> Iterator[Noted]:
+    """Yield, in order of calls, the waits whose target is known.
+
+    Parameters
+    ----------
+    noted : iterable of Noted
+    records : sequence of int
+        Correlations of the calls that recorded events, in order.
+    """
+    waits = sorted(noted, key=lambda wait: wait.call)
+    later: dict[tuple[int, int | None], Noted] = {}
+    for n, wait in reversed([*enumerate(waits)]):
+        key = wait.device, wait.event
+        if wait.recorded >= 0:
+            later[key] = wait
+        elif key in later and wait.event is not None and later[key].recorded <= wait.call:
+            waits[n] = wait._replace(on_stream=later[key].on_stream, recorded=later[key].recorded)
+    before: dict[tuple[int, int | None], Noted] = {}
+    for wait in waits:
+        same = before.get((wait.device, wait.event)) if records and wait.event is not None else None
+        if wait.recorded < 0 and same is not None and not _between(records, same.call, wait.call):
+            wait = wait._replace(on_stream=same.on_stream, recorded=same.recorded, asked=same.asked)
+        if wait.on_stream >= 0:
+            before[wait.device, wait.event] = wait
+            yield wait
+
+
+def _between(calls: Sequence[int], first: int, then: int) -> bool:
+    """Whether any of some calls came after `first` and before `then`."""
+    return bisect.bisect(calls, first) < bisect.bisect(calls, then)

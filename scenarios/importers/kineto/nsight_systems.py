@@ -37,10 +37,9 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from scenarios.importers.kineto.event_columns import EventColumns, Noted
-from scenarios.importers.kineto.event_fields import wholes
+from scenarios.importers.kineto.event_columns import EventColumns, wholes
 from scenarios.importers.kineto.gradients import UNNUMBERED
-from scenarios.importers.kineto.kineto_rows import GpuTask, HostWait, Thread
+from scenarios.importers.kineto.kineto_rows import GpuTask, HostWait, Noted, Thread
 from sim.base.arrays import LATEST_NS, UNSET, IntArray
 from sim.base.errors import InputError, in_file
 from sim.base.files import MOST_BYTES, FileTooLargeError, StrPath, read_bytes

@@ -33,7 +33,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 from scenarios.importers.files import items, read_head
-from scenarios.importers.kineto.event_fields import arguments, span, text, thread_of, whole
+from scenarios.importers.kineto.event_columns import arguments, span, text, thread_of, whole
 from sim.base.errors import InputError, in_file
 from sim.base.files import StrPath
 from sim.export.chrome import SIMULATOR
