@@ -368,9 +368,7 @@ class _Ops:
         names, builder = self.whole.weights, self.whole.builder
         key = (owner.prefix, value)
         if key not in names:
-            name = owner.prefix + value
-            while name in builder or name in self.root.taken:
-                name += "'"
+            name = _unused(owner.prefix + value, builder, self.root.taken)
             self.root.taken.add(name)
             names[key] = builder.parameter(name, tensor_facts(self.values[value], self.whole.dtype).nbytes)
         return names[key]
@@ -462,7 +460,7 @@ class _Ops:
 
     def _loop(self, node: Any) -> None:
         body, scope = graphs_of(node)["body"], self.scope.inside[first_output(node), "body"]
-        formal = [self._variable(given.name) for given in body.input]
+        formal = [_unused(given.name, self.whole.node_names) for given in body.input]
         carried, named = len(formal) - 2, [given.name for given in body.input]
         asks = not scope.values[body.output[0].name].constant  # the condition is computed in the body
         refs = dict(zip(named, formal, strict=True))
@@ -473,8 +471,8 @@ class _Ops:
         ops = self._inside(node, "body", f"{name}/body", refs)
         returned = body.output[0 if asks else 1 : len(node.output) + 1]
         ends = [ops.read(output.name) for output in returned]
-        count = ops._add(ops._unused("count"), "identity", [formal[0]], outputs=8, duration_ns=0)
-        rows = [self._variable(f"rows{k}") for k in range(len(node.output) - carried)]
+        count = ops._add(_unused("count", ops.taken), "identity", [formal[0]], outputs=8, duration_ns=0)
+        rows = [_unused(f"rows{k}", self.whole.node_names) for k in range(len(node.output) - carried)]
         given = [self.read(value) for value in node.input[2:]]
 
         condition = [self.read(node.input[1]) if node.input[1] else start] if asks else []
@@ -495,7 +493,7 @@ class _Ops:
             if output in self.read_here:
                 nbytes = tensor_facts(self.values[output], self.whole.dtype).nbytes
                 self.refs[output] = self._add(
-                    self._unused(f"{name}/stack{k - carried}"),
+                    _unused(f"{name}/stack{k - carried}", self.taken),
                     "concat",
                     [f"{name}:{offset + k}"],
                     outputs=nbytes,
@@ -504,16 +502,12 @@ class _Ops:
                     attributes={"axis": 0},
                 )
 
-    def _variable(self, name: str) -> str:
-        """Return a name for a loop variable that differs from those of ops that the loop reads."""
-        while name in self.whole.node_names:
-            name += "'"
-        return name
 
-    def _unused(self, name: str) -> str:
-        while name in self.taken:
-            name += "'"
-        return name
+def _unused(name: str, *taken: Any) -> str:
+    """Return a name that none of some collections has."""
+    while any(name in each for each in taken):
+        name += "'"
+    return name
 
 
 def _with_inner(node: Any) -> Iterator[Any]:

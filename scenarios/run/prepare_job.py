@@ -16,8 +16,7 @@ from devices.machine import DEVICE_KINDS
 from policies.issue.loader_queues import refuse_undecided
 from scenarios.file.document import Document, Loc, dotted
 from scenarios.ops.attributes import check_attributes, read_attribute
-from scenarios.ops.contradictions import warn_of_contradictions
-from scenarios.ops.op_costs import refuse_costless
+from scenarios.ops.op_costs import refuse_costless, warn_of_contradictions
 from scenarios.run.conditions import refuse_without_effect
 from scenarios.run.scenario import Case, Scenario
 from sim.base.arrays import MOST_TASKS, UNSET, BoolArray

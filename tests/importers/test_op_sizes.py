@@ -18,7 +18,7 @@ from scenarios.importers.execution_graph import is_sized, sizes_of
 from scenarios.importers.graph_json import is_straight, slope_between
 from scenarios.importers.tensorflow_json import import_tensorflow_json
 from scenarios.ops.attributes import computed_in, stored_in
-from scenarios.ops.contradictions import warn_of_contradictions
+from scenarios.ops.op_costs import warn_of_contradictions
 from scenarios.ops.op_formulas import OpFacts, TensorFacts, measured_shape
 from scenarios.run.load import load_scenario, read_scenario
 from scenarios.run.prepare_job import job_of
