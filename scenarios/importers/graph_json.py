@@ -153,9 +153,7 @@ def at_batch(graph: Graph, slope: BatchSlope, batch: int) -> Graph:
     if batch == slope.batch:
         return graph
     # An op that takes no time, such as a switch or an enter, takes none at any batch size.
-    timed = (graph.duration_ns > 0) | np.any(
-        [np.zeros(len(graph), bool), *(column > 0 for column in graph.duration_by_kind.values())], axis=0
-    )
+    timed = graph.longest_ns() > 0
     if timed.any():
         first = graph.op_names[int(np.argmax(timed))]
         raise InputError(

@@ -216,10 +216,8 @@ def refuse_costless(job: Job) -> None:
     from devices.cost.cost_models import models_of
 
     graph = job.graph
-    unsaid = (graph.duration_ns == UNSET) & (graph.flops == 0)
+    unsaid = (graph.longest_ns() == UNSET) & (graph.flops == 0)
     unsaid &= (graph.bytes_read == 0) & (graph.bytes_written == 0) & ~graph.is_kind(*FREE)
-    for by_kind in graph.duration_by_kind.values():
-        unsaid &= by_kind == UNSET
     if job.machine.collectives is not None:  # its model has timed them
         unsaid &= ~job.meets
     if not unsaid.any():
@@ -294,9 +292,7 @@ def warn_of_contradictions(graph: Graph) -> None:
     if not any(rules):
         return
     each = [BITS.get(dtype_name(dtype), 0) / 8 for dtype in graph.dtypes]
-    timed = graph.duration_ns != UNSET
-    for by_kind in graph.duration_by_kind.values():
-        timed = timed | (by_kind != UNSET)
+    timed = graph.longest_ns() != UNSET
     columns = graph.kind_code, graph.dtype_code, graph.flops, graph.bytes_read + graph.bytes_written, timed
     kinds, dtypes, flops, nbytes, has_time = (column.tolist() for column in columns)
     first, found = "", 0

@@ -272,7 +272,7 @@ def _changed(graph: Graph, which: BoolArray, change: Change, *, stays: bool = Fa
             stacklevel=4,
         )
     given = [graph.duration_ns, *graph.duration_by_kind.values()]
-    unknown = ops[np.all([column[ops] == UNSET for column in given], axis=0)]
+    unknown = ops[graph.longest_ns()[ops] == UNSET]
     if len(unknown):
         name = graph.op_names[int(unknown[0])]
         raise InputError(

@@ -228,6 +228,11 @@ class Graph:
                 ns = np.where(own == UNSET, ns, own)
         return ns
 
+    def longest_ns(self) -> IntArray:
+        """Return each op's longest explicit duration on any device; -1: none."""
+        longest: IntArray = np.maximum.reduce([self.duration_ns, *self.duration_by_kind.values()])
+        return longest
+
     def is_kind(self, *kinds: str) -> BoolArray:
         """Return a mask of the ops of the given kinds."""
         return np.array([kind in kinds for kind in self.kinds], bool)[self.kind_code]
