@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from scenarios.ops import attributes as dtypes
+from sim.base.arrays import at_most
 from sim.base.errors import InputError
 
 
@@ -400,22 +401,15 @@ def _positions(made: int, kernel: int, size: int, steps: tuple[int, int], low: i
     They are o and k with ``o stride + k dilation - low = i apart`` for an i below `size`.
     """
     (few, step), (many, stride) = sorted(((made, steps[0]), (kernel, steps[1])))
-    if few > _MOST_POSITIONS:
-        raise InputError(
-            f"a convolution whose window and result both have more than {_MOST_POSITIONS:,} places"
-        )
-    common = math.gcd(stride, apart)
-    period = apart // common
-    inverse = pow(stride // common, -1, period) if period > 1 else 0
-    found = 0
+    at_most(_MOST_POSITIONS, few * min(many, apart), "places of a window")
+    found, jump = 0, apart * stride
     for n in range(few):
-        at = n * step - low  # at + o stride = i apart
-        if at % common:
-            continue
-        first = max(0, -(at // stride))
-        last = min(many - 1, (apart * (size - 1) - at) // stride)
-        first += ((-at // common) * inverse - first) % period if period > 1 else 0
-        found += max(0, (last - first) // period + 1)
+        for k in range(min(many, apart)):  # each `apart`-th place from here on meets an element, or none does
+            at = n * step + k * stride - low
+            if at % apart == 0:
+                first = max(0, -(at // jump))
+                last = min((many - 1 - k) // apart, (size * apart - 1 - at) // jump)
+                found += max(0, last - first + 1)
     return found
 
 
