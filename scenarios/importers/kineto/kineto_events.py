@@ -280,27 +280,24 @@ def _place(path: StrPath, others: Mapping[str, Any]) -> tuple[int | None, int | 
 # trace_events_json.cc), Chromium (base/trace_event), clang (``-ftime-trace``, TimeProfiler.cpp), VizTracer,
 # Horovod (common/timeline.cc), torch_npu (profiler/analysis/prof_parse).
 
-_SIGNS: Final = (
-    (
-        r"c:(cuda_runtime|cuda_driver|runtime|hip_runtime|xpu_runtime|privateuse1_runtime)$",
+_SIGNS: Final = {
+    r"c:(cuda_runtime|cuda_driver|runtime|hip_runtime|xpu_runtime|privateuse1_runtime)$": (
         "it has calls of the GPU's runtime but not what they launched: the profiler could not watch the GPU "
-        "(CUPTI, or its permission)",
+        "(CUPTI, or its permission)"
     ),
-    (r"p:(Ascend Hardware|CANN)$", "it looks like torch_npu's (Ascend), which has other events"),
-    (r"c:mtia_", "it is of an accelerator that is no GPU (MTIA), which has other events"),
-    (
-        r"c:(cpu_op|operator|python_function)$",
-        "it is PyTorch's profile of the CPU alone: profile with ProfilerActivity.CUDA, too",
+    r"p:(Ascend Hardware|CANN)$": "it looks like torch_npu's (Ascend), which has other events",
+    r"c:mtia_": "it is of an accelerator that is no GPU (MTIA), which has other events",
+    r"c:(cpu_op|operator|python_function)$": (
+        "it is PyTorch's profile of the CPU alone: profile with ProfilerActivity.CUDA, too"
     ),
-    (
-        r"p:/(job:|device:|host:)",
-        "it looks like one of TensorFlow or JAX: read the .xplane.pb that their profiler writes beside it",
+    r"p:/(job:|device:|host:)": (
+        "it looks like one of TensorFlow or JAX: read the .xplane.pb that their profiler writes beside it"
     ),
-    (r"c:(.*,)?(devtools\.timeline|blink|v8|toplevel|disabled-by-default)", "it looks like a browser's"),
-    (r"k:beginningOfTime$", "it looks like clang's (-ftime-trace)"),
-    (r"k:viztracer_metadata$", "it looks like VizTracer's"),
-    (r"n:NEGOTIATE_", "it looks like Horovod's timeline"),
-)
+    r"c:(.*,)?(devtools\.timeline|blink|v8|toplevel|disabled-by-default)": "it looks like a browser's",
+    r"k:beginningOfTime$": "it looks like clang's (-ftime-trace)",
+    r"k:viztracer_metadata$": "it looks like VizTracer's",
+    r"n:NEGOTIATE_": "it looks like Horovod's timeline",
+}
 """What tells who wrote a trace: a key of the file (k), a category (c), name (n) or process (p) of an event;
 the first that is found."""
 
@@ -329,7 +326,9 @@ def what_it_is(path: StrPath) -> str:
         return ", which has no events"
     keys = (f"k:{key}" for key in others)
     signs = "\n".join([*keys, *(f"c:{category}" for category in counted), *names, *processes])
-    looks = next((words for sign, words in _SIGNS if re.search(f"^{sign}", signs, re.MULTILINE)), None)
+    looks = next(
+        (words for sign, words in _SIGNS.items() if re.search(f"^{sign}", signs, re.MULTILINE)), None
+    )
     most = counted.most_common(_SHOWN)
     shown = [f"{n:,} {category[:40] or 'without a category'}" for category, n in most]
     shown += ["..."] * (len(counted) > _SHOWN)
