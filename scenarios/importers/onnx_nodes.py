@@ -329,15 +329,9 @@ def _if(node: Any, values: Values, name: str, about: Mapping[str, Any], enter: _
 
 
 def _ends(node: Any, attribute: str, scope: Scope) -> list[Value]:
-    """Return the results of a subgraph, at least as many as the node has outputs."""
-    outputs = graphs_of(node)[attribute].output
-    extra = 1 if attribute == "body" else 0  # whether to go on
-    if len(outputs) < len(node.output) + extra:
-        raise InputError(
-            f"node {node_name(node)!r} ({node.op_type}) has {len(node.output)} outputs, and its {attribute} "
-            f"returns {len(outputs)}"
-        )
-    return [scope.values[output.name] for output in outputs][: len(node.output) + extra]
+    """Return the results of a branch, one for each output of the node."""
+    outputs = graphs_of(node)[attribute].output[: len(node.output)]
+    return [scope.values[output.name] for output in outputs]
 
 
 def _together(node: Any, ends: Sequence[Value]) -> Values:
@@ -356,11 +350,6 @@ def _loop(node: Any, values: Values, name: str, about: Mapping[str, Any], enter:
     body = graphs_of(node)["body"]
     formal = [given.name for given in body.input]
     starts = [values[given] for given in node.input[2:]]
-    if len(formal) != len(starts) + 2 or len(body.output) < len(starts) + 1:
-        raise InputError(
-            f"node {name!r} (Loop) carries {len(starts)} values; its body has {len(formal)} inputs and "
-            f"{len(body.output)} outputs, where 2 inputs and 1 output more than values are needed"
-        )
     before: Values = {
         formal[0]: Value(TensorProto.INT64, ()),
         # While the body runs, the condition is true.
@@ -369,8 +358,8 @@ def _loop(node: Any, values: Values, name: str, about: Mapping[str, Any], enter:
     for carried, start in zip(formal[2:], starts, strict=True):
         before[carried] = replace(start, data=None, constant=False, from_shape=False)
     scope = enter("body", f"{name}/body/", before)
-    ends = [scope.values[output.name] for output in body.output]
-    for carried, start, end in zip(formal[2:], starts, ends[1:], strict=False):
+    ends = [scope.values[output.name] for output in body.output[1:]]
+    for carried, start, end in zip(formal[2:], starts, ends[: len(starts)], strict=True):
         if start.shape != end.shape:
             raise InputError(
                 f"node {name!r} (Loop) carries {carried!r}, which is {shape_text(start.shape)} in one "
@@ -379,7 +368,7 @@ def _loop(node: Any, values: Values, name: str, about: Mapping[str, Any], enter:
             )
     trips = _trips(node, values, name, about, constant(body.output[0].name, scope.values))
     found: Values = {}
-    for k, end in enumerate(_ends(node, "body", scope)[1:]):
+    for k, (output, end) in enumerate(zip(node.output, ends[: len(node.output)], strict=True)):
         plain = replace(end, data=None, constant=False, from_shape=False)
         if k >= len(starts):  # a scan output: one row per iteration
             if not isinstance(trips, int):
@@ -388,7 +377,7 @@ def _loop(node: Any, values: Values, name: str, about: Mapping[str, Any], enter:
                     f"trips must be one number, not {trips!r}"
                 )
             plain = replace(plain, shape=(trips, *end.shape), batch_first=False)
-        found[node.output[k]] = plain
+        found[output] = plain
     found.pop("", None)
     return found, {"body": replace(scope, trips=trips)}
 

@@ -138,7 +138,7 @@ def without_outputs(at: int) -> bytes:
     [
         (named(b"co\xffv"), "a name in it is no UTF-8 text"),
         (small_model()[:-40], "not an ONNX model"),
-        (b"", "not an ONNX model"),
+        (b"", "is empty"),
         (b"\xff" * 100, "not an ONNX model"),
         (without_outputs(5), r"node 'if' (If) has no output"),
         (without_outputs(0), r"node 'conv' (Conv) has no output"),
