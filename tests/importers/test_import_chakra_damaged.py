@@ -57,7 +57,7 @@ def test_damage_is_refused_or_harmless(tmp_path: Path, seed: int) -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"", "no node in it"),
+        (b"", "is empty"),
         (b'{"traceEvents": []}', "not a Chakra trace: the file ends in the middle of a message"),
         (WHOLE[:-1], "not a Chakra trace: the file ends in the middle of a message"),
         (b"\x05" + field(1, "0.1") + b"\xff" * 8 + b"\x7f", "ends in the middle of a message"),

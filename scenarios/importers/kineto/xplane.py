@@ -29,7 +29,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from scenarios.importers.chakra_nodes import fields
+from scenarios.importers.chakra_nodes import fields, signed
 from scenarios.importers.kineto.event_columns import EventColumns
 from scenarios.importers.kineto.gradients import UNNUMBERED
 from scenarios.importers.kineto.kineto_rows import GpuTask
@@ -102,20 +102,13 @@ def _messages(message: bytes) -> Iterator[tuple[int, bytes]]:
     return ((number, value) for number, _, value in fields(message) if isinstance(value, bytes))
 
 
-def _fields(message: bytes) -> dict[int, int | bytes]:
+def _fields(message: bytes) -> dict[int, Any]:
     """Return the fields of a message that has each at most once."""
     return {number: value for number, _, value in fields(message)}
 
 
 def _text(value: Any) -> str:
     return sys.intern(value.decode("utf-8", "replace")) if isinstance(value, bytes) else ""
-
-
-def _signed(value: Any) -> int:
-    """Return an int64 from its two's complement; raise if the value is not a number."""
-    if not isinstance(value, int):
-        raise InputError("a field that should be a number is none")
-    return value - (value >> 63 << 64)
 
 
 class _Plane:
@@ -133,9 +126,7 @@ class _Plane:
                 self.lines.append(value)
             elif number in (4, 5):
                 entry = _fields(value)
-                key, of = _signed(entry.get(1, 0)), entry.get(2, b"")
-                if not isinstance(of, bytes):
-                    raise InputError("an entry of a table of names is none")
+                key, of = signed(entry.get(1, 0)), entry.get(2, b"")
                 name = _text(_fields(of).get(2))
                 if number == 4:
                     self._names[key] = name, [value for n, value in _messages(of) if n == 5]
@@ -150,7 +141,7 @@ class _Plane:
         start_ps, rows = 0, list[bytes]()
         for number, wire, value in fields(line):
             if number == 3 and wire == 0:
-                start_ps = 1000 * _signed(value)
+                start_ps = 1000 * signed(value)
             elif number == 4 and isinstance(value, bytes):
                 rows.append(value)
         found = [event for row in rows if (event := self._event(row, start_ps)) is not None]
@@ -162,7 +153,7 @@ class _Plane:
             if number == 4 and isinstance(value, bytes):
                 noted.append(value)
             elif number in of:
-                of[number] = _signed(value)
+                of[number] = signed(value)
         name, always = self._names.get(of[1], ("", []))
         start, end = start_ps + of[2], start_ps + of[2] + of[3]
         if not 0 <= start <= end <= 1000 * LATEST_NS:
@@ -177,9 +168,9 @@ class _Plane:
             key, value = 0, None
             for number, _, of in fields(stat):
                 if number == 1:
-                    key = _signed(of)
+                    key = signed(of)
                 elif number in (3, 4, 7):
-                    value = self._stats.get(_signed(of), "") if number == 7 else _signed(of)
+                    value = self._stats.get(signed(of), "") if number == 7 else signed(of)
                 elif number == 5:
                     value = _text(of)
             if value is not None and key in self._stats:
