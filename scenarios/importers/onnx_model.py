@@ -114,7 +114,6 @@ def import_onnx(
 
         model = inliner.inline_local_functions(model)
     with in_file(name):
-        _check_outputs(model)
         _check_kinds(model, unknown)
         told = _told(attributes)
         own, wanted = inputs_at(model, batch, _sizes(dims))
@@ -199,15 +198,6 @@ def _told(attributes: Mapping[str, Mapping[str, Any]] | str | None) -> Mapping[s
     if not isinstance(told, Mapping) or not all(isinstance(more, Mapping) for more in told.values()):
         raise wrong
     return told
-
-
-def _check_outputs(model: Any) -> None:
-    """Raise if a node writes nothing: ONNX's intermediate representation requires at least one output."""
-    for node in nodes_of(model.graph):
-        if not any(node.output):
-            raise InputError(
-                f"node {node_name(node)!r} ({node.op_type}) has no output; the file may be damaged"
-            )
 
 
 def _check_kinds(model: Any, unknown: str) -> None:

@@ -281,9 +281,9 @@ class TaskGraph:
         """
         unit_ns = parse_duration(unit, what="unit")
         lines = lines_of(path, read_text(path))
-        if not lines or len(lines[0].words) != 1:
+        if not lines or re.fullmatch(r"\d{1,15}", " ".join(lines[0].words), re.ASCII) is None:
             raise InputError(f"{path}: not a task graph (its first line should be the number of tasks)")
-        (count,) = lines.pop(0).numbers("the number of tasks")
+        count = int(lines.pop(0).words[0])
         if len(lines) not in (count, count + 2):  # the two dummies are usually not counted
             raise InputError(f"{path}: {count} tasks are announced (and two dummies), {len(lines)} are there")
         builder = GraphBuilder(stem(path, ".stg"))

@@ -226,8 +226,8 @@ def test_a_diamond(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "its first line should be the number of tasks"),
-        ("x\n", "line 1: should be the number of tasks, all whole numbers from 0, found 'x'"),
+        ("", "is empty"),
+        ("1 2\n", "its first line should be the number of tasks"),
         (
             "1\n0 x 0\n",
             "line 2: should be TASK TIME N PREDECESSOR ..., all whole numbers from 0, found '0 x 0'",
