@@ -71,7 +71,7 @@ _SIMULATING: Final = ("run", "compare", "explain", "check", "whatif")
 _FILES: Final = ("scenario", "file", "trace", "paths")
 """Parameters that name the file that a verb reads."""
 
-_WRITTEN: Final = ("FILE", "BEFORE AFTER", "GRAPH.json.gz")
+_WRITTEN: Final = ("FILE", "BEFORE AFTER")
 """Placeholders in help for files that an option writes."""
 
 _OF_CLICK: Final[Any] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")

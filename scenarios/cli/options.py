@@ -6,6 +6,8 @@
     update : --update              an option without a value
     budget : --budget N >= 1       an option, the placeholder of its value, and the least one
         Make at most N runs.       its help
+    plot : --plot FILE             a file to write; before anything runs, its name is held to
+        Draw it (.png, .svg).      the endings in its help
 
 A verb describes its own parameters; those of many verbs stand here.
 
@@ -161,8 +163,10 @@ def as_command(
         )
     for name, each in parameters.items():
         if name in described and (ours or name in more):
-            declared = _declared(described[name], each.default, verb.__name__.strip("_"))
-            parameters[name] = each.replace(default=declared)
+            option: Any = _declared(described[name], each.default, verb.__name__.strip("_"))
+            if name not in more and option.metavar == "FILE":
+                option.callback = _checks_name(name, option.help)
+            parameters[name] = each.replace(default=option)
     if ours:
         run.__doc__ = (inspect.getdoc(verb) or "").partition("\n\nParameters\n---")[0]
     run.__signature__ = signature.replace(parameters=[*parameters.values()])  # type: ignore[attr-defined]
@@ -185,6 +189,22 @@ def _declared(told: ParameterDoc, default: Any, verb: str) -> Any:
     if name is None:
         return typer.Argument(metavar=placeholder, **how)
     return typer.Option(how.pop("default"), name, metavar=placeholder or None, **how)
+
+
+def _checks_name(option: str, help: str) -> Callable[[Any], Any] | None:
+    """Return a function that refuses names without one of the endings in an option's help, if it has any."""
+    endings = re.search(r"\((\.[^)]*)\)", help)
+    if endings is None:
+        return None
+
+    def check(given: Any) -> Any:
+        from scenarios.report.outputs import check_path
+
+        for path in given if isinstance(given, list) else [given]:
+            check_path(option, path, tuple(endings[1].split(", ")))
+        return given
+
+    return check
 
 
 def _check_theme(name: str, draws: Collection[str], given: Mapping[str, Any]) -> None:

@@ -48,7 +48,6 @@ def bench(
     from scenarios.cli.running import Ticker, save_picture, say_written
     from scenarios.cli.terminal import show_warnings
     from scenarios.cli.text_tables import print_table
-    from scenarios.report.outputs import PICTURES, check_path
     from scenarios.report.pictures import profile_plot
     from scenarios.variants import bench as benches
     from scenarios.variants.executors import executor_of
@@ -56,8 +55,6 @@ def bench(
     from sim.base.units import parse_duration
     from sim.export.tables import percent
 
-    check_path("out", out, (".csv", ".json", ".parquet"))
-    check_path("plot", plot, PICTURES)
     limit_ns = parse_duration(f"{limit}s" if limit.replace(".", "", 1).isdigit() else limit, what="--limit")
     methods = [(name, 0) for name in policy or ("ready-queue", "critical-path")] + [(benches.HEFT, 0)]
     methods += [(benches.RANDOM, orders)] * bool(orders) + [(benches.OPTIMUM, limit_ns)] * bool(limit_ns)

@@ -37,7 +37,7 @@ def collectives(
         How many of these machines.
     ranks : --ranks N
         How many GPUs take part, equally many in each node; default: all.
-    table : --table FILE
+    table : --table CSV
         Measured times to compare with (.csv, .csv.gz).
     sets : --set KEY=VALUE
         How to read the table: columns={time_ms: latency, elements: message_size}, where={system:
@@ -58,14 +58,12 @@ def collectives(
         row_of,
         sizes_around,
     )
-    from scenarios.report.outputs import PICTURES, check_path
     from sim.base.errors import InputError, UnknownNameError
     from sim.base.options import arguments, parameters
     from sim.base.units import parse_bytes
 
     if op not in KINDS:
         raise UnknownNameError("collective", op, KINDS)
-    check_path("plot", plot, PICTURES)
     size = None if nbytes is None else parse_bytes(nbytes, what="--bytes")
     kind = op.replace("-", "_")
     if op == "send" and nodes > 2:

@@ -54,13 +54,10 @@ def diff(
     from scenarios.cli.output import print_json
     from scenarios.cli.running import progress, save_picture
     from scenarios.report.diff import Answer, two_sides
-    from scenarios.report.outputs import PICTURES, check_path
     from sim.base.units import parse_duration
     from sim.diff.differences import differences
 
     over_ns = None if over is None else parse_duration(over, what="--over")
-    for path in gantt or ():
-        check_path("gantt", path, PICTURES)
     given = (policy or (), sets or (), sets_a or (), sets_b or ())
     paths = [file] if other is None else [file, other]
     sides = two_sides(paths, *given, allowed=allowed)

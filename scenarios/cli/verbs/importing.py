@@ -19,8 +19,8 @@ def import_(
     ----------
     file : FILE
         The model; its format is detected from its content.
-    out : --out GRAPH.json.gz
-        Where to write the graph.
+    out : --out FILE
+        Where to write the graph (.json, .json.gz).
     batch : --batch >= 1
         Batch size; default: the model's own.
     format : --format NAME
@@ -33,10 +33,8 @@ def import_(
     from scenarios.cli.running import progress
     from scenarios.file.document import key_and_value
     from scenarios.importers import convert
-    from scenarios.report.outputs import check_path
     from sim.base.errors import InputError
 
-    check_path("out", out, (".json", ".json.gz"))
     values = dict(key_and_value(option, "--set", "dtype=bf16") for option in options or ())
     if "batch" in values:
         raise InputError(f"--set batch={values['batch']}: give --batch {values['batch']}")

@@ -36,7 +36,7 @@ def memory(
     device : --device >= 0
         The device, if a snapshot has several.
     ops : --ops FILE
-        Write one row per event (.csv, .parquet, .json).
+        Write one row per event (.csv, .csv.gz, .json, .json.gz, .parquet).
     """
     from devices.memory.registry import allocators, needs_capacity
     from devices.memory.trace_readers import read_events
@@ -44,13 +44,11 @@ def memory(
     from scenarios.cli.running import progress, say_written
     from scenarios.file.document import plain_settings
     from scenarios.report.memory_replays import MEMORY_SCHEMA, event_table, replay_report, replay_under
-    from scenarios.report.outputs import check_path
     from sim.base.errors import InputError, OutOfMemoryError
     from sim.base.units import parse_bytes
-    from sim.export.tables import TABLE_ENDINGS, write_table
+    from sim.export.tables import write_table
 
     names = list(dict.fromkeys(allocator or [name for name in allocators() if not needs_capacity(name)]))
-    check_path("ops", ops, TABLE_ENDINGS)
     if ops is not None and len(names) > 1:
         raise InputError(f"--ops {ops}: holds the addresses of one allocator; name one --allocator")
     limit = None if capacity is None else parse_bytes(capacity, what="--capacity")

@@ -38,7 +38,7 @@ def optimum(
     jobs : --jobs N >= 1
         Run N of the solver's strategies in parallel.
     out : --out FILE
-        Write the best as a scenario (.yaml), beside this one.
+        Write the best as a scenario (.yaml, .yml), beside this one.
     """
     from policies.optimum_model import refuse_unmodelled
     from scenarios.cli.output import print_json

@@ -54,15 +54,12 @@ def sweep(
     from scenarios.cli.terminal import show_warnings
     from scenarios.fields.goals import read_goal
     from scenarios.fields.results import DONE, OUT_OF_MEMORY
-    from scenarios.report.outputs import PICTURES, check_path
     from scenarios.report.pictures import sweep_plot
     from scenarios.variants import sweep as sweeps
     from scenarios.variants.executors import executor_of
     from scenarios.variants.variant import Variants, column_of, points_of
     from sim.base.errors import InputError
 
-    check_path("out", out, (".csv", ".json", ".parquet"))
-    check_path("plot", plot, PICTURES)
     if dask is not None and jobs > 1:
         raise InputError("give --jobs or --dask, not both")
     goal = read_goal(minimise, maximise, subject_to or ())

@@ -56,10 +56,10 @@ def tune(
     seed : --seed >= 0
         Seed of the search.
     out : --out FILE
-        Write the winner as a scenario (.yaml), beside this one.
+        Write the winner as a scenario (.yaml, .yml), beside this one.
     table : --table FILE
-        Write all trials (.csv, .parquet, .json). Runs are kept beside it, in FILE.points: an
-        interrupted search continues from them.
+        Write all trials (.csv, .csv.gz, .json, .json.gz, .parquet). Runs are kept beside it, in FILE.points:
+        an interrupted search continues from them.
     plot : --plot FILE
         Draw the progress of the search, and the Pareto front (.png, .svg, .pdf).
     """
@@ -69,7 +69,6 @@ def tune(
     from scenarios.cli.terminal import show_warnings
     from scenarios.fields.goals import read_goal
     from scenarios.fields.results import shown_result
-    from scenarios.report.outputs import PICTURES, check_path
     from scenarios.variants.executors import executor_of
     from scenarios.variants.sweep import KeptRows, sweeping
     from scenarios.variants.tune import Tuner, Tuning
@@ -82,12 +81,10 @@ def tune(
     )
     from scenarios.variants.variant import Variants, axes_of
     from sim.base.errors import InputError
-    from sim.export.tables import TABLE_ENDINGS, write_table
+    from sim.export.tables import write_table
 
     if out is not None:
         check_winner(out, scenario)
-    check_path("table", table, TABLE_ENDINGS)
-    check_path("plot", plot, PICTURES)
     if level is not None and not vary:
         raise InputError("--level is for --method halving of --vary")
     goal = read_goal(minimise or (None if maximise else "makespan"), maximise, subject_to or ())

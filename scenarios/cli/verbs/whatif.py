@@ -41,12 +41,10 @@ def whatif(
     """
     from scenarios.cli.output import print_json
     from scenarios.cli.running import progress, save_picture
-    from scenarios.report.outputs import PICTURES, check_path
     from scenarios.report.pictures import draw_what_ifs, to_json
     from scenarios.variants.machine_what_ifs import machine_trials
     from scenarios.variants.what_ifs import WhatIfs, chosen, standard_trials, try_all
 
-    check_path("plot", plot, PICTURES)
     given = [_given(text) for text in also or ()]  # first of all, because it may be wrong
     with progress(f"reading {file}"):
         what_ifs = WhatIfs(file, sets or (), allowed)
