@@ -101,6 +101,14 @@ class ScenarioFile(Strict):
         name in results; default: the file's name
     description
         what it shows, for readers
+    machine
+        devices, links and hosts, or a preset (`sim devices`); some workloads bring their own
+    workload
+        what runs: one of these kinds
+    faults
+        parts of the machine that fail, slow down and come back
+    training_run
+        many such steps, with failures, checkpoints and recovery
     policy
         who decides what runs next, and all else; default: ready-queue
     knowledge
@@ -124,6 +132,10 @@ class ScenarioFile(Strict):
         everything, auto takes the kernel where it can
     compare
         what `sim compare` compares without --policy
+    expect
+        results to conditions: makespan, utilisation.gpu0, start.OP, order, ... to {equals, at_most, at_least,
+        tolerance} or a plain value; or the label of an entry of compare to such a mapping, in which {at_most:
+        1.05 x gpipe} speaks of another entry
     """
 
     schema_: str | None = Field(None, alias="$schema")
@@ -145,7 +157,7 @@ class ScenarioFile(Strict):
     training_run: Annotated[Any, _imported("scenarios.training_run.fields", "TrainingRun")] = None
     engine: Literal["auto", "simpy", "kernel"] = "auto"
     compare: list[AnyVariant] = Field(default_factory=list)
-    expect: ExpectOfRuns
+    expect: ExpectOfRuns = Field(default_factory=dict)
 
 
 def model_of(kinds: Mapping[str, type[Workload]]) -> type[ScenarioFile]:
@@ -153,19 +165,16 @@ def model_of(kinds: Mapping[str, type[Workload]]) -> type[ScenarioFile]:
     from scenarios.fields.fault_fields import FaultFields
     from scenarios.training_run.fields import TrainingRun
 
-    about_machine = "devices, links and hosts, or a preset (`sim devices`); some workloads bring their own"
-    about_faults = "parts of the machine that fail, slow down and come back"
-    about_run = "many such steps, with failures, checkpoints and recovery"
     workload = one_of(kinds)
     machine: Any = Annotated[machine_model(), PRESET]
     return create_model(
         "ScenarioFile",
         __base__=ScenarioFile,
         __doc__=ScenarioFile.__doc__,
-        machine=(machine | None, Field(None, description=about_machine)),
-        workload=(workload, Field(description="what runs: one of these kinds")),
-        faults=(FaultFields | None, Field(None, description=about_faults)),
-        training_run=(TrainingRun | None, Field(None, description=about_run)),
+        machine=(machine | None, None),
+        workload=(workload, ...),
+        faults=(FaultFields | None, None),
+        training_run=(TrainingRun | None, None),
     )
 
 

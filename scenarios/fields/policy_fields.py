@@ -124,12 +124,7 @@ class Condition(Strict):
 
 
 _AnyCondition = Annotated[Condition, Shorthand("equals", _PLAIN)]
-_CONDITIONS: Final = (
-    "results to conditions: makespan, utilisation.gpu0, start.OP, order, ... "
-    "to {equals, at_most, at_least, tolerance} or a plain value"
-)
-
-Expect = Annotated[dict[str, _AnyCondition], Field(default_factory=dict, description=_CONDITIONS)]
+Expect = dict[str, _AnyCondition]
 
 
 def _of_a_run(value: Any) -> str:
@@ -145,20 +140,13 @@ def _of_a_run(value: Any) -> str:
 
 _RESULT: Final = {"propertyNames": {"pattern": rf"^({'|'.join(RESULTS)})(\..+)?$"}}
 
-ExpectOfRuns = Annotated[
-    dict[
-        str,
-        Annotated[
-            Annotated[_AnyCondition, Tag("<condition>")]
-            | Annotated[dict[str, _AnyCondition], Field(json_schema_extra=_RESULT), Tag("<run>")],
-            Discriminator(_of_a_run),
-        ],
+ExpectOfRuns = dict[
+    str,
+    Annotated[
+        Annotated[_AnyCondition, Tag("<condition>")]
+        | Annotated[dict[str, _AnyCondition], Field(json_schema_extra=_RESULT), Tag("<run>")],
+        Discriminator(_of_a_run),
     ],
-    Field(
-        default_factory=dict,
-        description=f"{_CONDITIONS}; or the label of an entry of compare to such a mapping, "
-        "in which {at_most: 1.05 x gpipe} speaks of another entry",
-    ),
 ]
 
 
@@ -171,11 +159,14 @@ class VariantFields(PolicyFields):
         label in results; default: the policy's name
     set
         other changes: dotted path to value, as for --set
+    expect
+        results to conditions: makespan, utilisation.gpu0, start.OP, order, ... to {equals, at_most, at_least,
+        tolerance} or a plain value
     """
 
     label: Name | None = None
     set: dict[str, JsonValue] = Field(default_factory=dict)
-    expect: Expect
+    expect: Expect = Field(default_factory=dict)
 
 
 AnyVariant = Annotated[VariantFields, Shorthand("name")]

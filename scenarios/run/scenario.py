@@ -227,11 +227,11 @@ class Scenario:
             return PolicyFields(name=policy)
         if policy in runtimes:
             return PolicyFields(runtime=policy)
-        for group in {of_graphs: 0, **_DECIDERS}:
+        for group in (of_graphs, "sim.pipelines", "sim.batchers"):
             if policy in plugins.names(group):
                 word, whose = workload.decider
                 what = "a policy for graphs" if group == of_graphs else f"a {plugins.GROUPS[group]}"
-                kind = f"{whose}'s policy is its {word}" if workload.deciders else _DECIDERS[group]
+                kind = f"{whose}'s policy is its {word}" if workload.deciders else "the workload is a graph"
                 raise Place("--policy").error(
                     f"{policy!r} is {what}, and {kind}; known: {', '.join(sorted(known))}"
                 )
@@ -335,13 +335,6 @@ class Scenario:
             message = f"is missing: {whose}'s policy is its {word}, as in {{name: 1f1b}}"
             raise self.document.error((), f"policy: {message}")
         return Case(self, resolve_schedule(spec, label, content.workload, document, loc), base, expectations)
-
-
-_DECIDERS: Final = {
-    "sim.pipelines": "the workload is no pipeline",
-    "sim.batchers": "the workload is no serving engine",
-}
-"""Groups of policies that make a graph, and why none of them fits a workload that is a graph."""
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ def test_a_runtime_replaces_all_decisions(tmp_path: Path) -> None:
 def test_a_name_of_the_wrong_kind_says_so(tmp_path: Path) -> None:
     result = sim("run", write(tmp_path), "--policy", "1f1b")
     assert result.exit_code == 2
-    assert "'1f1b' is a pipeline schedule, and the workload is no pipeline; known: " in result.stderr
+    assert "'1f1b' is a pipeline schedule, and the workload is a graph; known: " in result.stderr
     pipeline = (
         "workload: {pipeline: {ranks: 2, micro_batches: 2, forward: 1ms, backward: 1ms}}\npolicy: 1f1b\n"
     )

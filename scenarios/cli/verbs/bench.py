@@ -53,7 +53,7 @@ def bench(
     from scenarios.variants.executors import executor_of
     from sim.base.errors import listed
     from sim.base.units import parse_duration
-    from sim.export.tables import percent
+    from sim.export.tables import titled
 
     limit_ns = parse_duration(f"{limit}s" if limit.replace(".", "", 1).isdigit() else limit, what="--limit")
     methods = [(name, 0) for name in policy or ("ready-queue", "critical-path")] + [(benches.HEFT, 0)]
@@ -73,19 +73,12 @@ def bench(
     if json:
         print_json(rows)
     else:
-        table = [
-            {
-                "set": each.set,
-                "method": each.method,
-                "instances": f"{each.instances:,}",
-                "mean gap": "" if each.gap is None else percent(each.gap),
-                "best known": f"{each.best:,}",
-                "proven": f"{each.proven:,}" if each.method == benches.OPTIMUM else "",
-                "mean time": f"{each.seconds:.2f} s",
-            }
-            for each in benches.standings(rows)
-        ]
-        print_table(table, left=2)
+        standings = [each._asdict() for each in benches.standings(rows)]
+        for each in standings:
+            each["proven"] = each["proven"] if each["method"] == benches.OPTIMUM else None
+            each["mean time"] = f"{each['seconds']:.2f} s"
+        columns = ["set", "method", "instances", "mean gap: gap", "best known: best", "proven", "mean time"]
+        print_table(titled(standings, columns), left=2)
         open_ = {row["instance"]: None for row in rows if row["known_upper_ns"] is None and not row["error"]}
         if open_:
             print(f"no best known: {listed([*open_], 5)}; their gaps are to the best of these methods")
@@ -93,7 +86,7 @@ def bench(
     for (instance, error), names in told.items():
         which = "" if len(names) == len(methods) else f", {', '.join(names)}"
         typer.echo(f"{instance}{which}: {error}", err=True)
-    for each in wrong:
-        typer.echo(f"cannot be: {each}", err=True)
+    for contradiction in wrong:
+        typer.echo(f"cannot be: {contradiction}", err=True)
     if wrong or failed:
         raise typer.Exit(1)
