@@ -8,6 +8,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 import pandas as pd
@@ -243,7 +244,7 @@ def test_halving_answers_at_the_last_level_only(tmp_path: Path) -> None:
             ["--vary", "iterations=1,2", "--level", "seed=1,2", "--method", "grid"],
             "--level is for --method halving",
         ),
-        (["--out", "elsewhere/best.yaml"], "what a scenario names is found beside it; write into"),
+        (["--out", f"{gettempdir()}/best.yaml"], "what a scenario names is found beside it; write into"),
         (["--vary", "machine.devices.cpu0.core=1"], "no such key; did you mean 'cores'?"),
         (["--minimise", "makspan"], "unknown result 'makspan'"),
         (["--against", "makespan"], "--against makespan: the search is for it already"),
