@@ -37,48 +37,48 @@ class Decision(NamedTuple):
     group: str
     title: str
     written: str
-    """Form in a scenario: ``{}`` stands for its name and options."""
+    """Form in a scenario: ``NAME`` stands for its name and options."""
     method: str = ""
     """Method that identifies it among a user's own classes."""
 
 
 DECISIONS: Final = (
-    Decision("sim.policies", "policies: which op is issued next", "policy: {}", "next"),
+    Decision("sim.policies", "policies: which op is issued next", "policy: NAME", "next"),
     Decision(
-        "sim.linearizers", "linearize: the program order of the ops", "policy: {{linearize: {}}}", "order"
+        "sim.linearizers", "linearize: the program order of the ops", "policy: {linearize: NAME}", "order"
     ),
-    Decision("sim.placements", "placement: which device runs an op", "policy: {{placement: {}}}", "place"),
+    Decision("sim.placements", "placement: which device runs an op", "policy: {placement: NAME}", "place"),
     Decision(
-        "sim.rewrites", "compile: rewrites of the graph before it runs", "policy: {{compile: [{}]}}", "apply"
+        "sim.rewrites", "compile: rewrites of the graph before it runs", "policy: {compile: [NAME]}", "apply"
     ),
     Decision(
         "sim.streams",
         "streams: which stream of its device an op is launched on",
-        "policy: {{streams: {}}}",
+        "policy: {streams: NAME}",
         "assign",
     ),
-    Decision("sim.allocators", "allocator: how tensors get their memory", "memory: {{allocator: {}}}"),
+    Decision("sim.allocators", "allocator: how tensors get their memory", "memory: {allocator: NAME}"),
     Decision(
         "sim.recoveries",
         "recovery: what a training run does when a worker has failed",
-        "training_run: {{recovery: [{}]}}",
+        "training_run: {recovery: [NAME]}",
         "after_failure",
     ),
-    Decision("sim.pipelines", "pipeline schedules: a program for each rank", "policy: {}"),
+    Decision("sim.pipelines", "pipeline schedules: a program for each rank", "policy: NAME"),
     Decision(
         "sim.batchers",
         "batchers: which requests a serving engine's next step computes",
-        "policy: {}",
+        "policy: NAME",
         "schedule",
     ),
     Decision(
         "sim.routers",
         "routers: which replica serves a request",
-        "workload: {{serving: {{router: {}}}}}",
+        "workload: {serving: {router: NAME}}",
         "route",
     ),
     Decision(
-        "sim.collectives", "collectives: how long ranks take to exchange data", "machine: {{collectives: {}}}"
+        "sim.collectives", "collectives: how long ranks take to exchange data", "machine: {collectives: NAME}"
     ),
 )
 
@@ -161,7 +161,7 @@ class KnownDecision(NamedTuple):
         key = "model" if self.decision.group == "sim.collectives" else "name"
         more = "".join(f", {one.name}: {_yaml(one.default)}" for one in shown)
         named = f"{{{key}: {self.name}{more}}}" if more or key == "model" else self.name
-        return self.decision.written.format(named)
+        return self.decision.written.replace("NAME", named)
 
 
 def decisions(group: str | None = None) -> Iterator[KnownDecision]:

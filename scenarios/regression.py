@@ -311,7 +311,7 @@ def _rewritten(outcome: Outcome) -> str:
         values, told = _reordered(outcome, there), f"[{', '.join(outcome.actual)}]"
     else:
         whole = not isinstance(there.value, dict)
-        nodes = {"equals": there} if whole else dict(there.value)  # type: ignore[arg-type]
+        nodes = {"equals": there} if whole else there.value
         percent = {key for key, node in nodes.items() if str(node.value).endswith("%")}
         values = [(nodes[key], text) for key, text in new_values(outcome, percent=percent).items()]
         told = ", ".join(f"{text} in place of {node.value}" for node, text in values)

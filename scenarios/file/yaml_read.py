@@ -96,7 +96,7 @@ class Node:
         Number of values in it, including itself; aliases count each time they occur.
     """
 
-    value: Scalar | list[Node] | dict[str, Node]
+    value: Any
     place: Place
     keys: dict[str, Place] = field(default_factory=dict)
     size: int = 1
@@ -120,7 +120,7 @@ class Node:
         if isinstance(self.value, dict):
             return self.value.get(str(part))
         if isinstance(self.value, list) and isinstance(part, int) and 0 <= part < len(self.value):
-            return self.value[part]
+            return self.value[part]  # type: ignore[no-any-return]
         return None
 
     def place_of(self, path: tuple[str | int, ...], *, key: bool = False) -> Place:
@@ -231,7 +231,7 @@ class _Open:
 
     node: Node
     anchor: str | None
-    key: str | None = None
+    key: Any = None
     merged: list[Node] = field(default_factory=list)
 
     @property
@@ -269,14 +269,18 @@ class _Composer:
                 raise place.error("a key must be plain text, not a list or mapping")
             if len(self.open) >= MAX_DEPTH:
                 raise place.error(_TOO_DEEP)
-            empty: list[Node] | dict[str, Node] = {} if isinstance(event, yaml.MappingStartEvent) else []
+            empty: Any = {} if isinstance(event, yaml.MappingStartEvent) else []
             if event.anchor is not None:
                 self.anchors[event.anchor] = None
             self.open.append(_Open(Node(empty, place), event.anchor))
         elif isinstance(event, yaml.CollectionEndEvent):
             done = self.open.pop()
-            for other in done.merged:
-                _merge(done.node, other)
+            for (
+                other
+            ) in done.merged:  # which adds the keys that are not there (https://yaml.org/type/merge.html)
+                for key, node in other.value.items():
+                    done.node.value.setdefault(key, node)
+                    done.node.keys.setdefault(key, other.keys[key])
             self._add(done.node, done.anchor)
         elif isinstance(event, yaml.AliasEvent):
             self._alias(str(event.anchor), place)
@@ -315,19 +319,17 @@ class _Composer:
             self.root = node
             return
         top = self.open[-1]
-        if isinstance(top.node.value, dict):
+        if isinstance(top.node.value, list):
+            top.node.value.append(node)
+        else:
             key, top.key = top.key, None
-            assert key is not None
             if key == "<<":
                 del top.node.keys[key]
-                top.merged += list(_mappings(node))
-                top.node.size += node.size
-                return
-            if node.value is None:  # an empty value has the place of whatever follows it: use the key's
-                node.place = top.node.keys[key]
-            top.node.value[key] = node
-        elif isinstance(top.node.value, list):
-            top.node.value.append(node)
+                top.merged += _mappings(node)
+            else:
+                if node.value is None:  # an empty value has the place of whatever follows it: use the key's
+                    node.place = top.node.keys[key]
+                top.node.value[key] = node
         top.node.size += node.size
 
 
@@ -338,16 +340,6 @@ def _mappings(node: Node) -> Iterator[Node]:
         if not isinstance(one.value, dict):
             raise one.place.error("'<<' merges mappings, as in '<<: *base'")
         yield one
-
-
-def _merge(into: Node, other: Node) -> None:
-    """Add the keys of `other` that `into` lacks (https://yaml.org/type/merge.html)."""
-    assert isinstance(into.value, dict)
-    assert isinstance(other.value, dict)
-    for key, node in other.value.items():
-        if key not in into.value:
-            into.value[key] = node
-            into.keys[key] = other.keys[key]
 
 
 def _scalar(event: Any) -> Scalar:
