@@ -1,4 +1,4 @@
-"""Output of `sim tune`, `sim optimum` and `sim sweep`: best results and tables."""
+"""Output of `sim tune`, `optimum`, `whatif` and `sweep`: best results and tables."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import typer
 from scenarios.cli.text_tables import print_table, strong
 from scenarios.fields.goals import Goal, alike
 from scenarios.fields.results import DONE, column_of_result, shown_result
+from scenarios.report.pictures import ranked, written
 from scenarios.run.execute import Result
 from scenarios.run.result_sections import little_room
 from scenarios.run.run_notes import no_gap_notes, unused_notes
@@ -137,6 +138,35 @@ def _above_bound(found: Optimum, result: Result) -> str | float | None:
     if (why := found.unlike(result)) is not None:
         return f"({why})"
     return found.cost(result) / found.lower_bound - 1 if found.lower_bound > 0 else None
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Output of `sim whatif`: how much time each change of a graph saves.
+
+
+def print_what_ifs(name: str, recorded_ns: int | None, rows: Sequence[Row]) -> None:
+    """Print the time without changes, what each change saves, largest first, and notes."""
+    base_ns = rows[0]["makespan_ns"]
+    told = format_duration(base_ns)
+    if recorded_ns:
+        told += f" simulated, {format_duration(recorded_ns)} recorded ({base_ns / recorded_ns - 1:+.2%})"
+    print(f"{strong(name)}: {told}")
+    base, *others = ranked(rows)
+    lines = [base | {"saved_ns": None, "what_if": ""}]
+    for row in others:
+        saves = [row["saved_ns"], *([] if row["other_saved_ns"] is None else [row["other_saved_ns"]])]
+        share = " .. ".join(percent(ns / base_ns) for ns in sorted(saves) if base_ns)
+        lines.append(row | {"what_if": written(row["what_if"]), "share": share})
+    print_table(
+        titled(lines, ["what if: label", "what_if: what_if", "makespan_ns", "saved_ns", "share"]), left=2
+    )
+    for tried in (True, False):
+        notes: dict[str, list[str]] = {}
+        for row in rows:
+            for note in row["notes"] if (row["makespan_ns"] is not None) == tried else ():
+                notes.setdefault(note, []).append(row["label"])
+        for note, labels in notes.items():
+            print(f"{'' if tried else 'not tried: '}{', '.join(labels)}: {note}")
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sim.base.errors import InputError
 from sim.base.plugins import NOTHING, Allowed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from scenarios.variants.variant import Row, Variant
+    from scenarios.variants.variant import Variant
     from scenarios.variants.what_ifs import WhatIfs
 
 
@@ -41,6 +40,7 @@ def whatif(
     """
     from scenarios.cli.output import print_json
     from scenarios.cli.running import progress, save_picture
+    from scenarios.cli.search_tables import print_what_ifs
     from scenarios.report.pictures import draw_what_ifs, to_json
     from scenarios.variants.machine_what_ifs import machine_trials
     from scenarios.variants.what_ifs import WhatIfs, chosen, standard_trials, try_all
@@ -49,8 +49,11 @@ def whatif(
     with progress(f"reading {file}"):
         what_ifs = WhatIfs(file, sets or (), allowed)
         name = what_ifs.name
-        if settings := what_ifs.settings:
-            return _try_settings(what_ifs, settings, only or [""], given, plot, json=json)
+        if what_ifs.settings:
+            if given or plot is not None:
+                option = "--also" if given else "--plot"
+                raise InputError(f"{option} is of graphs; {name} has none of its own")
+            return _try_settings(what_ifs, only or [""], json)
         known = standard_trials(what_ifs.graph)
     with progress(f"simulating {name}"):
         recorded_ns = what_ifs.recorded_ns
@@ -66,18 +69,10 @@ def whatif(
     if json:
         print_json(to_json(name, recorded_ns, rows))
     else:
-        _print(name, recorded_ns, rows)
+        print_what_ifs(name, recorded_ns, rows)
 
 
-def _try_settings(
-    what_ifs: WhatIfs,
-    settings: list[Variant],
-    only: list[str],
-    given: Sequence[Variant],
-    plot: str | None,
-    *,
-    json: bool,
-) -> None:
+def _try_settings(what_ifs: WhatIfs, only: list[str], json: bool) -> None:
     """Try settings, for a workload whose graph follows from them."""
     from scenarios.cli.output import print_json
     from scenarios.cli.running import progress
@@ -85,17 +80,11 @@ def _try_settings(
     from scenarios.fields.goals import Goal
     from scenarios.variants.variant import Variants
     from scenarios.variants.what_ifs import chosen
-    from sim.base.errors import InputError
 
-    if given or plot is not None:
-        raise InputError(
-            f"{'--also' if given else '--plot'} is of graphs; {what_ifs.name} has none of its own"
-        )
-    trials = [settings[0], *chosen(settings[1:], only)]
-    runs, rows = Variants(*what_ifs.made_of), []
+    first, *others = what_ifs.settings
+    trials, runs = [first, *chosen(others, only)], Variants(*what_ifs.made_of)
     with progress(f"trying {len(trials) - 1} changes of {what_ifs.name}"):
-        for trial in trials:
-            rows.append({"what if": trial.label, **runs.row(trial)})
+        rows = [{"what if": trial.label, **runs.row(trial)} for trial in trials]
     if json:
         print_json({"name": what_ifs.name, "what_ifs": rows})
     else:
@@ -107,7 +96,6 @@ def _given(text: str) -> Variant:
     from scenarios.file.yaml_read import read_yaml_text
     from scenarios.report.pictures import written
     from scenarios.variants.what_ifs import asked, read_what_if, what_if
-    from sim.base.errors import InputError
 
     value = read_yaml_text(text, f"--also {text}", places=False).plain()
     if not value or not all(isinstance(one, dict) for one in (value if isinstance(value, list) else [value])):
@@ -116,32 +104,3 @@ def _given(text: str) -> Variant:
     with asked(text):
         read_what_if(value)
     return what_if(written(value), value)
-
-
-def _print(name: str, recorded_ns: int | None, rows: Sequence[Row]) -> None:
-    from scenarios.cli.text_tables import print_table, strong
-    from scenarios.report.pictures import ranked, written
-    from sim.base.units import format_duration
-    from sim.export.tables import percent, titled
-
-    base_ns = rows[0]["makespan_ns"]
-    told = format_duration(base_ns)
-    if recorded_ns:
-        told += f" simulated, {format_duration(recorded_ns)} recorded ({base_ns / recorded_ns - 1:+.2%})"
-    print(f"{strong(name)}: {told}")
-    base, *others = ranked(rows)
-    lines = [base | {"saved_ns": None, "what_if": ""}]
-    for row in others:
-        saves = [row["saved_ns"], *([] if row["other_saved_ns"] is None else [row["other_saved_ns"]])]
-        share = " .. ".join(percent(ns / base_ns) for ns in sorted(saves) if base_ns)
-        lines.append(row | {"what_if": written(row["what_if"]), "share": share})
-    print_table(
-        titled(lines, ["what if: label", "what_if: what_if", "makespan_ns", "saved_ns", "share"]), left=2
-    )
-    for tried in (True, False):
-        notes: dict[str, list[str]] = {}
-        for row in rows:
-            for note in row["notes"] if (row["makespan_ns"] is not None) == tried else ():
-                notes.setdefault(note, []).append(row["label"])
-        for note, labels in notes.items():
-            print(f"{'' if tried else 'not tried: '}{', '.join(labels)}: {note}")
