@@ -29,6 +29,8 @@ gc.set_threshold(200_000, *gc.get_threshold()[1:])
 atexit.register(gc.freeze)
 # Asking every installed distribution whether it has a plugin for pydantic takes as long.
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+# Help without colours: escape codes in names are written out, and those of colours would be as well.
+os.environ.setdefault("_TYPER_FORCE_DISABLE_TERMINAL", "1")
 
 from sim.base.startup import lazy  # noqa: E402
 

@@ -83,28 +83,15 @@ def _texts(value: Any) -> list[str]:
     return [each for each in (value if isinstance(value, list | tuple) else [value]) if isinstance(each, str)]
 
 
-class _PlainHelp:
-    """Help without colours: escape codes in names are written out, and those of colours would be as well."""
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print the help."""
-        from typer import rich_utils
-
-        rich_utils.FORCE_TERMINAL = False
-        super().format_help(ctx, formatter)  # type: ignore[misc]
-
-
-class _Verb(_PlainHelp, TyperCommand):
+class _Verb(TyperCommand):
     """A verb of ours: refuses options that are given twice in vain, and records the file that it reads."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments; typer alone would silently use the last value of a repeated option."""
-        _, _, order = self.make_parser(ctx).parse_args(list(args))
-        for param in order:
-            plain = param.param_type_name == "option" and not (
-                getattr(param, "multiple", False) or getattr(param, "is_flag", False)
-            )
-            if plain and order.count(param) > 1:
+        given: Any = self.make_parser(ctx).parse_args(list(args))[2]
+        for param in given:
+            once = param.param_type_name == "option" and not (param.multiple or param.is_flag)
+            if once and given.count(param) > 1:
                 raise typer.BadParameter(f"{param.opts[0]} is given twice", ctx=ctx)
         return super().parse_args(ctx, args)
 
@@ -144,7 +131,7 @@ def _named_in(name: str) -> Iterator[tuple[str, str]]:
                     yield str(path), f"which {name} names"
 
 
-class _Sim(_PlainHelp, TyperGroup):
+class _Sim(TyperGroup):
     """Creates verbs when they are named, and turns errors into exit statuses, for shells and tests alike."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:

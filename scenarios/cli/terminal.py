@@ -139,26 +139,18 @@ def place_of_other_code(error: BaseException) -> str | None:
 # How the command shows warnings: one line each on stderr, and one line for a warning that many runs share.
 
 
-class Shown:
-    """Writes warnings to stderr; of several about the same subject, only the first.
-
-    A warning whose text differs between runs, for example in its counts, has an attribute ``subject``, as
-    `devices.cost.unreliable.PlainRooflineWarning` does.
-    """
-
-    def __init__(self) -> None:
-        self.subjects: set[str] = set()
-
-    def __call__(self, message: Warning | str, *where: object, **more: object) -> None:
-        """Show a warning; replaces `warnings.showwarning`."""
-        subject = getattr(message, "subject", None)
-        if subject in self.subjects:
-            return
-        if subject is not None:
-            self.subjects.add(subject)
-        typer.echo(f"warning: {message}", err=True)
-
-
 def show_warnings() -> None:
-    """Show the warnings of this process as the command does, also in the workers that it starts."""
-    warnings.showwarning = Shown()
+    """Show the warnings of this process as the command does, also in the workers that it starts.
+
+    Of several about the same subject, only the first is shown. A warning whose text differs between runs, for
+    example in its counts, has an attribute ``subject``: see `devices.cost.unreliable.PlainRooflineWarning`.
+    """
+    subjects: set[str] = set()
+
+    def show(message: Warning | str, *where: object, **more: object) -> None:
+        subject = getattr(message, "subject", None)
+        if subject is None or subject not in subjects:
+            typer.echo(f"warning: {message}", err=True)
+            subjects.update([subject] if subject is not None else [])
+
+    warnings.showwarning = show
