@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
@@ -212,7 +211,12 @@ def finish(results: Sequence[Result], files: Files, charts: Charts) -> None:
     """Write the requested files, name each, and exit with status 1 if an expectation is not met."""
     pages = [path for path in files["gantt"] or () if path.lower().endswith(".html")]
     if charts.open and results and not pages:
-        pages = [_temporary_page()]
+        from tempfile import NamedTemporaryFile
+
+        with NamedTemporaryFile(
+            prefix="sim-", suffix=".html", delete=False
+        ) as page:  # a browser reads it later
+            pages = [page.name]
         files = {**files, "gantt": [*(files["gantt"] or ()), *pages]}
     if any(files.values()):
         from scenarios.report.outputs import write_outputs
@@ -243,15 +247,6 @@ def save_picture(picture: Axes | Figure, path: str) -> None:
 
     save(picture, path)
     say_written(path)
-
-
-def _temporary_page() -> str:
-    """Return a new file for a page; it is not deleted at exit, because a browser reads it later."""
-    import tempfile
-
-    handle, path = tempfile.mkstemp(prefix="sim-", suffix=".html")
-    os.close(handle)
-    return path
 
 
 def _open_page(path: str) -> None:

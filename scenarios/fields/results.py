@@ -205,7 +205,10 @@ class _Result(NamedTuple):
         if self.key in OBJECTIVES:
             return OBJECTIVES[self.key][0](trace)
         if self.key == "exposed_ns":
-            return _exposed_ns(trace, name)
+            from sim.explain.communication import exposed_communication
+            from sim.explain.derived import DerivedColumns
+
+            return sum(exposed_communication(DerivedColumns(trace)).get(name, {}).values())
         for part in self.key.split("."):
             found = (found or {}).get(part)
         return found
@@ -388,14 +391,6 @@ def row_names(trace: Trace) -> list[str]:
     names = task_names(trace.job)
     tasks = trace.tasks["iteration"] * len(trace.job.graph) + trace.tasks["op"]
     return [names[task] for task in tasks.tolist()]
-
-
-def _exposed_ns(trace: Trace, device: str) -> int:
-    """Return how long a device computes nothing while it communicates or waits for it (`sim explain`)."""
-    from sim.explain.communication import exposed_communication
-    from sim.explain.derived import DerivedColumns
-
-    return sum(exposed_communication(DerivedColumns(trace)).get(device, {}).values())
 
 
 def task_names(job: Job) -> list[str]:

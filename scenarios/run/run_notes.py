@@ -90,7 +90,9 @@ def stream_notes(runs: Mapping[str, Trace]) -> list[str]:
             held.setdefault(device, []).append(policy)
     jobs = [trace.job for trace in runs.values()]
     notes = [*found.values(), *_free_transfers(jobs), *_as_on_another_gpu(jobs), *_shared_twice(jobs)]
-    notes += [f"no op takes {name}, of the machine's resources" for name in _unused_resources(jobs)]
+    taken = {name for job in jobs for needs in job.graph.attribute("resources").values() for name in needs}
+    unused = [name for name in jobs[0].machine.resources if name not in taken]
+    notes += [f"no op takes {name}, of the machine's resources" for name in unused]
     if not held:
         return notes
     known = ", ".join(name for name in plugins.names("sim.streams") if name not in ("replay", "single"))
@@ -101,11 +103,6 @@ def stream_notes(runs: Mapping[str, Trace]) -> list[str]:
         + f"; {advice}"
         for (name, streams), labels in held.items()
     ]
-
-
-def _unused_resources(jobs: Sequence[Job]) -> list[str]:
-    taken = {name for job in jobs for needs in job.graph.attribute("resources").values() for name in needs}
-    return [name for name in jobs[0].machine.resources if name not in taken]
 
 
 def _recorded_in_vain(runs: Mapping[str, Trace]) -> dict[str, str]:
@@ -173,16 +170,16 @@ def _as_on_another_gpu(jobs: Iterable[Job]) -> list[str]:
 
 def _shared_twice(jobs: Iterable[Job]) -> list[str]:
     """Return a line if kernels that shared SMs when they were recorded share them again."""
-    names: dict[str, None] = {}
-    for job in jobs:
-        if job.graph.attribute("recorded_start_ns"):
-            every = enumerate(job.machine.devices)
-            shared = [d for d, device in every if device.kind == "gpu" and device.processor is not None]
-            used = set(job.device_of.tolist())
-            names |= {job.machine.devices[d].name: None for d in shared if d in used}
+    names = [
+        device.name
+        for job in jobs
+        if job.graph.attribute("recorded_start_ns")
+        for d, device in enumerate(job.machine.devices)
+        if device.kind == "gpu" and device.processor is not None and d in job.device_of
+    ]
     if not names:
         return []
-    devices = _and_others(next(iter(names)), len(names))
+    devices = _and_others(names[0], len(set(names)))
     return [
         f"kernels share the SMs of {devices}, and did so when their durations were recorded: that counts "
         "twice; give the device sharing: none"
