@@ -213,9 +213,8 @@ def finish(results: Sequence[Result], files: Files, charts: Charts) -> None:
     if charts.open and results and not pages:
         from tempfile import NamedTemporaryFile
 
-        with NamedTemporaryFile(
-            prefix="sim-", suffix=".html", delete=False
-        ) as page:  # a browser reads it later
+        # A browser reads it later, so it is not deleted.
+        with NamedTemporaryFile(prefix="sim-", suffix=".html", delete=False) as page:
             pages = [page.name]
         files = {**files, "gantt": [*(files["gantt"] or ()), *pages]}
     if any(files.values()):
