@@ -36,7 +36,7 @@ def test_an_unknown_format_lists_the_known_ones(tmp_path, content):
         assert f"\n  {known}" in str(error.value)
 
 
-@pytest.mark.parametrize("content", [b"", gzip.compress(b"")])
+@pytest.mark.parametrize("content", [b"", gzip.compress(b"")], ids=["plain", "gzip"])
 def test_an_empty_file_is_told(tmp_path, content):
     (tmp_path / "file.json").write_bytes(content)
     with pytest.raises(InputError, match=r"file\.json: is empty$"):
