@@ -21,12 +21,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, product, starmap
-from typing import Any, Literal
+from typing import Literal
 
 from policies.cp_sat import least
 from policies.pipeline.evaluate import StageActivations, StageTimes, evaluate
 from policies.pipeline.pipeline_schedule import Action, Phase, Placement, Programs, Schedule, loop, vee
-from policies.schedule_problem import LONGEST, ScheduleProblem
+from policies.schedule_problem import LONGEST, ScheduleProblem, Time
 from sim.base.errors import InfeasibleError
 from sim.base.units import NS_PER_S, format_duration
 
@@ -182,21 +182,13 @@ def optimal_programs(
         scaled = replace(problem, times=tuple(longer), transfer=n * problem.transfer)
         programs, value, bound = optimal_programs(scaled, hint, time_limit_ns=time_limit_ns)
         return programs, value // n, bound // n
+    horizon = 2 * problem.transfer * problem.micro_batches * problem.ranks * problem.chunks
+    horizon += sum(problem.duration(a.stage, a.phase) for a in all_actions(problem))  # one after another
     run = evaluate(hint, problem.times, transfer=problem.transfer) if hint is not None else None
-    first = first_starts(problem)
-    times = ScheduleProblem(
-        "the optimal order of zb-auto", first[-1] + max(run.spans) if run is not None else _serial(problem)
-    )
-    start = {a: times.time(str(a)) for a in all_actions(problem)}
-    _wait_for_inputs(times, problem, start)
-    for action, begin in start.items():
-        ns = problem.duration(action.stage, action.phase)
-        times.occupy(problem.placement[action.stage], begin, ns)
-    for rank, at in enumerate(first):
-        times.capacity[rank] = 1
-        times.last(at, 0, start[Action(rank, "F", 0)])
-    _within_memory(times, problem, start)
-    _ends(times, problem, start, first)
+    if run is not None:
+        horizon = first_starts(problem)[-1] + max(run.spans)
+    times = ScheduleProblem("the optimal order of zb-auto", horizon)
+    start = _constrained(times, problem)
     if hint is not None and run is not None:
         times.suppose(LONGEST, cost(problem, hint))
         for rank, program in enumerate(hint.programs):
@@ -220,38 +212,25 @@ def optimal_programs(
     return programs, found.values(LONGEST), found.bound_ns
 
 
-def _serial(problem: ZeroBubbleProblem) -> int:
-    """Return a time within which all actions can run one after another."""
-    work = sum(problem.duration(a.stage, a.phase) for a in all_actions(problem))
-    return work + 2 * problem.transfer * problem.micro_batches * problem.ranks * problem.chunks
-
-
-def _wait_for_inputs(times: ScheduleProblem, problem: ZeroBubbleProblem, start: dict[Action, Any]) -> None:
+def _constrained(times: ScheduleProblem, problem: ZeroBubbleProblem) -> dict[Action, Time]:
+    """State the constraints, and the longest time by the objective; return the start of each action."""
+    first, place = first_starts(problem), problem.placement
+    start = {a: times.time(str(a)) for a in all_actions(problem)}
+    end = {a: begin + problem.duration(a.stage, a.phase) for a, begin in start.items()}
     for action, begin in start.items():
-        need, before = input_of(problem, action), action._replace(micro_batch=action.micro_batch - 1)
-        if need is not None:
-            times.after(
-                begin, start[need] + problem.duration(need.stage, need.phase) + lag_of(problem, action)
-            )
-        if before in start:
-            times.after(begin, start[before] + problem.duration(before.stage, before.phase))
-
-
-def _within_memory(times: ScheduleProblem, problem: ZeroBubbleProblem, start: dict[Action, Any]) -> None:
-    for action, begin in start.items():
-        stage, phase, _ = action
-        at = begin if phase == "F" else begin + problem.duration(stage, phase)
-        times.change(("memory", problem.placement[stage]), at, problem.memory_change(stage, phase))
-    for rank in range(problem.ranks):
-        times.capacity[("memory", rank)] = problem.limit
-
-
-def _ends(
-    times: ScheduleProblem, problem: ZeroBubbleProblem, start: dict[Action, Any], first: Sequence[int]
-) -> None:
-    """Constrain the longest time to the objective; the last micro-batch ends each phase."""
-    for action, begin in start.items():
-        if action.micro_batch == problem.micro_batches - 1:
-            end = begin + problem.duration(action.stage, action.phase)
-            span = problem.objective == "span"
-            times.after(LONGEST, end - first[problem.placement[action.stage]] if span else end)
+        stage, phase, k = action
+        times.occupy(place[stage], begin, problem.duration(stage, phase))
+        at = begin if phase == "F" else end[action]
+        times.change(("memory", place[stage]), at, problem.memory_change(stage, phase))
+        if (need := input_of(problem, action)) is not None:
+            times.after(begin, end[need] + lag_of(problem, action))
+        if k:
+            times.after(begin, end[action._replace(micro_batch=k - 1)])
+    for action, until in end.items():
+        if action.micro_batch == problem.micro_batches - 1:  # the last one ends each phase
+            times.after(LONGEST, until - (first[place[action.stage]] if problem.objective == "span" else 0))
+    for rank, earliest in enumerate(first):
+        times.capacity[rank] = 1
+        times.last(earliest, 0, start[Action(rank, "F", 0)])
+    times.capacity |= {("memory", rank): problem.limit for rank in range(problem.ranks)}
+    return start
