@@ -12,7 +12,7 @@ from math import ceil, gcd, inf
 from time import monotonic
 from typing import Any, Final, NamedTuple
 
-from policies.schedule_problem import LONGEST, Covered, Literal, ScheduleProblem, Taken, Time
+from policies.schedule_problem import LONGEST, After, Covered, Last, Literal, ScheduleProblem, Taken, Time
 from sim.base.errors import extra
 from sim.base.units import NS_PER_S, format_duration
 
@@ -57,6 +57,34 @@ class Written:
         if (given := self.holds(taken.given)) is True:
             return self.model.new_fixed_size_interval_var(begin, size, "")
         return self.model.new_optional_fixed_size_interval_var(begin, size, given, "")
+
+    def order(self, order: After) -> None:
+        """State that a time is not before another one."""
+        held = [self.holds(literal) for literal in order.given]
+        if any(given is False for given in held):
+            return
+        open_ = [given for given in held if given is not True]
+        later, earlier = self.at(order.later), self.at(order.earlier)
+        if not isinstance(later, int) or not isinstance(earlier, int):
+            constraint = self.model.add(later >= earlier)
+            if open_:
+                constraint.only_enforce_if(open_)
+        elif later < earlier:
+            self.model.add_bool_or([~given for given in open_])
+
+    def duration(self, last: Last) -> None:
+        """State that a time is so long after another one."""
+        if (given := self.holds(last.given)) is not False:
+            constraint = self.model.add(self.at(last.end) == self.at(last.begin) + last.ns // self.unit_ns)
+            if given is not True:
+                constraint.only_enforce_if(given)
+
+    def clause(self, clause: Sequence[tuple[Literal, bool]]) -> None:
+        """State that one at least of some literals has the value that it should have."""
+        held = [(self.holds(literal), value) for literal, value in clause]
+        if not any(holds is value for holds, value in held):
+            open_ = [holds if value else ~holds for holds, value in held if not isinstance(holds, bool)]
+            self.model.add_bool_or(open_)
 
     def value(self, solver: Any, unknown: Time | Literal | int) -> int:
         """Return the value of a time or literal in the solution that a solver has."""
@@ -129,19 +157,14 @@ def translate(problem: ScheduleProblem, unit: int = 1) -> Written:
     )
     written = Written(model, times, literals, cost, unit)
 
-    at = written.at
-    for later, earlier, given in problem.orders:
-        constraint = model.add(at(later) >= at(earlier))
-        if given:
-            constraint.only_enforce_if([literals[literal.index] for literal in given])
-    for begin, ns, end, literal in problem.durations:
-        constraint = model.add(at(end) == at(begin) + ns // unit)
-        if literal is not None:
-            constraint.only_enforce_if(literals[literal.index])
+    for order in problem.orders:
+        written.order(order)
+    for last in problem.durations:
+        written.duration(last)
     for choices in problem.one_of:
-        model.add_exactly_one([literals[literal.index] for literal in choices])
+        model.add_exactly_one(map(written.holds, choices))
     for clause in problem.any_of:
-        model.add_bool_or([literals[a.index] if holds else ~literals[a.index] for a, holds in clause])
+        written.clause(clause)
     for resource, capacity in problem.capacity.items():
         _limit(problem, written, resource, capacity)
     for covered in problem.covered:

@@ -27,7 +27,7 @@ from typing import Any, Final
 import numpy as np
 
 from policies.cp_sat import Written, at_most, solve, solver_of
-from policies.schedule_problem import LONGEST, Literal, ScheduleProblem, Taken, Time
+from policies.schedule_problem import LONGEST, After, Literal, ScheduleProblem, Taken, Time
 from sim.base.arrays import BoolArray, grouped
 
 # ----------------------------------------------------------------------------------------------------------
@@ -214,17 +214,22 @@ class FreePart(Written):
         chosen = self._choose()
         about = {k for time in self.window for k in self.touching.times.get(time, ())}
         about |= {k for literal in chosen for k in self.touching.literals.get(literal, ())}
-        for k in sorted(about):
-            self._after(k)
-        for begin, ns, end, literal in self.problem.durations:
-            given = self.holds(literal)
-            if given is not False and self._is_free(begin) and self._is_free(end):
-                constraint = self.model.add(self.at(end) == self.at(begin) + ns)
-                if given is not True:
-                    constraint.only_enforce_if(given)
+        for order in filter(self._matters, (self.problem.orders[k] for k in sorted(about))):
+            self.order(order)
+        for last in self.problem.durations:
+            if self._is_free(last.begin) and self._is_free(last.end):
+                self.duration(last)
         for resource, capacity in self.problem.capacity.items():
             self._limit(resource, capacity)
         self.model.minimize(self.cost)
+
+    def _matters(self, order: After) -> bool:
+        """Whether an order is about the window, or about choices, or about what is known anyway."""
+        if self._is_behind(order.earlier) and not self._is_behind(order.later):
+            return False  # what is behind stays there
+        free = self._is_free(order.later) or self._is_free(order.earlier)
+        is_open = any(not isinstance(self.holds(literal), bool) for literal in order.given)
+        return free or is_open or all(isinstance(self.at(time), int) for time in order[:2])
 
     def _is_free(self, time: Time | int) -> bool:
         return isinstance(time, Time) and bool(self.free[time.index])
@@ -241,14 +246,9 @@ class FreePart(Written):
                 self.literals[k] = self.model.new_bool_var(problem.literals[k])
                 chosen.append(k)
         for k in dict.fromkeys(c for literal in chosen for c in self.touching.choices.get(literal, ())):
-            self.model.add_exactly_one([self.holds(literal) for literal in problem.one_of[k]])
+            self.model.add_exactly_one(map(self.holds, problem.one_of[k]))
         for k in dict.fromkeys(c for literal in chosen for c in self.touching.clauses.get(literal, ())):
-            clause = [(self.holds(literal), as_told) for literal, as_told in problem.any_of[k]]
-            if not any(holds is as_told for holds, as_told in clause):
-                told_of = [
-                    (holds if as_told else ~holds) for holds, as_told in clause if not isinstance(holds, bool)
-                ]
-                self.model.add_bool_or(told_of)
+            self.clause(problem.any_of[k])
         return chosen
 
     def _about(self) -> Iterator[int]:
@@ -260,25 +260,6 @@ class FreePart(Written):
             for each in taken:
                 if each.given is not None and self.free[each.begin.index]:
                     yield each.given.index
-
-    def _after(self, k: int) -> None:
-        later, earlier, given = self.problem.orders[k]
-        if_all = [self.holds(literal) for literal in given]
-        if any(holds is False for holds in if_all) or (
-            self._is_behind(earlier) and not self._is_behind(later)
-        ):
-            return  # what is behind stays there
-        enforced = [holds for holds in if_all if holds is not True]
-        a, b = self.at(later), self.at(earlier)
-        if isinstance(a, int) and isinstance(b, int):
-            if a < b:
-                self.model.add_bool_or([~holds for holds in enforced])
-            return
-        if not enforced and not self._is_free(later) and not self._is_free(earlier):
-            return
-        constraint = self.model.add(a >= b)
-        if enforced:
-            constraint.only_enforce_if(enforced)
 
     def _limit(self, resource: Hashable, capacity: int) -> None:
         """Limit what the window takes of a resource, beside what of the rest reaches into it."""
