@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from typing import Any
 
 from policies.cp_sat import least
 from policies.option_checks import whole
 from policies.placement.list_schedule import Heft, ListPlacement, ListSchedule
 from policies.placement.problem import Problem
-from policies.schedule_problem import LONGEST, NEVER, ScheduleProblem
+from policies.schedule_problem import LONGEST, NEVER, Literal, ScheduleProblem, Time
 from sim import Graph, Machine
 from sim.base.arrays import IntArray
 from sim.base.errors import InfeasibleError, InputError, extra
@@ -68,10 +69,10 @@ class Optimal(ListPlacement):
             If OR-tools is not installed.
         """
         best = Heft().schedule(problem)
-        model = _Model(problem, best)
-        found = least(model.times, self.time_limit_ns, self.workers, self.seed)
+        times, start, on = _stated(problem, best)
+        found = least(times, self.time_limit_ns, self.workers, self.seed)
         if found.values is not None:  # otherwise out of time before finding anything better
-            best = model.schedule(found.values)
+            best = _schedule(problem, start, on, found.values)
         fastest = (
             min(costs[d] for d in devices)
             for costs, devices in zip(problem.cost_ns, problem.devices_of, strict=True)
@@ -89,60 +90,53 @@ class Optimal(ListPlacement):
         return best
 
 
-class _Model:
-    """The constraints, with horizon and hints from a known feasible schedule."""
+_On = list[dict[int, Any]]
+"""For each op and device: what says that it is there."""
 
-    def __init__(self, problem: Problem, known: ListSchedule) -> None:
-        self.problem = problem
-        self.times = times = ScheduleProblem("searching for the optimal placement", known.makespan_ns)
-        self.start = [times.time(f"start {op}") for op in range(problem.n)]
-        self.end = [times.time(f"end {op}") for op in range(problem.n)]
-        self.on = times.places(problem.devices_of, problem.group_of)
-        self._devices()
-        self._edges()
-        for op, (begin, device) in enumerate(zip(known.start_ns, known.device, strict=True)):
-            times.suppose(self.start[op], begin)
-            for d, chosen in self.on[op].items():
-                times.suppose(chosen, d == device)
 
-    def _devices(self) -> None:
-        """Put each op on one device, one op at a time on a lane; a device's load is at most the makespan."""
-        times, problem = self.times, self.problem
-        for op, on in enumerate(self.on):
-            times.after(LONGEST, self.end[op])
-            for d, chosen in on.items():
-                times.last(self.start[op], problem.cost_ns[op][d], self.end[op], chosen)
-                times.occupy(d, self.start[op], problem.cost_ns[op][d], chosen)
-        for d, device in enumerate(problem.machine.devices):
-            times.capacity[d] = device.lanes
+def _stated(problem: Problem, known: ListSchedule) -> tuple[ScheduleProblem, list[Time], _On]:
+    """Return the constraints, with horizon and hints from a known feasible schedule."""
+    times = ScheduleProblem("searching for the optimal placement", known.makespan_ns)
+    start = [times.time(f"start {op}") for op in range(problem.n)]
+    end = [times.time(f"end {op}") for op in range(problem.n)]
+    on = times.places(problem.devices_of, problem.group_of)
+    for op, own in enumerate(on):
+        times.after(LONGEST, end[op])
+        for d, chosen in own.items():
+            times.last(start[op], problem.cost_ns[op][d], end[op], chosen)
+            times.occupy(d, start[op], problem.cost_ns[op][d], chosen)
+    for d, device in enumerate(problem.machine.devices):
+        times.capacity[d] = device.lanes
+    for op, own in enumerate(on):
+        for b, there in own.items():
+            for home, nbytes in problem.arrivals[op]:
+                times.delayed(start[op], 0, problem.travel_ns(home, b, nbytes), there)
+        for producer, nbytes in problem.producers[op]:
+            times.after(start[op], end[producer])
+            for (a, here), (b, there) in product(on[producer].items(), own.items()):
+                if delay := problem.travel_ns(a, b, nbytes):
+                    times.delayed(start[op], end[producer], delay, here, there)
+    for op, (begin, placed) in enumerate(zip(known.start_ns, known.device, strict=True)):
+        times.suppose(start[op], begin)
+        for d, chosen in on[op].items():
+            times.suppose(chosen, d == placed)
+    return times, start, on
 
-    def _edges(self) -> None:
-        """Let no op start before its inputs arrive."""
-        problem = self.problem
-        for op in range(problem.n):
-            for b, there in self.on[op].items():
-                for home, nbytes in problem.arrivals[op]:
-                    self.times.delayed(self.start[op], 0, problem.travel_ns(home, b, nbytes), there)
-            for producer, nbytes in problem.producers[op]:
-                self.times.after(self.start[op], self.end[producer])
-                for a, here in self.on[producer].items():
-                    for b, there in self.on[op].items():
-                        if delay := problem.travel_ns(a, b, nbytes):
-                            self.times.delayed(self.start[op], self.end[producer], delay, here, there)
 
-    def schedule(self, value: Callable[[Any], int]) -> ListSchedule:
-        """Return the solution, with each op on the first lane that is free at its start."""
-        problem = self.problem
-        start = [value(var) for var in self.start]
-        device = [next(d for d, chosen in row.items() if chosen is None or value(chosen)) for row in self.on]
-        end = [begin + problem.cost_ns[op][device[op]] for op, begin in enumerate(start)]
-        free = [[0] * d.lanes for d in problem.machine.devices]
-        lane = [0] * problem.n
-        for op in sorted(range(problem.n), key=lambda op: (start[op], end[op], problem.topological_rank[op])):
-            lanes = free[device[op]]
-            lane[op] = next(k for k, until in enumerate(lanes) if until <= start[op])
-            lanes[lane[op]] = end[op]
-        return ListSchedule(device, lane, start, end)
+def _schedule(
+    problem: Problem, starts: list[Time], on: _On, value: Callable[[Time | Literal], int]
+) -> ListSchedule:
+    """Return a solution, with each op on the first lane that is free at its start."""
+    start = [value(time) for time in starts]
+    device = [next(d for d, chosen in row.items() if chosen is None or value(chosen)) for row in on]
+    end = [begin + problem.cost_ns[op][device[op]] for op, begin in enumerate(start)]
+    free = [[0] * d.lanes for d in problem.machine.devices]
+    lane = [0] * problem.n
+    for op in sorted(range(problem.n), key=lambda op: (start[op], end[op], problem.topological_rank[op])):
+        lanes = free[device[op]]
+        lane[op] = next(k for k, until in enumerate(lanes) if until <= start[op])
+        lanes[lane[op]] = end[op]
+    return ListSchedule(device, lane, start, end)
 
 
 class MinCut(Placement):
