@@ -435,49 +435,25 @@ def closed_form(
     >>> closed_form("zb-auto", ranks=4, micro_batches=8, times=StageTimes(forward=1, backward=2)) is None
     True
     """
-    found = _excess(name, ranks, micro_batches, times)
-    if found is None:
+    p, m, f, b = ranks, micro_batches, times.forward, times.total - times.forward
+    i, w = times.input_grad or 0, times.weight_grad or 0
+    split = times.input_grad is not None and times.weight_grad is not None
+    both, h1, h2 = (p - 1) * (f + b), max(f + i - w, i, f), max(f + i - 2 * w, i - f, 0)
+    overlap, hides = f + 2 * i - w, split and f == i >= w and times.overlapped in (None, f + i + w)
+    forms: dict[str, tuple[Literal["makespan", "span"], str, int, bool]] = {  # the last: whether it is exact
+        "forward-only": ("makespan", "(p-1)F", (p - 1) * f, True),
+        "gpipe": ("makespan", "(p-1)(F+B)", both, True),
+        "1f1b": ("makespan", "(p-1)(F+B)", both, m >= p),
+        "interleaved-1f1b": ("makespan", "(p-1)(F+B)", both, m % p == 0),
+        "looped-bfs": ("makespan", "(p-1)(F+B)", both, m >= p),
+        "zb-h1": ("makespan", "(p-1)·max(F+I-W, I, F)", (p - 1) * h1, split and m >= p),
+        "zb-h2": ("span", "(p-1)·max(F+I-2W, I-F, 0)", (p - 1) * h2, split and m >= 2 * p - 1),
+        "zb-v": ("span", "0", 0, split and f == i == w and m >= 2 * p - 1),
+        "dualpipe": ("makespan", "(p/2-1)(F&B + B - 3W)", (p // 2 - 1) * overlap, hides),
+        "dualpipe-v": ("makespan", "(p-1)(F&B + B - 3W)", (p - 1) * overlap, hides),
+        "chimera": ("makespan", "(p-2)·max(F, B)", (p - 2) * max(f, b), m == p or (f == b and m % p == 0)),
+    }
+    if name not in forms or not forms[name][-1]:
         return None
-    work = micro_batches * chunks * (times.forward if name == "forward-only" else times.total)
-    return ClosedForm(*_FORMS[name], work, found)
-
-
-def _excess(name: str, p: int, m: int, times: StageTimes) -> int | None:
-    """Return the excess over the work; None if the formula is not exact."""
-    f, i, w = times.forward, times.input_grad, times.weight_grad
-    match name:
-        case "forward-only":
-            return (p - 1) * f
-        case "gpipe":
-            return (p - 1) * (f + times.of("B"))
-        case "1f1b" | "looped-bfs" if m >= p:
-            return (p - 1) * (f + times.of("B"))
-        case "interleaved-1f1b" if m % p == 0:
-            return (p - 1) * (f + times.of("B"))
-        case "chimera" if m == p or (f == times.of("B") and m % p == 0):
-            return (p - 2) * max(f, times.of("B"))
-    if i is None or w is None:
-        return None
-    match name:
-        case "zb-h1" if m >= p:
-            return (p - 1) * max(f + i - w, i, f)
-        case "zb-h2" if m >= 2 * p - 1:
-            return (p - 1) * max(f + i - 2 * w, i - f, 0)
-        case "zb-v" if f == i == w and m >= 2 * p - 1:
-            return 0
-        case "dualpipe" | "dualpipe-v" if f == i >= w and times.overlapped in (None, f + i + w):
-            half = p // 2 if name == "dualpipe" else p
-            return (half - 1) * ((f + i + w) + (i + w) - 3 * w)
-    return None
-
-
-_FORMS: dict[str, tuple[Literal["makespan", "span"], str]] = {
-    "forward-only": ("makespan", "(p-1)F"),
-    **dict.fromkeys(("gpipe", "1f1b", "interleaved-1f1b", "looped-bfs"), ("makespan", "(p-1)(F+B)")),
-    "zb-h1": ("makespan", "(p-1)·max(F+I-W, I, F)"),
-    "zb-h2": ("span", "(p-1)·max(F+I-2W, I-F, 0)"),
-    "zb-v": ("span", "0"),
-    "dualpipe": ("makespan", "(p/2-1)(F&B + B - 3W)"),
-    "dualpipe-v": ("makespan", "(p-1)(F&B + B - 3W)"),
-    "chimera": ("makespan", "(p-2)·max(F, B)"),
-}
+    quantity, formula, excess, _ = forms[name]
+    return ClosedForm(quantity, formula, m * chunks * (f if name == "forward-only" else f + b), excess)
