@@ -80,7 +80,17 @@ class Recovery:
 # Recovery at full size: the run goes on with as many workers as it began with, or it waits.
 
 
-class RestartJob(Recovery):
+class ReplaceWorker(Recovery):
+    """A spare machine takes the place of the failed one; the processes of the others go on."""
+
+    whole_job = False
+
+    def after_failure(self, fleet: Fleet) -> Restart | None:
+        """Return the run at full size when there are machines for it."""
+        return Restart(fleet.full, self.whole_job) if fleet.running + fleet.spare >= fleet.full else None
+
+
+class RestartJob(ReplaceWorker):
     """All processes restart, with spare machines in place of failed ones.
 
     Examples
@@ -90,17 +100,7 @@ class RestartJob(Recovery):
     >>> RestartJob().after_failure(Fleet(full=4, running=3, spare=0, in_repair=1))  # waits
     """
 
-    def after_failure(self, fleet: Fleet) -> Restart | None:
-        """Return the run at full size when there are machines for it."""
-        return Restart(fleet.full, whole_job=True) if _enough(fleet) else None
-
-
-class ReplaceWorker(Recovery):
-    """A spare machine takes the place of the failed one; the processes of the others go on."""
-
-    def after_failure(self, fleet: Fleet) -> Restart | None:
-        """Return the run at full size when there are machines for it."""
-        return Restart(fleet.full) if _enough(fleet) else None
+    whole_job = True
 
 
 class WaitForRepair(Recovery):
@@ -109,10 +109,6 @@ class WaitForRepair(Recovery):
     def after_failure(self, fleet: Fleet) -> Restart | None:
         """Return the run at full size when nothing is in repair."""
         return None if fleet.in_repair else Restart(fleet.full)
-
-
-def _enough(fleet: Fleet) -> bool:
-    return fleet.running + fleet.spare >= fleet.full
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -174,11 +174,6 @@ class PerKind:
     """
 
     def __init__(self, streams: Mapping[str, int] | None = None) -> None:
-        if streams is not None and not isinstance(streams, Mapping):
-            raise InputError(
-                f"per-kind: streams must map kinds of op to stream numbers, found {streams!r}",
-                path=("streams",),
-            )
         self.streams = streams
         for kind, stream in (streams or {}).items():
             whole("per-kind", f"streams[{kind}]", stream, least=0)

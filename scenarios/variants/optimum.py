@@ -327,7 +327,6 @@ class _Search:
         self.known = min(alike, key=lambda result: cost(result.trace))
         self.known_cost = cost(self.known.trace)
         self.found: Result | None = None
-        self.found_cost = 0
         self.why_not: str | None = "the search found no schedule in time"
 
     def run(self, case: Case) -> int | None:
@@ -338,8 +337,8 @@ class _Search:
             self.why_not = f"what the search found cannot run: {found.line}"
             return None
         cost = self.cost(result.trace)
-        if self.found is None or cost < self.found_cost:
-            self.found, self.found_cost = result, cost
+        if self.found is None or cost < self.cost(self.found.trace):
+            self.found = result
         if cost < self.known_cost:
             self.known, self.known_cost = result, cost
         return cost

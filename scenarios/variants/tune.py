@@ -375,15 +375,12 @@ class Tuner:
                 if cost is not None and result is not None:
                     started.append((cost, start, result))
         if not started:
-            raise RunError(f"nothing to start from is an answer: {self._why_not()}")
+            row, limits = self.tuning.trials[-1].row, ", ".join(map(str, self.goal.limits))
+            why_not = row["error"] or f"{row['policy']} does not keep to {limits}"
+            raise RunError(f"nothing to start from is an answer: {why_not}")
         _, start, result = min(started, key=lambda each: each[0])
         self.tuning.start = self.variants.case(start)
         self._walk(start, result, budget)
-
-    def _why_not(self) -> str:
-        trial = self.tuning.trials[-1]
-        limits = ", ".join(map(str, self.goal.limits))
-        return trial.row["error"] or f"{trial.row['policy']} does not keep to {limits}"
 
     def _starts(self) -> list[Variant]:
         if self.tuning.best is not None:
