@@ -83,16 +83,10 @@ class Space:
     """
 
     def __init__(self, job: Job, problem: Problem | None = None) -> None:
-        graph, n = job.graph, len(job.graph)
-        self.problem = problem
-        self.before: list[list[int]] = [[] for _ in range(n)]
-        self.after: list[list[int]] = [[] for _ in range(n)]
-        for producer, consumer, distance, _ in zip(*(c.tolist() for c in graph.edges), strict=True):
-            if not distance:
-                self.before[consumer].append(producer)
-                self.after[producer].append(consumer)
+        self.problem, dag = problem, job.graph.dag()
+        self.before, self.after = dag.predecessors, dag.successors
         self.lanes = [1 if device.workers else device.lanes for device in job.machine.devices]
-        group_of = range(n) if problem is None else problem.group_of
+        group_of = range(len(job.graph)) if problem is None else problem.group_of
         self.members = grouped((group, op) for op, group in enumerate(group_of))  # these move together
         self.devices = [[int(here)] for here in job.device_of] if problem is None else problem.devices_of
         self.movable = [group for group in self.members if len(self.devices[group]) > 1]
