@@ -43,15 +43,8 @@ from sim.graph.views import reads_from
 from sim.job.costs import answered
 from sim.machine.device import CostModel, Device
 
-PRODUCTS: Final = frozenset(("matmul", "gemm", "linear", "bmm", "batch_matmul", "grouped_matmul", "einsum",
-                             "lstm", "gru", "rnn", "moe"))  # fmt: skip
-CONVS: Final = {
-    **dict.fromkeys(("conv", "conv1d", "conv2d", "conv3d", "depthwise_conv"), "forward"),
-    "conv_transpose": "transposed",
-    "conv_input_grad": "backward_data",
-    "conv_weight_grad": "backward_weights",
-    **dict.fromkeys(("conv_grad", "conv2d_grad", "depthwise_conv_grad"), "both"),
-}
+PRODUCTS: Final = frozenset(kind for kind, row in KINDS.items() if row.get("product"))
+CONVS: Final[Mapping[str, str]] = {kind: row["conv"] for kind, row in KINDS.items() if "conv" in row}
 """Kinds -> what is computed of input, weights and output."""
 _TILE: Final = 128 * 128  # elements of the output that a thread block of a batched product has
 _GUESSED_WIDTH: Final = 0.3  # half width (log) that a guessed shape adds: assumed
@@ -278,27 +271,14 @@ def _rows(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
     return [ask, *_any(ops, sheet, ~known)]
 
 
-_SIZED: Final = {
-    "moe": ("moe", "tokens hidden intermediate topk experts tp ep", {"tp": 1.0, "ep": 1.0}),
-    "causal_conv1d": ("conv1d", "batch seq_len channels", {"batch": 1.0, "seq_len": 1.0}),
-    "gated_delta_rule": ("gated_delta", "batch seq_len heads", {"batch": 1.0, "seq_len": 1.0}),
-    "quantize": ("quantize", "m k", {}),
-    **{
-        f"moe_{way}": (f"deepep_{way}", "tokens hidden topk experts sms nodes", {"nodes": 1.0})
-        for way in ("dispatch", "combine")
-    },
-}
-"""Kinds that need nothing but their sizes -> table, sizes, and what these are if not given."""
-_ONE_TOKEN: Final = {"conv1d": "conv1d_update", "gated_delta": "gated_delta_step"}
-"""Tables -> those of one token a sequence, which is another kernel."""
-
-
 def _sized(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
-    table, names, defaults = _SIZED[ops.kind]
-    sizes = ops.columns(names, **defaults)
+    """Return kernels of ops that need nothing but their sizes."""
+    row = KINDS[ops.kind]
+    sizes = ops.columns(row["sizes"], **row.get("usual", {}))
     known = _known(sizes)
     one = known & (ops.column("seq_len", 1.0) == 1)
-    asks = [KernelAsk(one, _ONE_TOKEN.get(table, table), sizes), KernelAsk(known & ~one, table, sizes)]
+    each = ((one, row.get("one_token", row["table"])), (known & ~one, row["table"]))
+    asks = [KernelAsk(rows, table, sizes) for rows, table in each]
     return [*asks, *(_by_flops if ops.kind == "moe" else _any)(ops, sheet, ~known)]
 
 
@@ -312,13 +292,10 @@ def _any(ops: Ops, sheet: Sheet, rows: BoolArray | None = None) -> list[KernelAs
 
 def _way(kind: str) -> Callable[[Ops, Sheet], list[KernelAsk]]:
     """Return what turns ops of a kind into kernels."""
-    forward = kind.removesuffix("_grad")
-    if kind in _SIZED:
-        return _sized
-    if kind in CONVS:
-        return _conv
-    if "table" in KINDS.get(kind, ()):
-        return _rows
+    forward, row = kind.removesuffix("_grad"), KINDS.get(kind, {})
+    for told, way in (("sizes", _sized), ("conv", _conv), ("tensors", _rows)):
+        if told in row:
+            return way
     return {"attention": _attention}.get(forward, _product if forward in PRODUCTS else _any)
 
 
