@@ -250,7 +250,6 @@ class SegmentedAllocator(Allocator):
     def _drop_segment(self, whole: Block) -> None:
         """Give a segment back to the device: the one that the free block `whole` covers."""
         segment = self.segments.pop(whole.address)
-        assert whole.home is not None
         assert segment.whole() is whole
         whole.home.remove(whole)
         self.memory.free(segment.address, segment.size)

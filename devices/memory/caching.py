@@ -237,7 +237,6 @@ class CachingAllocator(SegmentedAllocator):
         if not self._awaits[block]:
             del self._awaits[block]
             self.waiting -= block.nbytes
-            assert block.home is not None
             block.home.give(block)
 
     def synchronise(self) -> None:
@@ -246,7 +245,6 @@ class CachingAllocator(SegmentedAllocator):
         self._awaits, waiting = {}, self._awaits
         self.waiting = 0
         for block in waiting:
-            assert block.home is not None
             block.home.give(block)
 
     def empty_cache(self) -> None:

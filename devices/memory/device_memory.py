@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from sim.base.errors import InputError, InvariantError
 
@@ -114,16 +114,6 @@ UNMAPPED = 3
 _STATE_NAMES = ("free", "live", "waiting", "unmapped")
 
 
-class Home(Protocol):
-    """A list of free blocks, to which a block returns when freed."""
-
-    def give(self, block: Block) -> None:
-        """Add the range of `block`, which becomes invalid, merged with its free neighbours."""
-
-    def remove(self, block: Block) -> None:
-        """Remove a free block from the list."""
-
-
 @dataclass(slots=True, eq=False, repr=False)
 class Block:
     """A range of addresses, and the handle by which its owner frees it.
@@ -145,8 +135,8 @@ class Block:
         Requester.
     state : int
         `FREE`, `LIVE`, `WAITING` or `UNMAPPED`.
-    home : Home or None
-        Free list to which it returns; None for an allocator without free lists.
+    home : devices.memory.best_fit.FreeList or None
+        Where it goes when freed; None for an allocator without free lists.
     prev, next : Block
         Neighbours in address order within the segment; unset for an allocator without segments.
     """
@@ -157,7 +147,7 @@ class Block:
     stream: int
     owner: Owner
     state: int
-    home: Home | None
+    home: Any
     prev: Block = field(init=False)
     next: Block = field(init=False)
 
