@@ -162,11 +162,10 @@ def _write_out(name: str, spec: object) -> dict[str, Any]:
     return {f"{name}{i}": one for i in range(count)}
 
 
-DEVICE_KINDS: Final = ("cpu", "gpu", "npu")
 SWITCH: Final = "switch"
 """The kind of a device that only forwards traffic between links."""
 
-_BUILDERS: Final = dict(zip(DEVICE_KINDS, (build_cpu, build_gpu, build_npu), strict=True))
+BUILDERS: Final = {"cpu": build_cpu, "gpu": build_gpu, "npu": build_npu}
 
 
 def make_device(
@@ -217,8 +216,8 @@ def _build(name: str, values: Mapping[str, Any], origin: Origin, own_kinds: Coll
     if values.get("count", 1) != 1:
         raise InputError("this is one device; only a machine has several of a sort", path=("count",))
     kind = values["kind"]
-    family = kind if kind in _BUILDERS else "other"
-    meant = difflib.get_close_matches(kind.lower(), (*_BUILDERS, SWITCH), n=1, cutoff=0.85)
+    family = kind if kind in BUILDERS else "other"
+    meant = difflib.get_close_matches(kind.lower(), (*BUILDERS, SWITCH), n=1, cutoff=0.85)
     if family == "other" and meant and kind != SWITCH:
         # Any other word would be a device with streams, so a typing error would go unnoticed.
         raise InputError(
@@ -235,8 +234,8 @@ def _build(name: str, values: Mapping[str, Any], origin: Origin, own_kinds: Coll
         raise InputError(f"those of a {kind} are alike; say how many", path=("streams",))
     if own_kinds is not None:
         check_kinds(values, own_kinds)
-    if family in _BUILDERS:
-        return _BUILDERS[family](name, values, origin)
+    if family in BUILDERS:
+        return BUILDERS[family](name, values, origin)
     return Device(
         **common_arguments(name, values),
         streams=values.get("streams", 1),

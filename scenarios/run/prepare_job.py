@@ -12,7 +12,7 @@ import numpy as np
 from devices.describe.field_types import DEFAULT, dtype_name
 from devices.describe.fields import BY_KIND, LISTS_OF_KINDS, check_kind
 from devices.launches import launched
-from devices.machine import DEVICE_KINDS
+from devices.machine import BUILDERS
 from policies.issue.loader_queues import refuse_undecided
 from scenarios.file.document import Document, Loc, dotted
 from scenarios.ops.attributes import check_attributes, read_attribute
@@ -93,7 +93,7 @@ def check_words(document: Document, graph: Graph, machine: Machine, own: Iterabl
                 raise document.wrong(error, places[dtype]) from None
             raise _of_an_op(error, document, graph, graph.dtype_code == code) from None
     of = ((device.kind, device.name) for device in machine.devices)
-    devices = [*DEVICE_KINDS, *chain.from_iterable(of), DEFAULT]
+    devices = [*BUILDERS, *chain.from_iterable(of), DEFAULT]
     for loc in document.matching(*(f"{op}.duration.*" for op in _EVERY_OP)):
         _need("device or kind of device", str(loc[-1]), devices, document, loc)
     for kind, ns in graph.duration_by_kind.items():
