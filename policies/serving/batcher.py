@@ -57,8 +57,8 @@ class Request:
         Its block table.
     hits : int
         Number of tokens that its first admission found in the cache.
-    again : int
-        Number of first tokens that are computed again after its last preemption.
+    whole : int
+        Number of tokens to compute before it decodes: its prompt, after a preemption what was lost, too.
     lost : int
         Number of further tokens that it would have found, had their blocks not been reused.
     token_ns : array of int64
@@ -87,7 +87,7 @@ class Request:
     keys: list[int] = field(default_factory=list)
     published: int = 0
     sampled: int = 0
-    again: int = 0
+    whole: int = 0
     preemptions: int = 0
     hits: int | None = None
     lost: int = 0
@@ -95,10 +95,6 @@ class Request:
     pulled_ns: int | None = None
     finished: bool = False
     token_ns: array[int] = field(default_factory=lambda: array("q"))
-
-    def __repr__(self) -> str:
-        """Return the request's id and progress."""
-        return f"<Request {self.id}: {self.computed} of {self.known} computed, {self.outputs}/{self.output}>"
 
     def prompt_alone(self, replica: int) -> Request:
         """Return a request that computes its prompt on another replica."""
@@ -220,6 +216,7 @@ class Batcher:
 
     def arrive(self, request: Request) -> None:
         """Put an arriving request in the waiting queue."""
+        request.whole = request.prompt
         self.wait(request, self.waiting)
 
     def unfinished(self) -> int:
@@ -242,7 +239,7 @@ class Batcher:
         step = Step()
         self.fill(step)
         for request in step.preempted:
-            request.again = request.known + request.in_flight
+            request.whole = request.known + request.in_flight
             request.computed = request.drafts = request.sampled = 0
         contexts, samples = step.contexts, step.samples
         for request in step.hits:
@@ -251,7 +248,7 @@ class Batcher:
         for request, count in step.tokens.items():
             before = request.computed
             contexts.append(before)
-            if before < request.prompt or before < request.again:
+            if before < request.whole:
                 step.chunks.append(request)
             request.computed = before + count
             if request.computed >= request.prompt + request.outputs + request.in_flight:

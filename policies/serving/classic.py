@@ -18,6 +18,7 @@ Yu et al., Orca, OSDI 2022; Kwon et al., arXiv 2309.06180; Agrawal et al., arXiv
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from dataclasses import dataclass
 
@@ -43,7 +44,7 @@ class Static(Batcher):
         else:
             self.admit(step)
 
-    def admit(self, step: Step, budget: int | None = None, *, whole: bool = True) -> None:
+    def admit(self, step: Step, budget: int = sys.maxsize, *, whole: bool = True) -> None:
         """Admit waiting requests in order, each with its prompt (not `whole`: as much as fits)."""
         while self.waiting:
             request = self.waiting[0]
@@ -53,12 +54,11 @@ class Static(Batcher):
                 why = "blocks"
             elif len(self.running) >= self.max_num_seqs:
                 why = "seats"
-            elif budget is not None and (min(budget, count) <= 0 or (whole and count > budget)):
+            elif min(budget, count) <= 0 or (whole and count > budget):
                 why = "budget"
             else:
-                if budget is not None:
-                    count = min(count, budget)
-                    budget -= count
+                count = min(count, budget)
+                budget -= count
                 request.blocks = self.cache.take(blocks)
                 self.running.append(self.waiting.popleft())
                 step.tokens[request], step.hits[request] = count, 0

@@ -53,8 +53,7 @@ class KvBlocks:
     def __init__(self, blocks: int, block_size: int, reserved: int = 0) -> None:
         if blocks <= reserved:
             raise InputError(
-                f"{blocks} blocks of keys and values are too few: "
-                f"{reserved} of them {'is' if reserved == 1 else 'are'} never given out"
+                f"{blocks} blocks of keys and values are too few: {reserved} are never given out"
             )
         self.block_size, self.blocks = block_size, blocks
         self.usable = blocks - reserved

@@ -126,9 +126,10 @@ class Vllm019(Batcher):
                 continue  # the step in flight is its last
             known = request.prompt + request.outputs
             count = known + request.drafts + in_flight - computed
-            if 0 < threshold < count:
-                count = threshold
-            count = min(count, budget, longest - computed)
+            if count > 1:
+                count = min(count, threshold or count, budget)
+            if computed + count > longest:
+                count = longest - computed
             if count <= 0:
                 continue
             until = computed + count
@@ -182,8 +183,7 @@ class Vllm019(Batcher):
             remote = request.remote and request.pulled_ns is None
             count = request.known - found
             if not remote:
-                if 0 < self.long_prefill_token_threshold < count:
-                    count = self.long_prefill_token_threshold
+                count = min(count, self.long_prefill_token_threshold or count)
                 if not self.enable_chunked_prefill and count > budget:
                     return "budget"
                 count = min(count, budget)

@@ -75,8 +75,10 @@ class Lateness:
     def _divide(self, request: Request, events: Sequence[EngineEvent]) -> list[IntArray]:
         """Return the time of a request to its first and to its last token, by part."""
         replica, columns = self._replicas[request.replica], self._columns
-        sampled = replica.numbers[replica.ends.searchsorted(request.token_ns)].tolist()
-        steps = np.array(sorted({*sampled, *(number for _, number, what in events if what in _STEPS)}))
+        chunks = [number for _, number, what in events if what in _STEPS]
+        sampled = replica.numbers[replica.ends.searchsorted(request.token_ns)]
+        steps = np.sort(np.append(sampled, chunks)).astype(int)
+        steps = steps[np.diff(steps, prepend=-1) > 0]
         start, end = columns["start_ns"][steps], columns["end_ns"][steps]
         before = np.append(request.arrival_ns, end[:-1])
         waits, waited = np.full(len(steps), _CODE["turn"]), start - before

@@ -32,15 +32,7 @@ from typing import Annotated, Any, Final
 
 import numpy as np
 import pandas as pd
-from pydantic import (
-    AliasChoices,
-    BaseModel,
-    BeforeValidator,
-    Field,
-    StrictBool,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AliasChoices, BaseModel, BeforeValidator, Field, ValidationError, model_validator
 
 from devices.describe.field_types import Duration, Type, fault
 from devices.describe.quantities import Count, File, Name, Size, Strict, Whole, one_of
@@ -159,42 +151,37 @@ RequestsFields = one_of({"trace": TraceFields, "rate": RateFields, "in_flight": 
 
 # ----------------------------------------------------------------------------------------------------------
 
-
 _FORMATS: Final = (  # arrival time, its unit, prompt tokens, tokens of the answer
     ("arrival", "", "prompt", "output"),  # ours
     ("timestamp", "ms", "input_length", "output_length"),  # Mooncake, AIPerf, Dynamo
-    ("TIMESTAMP", "", "ContextTokens", "GeneratedTokens"),  # Azure: dates
+    ("TIMESTAMP", "date", "ContextTokens", "GeneratedTokens"),  # Azure
     ("Timestamp", "s", "Request tokens", "Response tokens"),  # BurstGPT
     ("arrival_time_ns", "ns", "input_toks", "output_toks"),  # LLMServingSim
     ("arrival_time", "s", "input_toks", "output_toks"),  # a recorded run of it
     ("start_times", "s", "input_lens", "output_lens"),  # vLLM's benchmark: lists
 )
 """The columns of each format."""
-_TIMES, _UNITS, _PROMPTS, _OUTPUTS = zip(*_FORMATS, strict=True)
+_TIMES, _, _PROMPTS, _OUTPUTS = zip(*_FORMATS, strict=True)
 _LISTS: Final = ("start_times", "input_lens", "output_lens")
 
 
-def _date_in_ns(given: Any) -> Any:
-    """Return a date as a duration since 1970; a duration as it is."""
+def _duration(given: Any, unit: str) -> str:
+    """Return a time as a duration with a unit, a date as one since 1970."""
     try:
-        is_date = isinstance(given, str) and ":" in given
-        return f"{pd.Timestamp(given).as_unit('ns').value} ns" if is_date else given
+        return f"{pd.Timestamp(given).as_unit('ns').value} ns" if unit == "date" else f"{given} {unit}"
     except ValueError:
         raise fault(f"{given!r} is no date and time") from None
-
-
-_Arrival = Annotated[Duration, BeforeValidator(_date_in_ns)]
 
 
 class _Row(BaseModel):
     """A request in a trace of any format."""
 
     id: Name = Field("", validation_alias=AliasChoices("id", "request_id"))
-    arrival: _Arrival | None = Field(None, validation_alias=AliasChoices(*_TIMES))
+    arrival: Duration | None = Field(None, validation_alias=AliasChoices(*_TIMES))
     prompt: Whole | list[tuple[str, Count]] = Field(validation_alias=AliasChoices(*_PROMPTS))
     output: Whole = Field(validation_alias=AliasChoices(*_OUTPUTS))
     priority: int = 0
-    remote: StrictBool = False
+    remote: bool = Field(False, strict=True)
     accepted: list[Whole] = []
     hash_ids: list[Any] = []
     input_tok_ids: list[Any] = []
@@ -206,9 +193,11 @@ class _Row(BaseModel):
     def _in_units(cls, row: Row) -> Row:
         for columns in (_PROMPTS, _OUTPUTS):
             if not row.keys() & set(columns):
-                raise fault(f"has none of the columns {', '.join(columns)}; it has {', '.join(row)}")
+                raise fault(
+                    f"has none of the columns {', '.join(columns)}; it has {', '.join(map(str, row))}"
+                )
         times = {column: unit for column, unit, *_ in _FORMATS if unit and column in row}
-        return {**row, **{column: f"{row[column]} {unit}" for column, unit in times.items()}}
+        return {**row, **{column: _duration(row[column], unit) for column, unit in times.items()}}
 
     def request(self, name: str, turns: dict[str | int, Request]) -> Request:
         """Return the request, which may follow the previous turn of its session."""
@@ -218,7 +207,7 @@ class _Row(BaseModel):
             raise InputError(f"has none of the columns {', '.join(_TIMES)}")
         segments = self.prompt if isinstance(self.prompt, list) else self.segments(self.prompt, name)
         given = self.model_dump(include={"output", "priority", "remote", "accepted"})
-        at = self.arrival if self.arrival is not None and after is None else 0
+        at = (self.arrival or 0) if after is None else 0
         tokens = sum(count for _, count in segments)
         request = Request(self.id or name, at, tokens, segments=segments, after=after, **given)
         request.delay_ns = self.delay or 0
@@ -274,7 +263,7 @@ def read_requests(path: Path, count: int | None = None) -> list[Request]:
         if not made:
             raise InputError("has no request that was answered")
     if dropped:
-        warnings.warn(f"{path}: leaves out {dropped:,} requests without an answer", stacklevel=2)
+        warnings.warn(f"{path}: leaves out requests without an answer: {dropped:,}", stacklevel=2)
     first = min(each.arrival_ns for each in made.values() if each.after is None)
     for each in made.values():
         each.arrival_ns -= first if each.after is None else 0

@@ -11,7 +11,7 @@ from policies.serving.batcher import Request
 from scenarios.serving.engine import Serve
 from scenarios.serving.lateness import PARTS, Lateness
 from scenarios.serving.metrics import METRICS, STATS, serving_metrics
-from sim.base.units import format_duration
+from sim.base.units import NS_PER_MS, format_duration
 from sim.export.tables import largest, percent, titled
 from sim.notebook import Section
 
@@ -123,14 +123,14 @@ def serving_section(told: Mapping[str, Any]) -> Section:
     blocks = f"of {told['kv_blocks']:,}"
     engines = [{**of, "most blocks": f"{of['peak_blocks']:,} {blocks}"} for of in told["engines"]]
     of_engines = ["engine: name", "steps", "busy_ns", "tokens", "preempted: preemptions", "most blocks"]
-    shown = [
+    tables = [
         metrics,
         beside,
         where,
         titled(slowest, ["slowest: id", "arrives: arrival_ns", "ttft_ns", "spent", "behind"]),
         titled(engines, [*of_engines, "most waiting: peak_waiting"]),
     ]
-    return Section(lines, [table for table in shown if table])
+    return Section(lines, [table for table in tables if table])
 
 
 def serving_rows(
@@ -180,7 +180,7 @@ def time_of_requests(told: Mapping[str, Any], first: Mapping[str, Any] | None = 
 
 
 def _ms(value: float) -> str:
-    return format_duration(round(value * 1e6))
+    return format_duration(round(value * NS_PER_MS))
 
 
 def _beside(told: Mapping[str, Any], key: str) -> str:

@@ -107,17 +107,12 @@ class ModelStep:
     """
 
     def __init__(
-        self,
-        model: Architecture,
-        calibration: TrainingCalibration,
-        tensor: int = 1,
-        experts: str = "shared",
+        self, model: Architecture, calibration: TrainingCalibration, tensor: int = 1, experts: str = "shared"
     ) -> None:
         if "M" in model.pattern or model.o_rank:
             what = "attention with pooled keys" if model.o_rank else "layers of Mamba-2"
             raise InputError(f"serving knows keys and values in blocks, and no {what}")
-        self.model, self.calibration, self.tensor = model, calibration, tensor
-        self.experts = experts
+        self.model, self.calibration, self.tensor, self.experts = model, calibration, tensor, experts
         self.layout = ParallelLayout(tp=tensor, sequence_parallel=False, node=calibration.node)
         self.group = self.layout.group("tp")
         fabric = calibration.collectives
@@ -256,6 +251,9 @@ class ModelStep:
 # Source: casys-kaist/LLMServingSim, ``profiler/README.md`` (Apache-2.0).
 
 
+AllReduce = Callable[[int], float]
+
+
 class TableStep:
     """A step whose kernels were measured.
 
@@ -273,9 +271,7 @@ class TableStep:
         A file is missing, or has another format.
     """
 
-    def __init__(
-        self, folder: Path, layers: int, all_reduce_ns: Callable[[int], float] = lambda tokens: 0.0
-    ) -> None:
+    def __init__(self, folder: Path, layers: int, all_reduce_ns: AllReduce | None = None) -> None:
         self.layers, self.all_reduce_ns = layers, all_reduce_ns
         times = {"layernorm": 2 * layers, "embedding": 1, "final_layernorm": 1}  # a layer has two norms
         self.dense = _sum(folder / "dense.csv", "tokens", times, layers)
@@ -300,7 +296,8 @@ class TableStep:
         us = self.dense(tokens) + self.head(len(step.samples)) + self.layers * attention
         if self.experts is not None:
             us += self.layers * self.experts.at(tokens, self.experts.axes[1][-1])
-        return round_half_up(1000 * us + 2 * self.layers * self.all_reduce_ns(tokens))
+        sent = 0.0 if self.all_reduce_ns is None else self.all_reduce_ns(tokens)
+        return round_half_up(1000 * us + 2 * self.layers * sent)
 
 
 def _read(path: Path, *columns: str) -> pd.DataFrame:

@@ -12,9 +12,9 @@ The policy is the batcher. The steps that the engine decided become a graph, who
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from copy import copy
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -195,6 +195,8 @@ class ServingFields(Strict):
             raise fault("has no effect beside step, which says what a step takes", ("model",))
         if measured and self.model is None:
             raise fault("tables are of a layer: give the model, whose layers are counted", ("step", "table"))
+        if measured and self.parallel.tp > 1 and self.calibration is None:
+            raise fault("needs a calibration: it says what GPUs send one another", ("parallel", "tp"))
         if self.kv.blocks is None and (self.model is None or self.calibration is None):
             raise fault("needs blocks: without model and calibration nothing else says how many", ("kv",))
         if self.prefill is not None and (self.model is None or self.calibration is None):
@@ -293,7 +295,7 @@ class Serving(Workload):
                 requests = of.requests.requests(document, seed)
             limit = of.max_model_len or max(each.prompt + each.output for each in requests)
             step_ns, gpu = _costs(of, document)
-            memory = _memory(of, gpu, batchers[0], limit)
+            blocks, memory = _memory(of, gpu, batchers[0], limit)
             if of.prefill is not None and gpu is not None:
                 prefill = [copy(batchers[0]) for _ in range(of.prefill.replicas)]
                 pull = Pull(of.prefill.latency, gpu.token_bytes(of.kv.dtype), of.prefill.bandwidth)
@@ -302,7 +304,7 @@ class Serving(Workload):
                 router.begin(len(batchers), seed)
             for batcher in (*batchers, *prefill):
                 with located("kv"):
-                    cache = KvBlocks(memory.blocks, of.kv.block_size, batcher.reserved_blocks)
+                    cache = KvBlocks(blocks, of.kv.block_size, batcher.reserved_blocks)
                 with document.placing(*loc):
                     batcher.begin(cache, limit)
             for request in requests:
@@ -318,8 +320,8 @@ class Serving(Workload):
             told = serving_report(serve, requests, limits, of.parallel.tp)
             devices = {
                 each["name"]: {
-                    "peak_memory_bytes": memory.used(each["peak_blocks"]),
-                    "peak_reserved_bytes": memory.used(memory.blocks),
+                    "peak_memory_bytes": memory(each["peak_blocks"]),
+                    "peak_reserved_bytes": memory(blocks),
                 }
                 for each in told["engines"]
             }
@@ -343,7 +345,7 @@ def _made(group: str, choice: Choice | PolicyFields, origin: plugins.Origin, bas
 
 def _costs(fields: ServingFields, document: Document) -> tuple[StepTime, ModelStep | None]:
     """Return the duration of steps, and that of the model on its GPUs, if both are known."""
-    tensor, given, gpu = fields.parallel.tp, fields.step, None
+    given, gpu = fields.step, None
     if given is not None and given.table is None:
         return LinearStep(given.fixed, given.token, given.request), None
     assert fields.model is not None
@@ -353,36 +355,23 @@ def _costs(fields: ServingFields, document: Document) -> tuple[StepTime, ModelSt
         with located("calibration"):
             calibration = calibration_of(fields.calibration, document, fields.dtype)
         with located("parallel"):
-            gpu = ModelStep(model, calibration, tensor, fields.parallel.experts)
+            gpu = ModelStep(model, calibration, fields.parallel.tp, fields.parallel.experts)
     if given is not None and given.table is not None:
-        if tensor > 1 and gpu is None:
-            what = "needs a calibration: it says what GPUs send one another"
-            raise InputError(what, path=("parallel", "tp"))
-        sent = (lambda tokens: 0.0) if gpu is None else gpu.all_reduce_ns
+        sent = None if gpu is None else gpu.all_reduce_ns
         with located("step", "table"):
             return TableStep(document.file(given.table), model.layers, sent), gpu
     assert gpu is not None
     return gpu, gpu
 
 
-class _Memory(NamedTuple):
-    """Memory of a GPU: the number of blocks, bytes of a block, and of all else; None: unknown."""
-
-    blocks: int
-    block_bytes: int = 0
-    fixed: int | None = None
-
-    def used(self, blocks: int) -> int | None:
-        """Return the bytes in use with a number of blocks."""
-        return None if self.fixed is None else self.fixed + blocks * self.block_bytes
-
-
-def _memory(fields: ServingFields, gpu: ModelStep | None, batcher: Batcher, limit: int) -> _Memory:
-    """Return the memory of a GPU; blocks that are not given fill the rest of it."""
+def _memory(
+    fields: ServingFields, gpu: ModelStep | None, batcher: Batcher, limit: int
+) -> tuple[int, Callable[[int], int | None]]:
+    """Return the blocks that are given or fit into a GPU's memory, and its bytes in use by their number."""
     kv, seats, blocks = fields.kv, batcher.max_num_seqs, fields.kv.blocks
     if gpu is None:
         assert blocks is not None
-        return _Memory(blocks)
+        return blocks, lambda used: None
     tokens = min(getattr(batcher, "max_num_batched_tokens", limit), limit * seats)
     weights, activations = gpu.weights(fields.dtype), gpu.activations(tokens, seats)
     block_bytes, capacity = kv.block_size * gpu.token_bytes(kv.dtype), gpu.calibration.memory
@@ -403,7 +392,7 @@ def _memory(fields: ServingFields, gpu: ModelStep | None, batcher: Batcher, limi
         shown = [format_bytes(nbytes) for nbytes in (blocks * block_bytes, weights, capacity)]
         what = f"{blocks:,} blocks take {shown[0]} and weights {shown[1]} of each GPU, which has {shown[2]}"
         raise InputError(what, path=("kv", "blocks"))
-    return _Memory(blocks, block_bytes, weights + activations)
+    return blocks, lambda used: weights + activations + used * block_bytes
 
 
 # ----------------------------------------------------------------------------------------------------------
