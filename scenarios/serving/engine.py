@@ -253,9 +253,7 @@ class Serve:
             self.free_ns[replica] = end_ns = start_ns + self.step_ns(step)
         self.events += [(each, number, "preempted") for each in step.preempted]
         self.events += [(each, number, "pull") for each in step.pulls]
-        self.events += [
-            (each, number, "recompute" if each.preemptions else "prefill") for each in step.chunks
-        ]
+        self.events += [(of, number, "recompute" if of.preemptions else "prefill") for of in step.chunks]
         for request, tokens in step.pulls.items():
             assert self.pull is not None
             pulled[request] = self.pull(now, request, tokens)

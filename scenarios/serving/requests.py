@@ -193,9 +193,7 @@ class _Row(BaseModel):
     def _in_units(cls, row: Row) -> Row:
         for columns in (_PROMPTS, _OUTPUTS):
             if not row.keys() & set(columns):
-                raise fault(
-                    f"has none of the columns {', '.join(columns)}; it has {', '.join(map(str, row))}"
-                )
+                raise fault(f"has none of the columns {', '.join(columns)}, but {', '.join(map(str, row))}")
         times = {column: unit for column, unit, *_ in _FORMATS if unit and column in row}
         return {**row, **{column: _duration(row[column], unit) for column, unit in times.items()}}
 

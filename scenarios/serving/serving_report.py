@@ -68,9 +68,7 @@ def serving_report(
             }
             for each in slowest
         ],
-        "engines": [
-            _engine(name, late.passes.query(f"replica == {i}")) for i, name in enumerate(serve.names)
-        ],
+        "engines": [_engine(of, late.passes.query(f"replica == {i}")) for i, of in enumerate(serve.names)],
     }
 
 

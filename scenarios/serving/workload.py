@@ -23,7 +23,7 @@ from devices.describe.quantities import Count, File, Name, Shorthand, Size, Stri
 from policies.serving.batcher import Batcher
 from policies.serving.kv_blocks import KvBlocks
 from policies.serving.routers import RequestRouter
-from scenarios.fields.policy_fields import AnyChoice, Choice
+from scenarios.fields.policy_fields import AnyChoice, Choice, PolicyFields
 from scenarios.file.document import Document, Loc
 from scenarios.serving.engine import Pull, Serve, StepTime
 from scenarios.serving.metrics import measured_metrics
@@ -41,7 +41,6 @@ from sim.base.units import format_bytes
 from sim.graph.graph import Graph
 
 if TYPE_CHECKING:
-    from scenarios.fields.policy_fields import PolicyFields
     from sim.trace import Trace
 
 

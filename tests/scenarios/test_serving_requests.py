@@ -217,7 +217,7 @@ def test_what_else_ours_says(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("", "has no request that was answered"),
-        ("a,b\n1,2\n", "line 2: has none of the columns prompt, input_length, .*; it has a, b"),
+        ("a,b\n1,2\n", "line 2: has none of the columns prompt, input_length, .*, but a, b"),
         (MOONCAKE + "{", "line 3: not JSON"),
         (MOONCAKE + "[1]", "not JSON|line 3: should be an object"),
         (MOONCAKE.replace("52", '"x"'), "line 1: output_length: should be a valid integer, .* not 'x'"),
