@@ -23,6 +23,7 @@ import simpy
 
 from policies.serving.batcher import Batcher, Request, Step
 from policies.serving.routers import RequestRouter
+from sim.base.arrays import grouped
 from sim.base.errors import StuckError
 from sim.base.units import NS_PER_S
 
@@ -150,10 +151,7 @@ class Serve:
         self.events: list[EngineEvent] = []
         self.engines = [*self.batchers, *self.prefill]
         self.coming = deque(each for each in requests if each.after is None)
-        self.turns: dict[Request, list[Request]] = {}
-        for each in requests:
-            if each.after is not None:
-                self.turns.setdefault(each.after, []).append(each)
+        self.turns = grouped((each.after, each) for each in requests if each.after is not None)
         self.loads = [0] * len(self.engines)
         self.twins: dict[Request, Request] = {}  # request → the one that computes its prompt elsewhere
         self.inbox: list[list[Request]] = [[] for _ in self.engines]
