@@ -11,122 +11,107 @@
 
 Attention is one kernel that keeps no scores (FlashAttention); the output layer shares the embedding's
 weights. Costs come from the table of the importers (`scenarios.ops.op_costs`), products have
-their shape as attributes for measured cost tables; sizes are those of `scenarios.builders.gpt`.
+their shape as attributes for measured cost tables. A layer has 12h² + 13h parameters: an MLP is 4h wide, and
+positions are learned. What a layer costs and keeps in training is `scenarios.builders.train.layers`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from policies.option_checks import whole
+from pydantic import model_validator
+
+from devices.describe.field_types import fault
+from devices.describe.quantities import Count, Name, Size
 from policies.rewrite.backward import TrainingRewrite
+from scenarios.builders.builder import Builder
 from scenarios.ops.attributes import check_dtype, nbytes
 from scenarios.ops.op_costs import op_arguments
 from scenarios.ops.op_formulas import OpFacts, TensorFacts
 from sim.base.arrays import MOST_BUILT, at_most
-from sim.base.errors import InputError
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph, output_name
-
-# ----------------------------------------------------------------------------------------------------------
-# Sizes of a GPT as `scenarios.builders.gpt` writes it: learned positions, an MLP 4h wide, tied embeddings.
-#
-#     parameters     12h² + 13h per layer, (V + s)·h for the embedding
-#
-# What a layer costs and keeps in training is `scenarios.builders.train.layers`.
-
-
-@dataclass(frozen=True)
-class Transformer:
-    """Sizes of a decoder.
-
-    Attributes
-    ----------
-    layers, hidden, heads, sequence, vocabulary : int
-    micro_batch : int
-        Samples in a micro-batch.
-    dtype : str
-        Data type of its products.
-
-    Examples
-    --------
-    GPT-3 has 175 billion parameters:
-
-    >>> gpt3 = Transformer(layers=96, hidden=12288, heads=96, sequence=2048, vocabulary=51200)
-    >>> round(gpt3.parameters / 1e9, 1)
-    174.6
-    """
-
-    layers: int
-    hidden: int
-    heads: int
-    sequence: int
-    vocabulary: int
-    micro_batch: int = 1
-    dtype: str = "bf16"
-
-    def __post_init__(self) -> None:
-        """Raise if a size is not positive, or sizes do not fit each other."""
-        for size in ("layers", "hidden", "heads", "sequence", "vocabulary", "micro_batch"):
-            whole("Transformer", size, getattr(self, size))
-        if self.hidden % self.heads:
-            raise InputError(f"hidden size {self.hidden} is no multiple of {self.heads} heads")
-
-    @property
-    def parameters(self) -> int:
-        """All parameters except the last norm's; the output layer's are the embedding's."""
-        return (self.layers * (12 * self.hidden + 13) + self.vocabulary + self.sequence) * self.hidden
-
-
-# ----------------------------------------------------------------------------------------------------------
 
 Shape = tuple[int, ...]
 
 
-def gpt_graph(model: Transformer, *, training: bool = False, name: str = "gpt") -> Graph:
-    """Return the graph of a batch.
+class Gpt(Builder):
+    """A decoder (GPT): the forward of a batch, or a training step with Adam.
 
-    Parameters
+    Attributes
     ----------
-    model : Transformer
-        `micro_batch` is the batch size.
-    training : bool
-        Forward, backward and optimizer; otherwise the forward up to the logits.
-    name : str
-
-    Raises
-    ------
-    InputError
-        The data type is unknown, or there are too many ops.
-
-    Examples
-    --------
-    >>> small = Transformer(layers=2, hidden=64, heads=4, sequence=16, vocabulary=100, micro_batch=2)
-    >>> len(gpt_graph(small)), len(gpt_graph(small, training=True))
-    (23, 91)
+    model
+        which builder
+    layers
+        decoder layers
+    hidden
+        width of the model
+    heads
+        heads of attention
+    sequence
+        tokens per sample
+    vocabulary
+        words that it knows
+    batch
+        samples
+    dtype
+        data type of weights, activations and gradients
+    optimizer
+        train with it: backward and updates, too; default: the forward alone
     """
-    check_dtype(model.dtype)
-    writer = _Writer(model, name)
-    logits = writer.forward()
-    if not training:
-        return writer.builder.build()
-    writer.op("loss", "sparse_softmax_cross_entropy", [logits, "tokens"], (1,), writer.facts[logits].shape)
-    return TrainingRewrite(loss="loss", optimizer="adam").apply(writer.builder.build())
+
+    model: Literal["gpt", "transformer"]
+    layers: Size
+    hidden: Count
+    heads: Count
+    sequence: Count
+    vocabulary: Count = 50304
+    batch: Count = 1
+    dtype: Name = "bf16"
+    optimizer: Literal["adam"] | None = None
+
+    @model_validator(mode="after")
+    def _even(self) -> Gpt:
+        if self.hidden % self.heads:
+            raise fault(f"hidden size {self.hidden} is no multiple of {self.heads} heads")
+        return self
+
+    def graph(self) -> Graph:
+        """Return the graph: the forward up to the logits, or a training step.
+
+        Raises
+        ------
+        InputError
+            The data type is unknown, or there are too many ops.
+
+        Examples
+        --------
+        >>> small = {"layers": 2, "hidden": 64, "heads": 4, "sequence": 16, "vocabulary": 100, "batch": 2}
+        >>> len(Gpt(model="gpt", **small).graph()), len(Gpt(model="gpt", optimizer="adam", **small).graph())
+        (23, 91)
+        """
+        check_dtype(self.dtype)
+        writer = _Writer(self)
+        logits = writer.forward()
+        if self.optimizer is None:
+            return writer.builder.build()
+        shape = writer.facts[logits].shape
+        writer.op("loss", "sparse_softmax_cross_entropy", [logits, "tokens"], (1,), shape)
+        return TrainingRewrite(loss="loss", optimizer=self.optimizer).apply(writer.builder.build())
 
 
 class _Writer:
     """Adds ops with their costs, and keeps shape and size of every tensor."""
 
-    def __init__(self, model: Transformer, name: str) -> None:
+    def __init__(self, model: Gpt) -> None:
         at_most(MOST_BUILT, 40 * model.layers, "ops")  # a layer has about forty, including its backward
         self.model = model
-        self.builder = GraphBuilder(name)
+        self.builder = GraphBuilder(model.model)
         self.facts: dict[str, TensorFacts] = {}
-        self.wide: Shape = (model.micro_batch, model.sequence, model.hidden)
+        self.wide: Shape = (model.batch, model.sequence, model.hidden)
         self.words: Shape = (model.vocabulary, model.hidden)
-        self.heads: Shape = (model.micro_batch, model.heads, model.sequence, model.hidden // model.heads)
+        self.heads: Shape = (model.batch, model.heads, model.sequence, model.hidden // model.heads)
 
     # -- tensors and ops ------------------------------------------------------------------------
 

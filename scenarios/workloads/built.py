@@ -15,14 +15,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field
 
 from devices.describe.field_types import fault
-from devices.describe.quantities import Count, Name, Size, one_of
+from devices.describe.quantities import one_of
 from scenarios.builders.builder import Builder
 from scenarios.builders.data_loaders import DataLoaderFields, DataLoadingFields, TfDataFields
+from scenarios.builders.gpt import Gpt
 from scenarios.builders.random_dag import Branchy, RandomDag
 from scenarios.file.document import Document
 from scenarios.workloads.workload import Workload
@@ -32,67 +33,6 @@ from sim.machine.machine import Machine
 
 if TYPE_CHECKING:
     from sim.trace import Trace
-
-
-class Gpt(Builder):
-    """A decoder (GPT): the forward of a batch, or a training step with Adam.
-
-    Attributes
-    ----------
-    model
-        which builder
-    layers
-        decoder layers
-    hidden
-        width of the model
-    heads
-        heads of attention
-    sequence
-        tokens per sample
-    vocabulary
-        words that it knows
-    batch
-        samples
-    dtype
-        data type of weights, activations and gradients
-    optimizer
-        train with it: backward and updates, too; default: the forward alone
-    """
-
-    model: Literal["gpt", "transformer"]
-    layers: Size
-    hidden: Count
-    heads: Count
-    sequence: Count
-    vocabulary: Count = 50304
-    batch: Count = 1
-    dtype: Name = "bf16"
-    optimizer: Literal["adam"] | None = None
-
-    def graph(self) -> Graph:
-        """Return the graph."""
-        from scenarios.builders.gpt import (
-            Transformer,
-            gpt_graph,  # brings the importers' table of costs along
-        )
-
-        sizes = Transformer(
-            **self.model_dump(exclude={"model", "batch", "optimizer"}), micro_batch=self.batch
-        )
-        return gpt_graph(sizes, training=self.optimizer is not None, name=self.model)
-
-    def report(self, trace: Trace) -> dict[str, Any]:
-        """Return a note for the summary if `train` predicts longer kernels for the same GPU."""
-        from scenarios.workloads.calibrations import calibration_for
-
-        used = trace.job.machine.devices[int(trace.device[0])]
-        found = calibration_for(used, self.dtype) if self.optimizer else None
-        if found is None:
-            return {}
-        return {
-            "note": f"kernels take the cost model of {used.name}, each as if alone; published training steps "
-            f"took longer, to which {found.name} is fitted, a calibration of `train` (docs/builders.md)"
-        }
 
 
 BUILDERS: Final[Mapping[str, type[Builder]]] = {
@@ -177,5 +117,17 @@ class Build(Workload):
         return self.build_.default_policy()
 
     def report(self, trace: Trace) -> dict[str, Any]:
-        """Return the report of the builder."""
-        return self.build_.report(trace)
+        """Return the report of the builder; of training, a note if `train` predicts longer kernels."""
+        of = self.build_
+        if not isinstance(of, Gpt) or of.optimizer is None:
+            return of.report(trace)
+        from scenarios.workloads.calibrations import calibration_for
+
+        used = trace.job.machine.devices[int(trace.device[0])]
+        found = calibration_for(used, of.dtype)
+        if found is None:
+            return {}
+        return {
+            "note": f"kernels take the cost model of {used.name}, each as if alone; published training steps "
+            f"took longer, to which {found.name} is fitted, a calibration of `train` (docs/builders.md)"
+        }

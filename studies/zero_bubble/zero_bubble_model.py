@@ -35,7 +35,6 @@ from policies.pipeline.evaluate import (
 )
 from policies.pipeline.pipeline_schedule import Schedule
 from policies.pipeline.registry import generate
-from scenarios.builders.gpt import Transformer
 from sim.base.errors import InputError
 from sim.base.units import round_half_up
 
@@ -137,16 +136,15 @@ def _row(line: Mapping[str, str], name: str, group: int) -> Measured:
     )
     ranks, micro_batches = count["devices"], count["micro_batches"]
     chunks = count["layers"] // ranks if name == "1F1B-I" else 1
-    model = Transformer(
-        count["layers"], count["hidden"], count["heads"], sequence=_SEQUENCE, vocabulary=_VOCABULARY
-    )
+    hidden = count["hidden"]
+    parameters = (count["layers"] * (12 * hidden + 13) + _VOCABULARY + _SEQUENCE) * hidden
     shape: dict[str, Any] = {"ranks": ranks, "micro_batches": micro_batches}
     if name == "1F1B":
         programs = generate("1f1b", **shape)
     elif name == "1F1B-I":
         programs = generate("interleaved-1f1b", chunks=chunks, **shape)
     else:
-        held = transformer_activations(hidden=model.hidden, heads=model.heads, sequence=_SEQUENCE)
+        held = transformer_activations(hidden=hidden, heads=count["heads"], sequence=_SEQUENCE)
         programs = generate(
             "zb-auto",
             solver="greedy",
@@ -158,7 +156,7 @@ def _row(line: Mapping[str, str], name: str, group: int) -> Measured:
             in_flight=(1 if name == "ZB-1p" else 2) * ranks,
             **shape,
         )
-    per_device = Fraction(OPTIMIZER_BYTES * model.parameters * 1_000_000_000, ranks * BANDWIDTH_BYTES_PER_S)
+    per_device = Fraction(OPTIMIZER_BYTES * parameters * 1_000_000_000, ranks * BANDWIDTH_BYTES_PER_S)
     return Measured(
         schedule=name,
         programs=programs,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from policies.rewrite.records import read
-from scenarios.builders.gpt import Transformer, gpt_graph
+from scenarios.builders.gpt import Gpt
 from scenarios.importers import load_graph
 from scenarios.importers.execution_graph import is_sized, sizes_of
 from scenarios.importers.graph_json import is_straight, slope_between
@@ -230,8 +230,8 @@ def test_of_a_tensorflow_graph(tmp_path: Path) -> None:
 
 
 def test_of_a_builder_and_of_the_backward_that_a_rewrite_makes() -> None:
-    model = Transformer(layers=1, hidden=64, heads=4, sequence=16, vocabulary=100, micro_batch=2)
-    graph = gpt_graph(model, training=True)
+    model = Gpt(model="gpt", layers=1, hidden=64, heads=4, sequence=16, vocabulary=100, batch=2)
+    graph = model.model_copy(update={"optimizer": "adam"}).graph()
     attention = {"batch": 2, "seq_len": 16, "kv_len": 16, "heads": 4, "kv_heads": 4, "head_dim": 16}
     assert (
         of(graph, "layer0.attention") == of(graph, "layer0.attention/grad") == {**attention, "causal": True}

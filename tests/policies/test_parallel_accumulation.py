@@ -13,7 +13,7 @@ from policies.parallel.tensor_parallel import TensorParallel
 from policies.parallel.zero_1_2 import ZeroOne
 from policies.rewrite.backward import TrainingRewrite
 from policies.rewrite.records import read
-from scenarios.builders.gpt import Transformer, gpt_graph
+from scenarios.builders.gpt import Gpt
 from sim.base.errors import GraphError, InputError
 
 THREE = layers([40, 40, 40])
@@ -43,8 +43,8 @@ def test_one_micro_batch_changes_names_only() -> None:
 
 
 def test_ranks_exchange_inside_layers_for_each_micro_batch_and_at_the_end_once() -> None:
-    sizes = Transformer(layers=2, hidden=64, heads=4, sequence=32, vocabulary=128, micro_batch=1)
-    step = TrainingRewrite().apply(gpt_graph(sizes))
+    sizes = Gpt(model="gpt", layers=2, hidden=64, heads=4, sequence=32, vocabulary=128, batch=1)
+    step = TrainingRewrite().apply(sizes.graph())
     rewrites = TensorParallel(2, sequence_parallel=True), ContextParallel(2)
     split = all_ranks(step, *rewrites)
     graph = all_ranks(step, *rewrites, GradientAccumulation(3), DistributedDataParallel(1))

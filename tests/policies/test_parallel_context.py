@@ -18,13 +18,13 @@ from policies.parallel.rank_grid import Ranked, RankOrder, UnsummedWarning, all_
 from policies.parallel.tensor_parallel import TensorParallel
 from policies.rewrite.backward import TrainingRewrite
 from policies.rewrite.records import read
-from scenarios.builders.gpt import Transformer, gpt_graph
+from scenarios.builders.gpt import Gpt
 from sim import Graph, GraphBuilder
 from sim.base.errors import GraphError, InputError
 
-GPT = Transformer(layers=2, hidden=64, heads=8, sequence=32, vocabulary=128, micro_batch=2)
+GPT = Gpt(model="gpt", layers=2, hidden=64, heads=8, sequence=32, vocabulary=128, batch=2)
 BSH = 2 * 2 * 32 * 64
-STEP = TrainingRewrite().apply(gpt_graph(GPT))
+STEP = TrainingRewrite().apply(GPT.graph())
 
 
 def exchanged(graph: Graph, what: str, phase: str, rank: str = "gpu0") -> Counter[tuple[str, int]]:
@@ -266,7 +266,7 @@ def test_gradients_that_nobody_sums_are_told() -> None:
     with pytest.warns(UnsummedWarning, match="nothing sums the gradients of context-parallel ranks"):
         warn_of_unsummed(split)
     warn_of_unsummed(DistributedDataParallel(1).ranked(split))
-    warn_of_unsummed(ContextParallel(2).ranked(Ranked.of(gpt_graph(GPT))))
+    warn_of_unsummed(ContextParallel(2).ranked(Ranked.of(GPT.graph())))
     warn_of_unsummed(Ranked.of(STEP))
 
 

@@ -21,11 +21,11 @@ from policies.parallel.zero_1_2 import ZeroOne, ZeroTwo
 from policies.parallel.zero_3 import ZeroThree
 from policies.rewrite.backward import TrainingRewrite
 from policies.rewrite.records import OpEntry, read, write
-from scenarios.builders.gpt import Transformer, gpt_graph
+from scenarios.builders.gpt import Gpt
 from sim import Graph
 from sim.base.errors import GraphError
 
-GPT = gpt_graph(Transformer(layers=2, hidden=32, heads=4, sequence=16, vocabulary=64, micro_batch=1))
+GPT = Gpt(model="gpt", layers=2, hidden=32, heads=4, sequence=16, vocabulary=64, batch=1).graph()
 
 SPLITS: dict[str, list[OnRanks]] = {
     "tp": [TensorParallel(2)],

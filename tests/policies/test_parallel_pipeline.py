@@ -19,7 +19,7 @@ from policies.pipeline.registry import generate
 from policies.rewrite.backward import TrainingRewrite
 from policies.rewrite.records import read, write
 from policies.streams import Recorded
-from scenarios.builders.gpt import Transformer, gpt_graph
+from scenarios.builders.gpt import Gpt
 from sim import Device, Graph, GraphBuilder, Machine, Trace
 from sim.base.errors import GraphError, InputError
 from sim.machine.communicators import Call
@@ -93,8 +93,8 @@ def test_two_stages_worked_by_hand() -> None:
 
 _FIRST = {DistributedDataParallel: "gpu0/all_reduce0", MegatronDDP: "gpu0/reduce_scatter0"}
 
-GPT = Transformer(layers=4, hidden=64, heads=4, sequence=32, vocabulary=128, micro_batch=2)
-STEP = TrainingRewrite().apply(StageCut(["layer1", "layer2", "layer3"]).apply(gpt_graph(GPT)))
+GPT = Gpt(model="gpt", layers=4, hidden=64, heads=4, sequence=32, vocabulary=128, batch=2)
+STEP = TrainingRewrite().apply(StageCut(["layer1", "layer2", "layer3"]).apply(GPT.graph()))
 
 
 def test_a_decoder_sends_a_tensor_each_way_and_sums_shared_words() -> None:
@@ -124,7 +124,7 @@ def test_a_decoder_sends_a_tensor_each_way_and_sums_shared_words() -> None:
 
 
 def test_with_sequence_parallelism_a_rank_sends_its_tokens() -> None:
-    step = TrainingRewrite().apply(StageCut(["layer2"]).apply(gpt_graph(GPT)))
+    step = TrainingRewrite().apply(StageCut(["layer2"]).apply(GPT.graph()))
     graph = all_ranks(step, TensorParallel(2, sequence_parallel=True), PipelineParallel(2, 2))
     sends = Counter((r.device, r.attributes["nbytes"]) for r in read(graph).ops.values() if r.kind == "send")
     assert sends == {(f"gpu{rank}", 2 * 32 * 64): 2 for rank in range(4)}
@@ -132,7 +132,7 @@ def test_with_sequence_parallelism_a_rank_sends_its_tokens() -> None:
 
 def test_tensor_data_and_pipeline_parallelism_in_megatrons_order() -> None:
     """tp-dp-pp, 2 of each: stage 0 is on GPUs 0 to 3; norms are summed over tp once, words over pp last."""
-    step = TrainingRewrite().apply(StageCut(["layer2"]).apply(gpt_graph(GPT)))
+    step = TrainingRewrite().apply(StageCut(["layer2"]).apply(GPT.graph()))
     split = TensorParallel(2, sequence_parallel=True), PipelineParallel(2, 2)
     for rewrite in (DistributedDataParallel(2), MegatronDDP(2, sharding="zero-1")):
         graph = all_ranks(step, *split, rewrite)
@@ -184,7 +184,7 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(InputError, match="dualpipe has slots that overlap"):
         PipelineParallel(2, 4, "dualpipe")
     with pytest.raises(InputError, match="no op that could begin stage 1 has 'layer9' in it"):
-        StageCut(["layer9"]).apply(gpt_graph(GPT))
+        StageCut(["layer9"]).apply(GPT.graph())
     with pytest.raises(GraphError, match="comes before the rewrite for replicas"):
         all_ranks(chain(2), DistributedDataParallel(2), PipelineParallel(2, 2))
 

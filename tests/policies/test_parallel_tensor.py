@@ -19,13 +19,13 @@ from policies.parallel.rank_grid import all_ranks
 from policies.parallel.tensor_parallel import TensorParallel, WholeWarning
 from policies.rewrite.backward import TrainingRewrite
 from policies.rewrite.records import OpEntry, Records, read
-from scenarios.builders.gpt import Transformer, gpt_graph
+from scenarios.builders.gpt import Gpt
 from sim import Graph, GraphBuilder
 from sim.base.errors import GraphError, InputError
 
-GPT = Transformer(layers=3, hidden=64, heads=4, sequence=32, vocabulary=128, micro_batch=2)
+GPT = Gpt(model="gpt", layers=3, hidden=64, heads=4, sequence=32, vocabulary=128, batch=2)
 BSH = 2 * 2 * 32 * 64
-FULL = TrainingRewrite().apply(gpt_graph(GPT))
+FULL = TrainingRewrite().apply(GPT.graph())
 
 
 def exchanged(graph: Graph, what: str) -> Counter[tuple[str, str, int]]:
@@ -110,10 +110,10 @@ def test_attributes_of_a_shape_are_those_of_the_part() -> None:
 
 
 def test_the_loss_of_a_split_head_needs_three_sums_of_a_number_a_token() -> None:
-    step = gpt_graph(GPT, training=True)
+    step = GPT.model_copy(update={"optimizer": "adam"}).graph()
     found = exchanged(TensorParallel(2).apply(step), "loss")
     assert found == {("forward", "all_reduce", 4 * 64): 3}
-    assert exchanged(TensorParallel(2, vocabulary=False).apply(gpt_graph(GPT)), "head") == {}
+    assert exchanged(TensorParallel(2, vocabulary=False).apply(GPT.graph()), "head") == {}
 
 
 # -- when -----------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ def test_what_cannot_be_split_stays_whole_and_is_named() -> None:
     with pytest.warns(
         WholeWarning, match=r"6 of 13 products .*'layer0.qkv': 4 heads cannot be shared by 8 ranks"
     ):
-        graph = TensorParallel(8).apply(gpt_graph(GPT))
+        graph = TensorParallel(8).apply(GPT.graph())
     assert exchanged(graph, "layer1") == {("forward", "all_reduce", BSH): 1}
     with pytest.raises(GraphError, match=r"nothing that could be split \('up0': its weight cannot be shared"):
         TensorParallel(7).apply(pair())

@@ -23,11 +23,11 @@ from policies.rewrite.layout import Layout
 from policies.rewrite.partition import Partition
 from policies.rewrite.records import OpEntry, read, write
 from policies.rewrite.simplify import Arithmetic
-from scenarios.builders.gpt import Transformer, gpt_graph
+from scenarios.builders.gpt import Gpt
 from sim import Graph, GraphBuilder
 from sim.base.errors import GraphError
 
-GPT = gpt_graph(Transformer(layers=1, hidden=8, heads=2, sequence=4, vocabulary=16, micro_batch=1))
+GPT = Gpt(model="gpt", layers=1, hidden=8, heads=2, sequence=4, vocabulary=16, batch=1).graph()
 STEP = TrainingRewrite().apply(GPT)
 FFN = "layer0.(?:up|gelu|down)(?!/(?:dispatch|combine))"
 STAGED = TrainingRewrite().apply(StageCut(["layer0.attention"]).apply(GPT))

@@ -20,7 +20,7 @@ from policies.rewrite.batch import Batch
 from policies.rewrite.prune import Prune
 from policies.rewrite.records import OpEntry, read, write
 from policies.rewrite.simplify import BatchNorm
-from scenarios.builders.gpt import Transformer, gpt_graph
+from scenarios.builders.gpt import Gpt
 from scenarios.importers import load_graph
 from sim import Graph, GraphBuilder
 from sim.base.errors import GraphError, InputError, UnknownNameError
@@ -283,8 +283,8 @@ def test_the_recorded_step_of_resnet_50(data_dir: Path) -> None:
 
 def test_a_decoder_that_was_built_for_training() -> None:
     """Our GPT, beside a step that was written by hand before the rewrite made it: kind → ops, flop."""
-    small = Transformer(layers=2, hidden=64, heads=4, sequence=16, vocabulary=100, micro_batch=2)
-    found = by_kind(gpt_graph(small, training=True))
+    small = Gpt(model="gpt", layers=2, hidden=64, heads=4, sequence=16, vocabulary=100, batch=2)
+    found = by_kind(small.model_copy(update={"optimizer": "adam"}).graph())
     by_hand = {
         "matmul": (19, 13_811_712),
         "gelu_grad": (2, 180_224),

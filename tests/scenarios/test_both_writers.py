@@ -21,7 +21,7 @@ from policies.parallel.rank_grid import OnRanks, all_ranks
 from policies.parallel.tensor_parallel import TensorParallel
 from policies.rewrite.backward import TrainingRewrite
 from policies.rewrite.records import OpEntry, Records, read
-from scenarios.builders.gpt import Transformer, gpt_graph
+from scenarios.builders.gpt import Gpt
 from scenarios.builders.train.architecture import Architecture
 from scenarios.builders.train.calibration import TrainingCalibration
 from scenarios.builders.train.kernels import Collective, Kernel, Pass, Product
@@ -39,8 +39,8 @@ FEED_FORWARD = r"layer\d+(?=\.(?:up|gelu|down))"
 
 def rewritten(*steps: OnRanks) -> Records:
     """Return what the first rank runs of a step of the GPT."""
-    model = Transformer(**SIZES, sequence=SEQUENCE, micro_batch=SAMPLES)
-    return read(all_ranks(TrainingRewrite(optimizer="adam").apply(gpt_graph(model)), *steps))
+    model = Gpt(model="gpt", **SIZES, sequence=SEQUENCE, batch=SAMPLES)
+    return read(all_ranks(TrainingRewrite(optimizer="adam").apply(model.graph()), *steps))
 
 
 def layer_of(records: Records) -> tuple[list[OpEntry], list[OpEntry]]:

@@ -17,7 +17,7 @@ from scenario_texts import write
 from devices.collectives.groups import Fabric
 from scenarios.builders.builder import Builder
 from scenarios.builders.data_loaders import DataLoadingFields
-from scenarios.builders.gpt import Transformer, gpt_graph
+from scenarios.builders.gpt import Gpt
 from scenarios.builders.random_dag import Branchy, RandomDag
 from scenarios.run.load import load_scenario
 from scenarios.workloads.built import BUILDERS
@@ -27,14 +27,19 @@ from sim.graph.graph import Role, longest_path_ns
 from sim.trace import Trace
 
 
-def weight_flops(model: Transformer) -> int:
+def weight_flops(model: Gpt) -> int:
     """Flop of a layer's products with weights, forward, for a micro-batch: 24·b·s·h²."""
-    return 24 * model.micro_batch * model.sequence * model.hidden**2
+    return 24 * model.batch * model.sequence * model.hidden**2
 
 
-def output_flops(model: Transformer) -> int:
+def parameters(model: Gpt) -> int:
+    """Return all but those of the last norm: 12h² + 13h a layer, and tied embeddings."""
+    return (model.layers * (12 * model.hidden + 13) + model.vocabulary + model.sequence) * model.hidden
+
+
+def output_flops(model: Gpt) -> int:
     """Flop of the output layer, forward: 2·b·s·h·V."""
-    return 2 * model.micro_batch * model.sequence * model.hidden * model.vocabulary
+    return 2 * model.batch * model.sequence * model.hidden * model.vocabulary
 
 
 def run(folder: Path, build: str, rest: str = "") -> Trace:
@@ -194,16 +199,7 @@ def test_wrong_random_graphs(options: str, message: str, tmp_path: Path) -> None
 # -- transformers ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", ["layers", "hidden", "heads", "sequence", "vocabulary", "micro_batch"])
-def test_sizes_that_are_not_whole_are_refused(size: str) -> None:
-    sizes: dict[str, Any] = {"layers": 1, "hidden": 8, "heads": 2, "sequence": 4, "vocabulary": 9, size: 2.5}
-    with pytest.raises(
-        InputError, match=rf"Transformer: {size} must be a whole number of at least .; found 2\.5"
-    ):
-        Transformer(**sizes)
-
-
-SMALL = Transformer(layers=3, hidden=64, heads=4, sequence=16, vocabulary=100, micro_batch=2)
+SMALL = Gpt(model="gpt", layers=3, hidden=64, heads=4, sequence=16, vocabulary=100, batch=2)
 
 
 def flops(graph: Graph, *kinds: str, phase: str | None = None) -> int:
@@ -221,35 +217,35 @@ def parameter_nbytes(graph: Graph) -> int:
 
 
 def test_forward_has_the_arithmetic_of_the_formulas() -> None:
-    graph = gpt_graph(SMALL)
+    graph = SMALL.graph()
     m, tokens = SMALL, 2 * 16
     biases = 9 * m.hidden * tokens * m.layers
     assert flops(graph, "gemm", "matmul") == m.layers * weight_flops(m) + output_flops(m) + biases
     softmax = 6 * 2 * 4 * 16 * 16  # scale 1 + softmax 5 of every score
-    assert flops(graph, "attention") == m.layers * (4 * m.micro_batch * m.sequence**2 * m.hidden + softmax)
+    assert flops(graph, "attention") == m.layers * (4 * m.batch * m.sequence**2 * m.hidden + softmax)
     final_norm = 2 * m.hidden
-    assert parameter_nbytes(graph) == 2 * (m.parameters + final_norm)
+    assert parameter_nbytes(graph) == 2 * (parameters(m) + final_norm)
 
 
 def test_a_training_step_has_twice_the_products_again() -> None:
-    graph = gpt_graph(SMALL, training=True)
+    graph = SMALL.model_copy(update={"optimizer": "adam"}).graph()
     products = SMALL.layers * weight_flops(SMALL) + output_flops(SMALL)
     assert flops(graph, "matmul", phase="I") == flops(graph, "matmul", phase="W") == products
     forward, backward = flops(graph, "attention"), flops(graph, "attention_grad")
     assert 2 * forward < backward < 3 * forward  # five products for two, and pointwise work
-    parameters = SMALL.parameters + 2 * SMALL.hidden
-    assert parameter_nbytes(graph) == (2 + 12) * parameters
-    assert flops(graph, "adam") == 14 * parameters
+    trained = parameters(SMALL) + 2 * SMALL.hidden
+    assert parameter_nbytes(graph) == (2 + 12) * trained
+    assert flops(graph, "adam") == 14 * trained
     # Every gradient is as large as its weight, and read by the optimizer.
     read = {op: graph.inputs.row(op).tolist() for op in range(len(graph)) if graph.kind(op) == "adam"}
     made = sum(
         int(graph.tensor_nbytes[t]) for row in read.values() for t in row if graph.tensor_producer[t] >= 0
     )
-    assert made == 2 * parameters
+    assert made == 2 * trained
 
 
 def test_the_next_step_waits_for_the_weights_of_this_one() -> None:
-    graph = gpt_graph(SMALL, training=True)
+    graph = SMALL.model_copy(update={"optimizer": "adam"}).graph()
     later = {
         (graph.op_names[p], graph.op_names[c])
         for p, c, d in zip(graph.edges.producer, graph.edges.consumer, graph.edges.distance, strict=True)
@@ -267,7 +263,7 @@ def test_the_next_step_waits_for_the_weights_of_this_one() -> None:
 
 
 def test_products_have_their_shape() -> None:
-    graph = gpt_graph(SMALL, training=True)
+    graph = SMALL.model_copy(update={"optimizer": "adam"}).graph()
 
     def shape(op: str) -> tuple[int, ...]:
         return tuple(graph.attributes[graph.index(op)][axis] for axis in "mnk")
@@ -283,7 +279,7 @@ def test_products_have_their_shape() -> None:
 
 def test_activations_are_held_from_forward_to_backward() -> None:
     """What a layer reads in its backward is what products, norms, gelu and attention read forward."""
-    graph = gpt_graph(SMALL, training=True)
+    graph = SMALL.model_copy(update={"optimizer": "adam"}).graph()
     consumers = {
         graph.op_names[op]: [graph.op_names[c] for c in row]
         for op, row in enumerate(graph.successors.lists())
