@@ -266,23 +266,19 @@ class _Form:
         return self._dealt(self._apportioned(weights))
 
     def _read(self) -> tuple[str, Any, Mapping[str, Any]]:
-        if isinstance(self.given, str):
-            if self.given not in ("balanced", "one-hot"):
-                raise _wrong(f"found {self.given!r}{hint(self.given, _FORMS)}")
-            return self.given, 0, {}
         if not isinstance(self.given, Mapping):
-            raise _wrong(f"found {self.given!r}")
+            if self.given not in ("balanced", "one-hot"):
+                raise _wrong(f"found {self.given!r}{hint(str(self.given), _FORMS)}")
+            return str(self.given), 0, {}
         options = dict(self.given)
-        forms = [key for key in options if key in _FORMS]
-        if len(forms) != 1 or forms == ["balanced"]:
+        forms = [key for key in options if key in _FORMS[1:]]
+        if len(forms) != 1:
             strange = next((str(key) for key in options if key not in (*_FORMS, "seed")), None)
             found = ", ".join(map(str, options)) if strange is None else f"{strange!r}{hint(strange, _FORMS)}"
             raise _wrong(f"found {found}; it takes one of {', '.join(_FORMS[1:])}")
-        value = options.pop(forms[0])
-        for key in options:
-            if key != "seed" or forms != ["zipf"]:
-                more = hint(str(key), ["seed"]) if forms == ["zipf"] else ""
-                raise _wrong(f"{forms[0]} takes no {key!r}{more}")
+        value, known = options.pop(forms[0]), ["seed"] if forms == ["zipf"] else []
+        for key in (key for key in options if key not in known):
+            raise _wrong(f"{forms[0]} takes no {key!r}{hint(str(key), known)}")
         return forms[0], value, options
 
     def _weights(self, exponent: object) -> list[Fraction]:

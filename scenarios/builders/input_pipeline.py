@@ -79,14 +79,12 @@ def loading_report(trace: Trace, shares: Shares, steps: int, replicas: int) -> d
     step_ns: dict[str, float] = {}
     largest: dict[str, str] = {}
     for who, (kinds, at_once) in shares.items():
-        kinds = [kind for kind in kinds if kind in needs]
-        if not kinds:
-            continue
-        total = np.sum([needs[kind] for kind in kinds], axis=0) / at_once / n
-        busiest = int(np.argmax(total))
-        parts = {kind: needs[kind][busiest] for kind in kinds}
-        step_ns[who] = float(total[busiest])
-        largest[who] = max(parts, key=lambda kind: parts[kind])
+        parts = {kind: needs[kind] for kind in kinds if kind in needs}
+        if parts:
+            total = sum(parts.values()) / at_once / n
+            busiest = int(np.argmax(total))
+            step_ns[who] = float(total[busiest])
+            largest[who] = max(parts, key=lambda kind: parts[kind][busiest])
     if storage:
         step_ns["storage"], largest["storage"] = storage / n, "read"
     limit = max(step_ns, key=lambda who: step_ns[who])

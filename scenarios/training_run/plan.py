@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from fractions import Fraction
 from heapq import heappop, heappush
-from math import exp, expm1, sqrt
+from math import exp, sqrt
 from typing import Final, Literal, NamedTuple
 
 from sim.base.arrays import LATEST_NS, MOST_RUNS, at_most
@@ -82,22 +82,8 @@ def daly(save: float, mtbf: float) -> float:
     return sqrt(2 * save * mtbf) * (1 + sqrt(part) / 3 + part / 9) - save
 
 
-def expected_goodput(interval: float, save: float, restart: float, mtbf: float) -> float:
-    """Return the expected useful share of the time, exact for exponential failures, in any unit of time.
-
-    Examples
-    --------
-    >>> hours = 3.093
-    >>> round(expected_goodput(7.8 / 60, 10 / 3600, 10 / 60, hours), 3)
-    0.908
-    """
-    if (interval + save) / mtbf > 700:  # a float cannot hold much more than e**700
-        return 0.0
-    return interval / (mtbf * exp(restart / mtbf) * expm1((interval + save) / mtbf))
-
-
 def best(save: float, mtbf: float) -> float:
-    """Return the interval with the highest `expected_goodput`, which does not depend on the restart time.
+    """Return the interval with the highest expected goodput, which does not depend on the restart time.
 
     There the derivative is zero: ``x e^x = e^x - e^(-save/mtbf)`` for x = interval/mtbf, between 0 and 1.
 

@@ -17,7 +17,7 @@ from scenarios.file.document import Document
 from scenarios.file.yaml_read import Node
 from scenarios.workloads.workload import Workload, kind_names, kind_of, kinds_in, op_message, op_place
 from sim.base.arrays import MOST_BUILT, at_most
-from sim.base.errors import GraphError, InputError
+from sim.base.errors import GraphError
 from sim.graph.failures import Failures, in_step
 from sim.graph.frames import frame_structure, has_control_flow
 from sim.graph.graph import Graph, Role
@@ -167,7 +167,7 @@ def side_by_side(name: str, sessions: Mapping[str, Session], processes: str = "e
 
     Raises
     ------
-    GraphError
+    InputError
         An op fails in a batch that does not exist.
 
     Examples
@@ -234,12 +234,7 @@ def _add(
     for name, record in records.ops.items():
         attributes = {**record.attributes, **marks}
         if "fails" in attributes:  # a step of a session is a batch
-            try:
-                attributes["fails"] = in_step(attributes["fails"], batch, session.iterations)
-            except InputError as error:
-                raise GraphError(f"op {prefix + name!r}: fails: {error}").about(
-                    prefix + name, "fails"
-                ) from None
+            attributes["fails"] = in_step(attributes["fails"], batch, session.iterations)
         if "frame" in attributes:
             attributes["frame"] = prefix + str(attributes["frame"])
         for word in ("communicator", "key"):  # rendezvous are within a session

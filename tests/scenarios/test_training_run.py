@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from fractions import Fraction
 from itertools import islice, pairwise
@@ -32,7 +33,6 @@ from scenarios.training_run.plan import (
     TrainingPlan,
     best,
     daly,
-    expected_goodput,
     young,
 )
 from sim.base.errors import InputError, RunError
@@ -457,6 +457,13 @@ def test_a_million_checkpoints_take_some_seconds() -> None:
 
 
 # -- the expectation, and the best interval --------------------------------------------------------
+
+
+def expected_goodput(interval: float, save: float, restart: float, mtbf: float) -> float:
+    """Return the expected useful share of the time, exact for exponential failures, in any unit of time."""
+    if (interval + save) / mtbf > 700:  # a float cannot hold much more than e**700
+        return 0.0
+    return interval / (mtbf * math.exp(restart / mtbf) * math.expm1((interval + save) / mtbf))
 
 
 @pytest.mark.parametrize(

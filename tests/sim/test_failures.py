@@ -345,7 +345,7 @@ def test_a_step_of_a_session_is_a_batch() -> None:
         f"good/{k}/u" for k in range(5)
     ]
     assert missing(trace) == ["bad/1/y", "bad/2/begin", "bad/2/x", "bad/2/y"]
-    with pytest.raises(GraphError, match="there is no step 3: there are 3 steps, 0 to 2"):
+    with pytest.raises(InputError, match="there is no step 3: there are 3 steps, 0 to 2"):
         side_by_side("one", {"bad": Session(graph_of({"x": {"fails": {"at": [3]}}}), iterations=3)})
 
 

@@ -326,15 +326,10 @@ class Architecture:
         return shared + self.hidden * self.experts, one * self.experts
 
     @property
-    def predicting_parameters(self) -> int:
-        """Parameters for predicting a further token besides its layer: two norms, a product."""
-        return 2 * self.hidden + 2 * self.hidden**2
-
-    @property
     def parameters(self) -> int:
         """All parameters: layers, embedding and learned positions, the last norm, the head unless tied."""
         layers = sum(sum(self.layer_parameters(i)) for i in range(self.layers + self.predicted))
-        further = self.predicted * self.predicting_parameters
+        further = self.predicted * (2 * self.hidden + 2 * self.hidden**2)  # each has two norms and a product
         rows = self.vocabulary * (2 - self.tied) + self.positions + 1 + self.biases
         return layers + further + rows * self.hidden
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, reduce
 from typing import Any, Final, Literal
 
 from devices.collectives.groups import RankGroup
@@ -307,23 +307,24 @@ class Training(RankOptions):
 
     def _stage(self, s: int) -> StagePart:
         units = self._units(s)
-        spent = [Spent(), Spent(), Spent()]
-        parameters = expert = adapters = 0
-        for unit in units:
-            of = self.timed(unit)
-            parts = (of.forward, of.input_grad, of.weight_grad)
-            spent = [whole.plus(part) for whole, part in zip(spent, parts, strict=True)]
-            parameters, expert = parameters + of.parameters, expert + of.expert_parameters
-            adapters += of.adapters
+        timed = [self.timed(unit) for unit in units]
         table = -(-self.model.vocabulary // self.layout.tp) * self.model.hidden
         first = s == 0 and not (self.model.tied and self.stages == 1)  # otherwise the head has them
         last = s == self.stages - 1
+        parameters = sum(of.parameters for of in timed)
         parameters += first * table + (s == 0) * self.model.positions * self.model.hidden
         if last and self.model.vocabulary:
             parameters += self.model.hidden * (1 + self.model.biases)
-        there, back, of_weights = spent
-        words = (first + last) * table
-        whole = StagePart(tuple(units), parameters, expert, there, back, of_weights, adapters, words)
+        whole = StagePart(
+            tuple(units),
+            parameters,
+            sum(of.expert_parameters for of in timed),
+            reduce(Spent.plus, (of.forward for of in timed), Spent()),
+            reduce(Spent.plus, (of.input_grad for of in timed), Spent()),
+            reduce(Spent.plus, (of.weight_grad for of in timed), Spent()),
+            sum(of.adapters for of in timed),
+            (first + last) * table,
+        )
         return self._launched(whole)
 
     def _launched(self, stage: StagePart) -> StagePart:
