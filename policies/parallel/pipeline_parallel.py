@@ -139,8 +139,7 @@ class _Rank:
         """Return gradient → stage → the tensor that the stage has of it."""
         found: dict[str, dict[int, str]] = {}
         for each in self.step.parameters:
-            maker = self.old.producer(each.gradient)
-            assert maker is not None
+            maker = self.old.maker(each.gradient)
             own = found.setdefault(each.gradient, {})
             for tensor in [each.gradient] if maker.name in self.stage else maker.reads:
                 stage = self._stage_of(tensor)
@@ -219,8 +218,7 @@ class _Rank:
 
     def _message(self, kind: str, tensor: str, source: int, sink: int, k: int) -> None:
         """Send or receive a tensor, on a communicator and a stream of the two stages."""
-        producer, nbytes = self.old.producer(tensor), self.old.nbytes(tensor)
-        assert producer is not None
+        producer, nbytes = self.old.maker(tensor), self.old.nbytes(tensor)
         own, word = f"micro{k}/{tensor}", f"pipeline {source} to {sink}"
         here, there, reads, outputs = (
             (source, sink, [own], []) if kind == "send" else (sink, source, [], [nbytes])

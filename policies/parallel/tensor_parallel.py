@@ -105,9 +105,7 @@ class Exchanges:
 
     def reduced(self, tensor: str) -> str:
         """Sum the parts of a tensor, completely or, with sequence parallelism, for some tokens."""
-        producer = self.old.producer(tensor)
-        assert producer is not None
-        nbytes = self.old.nbytes(tensor)
+        producer, nbytes = self.old.maker(tensor), self.old.nbytes(tensor)
         positions = producer.kind == "gather" and len(producer.inputs) > 2  # positions are added to the whole
         scatter = self.sequence and not positions
         kind = "reduce_scatter" if scatter else "all_reduce"
@@ -136,8 +134,7 @@ class Exchanges:
         if self.of(tensor) == WHOLE:
             return source
         if (tensor, backward) not in self.gathered:
-            producer = self.old.producer(tensor)
-            assert producer is not None
+            producer = self.old.maker(tensor)
             again = backward and producer.phase in (None, "F")
             name = f"{tensor}/all_gather{'_again' if again else ''}"
             nbytes = self.old.nbytes(tensor)

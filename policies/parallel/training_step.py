@@ -87,9 +87,8 @@ class TrainingStep:
         found = {each.name: each for name in trained for each in trained[name]}
         self.parameters = [found[name] for name in self.records.externals if name in found]
         if not found and not forward:
-            raise GraphError(
-                f"graph {graph.name!r} updates no parameter; let the rewrite training come first"
-            )
+            message = "updates no parameter; let the rewrite training come first"
+            raise GraphError(f"graph {graph.name!r} {message}")
 
     @cached_property
     def ready_at(self) -> dict[str, int]:

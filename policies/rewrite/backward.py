@@ -157,9 +157,7 @@ class Backward:
         """Bytes of the tensors created."""
         self.origin: dict[str, OpEntry] = {}
         """Tensor → the op whose backward computes the first part of its gradient."""
-        op = records.producer(loss)
-        assert op is not None
-        nbytes = records.nbytes(loss)
+        op, nbytes = records.maker(loss), records.nbytes(loss)
         seed = self.add(op, f"{loss}/loss_grad", "loss_grad", [loss], (nbytes,), phase="B")
         seed.flops = elements(nbytes, op.dtype)
         self._give(op, loss, seed.name)

@@ -78,10 +78,9 @@ class Batch:
 
     def _grow(self, records: Records, record: OpEntry, grows: set[str]) -> None:
         if record.duration_ns or any(record.duration_by_kind.values()):
-            raise GraphError(
-                f"op {record.name!r} has a duration, and how long it takes with {self.factor} times the "
-                "samples is not known; import the graph with flop and bytes alone"
-            ).about(record.name)
+            more = f"which is not known with {self.factor} times the samples"
+            message = f"op {record.name!r} has a duration, {more}; import flop and bytes alone"
+            raise GraphError(message).about(record.name)
         more = self.factor - 1
         size = {tensor: records.nbytes(tensor) for tensor in record.reads}
         growing = sum(nbytes for tensor, nbytes in size.items() if tensor in grows)

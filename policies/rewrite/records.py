@@ -187,6 +187,10 @@ class Records:
         made = split_output(tensor)
         return None if made is None else self.ops.get(made[0])
 
+    def maker(self, tensor: str) -> OpEntry:
+        """Return the op that produces a tensor that is neither a graph input nor a parameter."""
+        return self.ops[tensor if tensor in self.ops else tensor.rpartition(":")[0]]
+
     def makers(self, edges: Iterable[Edge]) -> list[OpEntry]:
         """Return the producer of each edge that comes from an op."""
         made = (self.producer(name) for name, _ in edges)

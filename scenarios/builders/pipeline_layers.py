@@ -77,9 +77,7 @@ def graph_layers(
     ns = costs_ns(graph, device)
     if (ns == UNSET).any():
         op = graph.op_names[int((ns == UNSET).argmax())]
-        raise InputError(
-            f"nothing tells how long {op!r} takes: give a machine whose devices have a cost model"
-        )
+        raise InputError(f"nothing tells how long {op!r} takes: give a machine with a cost model")
     order = graph.topological_order.tolist()
     position = {op: k for k, op in enumerate(order)}
     crossing = [0] * (len(order) + 1)  # change of the boundary's bytes at each position

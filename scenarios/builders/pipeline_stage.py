@@ -151,9 +151,8 @@ class Around:
         """Raise if a skip does not lead to a later stage."""
         for skip in self.skips:
             if skip.destination <= skip.source:
-                raise InputError(
-                    f"a skip connection leads to a later stage, not from {skip.source} to {skip.destination}"
-                )
+                leads = f"from {skip.source} to {skip.destination}"
+                raise InputError(f"a skip connection leads to a later stage, not {leads}")
         object.__setattr__(self, "portal_skips", self.skips if self.portals else ())
 
     @property

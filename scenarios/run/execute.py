@@ -290,7 +290,7 @@ def _training_of(case: Case) -> RecoveryRuns | None:
 
     where = ("training_run", "recovery")
     recoveries = resolve_recoveries(section.recovery, scenario.document, where)
-    return RecoveryRuns(scenario.document, section, section.plan(0, scenario.document), recoveries)
+    return RecoveryRuns(scenario.document, section.plan(0, scenario.document), recoveries)
 
 
 def trace_of(

@@ -262,9 +262,8 @@ class _Run:
                     yield from self._recover()
         except _OverError:
             if self.plan.limit_ns is None:
-                raise RunError(
-                    f"training_run: after 146 years {self.step:,} of {self.goal:,} steps are done"
-                ) from None
+                done = f"{self.step:,} of {self.goal:,} steps are done"
+                raise RunError(f"training_run: after 146 years {done}") from None
         finally:
             self.exposed = False
 
@@ -439,9 +438,8 @@ class _Run:
     def _wait(self) -> Events:
         """Wait until a machine returns from repair."""
         if not self.back_ns:
-            raise RunError(
-                f"training_run: {_name(self.recovery)} waits, and no machine is in repair ({self._fleet()})"
-            )
+            waits = f"{_name(self.recovery)} waits, and no machine is in repair ({self._fleet()})"
+            raise RunError(f"training_run: {waits}")
         start = self.now
         yield self.returned | self.env.timeout(self.limit_ns - start)
         self._tell("waiting", start, self.now)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import tee
 from typing import Any
 
 from policies.recovery import Recovery
 from scenarios.file.document import Document
-from scenarios.training_run.fields import TrainingRun
 from scenarios.training_run.lifecycle import live
 from scenarios.training_run.plan import Life, TrainingPlan, best, daly, young
 from sim.base.units import round_half_up
@@ -26,15 +25,12 @@ class RecoveryRuns:
     ----------
     document : Document
         Document of the scenario, for messages.
-    section : TrainingRun
-        Its description in the scenario.
     plan : TrainingPlan
         Plan with steps of zero time: only the trace gives their duration.
     recoveries : mapping of str to Recovery
     """
 
     document: Document
-    section: TrainingRun
     plan: TrainingPlan
     recoveries: Mapping[str, Recovery]
 
@@ -55,7 +51,7 @@ class RecoveryRuns:
         step_ns = round_half_up(Fraction(trace.makespan_ns, job.iterations))
         if not step_ns:
             raise document.error(("training_run",), "a step takes no time", key=True)
-        plan = self.section.plan(step_ns, document)
+        plan = replace(self.plan, step_ns=step_ns)
         alike = tee(arrivals(plan.failures, plan.machines, job.seed), len(self.recoveries))
         return {
             name: live(plan, recovery, job.seed, coming)

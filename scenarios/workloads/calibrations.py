@@ -487,14 +487,12 @@ def to_calibration(fields: CalibrationFields, name: str, precision: str = "bf16"
             "give it latency: {default: 5us}, as h100-sxm has, or 0us if none is meant",
             stacklevel=2,
         )
-    assert peak is not None
-    assert bandwidth is not None
     taken = min(1.0, fields.sms / preset.get("sms", 160))  # of 160 SMs where none are known
     hidden = 1 - taken if "sms" in preset else 1.0
     return TrainingCalibration(
         name=name,
-        peak=float(peak),
-        memory_bandwidth=float(bandwidth),
+        peak=float(peak or 0),
+        memory_bandwidth=float(bandwidth or 0),
         memory=preset.get("memory") if fields.memory is None else fields.memory,
         alone=_alone(fields.device, precision, others, fields.peak, fields.bandwidth),
         collectives=_collectives(fields),

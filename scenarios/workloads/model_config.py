@@ -146,9 +146,8 @@ def _check_lists(given: Mapping[str, Any], layers: int) -> None:
     for key, kind in (("layer_types", str), ("compress_ratios", int), ("mlp_only_layers", int)):
         of = given.get(key)
         if of is not None and not (isinstance(of, list) and all(type(each) is kind for each in of)):
-            raise InputError(
-                f"{key} should be a list of {'text' if kind is str else 'whole numbers'}, not {of!r}"
-            )
+            items = "text" if kind is str else "whole numbers"
+            raise InputError(f"{key} should be a list of {items}, not {of!r}")
         if of is not None and key != "mlp_only_layers" and len(of) < layers:
             raise InputError(f"{key} has {len(of)} of {layers} layers")
     for key in ("decoder_sparse_step", "max_window_layers"):

@@ -312,10 +312,8 @@ class PipelineFields(StageFields):
         stages = len(self.stages) if isinstance(self.stages, list) else self.stages or self.ranks or 1
         slots = stages * (self.chunks or 1 if self.ranks else 1) * self.micro_batches
         if slots > MOST_SLOTS:
-            raise fault(
-                f"has {stages:,} stages and {self.micro_batches:,} micro-batches, {slots:,} forwards; there "
-                f"may be {MOST_SLOTS:,}"
-            )
+            given = f"{stages:,} stages and {self.micro_batches:,} micro-batches, {slots:,} forwards"
+            raise fault(f"has {given}; there may be {MOST_SLOTS:,}")
         return self
 
     @model_validator(mode="after")

@@ -102,21 +102,16 @@ def rank_devices(
     """
     for key in ("transfer", "issue_cost"):
         if getattr(fields, key) is not None:
-            raise InputError(
-                f"{key} is for pipelines without a machine; with one, say it there "
-                f"({'latency of its links' if key == 'transfer' else 'issue_cost of its devices'})"
-            )
+            there = "latency of its links" if key == "transfer" else "issue_cost of its devices"
+            raise InputError(f"{key} is for pipelines without a machine; with one, say it there ({there})")
     check_ranks(schedule.ranks, devices)
     for device in devices[: schedule.ranks]:
         if device.workers > 1:
-            raise InputError(
-                f"a rank runs one op at a time, and {device.name} has {device.workers} workers: workers: 1"
-            )
+            has = f"{device.name} has {device.workers} workers"
+            raise InputError(f"a rank runs one op at a time, and {has}: workers: 1")
         if around.own_stream and device.lanes < 2:
-            raise InputError(
-                f"gradients are summed beside the computation, and {device.name} has one stream; give it "
-                "streams: 2, or say overlap: false"
-            )
+            has = f"gradients are summed beside the computation, and {device.name} has one stream"
+            raise InputError(f"{has}; give it streams: 2, or say overlap: false")
     return [device.name for device in devices[: schedule.ranks]]
 
 
@@ -375,10 +370,8 @@ def _stage(own: StageFields, common: StageFields, number: int | None = None) -> 
     if values["backward"] is not None and split:
         total = values["input_grad"] + values["weight_grad"]
         if total != values["backward"]:
-            raise InputError(
-                f"{where}backward is {values['backward']} ns, and input_grad and weight_grad add up to "
-                f"{total} ns; give one of them"
-            )
+            halves = f"input_grad and weight_grad add up to {total} ns"
+            raise InputError(f"{where}backward is {values['backward']} ns, and {halves}; give one of them")
     times = StageTimes(**{each.name: values[each.name] for each in fields_of(StageTimes)})
     activation = values["activation"] or 0
     held = {**common.kept, **own.kept}

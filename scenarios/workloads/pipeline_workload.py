@@ -84,19 +84,17 @@ class Pipeline(Workload):
 
     def check_schedule(self, policy: PolicyFields) -> None:
         """Raise if an option is unknown to the schedule, or is a size that the workload gives."""
-        assert policy.name is not None
         given, others = policy.options, ["chunks"]
         for size in ("ranks", "micro_batches"):
             if size in given:
-                raise InputError(
-                    f"{policy.name} takes no {size}: the workload says it (workload.pipeline.{size})"
-                )
+                says = f"the workload says it (workload.pipeline.{size})"
+                raise InputError(f"{policy.name} takes no {size}: {says}")
         if given.get("chunks") is not None:
             require_positive(chunks=given["chunks"])
         if policy.name == "zb-auto" and "limit" in given:
             _limit(given["limit"], 0)
             others.append("limit")
-        check_options(policy.name, given, others=others)
+        check_options(str(policy.name), given, others=others)
 
     def default_machine(self) -> Mapping[str, Any]:
         """Return a plain device for each rank."""
@@ -141,8 +139,7 @@ class Pipeline(Workload):
 def _work(
     fields: PipelineFields, document: Document, machine: Machine | None, policy: PolicyFields, loc: Loc
 ) -> Work:
-    assert policy.name is not None
-    name, given = policy.name, dict(policy.options)
+    name, given = str(policy.name), dict(policy.options)
     chunks = given.pop("chunks", fields.chunks)
     if chunks is not None:
         require_positive(chunks=chunks)
@@ -154,10 +151,8 @@ def _work(
     schedule = _schedule(name, given, chunks, stages, len(sizes), fields, document)
     if schedule.stages != len(stages.each):
         more = f"; say chunks: {schedule.chunks}" if fields.ranks == schedule.ranks else ""
-        raise InputError(
-            f"{len(stages.each)} stages are given, and {name} has {schedule.stages} on {schedule.ranks} ranks"
-            f"{more}"
-        )
+        has = f"{name} has {schedule.stages} on {schedule.ranks} ranks{more}"
+        raise InputError(f"{len(stages.each)} stages are given, and {has}")
     if not fields.backward_dependency:
         schedule = without_backward_dependency(schedule)
     if machine is not None:
@@ -291,10 +286,8 @@ def _limit(given: Any, resident: int) -> int | None:
         raise InputError(f"limit should be a size, not {given!r}; a number of micro-batches is in_flight")
     total = parse_bytes(given, what="limit")
     if total <= resident:
-        raise InputError(
-            f"limit {format_bytes(total)} leaves nothing for activations: parameters, gradients and "
-            f"optimizer state of a rank take {format_bytes(resident)}"
-        )
+        held = f"parameters, gradients and optimizer state of a rank take {format_bytes(resident)}"
+        raise InputError(f"limit {format_bytes(total)} leaves nothing for activations: {held}")
     return total - resident
 
 

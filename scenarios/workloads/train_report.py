@@ -498,10 +498,8 @@ def check_fits(training: Training, peaks: Sequence[Peak], step: int | None) -> N
     message += "\n  "
     changes = changes_that_fit(training)
     if not changes:
-        raise OutOfMemoryError(
-            f"{message}no single change of policy, micro_batch, recompute, sharding, ep, tp, cp or pp makes "
-            "it fit: it takes more GPUs, or several changes"
-        )
+        none = "no single change of policy, micro_batch, recompute, sharding, ep, tp, cp or pp makes it fit"
+        raise OutOfMemoryError(f"{message}{none}: it takes more GPUs, or several changes")
     best, *others = changes
     message += f"it fits with {_told(best, step)}"
     if others:

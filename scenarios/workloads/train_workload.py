@@ -296,8 +296,7 @@ class Train(Workload):
 
     def check_schedule(self, policy: PolicyFields) -> None:
         """Raise if an option is unknown to the schedule; its sizes are those of the layout."""
-        assert policy.name is not None
-        check_options(policy.name, policy.options)
+        check_options(str(policy.name), policy.options)
 
     def default_policy(self) -> Mapping[str, Any]:
         """Return the schedule that applies if a scenario names none."""
@@ -329,9 +328,8 @@ class Train(Workload):
             Sizes do not fit each other, a name is unknown, or a machine is given beside the calibration.
         """
         if machine is not None:
-            raise document.error(
-                ("machine",), "a training runs on what its calibration describes, and takes no machine"
-            )
+            message = "a training runs on what its calibration describes, and takes no machine"
+            raise document.error(("machine",), message)
         training = replace(training_of(self.train, document), policy=policy.name, options=policy.options)
         try:
             schedule = training.schedule
@@ -460,9 +458,8 @@ def _check_effects(fields: TrainFields, model: Architecture, overlap: Collection
     if any(fields.wide_layers) and dtype in _IN_16_BITS:
         raise InputError(f"has no effect: all products are in {dtype}", path=("wide_layers",))
     if sum(fields.wide_layers) >= model.layers:
-        raise InputError(
-            f"should leave some of the model's {model.layers} layers in {dtype}", path=("wide_layers",)
-        )
+        message = f"should leave some of the model's {model.layers} layers in {dtype}"
+        raise InputError(message, path=("wide_layers",))
     if "moe_preprocess" in fields.cuda_graph and "moe_router" not in fields.cuda_graph:
         raise InputError("moe_preprocess needs moe_router (Megatron-LM)", path=("cuda_graph",))
 

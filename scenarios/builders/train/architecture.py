@@ -158,9 +158,8 @@ class Architecture:
         if self.head_norm and (self.kv_rank or self.o_rank):
             raise InputError("head: norm is for attention whose keys are not compressed")
         if not self.head and self.hidden % self.heads:
-            raise InputError(
-                f"hidden {self.hidden} is no multiple of {self.heads} heads; give the width of a head"
-            )
+            message = f"hidden {self.hidden} is no multiple of {self.heads} heads"
+            raise InputError(f"{message}; give the width of a head")
         defaults = {
             "kv_heads": self.heads,
             "head": self.hidden // self.heads,

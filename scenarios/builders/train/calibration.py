@@ -133,10 +133,8 @@ class KernelPrices:
 
     def __init__(self, device: Device, dtype: str, products: str | None = None) -> None:
         if device.cost is None:
-            raise InputError(
-                "nothing tells how long its products take: give the model a rate (150TFLOP/s) or a "
-                "calibration, or the scenario a machine whose devices have a cost model"
-            )
+            give = "give the model a rate (150TFLOP/s) or a calibration, or devices a cost model"
+            raise InputError(f"nothing tells how long its products take: {give}")
         self.device, self.dtype, self.products = device, dtype, products or dtype
         check_dtype(dtype)
         models = getattr(device.cost, "models", (device.cost,))
@@ -191,10 +189,8 @@ class KernelPrices:
             graph = kernels_graph(new, self.dtype, self.products, self.recipes)
             for kernel, op, ns in zip(new, graph.kind_code, costs_ns(graph, self.device), strict=True):
                 if ns < 0:
-                    raise InputError(
-                        f"the cost model of {self.device.name} does not know {graph.kinds[op]}; give the "
-                        "model a rate"
-                    )
+                    unknown = f"the cost model of {self.device.name} does not know {graph.kinds[op]}"
+                    raise InputError(f"{unknown}; give the model a rate")
                 self.known[kernel] = float(ns) / getattr(kernel, "parts", 1)
         return [self.known[kernel] for kernel in kernels]
 

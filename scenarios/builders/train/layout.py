@@ -92,9 +92,8 @@ class ParallelLayout:
         if sorted(self.order) != sorted(ORDER):
             wrong = next((name for name in self.order if name not in ORDER), None)
             near = "" if wrong is None else hint(wrong, ORDER)
-            raise InputError(
-                f"order has to name each of {', '.join(ORDER)} once, not {list(self.order)}{near}"
-            )
+            names = ", ".join(ORDER)
+            raise InputError(f"order has to name each of {names} once, not {list(self.order)}{near}")
         beside = self.tp * self.cp * self.dp
         why = f"experts over {self.ep} ranks need tp·cp·dp = {beside} to be a multiple of it"
         refuse_misfit(beside % self.ep, "ep does not divide tp·cp·dp", why)

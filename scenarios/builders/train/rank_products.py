@@ -245,9 +245,8 @@ class RankProducts:
             whole = f"{name}: attention with pooled keys is whole on each rank, not shared by {ranks}"
             refuse_misfit(ranks > 1, f"{name} with pooled keys", whole)
         if self.batch.attention == "eager":
-            raise InputError(
-                "attention with pooled keys is one kernel, which keeps no scores", path=("attention",)
-            )
+            message = "attention with pooled keys is one kernel, which keeps no scores"
+            raise InputError(message, path=("attention",))
         m, e, tokens, thin = self.model, self.e, self.tokens, self.thin
         q, key = tokens * m.heads * m.head * e, tokens * m.head * e
         norms = Pass(2 * q), Pass(2 * q * m.rotary_head // m.head)
