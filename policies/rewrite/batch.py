@@ -78,8 +78,8 @@ class Batch:
 
     def _grow(self, records: Records, record: OpEntry, grows: set[str]) -> None:
         if record.duration_ns or any(record.duration_by_kind.values()):
-            more = f"which is not known with {self.factor} times the samples"
-            message = f"op {record.name!r} has a duration, {more}; import flop and bytes alone"
+            what = f"which is not known with {self.factor} times the samples"
+            message = f"op {record.name!r} has a duration, {what}; import flop and bytes alone"
             raise GraphError(message).about(record.name)
         more = self.factor - 1
         size = {tensor: records.nbytes(tensor) for tensor in record.reads}
