@@ -71,11 +71,15 @@ def _names(value: Any) -> list[str]:
     return list(listed)
 
 
-def _by_name(value: Any, what: str, read: Callable[..., int], least: int) -> dict[str, int]:
-    """Read a number for each of several names."""
-    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
-        raise InputError(f"{value!r} does not say {what}")
-    return {name: read(number, least) for name, number in value.items()}
+def _by_name(what: str, read: Callable[..., int], least: int) -> Callable[[Any], dict[str, int]]:
+    """Return the reader of a number for each of several names."""
+
+    def by_name(value: Any) -> dict[str, int]:
+        if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+            raise InputError(f"{value!r} does not say {what}")
+        return {name: read(number, least) for name, number in value.items()}
+
+    return by_name
 
 
 def _size(value: Any, least: int = 1) -> int:
@@ -112,33 +116,29 @@ SIZES: Final = frozenset(_SIZES.split())
 """Attributes that give the size of an op, whichever importer wrote them."""
 
 READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
-    **dict.fromkeys(
-        ("strict", "constant", "own_frame", "expensive", "blocking", "async", "begins_batch"), flag
-    ),
-    **dict.fromkeys(("stateful", "training_mode", "host_waits", "pageable"), flag),
-    **dict.fromkeys(("body", "then", "else", "cond", "frame", "key", "session", "data_format"), word),
-    **dict.fromkeys(("communicator", "peer", "root"), word),
-    **dict.fromkeys(("inter_op_thread_pool", "session_step", "view_of", "pair", "communicates_ns"), whole),
-    **dict.fromkeys(
-        ("parallel_iterations", "blocks_per_sm", "sms", "cores", "tiles"), partial(whole, least=1)
-    ),
-    **dict.fromkeys(("colocate", "resident"), _names),
-    "stream": lambda value: word(value) if isinstance(value, str) else whole(value),
-    "stream_id": integer,
-    "priority": _number,
-    **dict.fromkeys(("release", "due"), _time),
-    "weight": whole,
-    "resources": partial(
-        _by_name, what="how much of which resource is taken, as {crane: 1}", read=whole, least=1
-    ),
-    **dict.fromkeys(("nbytes", "dram_bytes"), partial(_size, least=0)),
-    "granule": _size,
-    "sends": partial(_by_name, what="how many bytes go to which device, as {gpu1: 4MB}", read=_size, least=0),
-    "grid": partial(_counts, least=1),
-    "trips": _counts,
-    "outcome": _outcome,
-    "fails": read_fails,
-    "sm_fraction": _fraction,
+    name: read
+    for read, names in (
+        (flag, "strict constant own_frame expensive blocking async begins_batch stateful training_mode"),
+        (flag, "host_waits pageable"),
+        (word, "body then else cond frame key session data_format communicator peer root"),
+        (whole, "inter_op_thread_pool session_step view_of pair communicates_ns weight"),
+        (partial(whole, least=1), "parallel_iterations blocks_per_sm sms cores tiles"),
+        (integer, "stream_id"),
+        (lambda value: word(value) if isinstance(value, str) else whole(value), "stream"),
+        (_number, "priority"),
+        (_fraction, "sm_fraction"),
+        (_time, "release due"),
+        (partial(_size, least=0), "nbytes dram_bytes"),
+        (_size, "granule"),
+        (_names, "colocate resident"),
+        (partial(_counts, least=1), "grid"),
+        (_counts, "trips"),
+        (_outcome, "outcome"),
+        (read_fails, "fails"),
+        (_by_name("how many bytes go to which device, as {gpu1: 4MB}", _size, least=0), "sends"),
+        (_by_name("how much of which resource is taken, as {crane: 1}", whole, least=1), "resources"),
+    )
+    for name in names.split()
 }
 """Name → function that reads the value, or raises `InputError`."""
 
