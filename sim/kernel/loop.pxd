@@ -164,7 +164,6 @@ cdef class Run:
     cdef i64 task_at(self, i64 queue, i64 place) noexcept
     cdef void slide(self, i64 queue) noexcept
     cdef inline void take(self, i64 task, i64 who) noexcept
-    cdef void spend(self, i64 task, i64 who, i64 cost) noexcept
     cdef inline void free_issuer(self, i64 who) noexcept
     cdef inline void occupy(self, i64 who) noexcept
     cdef inline void ask_later(self, i64 group) noexcept

@@ -504,30 +504,23 @@ class Run:
         cost = self.cost[node] if self.charged else 0
         if self.takes == AT_ISSUE:
             self.note(task)
-        if self.executed[self.device[node]]:
-            self.occupy(who)
+        executed = self.executed[self.device[node]]
+        if not executed and not cost and self.find_place(task, node):
+            if self.holding and self.holds[node]:
+                self.occupy(who)
+            self.put_on_stream(task, node)
+            return
+        self.occupy(who)
+        if executed:
             self.stream[task] = self.issuer_lane[who]
             self.issue[task] = self.now
             if self.meeting and self.line[node] >= 0:
                 self.enter_line(task, node)
-            if cost:
-                self.spend(task, who, cost)
-            else:
-                self.execute(task, node)
-        elif cost:
-            self.occupy(who)
-            self.spend(task, who, cost)
-        elif self.find_place(task, node):
-            if self.holding and self.holds[node]:
-                self.occupy(who)
-            self.put_on_stream(task, node)
-        else:
-            self.occupy(who)
-
-    def spend(self, task: int, who: int, cost: int) -> None:
-        """Let an issuer spend the cost of a task."""
-        self.turn[task] = who
-        self.schedule(2 * (self.now + cost), task)
+        if cost:
+            self.turn[task] = who
+            self.schedule(2 * (self.now + cost), task)
+        elif executed:
+            self.execute(task, node)
 
     def free_issuer(self, who: int) -> None:
         """Make an issuer idle, so that it is asked again."""
