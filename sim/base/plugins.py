@@ -26,6 +26,7 @@ import importlib
 import sys
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import import_module
 from importlib.machinery import PathFinder
 from os import PathLike
@@ -124,9 +125,7 @@ def lookup(
     own = built_in(group).get(name)
     plugin = _Plugin(group, name, own, _DISTRIBUTION) if own else _plugins(group, tuple(sys.path)).get(name)
     if plugin is not None:
-        found, loaded = _load(plugin)
-        if found:
-            return loaded
+        return _load(plugin)
     raise UnknownNameError(_what(group), name, names(group))
 
 
@@ -225,12 +224,9 @@ def describe(group: str) -> list[Description]:
     found = []
     plugins = _plugins(group, tuple(sys.path))
     for name in names(group):
-        if (group, name) in _registered:
-            found.append(Description(name, _summary(_registered[group, name]), _REGISTERED))
-            continue
-        ok, loaded = _load(plugins[name])
-        if ok:
-            found.append(Description(name, _summary(loaded), plugins[name].distribution))
+        origin = plugins[name].distribution if name in plugins else _REGISTERED
+        with suppress(UnknownNameError):  # it cannot be loaded
+            found.append(Description(name, _summary(lookup(group, name)), origin))
     return found
 
 
@@ -323,11 +319,11 @@ def _own_entry_points(root: Path = _ROOT) -> Mapping[str, Mapping[str, str]]:
     return {group: dict(written[group]) for group in written.sections()}
 
 
-def _load(plugin: _Plugin) -> tuple[bool, Any]:
-    """Import a plugin; return whether that worked, and the object; warn if it did not."""
+def _load(plugin: _Plugin) -> Any:
+    """Import a plugin and return the object; if that fails, warn, and raise as if nobody offered the name."""
     try:
         module, _, attributes = plugin.value.partition("[")[0].strip().partition(":")
-        return True, functools.reduce(getattr, filter(None, attributes.split(".")), import_module(module))
+        return functools.reduce(getattr, filter(None, attributes.split(".")), import_module(module))
     except (Exception, SystemExit) as error:  # other people's code: whatever it does, the others still work
         _broken.add(plugin)
         warnings.warn(
@@ -336,7 +332,7 @@ def _load(plugin: _Plugin) -> tuple[bool, Any]:
             PluginWarning,
             stacklevel=3,
         )
-        return False, None
+    raise UnknownNameError(_what(plugin.group), plugin.name, names(plugin.group))
 
 
 def _load_code(group: str, name: str, allow_code: bool, directory: str | PathLike[str] | None) -> Any:

@@ -136,8 +136,7 @@ def sent_nbytes(graph: Graph, send: int) -> int:
 
 
 def _with_key(graph: Graph, kind: str) -> dict[int, str]:
-    given = {op: graph.attributes.get(op, {}) for op in np.flatnonzero(graph.is_kind(kind)).tolist()}
-    return {op: attributes["key"] for op, attributes in given.items() if "key" in attributes}
+    return {op: key for op, key in graph.attribute("key").items() if graph.kind(op) == kind}
 
 
 def _refuse_readers(graph: Graph, sends: dict[int, str]) -> None:
