@@ -57,13 +57,12 @@ def jobs_of(graph: Graph) -> IntArray:
 
 def released_ns(graph: Graph) -> IntArray:
     """Return when each job is released: the earliest release of its ops that nothing precedes."""
-    job, given = jobs_of(graph), graph.attribute("release")
-    latest = np.full(int(job.max(initial=-1)) + 1, np.iinfo(np.int64).max)
+    job = jobs_of(graph)
     first = np.ones(len(graph), bool)
     first[graph.edges.within_iteration().consumer] = False
-    for op in np.flatnonzero(first).tolist():
-        latest[job[op]] = min(latest[job[op]], given.get(op, 0))
-    return latest
+    earliest = np.full(int(job.max(initial=-1)) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(earliest, job[first], graph.column("release")[first])
+    return earliest
 
 
 def weighted_tardiness_ns(trace: Record) -> int | None:

@@ -64,22 +64,18 @@ class Dimension(NamedTuple):
 
 
 _BYTE, _BIT = Fraction(1), Fraction(1, 8)
-_NANOSECONDS: dict[str, int | Fraction] = {
-    "ps": Fraction(1, 1000),
-    "ns": 1,
-    "us": 1000,
-    "µs": 1000,  # U+00B5, the micro sign of keyboards
-    "μs": 1000,  # U+03BC, the Greek letter, which Unicode prefers
-    "ms": 1_000_000,
-    "s": 1_000_000_000,
-    "min": 60_000_000_000,
-    "h": 3_600_000_000_000,
-}
-
 DURATION = Dimension(
     "a duration",
     "nanoseconds",
-    {unit: Fraction(size) for unit, size in _NANOSECONDS.items()},
+    {
+        "ps": Fraction(1, 1000),
+        "ns": Fraction(1),
+        **dict.fromkeys(("us", "µs", "μs"), Fraction(1000)),  # U+00B5 is on keyboards, Unicode prefers U+03BC
+        "ms": Fraction(10**6),
+        "s": Fraction(10**9),
+        "min": Fraction(60 * 10**9),
+        "h": Fraction(3600 * 10**9),
+    },
     "ns, us, ms, s, min, h, as in '10us'",
     rounds=True,
 )

@@ -38,22 +38,21 @@ def communicator_columns(job: Job) -> dict[str, int | IntArray]:
     for name in ("line", "seat", "signature"):
         out[name] = np.full(len(job.graph), UNSET)
         out[name][c.op] = getattr(c, name)  # type: ignore[index]
+    for size, names in (
+        (in_line.sum(), ("in_line",)),
+        (len(in_line), ("line_issued", "line_done", "retried")),
+        (len(in_seat), ("seat_issued", "seat_started")),
+        (in_party.sum(), ("n_there", "longest")),
+        (in_party @ party_size, ("members",)),
+    ):
+        out |= {name: np.zeros(size, np.int64) for name in names}
     return out | {
-        "in_line": np.zeros(int(in_line.sum()), np.int64),
         "line_first": np.cumsum(in_line) - in_line,
-        "line_issued": np.zeros(len(in_line), np.int64),
-        "line_done": np.zeros(len(in_line), np.int64),
-        "seat_issued": np.zeros(len(in_seat), np.int64),
-        "seat_started": np.zeros(len(in_seat), np.int64),
         "party": c.party_of_seat,
         "party_size": party_size,
         "party_meetings": np.cumsum(in_party) - in_party,
         "party_members": np.cumsum(in_party * party_size) - in_party * party_size,
-        "members": np.zeros(int((in_party * party_size).sum()), np.int64),
-        "n_there": np.zeros(int(in_party.sum()), np.int64),
-        "longest": np.zeros(int(in_party.sum()), np.int64),
-        "agreed": np.full(int(in_party.sum()), UNSET),
-        "retried": np.zeros(len(in_line), np.int64),
+        "agreed": np.full(in_party.sum(), UNSET),
     }
 
 
