@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import typer
 
-from sim.base.arrays import grouped
 from sim.base.plugins import NOTHING, Allowed
 
 
@@ -51,6 +50,7 @@ def bench(
     from scenarios.report.pictures import profile_plot
     from scenarios.variants import bench as benches
     from scenarios.variants.executors import executor_of
+    from sim.base.arrays import grouped
     from sim.base.errors import listed
     from sim.base.units import parse_duration
     from sim.export.tables import titled
