@@ -17,19 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from sim.base import units
 from sim.base.errors import InputError, OutOfMemoryError, SimError, StuckError, hint
-from sim.base.units import (
-    NS_PER_MS,
-    NS_PER_S,
-    format_bytes,
-    format_duration,
-    format_energy,
-    parse_bytes,
-    parse_duration,
-    parse_energy,
-    parse_fraction,
-    parse_rate,
-)
 from sim.graph.attributes import flag
 from sim.job.job import Job
 from sim.objectives import OBJECTIVES
@@ -112,28 +101,32 @@ def _outcome(value: Any) -> str:
     return str(value)
 
 
-_exact_duration = partial(format_duration, digits=None)
-_DURATION = Unit(partial(parse_duration, what=""), _exact_duration, format_duration)
+_exact_duration = partial(units.format_duration, digits=None)
+_DURATION = Unit(partial(units.parse_duration, what=""), _exact_duration, units.format_duration)
 _BYTES = Unit(
-    partial(parse_bytes, what=""), partial(format_bytes, digits=None), partial(format_bytes, iec=True)
+    partial(units.parse_bytes, what=""),
+    partial(units.format_bytes, digits=None),
+    partial(units.format_bytes, iec=True),
 )
-_ENERGY = Unit(partial(parse_energy, what=""), partial(format_energy, digits=None), format_energy)
-SHARE = Unit(partial(parse_fraction, what=""), "{:.10g}".format, _percent)
+_ENERGY = Unit(
+    partial(units.parse_energy, what=""), partial(units.format_energy, digits=None), units.format_energy
+)
+SHARE = Unit(partial(units.parse_fraction, what=""), "{:.10g}".format, _percent)
 _GAP = Unit(_part, lambda value: f"{100 * value:.10g}%", _percent)
 _COUNT = Unit(_whole, str)
 _NUMBER = Unit(_number, "{:.10g}".format, lambda value: f"{value:,.0f}" if value >= 1000 else f"{value:.4g}")
 _MS = Unit(
-    lambda value: parse_duration(value, what="") / NS_PER_MS,
-    lambda value: _exact_duration(round(value * NS_PER_MS)),
-    lambda value: format_duration(round(value * NS_PER_MS)),
+    lambda value: units.parse_duration(value, what="") / units.NS_PER_MS,
+    lambda value: _exact_duration(round(value * units.NS_PER_MS)),
+    lambda value: units.format_duration(round(value * units.NS_PER_MS)),
 )
 
 
 def _goodput(value: Any) -> float:
     """Return a share (of a training run), or a rate (of served requests)."""
     if isinstance(value, str) and value.endswith("/s"):
-        return parse_rate(value, what="")
-    return parse_fraction(value, what="")
+        return units.parse_rate(value, what="")
+    return units.parse_fraction(value, what="")
 
 
 _GOODPUT = Unit(_goodput, "{:.10g}".format)
@@ -427,7 +420,7 @@ def throughput(summary: Mapping[str, Any], iterations: int, batch: int | None) -
         return {rate: train[rate] for rate in RATES if rate in train}
     if not summary["makespan_ns"]:
         return {}
-    seconds = summary["makespan_ns"] / NS_PER_S
+    seconds = summary["makespan_ns"] / units.NS_PER_S
     if (pipeline := summary.get("pipeline")) is not None:
         found = {"micro_batches_per_s": iterations * pipeline["micro_batches"] / seconds}
         batch = pipeline.get("batch")

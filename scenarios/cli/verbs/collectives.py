@@ -50,25 +50,18 @@ def collectives(
     from scenarios.cli.output import print_json
     from scenarios.cli.running import save_picture
     from scenarios.file.document import plain_settings
-    from scenarios.report.collective_sizes import (
-        COLLECTIVES_SCHEMA,
-        KINDS,
-        draw_sizes,
-        ranks_of_nodes,
-        row_of,
-        sizes_around,
-    )
+    from scenarios.report import collective_sizes
     from sim.base.errors import InputError, UnknownNameError
     from sim.base.options import arguments, parameters
     from sim.base.units import parse_bytes
 
-    if op not in KINDS:
-        raise UnknownNameError("collective", op, KINDS)
+    if op not in collective_sizes.KINDS:
+        raise UnknownNameError("collective", op, collective_sizes.KINDS)
     size = None if nbytes is None else parse_bytes(nbytes, what="--bytes")
     kind = op.replace("-", "_")
     if op == "send" and nodes > 2:
         raise InputError(f"--nodes {nodes}: a message goes from one rank to one other, on one node or two")
-    who = ranks_of_nodes(machine, nodes, 2 if op == "send" and ranks is None else ranks)
+    who = collective_sizes.ranks_of_nodes(machine, nodes, 2 if op == "send" and ranks is None else ranks)
     n_ranks = sum(who.per_node)
     if op == "send" and n_ranks != 2:
         raise InputError(f"--ranks {n_ranks}: a message goes from one rank to one other")
@@ -82,24 +75,20 @@ def collectives(
         measured.time_us(kind, n_ranks, 0)  # raises if it has no such collectives
     known = [one for one, _ in measured.sizes(kind, n_ranks)] if measured else []
     links = Formula(group=who.group)
-    rows = [row_of(kind, who, one, measured, links) for one in sizes_around(size, known)]
+    rows = [
+        collective_sizes.row_of(kind, who, one, measured, links)
+        for one in collective_sizes.sizes_around(size, known)
+    ]
     at = "1 node" if nodes == 1 else f"{nodes} nodes"
     title = f"{op} on {n_ranks} {who.word}, {at} of {machine}"
     if plot is not None:
-        save_picture(draw_sizes(rows, title), plot)
+        save_picture(collective_sizes.draw_sizes(rows, title), plot)
     if json:
-        asked = [row.to_json() for row in rows if row.nbytes == size]
-        print_json(
-            {
-                "schema": COLLECTIVES_SCHEMA,
-                "op": op,
-                "machine": machine,
-                "nodes": nodes,
-                "ranks": n_ranks,
-                "asked": asked[0] if asked else None,
-                "sizes": [row.to_json() for row in rows],
-            }
-        )
+        head = {"op": op, "machine": machine, "nodes": nodes, "ranks": n_ranks}
+        asked = next((row.to_json() for row in rows if row.nbytes == size), None)
+        known_sizes = [row.to_json() for row in rows]
+        schema = collective_sizes.COLLECTIVES_SCHEMA
+        print_json({"schema": schema, **head, "asked": asked, "sizes": known_sizes})
     else:
         typer.echo(title)
         if who.gpu is None:

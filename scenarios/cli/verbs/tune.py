@@ -69,22 +69,16 @@ def tune(
     from scenarios.cli.terminal import show_warnings
     from scenarios.fields.goals import read_goal
     from scenarios.fields.results import shown_result
+    from scenarios.variants import tune_report
     from scenarios.variants.executors import executor_of
     from scenarios.variants.sweep import KeptRows, sweeping
     from scenarios.variants.tune import Tuner, Tuning
-    from scenarios.variants.tune_report import (
-        check_winner,
-        trial_table,
-        tuning_figure,
-        tuning_report,
-        write_winner,
-    )
     from scenarios.variants.variant import Variants, axes_of
     from sim.base.errors import InputError
     from sim.export.tables import write_table
 
     if out is not None:
-        check_winner(out, scenario)
+        tune_report.check_winner(out, scenario)
     if level is not None and not vary:
         raise InputError("--level is for --method halving of --vary")
     goal = read_goal(minimise or (None if maximise else "makespan"), maximise, subject_to or ())
@@ -126,14 +120,14 @@ def tune(
         interrupted = stopped if table is None else KeyboardInterrupt(kept)
     tuning = tuner.tuning
     if out is not None and tuning.best is not None:
-        say_written(*write_winner(tuning, out))
+        say_written(*tune_report.write_winner(tuning, out))
     if table is not None and tuning.trials:
-        write_table(trial_table(tuning), table)
+        write_table(tune_report.trial_table(tuning), table)
         say_written(table)
     if plot is not None and tuning.best is not None:
-        save_picture(tuning_figure(tuning, against), plot)
+        save_picture(tune_report.tuning_figure(tuning, against), plot)
     if json:
-        print_json(tuning_report(tuning, against))
+        print_json(tune_report.tuning_report(tuning, against))
     else:
         print_tuning(tuning, against)
     if interrupted is not None:
