@@ -26,27 +26,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 
+from scenarios.fields import results
 from scenarios.fields.policy_fields import Condition
-from scenarios.fields.results import (
-    DONE,
-    FILE,
-    FLAG,
-    ORDER,
-    OUTCOME,
-    RESULTS,
-    SHARE,
-    WORD,
-    WORDS,
-    Summary,
-    Unit,
-    Value,
-    check_named,
-    holds,
-    no_such_result,
-    outcome_of,
-    result_named,
-    row_names,
-)
 from scenarios.file.document import Document, Loc
 from scenarios.file.yaml_read import Place
 from sim.base.errors import InputError, ScenarioError, SimError, hint
@@ -84,7 +65,7 @@ class Relative(NamedTuple):
         return f"{float(self.times):.10g} x {self.run}"
 
 
-Given = Value | Relative
+Given = results.Value | Relative
 """The value of a key of a condition."""
 
 
@@ -100,7 +81,9 @@ def read_relative(text: Any) -> Relative | None:
     return found and Relative(Fraction(found[1]), found[2])
 
 
-def resolved(condition: Mapping[str, Given], references: Mapping[str, int | float]) -> dict[str, Value]:
+def resolved(
+    condition: Mapping[str, Given], references: Mapping[str, int | float]
+) -> dict[str, results.Value]:
     """Return a condition in base units.
 
     Whole numbers stay whole, and no bound becomes wider: at most 10.5 ns becomes at most 10, at least 10.5
@@ -119,7 +102,7 @@ def resolved(condition: Mapping[str, Given], references: Mapping[str, int | floa
     >>> resolved({"equals": 90, "tolerance": Relative(Fraction(1, 10))}, {})
     {'equals': 90, 'tolerance': 9}
     """
-    found: dict[str, Value] = {}
+    found: dict[str, results.Value] = {}
     for key, value in condition.items():
         if isinstance(value, Relative):
             whole: Any = references[value.run] if value.run else found["equals"]
@@ -154,7 +137,7 @@ def why_not_at(trace: Trace, policy: str, op: str, at_ns: int) -> str:
         Name as in expectations.
     at_ns : int
     """
-    held = held_at(schedule_of(trace, "", policy=policy), row_names(trace).index(op), at_ns)
+    held = held_at(schedule_of(trace, "", policy=policy), results.row_names(trace).index(op), at_ns)
     return f"\n  at {format_duration(at_ns)} {held.told}" if held else ""
 
 
@@ -179,7 +162,7 @@ class FinishedRun(Protocol):
     """A finished run; `scenarios.run.execute.Result` is one."""
 
     @property
-    def summary(self) -> Summary:
+    def summary(self) -> results.Summary:
         """Numbers of the run."""
 
     @property
@@ -208,8 +191,8 @@ class Outcome(NamedTuple):
     """
 
     expectation: Expectation
-    condition: Mapping[str, Value]
-    actual: Value
+    condition: Mapping[str, results.Value]
+    actual: results.Value
     passed: bool
     told: str
     references: Mapping[str, int | float] = MappingProxyType({})
@@ -260,7 +243,7 @@ class Expectation(NamedTuple):
     @property
     def table(self) -> Path | None:
         """The table of ops to which a schedule is compared, or None."""
-        if RESULTS[self._split()[0]].unit is not FILE:
+        if results.result_named(self.what).unit is not results.FILE:
             return None
         with self.document.placing(*self.loc):
             return self.document.file(str(self.condition["equals"]))
@@ -281,10 +264,10 @@ class Expectation(NamedTuple):
             A name is unknown; the message has the nearest known one.
         """
         kind, name = self._split()
-        of = RESULTS[kind].of
+        of = results.RESULTS[kind].of
         if of and name and name not in known[of]:
             raise self._unknown(self.loc, of, name, known[of])
-        if RESULTS[kind].unit is ORDER:
+        if results.RESULTS[kind].unit is results.ORDER:
             listed = self.condition["equals"]
             for i, op in enumerate(listed):
                 if op not in known["op"]:
@@ -302,7 +285,7 @@ class Expectation(NamedTuple):
         """Return the expectation with names of devices and ops as in a folded run (`sim.machine.machine`)."""
         kind, name = self._split()
         condition = self.condition
-        if RESULTS[kind].unit is ORDER:
+        if results.RESULTS[kind].unit is results.ORDER:
             condition = {key: [*map(seen_as, ops)] for key, ops in condition.items() if isinstance(ops, list)}
         what = f"{kind}.{seen_as(name)}" if name else kind
         return self._replace(what=what, condition=condition)
@@ -335,7 +318,7 @@ class Expectation(NamedTuple):
         ScenarioError
             The run has no such result (the bubble without a pipeline, the end of an op that never ran).
         """
-        result = RESULTS[self._split()[0]]
+        result = results.result_named(self.what)
         if (table := self.table) is not None:
             return self._hold_schedule(run, table, new_tables)
         actual = self._result_of(run)
@@ -351,10 +334,10 @@ class Expectation(NamedTuple):
             listed = condition["equals"]
             actual = [op for op in actual if op in set(listed)]
         wanted = ", ".join(
-            WORDS[key] + result.unit.show(value) + (f" ({beside[key]})" if key in beside else "")
+            results.WORDS[key] + result.unit.show(value) + (f" ({beside[key]})" if key in beside else "")
             for key, value in condition.items()
         )
-        passed = holds(actual, condition)
+        passed = results.holds(actual, condition)
         told = f"{self.what} is {result.unit.show(actual)}, expected {wanted}"
         if not passed:
             told += self._why(actual, condition, run)
@@ -368,7 +351,7 @@ class Expectation(NamedTuple):
         """Return the outcome for a run that did not start or continue; None if it is about another result."""
         if self.what != "outcome":
             return None
-        actual, wanted = outcome_of(error), str(self.condition["equals"])
+        actual, wanted = results.outcome_of(error), str(self.condition["equals"])
         told = f"outcome is {actual!r}, expected {wanted!r}: {error}"
         return Outcome(self, {"equals": wanted}, actual, actual == wanted, told)
 
@@ -386,7 +369,7 @@ class Expectation(NamedTuple):
         if missing:
             return f"\n  {missing[0]!r} does not run{f' on {name}' if name else ''}"
         early, late = next((a, b) for a, b in zip(actual, condition["equals"], strict=True) if a != b)
-        start = RESULTS["start"]
+        start = results.RESULTS["start"]
         at, then = (int(start.get(run.summary, run.trace, op) or 0) for op in (early, late))
         if at == then:
             return f"\n  {early!r} comes before {late!r}, and both start at {start.unit.show(at)}"
@@ -398,11 +381,11 @@ class Expectation(NamedTuple):
         if (folding := run.trace.job.machine.folding) is not None:  # the other run may be folded
             name = folding.seen_as(name)
         try:
-            actual = RESULTS[kind].get(run.summary, run.trace, name)
+            actual = results.RESULTS[kind].get(run.summary, run.trace, name)
         except KeyError:  # the other run has no such device or link
             actual = None
         if actual is None:
-            raise self.document.error(self.loc, no_such_result(self.what, whose), key=True)
+            raise self.document.error(self.loc, results.no_such_result(self.what, whose), key=True)
         return actual
 
     def _hold_schedule(self, run: FinishedRun, table: Path, new_tables: bool) -> Outcome:
@@ -438,9 +421,9 @@ def check_runs(
         The message has the nearest run or result.
     """
     for what, each in expect.items():
-        of_a_run, is_result = isinstance(each, dict), what.partition(".")[0] in RESULTS
+        of_a_run, is_result = isinstance(each, dict), what.partition(".")[0] in results.RESULTS
         if of_a_run and what not in runs:
-            message = f"unknown run or result {what!r}{hint(what, [*RESULTS, *runs])}"
+            message = f"unknown run or result {what!r}{hint(what, [*results.RESULTS, *runs])}"
             if is_result:
                 first = next(iter(each))
                 message = f"is a result; give equals, at_most, at_least or tolerance, not {first!r}"
@@ -475,7 +458,7 @@ def read_expectations(
         for what, condition in expect.items()
     )
     for each in found:
-        if each.what == "outcome" and each.condition["equals"] != DONE and len(found) > 1:
+        if each.what == "outcome" and each.condition["equals"] != results.DONE and len(found) > 1:
             raise document.error(each.loc, "such a run has no other results; expect nothing else of it")
     return found
 
@@ -485,10 +468,10 @@ def _read(
 ) -> dict[str, Given]:
     """Return the values of a condition in base units, in a fixed order."""
     try:
-        check_named(what)
+        results.check_named(what)
     except InputError as error:
         raise document.error(loc, str(error), key=True) from None
-    unit = result_named(what).unit
+    unit = results.result_named(what).unit
     values: dict[str, Given] = {}
     for key in ("equals", "tolerance", "at_most", "at_least"):
         if key in condition.model_fields_set:
@@ -500,11 +483,11 @@ def _read(
 
 
 def _value(key: str, given: Any, what: str, runs: Sequence[str]) -> Given:
-    result = result_named(what)
-    if key == "tolerance" and result.unit is FILE:
+    result = results.result_named(what)
+    if key == "tolerance" and result.unit is results.FILE:
         return parse_duration(given, what="")
     if key == "tolerance" and isinstance(given, str) and given.strip().endswith("%"):
-        return Relative(Fraction(str(SHARE.read(given))))
+        return Relative(Fraction(str(results.SHARE.read(given))))
     relative = read_relative(given) if result.is_amount and key != "tolerance" else None
     if relative is None:
         if result.is_amount and given in runs:
@@ -517,20 +500,20 @@ def _value(key: str, given: Any, what: str, runs: Sequence[str]) -> Given:
 
 
 _ONLY_EQUALS: Final = {
-    ORDER: "is a list of ops and nothing else",
-    **dict.fromkeys((WORD, OUTCOME), "is a name; it equals one or does not"),
-    FLAG: "is true or false, and equals one of them",
+    results.ORDER: "is a list of ops and nothing else",
+    **dict.fromkeys((results.WORD, results.OUTCOME), "is a name; it equals one or does not"),
+    results.FLAG: "is true or false, and equals one of them",
 }
 
 
-def _check_consistent(values: Mapping[str, Any], unit: Unit) -> None:
+def _check_consistent(values: Mapping[str, Any], unit: results.Unit) -> None:
     if not values:
         raise InputError("says nothing; give equals, at_most or at_least")
     if "tolerance" in values and "equals" not in values:
         raise InputError("needs equals", path=("tolerance",))
     if unit in _ONLY_EQUALS and set(values) != {"equals"}:
         raise InputError(_ONLY_EQUALS[unit])
-    if unit is FILE and not {"equals"} <= set(values) <= {"equals", "tolerance"}:
+    if unit is results.FILE and not {"equals"} <= set(values) <= {"equals", "tolerance"}:
         raise InputError("is a file, and equals it or does not; a tolerance is a duration")
     least, most = values.get("at_least", 0), values.get("at_most", float("inf"))
     if not isinstance(least, Relative) and not isinstance(most, Relative) and least > most:

@@ -31,16 +31,8 @@ from pydantic_core.core_schema import ModelSchema
 from devices.describe.field_types import fault, quantity_schema
 from devices.describe.quantities import Count, File, Name, Strict, Whole, one_of
 from scenarios.docstrings import read_docstring
+from scenarios.fields import policy_fields
 from scenarios.fields.machine_fields import PRESET, AnyMachine, machine_model
-from scenarios.fields.policy_fields import (
-    AnyPolicy,
-    AnyVariant,
-    ExpectOfRuns,
-    Knowledge,
-    MemoryFields,
-    NoiseFields,
-    PolicyFields,
-)
 from scenarios.workloads.workload import Workload, every_kind, kind_names, kind_of, kinds_in
 from sim.base.arrays import MOST_TASKS
 from sim.base.errors import hint
@@ -145,10 +137,10 @@ class ScenarioFile(Strict):
     description: str | None = None
     machine: AnyMachine | None = None
     workload: Annotated[Workload, PlainValidator(_workload)]
-    policy: AnyPolicy = PolicyFields.model_construct(name="ready-queue")
-    knowledge: Knowledge = "exact"
-    memory: MemoryFields | None = None
-    noise: NoiseFields | None = None
+    policy: policy_fields.AnyPolicy = policy_fields.PolicyFields.model_construct(name="ready-queue")
+    knowledge: policy_fields.Knowledge = "exact"
+    memory: policy_fields.MemoryFields | None = None
+    noise: policy_fields.NoiseFields | None = None
     faults: Annotated[Any, _imported("scenarios.fields.fault_fields", "FaultFields")] = None
     cost: JsonValue = None
     fold: Literal["auto"] | bool = "auto"
@@ -156,8 +148,8 @@ class ScenarioFile(Strict):
     seed: Whole = 0
     training_run: Annotated[Any, _imported("scenarios.training_run.fields", "TrainingRun")] = None
     engine: Literal["auto", "simpy", "kernel"] = "auto"
-    compare: list[AnyVariant] = Field(default_factory=list)
-    expect: ExpectOfRuns = Field(default_factory=dict)
+    compare: list[policy_fields.AnyVariant] = Field(default_factory=list)
+    expect: policy_fields.ExpectOfRuns = Field(default_factory=dict)
 
 
 def model_of(kinds: Mapping[str, type[Workload]]) -> type[ScenarioFile]:
