@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from policies.pipeline.evaluate import Evaluation, StageTimes, evaluate
+from policies.pipeline.evaluate import UNIT_TIMES, Evaluation, evaluate
 from policies.pipeline.pipeline_schedule import Action, Programs, Schedule, Slot, is_communication, parse_slot
 from policies.pipeline.validate import validate
 from sim.base.errors import InputError, in_file
@@ -223,17 +223,6 @@ _MOST_TICKS = 4000
 """Columns of the widest picture; wider ones would be unreadable and are refused."""
 
 
-def unit_times() -> StageTimes:
-    """Return the times of the textbook pictures: F=I=W=R=1, and so B=2.
-
-    A compound slot takes 3, the sum of its parts.
-
-    >>> unit_times().of("B")
-    2
-    """
-    return StageTimes(forward=1, input_grad=1, weight_grad=1)
-
-
 def picture(schedule: Schedule, evaluation: Evaluation | None = None) -> str:
     """Return the schedule drawn as a grid of rank × time.
 
@@ -242,7 +231,7 @@ def picture(schedule: Schedule, evaluation: Evaluation | None = None) -> str:
     schedule : Schedule
         Schedule to draw.
     evaluation : Evaluation, optional
-        Times of its slots; by default `evaluate` with `unit_times`.
+        Times of its slots; by default `evaluate` with `UNIT_TIMES`.
 
     Raises
     ------
@@ -256,7 +245,7 @@ def picture(schedule: Schedule, evaluation: Evaluation | None = None) -> str:
     rank 0  F0 F1 .  .  B0 -- .  B1 --
     rank 1  .  F0 B0 -- F1 B1 -- .  .
     """
-    run = evaluation if evaluation is not None else evaluate(schedule, unit_times())
+    run = evaluation if evaluation is not None else evaluate(schedule, UNIT_TIMES)
     tick = math.gcd(*(time for rank in (*run.starts, *run.ends) for time in rank)) or 1
     ticks = run.makespan // tick
     if ticks > _MOST_TICKS:

@@ -97,6 +97,10 @@ class StageTimes:
         raise InputError(f"{message}: give {wanted}")
 
 
+UNIT_TIMES = StageTimes(forward=1, input_grad=1, weight_grad=1)
+"""The times of the textbook pictures: F=I=W=R=1, and so B=2; a compound slot takes 3, the sum of them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Evaluation:
     """The times of every slot, and measures derived from them.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Literal
 
-from policies.pipeline.evaluate import StageTimes, evaluate
+from policies.pipeline.evaluate import UNIT_TIMES, evaluate
 from policies.pipeline.pipeline_schedule import (
     Action,
     Phase,
@@ -189,8 +189,7 @@ def _best(name: str, ranks: int, micro_batches: int, blocks: list[_Block]) -> Sc
         return v_pipeline(name, programs, ranks=ranks, micro_batches=count, meta={"early": early})
 
     def longest_span(early: _Early) -> int:
-        unit = StageTimes(forward=1, input_grad=1, weight_grad=1)
-        return max(evaluate(write(early, min(micro_batches, 2 * ranks)), unit).spans)
+        return max(evaluate(write(early, min(micro_batches, 2 * ranks)), UNIT_TIMES).spans)
 
     choices: tuple[_Early, ...] = ("", "I", "IF")
     return write(min(choices, key=longest_span), micro_batches)
