@@ -14,7 +14,7 @@ import numpy as np
 
 from sim.base.arrays import UNSET, BoolArray, FloatArray, IntArray
 from sim.plot.bars import Bars, PathSteps, arrows_of, micro_batches
-from sim.plot.figure import elided
+from sim.plot.figure import elided, time_unit
 from sim.plot.theme import hatches, ink, paper, printed, shade
 from sim.record.record import Record
 
@@ -31,14 +31,9 @@ _LARGEST, _SMALLEST = 10.0, 5.5
 
 
 def draw_bars(
-    ax: Axes,
-    bars: Bars,
-    colours: Mapping[str, str],
-    scale: int,
-    until: int,
-    marked: BoolArray | None = None,
+    ax: Axes, bars: Bars, colours: Mapping[str, str], until: int, marked: BoolArray | None = None
 ) -> None:
-    """Draw bars into axes whose unit of time has `scale` ns, and which end at `until` ns.
+    """Draw bars into axes that end at `until` ns (`sim.plot.figure.scale_time`).
 
     If some are `marked`, the others are pale.
     """
@@ -50,7 +45,7 @@ def draw_bars(
     face = palette[bars.kind]
     if marked is not None:
         face[~marked, 3] = _PALE
-    height = HEIGHT / bars.n_levels
+    height, scale = HEIGHT / bars.n_levels, time_unit(until)[0]
     top = bars.lane - HEIGHT / 2 + bars.level * height
     left, right, bottom = bars.start / scale, bars.end / scale, top + height
     corners = np.stack((left, top, left, bottom, right, bottom, right, top), axis=-1).reshape(-1, 4, 2)
@@ -144,10 +139,10 @@ def points_of(ax: Axes, share_of: int = 1) -> tuple[float, float]:
 # Overlays on the bars of a chart: arrows from lane to lane, and the critical path.
 
 
-def draw_path(ax: Axes, path: PathSteps, scale: int, until: int) -> None:
+def draw_path(ax: Axes, path: PathSteps, until: int) -> None:
     """Draw a line from each step of the critical path to the next, from edge to edge of wide bars."""
     lines: list[list[tuple[float, float]]] = [[]]
-    wide = (path.bar != UNSET) & (path.end - path.start > until / 400)
+    wide, scale = (path.bar != UNSET) & (path.end - path.start > until / 400), time_unit(until)[0]
     for lane, start, end, ends_line in zip(path.lane, path.start, path.end, wide, strict=True):
         lines[-1].append((start / scale, lane))
         if ends_line:
@@ -217,7 +212,6 @@ def names_in_bars(
     trace: Record,
     bars: Bars,
     fills: Sequence[str],
-    scale: int,
     until: int,
     lane_points: float,
     marked: IntArray | None = None,
@@ -235,8 +229,8 @@ def names_in_bars(
     bars : Bars
     fills : sequence of str
         Colour of each kind of bar, as drawn.
-    scale, until : int
-        As for `sim.plot.bar_polygons.draw_bars`.
+    until : int
+        Where the axes end, in ns.
     lane_points : float
         Height of a lane, in points.
     marked : array of int64, optional
@@ -261,7 +255,6 @@ def names_in_bars(
         by_turns(roomy, bars.kind[roomy], length[roomy])[:_MOST],
         shown,
         fills,
-        scale=scale,
         until=until,
         lane_points=lane_points,
         pale=None if marked is None else ~np.isin(bars.row, marked),
@@ -299,7 +292,6 @@ def write_names(
     texts: Callable[[int], Sequence[str]],
     fills: Sequence[str],
     *,
-    scale: int,
     until: int,
     lane_points: float,
     pale: BoolArray | None = None,
@@ -315,14 +307,14 @@ def write_names(
         The bars that may get a name, in order.
     texts : callable
         Returns the possible texts for a bar, best first.
-    fills, scale, until, lane_points
+    fills, until, lane_points
         As for `names_in_bars`.
     pale : array of bool, optional
         Bars that are pale, as are their names.
     smaller : bool
         Whether letters shrink if a text does not fit.
     """
-    points = points_of(ax)[0] / until
+    points, scale = points_of(ax)[0] / until, time_unit(until)[0]
     for k in order.tolist():
         room, height = (bars.end[k] - bars.start[k]) * points - 3, HEIGHT / bars.n_levels[k]
         size = min(_LARGEST_IN_BAR, 0.95 * height * lane_points)

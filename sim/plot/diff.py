@@ -90,9 +90,9 @@ def diff_gantt(differences: Differences) -> Figure:
         bars = _bars(schedule, lanes, changes)
         seen |= set(bars.kind[bars.end > bars.start].tolist())
         scale = scale_time(ax, until)
-        draw_bars(ax, bars.packed(until), colours, scale, until)
+        draw_bars(ax, bars.packed(until), colours, until)
         name_lanes(ax, lanes, 72 * _LANE_INCHES)
-        _names(ax, schedule, bars, scale, until)
+        _names(ax, schedule, bars, until)
         ax.set_xlim(0, until / scale)
         plain(ax, f"{letter}  {schedule.title}: {told_time(schedule.makespan_ns, until)}", "x")
         ax.axvline(schedule.makespan_ns / scale, color=ink(), linewidth=0.8, linestyle=":")
@@ -147,7 +147,7 @@ def _bars(schedule: OpSchedule, lanes: list[str], changes: IntArray) -> Bars:
     return Bars(lanes, list(_WORDS), lane, changes[rows], start, end, level, n_levels[lane], rows)
 
 
-def _names(ax: Axes, schedule: OpSchedule, bars: Bars, scale: int, until: int) -> None:
+def _names(ax: Axes, schedule: OpSchedule, bars: Bars, until: int) -> None:
     """Write names into the longest bars that have room for them."""
     write_names(
         ax,
@@ -155,7 +155,6 @@ def _names(ax: Axes, schedule: OpSchedule, bars: Bars, scale: int, until: int) -
         np.argsort(bars.start - bars.end, kind="stable")[:_MOST_NAMES],
         lambda k: forms(schedule.names[int(bars.row[k])]),
         [shade(colour) for colour in _COLOURS],
-        scale=scale,
         until=until,
         lane_points=72 * _LANE_INCHES,
     )

@@ -112,13 +112,13 @@ def gantt(
     if critical_path:
         path = path_of(DerivedColumns(trace), bars, shown)
         marked = np.isin(np.arange(len(shown)), path.bar)
-    draw_bars(ax, shown, colours, scale, until, marked)
+    draw_bars(ax, shown, colours, until, marked)
     name_lanes(ax, bars.lanes, points)
     fills = [shade(colours[kind]) for kind in bars.kinds]
     on_path = None if marked is None else shown.row[marked]
-    names_in_bars(ax, trace, bars, fills, scale, until, points, on_path)
+    names_in_bars(ax, trace, bars, fills, until, points, on_path)
     if critical_path:
-        draw_path(ax, path, scale, until)
+        draw_path(ax, path, until)
     if arrows:
         draw_arrows(ax, trace, bars, scale)
     tasks = bars.some(np.flatnonzero((bars.row != UNSET) & (bars.row < len(trace))))
