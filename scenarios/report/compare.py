@@ -233,11 +233,9 @@ def _highest_peak(result: Result) -> str:
     """
     peaks = {name: use["peak_memory_bytes"] for name, use in result.summary["devices"].items()}
     device = max(peaks, key=lambda name: peaks[name])
+    if not peaks[device]:
+        return size(0)
     limit = next(each.memory_bytes for each in result.trace.job.machine.devices if each.name == device)
     if "train" in result.summary:
         limit = result.summary["train"]["capacity_bytes"]
-    return (
-        f"{device} {size(peaks[device])}" + (f" of {size(limit)}" if limit else "")
-        if peaks[device]
-        else size(0)
-    )
+    return f"{device} {size(peaks[device])}" + (f" of {size(limit)}" if limit else "")

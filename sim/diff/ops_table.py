@@ -123,17 +123,9 @@ def schedule_of_table(path: StrPath, table: pd.DataFrame, policy: str | None = N
     n = len(table)
     kinds, kind = _codes(_column(table, "kind", "op"))
     moves = np.zeros(n, bool) if TRANSFER not in kinds else kind == kinds.index(TRANSFER)
-    ways = [
-        f"{a}→{b}" if is_move else lane
-        for a, b, lane, is_move in zip(
-            _column(table, "source"),
-            _column(table, "destination"),
-            _column(table, "stream", "?"),
-            moves.tolist(),
-            strict=True,
-        )
-    ]
-    lanes, lane = _codes(ways)
+    ends = zip(_column(table, "source"), _column(table, "destination"), strict=True)
+    ways = zip(moves.tolist(), ends, _column(table, "stream", "?"), strict=True)
+    lanes, lane = _codes(["→".join(between) if is_move else own for is_move, between, own in ways])
     devices, device = _codes(_column(table, "device", "?"))
     start, end = table["start_ns"].to_numpy(np.int64), table["end_ns"].to_numpy(np.int64)
     iteration = _whole(path, table, "iteration") if "iteration" in table.columns else np.zeros(n, np.int64)

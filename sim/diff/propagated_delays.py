@@ -192,10 +192,8 @@ class _Chain:
 
     def _cost(self, late: int, early: int, reason: str) -> _Change:
         """Compare the costs of issuing or launching."""
-        took = tuple(
-            waits_of(schedule, row).get(reason, 0)
-            for schedule, row in ((self.late, late), (self.early, early))
-        )
+        waits = waits_of(self.late, late), waits_of(self.early, early)
+        took = waits[0].get(reason, 0), waits[1].get(reason, 0)
         if took[0] == took[1]:
             return _Change("unknown")
         verb = "launching" if reason == "launch" else "issuing"

@@ -99,7 +99,7 @@ def failure_report(trace: Record) -> dict[str, Any]:
 def _attempt(trace: Record, k: int) -> dict[str, Any]:
     """Return an attempt as printed by ``--json``; times are those of the run."""
     each = trace.attempts[k]
-    own, begin_ns = each.trace, each.begin_ns
+    own, seen, begin_ns = each.trace, each.trace.detection, each.begin_ns
     return {
         "begin_ns": begin_ns,
         "end_ns": begin_ns + own.makespan_ns,
@@ -110,9 +110,7 @@ def _attempt(trace: Record, k: int) -> dict[str, Any]:
             {"time_ns": begin_ns + of.time_ns, "part": of.kind, "name": of.name, "cause": of.cause}
             for of in own.broken
         ],
-        "detection": None
-        if own.detection is None
-        else own.detection._replace(time_ns=begin_ns + own.detection.time_ns)._asdict(),
+        "detection": seen and seen._replace(time_ns=begin_ns + seen.time_ns)._asdict(),
     }
 
 
