@@ -222,20 +222,16 @@ def draw_sizes(rows: Sequence[Row], title: str, ax: Axes | None = None) -> Axes:
     from sim.plot.theme import OKABE_ITO, ink, plain
 
     ax = axes_or_new(ax, width=8.0, height=4.5)
-    lines: tuple[tuple[str, dict[str, Any], list[float | None]], ...] = (
-        ("NCCL's own estimate", {"color": "0.6"}, [row.tuner_us for row in rows]),
-        ("by the links", {"color": "0.6"}, [row.links_us for row in rows]),
-        ("fitted", {"color": ink()}, [row.fitted_us for row in rows]),
-        (
-            "measured",
-            {"color": OKABE_ITO[5], "marker": "x", "linestyle": "none"},
-            [row.measured_us for row in rows],
-        ),
+    lines = (
+        ("NCCL's own estimate", "0.6", "-", [row.tuner_us for row in rows]),
+        ("by the links", "0.6", "-", [row.links_us for row in rows]),
+        ("fitted", ink(), "-", [row.fitted_us for row in rows]),
+        ("measured", OKABE_ITO[5], "x", [row.measured_us for row in rows]),
     )
-    for name, style, times in lines:
+    for name, colour, style, times in lines:
         known = [(row.nbytes, row.bus_gb_per_s(us)) for row, us in zip(rows, times, strict=True) if us]
         if known:
-            ax.plot(*zip(*known, strict=True), **style, label=name, zorder=3)
+            ax.plot(*zip(*known, strict=True), style, color=colour, label=name, zorder=3)
     ways = grouped(((row.algorithm, row.choice.protocol if row.choice else ""), row) for row in rows)
     for (algorithm, protocol), here in ways.items():
         ax.scatter(

@@ -56,7 +56,7 @@ import numpy as np
 from sim.base.arrays import UNSET, IntArray
 from sim.base.intervals import complement, union
 from sim.explain.derived import DerivedColumns
-from sim.record.record import Record, Wait
+from sim.record.record import WAITS, Record, Wait
 
 WORDS_OF_REASONS: Final[Mapping[str, tuple[str, str]]] = {
     "dependency": ("waiting for inputs", "{device} waits for inputs"),
@@ -82,12 +82,7 @@ WORDS_OF_REASONS: Final[Mapping[str, tuple[str, str]]] = {
 REASONS: Final = tuple(WORDS_OF_REASONS)
 
 
-_LAST: Final = {
-    Wait.EVENT: "event",
-    Wait.MEMORY: "memory",
-    Wait.RESOURCES: "resources",
-    Wait.COMMUNICATOR: "communicator",
-}
+_LAST: Final = (Wait.EVENT, Wait.MEMORY, Wait.RESOURCES, Wait.COMMUNICATOR)
 """What may hold up a task that is issued, whose lane is free and whose launch has arrived."""
 
 _SAID: Final = (Wait.MEMORY, Wait.RESOURCES, Wait.COMMUNICATOR)
@@ -245,8 +240,8 @@ def held_up(
     begin, length = until(f.start[row])
     reason = np.where(worker, Wait.RESOURCES, Wait.EVENT)
     reason = np.where(np.isin(wait, _SAID), wait, reason)
-    for code, word in _LAST.items():
-        yield known(word), begin, np.where(reason == code, length, 0)
+    for code in _LAST:
+        yield known(WAITS[code]), begin, np.where(reason == code, length, 0)
     begin, length = until(end)
     delay = f.trace.is_delay[row]
     yield "late rank", begin, np.where(delay, 0, length)

@@ -171,24 +171,11 @@ def draw_arrows(ax: Axes, trace: Record, bars: Bars, scale: int) -> None:
     begin = np.stack((bars.end[source] / scale, bars.lane[source] + side), axis=-1)
     end = np.stack((bars.start[target] / scale, bars.lane[target] - side), axis=-1)
     faint = float(np.clip(40 / len(source), 0.25, 0.9))  # fainter, the more arrows there are
-    lines = LineCollection(
-        np.stack((begin, end), axis=1),  # type: ignore[arg-type]
-        colors=ink(),
-        linewidths=0.7,
-        alpha=faint,
-    )
-    ax.add_collection(lines, autolim=False)
+    lines: Any = np.stack((begin, end), axis=1)
+    ax.add_collection(LineCollection(lines, colors=ink(), linewidths=0.7, alpha=faint), autolim=False)
     for heads, marker in ((down, "v"), (~down, "^")):
-        ax.scatter(
-            end[heads, 0],
-            end[heads, 1],
-            s=9,
-            marker=marker,
-            color=ink(),
-            alpha=faint,
-            linewidths=0,
-            zorder=3,
-        )
+        look = {"color": ink(), "alpha": faint, "linewidths": 0, "zorder": 3}
+        ax.scatter(end[heads, 0], end[heads, 1], 9, marker=marker, **look)
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -28,16 +28,8 @@ if TYPE_CHECKING:
 _WAITS: Final = tuple(reason for reason in REASONS if reason not in WORD_OF_REASON)
 _PARTS: Final = ("compute", "communicate", *(f"wait: {reason}" for reason in _WAITS), "idle")
 _MORE: Final = (
-    "black",
-    "#332288",
-    "#8C510A",
-    "#882255",
-    "#999933",
-    "#B0D0A0",
-    "#DDCC77",
-    "#661100",
-    "#7722FF",
-    "#EEEEEE",
+    *("black", "#332288", "#8C510A", "#882255", "#999933"),
+    *("#B0D0A0", "#DDCC77", "#661100", "#7722FF", "#EEEEEE"),
 )
 USE_COLOURS: Final = dict(zip(_PARTS, (*OKABE_ITO, *_MORE), strict=True))
 """Colour of each part, the same in every picture; ``idle`` has no cause and is pale."""
@@ -346,33 +338,21 @@ def _roofs(ax: Axes, trace: Record, sorts: Sequence[OpPoints]) -> None:
         if not math.isnan(slope) and math.isfinite(peak):
             left, right = min(left, peak / slope / 2), max(right, peak / slope * 4)
     top = ax.get_ylim()[1]
+    beside: dict[str, Any] = {"textcoords": "offset points", "ha": "right", "fontsize": 8}
     x = np.geomspace(left, right, 400)
     for (peak, slope), of_types in found.items():
         y = np.full(len(x), peak) if math.isnan(slope) else np.minimum(peak, slope * x)
         ax.plot(x, y, color=ink(), linewidth=0.9, linestyle=":", zorder=2)
         if math.isfinite(peak):
             of = f"{', '.join(of_types)}: " * bool(of_types)
-            ax.annotate(
-                f"{of}{format_flops(peak, digits=3)}/s",
-                (right, peak),
-                (-2, 3),
-                textcoords="offset points",
-                ha="right",
-                fontsize=8,
-            )
+            ax.annotate(f"{of}{format_flops(peak, digits=3)}/s", (right, peak), (-2, 3), **beside)
             top = max(top, peak * 2)
         if not math.isnan(slope):
-            ax.annotate(
-                f"{format_bytes(slope, digits=3)}/s",
-                (float(x[60]), float(y[60])),
-                (-3, 3),  # above the roof, where no op is
-                textcoords="offset points",
-                ha="right",
-                fontsize=8,
-            )
+            above = float(x[60]), float(y[60])  # the roof, where no op is
+            ax.annotate(f"{format_bytes(slope, digits=3)}/s", above, (-3, 3), **beside)
     ax.set_xlim(left, right)
     ax.set_ylim(top=top)
-    for axis, (low, high), unit in ((ax.xaxis, ax.get_xlim(), ""), (ax.yaxis, ax.get_ylim(), "flop/s")):
+    for axis, (low, high), unit in ((ax.xaxis, ax.get_xlim(), ""), (ax.yaxis, ax.get_ylim(), "FLOP/s")):
         axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 200 * low else (1,)))
         axis.set_major_formatter(EngFormatter(unit) if unit else StrMethodFormatter("{x:g}"))
         axis.set_minor_formatter(NullFormatter())
