@@ -75,19 +75,9 @@ def longest_chain_ns(job: Job, ns: IntArray) -> int:
     # C integers wrap around where Python's grow.
     small = iterations * (ns.sum(dtype=float) + travel.sum(dtype=float)) < _MOST
     longest_ns: Callable[..., int] = (load("edge_passes", "base") if small else edge_passes).longest_ns
-    return longest_ns(
-        iterations,
-        graph.topological_order,
-        ns,
-        waits,
-        graph.inputs.indptr,
-        producer,
-        graph.input_distance,
-        travel,
-        graph.after.indptr,
-        graph.after.indices,
-        graph.after_distance,
-    )
+    inputs = (graph.inputs.indptr, producer, graph.input_distance, travel)
+    after = (graph.after.indptr, graph.after.indices, graph.after_distance)
+    return longest_ns(iterations, graph.topological_order, ns, waits, *inputs, *after)
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from sim.base.errors import InputError
 from sim.base.files import atomic_path
@@ -67,18 +67,14 @@ def save(figure: Figure | Axes, path: str | os.PathLike[str]) -> None:
 
     target = Path(path)
     kind = target.suffix.lower().removeprefix(".")
-    if kind not in ("png", "svg", "pdf"):
+    varies = {"png": "Software", "svg": "Date", "pdf": "CreationDate"}
+    if kind not in varies:
         raise InputError(f"{target}: a picture's name ends in .png, .svg or .pdf")
-    nothing: dict[str, Any] = {
-        "png": {"Software": None},
-        "svg": {"Date": None},
-        "pdf": {"CreationDate": None},
-    }
     whole = figure.get_figure(root=True)
     assert whole is not None
     same = matplotlib.rc_context({"svg.hashsalt": "sim"})
     with atomic_path(target) as beside, same, _one_warning_of_glyphs(target):
-        whole.savefig(beside, format=kind, dpi=150, metadata=nothing[kind])
+        whole.savefig(beside, format=kind, dpi=150, metadata={varies[kind]: None})
 
 
 @contextlib.contextmanager

@@ -69,16 +69,9 @@ def utilisation(trace: Record, ax: Axes | None = None, *, title: str | None = No
     for part, colour in USE_COLOURS.items():
         share = [100.0 * of[part] / total for of in parts]
         if any(share):
-            ax.barh(
-                *(range(len(names)), share),
-                left=left,
-                color=shade(colour),
-                edgecolor=paper(),
-                linewidth=0,
-                hatch=hatch[part] or None,
-                label=part,
-                height=0.7,
-            )
+            look: dict[str, Any] = {"color": shade(colour), "hatch": hatch[part] or None}
+            look |= {"edgecolor": paper(), "linewidth": 0}
+            ax.barh(range(len(names)), share, 0.7, left, label=part, **look)
         left = [a + b for a, b in zip(left, share, strict=True)]
     name_lanes(ax, names, points_of(ax, len(names))[1])
     ax.set_xlim(0, 100)
