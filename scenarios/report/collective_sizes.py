@@ -234,15 +234,10 @@ def draw_sizes(rows: Sequence[Row], title: str, ax: Axes | None = None) -> Axes:
             ax.plot(*zip(*known, strict=True), style, color=colour, label=name, zorder=3)
     ways = grouped(((row.algorithm, row.choice.protocol if row.choice else ""), row) for row in rows)
     for (algorithm, protocol), here in ways.items():
-        ax.scatter(
-            [row.nbytes for row in here],
-            [row.bus_gb_per_s(row.tuner_us or row.links_us) or 0.0 for row in here],
-            marker=_MARKS[protocol],
-            color=OKABE_ITO[_HUES[algorithm]] if algorithm in _HUES else "0.5",
-            s=22,
-            label=f"{algorithm}, {protocol}" if protocol else algorithm,
-            zorder=4,
-        )
+        colour = OKABE_ITO[_HUES[algorithm]] if algorithm in _HUES else "0.5"
+        rates = [row.bus_gb_per_s(row.tuner_us or row.links_us) or 0.0 for row in here]
+        sizes, name = [row.nbytes for row in here], f"{algorithm}, {protocol}" if protocol else algorithm
+        ax.scatter(sizes, rates, 22, colour, marker=_MARKS[protocol], label=name, zorder=4)
     ax.set_xscale("log", base=2)
     ax.set_ylim(bottom=0)
     marks = [row.nbytes for row in rows]

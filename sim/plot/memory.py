@@ -451,15 +451,9 @@ def draw_strip(ax: Axes, strip: Strip, colours: Mapping[str, str], size: Scale, 
     times, below = strip.times_ns / scale, np.zeros(len(strip.times_ns), np.int64)
     hatch = hatches(colours)
     for label, held in strip.bands.items():
+        look = {"facecolor": shade(colours[label]), "hatch": hatch[label] or None, "edgecolor": paper()}
         ax.fill_between(
-            times,
-            below / size.unit,
-            (below + held) / size.unit,
-            step="post",
-            facecolor=shade(colours[label]),
-            linewidth=0,
-            hatch=hatch[label] or None,
-            edgecolor=paper(),
+            times, below / size.unit, (below + held) / size.unit, step="post", linewidth=0, **look
         )
         below = below + held
     if strip.reserved is not None:

@@ -276,24 +276,16 @@ def roofline(trace: Record, ax: Axes | None = None, *, title: str | None = None)
     colours = {kind: colour_of(kind) for kind in graph.kinds}
     entries = entries_of({graph.kinds[k]: ns for k, ns in enumerate(time_ns.tolist()) if ns}, colours)
     handles: dict[str, Any] = {}
+    look: dict[str, Any] = {"alpha": 0.7, "edgecolors": ink(), "linewidths": 0.2, "zorder": 3}
     for place, entry in enumerate(entries):
         for kind in entry.kinds:
             colour, k = shade(colours[kind]), graph.kinds.index(kind)
             for number, points in enumerate(sorts):
                 here = graph.kind_code[points.op] == k
                 marker = _MARKERS[(place if printed() else number) % len(_MARKERS)]
-                ax.scatter(
-                    points.intensity[here],
-                    points.flop_per_s[here],
-                    s=18 + 250 * points.ns[here] / points.ns.sum(),
-                    color=colour,
-                    marker=marker,
-                    alpha=0.7,
-                    edgecolors=ink(),
-                    linewidths=0.2,
-                    rasterized=len(points.op) > 5_000,
-                    zorder=3,
-                )
+                at, area = (points.intensity[here], points.flop_per_s[here]), 250 * points.ns[here]
+                look["rasterized"] = len(points.op) > 5_000
+                ax.scatter(*at, 18 + area / points.ns.sum(), colour, marker=marker, **look)
         dots = [
             Line2D([], [], color=shade(each), marker=marker, linestyle="none", markersize=6)
             for each in entry.colours[:SLICES]
