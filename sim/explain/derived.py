@@ -30,7 +30,6 @@ from sim.graph.failures import ABORTED
 from sim.graph.frames import frame_structure
 from sim.job.costs import issue_costs_ns
 from sim.job.transfers import awaited_ops, host_groups
-from sim.machine.machine import Machine
 from sim.readiness.eligibility import parts
 from sim.record.dependencies import TaskEdges, dependencies, waited_for
 from sim.record.record import Record, Wait
@@ -133,52 +132,6 @@ class Where(NamedTuple):
     from_ns: int = 0
     to_ns: int | None = None
 
-    @classmethod
-    def named(
-        cls,
-        machine: Machine,
-        makespan_ns: int,
-        *,
-        device: str | None = None,
-        stream: int | None = None,
-        from_ns: int = 0,
-        to_ns: int | None = None,
-    ) -> Where:
-        """Return a place given by name, checked against the run.
-
-        Parameters
-        ----------
-        machine : Machine
-        makespan_ns : int
-        device : str, optional
-        stream : int, optional
-            Number of a stream, or of a worker, of that device.
-        from_ns, to_ns : int
-            The time range; the end is optional.
-
-        Raises
-        ------
-        UnknownNameError
-            There is no such device.
-        InputError
-            The device has no such stream, a stream is given without a device, or the time range is empty.
-        """
-        end = makespan_ns if to_ns is None else min(to_ns, makespan_ns)
-        if from_ns >= end and makespan_ns:
-            told = f"from {format_duration(from_ns)} to {format_duration(end if to_ns is None else to_ns)}"
-            raise InputError(f"{told} there is no time; the run lasts {format_duration(makespan_ns)}")
-        if device is None:
-            if stream is not None:
-                raise InputError(f"stream {stream}: of which device?")
-            return cls(from_ns=from_ns, to_ns=end)
-        index = machine.device_index(device)
-        lanes = machine.devices[index].lanes
-        if stream is None:
-            return cls(index, None, from_ns, end)
-        if not 0 <= stream < lanes:
-            raise InputError(f"{device} has no stream {stream}; its streams are 0 to {lanes - 1}")
-        return cls(index, machine.first_stream[index] + stream, from_ns, end)
-
 
 EVERYWHERE = Where()
 """The whole run."""
@@ -225,6 +178,43 @@ class DerivedColumns:
         return cls(what) if isinstance(what, Record) else what
 
     # -- the part of the run ------------------------------------------------------------------
+
+    def place(
+        self, device: str | None = None, stream: int | None = None, from_ns: int = 0, to_ns: int | None = None
+    ) -> Where:
+        """Return a part of the run given by name.
+
+        Parameters
+        ----------
+        device : str or None
+        stream : int, optional
+            Number of a stream, or of a worker, of that device.
+        from_ns, to_ns : int
+            The time range; the end is optional.
+
+        Raises
+        ------
+        UnknownNameError
+            There is no such device.
+        InputError
+            The device has no such stream, a stream is given without a device, or the time range is empty.
+        """
+        makespan_ns = self.trace.makespan_ns
+        end = makespan_ns if to_ns is None else min(to_ns, makespan_ns)
+        if from_ns >= end and makespan_ns:
+            told = f"from {format_duration(from_ns)} to {format_duration(end if to_ns is None else to_ns)}"
+            raise InputError(f"{told} there is no time; the run lasts {format_duration(makespan_ns)}")
+        if device is None:
+            if stream is not None:
+                raise InputError(f"stream {stream}: of which device?")
+            return Where(from_ns=from_ns, to_ns=end)
+        index = self.machine.device_index(device)
+        lanes = self.devices[index].lanes
+        if stream is None:
+            return Where(index, None, from_ns, end)
+        if not 0 <= stream < lanes:
+            raise InputError(f"{device} has no stream {stream}; its streams are 0 to {lanes - 1}")
+        return Where(index, self.machine.first_stream[index] + stream, from_ns, end)
 
     def within(self, where: Where) -> DerivedColumns:
         """Return the same columns, for questions of a part of the run."""

@@ -36,14 +36,20 @@ def draw_where(rng: np.random.Generator, trace: Trace) -> Where:
     begin, end = np.sort(rng.choice(makespan + 1, 2, replace=False)).tolist()
     device = int(rng.integers(0, len(machine.devices)))
     number = int(rng.integers(0, machine.devices[device].lanes))
-    return Where.named(
-        machine,
-        makespan,
-        device=machine.devices[device].name if rng.random() < 0.7 else None,
-        from_ns=begin,
-        to_ns=end,
-    )._replace(
-        **({"device": device, "lane": machine.first_stream[device] + number} if rng.random() < 0.3 else {})
+    return (
+        DerivedColumns(trace)
+        .place(
+            device=machine.devices[device].name if rng.random() < 0.7 else None,
+            from_ns=begin,
+            to_ns=end,
+        )
+        ._replace(
+            **(
+                {"device": device, "lane": machine.first_stream[device] + number}
+                if rng.random() < 0.3
+                else {}
+            )
+        )
     )
 
 
@@ -139,9 +145,9 @@ def test_a_stream_is_idle_for_the_sake_of_its_own_tasks() -> None:
     trace = two_streams()
     f = DerivedColumns(trace)
     assert idle_reasons(trace) == {"gpu0": {"issue": 20}}  # the device: some stream is busy from then on
-    first = Where.named(f.machine, 110, device="gpu0", stream=0)
+    first = f.place(device="gpu0", stream=0)
     assert idle_reasons(f.within(first)) == {"gpu0": {"dependency": 30, "issue": 20}}
-    second = Where.named(f.machine, 110, device="gpu0", stream=1)
+    second = f.place(device="gpu0", stream=1)
     assert idle_reasons(f.within(second)) == {"gpu0": {"dependency": 70, "finished": 10}}
     gaps = largest_gaps(f.within(first._replace(from_ns=60, to_ns=90)))
     assert [gap[1:] for gap in gaps] == [
@@ -217,7 +223,7 @@ def test_the_life_of_an_op() -> None:
     with pytest.raises(UnknownNameError, match="update"):
         lives(f, "updat")
     with pytest.raises(InputError, match=r"op 'update' did not execute from 0 ns to 50 ns on gpu0"):
-        lives(f.within(Where.named(f.machine, 110, device="gpu0", to_ns=50)), "update")
+        lives(f.within(f.place(device="gpu0", to_ns=50)), "update")
 
 
 def test_steps_are_cut_at_the_ends_of_the_time() -> None:
@@ -239,7 +245,7 @@ def test_steps_are_cut_at_the_ends_of_the_time() -> None:
 )
 def test_places_that_there_are_not(asked: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        Where.named(two_streams().job.machine, 110, **asked)  # type: ignore[arg-type]
+        DerivedColumns(two_streams()).place(**asked)  # type: ignore[arg-type]
 
 
 SCENARIO = """

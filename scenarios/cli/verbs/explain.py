@@ -44,7 +44,7 @@ def explain(
     from scenarios.cli.running import cases_of, run_all
     from scenarios.report.explanation import explanation
     from sim.base.units import parse_duration
-    from sim.explain.derived import DerivedColumns, Where
+    from sim.explain.derived import DerivedColumns
     from sim.explain.narration import explain_text, op_text
 
     from_ns = parse_duration(begin, what="--from")
@@ -53,9 +53,7 @@ def explain(
     parts = []
     for result in results:
         facts = DerivedColumns(result.trace, result.policy)
-        run = facts.machine, result.trace.makespan_ns
-        where = Where.named(*run, device=device, stream=stream, from_ns=from_ns, to_ns=to_ns)
-        parts.append(facts.within(where))
+        parts.append(facts.within(facts.place(device, stream, from_ns, to_ns)))
     if json:
         pairs = zip(results, parts, strict=True)
         objects = [explanation(result, facts, gaps=most, op=op) for result, facts in pairs]
