@@ -301,23 +301,16 @@ def device_rows(summary: Mapping[str, Any]) -> list[dict[str, str]]:
     """Return rows on how each device that ran or held something spent the makespan."""
     cores = any(use["cores"] and use["time_ns"]["compute"] for use in summary["devices"].values())
     nothing = {0: "not recorded" if summary.get("unexplained") is not None else size(0), None: "not known"}
-    return [
-        {
-            "device": name,
-            **{word: format_duration(ns) for word, ns in use["time_ns"].items()},
-            **(
-                {"cores used": f"{percent(use['utilisation'])} of {use['cores']}" if use["cores"] else ""}
-                if cores
-                else {}
-            ),
-            "span": format_duration(use["span_ns"]),
-            "bubble": percent(use["bubble"]),
-            "peak memory": nothing.get(use["peak_memory_bytes"]) or size(use["peak_memory_bytes"]),
-            "waits for": largest(
-                {reason: ns for reason, ns in use["idle_reasons"].items() if reason not in WORD_OF_REASON},
-                most=3,
-            ),
-        }
-        for name, use in summary["devices"].items()
-        if "unused" not in use["idle_reasons"] or use["peak_memory_bytes"]
-    ]
+    rows = []
+    for name, use in summary["devices"].items():
+        held, idle = use["peak_memory_bytes"], use["idle_reasons"]
+        if "unused" in idle and not held:
+            continue
+        row = {"device": name, **{word: format_duration(ns) for word, ns in use["time_ns"].items()}}
+        if cores:
+            row["cores used"] = f"{percent(use['utilisation'])} of {use['cores']}" if use["cores"] else ""
+        row |= {"span": format_duration(use["span_ns"]), "bubble": percent(use["bubble"])}
+        waits = {reason: ns for reason, ns in idle.items() if reason not in WORD_OF_REASON}
+        row |= {"peak memory": nothing.get(held) or size(held), "waits for": largest(waits, most=3)}
+        rows.append(row)
+    return rows
