@@ -231,12 +231,9 @@ def difference_ns(one: Mapping[str, OnPath], other: Mapping[str, OnPath]) -> int
     10
     """
     nothing = OnPath(0, 0.0)
-    parts = (
-        (one.get(kind, nothing).ns - other.get(kind, nothing).ns)
-        * max(one.get(kind, nothing).spread, other.get(kind, nothing).spread)
-        for kind in {**one, **other}
-    )
-    return round(float(np.sqrt(sum(part**2 for part in parts))))
+    pairs = ((one.get(kind, nothing), other.get(kind, nothing)) for kind in {**one, **other})
+    parts = ((a.ns - b.ns) * max(a.spread, b.spread) for a, b in pairs)
+    return round(sum(part**2 for part in parts) ** 0.5)
 
 
 def uncertainty(trace: Record) -> dict[str, Any] | None:
