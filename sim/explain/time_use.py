@@ -233,7 +233,7 @@ def difference_ns(one: Mapping[str, OnPath], other: Mapping[str, OnPath]) -> int
     nothing = OnPath(0, 0.0)
     pairs = ((one.get(kind, nothing), other.get(kind, nothing)) for kind in {**one, **other})
     parts = ((a.ns - b.ns) * max(a.spread, b.spread) for a, b in pairs)
-    return round(sum(part**2 for part in parts) ** 0.5)
+    return round(float(sum(part**2 for part in parts) ** 0.5))
 
 
 def uncertainty(trace: Record) -> dict[str, Any] | None:
