@@ -210,12 +210,8 @@ class Read(NamedTuple):
     nbytes: int
 
 
-def output_sizes(stages: Sequence[PipelineStage], around: Around) -> list[Sizes]:
-    """Return the sizes of outputs of each stage."""
-    return [_sizes(stages, around, s) for s in range(len(stages))]
-
-
-def _sizes(stages: Sequence[PipelineStage], around: Around, s: int) -> Sizes:
+def output_sizes(stages: Sequence[PipelineStage], around: Around, s: int) -> Sizes:
+    """Return the sizes of the outputs of a stage."""
     stage = stages[s]
     boundary = stage.boundary_nbytes + around.carried_nbytes(s)
     copies = around.kept_nbytes(s)

@@ -82,7 +82,7 @@ class PipelineWriter:
         planes = [self.at, self.plane + self.at, 2 * self.plane + self.at]
         self.key = np.select([self.is_of["F"], self.gradient, self.is_of["R"]], planes, NOTHING)
         # Reads from other stages: the reading action, and the input (a column for each field of `Read`).
-        self.sizes = output_sizes(stages, around)
+        self.sizes = [output_sizes(stages, around, s) for s in range(len(stages))]
         reads = [read for both in reads_of_stages(self.sizes, around, m) for read in both]
         sort = np.select([self.is_of["F"], self.gradient], [2 * self.stage, 2 * self.stage + 1], len(reads))
         asked = Csr.of_counts(np.array([*map(len, reads), 0]), np.arange(sum(map(len, reads)))).take(sort)

@@ -535,11 +535,9 @@ def _refuse_precision(precision: str, why: str) -> None:
 
 
 def _collectives(fields: CalibrationFields) -> NcclGroups | NodeFabrics:
+    if fields.node is None or fields.network is None:  # NCCL times all of them
+        return NcclGroups(str(fields.nccl))
     measured = None if fields.nccl is None else NcclGroups(fields.nccl)
-    if measured is not None and fields.node is None:
-        return measured
-    assert fields.node is not None
-    assert fields.network is not None
     own_latency = isinstance(fields.network.latency, dict)
     return NodeFabrics(_fabric(fields.node), _fabric(fields.network), not own_latency, measured)
 
