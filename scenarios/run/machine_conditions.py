@@ -40,19 +40,6 @@ class Rule(NamedTuple):
     why: str
 
 
-RULES: Final[list[Rule]] = []
-"""All keys that have an effect only under a condition that depends on the scenario."""
-
-
-def rule(*keys: str) -> Callable[[Callable[[Case, Loc], bool]], object]:
-    """Return a decorator that adds a rule: a condition, whose docstring says why a key has no effect."""
-
-    def add(holds: Callable[[Case, Loc], bool]) -> None:
-        RULES.append(Rule(keys, holds, " ".join((holds.__doc__ or "").split())))
-
-    return add
-
-
 # ----------------------------------------------------------------------------------------------------------
 
 
@@ -137,258 +124,18 @@ def _devices(case: Case) -> list[_Described]:
     ]
 
 
-def of_devices(*names: str) -> Callable[[Callable[[_Described], bool]], object]:
-    """Return a decorator like `rule` for keys of a device; a condition holds for some device of an entry."""
-
-    def add(holds: Callable[[_Described], bool]) -> None:
-        def of_entry(case: Case, loc: Loc) -> bool:
-            return any(map(holds, _entry(case, loc)))
-
-        of_entry.__doc__ = holds.__doc__
-        rule(*(f"machine.devices.*.{name}" for name in names))(of_entry)
-
-    return add
+def _of_devices(names: tuple[str, ...], holds: Callable[[_Described], bool], why: str) -> Rule:
+    """Return a rule for keys of a device, which holds if it holds for some device of the entry."""
+    keys = tuple(f"machine.devices.*.{name}" for name in names)
+    return Rule(keys, lambda case, loc: any(map(holds, _entry(case, loc))), why)
 
 
 def _memory(case: Case) -> MemoryFields:
     return case.scenario.content.memory or MemoryFields.model_validate({})
 
 
-_OF_TILES: Final = ("scratchpad", "vector.scratchpad", "double_buffered", "granule", "latency")
-
-# -- devices: copies and launches
-
-
-@of_devices("copy_engines", "pin_memory", "staging_bandwidth")
-def _copy_engines(of: _Described) -> bool:
-    """no link leads to the device, so nothing is copied there; give the machine links, or leave it out"""
-    return of.linked()
-
-
-@rule("machine.devices.*.cuda_graph")
-def _devices_cuda_graph(case: Case, loc: Loc) -> bool:
-    """nothing is launched as a CUDA graph; say cuda_graph: true in the policy, or leave it out"""
-    return case.decisions.cuda_graph
-
-
-@of_devices("event_record", "event_wait")
-def _event_record(of: _Described) -> bool:
-    """events are recorded and waited for between streams, op by op, with synchronisation: issue; say
-    so in the policy and give the device streams: 2 or more, or leave it out
-    """
-    return of.waits_for_events() and of.device.lanes > 1 and not of.case.decisions.cuda_graph
-
-
-@of_devices("event_hop")
-def _event_hop(of: _Described) -> bool:
-    """the host waits for completion, and the device for no events; say synchronisation: issue in the
-    policy, or leave it out
-    """
-    return of.waits_for_events()
-
-
-@of_devices("legacy_stream")
-def _legacy_stream(of: _Described) -> bool:
-    """the device has one stream, which waits for no other; give it streams: 2 or more, or leave it out"""
-    return of.device.lanes > 1
-
-
-# -- devices: what tasks share
-
-
-@of_devices("sharing")
-def _sharing(of: _Described) -> bool:
-    """tasks of the device never compete: a GPU needs streams: 2 or more, a CPU more threads (workers x
-    cores_per_op) than cores; or leave it out
-    """
-    return of.may_compete()
-
-
-@of_devices("max_resident", "blocks_per_sm")
-def _max_resident(of: _Described) -> bool:
-    """kernels of the device share no SMs; say sharing: sm or sm+dram, and streams: 2 or more, or leave
-    it out
-    """
-    return of.shares()
-
-
-@of_devices("oversubscription_cost")
-def _oversubscription_cost(of: _Described) -> bool:
-    """the device's threads do not exceed its cores, or share no time slices; raise workers or
-    cores_per_op, or leave it out
-    """
-    return of.shares("time") or (of.shares() and "sharing" not in of.values)
-
-
-@of_devices("sms")
-def _sms(of: _Described) -> bool:
-    """every op has a duration of its own and kernels share no SMs; let a cost model time ops, say
-    sharing: sm, or leave it out
-    """
-    return of.shares() or (of.timed() and ("use_sms" in of.values or of.fitted()))
-
-
-@of_devices("use_sms")
-def _use_sms(of: _Described) -> bool:
-    """it cuts the rates of a cost model, and every op has a duration of its own, which stays as it is;
-    leave out the durations, give partitions (which do stretch durations), or leave it out
-    """
-    return of.timed()
-
-
-# -- devices: what ops cost
-
-
-@of_devices(
-    *("peak", "matrix.peak", "vector.peak", "matrix.block_size", "dtype", "op_overhead"),
-    *("kernel_floor", *_OF_TILES),
-)
-def _peak(of: _Described) -> bool:
-    """the device's roofline times no op: each has a duration of its own, or another cost model knows
-    it; leave out the durations, or the key
-    """
-    return of.by_roofline()
-
-
-@of_devices("clock", "l2", "generation", "sustained")
-def _clock(of: _Described) -> bool:
-    """it is for ops that fitted costs time, and there are none; say cost: [fitted, roofline] and leave
-    out the durations, or leave out the key
-    """
-    return of.fitted()
-
-
-@of_devices("matrix.kinds")
-def _matrix_kinds(of: _Described) -> bool:
-    """it says which ops run on the matrix unit, and the units are alike, or time no op and run no two
-    at once; give matrix: {peak: ...} and leave out the durations, say queues_per_core: 2, or leave it
-    out
-    """
-    return (
-        of.by_roofline("matrix.peak", "vector.peak", "core_bandwidth", *_OF_TILES)
-        or of.values.get("queues_per_core", 1) > 1
-    )
-
-
-@of_devices("bandwidth")
-def _bandwidth(of: _Described) -> bool:
-    """the device's roofline times no op, and kernels share no DRAM (sharing: sm+dram); leave out the
-    durations, or the key
-    """
-    return of.shares("sm+dram") or of.by_roofline()
-
-
-@of_devices("efficiency")
-def _efficiency(of: _Described) -> bool:
-    """it lowers the peak rate of ops that the device's roofline times, and there is no peak or no such
-    op; give peak and leave out the durations, or leave out the key
-    """
-    return of.by_roofline("peak", "matrix.peak", "vector.peak")
-
-
-@of_devices("memory_efficiency")
-def _memory_efficiency(of: _Described) -> bool:
-    """it is about the bandwidth of ops that the device's roofline times, and there is no bandwidth, or
-    no such op; give bandwidth and leave out the durations, or leave out the key
-    """
-    return of.by_roofline("bandwidth")
-
-
-@of_devices("core_bandwidth")
-def _core_bandwidth(of: _Described) -> bool:
-    """the device's roofline times no op, or a CPU has no bandwidth of which it is a part; leave out
-    the durations, or the key
-    """
-    return of.by_roofline(*(["bandwidth"] if of.device.kind == "cpu" else []))
-
-
-@of_devices("intra_op_parallelism_threads")
-def _intra_op_parallelism_threads(of: _Described) -> bool:
-    """the device runs one op at a time, and every op has a duration of its own; leave it out"""
-    return of.timed() or of.shares()
-
-
-@of_devices("cores_per_op")
-def _cores_per_op(of: _Described) -> bool:
-    """it speeds up ops that a cost model times, and every op has a duration of its own; the device has
-    cores for all its workers. Leave out the durations, or the key
-    """
-    return of.timed() or of.shares() or of.may_compete() or "workers" not in of.values
-
-
-@of_devices("serial_fraction", "speedup")
-def _serial_fraction(of: _Described) -> bool:
-    """it is for ops that a cost model times and that use several cores, or share a pool of threads;
-    say cores_per_op: 2 or more and leave out the durations, or leave out the key
-    """
-    return (
-        of.timed() and (of.device.cores_per_op > 1 or 1 in of.values.get("speedup", ()))
-    ) or of.device.details.intra_op_pool is not None
-
-
-@of_devices("cost")
-def _cost(of: _Described) -> bool:
-    """every op that may run on the device has a duration of its own; leave out the durations, or the
-    key
-    """
-    return of.timed()
-
-
-@rule("cost")
-def _of_all_devices(case: Case, loc: Loc) -> bool:
-    """every op has a duration of its own, or every device its own cost model; leave out one of them"""
-    return any(of.timed() for of in _devices(case) if "cost" not in of.values)
-
-
-@of_devices("ideal")
-def _ideal(of: _Described) -> bool:
-    """it drops the overheads of a preset, and the device names none; leave out the overheads
-    themselves
-    """
-    return "preset" in of.values
-
-
-# -- the machine: presets that become ideal, links, the network
-
-
-@rule("machine.ideal")
-def _ideal_presets(case: Case, loc: Loc) -> bool:
-    """it drops the overheads of presets, and none is named; leave out the overheads themselves"""
-    return "preset" in case.scenario.machine_spec or any(
-        "preset" in values for values in case.scenario.described_devices.values()
-    )
-
-
-@rule("machine.links.*.efficiency")
-def _links_efficiency(case: Case, loc: Loc) -> bool:
-    """it is a part of the link's bandwidth, which is not given; give bandwidth, or leave it out"""
-    return {"bandwidth", "name"} & set(case.scenario.machine_spec["links"][loc[2]]) != set()
-
-
-@rule("machine.links.*.rendezvous")
-def _links_rendezvous(case: Case, loc: Loc) -> bool:
-    """no op of the workload receives by key (kind recv), so nothing is requested; leave it out"""
-    return bool(set(case.work.graph.kinds) & {"recv", "Recv", "_Recv"})
-
-
-@rule("machine.sharing", "machine.routing", "machine.routes")
-def _shared_links(case: Case, loc: Loc) -> bool:
-    """the machine has no links; give it links or a topology, or leave it out"""
-    return bool(case.work.machine.links)
-
-
-# -- ``memory:``: allocators, their limits, and what happens when memory is full
-
-
-@rule("memory.allocator")
-def _allocator(case: Case, loc: Loc) -> bool:
-    """every device has an allocator of its own under devices; leave one of them out"""
-    return not set(case.scenario.described_devices) <= set(_memory(case).devices)
-
-
-@rule("memory.allocator.limits.*", "memory.devices.*.limits.*")
-def _allocator_limits(case: Case, loc: Loc) -> bool:
-    """the allocator manages no device on which an op of the model runs; leave it out"""
+def _limit_counts(case: Case, loc: Loc) -> bool:
+    """Whether an op of the model at `loc` may run on a device that this allocator manages."""
     from devices.memory.device_memory import Groups
 
     graph, own = case.work.graph, _memory(case).devices
@@ -405,9 +152,7 @@ def _allocator_limits(case: Case, loc: Loc) -> bool:
     )
 
 
-@rule("memory.when_full")
-def _when_full(case: Case, loc: Loc) -> bool:
-    """no device's memory is limited; give a device memory: 80GB, or leave it out"""
+def _may_be_full(case: Case, loc: Loc) -> bool:
     chosen = [_memory(case).allocator, *_memory(case).devices.values()]
     of_runtime = [choice["name"] for choice in case.decisions.allocators.values()]
     plans = ("planned", "runtime") if "planned" in of_runtime else ("planned",)
@@ -417,3 +162,193 @@ def _when_full(case: Case, loc: Loc) -> bool:
         # Options may be limits, and the place that a plan gives a tensor may be in use.
         or any(choice.options or choice.name in plans for choice in chosen if choice)
     )
+
+
+_OF_TILES: Final = ("scratchpad", "vector.scratchpad", "double_buffered", "granule", "latency")
+
+OF_MACHINES: Final[tuple[Rule, ...]] = (
+    # -- devices: copies and launches
+    _of_devices(
+        ("copy_engines", "pin_memory", "staging_bandwidth"),
+        _Described.linked,
+        "no link leads to the device, so nothing is copied there; give the machine links, or leave it out",
+    ),
+    Rule(
+        ("machine.devices.*.cuda_graph",),
+        lambda case, loc: case.decisions.cuda_graph,
+        "nothing is launched as a CUDA graph; say cuda_graph: true in the policy, or leave it out",
+    ),
+    _of_devices(
+        ("event_record", "event_wait"),
+        lambda of: of.waits_for_events() and of.device.lanes > 1 and not of.case.decisions.cuda_graph,
+        "events are recorded and waited for between streams, op by op, with synchronisation: issue; "
+        "say so in the policy and give the device streams: 2 or more, or leave it out",
+    ),
+    _of_devices(
+        ("event_hop",),
+        _Described.waits_for_events,
+        "the host waits for completion, and the device for no events; say synchronisation: issue in the "
+        "policy, or leave it out",
+    ),
+    _of_devices(
+        ("legacy_stream",),
+        lambda of: of.device.lanes > 1,
+        "the device has one stream, which waits for no other; give it streams: 2 or more, or leave it out",
+    ),
+    # -- devices: what tasks share
+    _of_devices(
+        ("sharing",),
+        _Described.may_compete,
+        "tasks of the device never compete: a GPU needs streams: 2 or more, a CPU more threads (workers x "
+        "cores_per_op) than cores; or leave it out",
+    ),
+    _of_devices(
+        ("max_resident", "blocks_per_sm"),
+        _Described.shares,
+        "kernels of the device share no SMs; say sharing: sm or sm+dram, and streams: 2 or more, or "
+        "leave it out",
+    ),
+    _of_devices(
+        ("oversubscription_cost",),
+        lambda of: of.shares("time") or (of.shares() and "sharing" not in of.values),
+        "the device's threads do not exceed its cores, or share no time slices; raise workers or "
+        "cores_per_op, or leave it out",
+    ),
+    _of_devices(
+        ("sms",),
+        lambda of: of.shares() or (of.timed() and ("use_sms" in of.values or of.fitted())),
+        "every op has a duration of its own and kernels share no SMs; let a cost model time ops, say "
+        "sharing: sm, or leave it out",
+    ),
+    _of_devices(
+        ("use_sms",),
+        _Described.timed,
+        "it cuts the rates of a cost model, and every op has a duration of its own, which stays as it is; "
+        "leave out the durations, give partitions (which do stretch durations), or leave it out",
+    ),
+    # -- devices: what ops cost
+    _of_devices(
+        (
+            *("peak", "matrix.peak", "vector.peak", "matrix.block_size", "dtype", "op_overhead"),
+            *("kernel_floor", *_OF_TILES),
+        ),
+        _Described.by_roofline,
+        "the device's roofline times no op: each has a duration of its own, or another cost model knows it; "
+        "leave out the durations, or the key",
+    ),
+    _of_devices(
+        ("clock", "l2", "generation", "sustained"),
+        _Described.fitted,
+        "it is for ops that fitted costs time, and there are none; say cost: [fitted, roofline] and leave "
+        "out the durations, or leave out the key",
+    ),
+    _of_devices(
+        ("matrix.kinds",),
+        lambda of: (
+            of.by_roofline("matrix.peak", "vector.peak", "core_bandwidth", *_OF_TILES)
+            or of.values.get("queues_per_core", 1) > 1
+        ),
+        "it says which ops run on the matrix unit, and the units are alike, or time no op and run no "
+        "two at once; give matrix: {peak: ...} and leave out the durations, say queues_per_core: 2, or leave "
+        "it out",
+    ),
+    _of_devices(
+        ("bandwidth",),
+        lambda of: of.shares("sm+dram") or of.by_roofline(),
+        "the device's roofline times no op, and kernels share no DRAM (sharing: sm+dram); leave out the "
+        "durations, or the key",
+    ),
+    _of_devices(
+        ("efficiency",),
+        lambda of: of.by_roofline("peak", "matrix.peak", "vector.peak"),
+        "it lowers the peak rate of ops that the device's roofline times, and there is no peak or no such "
+        "op; give peak and leave out the durations, or leave out the key",
+    ),
+    _of_devices(
+        ("memory_efficiency",),
+        lambda of: of.by_roofline("bandwidth"),
+        "it is about the bandwidth of ops that the device's roofline times, and there is no bandwidth, or no "
+        "such op; give bandwidth and leave out the durations, or leave out the key",
+    ),
+    _of_devices(
+        ("core_bandwidth",),
+        lambda of: of.by_roofline(*(["bandwidth"] if of.device.kind == "cpu" else [])),
+        "the device's roofline times no op, or a CPU has no bandwidth of which it is a part; leave out the "
+        "durations, or the key",
+    ),
+    _of_devices(
+        ("intra_op_parallelism_threads",),
+        lambda of: of.timed() or of.shares(),
+        "the device runs one op at a time, and every op has a duration of its own; leave it out",
+    ),
+    _of_devices(
+        ("cores_per_op",),
+        lambda of: of.timed() or of.shares() or of.may_compete() or "workers" not in of.values,
+        "it speeds up ops that a cost model times, and every op has a duration of its own; the device has "
+        "cores for all its workers. Leave out the durations, or the key",
+    ),
+    _of_devices(
+        ("serial_fraction", "speedup"),
+        lambda of: (
+            (of.timed() and (of.device.cores_per_op > 1 or 1 in of.values.get("speedup", ())))
+            or of.device.details.intra_op_pool is not None
+        ),
+        "it is for ops that a cost model times and that use several cores, or share a pool of threads; say "
+        "cores_per_op: 2 or more and leave out the durations, or leave out the key",
+    ),
+    _of_devices(
+        ("cost",),
+        _Described.timed,
+        "every op that may run on the device has a duration of its own; leave out the durations, or the key",
+    ),
+    Rule(
+        ("cost",),
+        lambda case, loc: any(of.timed() for of in _devices(case) if "cost" not in of.values),
+        "every op has a duration of its own, or every device its own cost model; leave out one of them",
+    ),
+    _of_devices(
+        ("ideal",),
+        lambda of: "preset" in of.values,
+        "it drops the overheads of a preset, and the device names none; leave out the overheads themselves",
+    ),
+    # -- the machine: presets that become ideal, links, the network
+    Rule(
+        ("machine.ideal",),
+        lambda case, loc: (
+            "preset" in case.scenario.machine_spec
+            or any("preset" in values for values in case.scenario.described_devices.values())
+        ),
+        "it drops the overheads of presets, and none is named; leave out the overheads themselves",
+    ),
+    Rule(
+        ("machine.links.*.efficiency",),
+        lambda case, loc: {"bandwidth", "name"} & set(case.scenario.machine_spec["links"][loc[2]]) != set(),
+        "it is a part of the link's bandwidth, which is not given; give bandwidth, or leave it out",
+    ),
+    Rule(
+        ("machine.links.*.rendezvous",),
+        lambda case, loc: bool(set(case.work.graph.kinds) & {"recv", "Recv", "_Recv"}),
+        "no op of the workload receives by key (kind recv), so nothing is requested; leave it out",
+    ),
+    Rule(
+        ("machine.sharing", "machine.routing", "machine.routes"),
+        lambda case, loc: bool(case.work.machine.links),
+        "the machine has no links; give it links or a topology, or leave it out",
+    ),
+    # -- ``memory:``: allocators, their limits, and what happens when memory is full
+    Rule(
+        ("memory.allocator",),
+        lambda case, loc: not set(case.scenario.described_devices) <= set(_memory(case).devices),
+        "every device has an allocator of its own under devices; leave one of them out",
+    ),
+    Rule(
+        ("memory.allocator.limits.*", "memory.devices.*.limits.*"),
+        _limit_counts,
+        "this allocator manages no device on which an op of the model runs; leave it out",
+    ),
+    Rule(
+        ("memory.when_full",),
+        _may_be_full,
+        "no device's memory is limited; give a device memory: 80GB, or leave it out",
+    ),
+)
