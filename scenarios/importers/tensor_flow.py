@@ -92,15 +92,6 @@ class TaskFlow:
         return TaskFlow(inputs, [tasks[n] for n in self.after], self.outputs)
 
 
-@dataclass
-class _Content:
-    """Content of a storage: the task that wrote it, and the number of its output."""
-
-    task: int
-    nbytes: int
-    output: int = -1
-
-
 def tensor_flow(tasks: Sequence[Touch]) -> list[TaskFlow]:
     """Return the dependencies of each task on earlier ones.
 
@@ -119,7 +110,10 @@ def tensor_flow(tasks: Sequence[Touch]) -> list[TaskFlow]:
     flows = [TaskFlow() for _ in tasks]
     last = {task.operator: i for i, task in enumerate(tasks)}
     before: dict[Hashable, int] = {}
-    held: dict[Storage, _Content] = {}
+    held: dict[Storage, tuple[int, int]] = {}
+    """The task that wrote what a storage holds, and its bytes."""
+    numbers: dict[tuple[int, Storage], int] = {}
+    """Of what a task wrote to a storage: the number of its output, if another task has read it."""
     readers: dict[Storage, list[int]] = defaultdict(list)
     """Tasks that have read a storage since it was written."""
     for i, task in enumerate(tasks):
@@ -131,8 +125,12 @@ def tensor_flow(tasks: Sequence[Touch]) -> list[TaskFlow]:
             flows[before[task.operator]].outputs.append(0)
         else:
             for storage in dict.fromkeys(one.storage for one in task.reads if one.storage in reads):
-                if (content := held.get(storage)) is not None:
-                    flows[i].inputs.append(_read(flows, content))
+                if storage in held:
+                    writer, nbytes = held[storage]
+                    outputs = flows[writer].outputs
+                    number = numbers.setdefault((writer, storage), len(outputs))
+                    outputs += [nbytes] if number == len(outputs) else []
+                    flows[i].inputs.append((writer, number))
                 readers[storage].append(last[task.operator])
         before[task.operator] = i
         if last[task.operator] == i:
@@ -144,14 +142,5 @@ def tensor_flow(tasks: Sequence[Touch]) -> list[TaskFlow]:
                 before_it = readers.pop(storage, [])
                 if storage in reads:
                     flows[i].after += [reader for reader in before_it if reader < i]
-                held[storage] = _Content(i, nbytes)
+                held[storage] = i, nbytes
     return flows
-
-
-def _read(flows: Sequence[TaskFlow], content: _Content) -> tuple[int, int]:
-    """Return the task and output of a content, which counts as an output of its task from now on."""
-    outputs = flows[content.task].outputs
-    if content.output < 0:
-        content.output = len(outputs)
-        outputs.append(content.nbytes)
-    return content.task, content.output
