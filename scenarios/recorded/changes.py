@@ -1,4 +1,4 @@
-"""The keys of ``what_if:``, in the order in which they are applied.
+"""The keys of ``what_if:``, in the order in which they are applied, and those of ``ranks:``.
 
 ::
 
@@ -262,3 +262,26 @@ def applied(graph: Graph, changes: Sequence[WhatIf], *, path: Sequence[str | int
                 warnings.warn(f"{told}: changes nothing in {graph.name!r}", stacklevel=2)
             graph = after
     return graph
+
+
+class ManyRanks(Strict):
+    """Ranks that all run the program of one recorded rank.
+
+    Attributes
+    ----------
+    parallel
+        dimensions of parallelism (tp, cp, ep, dp, or any name) and their sizes
+    order
+        dimensions, the fastest changing first; default: tp-cp-ep-dp
+    groups
+        process groups, or streams, of the recording, and which dimensions (tp, cp-dp) they are, where their
+        sizes do not tell
+    collectives
+        how long they take: the shortest recorded time of those that are alike, what the machine says, or as
+        recorded, with the time that each waited
+    """
+
+    parallel: dict[Name, Count] = Field(min_length=1)
+    order: Name | None = None
+    groups: dict[Name, Name] = Field(default_factory=dict)
+    collectives: Literal["fastest", "machine", "recorded"] = "fastest"

@@ -29,9 +29,9 @@ import os
 import warnings
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import chain, combinations
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 
@@ -39,6 +39,7 @@ from policies.parallel.rank_grid import MEGATRON, Grid, read_order
 from policies.parallel.ranks import MOST_RANKS, add_ranks
 from scenarios.importers.files import TRACES, read_head, refuse_no_graph
 from scenarios.recorded import select as roles
+from scenarios.recorded.changes import ManyRanks
 from scenarios.recorded.setup import AS_RECORDED, POLICY
 from sim.base.arrays import UNSET, at_most
 from sim.base.errors import InputError, hint, located
@@ -49,44 +50,14 @@ from sim.graph.graph import Graph
 _PAIRS: Final = frozenset({"send", "recv"})
 
 
-@dataclass(frozen=True)
-class RankLayout:
-    """A layout of ranks, and who communicates with whom.
-
-    Attributes
-    ----------
-    sizes : mapping of str to int
-        Dimension of parallelism → its size.
-    order : str, optional
-        Dimensions, the fastest changing first, such as ``tp-dp``; default: Megatron-LM's, then as given.
-    groups : mapping of str to str
-        Process group, or stream, of the recording → its dimension or dimensions (``cp-dp``).
-    collectives : {"fastest", "machine", "recorded"}
-        How long collectives take.
-    """
-
-    sizes: Mapping[str, int]
-    order: str | None = None
-    groups: Mapping[str, str] = field(default_factory=dict)
-    collectives: Literal["fastest", "machine", "recorded"] = "fastest"
-
-    @property
-    def grid(self) -> Grid:
-        """The ranks, in order."""
-        grid = Grid(dict(self.sizes)).ordered(MEGATRON)
-        at_most(MOST_RANKS, grid.ranks, "ranks")
-        with located("ranks"):
-            return grid if self.order is None else grid.ordered(read_order(self.order, list(grid.sizes)))
-
-
-def on_layout(graph: Graph, layout: RankLayout) -> Graph:
+def on_layout(graph: Graph, layout: ManyRanks) -> Graph:
     """Return the graph in which every rank of the layout runs a recorded program.
 
     Parameters
     ----------
     graph : Graph
         Recording of one process with one GPU.
-    layout : RankLayout
+    layout : ManyRanks
 
     Raises
     ------
@@ -101,7 +72,11 @@ def on_layout(graph: Graph, layout: RankLayout) -> Graph:
         Collectives keep recorded times that may include waiting.
     """
     _check(graph, layout)
-    grid = layout.grid
+    grid = Grid(dict(layout.parallel)).ordered(MEGATRON)
+    at_most(MOST_RANKS, grid.ranks, "ranks")
+    if layout.order is not None:
+        with located("ranks"):
+            grid = grid.ordered(read_order(layout.order, list(grid.sizes)))
     on_gpu = roles.collectives(graph) & ~roles.has_key(graph, "thread")
     calls = {op: _key(graph, op) for op in np.flatnonzero(on_gpu).tolist()}
     on: dict[str, str] = {}
@@ -134,7 +109,7 @@ def on_layout(graph: Graph, layout: RankLayout) -> Graph:
     return replace(builder.build(), device_facts=facts)
 
 
-def _check(graph: Graph, layout: RankLayout) -> None:
+def _check(graph: Graph, layout: ManyRanks) -> None:
     """Raise if a recording cannot be run on several ranks."""
     if graph.in_communicators:
         raise InputError("the recording is of several ranks already", path=("ranks",))
@@ -143,7 +118,7 @@ def _check(graph: Graph, layout: RankLayout) -> None:
     if len(gpus) != 1:
         found = f"has tasks on {', '.join(sorted(gpus))}" if gpus else "is none: no op says where it ran"
         raise InputError(f"the recording {found}; that of a rank has one GPU", path=("ranks",))
-    if layout.sizes.get("pp", 1) > 1:
+    if layout.parallel.get("pp", 1) > 1:
         raise InputError(
             "stages of a pipeline run different programs, which the recording of one does not have",
             path=("ranks", "pp"),
@@ -156,7 +131,7 @@ def _key(graph: Graph, op: int) -> str:
     return str(own.get("process_group", own.get("stream", "")))
 
 
-def _dimensions(graph: Graph, layout: RankLayout, grid: Grid, key: str, op: int) -> str:
+def _dimensions(graph: Graph, layout: ManyRanks, grid: Grid, key: str, op: int) -> str:
     """Return the dimensions that a recorded group spans, in one word; empty for a single rank."""
     given = layout.groups.get(key)
     if given is not None:
@@ -191,7 +166,7 @@ def _dimensions(graph: Graph, layout: RankLayout, grid: Grid, key: str, op: int)
 
 
 def _transferring(
-    graph: Graph, layout: RankLayout, grid: Grid, met: Mapping[int, str], calls: Mapping[int, str]
+    graph: Graph, layout: ManyRanks, grid: Grid, met: Mapping[int, str], calls: Mapping[int, str]
 ) -> Graph:
     """Return the program of a rank whose collectives have transfer times and know their dimensions."""
     ns, written = graph.duration_ns.copy(), graph.bytes_written.copy()

@@ -23,10 +23,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Discriminator, Field, JsonValue, PrivateAttr, Tag
 
-from devices.describe.quantities import Count, File, Name, Shorthand, Strict
+from devices.describe.quantities import Count, File, Name, Shorthand
 from scenarios.file.document import Document
 from scenarios.importers.files import TRACES, files_in
-from scenarios.recorded.changes import AnyWhatIf, applied
+from scenarios.recorded.changes import AnyWhatIf, ManyRanks, applied
 from scenarios.workloads.workload import Workload
 from sim.base import plugins
 from sim.base.errors import InputError, ScenarioError
@@ -49,35 +49,6 @@ Unknown = Annotated[
     Literal["error", "bytes"],
     Field(description="operators without a cost formula: refuse them, or count only their bytes"),
 ]
-
-
-class ManyRanks(Strict):
-    """Ranks that all run the program of one recorded rank.
-
-    Attributes
-    ----------
-    parallel
-        dimensions of parallelism (tp, cp, ep, dp, or any name) and their sizes
-    order
-        dimensions, the fastest changing first; default: tp-cp-ep-dp
-    groups
-        process groups, or streams, of the recording, and which dimensions (tp, cp-dp) they are, where their
-        sizes do not tell
-    collectives
-        how long they take: the shortest recorded time of those that are alike, what the machine says, or as
-        recorded, with the time that each waited
-    """
-
-    parallel: dict[Name, Count] = Field(min_length=1)
-    order: Name | None = None
-    groups: dict[Name, Name] = Field(default_factory=dict)
-    collectives: Literal["fastest", "machine", "recorded"] = "fastest"
-
-    def running(self, graph: Graph) -> Graph:
-        """Return the graph in which each rank runs a recorded program."""
-        from scenarios.recorded.many_ranks import RankLayout, on_layout
-
-        return on_layout(graph, RankLayout(self.parallel, self.order, self.groups, self.collectives))
 
 
 class _Count(Shorthand):
@@ -138,7 +109,9 @@ class ImportedFile(Workload):
             raise document.wrong(error, ("workload",) if error.path else ("workload", key)) from error
         with document.placing("workload"):
             if self.ranks is not None:
-                graph = self.ranks.running(graph)
+                from scenarios.recorded.many_ranks import on_layout
+
+                graph = on_layout(graph, self.ranks)
             return applied(graph, self.what_if, path=("what_if",))
 
 

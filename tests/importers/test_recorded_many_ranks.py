@@ -12,12 +12,17 @@ from chakra_files import host, kernel, node, trace_of
 from cli_runner import sim
 
 from scenarios.importers import load_graph
-from scenarios.recorded.many_ranks import RankLayout, on_layout
+from scenarios.recorded.changes import ManyRanks
+from scenarios.recorded.many_ranks import on_layout
 from scenarios.recorded.setup import run_recorded
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
 from sim.base.errors import InputError, ScenarioError
 from sim.graph.graph import Graph
+
+
+def layout(parallel, **more):
+    return ManyRanks(parallel=parallel, **more)
 
 
 def task(at: int, dur: int, correlation: int, name: str = "gemm", stream: int = 7, **args: Any) -> list[Any]:
@@ -66,14 +71,14 @@ def scenario(folder: Path, ranks: str, rest: str = "") -> Path:
 
 
 def test_transfers_are_the_shortest_of_their_size(tmp_path: Path) -> None:
-    graph = on_layout(load_graph(trace(tmp_path, *STEP)), RankLayout({"dp": 2}))
+    graph = on_layout(load_graph(trace(tmp_path, *STEP)), layout({"dp": 2}))
     calls = [op for op in range(len(graph)) if graph.kind(op) == "all_reduce"]
     assert [graph.op_names[op].partition("/")[0] for op in calls] == ["rank0", "rank0", "rank1", "rank1"]
     assert graph.duration_ns[calls].tolist() == 4 * [4000]
     assert [graph.attributes[op]["communicator"] for op in calls] == 4 * ["dp"]
     assert [graph.attributes[op]["recorded_ns"] for op in calls] == [40_000, 4000, 40_000, 4000]
     assert sorted(graph.pins) == ["cpu0", "cpu1", "gpu0", "gpu1"]
-    kept = on_layout(load_graph(trace(tmp_path, *STEP)), RankLayout({"dp": 2}, collectives="recorded"))
+    kept = on_layout(load_graph(trace(tmp_path, *STEP)), layout({"dp": 2}, collectives="recorded"))
     assert kept.duration_ns[calls].tolist() == [40_000, 4000, 40_000, 4000]
 
 
@@ -91,7 +96,7 @@ def test_equal_ranks_are_what_a_recording_of_all_would_be(tmp_path: Path) -> Non
     for rank in range(2):
         trace(folder, *STEP, name=f"{rank}.json", distributedInfo={"rank": rank, "world_size": 2})
     both = load_graph(folder, format="kineto")
-    made = on_layout(load_graph(trace(tmp_path, *STEP)), RankLayout({"dp": 2}, collectives="recorded"))
+    made = on_layout(load_graph(trace(tmp_path, *STEP)), layout({"dp": 2}, collectives="recorded"))
     assert sorted(made.op_names) == sorted(both.op_names)
     assert times(made, "") == times(both, "")
 
@@ -99,7 +104,7 @@ def test_equal_ranks_are_what_a_recording_of_all_would_be(tmp_path: Path) -> Non
 def test_groups_are_told_by_their_ranks(tmp_path: Path) -> None:
     steps = [reduce(2, 5, 1, group="1", ranks=[0, 1]), reduce(9, 5, 2, group="2", ranks=[0, 2])]
     steps.append(reduce(16, 5, 3, group="3", ranks=[0, 1, 2, 3]))
-    graph = on_layout(load_graph(trace(tmp_path, *steps)), RankLayout({"dp": 2, "tp": 2}))
+    graph = on_layout(load_graph(trace(tmp_path, *steps)), layout({"dp": 2, "tp": 2}))
     found: dict[str, list[str]] = {}
     for op in range(len(graph)):
         if "communicator" in graph.attributes.get(op, {}):
@@ -110,7 +115,7 @@ def test_groups_are_told_by_their_ranks(tmp_path: Path) -> None:
         "rank2": ["tp1", "dp0", "tp-dp"],
         "rank3": ["tp1", "dp1", "tp-dp"],
     }
-    other = on_layout(load_graph(tmp_path / "trace.json"), RankLayout({"dp": 2, "tp": 2}, order="dp-tp"))
+    other = on_layout(load_graph(tmp_path / "trace.json"), layout({"dp": 2, "tp": 2}, order="dp-tp"))
     assert other.attributes[other.index("rank1/ncclDevKernel_AllReduce.0")]["communicator"] == "dp0"
 
 
@@ -118,13 +123,13 @@ def test_groups_are_told_by_their_sizes(tmp_path: Path) -> None:
     """A job of other ranks than were recorded: two of four are alike in size, and have to be told."""
     steps = [reduce(2, 5, 1, group="1", ranks=4), reduce(9, 5, 2, group="2", ranks=[50, 57])]
     graph = load_graph(trace(tmp_path, *steps))
-    made = on_layout(graph, RankLayout({"tp": 2, "dp": 4}))
+    made = on_layout(graph, layout({"tp": 2, "dp": 4}))
     assert [
         made.attributes[made.index(f"rank3/ncclDevKernel_AllReduce.{k}")]["dimension"] for k in (0, 1)
     ] == ["dp", "tp"]
     with pytest.raises(InputError, match=r"the group '2' .* has 2 ranks, which fits tp and cp of the layout"):
-        on_layout(graph, RankLayout({"tp": 2, "cp": 2, "dp": 4}))
-    assert on_layout(graph, RankLayout({"tp": 2, "cp": 2, "dp": 4}, groups={"2": "cp"})).n_edges
+        on_layout(graph, layout({"tp": 2, "cp": 2, "dp": 4}))
+    assert on_layout(graph, layout({"tp": 2, "cp": 2, "dp": 4}, groups={"2": "cp"})).n_edges
 
 
 def test_a_late_rank_makes_others_wait(tmp_path: Path) -> None:
@@ -167,7 +172,7 @@ def test_chakra_traces_have_ranks_too(tmp_path: Path) -> None:
     path.write_bytes(
         trace_of(host(1, "mm", us=1), kernel(2, "k", by=1, us=5), host(3, "c10d::x", us=1), nccl)
     )
-    graph = on_layout(load_graph(path), RankLayout({"dp": 4}))
+    graph = on_layout(load_graph(path), layout({"dp": 4}))
     op = graph.index("rank2/ncclAllGather#4")
     assert (graph.attributes[op]["communicator"], int(graph.bytes_written[op])) == ("dp", 400)
     assert times(graph, "rank2/nccl") == {"rank2/ncclAllGather#4": (6, 15)}
@@ -190,13 +195,13 @@ def test_sizes_that_are_not_known_are_told(tmp_path: Path) -> None:
     steps = [task(2, 10, 1), task(13, 40, 2, "ncclKernel_AllReduce", 20)]
     graph = load_graph(trace(tmp_path, *steps))
     with pytest.warns(UserWarning, match="the sizes of 1 of 1 collectives are not known: they keep"):
-        made = on_layout(graph, RankLayout({"dp": 2}))
+        made = on_layout(graph, layout({"dp": 2}))
     assert made.duration_ns[made.is_kind("all_reduce")].tolist() == [40_000, 40_000]
     with pytest.raises(InputError, match="does not say the sizes of 1 of 1 collectives"):
-        on_layout(graph, RankLayout({"dp": 2}, collectives="machine"))
+        on_layout(graph, layout({"dp": 2}, collectives="machine"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        on_layout(graph, RankLayout({"dp": 2}, collectives="recorded"))
+        on_layout(graph, layout({"dp": 2}, collectives="recorded"))
 
 
 @pytest.mark.parametrize(
@@ -226,7 +231,7 @@ def test_only_recordings_of_one_gpu_are_put_on_ranks(tmp_path: Path) -> None:
     b = GraphBuilder("none")
     b.op("a", duration_ns=1)
     with pytest.raises(InputError, match="the recording is none: no op says where it ran"):
-        on_layout(b.build(), RankLayout({"dp": 2}))
-    graph = on_layout(load_graph(trace(tmp_path, *STEP)), RankLayout({"dp": 2}))
+        on_layout(b.build(), layout({"dp": 2}))
+    graph = on_layout(load_graph(trace(tmp_path, *STEP)), layout({"dp": 2}))
     with pytest.raises(InputError, match="is of several ranks already"):
-        on_layout(graph, RankLayout({"dp": 2}))
+        on_layout(graph, layout({"dp": 2}))
