@@ -19,7 +19,7 @@ from typing import Final
 
 import numpy as np
 
-from sim.base.arrays import BoolArray
+from sim.base.arrays import BoolArray, grouped
 from sim.base.errors import InputError, UnknownNameError, located
 from sim.explain.communication import COMMUNICATION, moving_kinds
 from sim.explain.narration import names_around
@@ -138,13 +138,10 @@ class Names:
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        self._of: dict[str, list[int]] = {}  # name → ops, except for kinds, devices and names of single ops
-        self._full: dict[str, list[int]] = {}
-        for op, name in enumerate(graph.op_names):
-            self._of.setdefault(_short(name), []).append(op)
-        for key in ("operator", "kernel", "full_name", "module"):
-            for op, value in graph.attribute(key).items():
-                self._full.setdefault(str(value), []).append(op)
+        # Name → ops, except for kinds, devices and names of single ops.
+        self._of = grouped((_short(name), op) for op, name in enumerate(graph.op_names))
+        full = ("operator", "kernel", "full_name", "module")
+        self._full = grouped((str(value), op) for key in full for op, value in graph.attribute(key).items())
         for key in ("operator", "module"):
             for op, path in graph.attribute(key).items():
                 for name in {*names_around(str(path)), *str(path).split("/")}:

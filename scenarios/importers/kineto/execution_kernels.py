@@ -29,7 +29,7 @@ from scenarios.importers.kineto.gradients import Operators
 from scenarios.importers.kineto.kernel_names import kind_of
 from scenarios.importers.kineto.kineto_rows import Calls, GpuTask, RecordedTrace
 from scenarios.importers.tensor_flow import TaskFlow, Touch, tensor_flow
-from sim.base.arrays import LATEST_NS, UNSET, Codes
+from sim.base.arrays import LATEST_NS, UNSET, Codes, grouped
 from sim.base.errors import InputError
 from sim.base.files import StrPath
 from sim.graph.attributes import SIZES
@@ -279,15 +279,12 @@ def _by_number(slices: Sequence[_Slice], operators: Sequence[Operator]) -> dict[
 
 def _by_name(slices: Sequence[_Slice], operators: Sequence[Operator]) -> dict[int, Made]:
     """Return operators by thread, name and order."""
-    threads: dict[int, dict[str, list[Operator]]] = defaultdict(lambda: defaultdict(list))
-    for operator in operators:
-        threads[operator.thread][operator.name].append(operator)
+    of_thread = grouped((operator.thread, operator) for operator in operators)
+    threads = [grouped((operator.name, operator) for operator in own) for own in of_thread.values()]
     found: dict[int, Made] = {}
     for _, own in groupby(enumerate(slices), key=lambda each: each[1].thread):
-        named: dict[str, list[int]] = defaultdict(list)
-        for i, one in own:
-            named[one.name].append(i)
-        most = max(threads.values(), key=lambda theirs: _alike(named, theirs), default={})
+        named = grouped((one.name, i) for i, one in own)
+        most = max(threads, key=lambda theirs: _alike(named, theirs), default={})
         for name, places in named.items():
             same = most.get(name, ())
             if same and len(places) % len(same) == 0:

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from scenarios.importers.kineto.kineto_rows import Calls, Thread
-from sim.base.arrays import UNSET, BoolArray, Codes, IntArray, by_first_use
+from sim.base.arrays import UNSET, BoolArray, Codes, IntArray, by_first_use, grouped
 
 # ----------------------------------------------------------------------------------------------------------
 # Which operator launched a task: the innermost one around the launch call.
@@ -69,10 +69,9 @@ class Operators:
         """Return begins and ends of the operators whose names fit."""
         fits: BoolArray = np.array([bool(fits_name(word)) for word in self.words], bool)
         thread, start_ns, end_ns, word, _ = self.columns()
-        found: Spans = {}
-        for n in np.flatnonzero(fits[word]).tolist():
-            found.setdefault(int(thread[n]), []).append((int(start_ns[n]), int(end_ns[n])))
-        return found
+        which = fits[word]
+        spans = zip(start_ns[which].tolist(), end_ns[which].tolist(), strict=True)
+        return grouped(zip(thread[which].tolist(), spans, strict=True))
 
     def around(self, calls: Calls, which: IntArray) -> dict[int, tuple[str, int]]:
         """Return name and number of the operators around some of the calls, by correlation."""
@@ -238,9 +237,7 @@ def turns(threads: Sequence[Thread], calls: Calls) -> dict[int, tuple[int, int]]
         main       [call][call]                      [call][call]
         another                 [call] [call] [call]              [call] [call]
     """
-    of_process: dict[object, list[int]] = defaultdict(list)
-    for thread in by_first_use(calls.thread)[1].tolist():
-        of_process[threads[thread][0]].append(thread)
+    of_process = grouped((threads[n][0], n) for n in by_first_use(calls.thread)[1].tolist())
     found = {}
     for first, *others in of_process.values():
         if len(others) != 1:

@@ -43,6 +43,7 @@ from scenarios.importers.kineto.kineto_host import (
     waits_for_copy,
 )
 from scenarios.importers.kineto.kineto_rows import EventWait, HostCall, HostWait, RecordedTrace, Thread
+from sim.base.arrays import grouped
 
 _RECORDS: Final = 64
 """A call waits for one of this many recorded events."""
@@ -122,10 +123,8 @@ class _Reader:
         self._open: dict[int, list[HostCall]] = {}  # waits in doubt of the same task
         self._calls = sorted(trace.calls, key=lambda call: call.correlation)
         self._call = {call.correlation: call for call in trace.calls}
-        self._next: dict[Thread, list[int]] = defaultdict(list)
-        for call in self._calls:
-            if call.correlation in self._first:
-                self._next[self._thread(call)].append(call.correlation)
+        launches = (call for call in self._calls if call.correlation in self._first)
+        self._next = grouped((self._thread(call), call.correlation) for call in launches)
         noted = self._noted(Streams(trace)) if trace.waits else {}
         for call in self._calls:
             self._take(call, noted)
@@ -233,7 +232,7 @@ class _Reader:
             Whether the previous call recorded an event.
         """
         self._waits += 1
-        mine = self._next[thread]
+        mine = self._next.get(thread, [])
         following = bisect.bisect_left(mine, call.correlation)
         if following and self._of_group(call, mine[following - 1]):
             return

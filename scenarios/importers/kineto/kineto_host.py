@@ -72,7 +72,7 @@ from scenarios.importers.kineto.kineto_rows import (
     RecordedTrace,
     Thread,
 )
-from sim.base.arrays import BoolArray, Csr, IntArray
+from sim.base.arrays import BoolArray, Csr, IntArray, grouped
 
 # ----------------------------------------------------------------------------------------------------------
 # What tasks of a GPU wait for on it: the task before them on their stream, and events of other streams.
@@ -284,9 +284,7 @@ class HostOps:
         self._last: dict[Thread, str] = {}
         self._called: dict[Thread, int] = {}  # end of the last launch call of each thread
         self._threads: dict[Thread, str] = {}
-        self._launches: dict[int, list[int]] = defaultdict(list)
-        for i, task in enumerate(trace.tasks):
-            self._launches[task.correlation].append(i)
+        self._launches = grouped((task.correlation, i) for i, task in enumerate(trace.tasks))
         self._queue = RecordedLaunchQueue(trace)
         self._waits: list[int] = []  # which of the ops are calls that only wait
         for call in trace.calls:

@@ -40,7 +40,7 @@ import numpy as np
 from scenarios.importers.kineto.event_columns import EventColumns, wholes
 from scenarios.importers.kineto.gradients import UNNUMBERED
 from scenarios.importers.kineto.kineto_rows import GpuTask, HostWait, Noted, Thread
-from sim.base.arrays import LATEST_NS, UNSET, IntArray
+from sim.base.arrays import LATEST_NS, UNSET, IntArray, grouped
 from sim.base.errors import InputError, in_file
 from sim.base.files import MOST_BYTES, FileTooLargeError, StrPath, read_bytes
 
@@ -208,10 +208,8 @@ def _process(serial: IntArray) -> IntArray:
 
 
 def _read(tables: _Tables) -> list[Report]:
-    tasks: dict[int, list[GpuTask]] = defaultdict(list)
-    for table in ("KERNEL", "MEMCPY", "MEMSET", "GRAPH_TRACE"):
-        for process, task in _tasks(tables, _CUPTI + table):
-            tasks[process].append(task)
+    names_of_tables = ("KERNEL", "MEMCPY", "MEMSET", "GRAPH_TRACE")
+    tasks = grouped(row for table in names_of_tables for row in _tasks(tables, _CUPTI + table))
     if not tasks:
         raise InputError(
             "no kernel, copy or fill of a GPU in the recording (`nsys profile --trace=cuda,nvtx`)"
@@ -227,7 +225,7 @@ def _read(tables: _Tables) -> list[Report]:
                 f"has GPU tasks of {len(processes)} processes ({several}) and does not say whose is whose "
                 "(no globalPid); record each by itself (`mpirun ... nsys profile ...`), and give the folder"
             )
-        tasks[processes.pop()] += unsaid
+        tasks.setdefault(processes.pop(), []).extend(unsaid)
     names = [_VERSION.sub("", name) for name in tables.texts(f"{_CUPTI}RUNTIME", "nameId", calls[4])]
     gpus, found, alone = _gpus(tables), list[Report](), len(tasks) == 1
     for process in sorted(tasks, key=lambda each: (min(task.device for task in tasks[each]), each)):

@@ -34,6 +34,7 @@ from typing import Any, Final, NamedTuple
 
 from scenarios.importers.files import items, read_head
 from scenarios.importers.kineto.event_columns import arguments, span, text, thread_of, whole
+from sim.base.arrays import grouped
 from sim.base.errors import InputError, in_file
 from sim.base.files import StrPath
 from sim.export.chrome import SIMULATOR
@@ -177,10 +178,8 @@ def meet(slices: Sequence[Slice]) -> list[str]:
     list of str
         Communicators whose collectives did not end together on all ranks; these belong to none any more.
     """
-    members: dict[str, list[Slice]] = defaultdict(list)
-    for each in slices:
-        if "communicator" in each.attributes:
-            members[each.attributes["communicator"]].append(each)
+    communicating = (each for each in slices if "communicator" in each.attributes)
+    members = grouped((each.attributes["communicator"], each) for each in communicating)
     lost = []
     for name, found in members.items():
         if (durations := _transfers(found)) is None:
