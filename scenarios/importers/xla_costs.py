@@ -98,12 +98,15 @@ class Computation:
         Its result.
     outer : Computation or None
         A computation whose instructions it may also read (for a region of StableHLO).
+    flop : int or None
+        What `flop_of` has counted.
     """
 
     name: str
     instructions: dict[str, Instruction] = field(default_factory=dict)
     root: Operand = ("", None)
     outer: Computation | None = None
+    flop: int | None = None
 
     def shape(self, operand: Operand) -> Shape:
         """Return the shape of an operand."""
@@ -244,71 +247,66 @@ def kind_of(instruction: Instruction, given: Sequence[Array]) -> str | None:
 # -- flop -----------------------------------------------------------------------------------------
 
 
-class Costs:
-    """The work of instructions; each computation is counted once."""
+def flop_of(computation: Computation) -> int:
+    """Return the flop of a computation; loops count as far as their text gives the trips."""
+    if computation.flop is None:
+        computation.flop = 0  # for recursion, which is refused elsewhere
+        works = (work_of(one, computation.shapes(one)) for one in computation.instructions.values())
+        computation.flop = sum(works)
+    return computation.flop
 
-    def __init__(self) -> None:
-        self._known: dict[int, int] = {}
 
-    def of(self, computation: Computation) -> int:
-        """Return the flop of a computation; loops count as far as their text gives the trips."""
-        if id(computation) not in self._known:
-            self._known[id(computation)] = 0  # for recursion, which is refused elsewhere
-            works = (self.work(one, computation.shapes(one)) for one in computation.instructions.values())
-            self._known[id(computation)] = sum(works)
-        return self._known[id(computation)]
-
-    def work(self, instruction: Instruction, given: Sequence[Array]) -> int:
-        """Return the flop of an instruction with these operands."""
-        opcode, called = instruction.opcode, instruction.called
-        results = instruction.results
-        made = results[0].elements if results else 0
-        window: Sequence[int] = instruction.attributes.get("window", {}).get("size", ())
-        others = max(0, math.prod(window) - 1)
-        if product := product_of(instruction):
-            if product == "convolution":
-                return Convolution(instruction, given).flops
-            sizes = _product_sizes(instruction, given[0], given[1])
-            if sizes["m"] * sizes["n"] * sizes.get("batch", 1) != made:
-                raise _misfit(instruction, given)
-            return 2 * made * int(sizes["k"])
-        if opcode in _EXPANDED:
-            return _EXPANDED[opcode] * made
-        if opcode.startswith("rng") and opcode in TRANSCENDENTAL:
-            return sum(one.elements for one in results)
-        if opcode == "map":
-            return self.of(called[0]) * made
-        if opcode in _ELEMENTWISE or opcode in TRANSCENDENTAL:
-            if opcode != "bitcast-convert" and any(one.dims not in ((), results[0].dims) for one in given):
-                raise _misfit(instruction, given)
-            return made
-        if opcode in ("reduce", "reduce-window", "scatter"):
-            applied = self.of(called[0]) if called else 1
-            if opcode == "scatter":
-                return applied * given[-1].elements
-            if opcode == "reduce":
-                return applied * max(0, given[0].elements - made)
-            return applied * others * made
-        if opcode == "select-and-scatter":
-            select, scatter = (self.of(one) for one in called[:2])
-            return (select * others + scatter) * given[1].elements
-        if opcode == "sort":
-            n = given[0].elements
-            return n * max(0, n - 1).bit_length()
-        if opcode == "fft":
-            lengths: Sequence[int] = instruction.attributes.get("fft_length", ())
-            return 8 * given[0].elements * math.prod(max(1, n).bit_length() - 1 for n in lengths)
-        if opcode == "triangular-solve":
-            return 2 * given[0].dims[-1] * given[1].elements
-        if opcode == "cholesky":
-            return given[0].dims[-1] * given[0].elements // 3
-        if opcode == "conditional":
-            return max(map(self.of, called), default=0)
-        if opcode == "while":
-            return sum(map(self.of, called)) * int(instruction.attributes.get("trips", 1))
-        if opcode in ("call", "fusion", "async-start"):
-            return self.of(called[0])
-        return 0
+def work_of(instruction: Instruction, given: Sequence[Array]) -> int:
+    """Return the flop of an instruction with these operands."""
+    opcode, called = instruction.opcode, instruction.called
+    results = instruction.results
+    made = results[0].elements if results else 0
+    window: Sequence[int] = instruction.attributes.get("window", {}).get("size", ())
+    others = max(0, math.prod(window) - 1)
+    if product := product_of(instruction):
+        if product == "convolution":
+            return Convolution(instruction, given).flops
+        sizes = _product_sizes(instruction, given[0], given[1])
+        if sizes["m"] * sizes["n"] * sizes.get("batch", 1) != made:
+            raise _misfit(instruction, given)
+        return 2 * made * int(sizes["k"])
+    if opcode in _EXPANDED:
+        return _EXPANDED[opcode] * made
+    if opcode.startswith("rng") and opcode in TRANSCENDENTAL:
+        return sum(one.elements for one in results)
+    if opcode == "map":
+        return flop_of(called[0]) * made
+    if opcode in _ELEMENTWISE or opcode in TRANSCENDENTAL:
+        if opcode != "bitcast-convert" and any(one.dims not in ((), results[0].dims) for one in given):
+            raise _misfit(instruction, given)
+        return made
+    if opcode in ("reduce", "reduce-window", "scatter"):
+        applied = flop_of(called[0]) if called else 1
+        if opcode == "scatter":
+            return applied * given[-1].elements
+        if opcode == "reduce":
+            return applied * max(0, given[0].elements - made)
+        return applied * others * made
+    if opcode == "select-and-scatter":
+        select, scatter = (flop_of(one) for one in called[:2])
+        return (select * others + scatter) * given[1].elements
+    if opcode == "sort":
+        n = given[0].elements
+        return n * max(0, n - 1).bit_length()
+    if opcode == "fft":
+        lengths: Sequence[int] = instruction.attributes.get("fft_length", ())
+        return 8 * given[0].elements * math.prod(max(1, n).bit_length() - 1 for n in lengths)
+    if opcode == "triangular-solve":
+        return 2 * given[0].dims[-1] * given[1].elements
+    if opcode == "cholesky":
+        return given[0].dims[-1] * given[0].elements // 3
+    if opcode == "conditional":
+        return max(map(flop_of, called), default=0)
+    if opcode == "while":
+        return sum(map(flop_of, called)) * int(instruction.attributes.get("trips", 1))
+    if opcode in ("call", "fusion", "async-start"):
+        return flop_of(called[0])
+    return 0
 
 
 def _misfit(instruction: Instruction, given: Sequence[Array]) -> InputError:

@@ -31,14 +31,15 @@ from scenarios.importers.xla_costs import (
     COLLECTIVES,
     Array,
     Computation,
-    Costs,
     Instruction,
     Shape,
     bytes_moved,
+    flop_of,
     kind_of,
     leaves,
     product_of,
     sizes_of,
+    work_of,
 )
 from scenarios.importers.xla_hlo import MOST_DEPTH, XlaModule, read_hlo
 from scenarios.importers.xla_stablehlo import read_stablehlo
@@ -220,7 +221,6 @@ class _Program:
     def __init__(self, module: XlaModule, unknown: str) -> None:
         self._module, self._unknown = module, unknown
         self._builder = GraphBuilder(module.name)
-        self._costs = Costs()
         self._seen, self._silent, self._depth = 0, False, 0
         self._lengths: dict[int, int] = {}
         self._unclear: dict[str, list[str]] = {}
@@ -434,7 +434,7 @@ class _Program:
         if n is not None and chosen.array.dtype == "bool":
             n = int(not n)  # the first branch is that of true
         if n is None or not 0 <= n < len(one.called):
-            work = [self._costs.of(each) for each in one.called]
+            work = [flop_of(each) for each in one.called]
             n = work.index(max(work))
             self._assume("of WHICH the branch with most flop runs", where)
         return self._run(one.called[n], given[n + 1 : n + 2], f"{where}/{n}/", known)
@@ -481,7 +481,7 @@ class _Program:
             if one.opcode != opcode and not one.attributes.get("synchronous"):
                 stream, self._asynchronous = 1, True
         else:
-            work = self._costs.work(one, arrays)
+            work = work_of(one, arrays)
         if stream is not None:
             attributes["stream"] = stream
         self._builder.op(
@@ -506,7 +506,7 @@ class _Program:
         best, most = None, (False, -1)
         for each in inside.instructions.values():
             if each.opcode not in _NOTHING:
-                weight = bool(product_of(each)), self._costs.work(each, inside.shapes(each))
+                weight = bool(product_of(each)), work_of(each, inside.shapes(each))
                 if weight >= most:
                     best, most = each, weight
         if best is None:
