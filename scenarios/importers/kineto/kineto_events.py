@@ -314,18 +314,17 @@ def what_it_is(path: StrPath) -> str:
     """
     others: dict[str, Any] = {}
     counted: Counter[str] = Counter()
-    names: dict[str, None] = {}
-    processes: dict[str, None] = {}
+    seen: set[str] = set()
     for event in items(path, "a trace", "traceEvents", others):
         name, args = event.get("name"), event.get("args")
         counted[str(event.get("cat", ""))] += 1
-        names[f"n:{name!s:.40}"] = None
+        seen.add(f"n:{name!s:.40}")
         if name == "process_name" and isinstance(args, dict):
-            processes[f"p:{args.get('name')}"] = None
+            seen.add(f"p:{args.get('name')}")
     if not counted:
         return ", which has no events"
     keys = (f"k:{key}" for key in others)
-    signs = "\n".join([*keys, *(f"c:{category}" for category in counted), *names, *processes])
+    signs = "\n".join([*keys, *(f"c:{category}" for category in counted), *sorted(seen)])
     looks = next(
         (words for sign, words in _SIGNS.items() if re.search(f"^{sign}", signs, re.MULTILINE)), None
     )
