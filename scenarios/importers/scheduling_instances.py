@@ -15,6 +15,10 @@ A machine of a shop is a device that executes one op at a time. A project has on
 each activity, and its resources are those of the machine; a task graph has no machine. Times in the file have
 no unit; `unit` gives the duration of 1.
 
+With communication times (as in the set of task graphs with communication, and in ``.stg`` files of other
+tools) a predecessor is followed by the time to send its result, needed if the two run on different
+processors. It becomes bytes, at `bandwidth`, so that the machine's links determine the time.
+
 Formats: https://github.com/tamy0612/JSPLIB; https://github.com/SchedulingLab/fjsp-instances; Kolisch and
 Sprecher, "PSPLIB, a project scheduling problem library", EJOR 96(1), 1997; Tobita and Kasahara, "A standard
 task graph set for fair evaluation of multiprocessor scheduling algorithms", Journal of Scheduling 2002,
@@ -28,12 +32,13 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final, NamedTuple, NoReturn
+from fractions import Fraction
+from typing import Any, Final, Literal, NamedTuple, NoReturn
 
 from scenarios.importers.files import read_head, stem
-from sim.base.errors import InputError, in_file, shortened
+from sim.base.errors import GraphError, InputError, in_file, shortened
 from sim.base.files import StrPath, read_text
-from sim.base.units import parse_duration
+from sim.base.units import NS_PER_S, parse_bandwidth, parse_duration, round_half_up
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
 
@@ -145,8 +150,16 @@ class FlexibleJobShop:
         )
 
     @staticmethod
-    def load(path: StrPath, *, unit: str = "1us") -> Graph:
-        """Return the graph of a file, with names as in a job shop; machines count from 0 if there is a 0.
+    def load(path: StrPath, *, unit: str = "1us", machines_from: int | None = None) -> Graph:
+        """Return the graph of a file, with names as in a job shop.
+
+        Parameters
+        ----------
+        path : path
+        unit : str
+            Duration of a time of 1.
+        machines_from : int, optional
+            The number of the first machine, 0 or 1; default: 0 if any op names a machine 0.
 
         Raises
         ------
@@ -156,7 +169,7 @@ class FlexibleJobShop:
         machines, lines = _job_lines(path, 3)
         jobs = [_flexible(line) for line in lines]
         named = [machine for job in jobs for times in job for machine in times]
-        first = min(1, *named)
+        first = machines_from if machines_from is not None else min(1, *named)
         for line, job in zip(lines, jobs, strict=True):
             if any(not first <= machine < first + machines for times in job for machine in times):
                 line.wrong(f"ops on machines from {first} to {first + machines - 1}")
@@ -269,8 +282,30 @@ class TaskGraph:
         return name.removesuffix(".gz").endswith(".stg")
 
     @staticmethod
-    def load(path: StrPath, *, unit: str = "1us") -> Graph:
-        """Return the graph of a file; tasks are named by their numbers, and edges are control edges.
+    def load(
+        path: StrPath,
+        *,
+        unit: str = "1us",
+        communication: Literal["no", "yes"] = "no",
+        bandwidth: str = "1GB/s",
+    ) -> Graph:
+        """Return the graph of a file.
+
+        Parameters
+        ----------
+        path : path
+        unit : str
+            Duration of a time of 1.
+        communication : {"no", "yes"}
+            Whether every predecessor is followed by a communication time.
+        bandwidth : str
+            Bandwidth at which a communication time is as long as the file says.
+
+        Returns
+        -------
+        Graph
+            Tasks are named ``"0"``, ``"1"``, ... as in the file. Without communication, edges are control
+            edges. With it, a task has an output for each successor, because the file gives each its own time.
 
         Raises
         ------
@@ -280,19 +315,46 @@ class TaskGraph:
             There is a cycle, or a predecessor does not exist.
         """
         unit_ns = parse_duration(unit, what="unit")
+        rate = parse_bandwidth(bandwidth, what="bandwidth")
+        per_edge = 2 if communication == "yes" else 1
         lines = lines_of(path, read_text(path))
-        if not lines or re.fullmatch(r"\d{1,15}", " ".join(lines[0].words), re.ASCII) is None:
+        if not lines or len(lines[0].words) != 1 or _NUMBER.fullmatch(lines[0].words[0]) is None:
             raise InputError(f"{path}: not a task graph (its first line should be the number of tasks)")
-        count = int(lines.pop(0).words[0])
-        if len(lines) not in (count, count + 2):  # the two dummies are usually not counted
-            raise InputError(f"{path}: {count} tasks are announced (and two dummies), {len(lines)} are there")
+        tasks = [_task(line, per_edge) for line in lines[1:]]
+        count = Fraction(lines[0].words[0])
+        if len(tasks) not in (count, count + 2):  # the two dummies are usually not counted
+            raise InputError(f"{path}: {count} tasks are announced (and two dummies), {len(tasks)} are there")
+        outputs: dict[Fraction, list[int]] = {task: [] for task, _, _ in tasks}
+        edges: dict[Fraction, list[str]] = {task: [] for task, _, _ in tasks}
+        for task, _, before in tasks:
+            for other, time in before:
+                if other not in outputs:
+                    raise GraphError(f"{path}: task {task} comes after task {other}, which is not there")
+                if communication == "yes":
+                    edges[task].append(f"{other}:{len(outputs[other])}")
+                    outputs[other].append(round_half_up(time * unit_ns * rate / NS_PER_S))
+                else:
+                    edges[task].append(str(other))
         builder = GraphBuilder(stem(path, ".stg"))
+        reads = "inputs" if communication == "yes" else "after"
         with in_file(path):
-            for line in lines:
-                expected = "TASK TIME N PREDECESSOR ..."
-                numbers = line.numbers(expected)
-                if len(numbers) < 3 or len(numbers) != 3 + numbers[2]:
-                    line.wrong(expected)
-                task, time, _, *before = map(str, numbers)
-                builder.op(task, kind="task", duration_ns=int(time) * unit_ns, after=before)
+            for task, time, _ in tasks:
+                facts: dict[str, Any] = {reads: edges[task], "outputs": outputs[task]}
+                builder.op(str(task), kind="task", duration_ns=round_half_up(time * unit_ns), **facts)
             return builder.build()
+
+
+_NUMBER: Final = re.compile(r"\d{1,30}(\.\d{1,30})?", re.ASCII)
+
+
+def _task(line: TextLine, per_edge: int) -> tuple[Fraction, Fraction, list[tuple[Fraction, Fraction]]]:
+    """Return task, time and (predecessor, communication time) of each predecessor."""
+    for word in line.words:
+        if _NUMBER.fullmatch(word) is None:
+            raise InputError(f"{line.path}: line {line.number}: {shortened(word)!r} is no number from 0")
+    values = [*map(Fraction, line.words)]
+    if len(values) < 3 or len(values) != 3 + per_edge * values[2] or values[0].denominator > 1:
+        line.wrong("TASK TIME N" + (" PREDECESSOR" if per_edge == 1 else " PREDECESSOR TIME") + " ...")
+    rest = values[3:]
+    times = rest[1::2] if per_edge == 2 else [Fraction(0)] * len(rest)
+    return values[0], values[1], list(zip(rest[::per_edge], times, strict=True))

@@ -204,6 +204,13 @@ DIAMOND = """\
 # Multiprocessor Scheduling
 #   CP Length:  18
 """
+WITH_COMMUNICATION = """\
+2
+0 5 0
+1 3 1  0 10
+2 4 2  0 20  1 0.5
+3 0 1  2 0
+"""
 
 
 def stg(folder: Path, text: str, **options: str) -> Graph:
@@ -223,19 +230,24 @@ def test_a_diamond(tmp_path: Path) -> None:
     assert stg(tmp_path, DIAMOND, unit="1ms").duration_ns.sum() == 22_000_000
 
 
+def test_communication_becomes_bytes(tmp_path: Path) -> None:
+    """10 us at 1 GB/s are 10 kB; each successor has a time of its own."""
+    graph = stg(tmp_path, WITH_COMMUNICATION, communication="yes")
+    assert edges(graph) == {("0", "1", 10_000), ("0", "2", 20_000), ("1", "2", 500), ("2", "3", 0)}
+    faster = stg(tmp_path, WITH_COMMUNICATION, communication="yes", bandwidth="2GB/s")
+    assert ("0", "1", 20_000) in edges(faster)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", "is empty"),
         ("1 2\n", "its first line should be the number of tasks"),
-        (
-            "1\n0 x 0\n",
-            "line 2: should be TASK TIME N PREDECESSOR ..., all whole numbers from 0, found '0 x 0'",
-        ),
-        ("1\n0 -1 0\n", "line 2: should be TASK TIME N PREDECESSOR ..., all whole numbers"),
+        ("1\n0 x 0\n", "line 2: 'x' is no number from 0"),
+        ("1\n0 -1 0\n", "line 2: '-1' is no number from 0"),
         ("1\n0 1 2 0\n", "line 2: should be TASK TIME N PREDECESSOR ..., found '0 1 2 0'"),
         ("5\n0 1 0\n", r"5 tasks are announced \(and two dummies\), 1 are there"),
-        ("2\n0 1 0\n1 1 1 7\n", "op '1' has an unknown control input '7'"),
+        ("2\n0 1 0\n1 1 1 7\n", "task 1 comes after task 7, which is not there"),
         ("2\n0 1 1 1\n1 1 1 0\n", "cycle"),
         ("2\n0 1 0\n0 1 0\n", "the name '0' is used twice"),
     ],
@@ -248,6 +260,8 @@ def test_wrong_task_graphs_are_told(tmp_path: Path, text: str, message: str) -> 
 def test_options_that_do_not_do(tmp_path: Path) -> None:
     with pytest.raises(UnitError, match="unit: "):
         stg(tmp_path, DIAMOND, unit="1")
+    with pytest.raises(InputError, match=r"communication: should be .no. or .yes., not .maybe."):
+        stg(tmp_path, DIAMOND, communication="maybe")
     with pytest.raises(InputError, match="batch=2 cannot be set"):
         load_graph(tmp_path / "graph.stg", batch=2)
     (tmp_path / "binary.stg").write_bytes(b"\xff\xfe")
