@@ -217,7 +217,11 @@ def json_schema() -> dict[str, Any]:
 
 
 def _share(schema: Any) -> None:
-    """Replace the long patterns of quantities by references, and drop defaults that say nothing."""
+    """Replace the long patterns of quantities by references, and drop defaults that say nothing.
+
+    Limits of a number that a validator reads first come from pydantic as ``ge`` and ``le``, which JSON Schema
+    does not know.
+    """
     if isinstance(schema, list):
         for item in schema:
             _share(item)
@@ -225,6 +229,9 @@ def _share(schema: Any) -> None:
         return
     if "default" in schema and schema["default"] is None:  # an editor would offer it
         del schema["default"]
+    for limit, keyword in (("ge", "minimum"), ("le", "maximum")):
+        if isinstance(schema.get(limit), int):
+            schema[keyword] = schema.pop(limit)
     for name, shared in _SHARED.items():
         if schema.get("anyOf") == shared["anyOf"]:
             del schema["anyOf"]

@@ -242,6 +242,12 @@ def test_what_ships_keeps_the_schema_that_editors_use() -> None:
     assert not validator.is_valid({"workload": {"ops": {}}, "polcy": "in-order"})
 
 
+def test_an_editor_knows_the_limits_of_numbers() -> None:
+    iterations = SCHEMA["properties"]["iterations"]
+    assert (iterations["minimum"], iterations["maximum"], iterations["type"]) == (1, 10**8, "integer")
+    assert '"ge"' not in str(SCHEMA).replace("'", '"')
+
+
 def test_an_editor_is_offered_names_and_the_options_of_each() -> None:
     kinds = SCHEMA["$defs"]
     assert "out-of-order" in kinds["PolicyFields"]["properties"]["name"]["anyOf"][0]["enum"]
