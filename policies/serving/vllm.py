@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from policies.option_checks import whole
 from policies.serving.batcher import Batcher, PrefixKeys, Request, Step, rank
 from policies.serving.kv_blocks import KvBlocks
 from sim.base.errors import InputError
@@ -70,6 +71,8 @@ class Vllm019(Batcher):
     def __post_init__(self) -> None:
         """Check the options."""
         super().__post_init__()
+        for option in ("long_prefill_token_threshold", "num_speculative_tokens"):
+            whole("vllm-0.19", option, getattr(self, option), least=0)
         if self.async_scheduling and self.num_speculative_tokens:
             raise InputError("speculative decoding is known here without it", path=("async_scheduling",))
         if self.draft_model and not self.num_speculative_tokens:

@@ -275,9 +275,7 @@ class _Composer:
             self.open.append(_Open(Node(empty, place), event.anchor))
         elif isinstance(event, yaml.CollectionEndEvent):
             done = self.open.pop()
-            for (
-                other
-            ) in done.merged:  # which adds the keys that are not there (https://yaml.org/type/merge.html)
+            for other in done.merged:  # adds the keys that are not there (https://yaml.org/type/merge.html)
                 for key, node in other.value.items():
                     done.node.value.setdefault(key, node)
                     done.node.keys.setdefault(key, other.keys[key])

@@ -32,7 +32,15 @@ from typing import Annotated, Any, Final
 
 import numpy as np
 import pandas as pd
-from pydantic import AliasChoices, BaseModel, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from devices.describe.field_types import Duration, Type, fault
 from devices.describe.quantities import Count, File, Name, Size, Strict, Whole, one_of
@@ -46,8 +54,15 @@ from sim.base.units import NS_PER_S, parse_rate
 
 Row = dict[str, Any]
 
+
+def _in_order(given: list[int]) -> list[int]:
+    if given[0] > given[1]:
+        raise fault(f"should be [least, most], not {given}")
+    return given
+
+
 _Tokens = Annotated[Count, Field(le=MOST_TASKS)]
-Tokens = _Tokens | Annotated[list[_Tokens], Field(min_length=2, max_length=2)]
+Tokens = _Tokens | Annotated[list[_Tokens], Field(min_length=2, max_length=2), AfterValidator(_in_order)]
 """A number of tokens, or the least and the largest."""
 _RATE: Final = {"type": "string", "pattern": r"^\s*[0-9.eE+-]+\s*/\s*(s|min|h)\s*$"}
 Rate = Annotated[float, Type(lambda value: parse_rate(value, what=""), "8/s", _RATE)]
@@ -191,8 +206,8 @@ class _Row(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _in_units(cls, row: Row) -> Row:
-        for columns in (_PROMPTS, _OUTPUTS):
-            if not row.keys() & set(columns):
+        for columns in (dict.fromkeys(_PROMPTS), dict.fromkeys(_OUTPUTS)):
+            if not row.keys() & columns.keys():
                 raise fault(f"has none of the columns {', '.join(columns)}, but {', '.join(map(str, row))}")
         times = {column: unit for column, unit, *_ in _FORMATS if unit and column in row}
         return {**row, **{column: _duration(row[column], unit) for column, unit in times.items()}}
@@ -290,7 +305,9 @@ def _each_request(path: Path) -> Iterator[tuple[int, Row]]:
     """Yield the rows of a trace; vLLM's result has lists, and is a row for each of its requests."""
     for line, row in read_rows(path):
         if row.keys() >= set(_LISTS):
-            yield from ((line, each) for each in unzipped(row, _LISTS))
+            with in_file(f"line {line}"):
+                rows = unzipped(row, _LISTS)
+            yield from ((line, each) for each in rows)
         else:
             yield line, row
 

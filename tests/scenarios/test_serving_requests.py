@@ -84,6 +84,10 @@ def test_a_prefix_in_common() -> None:
         ({"trace": "a", "prompt": 1}, "prompt\n  Extra"),
         ({"rate": "8", "prompt": 1, "output": 1, "count": 1}, "8"),
         ({"rate": "8/s", "prompt": [3], "output": 1, "count": 1}, "at least 2 items"),
+        (
+            {"rate": "8/s", "prompt": [5, 3], "output": 1, "count": 1},
+            r"should be \[least, most\], not \[5, 3\]",
+        ),
         ({"rate": "8/s", "prompt": 10**9, "output": 1, "count": 1}, "less than or equal to 100000000"),
         ({"rate": "8/s", "prompt": 0, "output": 1, "count": 1}, "greater than or equal to 1"),
     ],
@@ -157,7 +161,7 @@ def test_mooncake(tmp_path: Path) -> None:
 @pytest.mark.parametrize("output", [[3, 0], 3, None])
 def test_lists_of_vllm_that_are_of_another_length_are_refused(output: Any, tmp_path: Path) -> None:
     path = trace(tmp_path, json.dumps(VLLM | {"output_lens": output}))
-    with pytest.raises(InputError, match="start_times, input_lens, output_lens should be lists of one"):
+    with pytest.raises(InputError, match="line 1: start_times, input_lens, output_lens should be lists"):
         read_requests(path)
 
 
@@ -217,7 +221,7 @@ def test_what_else_ours_says(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("", "has no request that was answered"),
-        ("a,b\n1,2\n", "line 2: has none of the columns prompt, input_length, .*, but a, b"),
+        ("a,b\n1,2\n", "line 2: has none of the columns prompt, .* tokens, input_toks, input_lens, but a, b"),
         (MOONCAKE + "{", "line 3: not JSON"),
         (MOONCAKE + "[1]", "not JSON|line 3: should be an object"),
         (MOONCAKE.replace("52", '"x"'), "line 1: output_length: should be a valid integer, .* not 'x'"),

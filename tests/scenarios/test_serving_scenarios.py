@@ -120,6 +120,12 @@ def test_a_batcher_without_seats_is_refused(policy: str) -> None:
         run(LINEAR, {"name": policy, "max_num_seqs": 0})
 
 
+@pytest.mark.parametrize("option", ["long_prefill_token_threshold", "num_speculative_tokens"])
+def test_counts_of_tokens_are_not_negative(option: str) -> None:
+    with pytest.raises(InputError, match=f"{option} must be a whole number of at least 0; found -1"):
+        run(LINEAR, {"name": "vllm-0.19", option: -1})
+
+
 @pytest.mark.parametrize("come", [{"rate": "200/s"}, {"in_flight": 2}])
 def test_a_prompt_that_no_step_may_hold_ends_the_run(come: dict[str, Any]) -> None:
     """Also where the next request comes when another one has ended, which none ever does."""
