@@ -89,7 +89,7 @@ def sweep(
             now = {key: f"{own} {program()}" for key, own in now.items()}
         kept = KeptRows(known, now, [column_of_result(name) for name in variants.results])
         is_new = out is None or force or not Path(out).exists()
-        if not is_new and len(kept.found) < len(points):
+        if not is_new and kept.found != now.keys():
             told = "is there already, and is no table of these points"
             raise InputError(f"{out}: {told}; name another file, or replace it with --force")
         if kept.changed:
@@ -198,12 +198,12 @@ class KeptRows:
                 ValueError, TypeError, KeyError
             ):  # a line cut off when the sweep was killed, or that of another point
                 entry = json.loads(line)
+                self.found.add(entry["point"])
                 whole = "makespan_ns" not in entry["row"] or all(name in entry["row"] for name in columns)
                 if entry["scenario"] != now[entry["point"]]:
                     self.changed.add(entry["point"])
                 elif whole:
                     self.rows[entry["point"]] = entry["row"]
-                self.found.add(entry["point"])
         self.changed -= self.rows.keys()
 
     def put(self, key: str, row: Row) -> None:

@@ -482,6 +482,9 @@ def test_a_table_of_something_else_is_not_written_over(scenario: Path, tmp_path:
         "--force\n"
     )
     assert Path(out).read_bytes() == before
+    part = CliRunner().invoke(app, [*one[:-1], VARY[0].rpartition(",")[0]])
+    assert "is there already, and is no table of these points" in part.stderr
+    assert CliRunner().invoke(app, one).exit_code == 0  # nothing of what was kept is lost
     Path(out).write_text("my notes", encoding="utf-8")
     assert "is there already, and its results differ" in CliRunner().invoke(app, one).stderr
 
