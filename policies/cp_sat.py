@@ -140,8 +140,7 @@ def _offset(time: Time | int) -> int:
 
 def translate(problem: ScheduleProblem, unit: int = 1) -> Written:
     """Return the whole of a problem as a model, its times in a unit of so many ns (`unit_of`)."""
-    with extra("opt", problem.purpose):
-        from ortools.sat.python import cp_model
+    from ortools.sat.python import cp_model
 
     model = cp_model.CpModel()
     times: list[Any] = []
@@ -359,10 +358,11 @@ def least(problem: ScheduleProblem, limit_ns: int, workers: int = 1, seed: int =
     MissingExtraError
         OR-tools is not installed.
     """
+    with extra("opt", problem.purpose):  # it takes a second to import, which is none of the search's
+        from ortools.sat.python import cp_model
+
     until = monotonic() + limit_ns / NS_PER_S
     written = translate(problem, unit_of(problem))
-    from ortools.sat.python import cp_model
-
     values, bound, finished = None, 0, False
     for level, effort in _turns(problem) if workers == 1 else ((1, inf),):
         solver = solver_of(level, effort, until - monotonic(), seed, workers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random as dice
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -26,7 +27,7 @@ from policies.issue.ready_queue import ReadyQueue
 from policies.optimum_lists import Lists
 from policies.optimum_model import Follow, JobModel
 from policies.placement.simple import Given
-from policies.schedule_problem import LONGEST, Time
+from policies.schedule_problem import LONGEST, ScheduleProblem, Time
 from scenarios.run.execute import run_case
 from scenarios.run.load import load_scenario
 from scenarios.variants.optimum import find_optimum
@@ -170,6 +171,18 @@ def test_sums_of_many_tasks_are_met_to_the_microsecond(tmp_path: Path) -> None:
         == -(-limits.lower_bound_ns // 1000) * 1000
         == 1000 * (-(-sum(us) // 4) + 89_000)
     )
+
+
+def test_the_time_that_a_search_has_begins_when_the_solver_is_imported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import ortools.sat.python.cp_model
+
+    name = "ortools.sat.python.cp_model"
+    monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr(ortools.sat.python, "cp_model")
+    monkeypatch.setattr(cp_sat, "monotonic", lambda: 0.0 if name in sys.modules else -1e6)
+    assert cp_sat.least(ScheduleProblem("a test", 10), 10**10).finished
 
 
 def test_the_solver_counts_in_the_unit_of_all_times() -> None:
