@@ -460,4 +460,5 @@ def closed_form(
     if name not in forms or not forms[name][-1]:
         return None
     quantity, formula, excess, _ = forms[name]
-    return ClosedForm(quantity, formula, m * chunks * (f if name == "forward-only" else f + b), excess)
+    work = f if name == "forward-only" else f + times.of("B")
+    return ClosedForm(quantity, formula, m * chunks * work, excess)

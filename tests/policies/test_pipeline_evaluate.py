@@ -179,6 +179,8 @@ def test_formulas_keep_to_their_domain() -> None:
     assert closed_form("1f1b", ranks=4, micro_batches=3, times=fused) is None
     assert closed_form("zb-h1", ranks=4, micro_batches=3, times=split) is None
     assert closed_form("zb-h1", ranks=4, micro_batches=8, times=fused) is None
+    with pytest.raises(InputError, match="no time for them: give backward"):
+        closed_form("gpipe", ranks=4, micro_batches=8, times=StageTimes(forward=2))
     assert closed_form("zb-h2", ranks=4, micro_batches=6, times=split) is None
     assert closed_form("zb-v", ranks=4, chunks=2, micro_batches=6, times=split) is None
     assert closed_form("chimera", ranks=4, micro_batches=8, times=fused) is None
