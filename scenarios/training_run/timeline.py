@@ -9,7 +9,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Final
@@ -57,27 +59,35 @@ def lanes_of(life: Life, most: int = MOST_WORKERS) -> dict[str, list[Interval]]:
         if start < life.end_ns:
             begins[machine] = min(start, begins.get(machine, start))
     shown = sorted(begins, key=lambda machine: (begins[machine], machine))[:most]
-    slow = {machine: sorted(each[:2] for each in life.slow if each[2] == machine) for machine in shown}
     lanes = {"run": list(life.timeline)}
     for machine in sorted(shown):
-        lanes[f"worker {machine}"] = list(_of_worker(life, changes.get(machine, [(0, "job")]), slow[machine]))
+        slow = deque(sorted(each[:2] for each in life.slow if each[2] == machine))
+        lanes[f"worker {machine}"] = list(_of_worker(life, changes.get(machine, [(0, "job")]), slow))
     return lanes
 
 
-def _of_worker(life: Life, changes: list[tuple[int, str]], slow: list[tuple[int, int]]) -> Iterator[Interval]:
+def _of_worker(
+    life: Life, changes: list[tuple[int, str]], slow: deque[tuple[int, int]]
+) -> Iterator[Interval]:
     ends = [start for start, _ in changes[1:]] + [life.end_ns]
+    starts = [start for _, start, _ in life.timeline]
     for (start, state), end in zip(changes, ends, strict=True):
         if start < end and state != "job":
             yield state, start, end
-        for each, a, b in life.timeline if state == "job" else ():
+        meanwhile = slice(max(0, bisect_right(starts, start) - 1), bisect_left(starts, end))
+        for each, a, b in life.timeline[meanwhile] if state == "job" else ():
+            while slow and slow[0][1] <= a:  # over
+                slow.popleft()
             computes = each in ("computing", "redoing")
-            yield from _cut(each, max(a, start), min(b, end), slow if computes else [])
+            yield from _cut(each, max(a, start), min(b, end), slow if computes else ())
 
 
-def _cut(state: str, start: int, end: int, slow: list[tuple[int, int]]) -> Iterator[Interval]:
+def _cut(state: str, start: int, end: int, slow: Iterable[tuple[int, int]]) -> Iterator[Interval]:
     """Yield an interval, cut where it overlaps slow ones."""
     at = start
     for begin, over in slow:
+        if begin >= end:
+            break
         a, b = max(begin, at), min(over, end)
         if a < b:
             if at < a:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -218,6 +220,12 @@ def test_lanes_of_the_picture() -> None:
         "worker 2": [("spare", 0, 38), ("restarting", 38, 44), ("redoing", 44, 54), ("computing", 54, 64)],
     }
     assert list(lanes_of(life, most=1)) == ["run", "worker 1"]
+    many = [("computing", 10 * k, 10 * k + 10) for k in range(40_000)]  # soon done: each is looked at once
+    slowed = [(10 * k + 3, 10 * k + 15, 0, Fraction(2)) for k in range(0, 40_000, 2)]
+    long = replace(life, timeline=many, end_ns=400_000, own=[], slow=slowed)
+    assert lanes_of(long)["worker 0"][:4] == [
+        *[("computing", 0, 3), ("slow", 3, 10), ("slow", 10, 15), ("computing", 15, 20)]
+    ]
     (axes,) = timeline({"one": life}).axes
     assert [label.get_text() for label in axes.get_yticklabels()] == [
         "run",
