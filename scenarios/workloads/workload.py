@@ -189,15 +189,15 @@ def op_place(error: SimError, document: Document) -> Loc:
     >>> op_place(SimError("graph 'g' has a cycle: f/0 -> p -> f/0").about("f/0"), document)
     ('workload', 'ops', 'f')
     """
-    if error.op is None or document.at(("workload", "ops")) is None:
-        return ("workload",)
-    found = [loc for loc, _ in _ops(error.op, document)]
+    found = [] if error.op is None else [loc for loc, _ in _ops(error.op, document)]
     for loc in reversed(found):
         name = error.attribute or ""
         for attribute in ((*loc, "attributes", name), (*loc, name)):
             if document.at(attribute) is not None:
                 return attribute
-    return found[-1] if found else ("workload", "ops")
+    if not found and error.op is not None and document.at(("workload", "ops")) is not None:
+        return ("workload", "ops")
+    return found[-1] if found else ("workload",)
 
 
 def op_message(error: SimError, document: Document) -> str:
@@ -217,8 +217,14 @@ def op_message(error: SimError, document: Document) -> str:
 
 def _ops(whole: str, document: Document) -> Iterator[tuple[Loc, str]]:
     """Yield path and name of each op in `whole`; an op of a function follows the op that stands for it."""
-    scope: Loc = ("workload", "ops")
+    workload: Loc = ("workload",)
     name = whole
+    session, _, rest = whole.partition("/")
+    if document.at(("workload", "sessions", session)) is not None:  # SESSION/OP, or SESSION/BATCH/OP
+        workload = ("workload", "sessions", session, "workload")
+        batch, _, after = rest.partition("/")
+        name = after if batch.isdecimal() and document.at((*workload, "ops", rest)) is None else rest
+    scope: Loc = (*workload, "ops")
     while name:
         op = name
         while document.at((*scope, op)) is None:  # parts of a split op, and ops of its function: NAME/...
@@ -234,7 +240,7 @@ def _ops(whole: str, document: Document) -> Iterator[tuple[Loc, str]]:
         function = document.at((*scope, op, "attributes", key))
         if function is None:
             return
-        scope = ("workload", "functions", str(function.value), "ops")
+        scope = (*workload, "functions", str(function.value), "ops")
 
 
 # ----------------------------------------------------------------------------------------------------------

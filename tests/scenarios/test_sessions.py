@@ -227,6 +227,11 @@ def test_a_mistake_in_a_session_has_its_place(tmp_path: Path) -> None:
         run_scenario(load_scenario(path))
     done = sim("run", path)
     assert done.exit_code == 2
+    for more in ("", "\n      iterations: 2"):  # ops are a/f, or a/0/f
+        text = path.read_text().partition("          f:")[0]
+        path.write_text(f"{text}          f: {{duration: 1us, device: gpu}}{more}\n")
+        with pytest.raises(ScenarioError, match=r"s.yaml:7:38: workload.sessions.a.*.f.device: op 'a/.*cpu"):
+            run_scenario(load_scenario(path))
 
 
 def test_a_session_takes_every_workload_but_a_pipeline(tmp_path: Path) -> None:
