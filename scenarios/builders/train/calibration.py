@@ -133,7 +133,7 @@ class KernelPrices:
 
     def __init__(self, device: Device, dtype: str, products: str | None = None) -> None:
         if device.cost is None:
-            give = "give the model a rate (150TFLOP/s) or a calibration, or devices a cost model"
+            give = "give the model a rate (150TFLOP/s) or a calibration, or a machine with a cost model"
             raise InputError(f"nothing tells how long its products take: {give}")
         self.device, self.dtype, self.products = device, dtype, products or dtype
         check_dtype(dtype)
