@@ -52,7 +52,7 @@ class KvBlocks:
 
     def __init__(self, blocks: int, block_size: int, reserved: int = 0) -> None:
         if blocks <= reserved:
-            raise InputError(f"{blocks} blocks of keys and values are too few: {reserved} are reserved")
+            raise InputError(f"no block is left for keys and values; blocks: {blocks}, reserved: {reserved}")
         self.block_size, self.blocks = block_size, blocks
         self.usable = blocks - reserved
         # Only blocks ever given out, or reserved; all others are at the head of the free list.

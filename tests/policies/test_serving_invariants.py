@@ -73,7 +73,7 @@ def test_blocks_that_lost_their_key_are_told() -> None:
 
 def test_no_block_left_to_give_out_is_refused() -> None:
     """The first is the engine's own."""
-    with pytest.raises(InputError, match="1 blocks of keys and values are too few: 1 are reserved"):
+    with pytest.raises(InputError, match="no block is left for keys and values; blocks: 1, reserved: 1"):
         KvBlocks(1, 16, reserved=1)
 
 
