@@ -152,8 +152,9 @@ def _table(path: Path) -> dict[str, Known]:
     """Return the known bounds of each instance in a table."""
     found: dict[str, Known] = {}
     with in_file(path):
-        for name, low, high in _bounds_json(path) if path.suffix == ".json" else _bounds_csv(path):
-            with in_file(name):
+        rows = _bounds_json(path) if path.suffix == ".json" else _bounds_csv(path)
+        for place, name, low, high in rows:
+            with in_file(place):
                 lower, upper = _ns(low), _ns(high)
                 if lower is not None and upper is not None and lower > upper:
                     raise InputError(f"the lower bound {low} is above the upper one, {high}")
@@ -161,22 +162,23 @@ def _table(path: Path) -> dict[str, Known]:
     return found
 
 
-def _bounds_json(path: Path) -> list[tuple[str, Any, Any]]:
+def _bounds_json(path: Path) -> list[tuple[str, str, Any, Any]]:
     found = []
     try:
         for row in json.loads(read_text(path)):
             own, optimum = row.get("bounds") or {}, row.get("optimum")
-            found.append((row["name"], optimum or own.get("lower"), optimum or own.get("upper")))
+            name, lower, upper = row["name"], own.get("lower"), own.get("upper")
+            found.append((name, name, optimum or lower, optimum or upper))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"should be a list of name, optimum, bounds: {error!r}") from None
     return found
 
 
-def _bounds_csv(path: Path) -> list[tuple[str, Any, Any]]:
+def _bounds_csv(path: Path) -> list[tuple[str, str, Any, Any]]:
     reader = csv.DictReader(io.StringIO(read_text(path)))
     if reader.fieldnames != ["instance", "lower", "upper"]:
         raise InputError(f"line 1: should be instance,lower,upper, found {reader.fieldnames}")
-    return [(row["instance"], row["lower"], row["upper"]) for row in reader]
+    return [(f"line {reader.line_num}", row["instance"], row["lower"], row["upper"]) for row in reader]
 
 
 def _ns(value: Any) -> int | None:

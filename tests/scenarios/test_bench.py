@@ -122,8 +122,8 @@ def test_bounds_of_both_kinds(tmp_path: Path) -> None:
     ("bounds", "message"),
     [
         ("name,lower,upper\n", "bounds.csv: line 1: should be instance,lower,upper"),
-        ("instance,lower,upper\na,x,6\n", "bounds.csv: a: 'x' is not a number and a unit"),
-        ("instance,lower,upper\na,7,6\n", "bounds.csv: a: the lower bound 7 is above the upper one, 6"),
+        ("instance,lower,upper\na,x,6\n", "bounds.csv: line 2: 'x' is not a number and a unit"),
+        ("instance,lower,upper\na,7,6\n", "bounds.csv: line 2: the lower bound 7 is above the upper one, 6"),
     ],
 )
 def test_wrong_bounds_are_told(tmp_path: Path, bounds: str, message: str) -> None:
