@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sim.base.arrays import UNSET, Codes, Csr, IntArray
-from sim.base.errors import GraphError, UnknownNameError, nearest
+from sim.base.errors import GraphError, UnknownNameError, hint
 from sim.base.units import LARGEST
 from sim.graph.attributes import typed
 from sim.graph.graph import Graph, Role, split_output
@@ -376,7 +376,7 @@ class GraphBuilder:
         Raises
         ------
         GraphError
-            There is no op, nothing produces an input (the message has the nearest name), there is a cycle
+            There is no op, nothing produces an input (the message has known names), there is a cycle
             (which is named), or an attribute has a wrong type.
         """
         n = len(self._ops)
@@ -486,8 +486,8 @@ class GraphBuilder:
             return (
                 f"{here} reads {name!r}, but {base!r} has {self._first[op + 1] - self._first[op]} output(s)"
             )
-        close = nearest(name, self._ops if what != "input" else [*self._ops, *self._externals])
-        return f"{here} has an unknown {what} {name!r}" + (f"; did you mean {close!r}?" if close else "")
+        known = [*self._ops, *self._externals] if what == "input" else self._ops
+        return f"{here} has an unknown {what} {name!r}{hint(name, known)}"
 
     def _name(self, op: int) -> str:
         return list(self._ops)[op]
