@@ -75,8 +75,8 @@ def _pieces(schedule: OpSchedule, row: int) -> Iterator[tuple[str, int, int]]:
     if f is None:
         pieces = _pieces_in_table(schedule, row)
     elif row >= f.n:
-        made = min(int(f.data[row]), start)
-        pieces = iter((("dependency", made), ("transfer", start - made)))
+        made, anew = min(int(f.data[row]), start), int(f.restarted[row])
+        pieces = iter((("recovery", anew), ("dependency", made - anew), ("transfer", start - made)))
     else:
         found = waits(f, np.array([row]), np.array([0]), np.array([start]))
         pieces = ((reason, int(ns[0])) for reason, _, ns in found)
@@ -88,7 +88,7 @@ def _pieces(schedule: OpSchedule, row: int) -> Iterator[tuple[str, int, int]]:
 def _held_transfer(f: DerivedColumns, row: int, at_ns: int, reason: str) -> Blame:
     name = row_text(f, row)
     cause = int(f.last_producer[row])
-    if reason == "dependency" and cause != UNSET:
+    if reason != "transfer" and cause != UNSET:
         verb = "runs" if f.row_start[cause] <= at_ns else "has not started yet"
         return Blame(reason, f"{name} carries what {row_text(f, cause)} makes, which {verb}", cause)
     other = f.transfer_that_ended(row, int(f.row_start[row]))

@@ -16,6 +16,8 @@ from devices.network import make_network
 from policies.issue.program_order import InOrder, OutOfOrder
 from policies.issue.ready_queue import ReadyQueue
 from scenarios.report.diff import Answer, parts_of_both
+from scenarios.run.execute import run_case
+from scenarios.run.load import load_scenario
 from sim import Device, GraphBuilder, Link, Machine, Policy, Trace, simulate
 from sim.diff.blockers import held_at, waits_of
 from sim.diff.differences import Differences, common_subsequence, differences, idle_change, path_change
@@ -90,6 +92,22 @@ def test_what_a_policy_holds_back_between_two_launches_has_a_reason_at_any_time(
     told = [held_at(held, row, at_ns) for at_ns in (1, 5, 12, 14, 17)]
     found = [(each.reason, held.names[each.row]) for each in told if each is not None]
     assert found == [("issue", "d"), ("policy", "b"), ("policy", "b"), ("issue", "b"), ("issue", "c")]
+
+
+def test_a_transfer_after_a_restart_waits_for_the_recovery_first() -> None:
+    """The step that the failed worker cuts short begins anew at 210 ms; its weights are ready 1 ms later."""
+    folder = Path(__file__).parents[2] / "scenarios" / "examples"
+    case = load_scenario(folder / "worker_fails.yaml").cases()[0]
+    held = schedule_of(run_case(case).trace, "run")
+    moves = held.kind == list(held.kinds).index("transfer")
+    row = int(np.flatnonzero(moves & (held.start_ns == 211_000_000))[0])
+    assert waits_of(held, row) == {"recovery": 210_000_000, "dependency": 1_000_000}
+    told = held_at(held, row, 0)
+    assert told is not None
+    assert (told.reason, told.told.partition("] ")[2]) == (
+        "recovery",
+        "from server to cpu0 carries what 'weights'[3] makes, which has not started yet",
+    )
 
 
 def test_a_table_names_the_op_ahead_on_the_lane(tmp_path: Path) -> None:
