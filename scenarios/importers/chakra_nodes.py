@@ -40,7 +40,7 @@ def fields(message: bytes) -> Iterator[tuple[int, int, int | bytes]]:
     >>> list(fields(bytes([0x08, 0x96, 0x01, 0x12, 0x02, 0x68, 0x69])))
     [(1, 0, 150), (2, 2, b'hi')]
     """
-    at, end = 0, len(message)
+    at, end = 0, len(_bytes(message))
     while at < end:
         key, at = (message[at], at + 1) if message[at] < 0x80 else _varint(message, at)
         wire = key & 7
@@ -90,12 +90,21 @@ def packed(value: int | bytes) -> list[int]:
 
 def signed(value: Any) -> int:
     """Return an int64 from its two's complement in 64 bits."""
+    if isinstance(value, bytes):
+        raise InputError("a protobuf field that should be a number is none")
     return int(value - 2**64 if value >= 2**63 else value)
 
 
 def text(value: Any) -> str:
     """Return a string field."""
-    return str(value.decode(errors="replace"))
+    return _bytes(value).decode(errors="replace")
+
+
+def _bytes(value: Any) -> bytes:
+    """Return a text or message; raise if the field is a number."""
+    if not isinstance(value, bytes):
+        raise InputError("a protobuf field that should be a text or message is a number")
+    return value
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

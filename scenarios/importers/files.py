@@ -40,7 +40,7 @@ def read_json(path: StrPath) -> Any:
 def as_utf8(content: bytes) -> bytes:
     """Return text as UTF-8 without a byte order mark; other content is returned as it is."""
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return content.decode("utf-16", "replace").encode()
+        return content.decode(json.detect_encoding(content), "replace").encode()
     return content.removeprefix(codecs.BOM_UTF8)
 
 

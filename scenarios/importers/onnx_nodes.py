@@ -90,7 +90,10 @@ def nodes_of(graph: Any) -> Iterator[Any]:
 
 def first_output(node: Any) -> str:
     """Return the first output that is not omitted."""
-    return next(str(name) for name in node.output if name)
+    for name in node.output:
+        if name:
+            return str(name)
+    raise InputError(f"node {node_name(node)!r} ({node.op_type}) has no output; the file may be damaged")
 
 
 def node_name(node: Any) -> str:
@@ -330,8 +333,13 @@ def _if(node: Any, values: Values, name: str, about: Mapping[str, Any], enter: _
 
 def _ends(node: Any, attribute: str, scope: Scope) -> list[Value]:
     """Return the results of a branch, one for each output of the node."""
-    outputs = graphs_of(node)[attribute].output[: len(node.output)]
-    return [scope.values[output.name] for output in outputs]
+    outputs = graphs_of(node)[attribute].output
+    if len(outputs) < len(node.output):
+        raise InputError(
+            f"node {node_name(node)!r} (If) has {len(node.output)} outputs, and its {attribute} returns "
+            f"{len(outputs)}"
+        )
+    return [scope.values[output.name] for output in outputs[: len(node.output)]]
 
 
 def _together(node: Any, ends: Sequence[Value]) -> Values:
@@ -350,6 +358,12 @@ def _loop(node: Any, values: Values, name: str, about: Mapping[str, Any], enter:
     body = graphs_of(node)["body"]
     formal = [given.name for given in body.input]
     starts = [values[given] for given in node.input[2:]]
+    inputs, outputs = len(starts) + 2, max(len(starts), len(node.output)) + 1
+    if len(formal) != inputs or len(body.output) < outputs:
+        raise InputError(
+            f"node {name!r} (Loop) carries {len(starts)} values and has {len(node.output)} outputs; its body "
+            f"has {len(formal)} inputs and {len(body.output)} outputs; {inputs} and {outputs} are needed"
+        )
     before: Values = {
         formal[0]: Value(TensorProto.INT64, ()),
         # While the body runs, the condition is true.

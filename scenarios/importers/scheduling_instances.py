@@ -79,7 +79,7 @@ def _is_shop(head: bytes) -> list[list[str]]:
 
 def _job_lines(path: StrPath, most: int) -> tuple[int, list[TextLine]]:
     """Return the number of machines, and the line of each job."""
-    lines = lines_of(path, read_text(path))
+    lines = lines_of(path, read_text(path)) or [TextLine(path, 1, [])]
     sizes = [word for word in lines[0].words[:2] if word.isdecimal() and word.isascii()]
     if len(sizes) < 2 or len(lines[0].words) > most or "0" in sizes:
         lines[0].wrong("JOBS MACHINES" + (" [MACHINES AN OP]" if most > 2 else ""))

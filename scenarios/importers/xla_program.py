@@ -180,7 +180,10 @@ def number_made(one: Instruction, given: Sequence[int | float | None]) -> int | 
         return None
     if one.opcode == "compare" and len(known) == 2:
         return int(_COMPARED[one.attributes.get("direction", "EQ")](*known))
-    found = _NUMBERS[one.opcode](*known) if one.opcode in _NUMBERS else None
+    try:
+        found = _NUMBERS[one.opcode](*known) if one.opcode in _NUMBERS else None
+    except TypeError:  # bits of a number that was converted: its value is still a fraction
+        return None
     return found if found is not None and abs(found) < _LARGEST else None
 
 

@@ -67,6 +67,8 @@ def test_damage_is_refused_or_harmless(tmp_path: Path, seed: int) -> None:
         (trace_of(node(1, inputs=f"[[1, 2, 0, {10**12}, {10**12}, 'c']]")), "a tensor of 1000000000000 elem"),
         (trace_of(node(1, data=[2]), node(2, data=[1])), "has a cycle: op#1 -> op#2 -> op#1"),
         (trace_of(*(host(i, "x", data=[i % 99 + 1]) for i in range(1, 100))), r"more \.\.\. -> "),
+        (trace_of(node(1) + field(2, 5)), "not a Chakra trace: a protobuf field that should be a text or me"),
+        (trace_of(node(1) + field(8, 5)), "not a Chakra trace: a protobuf field that should be a text or me"),
         (trace_of(node(1), node(1)), r"1 node id\(s\) are there twice"),
     ],
 )  # fmt: skip

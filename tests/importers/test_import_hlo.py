@@ -247,6 +247,18 @@ def test_what_repeats_a_tensor_is_read_as_it_is_and_counters_are_none(load):
     assert [name.split("/")[1] for name in powers.op_names if "dot" in name] == [*"0123456"]
 
 
+def test_bits_of_a_number_that_was_converted_are_computed_nowhere(load):
+    counted = (
+        "c = f32[] constant(2.5)",
+        "i = s32[] convert(c)",
+        "n = s32[] constant(3)",
+        "a = s32[] and(i, n)",
+    )
+    bits = "b = s32[4]{0} broadcast(a), dimensions={}"
+    graph = load(hlo("x = s32[4]{0} parameter(0)", *counted, bits, "ROOT y = s32[4]{0} multiply(x, b)"))
+    assert graph.kinds == ("mul",)
+
+
 @pytest.mark.parametrize("text", TEXTS)
 def test_loops_whose_counts_are_not_known_run_once_and_a_line_says_so(load, text):
     with pytest.warns(UserWarning, match="nobody knows how often .* runs, which is counted once"):

@@ -76,6 +76,7 @@ WRONG: dict[str, tuple[bytes, str]] = {
     "negative time": (changed(dur=-1), "dur: -1 is no time in microseconds"),
     "not a number": (changed(ts=float("nan")), "ts: nan is no time in microseconds"),
     "endless": (changed(dur=float("inf")), "dur: inf is no time in microseconds"),
+    "huge times": (changed(ts=1e300, dur=1e300), "ends after 4611686018427387 us"),
     "huge time": (changed(ts=1e300), r"traceEvents\[0\] \(void cutlass.*\): ends after 4611686018427387 us"),
     "huge number": (changed(args={"stream": 10**30}), "stream: 10*.* is no whole number of 64 bits"),
     "half a stream": (changed(args={"stream": 7.5}), "stream: 7.5 is no whole number"),

@@ -140,7 +140,7 @@ def without_outputs(at: int) -> bytes:
         (small_model()[:-40], "not an ONNX model"),
         (b"", "is empty"),
         (b"\xff" * 100, "not an ONNX model"),
-        (without_outputs(5), "the file may be damaged"),
+        (without_outputs(5), "node 'if' (If) has no output; the file may be damaged"),
         (without_outputs(0), "output 0 is marked single but has an empty string"),
         (with_attribute_type(99), ""),
         (with_attribute_type(1), ""),

@@ -115,6 +115,7 @@ def test_files_are_told_apart() -> None:
         ("2 2\n0 3 1 -2\n1 4 0 1\n", "x.jsp", "line 2: should be MACHINE TIME"),
         ("2 2\n0 3 1 2\n", "x", "2 jobs are announced, a line each, and 1 lines follow"),
         ("2 0\n0 3 1 2\n1 4 0 1\n", "x.jsp", "line 1: should be JOBS MACHINES"),
+        ("# nothing\n", "x.jsp", "line 1: should be JOBS MACHINES"),
         ("1 2 1\n2 1 1 3 1\n", "x.fjs", "line 2: should be OPS, then for each op N and N times MACHINE TIME"),
         ("1 2 1\n1 2 1 3 1 4\n", "x.fjs", "line 2: should be OPS"),
         ("1 2 1\n1 1 4 3\n", "x.fjs", "line 2: should be ops on machines from 1 to 2, found '1 1 4 3'"),

@@ -277,4 +277,4 @@ def test_bytes_that_changed_are_read_or_told(
     path.write_bytes(content)
     with suppress(InputError), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        load_graph(path, format="kineto")
+        load(path)

@@ -46,7 +46,7 @@ def test_it_is_what_json_reads(file: Path, data: st.DataObject) -> None:
     whole = {**before, "items": values, **{key: value for key, value in after.items() if key not in before}}
     ascii_only, indent = data.draw(st.booleans()), data.draw(st.sampled_from([None, 0, 2]))
     text = json.dumps(whole, ensure_ascii=ascii_only, indent=indent)
-    encoding = data.draw(st.sampled_from(["utf-8", "utf-8-sig", "utf-16"]))
+    encoding = data.draw(st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "utf-32"]))
     content = text.encode(encoding, "surrogatepass")
     if data.draw(st.booleans()):
         content = gzip.compress(content, mtime=0)

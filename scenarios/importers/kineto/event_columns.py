@@ -139,7 +139,7 @@ def wholes(values: Sequence[Any], key: str) -> IntArray:
 def spans(begins: Sequence[Any], lengths: Sequence[Any]) -> tuple[IntArray, IntArray]:
     """Return begins and ends in ns."""
     start, took = _all_ns(begins, "ts"), _all_ns(lengths, "dur")
-    if (start + took > LATEST_NS).any():
+    if (start > LATEST_NS - took).any():
         raise ValueError(f"ends after {LATEST_NS // 1000} us")
     return start, start + took
 
