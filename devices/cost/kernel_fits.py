@@ -27,7 +27,7 @@ from devices.cost.general_kernels import GENERAL_DEMANDS
 from devices.cost.kernel_model import ELEMENT_BYTES, Family, Model, Sheet, shifted
 from devices.cost.language_kernels import LANGUAGE_DEMANDS
 from devices.cost.measured import read_record
-from devices.describe.field_types import DTYPES
+from devices.describe.dtypes import DTYPES
 from devices.presets import yaml_beside
 from sim.base.arrays import FloatArray
 from sim.base.errors import InputError

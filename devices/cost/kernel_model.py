@@ -24,7 +24,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from devices.describe.field_types import DTYPES
+from devices.describe.dtypes import DTYPES
 from sim.base.arrays import FloatArray, IntArray
 
 Sizes = Mapping[str, Any]

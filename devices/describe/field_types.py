@@ -18,7 +18,7 @@ from typing import Annotated, Any, Final
 from annotated_types import Ge
 from pydantic_core import PydanticCustomError
 
-from devices.presets import yaml_beside
+from devices.describe.dtypes import DTYPES
 from sim.base import plugins, units
 from sim.base.errors import InputError, UnknownNameError, located
 from sim.base.units import BANDWIDTH, BYTES, DURATION, FLOP_RATE, FLOPS, FREQUENCY, POWER, Dimension
@@ -26,15 +26,12 @@ from sim.graph.attributes import flag, integer, word
 from sim.machine.device import Power
 
 # ----------------------------------------------------------------------------------------------------------
-# Data types: a closed list of names, spellings of frameworks, bits an element and more, in ``dtypes.yaml``.
+# Data types: a closed list of names, spellings and bits an element (`devices.describe.dtypes`).
 #
 #     dtype: torch.bfloat16  ──dtype_name──►  bf16      peak: {bf16: 989TFLOP/s}
 #     dtype: bf61            ──dtype_name──►  unknown dtype 'bf61'; did you mean 'bf16'?
 #
 # A package that has more offers their bits an element under the entry-point group ``sim.dtypes``.
-
-DTYPES: Final[Mapping[str, Mapping[str, Any]]] = yaml_beside(__file__, "dtypes.yaml")
-"""Name -> what the file says of it."""
 
 BITS: Final[Mapping[str, int]] = {name: row["bits"] for name, row in DTYPES.items() if "bits" in row}
 INDICES: Final = frozenset(name for name, row in DTYPES.items() if row.get("index"))

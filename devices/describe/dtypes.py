@@ -1,0 +1,67 @@
+"""The data types: a closed list. It is needed where kernels are measured, beside numpy alone.
+
+Of each:
+
+bits    an element takes; types under a byte are packed, scales of blocks (fp8_block, mx..., nv...) are not
+also    spellings of frameworks
+index   of masks and indices; but for products, what little is computed in them is not what a rate is for
+bytes   in kernels, with the share of the scale of a block; left out: kernels are taken for those of fp32
+peak    whose peak it runs at where the data sheet does not name it
+fits    whose fits it takes where it has none; left out: those of fp32, bf16, fp16
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+_OF_8_BITS: Final = ("fp8", "bf16", "fp16", "fp32")
+_OF_4_BITS: Final = ("nvfp4", "mxfp4", *_OF_8_BITS)
+_FLOAT8: Final = [
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float8_e4m3",
+    "float8_e4m3fnuz",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+]
+
+DTYPES: Final[Mapping[str, Mapping[str, Any]]] = {
+    "int2": {"bits": 2},
+    "int4": {"bits": 4, "bytes": 0.5, "peak": "int8", "fits": _OF_4_BITS},
+    "int8": {"bits": 8, "bytes": 1, "peak": "fp8", "fits": _OF_8_BITS, "also": ("qint8", "char")},
+    "int16": {"bits": 16, "bytes": 2, "index": True, "also": ("short",)},
+    "int32": {"bits": 32, "bytes": 4, "index": True, "also": ("qint32", "int")},
+    "int64": {"bits": 64, "bytes": 8, "index": True, "also": ("long",)},
+    "uint2": {"bits": 2},
+    "uint4": {"bits": 4},
+    "uint8": {"bits": 8, "bytes": 1, "also": ("quint8",)},
+    "uint16": {"bits": 16, "bytes": 2, "index": True},
+    "uint32": {"bits": 32, "bytes": 4, "index": True},
+    "uint64": {"bits": 64, "bytes": 8, "index": True},
+    "fp64": {"bits": 64, "bytes": 8, "also": ("float64", "double", "f64")},
+    "fp32": {"bits": 32, "bytes": 4, "also": ("float32", "float", "f32")},
+    "fp16": {
+        "bits": 16,
+        "bytes": 2,
+        "peak": "bf16",
+        "fits": ("bf16", "fp32"),
+        "also": ("float16", "half", "f16"),
+    },
+    "bf16": {"bits": 16, "bytes": 2, "peak": "fp16", "fits": ("fp16", "fp32"), "also": ("bfloat16",)},
+    "fp8": {"bits": 8, "bytes": 1, "fits": _OF_8_BITS, "also": _FLOAT8},
+    "fp4": {"bits": 4, "bytes": 0.5, "peak": "nvfp4", "fits": _OF_4_BITS, "also": ("float4_e2m1fn_x2",)},
+    "fp8_block": {"bits": 8, "bytes": 1, "peak": "fp8", "fits": _OF_8_BITS},
+    "mxfp8": {"bits": 8, "bytes": 1.03125, "peak": "fp8", "fits": _OF_8_BITS},  # a byte of scale for 32
+    "mxfp4": {"bits": 4, "bytes": 0.53125, "peak": "nvfp4", "fits": _OF_4_BITS},  # ... for 32
+    "nvfp4": {"bits": 4, "bytes": 0.5625, "fits": _OF_4_BITS},  # ... for 16
+    "bool": {"bits": 8, "bytes": 1, "index": True},
+    "complex64": {"bits": 64, "bytes": 8},
+    "complex128": {"bits": 128},
+    # How fp32 is computed on tensor cores, and types of TensorFlow that nothing computes with.
+    "tf32": {"bytes": 4, "peak": "fp32", "fits": ("bf16", "fp16", "fp32"), "also": ("tensorfloat32",)},
+    "resource": {},
+    "string": {},
+    "variant": {},
+}
+"""Name -> what is known of it."""
