@@ -2,7 +2,7 @@
 
 Of each:
 
-bits    an element takes; types under a byte are packed, scales of blocks (fp8_block, mx..., nv...) are not
+bits    an element takes, without the scale of its block (fp8_block, mx..., nv...); under a byte it is packed
 also    spellings of frameworks
 index   of masks and indices; but for products, what little is computed in them is not what a rate is for
 bytes   in kernels, with the share of the scale of a block; left out: kernels are taken for those of fp32
@@ -17,14 +17,14 @@ from typing import Any, Final
 
 _OF_8_BITS: Final = ("fp8", "bf16", "fp16", "fp32")
 _OF_4_BITS: Final = ("nvfp4", "mxfp4", *_OF_8_BITS)
-_FLOAT8: Final = [
+_FLOAT8: Final = (
     "float8_e4m3fn",
     "float8_e5m2",
     "float8_e4m3",
     "float8_e4m3fnuz",
     "float8_e5m2fnuz",
     "float8_e8m0fnu",
-]
+)
 
 DTYPES: Final[Mapping[str, Mapping[str, Any]]] = {
     "int2": {"bits": 2},
