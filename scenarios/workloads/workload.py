@@ -193,8 +193,9 @@ def op_place(error: SimError, document: Document) -> Loc:
     for loc in reversed(found):
         name = error.attribute or ""
         for attribute in ((*loc, "attributes", name), (*loc, name)):
-            if document.at(attribute) is not None:
-                return attribute
+            if (node := document.at(attribute)) is not None:
+                named = ((key, item.child("from") or item) for key, item in node.items())
+                return (*attribute, *[key for key, each in named if str(each.value) == error.entry][:1])
     if not found and error.op is not None and document.at(("workload", "ops")) is not None:
         return ("workload", "ops")
     return found[-1] if found else ("workload",)

@@ -36,8 +36,9 @@ class SimError(Exception):
 
     Attributes
     ----------
-    op, attribute : str or None
-        The op that the error is about, and its attribute. The caller that knows the file finds their place.
+    op, attribute, entry : str or None
+        The op that the error is about, its attribute, and the name in a list there. The caller that knows the
+        file finds their place.
     placed : sequence of (place, str)
         Places in a file with what is wrong there, if the message has several parts.
     """
@@ -45,10 +46,11 @@ class SimError(Exception):
     exit_status: int = 1
     op: str | None = None
     attribute: str | None = None
+    entry: str | None = None
     placed: Sequence[tuple[Any, str]] = ()
 
-    def about(self, op: str, attribute: str | None = None) -> Self:
-        """Record which op the error is about; return the error.
+    def about(self, op: str, attribute: str | None = None, entry: str | None = None) -> Self:
+        """Record which op the error is about, and what of it; return the error.
 
         Examples
         --------
@@ -56,7 +58,7 @@ class SimError(Exception):
         >>> error.op, error.attribute
         ('w', 'trips')
         """
-        self.op, self.attribute = op, attribute
+        self.op, self.attribute, self.entry = op, attribute, entry
         return self
 
 

@@ -461,7 +461,8 @@ class GraphBuilder:
             entry = find(name)
             if entry is None:
                 key = "inputs" if refs.what == "input" else "after"
-                raise GraphError(self._unknown(consumer, name, refs.what)).about(self._name(consumer), key)
+                error = GraphError(self._unknown(consumer, name, refs.what))
+                raise error.about(self._name(consumer), key, name)
             refs.entries[position] = entry
         refs.later.clear()
 

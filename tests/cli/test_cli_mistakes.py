@@ -13,7 +13,7 @@ import scenarios.run.prepare_job
 
 MISTAKES = {
     "cycle": (changed("inputs: [a]", "inputs: [d]"), "{file}:8:8: workload.ops.b: "),
-    "input": (changed("inputs: [b, c]", "inputs: [b, cc]"), "{file}:10:32: workload.ops.d.inputs: "),
+    "input": (changed("inputs: [b, c]", "inputs: [b, cc]"), "{file}:10:36: workload.ops.d.inputs.1: "),
     "device": (changed("5us,", "5us, device: gpu0,"), "{file}:10:32: workload.ops.d.device: op 'd' is "),
     "policy": (changed("ready-queue", "raedy-queue"), "{file}:11:16: policy.name: unknown policy "),
     "key": (changed("policy", "polici"), "{file}:11:1: polici: no such key; did you mean 'policy'?"),

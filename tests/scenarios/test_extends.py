@@ -88,7 +88,7 @@ def test_a_chain_in_several_folders(tmp_path: Path) -> None:
         (
             "workload: {ops: {b: {inputs: [d]}}}",
             BASE,
-            "s.yaml:2:30: workload.ops.b.inputs: graph 's': op 'b' has an unknown input 'd'",
+            "s.yaml:2:31: workload.ops.b.inputs.0: graph 's': op 'b' has an unknown input 'd'",
         ),
         ("seed: 1", BASE.replace("cores", "core"), "base.yaml:1:39: machine.devices.cpu0.core: no such key"),
         ("policy: {name: tfrt, runs: in-turn}", BASE, "s.yaml:2:28: policy.runs: has no effect"),
