@@ -52,7 +52,7 @@ def _workload(value: Any, info: ValidationInfo) -> Workload:
         known: Workload = info.context["workload"]
         return known
     if not isinstance(value, dict):
-        raise fault(f"should be a mapping with one of the keys {', '.join(kind_names())}, not {value!r}")
+        raise fault(f"should be a mapping with just one of the keys {', '.join(kind_names())}, not {value!r}")
     named = kinds_in(value)
     if len(named) > 1:
         raise fault(f"names {len(named)} kinds of workload, {' and '.join(named)}; a scenario has one")

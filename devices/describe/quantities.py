@@ -75,17 +75,18 @@ def one_of(kinds: Mapping[str, type[BaseModel]], kind: Callable[[Any], str | Non
     kinds : mapping of str to type
         Name -> model.
     kind : callable, optional
-        Returns the name of the kind that a value is; by default the first name that is one of its keys.
+        Returns the name of the kind that a value is; by default the one name among its keys.
     """
     if len(kinds) == 1:
         return Annotated[next(iter(kinds.values())), Tag(f"<{next(iter(kinds))}>")]
 
     def by_key(value: Any) -> str | None:
-        return next((name for name in kinds if isinstance(value, Mapping) and name in value), None)
+        named = [name for name in kinds if isinstance(value, Mapping) and name in value]
+        return named[0] if len(named) == 1 else None
 
     ask = kind or by_key
     members = tuple(Annotated[model, Tag(f"<{name}>")] for name, model in kinds.items())
-    known: Any = {"message": f"should be a mapping with one of the keys {', '.join(kinds)}", "path": ()}
+    known: Any = {"message": f"should be a mapping with just one of the keys {', '.join(kinds)}", "path": ()}
     which = Discriminator(lambda value: f"<{ask(value)}>", "scenario", "{message}", known)
     return Annotated[Union[members], which]  # noqa: UP007
 

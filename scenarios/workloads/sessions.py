@@ -34,13 +34,11 @@ _KINDS: Final = {
 
 
 def _known(value: Any) -> Any:
-    """Raise if a mapping names no kind, several kinds, or a kind that cannot be a session."""
+    """Raise if a mapping names a kind that cannot be a session."""
     named = kinds_in(value) if isinstance(value, dict) else []
     for name in named:
         if name in _NOT_HERE:
             raise fault(f"{name} cannot be the workload of a session: {_NOT_HERE[name]}")
-    if len(named) != 1:
-        raise fault(f"should be a mapping with one of the keys {', '.join(_KINDS)}")
     return value
 
 

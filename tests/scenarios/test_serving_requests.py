@@ -76,8 +76,8 @@ def test_a_prefix_in_common() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({}, "should be a mapping with one of the keys trace, rate, in_flight"),
-        ({"trace": "a", "rate": "8/s"}, "rate\n  Extra"),
+        ({}, "should be a mapping with just one of the keys trace, rate, in_flight"),
+        ({"rate": "8/s", "in_flight": 4}, "should be a mapping with just one of the keys trace, rate"),
         ({"rate": "8/s", "prompt": 1, "output": 1}, "count\n  Field required"),
         ({"in_flight": 4, "count": 3}, "prompt\n  Field required"),
         ({"in_flight": 4, "prompt": 1, "output": 1, "count": 1, "burstiness": 2}, "burstiness\n  Extra"),

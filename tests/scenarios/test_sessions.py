@@ -223,7 +223,7 @@ def test_a_mistake_in_a_session_has_its_place(tmp_path: Path) -> None:
         "machine: {devices: {cpu0: {kind: cpu}}}\nworkload:\n  sessions:\n"
         "    a:\n      workload:\n        ops:\n          f: {inputs: [g]}\n"
     )
-    with pytest.raises(ScenarioError, match=r"s.yaml:7:23: .*unknown input 'g'"):
+    with pytest.raises(ScenarioError, match=r"s.yaml:7:24: .*unknown input 'g'"):
         run_scenario(load_scenario(path))
     done = sim("run", path)
     assert done.exit_code == 2
@@ -249,7 +249,7 @@ def test_a_session_takes_every_workload_but_a_pipeline(tmp_path: Path) -> None:
             "s.yaml:4:19: .*pipeline cannot be the workload of a session: its schedule is",
         ),
         ("{sessions: {}}", "s.yaml:4:19: .*sessions cannot be .*: list all of them under one sessions"),
-        ("{op: {}}", "s.yaml:4:19: .*should be a mapping with one of the keys build, chakra, "),
+        ("{op: {}}", "s.yaml:4:19: .*should be a mapping with just one of the keys build, chakra, "),
         ("{torch: m:f}", "--allow-code"),
     ):
         path.write_text(text.replace("WORK", work))
