@@ -25,7 +25,7 @@ from pydantic import BeforeValidator, Field, JsonValue, PrivateAttr, WithJsonSch
 
 from devices.describe.field_types import Bytes, Duration, Flops, fault, reader
 from devices.describe.quantities import Count, Name, Shorthand, Strict, Whole
-from scenarios.file.document import Document
+from scenarios.file.document import Document, Loc
 from scenarios.ops.inlining import FUNCTIONAL_KINDS, Function, add_ops
 from scenarios.workloads.workload import Workload, op_message, op_place
 from sim.base.errors import GraphError, UnknownNameError
@@ -245,11 +245,16 @@ class InlineOps(Workload):
         if self._graph is None or self._graph.name != document.title:
             self._graph = self._made(document)
         known = [word for device in machine.devices for word in (device.name, device.kind)]
-        for what, tensors in (("inputs", self.inputs), ("parameters", self.parameters)):
-            for name, tensor in tensors.items():
-                if tensor.device is not None and tensor.device not in known:
-                    error = UnknownNameError("device", tensor.device, known)
-                    raise document.wrong(error, ("workload", what, name, "device"))
+        placed: dict[Loc, Mapping[str, External | Op]] = {  # other ops are checked when they are placed
+            ("inputs",): self.inputs,
+            ("parameters",): self.parameters,
+            **{("functions", name, "ops"): function.ops for name, function in self.functions.items()},
+        }
+        for at, things in placed.items():
+            for name, thing in things.items():
+                if thing.device is not None and thing.device not in known:
+                    error = UnknownNameError("device", thing.device, known)
+                    raise document.wrong(error, ("workload", *at, name, "device"))
         return self._graph
 
     def _made(self, document: Document) -> Graph:

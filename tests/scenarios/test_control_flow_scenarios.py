@@ -261,6 +261,17 @@ def test_a_function_that_nobody_names_is_warned_of(tmp_path: Path) -> None:
     assert result.stderr == f"warning: {path}:4:5: no op uses the function 'step'\n"
 
 
+def test_an_unknown_device_in_a_function_that_nobody_names_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    text = FUNCTIONS.replace("FUNCTIONAL", "duration: 1us").replace("{s: {", "{s: {device: gpu7, ")
+    path.write_text(text, encoding="utf-8")
+    with (
+        pytest.warns(UserWarning, match="no op uses the function 'step'"),
+        pytest.raises(ScenarioError, match=r"s.yaml:4:43: .*\.step\.ops\.s\.device: unknown device 'gpu7'"),
+    ):
+        run_scenario(load_scenario(path))
+
+
 def test_an_outcome_that_is_none_is_told_at_the_op(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     text = FUNCTIONS.replace("FUNCTIONAL", "kind: if, inputs: [a, a], attributes: {then: step, else: step}")
