@@ -225,7 +225,7 @@ def one_of(*words: str) -> Type:
     """Return the type of a value that is one of these words."""
 
     def read(value: object) -> str:
-        given = word(value)
+        given = str(value)
         if given not in words:
             raise UnknownNameError("word", given, words)
         return given

@@ -130,6 +130,7 @@ def test_a_bus_of_each_node() -> None:
         ),
         ([{"from": "{n}", "to": "x{n}"}], "from.*|to.*"),
         ([{"from": "a", "to": "b", "transport": "udp"}], "transport: unknown word 'udp'"),
+        ([{"from": "a", "to": "b", "transport": 5}], "transport: unknown word '5'. Known: local, rdma, tcp"),
     ],
 )
 def test_what_is_wrong_with_links(links: list[dict[str, Any]], says: str) -> None:
