@@ -369,8 +369,10 @@ def load_table(path: str | Path) -> CostTable:
 def table_of(data: Mapping[str, Any], path: str | Path) -> CostTable:
     """Return the table that a file holds; `path` names it in messages."""
     with well_formed(path):
-        if unknown := sorted(set(data) - set(_KEYS)):
-            raise InputError(f"unknown keys {', '.join(unknown)}; known: {', '.join(_KEYS)}")
+        axes = (("an axis: ", axis, ("name", "scale")) for axis in data["axes"])
+        for where, given, known in (("", data, _KEYS), *axes):
+            if unknown := sorted(set(given) - set(known)):
+                raise InputError(f"{where}unknown keys {', '.join(unknown)}; known: {', '.join(known)}")
         if data.get("unit") != "ns":
             raise InputError(f"'unit' must be 'ns', found {data.get('unit')!r}")
         return CostTable.from_rows(
