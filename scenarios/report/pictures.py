@@ -132,13 +132,14 @@ def sweep_plot(
     best = max if most else min
     ranked = sorted(lines, key=lambda name: best(y for _, y in lines[name]), reverse=most)
     named = [name for name in lines if name in ranked[: len(OKABE_ITO)]]
+    handles: dict[str, Any] = {}  # not the labels of lines, of which a legend hides those that begin with _
     for name, points in lines.items():
         k = named.index(name) if name in named else None
         style = "-" if k is None else ("o-", "s--", "^:", "D-.")[k % 4]  # lines may coincide
         colour = "0.7" if k is None else OKABE_ITO[k]
         at, ys = [place[value] for value, _ in points], [y for _, y in points]
         label = f"{len(lines) - len(named):,} others" if k is None else elided(name)
-        ax.plot(at, ys, style, markersize=4, color=colour, label=label, zorder=1 if k is None else 2)
+        [handles[label]] = ax.plot(at, ys, style, markersize=4, color=colour, zorder=1 if k is None else 2)
     shown = [elided(value, 30) for value in order]
     turned: dict[str, Any] = {}
     if sum(map(len, shown)) > _ONE_LINE:
@@ -149,7 +150,7 @@ def sweep_plot(
     ax.set_ylim(bottom=0)
     plain(ax)
     if lines.keys() != {""}:
-        add_legend(ax, alone=True)
+        add_legend(ax, handles, alone=True)
     return ax
 
 
@@ -168,18 +169,19 @@ def profile_plot(profile: Mapping[str, Sequence[tuple[Any, Any]]], ax: Axes | No
 
     ax = axes_or_new(ax, width=8.0, height=4.2)
     last = max((float(ratio) for steps in profile.values() for ratio, _ in steps), default=1.0)
+    handles: dict[str, Any] = {}
     for k, (name, steps) in enumerate(profile.items()):
         at = [1.0, *(float(ratio) for ratio, _ in steps), 1 + (last - 1) * 1.05]
         share = [0.0, *(float(part) for _, part in steps)]
         style = ("-", "--", ":", "-.")[k % 4]  # lines may coincide
         colour = OKABE_ITO[k % len(OKABE_ITO)]
         steps_to = [*share, share[-1]]
-        ax.plot(at, steps_to, style, color=colour, drawstyle="steps-post", label=elided(name))
+        [handles[elided(name)]] = ax.plot(at, steps_to, style, color=colour, drawstyle="steps-post")
     ax.set_xlabel("makespan, as a multiple of the best of these methods")
     ax.set_ylabel("share of the instances")
     ax.set_ylim(0, 1.02)
     plain(ax)
-    add_legend(ax, alone=True)
+    add_legend(ax, handles, alone=True)
     return ax
 
 

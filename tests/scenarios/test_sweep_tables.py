@@ -163,6 +163,16 @@ def test_a_policy_that_is_varied_is_told_once(keys: list[str]) -> None:
     assert sweep_plot(four, keys).get_xticklabels()[0].get_rotation() == 25
 
 
+def test_a_legend_has_names_that_begin_with_an_underscore() -> None:
+    from scenarios.report.pictures import profile_plot, sweep_plot
+
+    rows = [{"a": 1, "policy": policy, "makespan_ns": 9, "error": None} for policy in ("_x", "y")]
+    for ax in (sweep_plot(rows, ["a"]), profile_plot({"_x": [(1, 1)], "y": [(1, 1)]})):
+        legend = ax.get_legend()
+        assert legend is not None
+        assert [text.get_text() for text in legend.get_texts()] == ["_x", "y"]
+
+
 def test_an_axis_of_bytes_has_round_ticks() -> None:
     from scenarios.report.pictures import sweep_plot
 
