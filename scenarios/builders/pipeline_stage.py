@@ -17,9 +17,11 @@ from typing import Any, Final, NamedTuple
 
 from policies.pipeline.evaluate import StageTimes
 from policies.pipeline.pipeline_schedule import Schedule
+from policies.pipeline.registry import check_options
 from sim import GraphBuilder
 from sim.base.arrays import UNSET
 from sim.base.errors import InputError
+from sim.base.units import format_bytes, parse_bytes
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,53 @@ class PipelineStage:
     def input_nbytes(self) -> int:
         """Bytes that a recomputed micro-batch keeps."""
         return self.boundary_nbytes if self.checkpoint_nbytes is None else self.checkpoint_nbytes
+
+
+def check_schedule(name: str, given: Mapping[str, Any], *others: str) -> None:
+    """Raise if an option is unknown to a schedule, or wrong; `others` are further names that are accepted."""
+    if name == "zb-auto" and given.get("limit") is not None:
+        _left(given["limit"], 0)
+        others = (*others, "limit")
+    check_options(name, given, others=others)
+
+
+def search_options(
+    given: Mapping[str, Any], stages: Sequence[PipelineStage], transfer: int, chunks: int
+) -> dict[str, Any]:
+    """Return the options of ``zb-auto``, with the stages' own times and sizes.
+
+    Parameters
+    ----------
+    given : mapping
+        Options of the scenario. A ``limit`` is for all that a rank holds.
+    stages : sequence of PipelineStage
+    transfer : int
+        Time between two ranks.
+    chunks : int
+        Stages of a rank.
+    """
+    phases = {"forward": "F", "input_grad": "I", "weight_grad": "W"}
+    found = {name: [stage.times.of(phase) for stage in stages] for name, phase in phases.items()}
+    found |= {"transfer": transfer, "kept": 1, **given}
+    if "kept" not in given and all(stage.activation_nbytes for stage in stages):
+        full, left = ([getattr(s, n) for s in stages] for n in ("activation_nbytes", "kept_nbytes"))
+        found["kept"] = {"backward": full, "weight_grad": left}
+    if found.get("limit") is not None:
+        sizes = [s.parameter_nbytes + s.gradient_nbytes + s.optimizer_nbytes for s in stages]
+        resident = max(size + (sizes[-1 - s] if chunks == 2 else 0) for s, size in enumerate(sizes))
+        found["limit"] = _left(found["limit"], resident)
+    return found
+
+
+def _left(limit: Any, resident: int) -> int:
+    """Return the bytes of activations that a rank may hold, given a limit on its total memory."""
+    if isinstance(limit, (int, float)) and not isinstance(limit, bool):
+        raise InputError(f"limit should be a size, not {limit!r}; a number of micro-batches is in_flight")
+    total = parse_bytes(limit, what="limit")
+    if total <= resident:
+        held = f"parameters, gradients and optimizer state of a rank take {format_bytes(resident)}"
+        raise InputError(f"limit {format_bytes(total)} leaves nothing for activations: {held}")
+    return total - resident
 
 
 @dataclass(frozen=True)

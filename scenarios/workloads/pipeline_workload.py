@@ -28,14 +28,13 @@ from devices.collectives.groups import Fabric
 from policies.pipeline.pipeline_schedule import Schedule, without_backward_dependency
 from policies.pipeline.registry import (
     MOST_SLOTS,
-    check_options,
     default_chunks,
     generate,
     options,
     require_positive,
 )
 from scenarios.builders.pipeline_graph import crossings, pipeline_graph, plain_machine
-from scenarios.builders.pipeline_stage import Around, PipelineStage, Skip
+from scenarios.builders.pipeline_stage import Around, Skip, check_schedule, search_options
 from scenarios.file.document import Document, Loc
 from scenarios.workloads.pipeline_fields import PipelineFields
 from scenarios.workloads.pipeline_report import check_memory, pipeline_report
@@ -51,7 +50,7 @@ from scenarios.workloads.pipeline_stages import (
 )
 from scenarios.workloads.workload import Work, Workload
 from sim.base.errors import InputError, ScenarioError, UnknownNameError
-from sim.base.units import NS_PER_S, format_bytes, parse_bytes, round_half_up
+from sim.base.units import NS_PER_S, round_half_up
 from sim.graph.graph import Graph
 from sim.machine.machine import Machine
 
@@ -84,17 +83,14 @@ class Pipeline(Workload):
 
     def check_schedule(self, policy: PolicyFields) -> None:
         """Raise if an option is unknown to the schedule, or is a size that the workload gives."""
-        given, others = policy.options, ["chunks"]
+        given = policy.options
         for size in ("ranks", "micro_batches"):
             if size in given:
                 says = f"the workload says it (workload.pipeline.{size})"
                 raise InputError(f"{policy.name} takes no {size}: {says}")
         if given.get("chunks") is not None:
             require_positive(chunks=given["chunks"])
-        if policy.name == "zb-auto" and "limit" in given:
-            _limit(given["limit"], 0)
-            others.append("limit")
-        check_options(str(policy.name), given, others=others)
+        check_schedule(str(policy.name), given, "chunks")
 
     def default_machine(self) -> Mapping[str, Any]:
         """Return a plain device for each rank."""
@@ -236,9 +232,7 @@ def _schedule(
         given.setdefault("replicas", list(stages.replicas))
     a_rank = chunks or default_chunks(name)
     if name == "zb-auto":
-        given = {**_problem(fields, stages.each), **given}
-        resident = _resident(stages.each, a_rank)
-        given["limit"] = _limit(given.get("limit"), resident)
+        given = search_options(given, stages.each, fields.transfer or 0, a_rank)
     checkpoint = given.pop("checkpoint", fields.checkpoint)
     if checkpoint == "except_last" and micro_batches < fields.micro_batches:
         # The last requested chunk is not checkpointed, but a short batch lacks it (torchgpipe, gpipe.py).
@@ -253,42 +247,6 @@ def _schedule(
         raise InputError(f"{count} stages cannot be shared by ranks of {a_rank} chunks")
     sizes = {"ranks": ranks, "micro_batches": micro_batches, "chunks": chunks}
     return generate(name, **sizes, checkpoint=checkpoint, **given)
-
-
-def _problem(fields: PipelineFields, stages: list[PipelineStage]) -> dict[str, Any]:
-    """Return the problem that zb-auto solves: the workload's own times and sizes."""
-    sized = all(stage.activation_nbytes for stage in stages)
-    return {
-        "forward": [stage.times.of("F") for stage in stages],
-        "input_grad": [stage.times.of("I") for stage in stages],
-        "weight_grad": [stage.times.of("W") for stage in stages],
-        "transfer": fields.transfer or 0,
-        "kept": {
-            "backward": [stage.activation_nbytes for stage in stages],
-            "weight_grad": [stage.kept_nbytes for stage in stages],
-        }
-        if sized
-        else 1,
-    }
-
-
-def _resident(stages: Sequence[PipelineStage], chunks: int) -> int:
-    """Return the resident bytes of the fullest rank: parameters, gradients and optimizer state."""
-    sizes = [stage.parameter_nbytes + stage.gradient_nbytes + stage.optimizer_nbytes for stage in stages]
-    return max(size + (sizes[-1 - s] if chunks == 2 else 0) for s, size in enumerate(sizes))
-
-
-def _limit(given: Any, resident: int) -> int | None:
-    """Return the bytes of activations that a rank may hold, given a limit on its total memory."""
-    if given is None:
-        return None
-    if isinstance(given, (int, float)) and not isinstance(given, bool):
-        raise InputError(f"limit should be a size, not {given!r}; a number of micro-batches is in_flight")
-    total = parse_bytes(given, what="limit")
-    if total <= resident:
-        held = f"parameters, gradients and optimizer state of a rank take {format_bytes(resident)}"
-        raise InputError(f"limit {format_bytes(total)} leaves nothing for activations: {held}")
-    return total - resident
 
 
 def _around(fields: PipelineFields, of: Stages, shared_by: int) -> Around:

@@ -20,7 +20,7 @@ from pydantic import Field
 from devices.describe.field_types import Bytes
 from devices.describe.quantities import Count, Name, Shorthand, Size, Strict, Whole
 from policies.parallel.expert_routing import UnplacedRouting, routed
-from policies.pipeline.registry import check_options
+from scenarios.builders.pipeline_stage import check_schedule
 from scenarios.builders.train.architecture import MODELS, Architecture
 from scenarios.builders.train.kernels import GRAPHED, MODULES, OFFLOADED, RECOMPUTED, WIDE
 from scenarios.builders.train.layout import ORDER, ParallelLayout, refuse_misfit
@@ -296,7 +296,7 @@ class Train(Workload):
 
     def check_schedule(self, policy: PolicyFields) -> None:
         """Raise if an option is unknown to the schedule; its sizes are those of the layout."""
-        check_options(str(policy.name), policy.options)
+        check_schedule(str(policy.name), policy.options)
 
     def default_policy(self) -> Mapping[str, Any]:
         """Return the schedule that applies if a scenario names none."""

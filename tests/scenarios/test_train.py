@@ -533,6 +533,16 @@ def test_the_schedule_may_be_left_out_or_chosen(tmp_path: Path) -> None:
     assert json.loads(run(tmp_path, "--json", "--policy", "zb-h1")[1])["train"]["schedule"] == "zb-h1"
 
 
+def test_zb_auto_searches_with_the_times_and_sizes_of_the_step(tmp_path: Path) -> None:
+    """Its span is in ns, and at least what the longest rank computes; its limit is a size."""
+    of = training(ParallelLayout(pp=4), policy="zb-auto", options={"limit": "1.6GB"})
+    longest = max(sum(stage.times.of(phase) for phase in "FIW") for stage in of.pipeline_stages)
+    assert of.schedule.meta["objective"] >= of.schedule.meta["bound"] >= 8 * longest
+    assert max(p.nbytes - p.parts["working"] - p.parts["buffers"] for p in peaks(of)) <= 1.6e9
+    code, out = run(tmp_path, "--set", "policy={name: zb-auto, limit: 40}")
+    assert (code, "limit should be a size, not 40; a number of micro-batches is in_flight" in out) == (2, True)
+
+
 def test_what_does_not_fit_says_who_when_what_and_the_way_out(tmp_path: Path) -> None:
     code, out = run(tmp_path, "--set", "workload.train.memory=15GB", "--set", "workload.train.micro_batch=4")
     assert code == 1

@@ -27,7 +27,7 @@ from devices.collectives.groups import RankGroup
 from policies.pipeline.evaluate import StageTimes
 from policies.pipeline.pipeline_schedule import Schedule
 from policies.pipeline.registry import generate
-from scenarios.builders.pipeline_stage import Around, PipelineStage
+from scenarios.builders.pipeline_stage import Around, PipelineStage, search_options
 from scenarios.builders.train.architecture import Architecture
 from scenarios.builders.train.calibration import TrainingCalibration
 from scenarios.builders.train.kernels import (
@@ -477,6 +477,8 @@ class Training(RankOptions):
     def schedule_of(self, name: str, **options: Any) -> Schedule:
         """Return a schedule by name, with its options."""
         chunks = self.layout.chunks if self.layout.chunks > 1 else None
+        if name == "zb-auto":
+            options = search_options(options, self.pipeline_stages, self.send_ns, self.layout.chunks)
         if not options:
             return _plain_schedule(name, self.layout.pp, self.micro_batches, chunks)
         return generate(
