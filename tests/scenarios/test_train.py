@@ -356,6 +356,13 @@ def test_products_in_fp8_leave_attention_as_it_was() -> None:
     assert narrow.kernel_ns(product) < 0.7 * wide.kernel_ns(product)
 
 
+def test_an_odd_number_of_tokens_does_not_slow_gradients_of_weights() -> None:
+    """Rows of both operands are 4,096 long in memory, whatever the number of tokens."""
+    of = named_calibration("h100-sxm")
+    even, odd = (of.kernel_ns(Product(4096, tokens, 4096, "W")) for tokens in (16384, 16385))
+    assert odd == pytest.approx(even, rel=0.01)
+
+
 def test_attention_that_writes_its_scores_runs_products() -> None:
     """One head at a time: two products forward and four backward; a kernel that keeps none has five."""
     sizes = {"samples": 1, "sequence": 512}
