@@ -372,10 +372,12 @@ def _times(trace: Trace, training: Training, schedule: Schedule) -> list[dict[st
         launched = () if training.cuda_graph == FULL_ITERATION else ("host",)
         quantizing = ("quantizing",) if slots.quantizing else ()
         parts = ("products", "attention", "passes", *quantizing, *launched)
-        kernels = {part: round(m * getattr(slots, part)) for part in parts}
+        planned = {part: m * getattr(slots, part) for part in parts}
         exposed = computes - int(alone[rank])
-        # Each slot lasts whole ns; here all slots are rounded at once.
-        kernels["products"] += computes - steps - exposed - sum(kernels.values())
+        ran = computes - steps - exposed  # longer than planned under noise, or beside messages
+        longer = ran / (sum(planned.values()) or 1)
+        kernels = {part: round(ns * longer) for part, ns in planned.items()}
+        kernels["products"] += ran - sum(kernels.values())
         sent = int((tasks["end_ns"] - tasks["start_ns"])[mine & message].sum())
         found.append(
             {

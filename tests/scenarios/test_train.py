@@ -489,6 +489,15 @@ def test_parts_of_the_step_add_up(tmp_path: Path) -> None:
         assert told["fits"]
 
 
+def test_a_slow_rank_is_slow_in_all_its_parts(tmp_path: Path) -> None:
+    parts = ("products", "attention", "passes", "exposed_in_layers", "optimizer")
+    usual, slow = (
+        json.loads(run(tmp_path, "--json", *noise)[1])["train"]["ranks"][1]["time_ns"]
+        for noise in ((), ("--set", "noise={devices: {rank1: 1.1}}"))
+    )
+    assert [slow[part] / usual[part] for part in parts] == pytest.approx([1.1] * 5, rel=1e-4)
+
+
 @pytest.mark.parametrize("parallel", ["{tp: 2, pp: 2, dp: 4}", "{tp: 2, dp: 8, sharding: fsdp}"])
 def test_what_is_exposed_and_idle_is_the_same_whoever_tells_it(parallel: str, tmp_path: Path) -> None:
     sets = (f"workload.train.parallel={parallel}", "workload.train.model.layers=2")
