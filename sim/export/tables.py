@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+_MOST_DEVICES: Final = 20
+"""Number of devices that all have a row; of more, equal ones share one."""
 TABLE_ENDINGS: Final = (".csv", ".csv.gz", ".json", ".json.gz", ".parquet")
 
 
@@ -313,4 +315,12 @@ def device_rows(summary: Mapping[str, Any]) -> list[dict[str, str]]:
         waits = {reason: ns for reason, ns in idle.items() if reason not in WORD_OF_REASON}
         row |= {"peak memory": nothing.get(held) or size(held), "waits for": largest(waits, most=3)}
         rows.append(row)
-    return rows
+    if len(rows) <= _MOST_DEVICES:
+        return rows
+    alike: dict[tuple[str, ...], list[dict[str, str]]] = {}
+    for row in rows:
+        alike.setdefault(tuple(row.values())[1:], []).append(row)
+    return [
+        first | ({"device": f"{first['device']} and {len(others):,} more"} if others else {})
+        for first, *others in alike.values()
+    ]

@@ -20,7 +20,8 @@ from scenarios.ops.control_flow import cond
 from sim import Device, GraphBuilder, Link, Machine, Trace, simulate
 from sim.base.errors import InputError
 from sim.diff.ops_table import read_ops_table
-from sim.export.tables import TABLE_ENDINGS, task_table, write_table
+from sim.export.tables import TABLE_ENDINGS, device_rows, task_table, write_table
+from sim.metrics import summary
 
 COLUMNS = [
     "op",
@@ -52,6 +53,18 @@ def small() -> Trace:
         (Device("x", issue_ns=3), Device("y"), Device("z", "cpu", workers=2)), links, network=make_network
     )
     return simulate(b.build(), machine, ReadyQueue())
+
+
+@pytest.mark.parametrize(("count", "shown"), [(20, 20), (64, 2)])
+def test_of_many_devices_equal_ones_share_a_row(count: int, shown: int) -> None:
+    b = GraphBuilder("many")
+    for d in range(count):
+        b.op(f"op{d}", duration_ns=10 + (d == 3), device=f"gpu{d}")
+    trace = simulate(b.build(), Machine(tuple(Device(f"gpu{d}") for d in range(count))), ReadyQueue())
+    rows = device_rows(summary(trace))
+    assert len(rows) == shown
+    assert rows[0]["device"] == ("gpu0" if shown == 20 else "gpu0 and 62 more")
+    assert [row["compute"] for row in rows[:: shown - 1]] == ["10 ns", "10 ns" if shown == 20 else "11 ns"]
 
 
 def test_columns_and_words() -> None:
