@@ -115,7 +115,9 @@ def search_options(
         Stages of a rank.
     """
     phases = {"forward": "F", "input_grad": "I", "weight_grad": "W"}
-    found = {name: [stage.times.of(phase) for stage in stages] for name, phase in phases.items()}
+    found: dict[str, Any] = {
+        name: [stage.times.of(phase) for stage in stages] for name, phase in phases.items()
+    }
     found |= {"transfer": transfer, "kept": 1, **given}
     if "kept" not in given and all(stage.activation_nbytes for stage in stages):
         full, left = ([getattr(s, n) for s in stages] for n in ("activation_nbytes", "kept_nbytes"))

@@ -253,8 +253,8 @@ def _facts(kernel: Product | Attention, dtype: str) -> OpFacts:
     if isinstance(kernel, Product):
         groups = (kernel.groups,) if kernel.groups > 1 else ()
         # For gradients of weights, rows in memory are m and n long: k, the tokens, need not be aligned.
-        k = -(-kernel.k // 8) * 8 if kernel.part == "W" else kernel.k
-        left, right = tensor(*groups, kernel.m, k), tensor(*groups, k, kernel.n)
+        inner = -(-kernel.k // 8) * 8 if kernel.part == "W" else kernel.k
+        left, right = tensor(*groups, kernel.m, inner), tensor(*groups, inner, kernel.n)
         return OpFacts("matmul", (left, right), (tensor(*groups, kernel.m, kernel.n),), {})
     q = tensor(kernel.batch, kernel.heads, kernel.sequence, kernel.query_head)
     keys = kernel.sequence + kernel.cached
