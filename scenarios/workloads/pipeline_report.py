@@ -28,6 +28,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from operator import itemgetter
 from typing import Any, Final
@@ -39,7 +40,7 @@ from policies.pipeline.pipeline_schedule import PHASES, Schedule
 from scenarios.builders.pipeline_stage import RESIDENT, PipelineStage
 from sim.base.arrays import UNSET, IntArray
 from sim.base.errors import OutOfMemoryError
-from sim.base.intervals import most_in_use, union
+from sim.base.intervals import Cover, most_in_use, union
 from sim.base.units import NS_PER_S
 from sim.explain.communication import COMMUNICATION
 from sim.explain.derived import DerivedColumns
@@ -50,14 +51,13 @@ from sim.trace import Trace
 
 
 # ----------------------------------------------------------------------------------------------------------
-def waits_for(trace: Trace, devices: Sequence[str]) -> list[dict[str, int]]:
-    """Return, for each rank, its idle ns inside its span by what ran meanwhile, most first.
+def waits_for(trace: Trace, devices: Sequence[int]) -> list[dict[str, int]]:
+    """Return, for each of some devices, its idle ns inside its span by what ran meanwhile, most first.
 
     Causes are ``stage 2``, ``transfer rank0<->rank1`` (either way), the kind of an op that is not a slot, and
     ``launch`` where nothing ran: launch latency, or the cost of issuing.
     """
     facts = DerivedColumns(trace)
-    numbers = [trace.job.machine.device_index(name) for name in devices]
     graph, ops = facts.job.graph, trace.tasks["op"]
     slots = np.array([is_compute(kind) for kind in graph.kinds])[graph.kind_code[ops]]
     stages = [f"stage {stage}" for stage in range(int(graph.stage.max(initial=-1)) + 1)]
@@ -67,8 +67,8 @@ def waits_for(trace: Trace, devices: Sequence[str]) -> list[dict[str, int]]:
     rows = rows[slots[rows]]
     device, start, end = facts.device[rows], facts.start[rows], facts.end[rows]
     found: list[dict[str, int]] = []
-    for number in numbers:
-        mine = np.flatnonzero(device == number)
+    for d in devices:
+        mine = np.flatnonzero(device == d)
         over = np.maximum.accumulate(end[mine])
         gaps = np.flatnonzero(start[mine][1:] > over[:-1]) + 1
         blamed: Counter[str] = Counter()
@@ -139,18 +139,18 @@ def _without_recompute(trace: Trace, band: IntArray, second: IntArray, again: In
 
 
 def memory_peaks(
-    trace: Trace, devices: Sequence[str], band: IntArray | None = None
+    trace: Trace, devices: Sequence[int], band: IntArray | None = None
 ) -> list[tuple[int, dict[str, int]]]:
-    """Return, for each rank, when it holds the most memory, and how much then, by non-empty band.
+    """Return, for each of some devices, when it holds the most memory, and how much then, by non-empty band.
 
     `band` is the band of each tensor; by default, as in a pipeline's graph.
     """
     lives, band = lifetimes(trace), band_of_tensors(trace) if band is None else band
-    return [_at_peak(lives, band, trace.job.machine.device_index(name)) for name in devices]
+    return [_at_peak(lives, band, d) for d in devices]
 
 
-def reserved_bytes(trace: Trace, devices: Sequence[str]) -> list[int]:
-    """Return, for each rank, the bytes that an allocator with one pool per stream has to reserve.
+def reserved_bytes(trace: Trace, devices: Sequence[int]) -> list[int]:
+    """Return, for each of some devices, the bytes that an allocator with one pool per stream has to reserve.
 
     A caching allocator does not give memory that one stream has freed to another. With a copy stream for
     each micro-batch, its received data, and the part of them kept for recomputation, have a pool of their
@@ -173,7 +173,7 @@ def reserved_bytes(trace: Trace, devices: Sequence[str]) -> list[int]:
     most = most_in_use(lives.start_ns, lives.end_ns, lives.nbytes, which.reshape(-1), pools.shape[1])
     total = np.zeros(len(trace.job.machine.devices), np.int64)
     np.add.at(total, pools[0], most)
-    return [int(total[trace.job.machine.device_index(name)]) for name in devices]
+    return [int(total[d]) for d in devices]
 
 
 def _at_peak(lives: Lifetimes, band: IntArray, device: int) -> tuple[int, dict[str, int]]:
@@ -189,47 +189,160 @@ def _at_peak(lives: Lifetimes, band: IntArray, device: int) -> tuple[int, dict[s
     return at, {name: size for name, size in zip(BANDS, total.tolist(), strict=True) if size}
 
 
-Others = Callable[[], Sequence[tuple[str, Sequence[PipelineStage]]]]
-"""Makes the stages under other settings, each with the setting in words, the cheapest first."""
+# ----------------------------------------------------------------------------------------------------------
 
 
-def check_memory(
-    trace: Trace,
-    advise: bool = True,
-    *,
-    schedule: Schedule,
-    stages: Sequence[PipelineStage],
-    devices: Sequence[str],
-    others: Others = tuple,
-) -> None:
-    """Raise if a run needs more memory than a device has; of several devices, report the worst.
+@dataclass(frozen=True)
+class PipelineOnDevices:
+    """A pipeline and the devices that it runs on: says what its runs were like, and whether they fit.
 
-    The error says what would help whatever `advise` is: a formula finds it.
-
-    Raises
-    ------
-    OutOfMemoryError
-        With what takes the memory, and what would help.
+    Attributes
+    ----------
+    schedule : Schedule
+    stages : sequence of PipelineStage
+    devices : sequence of str
+        Device of each rank.
+    others : callable
+        Makes the stages under other settings, each with the setting in words, the cheapest first.
     """
-    machine = trace.job.machine
-    limits = [machine.devices[machine.device_index(name)].memory_bytes for name in devices]
-    if not any(limit is not None for limit in limits):
-        return
-    found = []
-    for rank, (limit, (at, bands)) in enumerate(zip(limits, memory_peaks(trace, devices), strict=True)):
-        if limit is not None and (over := sum(bands.values()) - limit) > 0:
-            found.append((over, rank, limit, at, bands))
-    if not found:
-        return
-    over, rank, limit, at, bands = max(found, key=itemgetter(0))
-    shown = ", ".join(
-        f"{name} {size(held)}" for name, held in sorted(bands.items(), key=lambda item: -item[1])
-    )
-    raise OutOfMemoryError(
-        f"{schedule.name}: rank {rank} ({devices[rank]}) needs {size(limit + over)} of {size(limit)} "
-        f"at micro-batch {_micro_batch(trace, machine.device_index(devices[rank]), at)}: {shown}\n"
-        f"  {_help(over, limit, bands, schedule, stages, rank, others)}"
-    )
+
+    schedule: Schedule
+    stages: Sequence[PipelineStage]
+    devices: Sequence[str]
+    others: Callable[[], Sequence[tuple[str, Sequence[PipelineStage]]]] = tuple
+
+    def _numbers(self, trace: Trace) -> list[int]:
+        return [trace.job.machine.device_index(name) for name in self.devices]
+
+    def check_memory(self, trace: Trace, advise: bool = True) -> None:
+        """Raise if a run needs more memory than a device has; of several devices, report the worst.
+
+        The error says what would help whatever `advise` is: a formula finds it.
+
+        Raises
+        ------
+        OutOfMemoryError
+            With what takes the memory, and what would help.
+        """
+        numbers = self._numbers(trace)
+        limits = [trace.job.machine.devices[d].memory_bytes for d in numbers]
+        if not any(limit is not None for limit in limits):
+            return
+        found = []
+        for rank, (limit, (at, bands)) in enumerate(zip(limits, memory_peaks(trace, numbers), strict=True)):
+            if limit is not None and (over := sum(bands.values()) - limit) > 0:
+                found.append((over, rank, limit, at, bands))
+        if not found:
+            return
+        over, rank, limit, at, bands = max(found, key=itemgetter(0))
+        raise OutOfMemoryError(
+            f"{self.schedule.name}: rank {rank} ({self.devices[rank]}) needs {size(limit + over)} of "
+            f"{size(limit)} at micro-batch {_micro_batch(trace, numbers[rank], at)}: {owners(bands)}\n"
+            f"  {self._help(over, limit, bands, rank)}"
+        )
+
+    def _help(self, over: int, limit: int, bands: Mapping[str, int], rank: int) -> str:
+        """Say what would make it fit; partial recomputation comes before full recomputation."""
+        resident, stages = sum(bands.get(name, 0) for name in RESIDENT), self.stages
+        if resident > limit:
+            return (
+                f"what stays the whole time is too much by {size(resident - limit)}; it would take more "
+                "stages, sharded optimizer state, or larger memory"
+            )
+        mine = self.schedule.stages_of(rank)
+        one = max(stages[s].activation_nbytes for s in mine)
+        advice = []
+        held = bands.get("activations", 0)
+        if one and held:
+            for what, changed in self.others():
+                saved = max(
+                    held // one * (stages[s].activation_nbytes - changed[s].activation_nbytes)
+                    + stages[s].working_nbytes
+                    - max(changed[s].working_nbytes, stages[s].working_nbytes)
+                    for s in mine
+                )
+                if saved >= over:
+                    advice.append(what)
+                    break
+            fewer = math.ceil(over / one)
+            if held // one > fewer:
+                advice.append(f"{fewer} fewer micro-batch{'es' if fewer > 1 else ''} in flight")
+            inputs = max(stages[s].input_nbytes for s in mine)
+            checkpointed = held // one * inputs + one
+            if held - checkpointed >= over:
+                advice.append("checkpoint: always (recomputation)")
+        advice.append(f"{size(over)} more memory")
+        return f"it would fit with {', or '.join(advice)}"
+
+    def report(self, trace: Trace) -> dict[str, Any]:
+        """Return what a pipeline adds to the summary of a run: the key ``pipeline``."""
+        schedule, numbers = self.schedule, self._numbers(trace)
+        graph, makespan = trace.job.graph, trace.makespan_ns
+        computes = np.isin(graph.kind_code, [i for i, kind in enumerate(graph.kinds) if is_compute(kind)])
+        rows = np.flatnonzero(computes[trace.tasks["op"]])
+        start, end = trace.tasks["start_ns"][rows], trace.tasks["end_ns"][rows]
+        device = trace.device[rows]
+        n = len(trace.job.machine.devices)
+        first, last = np.full(n, makespan), np.zeros(n, np.int64)
+        np.minimum.at(first, device, start)
+        np.maximum.at(last, device, end)
+        busy = union(start, end, device).lengths(n)
+        span = np.maximum(last - first, 0)
+        longest = max(numbers, key=lambda d: (int(span[d]), int(busy[d])))
+        executing = union(trace.begins_ns, trace.tasks["end_ns"], trace.device)
+        in_spans = Cover(executing, makespan).between(first, last, np.arange(n))
+        makespan_bubble = _excess(len(numbers) * makespan, int(executing.lengths(n)[numbers].sum()))
+        causes = waits_for(trace, numbers)
+        kept = {key: schedule.meta.get(key) for key in ("weight_versions", "staleness")}
+        return {
+            "pipeline": {
+                "schedule": schedule.name,
+                "ranks": schedule.ranks,
+                "stages": schedule.stages,
+                "chunks": schedule.chunks,
+                "micro_batches": schedule.micro_batches,
+                "makespan_ns": makespan,
+                "span_ns": span[numbers].tolist(),
+                "idle_ns": (span - busy)[numbers].tolist(),
+                "busy_ns": busy[numbers].tolist(),
+                "bubble": makespan_bubble,
+                "makespan_bubble": makespan_bubble,
+                "span_bubble": _excess(int(span[longest]), int(in_spans[longest])),
+                **self._formula(),
+                **(_of_inference(trace) if schedule.forward_only else {}),
+                "peak_activations": list(peak_activations(schedule)),
+                "waits_for": causes,
+                "bottleneck": _most(causes),
+                "exposed_ns": [
+                    sum(ns for cause, ns in of_rank.items() if cause.split()[0] in COMMUNICATION)
+                    for of_rank in causes
+                ],
+                "devices": list(self.devices),
+                "memory_bytes": [bands for _, bands in memory_peaks(trace, numbers)],
+                "reserved_bytes": reserved_bytes(trace, numbers),
+                **{key: list(row) for key, row in kept.items() if row is not None},
+            }
+        }
+
+    def _formula(self) -> dict[str, Any]:
+        """Return the bubble of the closed form, if there is one and all stages are equal."""
+        of, form = self.schedule, None
+        if len({stage.times for stage in self.stages}) == 1 and of.in_flight == of.micro_batches:
+            sizes = {"ranks": of.ranks, "micro_batches": of.micro_batches, "chunks": of.chunks}
+            form = closed_form(of.name, **sizes, times=self.stages[0].times)
+        if form is None:
+            return {"bubble_formula": None, "formula": None, "formula_of": None}
+        return {
+            "bubble_formula": float(form.bubble),
+            "formula": f"{form.quantity} = work + {form.formula}",
+            "formula_of": form.quantity,
+        }
+
+
+def owners(bands: Mapping[str, int]) -> str:
+    """Return what takes memory, the most first."""
+    most_first = sorted(bands.items(), key=lambda item: -item[1])
+    return ", ".join(f"{name} {size(held)}" for name, held in most_first if held)
 
 
 def _micro_batch(trace: Trace, device: int, at_ns: int) -> int:
@@ -237,117 +350,6 @@ def _micro_batch(trace: Trace, device: int, at_ns: int) -> int:
     graph, tasks = trace.job.graph, trace.tasks
     rows = (trace.device == device) & (tasks["start_ns"] <= at_ns) & (graph.micro_batch[tasks["op"]] != UNSET)
     return int(graph.micro_batch[tasks["op"][rows]][-1])
-
-
-def _help(
-    over: int,
-    limit: int,
-    bands: dict[str, int],
-    schedule: Schedule,
-    stages: Sequence[PipelineStage],
-    rank: int,
-    others: Others,
-) -> str:
-    """Say what would make it fit; partial recomputation comes before full recomputation."""
-    resident = sum(bands.get(name, 0) for name in RESIDENT)
-    if resident > limit:
-        return (
-            f"what stays the whole time is too much by {size(resident - limit)}; it would take more stages, "
-            "sharded optimizer state, or larger memory"
-        )
-    mine = schedule.stages_of(rank)
-    one = max(stages[s].activation_nbytes for s in mine)
-    advice = []
-    held = bands.get("activations", 0)
-    if one and held:
-        for what, changed in others():
-            saved = max(
-                held // one * (stages[s].activation_nbytes - changed[s].activation_nbytes)
-                + stages[s].working_nbytes
-                - max(changed[s].working_nbytes, stages[s].working_nbytes)
-                for s in mine
-            )
-            if saved >= over:
-                advice.append(what)
-                break
-        fewer = math.ceil(over / one)
-        if held // one > fewer:
-            advice.append(f"{fewer} fewer micro-batch{'es' if fewer > 1 else ''} in flight")
-        inputs = max(stages[s].input_nbytes for s in mine)
-        checkpointed = held // one * inputs + one
-        if held - checkpointed >= over:
-            advice.append("checkpoint: always (recomputation)")
-    advice.append(f"{size(over)} more memory")
-    return f"it would fit with {', or '.join(advice)}"
-
-
-# ----------------------------------------------------------------------------------------------------------
-
-
-def pipeline_report(
-    trace: Trace, *, schedule: Schedule, stages: Sequence[PipelineStage], devices: Sequence[str]
-) -> dict[str, Any]:
-    """Return what a pipeline adds to the summary of a run: the key ``pipeline``.
-
-    Parameters
-    ----------
-    trace : Trace
-    schedule : Schedule
-    stages : sequence of PipelineStage
-    devices : sequence of str
-        Device of each rank.
-    """
-    number = [trace.job.machine.device_index(name) for name in devices]
-    graph = trace.job.graph
-    computes = np.isin(graph.kind_code, [i for i, kind in enumerate(graph.kinds) if is_compute(kind)])
-    rows = np.flatnonzero(computes[trace.tasks["op"]])
-    start, end = trace.tasks["start_ns"][rows], trace.tasks["end_ns"][rows]
-    device = trace.device[rows]
-    n = len(trace.job.machine.devices)
-    first, last = np.full(n, trace.makespan_ns), np.zeros(n, np.int64)
-    np.minimum.at(first, device, start)
-    np.maximum.at(last, device, end)
-    busy = union(start, end, device).lengths(n)
-    span = np.maximum(last - first, 0)
-    longest = max(number, key=lambda d: (int(span[d]), int(busy[d])))
-    executes = _executing(trace, np.zeros(n, np.int64), np.full(n, trace.makespan_ns))
-    makespan_bubble = _excess(len(number) * trace.makespan_ns, int(executes[number].sum()))
-    span_bubble = _excess(int(span[longest]), int(_executing(trace, first, last)[longest]))
-    formula = _formula(schedule, stages)
-    causes = waits_for(trace, devices)
-    return {
-        "pipeline": {
-            "schedule": schedule.name,
-            "ranks": schedule.ranks,
-            "stages": schedule.stages,
-            "chunks": schedule.chunks,
-            "micro_batches": schedule.micro_batches,
-            "makespan_ns": trace.makespan_ns,
-            "span_ns": span[number].tolist(),
-            "idle_ns": (span - busy)[number].tolist(),
-            "busy_ns": busy[number].tolist(),
-            "bubble": makespan_bubble,
-            "makespan_bubble": makespan_bubble,
-            "span_bubble": span_bubble,
-            **formula,
-            **(_of_inference(trace) if schedule.forward_only else {}),
-            "peak_activations": list(peak_activations(schedule)),
-            "waits_for": causes,
-            "bottleneck": _most(causes),
-            "exposed_ns": [
-                sum(ns for cause, ns in of_rank.items() if cause.split()[0] in COMMUNICATION)
-                for of_rank in causes
-            ],
-            "devices": list(devices),
-            "memory_bytes": [bands for _, bands in memory_peaks(trace, devices)],
-            "reserved_bytes": reserved_bytes(trace, devices),
-            **{
-                key: list(schedule.meta[key])
-                for key in ("weight_versions", "staleness")
-                if key in schedule.meta
-            },
-        }
-    }
 
 
 def _of_inference(trace: Trace) -> dict[str, Any]:
@@ -365,16 +367,6 @@ def _of_inference(trace: Trace) -> dict[str, Any]:
     }
 
 
-def _executing(trace: Trace, first: IntArray, last: IntArray) -> IntArray:
-    """Return how long any op executes on each device, between two times given for each."""
-    device = trace.device
-    start, end = (
-        np.clip(at, first[device], np.maximum(first, last)[device])
-        for at in (trace.begins_ns, trace.tasks["end_ns"])
-    )
-    return union(start, end, device).lengths(len(first))
-
-
 def _excess(cost: int, work: int) -> float:
     return float(Fraction(cost - work, cost)) if cost else 0.0
 
@@ -385,23 +377,3 @@ def _most(causes: Sequence[Mapping[str, int]]) -> str | None:
     for of_rank in causes:
         total.update(of_rank)
     return min(total, key=lambda cause: (-total[cause], cause), default=None)
-
-
-def _formula(schedule: Schedule, stages: Sequence[PipelineStage]) -> dict[str, Any]:
-    """Return the bubble of the closed form, if there is one and all stages are equal."""
-    form = None
-    if len({stage.times for stage in stages}) == 1 and schedule.in_flight == schedule.micro_batches:
-        form = closed_form(
-            schedule.name,
-            ranks=schedule.ranks,
-            micro_batches=schedule.micro_batches,
-            chunks=schedule.chunks,
-            times=stages[0].times,
-        )
-    if form is None:
-        return {"bubble_formula": None, "formula": None, "formula_of": None}
-    return {
-        "bubble_formula": float(form.bubble),
-        "formula": f"{form.quantity} = work + {form.formula}",
-        "formula_of": form.quantity,
-    }

@@ -37,17 +37,8 @@ from scenarios.builders.pipeline_graph import crossings, pipeline_graph, plain_m
 from scenarios.builders.pipeline_stage import Around, Skip, check_schedule, search_options
 from scenarios.file.document import Document, Loc
 from scenarios.workloads.pipeline_fields import PipelineFields
-from scenarios.workloads.pipeline_report import check_memory, pipeline_report
-from scenarios.workloads.pipeline_stages import (
-    Stages,
-    candidates,
-    make_stages,
-    note_on_times,
-    place_stages,
-    rank_devices,
-    smaller_stages,
-    timed_graph,
-)
+from scenarios.workloads.pipeline_report import PipelineOnDevices
+from scenarios.workloads.pipeline_stages import StageMaker, Stages
 from scenarios.workloads.workload import Work, Workload
 from sim.base.errors import InputError, ScenarioError, UnknownNameError
 from sim.base.units import NS_PER_S, round_half_up
@@ -106,7 +97,7 @@ class Pipeline(Workload):
 
     def timed(self, document: Document) -> Graph | None:
         """Return what devices time: the graph that stages are cut from, or the kernels of a model."""
-        return timed_graph(self.pipeline, document) if self.asks_cost_models() else None
+        return StageMaker(self.pipeline, document).timed_graph() if self.asks_cost_models() else None
 
     def work(
         self, document: Document, machine: Machine | None, policy: PolicyFields, loc: Loc, *, seed: int = 0
@@ -121,7 +112,7 @@ class Pipeline(Workload):
             A custom order deadlocks.
         """
         try:
-            return _work(self.pipeline, document, machine, policy, loc)
+            return _work(StageMaker(self.pipeline, document, machine), policy)
         except ScenarioError:
             raise
         except InputError as error:
@@ -132,19 +123,17 @@ class Pipeline(Workload):
             raise document.error(self.place, f"{of}{error}") from error
 
 
-def _work(
-    fields: PipelineFields, document: Document, machine: Machine | None, policy: PolicyFields, loc: Loc
-) -> Work:
+def _work(make: StageMaker, policy: PolicyFields) -> Work:
+    fields, machine = make.fields, make.machine
     name, given = str(policy.name), dict(policy.options)
     chunks = given.pop("chunks", fields.chunks)
     if chunks is not None:
         require_positive(chunks=chunks)
         if (fields.ranks or 1) * chunks > MOST_SLOTS:
             raise InputError(f"chunks: {chunks:,} a rank are more than the {MOST_SLOTS:,} slots there may be")
-    able = [] if machine is None else candidates(fields, machine)
-    stages = make_stages(fields, document, able, chunks or default_chunks(name))
+    stages = make.make(chunks or default_chunks(name))
     sizes = _split(fields)
-    schedule = _schedule(name, given, chunks, stages, len(sizes), fields, document)
+    schedule = _schedule(make, stages, name, len(sizes), chunks, given)
     if schedule.stages != len(stages.each):
         more = f"; say chunks: {schedule.chunks}" if fields.ranks == schedule.ranks else ""
         has = f"{name} has {schedule.stages} on {schedule.ranks} ranks{more}"
@@ -152,7 +141,7 @@ def _work(
     if not fields.backward_dependency:
         schedule = without_backward_dependency(schedule)
     if machine is not None:
-        stages = place_stages(fields, document, stages, schedule, able)
+        stages = make.place(stages, schedule)
     if schedule.forward_only:
         unused = [key for key in ("optimizer", "dp") if getattr(fields, key) is not None]
         if unused := unused or [key for key in policy.options if key == "checkpoint"]:
@@ -171,7 +160,7 @@ def _work(
         devices = [device.name for device in machine.devices]
         copy_ns = lambda source, destination, nbytes: transfer  # noqa: E731
     else:
-        devices = rank_devices(fields, schedule, able, around)
+        devices = make.names_of_ranks(schedule.ranks, around)
         copy_ns = partial(_route_ns, machine, devices)
     share = [(size, sizes[0]) for size in sizes]
     graph = pipeline_graph(schedule, stages.each, devices, around=around, copy_ns=copy_ns, shares=share)
@@ -179,24 +168,16 @@ def _work(
         machine = replace(machine, links=(), network=None)
     first = machine.devices[machine.device_index(devices[schedule.rank_of(0, 0)])]
 
+    others = partial(make.smaller, len(stages.each))
+    on_devices = PipelineOnDevices(schedule, stages.each, devices, others)
+
     def report(trace: Trace) -> dict[str, Any]:
-        told = pipeline_report(trace, schedule=schedule, stages=stages.each, devices=devices)
+        told = on_devices.report(trace)
         if fields.batch is not None:
             told["pipeline"]["batch"] = fields.batch
-        return {**told, "note": note_on_times(fields, stages.each, first)}
+        return {**told, "note": make.note_on_times(stages.each, first)}
 
-    return Work(
-        graph,
-        machine,
-        report,
-        partial(
-            check_memory,
-            schedule=schedule,
-            stages=stages.each,
-            devices=devices,
-            others=partial(smaller_stages, fields, document, len(stages.each)),
-        ),
-    )
+    return Work(graph, machine, report, on_devices.check_memory)
 
 
 def _split(fields: PipelineFields) -> tuple[int, ...]:
@@ -214,21 +195,15 @@ def _split(fields: PipelineFields) -> tuple[int, ...]:
 
 
 def _schedule(
-    name: str,
-    given: dict[str, Any],
-    chunks: int | None,
-    stages: Stages,
-    micro_batches: int,
-    fields: PipelineFields,
-    document: Document,
+    make: StageMaker, stages: Stages, name: str, micro_batches: int, chunks: int | None, given: dict[str, Any]
 ) -> Schedule:
     """Generate the schedule, given what it may know of the workload."""
-    known = options(name)
+    fields = make.fields
     if name == "custom":
         if isinstance(given.get("file"), str):
-            given["file"] = str(document.file(given["file"]))
+            given["file"] = str(make.document.file(given["file"]))
         return generate(name, micro_batches=micro_batches, chunks=chunks, **given)
-    if stages.replicas is not None and "replicas" in known:
+    if stages.replicas is not None and "replicas" in options(name):
         given.setdefault("replicas", list(stages.replicas))
     a_rank = chunks or default_chunks(name)
     if name == "zb-auto":

@@ -65,7 +65,7 @@ def step_report(trace: Trace, batch: int | None, tokens: int | None) -> dict[str
     stands_for = {d: 1 if machine.folding is None else int(machine.stands_for[d]) for d in devices}
     gpus, step = sum(stands_for.values()), trace.makespan_ns // n
     times = _times(trace, devices, updates)
-    peaks = memory_peaks(trace, [machine.devices[d].name for d in devices], use_of_tensors(trace))
+    peaks = memory_peaks(trace, devices, use_of_tensors(trace))
     flops, ideal = _work(trace, stands_for)
     exposed = exposed_communication(DerivedColumns(trace)).values()
     limits = [machine.devices[d].memory_bytes for d in devices]

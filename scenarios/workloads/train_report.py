@@ -24,7 +24,7 @@ from scenarios.builders.train.layout import SHARDINGS
 from scenarios.builders.train.memory import PARTS, StagePart
 from scenarios.builders.train.step import step_trace
 from scenarios.builders.train.training import FULL_ITERATION, Training
-from scenarios.workloads.pipeline_report import memory_peaks
+from scenarios.workloads.pipeline_report import memory_peaks, owners
 from scenarios.workloads.step_report import covered_ns
 from sim.base.errors import InputError, OutOfMemoryError
 from sim.base.units import NS_PER_S, format_duration, round_half_up
@@ -142,10 +142,9 @@ class Peak:
 
 def peaks_of(training: Training, trace: Trace) -> list[Peak]:
     """Return the peak memory of each pipeline rank in the run of a step."""
-    graph, tasks, machine = trace.job.graph, trace.tasks, trace.job.machine
-    names = [device.name for device in machine.devices]
+    graph, tasks = trace.job.graph, trace.tasks
     found = []
-    for rank, (at, bands) in enumerate(memory_peaks(trace, names)):
+    for rank, (at, bands) in enumerate(memory_peaks(trace, range(len(trace.job.machine.devices)))):
         running = (trace.device == rank) & (tasks["start_ns"] <= at) & (tasks["end_ns"] > at)
         parts = {**dict.fromkeys(PARTS, 0), **bands}
         found.append(Peak(parts, _when(training, graph, tasks["op"][running].tolist())))
@@ -488,12 +487,10 @@ def check_fits(training: Training, peaks: Sequence[Peak], step: int | None) -> N
     worst = peaks[rank]
     if limit is None or worst.nbytes <= limit:
         return
-    owners = sorted(worst.parts.items(), key=lambda item: -item[1])
-    shown = ", ".join(f"{name} {size(nbytes)}" for name, nbytes in owners if nbytes)
     same = training.layout.ranks // len(peaks)
     message = (
         f"pipeline rank {rank} (each of its {same} GPUs) needs {size(worst.nbytes)} of {size(limit)}, "
-        f"at the {worst.when}: {shown}"
+        f"at the {worst.when}: {owners(worst.parts)}"
     )
     if step is None:
         raise OutOfMemoryError(message)

@@ -29,7 +29,7 @@ from scenarios.builders.train.training import FULL_ITERATION, Training, default_
 from scenarios.file.document import Document, Loc
 from scenarios.workloads.calibrations import CalibrationFields, Factor, calibration_of
 from scenarios.workloads.model_config import model_sizes
-from scenarios.workloads.pipeline_report import pipeline_report
+from scenarios.workloads.pipeline_report import PipelineOnDevices
 from scenarios.workloads.train_report import check_fits, peaks_of, step_interval, train_report
 from scenarios.workloads.workload import Work, Workload
 from sim.base.errors import InputError, MisfitError, UnknownNameError, located
@@ -347,8 +347,7 @@ class Train(Workload):
                 told["makespan_interval"] = sure
             if training.parameters_apart:
                 return told
-            of = pipeline_report(trace, schedule=schedule, stages=training.pipeline_stages, devices=names)
-            return {**of, **told}
+            return {**PipelineOnDevices(schedule, training.pipeline_stages, names).report(trace), **told}
 
         def fits(trace: Trace, advise: bool) -> None:
             check_fits(training, peaks_of(training, trace), trace.makespan_ns if advise else None)

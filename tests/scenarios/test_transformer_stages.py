@@ -15,8 +15,9 @@ from scenarios.file.yaml_read import read_yaml_text
 from scenarios.run.execute import Result, run_scenario
 from scenarios.run.load import read_scenario
 from scenarios.workloads.pipeline_fields import PipelineFields
-from scenarios.workloads.pipeline_stages import model_stages
+from scenarios.workloads.pipeline_stages import StageMaker
 from sim.base.errors import OutOfMemoryError, ScenarioError, SimError
+from sim.machine.device import Device
 
 pytestmark = pytest.mark.filterwarnings("ignore::devices.cost.unreliable.UnreliableCostWarning")
 
@@ -27,7 +28,7 @@ def stages_of(stages: int = 8, **model: Any) -> list[PipelineStage]:
     """Return the stages of GPT-3 (175B) as in Korthikanti et al., table 3: b = 1, s = 2048, a = 96."""
     fields = {"stages": stages, "micro_batches": 1, "model": {**GPT3, "rate": "1PFLOP/s", **model}}
     document = Document(read_yaml_text("{}", "x.yaml"), Path("x.yaml"))
-    return model_stages(PipelineFields.model_validate(fields), document, [None] * stages)[0]
+    return StageMaker(PipelineFields.model_validate(fields), document).of_model([Device("rank")] * stages)[0]
 
 
 def test_activations_of_a_layer() -> None:
