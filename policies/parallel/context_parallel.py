@@ -38,10 +38,9 @@ from typing import Any, Final
 
 from policies.option_checks import one_of
 from policies.parallel.accumulation import added
-from policies.parallel.program import COMPUTE, exchange
 from policies.parallel.rank_grid import Grid, OnRanks, Ranked
 from policies.parallel.ranks import Ranks
-from policies.parallel.training_step import TrainingStep, parts_of_gradients
+from policies.parallel.training_step import COMPUTE, TrainingStep, exchange, parts_of_gradients
 from policies.rewrite.backward import OPTIMIZERS, elements
 from policies.rewrite.records import Edge, OpEntry, Records, proportion, read, write
 from sim import Graph

@@ -26,9 +26,8 @@ from copy import copy
 from typing import Any, Final, Literal
 
 from policies.option_checks import one_of
-from policies.parallel.program import COMPUTE, HostProgram, shard_nbytes
 from policies.parallel.rank_grid import DataParallel
-from policies.parallel.training_step import Parameter, TrainingStep
+from policies.parallel.training_step import COMPUTE, HostProgram, Parameter, TrainingStep, shard_nbytes
 from policies.rewrite.records import OpEntry
 from sim import Graph
 from sim.base.errors import InputError
@@ -158,17 +157,14 @@ class DistributedDataParallel(DataParallel):
 
     def step(self, graph: Graph, n: int) -> Graph:
         """Return the step as each of `n` ranks runs it."""
-        step = TrainingStep(graph)
-        program = HostProgram(step, "ddp")
-        reduce_in_buckets(program, step, self.buckets(step), step.updates, overlap=self.overlap)
+        program = HostProgram(TrainingStep(graph), "ddp")
+        reduce_in_buckets(program, self.buckets(program.step), overlap=self.overlap)
         return program.graph()
 
 
 def reduce_in_buckets(
     program: HostProgram,
-    step: TrainingStep,
     buckets: Sequence[Sequence[Parameter]],
-    updates: Sequence[OpEntry],
     *,
     overlap: bool = True,
     strict: bool = True,
@@ -180,7 +176,7 @@ def reduce_in_buckets(
 
     Parameters
     ----------
-    program, step, buckets, updates
+    program, buckets
     overlap : bool
         Whether a bucket is launched when it is ready, rather than after the backward.
     strict : bool
@@ -192,7 +188,7 @@ def reduce_in_buckets(
     meets : callable
         Attributes that identify the ranks over which a bucket is summed.
     """
-    kind = "all_reduce" if parts == 1 else "reduce_scatter"
+    step, kind = program.step, "all_reduce" if parts == 1 else "reduce_scatter"
     last = None
     ready_at = [max(step.ready_at[each.gradient] for each in bucket) for bucket in buckets]
     summed: dict[str, str] = {}
@@ -213,7 +209,7 @@ def reduce_in_buckets(
             last = program.add(f"{kind}{bucket}", kind, gradients, sizes, after=after, **where)
             summed |= {gradient: output_name(last, i) for i, gradient in enumerate(gradients)}
         left = [bucket for bucket in left if bucket not in ready]
-    program.update(updates, summed, last)
+    program.update(last, summed)
 
 
 class MegatronDDP(DataParallel):
@@ -294,17 +290,14 @@ class MegatronDDP(DataParallel):
 
     def step(self, graph: Graph, n: int) -> Graph:
         """Return the step as each of `n` ranks runs it."""
-        step = TrainingStep(graph)
-        program = HostProgram(step, "Megatron DDP")
+        program = HostProgram(TrainingStep(graph), "Megatron DDP")
         parts = n if self.distributed else 1
-        buckets = self.buckets(step)
-        updates = program.shard(step, parts, parameters=False)
-        gather = _Gather(program, step, buckets, parts)
+        buckets = self.buckets(program.step)
+        program.shard(parts, parameters=False)
+        gather = _Gather(program, buckets, parts)
         reduce_in_buckets(
             program,
-            step,
             buckets,
-            updates,
             overlap=self.overlap,
             strict=False,
             parts=parts,
@@ -312,17 +305,15 @@ class MegatronDDP(DataParallel):
         )
         if self.distributed and not self.gather_ahead:
             for k in reversed(range(len(buckets))):
-                gather.launch(k, [(update.name, 0) for update in updates], COMPUTE)
+                gather.launch(k, [(update.name, 0) for update in program.updates], COMPUTE)
         return program.graph()
 
 
 class _Gather:
     """Gathers updated parameters bucket by bucket, beginning with the first parameters."""
 
-    def __init__(
-        self, program: HostProgram, step: TrainingStep, buckets: list[list[Parameter]], parts: int
-    ) -> None:
-        self.program, self.step, self.buckets, self.parts = program, step, buckets, parts
+    def __init__(self, program: HostProgram, buckets: list[list[Parameter]], parts: int) -> None:
+        self.program, self.buckets, self.parts = program, buckets, parts
         self.bucket_of = {each.name: k for k, bucket in enumerate(buckets) for each in bucket}
         self.launched: dict[int, str] = {}
         self.waited: set[int] = set()
@@ -344,5 +335,5 @@ class _Gather:
         self.waited.update(first)
         for k in first:
             for bucket in (k, k - 1)[: k + 1]:
-                self.launch(bucket, [(self.step.updates[-1].name, 1)])
+                self.launch(bucket, [(self.program.updates[-1].name, 1)])
         return next((name for k, name in reversed(self.launched.items()) if k in first), None)

@@ -35,10 +35,9 @@ from policies.option_checks import whole
 from policies.parallel.ddp import filled, reduce_in_buckets
 from policies.parallel.expert_layers import Layer, Layers
 from policies.parallel.expert_routing import routed
-from policies.parallel.program import COMPUTE, HostProgram
 from policies.parallel.rank_grid import DATA, Grid, OnRanks, Ranked
 from policies.parallel.ranks import Ranks
-from policies.parallel.training_step import TrainingStep
+from policies.parallel.training_step import COMPUTE, HostProgram, Parameter, TrainingStep
 from policies.rewrite.records import OpEntry, Records, write
 from sim import Graph
 from sim.base.arrays import MOST_BUILT, IntArray, at_most
@@ -421,17 +420,14 @@ class ExpertParallel(OnRanks):
     def _program(self, layers: Layers, place: int) -> Graph:
         """Return the program of a rank, with gradients summed in buckets, those of experts separately."""
         own, graph = layers.own, write(OneRank(self, layers, place).records())
-        step = TrainingStep(graph, forward=True)
-        program = HostProgram(step, "expert parallel")
-        dense = [each for each in step.parameters[::-1] if each.name not in own]
-        apart = [each for each in step.parameters[::-1] if each.name in own and self.copies > 1]
+        program = HostProgram(TrainingStep(graph, forward=True), "expert parallel")
+        parameters = program.step.parameters[::-1]
+        dense = [each for each in parameters if each.name not in own]
+        apart = [each for each in parameters if each.name in own and self.copies > 1]
         buckets = [row for some in (dense, apart) for row in filled(some, "elements", [self.bucket_size])]
-        reduce_in_buckets(
-            program,
-            step,
-            buckets,
-            step.updates,
-            strict=False,
-            meets=lambda bucket: _COPIES if bucket[0].name in own else _DENSE,
-        )
+
+        def meets(bucket: Sequence[Parameter]) -> Mapping[str, str]:
+            return _COPIES if bucket[0].name in own else _DENSE
+
+        reduce_in_buckets(program, buckets, strict=False, meets=meets)
         return program.graph()

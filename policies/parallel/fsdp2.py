@@ -36,9 +36,16 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Generic, Literal, TypeVar
 
 from policies.parallel.accumulation import are_in_turn, micro_batches
-from policies.parallel.program import HostProgram, shard_nbytes
 from policies.parallel.rank_grid import REPLICAS, REPLICATE, DataParallel
-from policies.parallel.training_step import ROOT, Module, Modules, TrainingStep, pattern_of
+from policies.parallel.training_step import (
+    ROOT,
+    HostProgram,
+    Module,
+    Modules,
+    TrainingStep,
+    pattern_of,
+    shard_nbytes,
+)
 from policies.rewrite.records import Edge, OpEntry
 from sim import Graph
 from sim.base.errors import InputError, UnknownNameError
@@ -250,7 +257,7 @@ class _Host(FullyShardHooks[str]):
         self.synchronised = of.requires_gradient_sync and self.in_turn
         self.batches = micro_batches(step, added_up=not self.synchronised)
         self.modules: dict[str, Module] = {}
-        self.updates = self.program.shard(step, self.n)
+        self.program.shard(n)
         self.prefix = ""
         """Prefix of names in this micro-batch, if there are several."""
         self.scattered: str | None = None
@@ -277,8 +284,7 @@ class _Host(FullyShardHooks[str]):
         for name in self.names if not self.in_turn else ():
             self.modules = turns[-1].named
             self.reduce(name)
-        made = {each.gradient: self.program.parts[each.name] for each in self.step.parameters}
-        self.program.update(self.updates, made, self.reduced)
+        self.program.update(self.reduced)
         return self.program.graph()
 
     def _op(self, at: Modules, place: int, record: OpEntry) -> None:

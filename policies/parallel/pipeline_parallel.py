@@ -26,10 +26,9 @@ import numpy as np
 
 from policies.option_checks import whole
 from policies.parallel.accumulation import add_up, refuse_micro_batches, renamed
-from policies.parallel.program import COMPUTE, exchange
 from policies.parallel.rank_grid import Grid, OnRanks, Ranked
 from policies.parallel.ranks import Ranks
-from policies.parallel.training_step import TrainingStep, parts_of_gradients, pattern_of
+from policies.parallel.training_step import COMPUTE, TrainingStep, exchange, parts_of_gradients, pattern_of
 from policies.pipeline.pipeline_schedule import Action, Schedule
 from policies.pipeline.registry import generate
 from policies.rewrite.records import OpEntry, Records, write

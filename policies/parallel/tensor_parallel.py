@@ -35,11 +35,10 @@ from itertools import chain
 from typing import Final
 
 from policies.option_checks import one_of
-from policies.parallel.program import COMPUTE, exchange
 from policies.parallel.rank_grid import Grid, OnRanks, Ranked
 from policies.parallel.ranks import Ranks
 from policies.parallel.tensor_plan import LOSSES, PRODUCTS, TensorPlan, data_and_weight
-from policies.parallel.training_step import TrainingStep, parts_of_gradients
+from policies.parallel.training_step import COMPUTE, LINEAR, TrainingStep, exchange, parts_of_gradients
 from policies.rewrite.backward import OPTIMIZERS, elements
 from policies.rewrite.records import OpEntry, Records, free_name, proportion, read, write
 from sim import Graph
@@ -162,8 +161,6 @@ class Exchanges:
 
 _SUMS: Final = frozenset({"add_n", "add"})
 
-_LINEAR: Final = _SUMS | {"identity", "reshape", "transpose", "cast"}
-"""Kinds whose output is a part of a sum if their inputs are parts."""
 
 _ON_TOKENS = """
     relu relu6 sigmoid tanh gelu silu elu leaky_relu softplus exp log sqrt rsqrt reciprocal square neg
@@ -173,7 +170,7 @@ _ON_TOKENS = """
     loss_grad sparse_softmax_cross_entropy softmax_cross_entropy read_variable
 """
 
-_TOKENWISE: Final = _LINEAR | frozenset(_ON_TOKENS.split())
+_TOKENWISE: Final = LINEAR | frozenset(_ON_TOKENS.split())
 """Kinds that treat each token separately, or sum over tokens for the gradient of a parameter."""
 
 
@@ -216,12 +213,12 @@ class RankWriter(Exchanges):
             self.write(record, {} if tokens else whole, PART if tokens else WHOLE)
         elif record.kind == "gather" and self.of(tensors[0]) == SPLIT:
             self.write(record, {}, PART, share=False)
-        elif self.gradient_of.get(record.name) in self.looked_up and record.kind not in (*PRODUCTS, *_LINEAR):
+        elif self.gradient_of.get(record.name) in self.looked_up and record.kind not in (*PRODUCTS, *LINEAR):
             own = self.gradient_of[record.name] in self.plan.split
             self.write(record, whole, SPLIT if own else WHOLE)
         elif SPLIT in states:
             self._split(record, tensors)
-        elif states == {PART} and record.kind in _LINEAR:
+        elif states == {PART} and record.kind in LINEAR:
             self.write(record, {}, PART, share=False)
         elif SEQUENCE in states or (PART in states and self.sequence):
             fits = record.kind in _TOKENWISE or (record.kind in PRODUCTS and pair is not None)

@@ -1,4 +1,4 @@
-"""A training step as seen by parallel training: ops in host order, and the trained parameters.
+"""A training step as seen by parallel training: its ops in host order, and the program of a rank.
 
 ::
 
@@ -10,13 +10,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 from policies.rewrite.backward import OPTIMIZERS, elements
-from policies.rewrite.records import OpEntry, Records, read
+from policies.rewrite.records import Edge, OpEntry, Records, free_name, read, write
 from sim import Graph
 from sim.base.arrays import UNSET
 from sim.base.errors import GraphError, InputError
@@ -172,7 +173,8 @@ def refuse_several_devices(graph: Graph, *, of_rank: bool = False) -> None:
         raise GraphError(f"{of} is on several devices ({', '.join(pins[:5])}); every rank runs all of it")
 
 
-_SUMS: Final = frozenset({"add_n", "add", "identity", "reshape", "cast", "transpose"})
+LINEAR: Final = frozenset({"add_n", "add", "identity", "reshape", "cast", "transpose"})
+"""Kinds whose output is a part of a sum if their inputs are parts."""
 
 
 def parts_of_gradients(records: Records, gradients: Mapping[str, str]) -> dict[str, str]:
@@ -197,7 +199,7 @@ def parts_of_gradients(records: Records, gradients: Mapping[str, str]) -> dict[s
         if all(record.name in found for record in users if record not in collectives):
             found[tensor] = parameter
             producer = records.producer(tensor)
-            if producer is not None and producer.kind in _SUMS:
+            if producer is not None and producer.kind in LINEAR:
                 left += [(source, parameter) for source in producer.reads]
     return found
 
@@ -338,3 +340,168 @@ def pattern_of(wrap: str | None, option: str = "wrap") -> re.Pattern[str] | None
     except (re.error, TypeError) as error:
         message = f"must be a regular expression for names of ops; found {wrap}: {error}"
         raise InputError(message, path=(option,)) from None
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The program of a rank: the ops that its host issues, in order, with their streams.
+#
+#     compute       F0  F1  F2  B2  B1  B0            U0 U1 U2
+#     all_reduce                [ b0 ]  [ b1 ]
+#
+# Each method of parallel training is such a list: the ops of the step, with others among them that gather,
+# reduce or copy. Edges are dependencies, the attribute ``stream`` selects an op's stream
+# (`policies.streams`), and ``communicator`` the ranks that take part.
+
+COMPUTE: Final = "compute"
+"""Stream of all ops for which no other is named."""
+
+
+class HostProgram:
+    """Collects the ops that the host of a rank issues.
+
+    Parameters
+    ----------
+    step : TrainingStep
+    name : str
+        Method of training, for the name of the graph.
+
+    Attributes
+    ----------
+    step : TrainingStep
+    updates : list of OpEntry
+        The updates of the step, as a rank runs them.
+    records : Records
+        Ops issued so far.
+    instead : dict of str to str
+        Tensor → tensor that ops of the step read in its place from here on.
+    parts : dict of str to str
+        Parameter → the rank's part of its gradient so far.
+    """
+
+    def __init__(self, step: TrainingStep, name: str) -> None:
+        self.records = Records(f"{step.records.name} ({name})", {}, dict(step.records.externals))
+        self.step, self.updates = step, step.updates
+        self.instead: dict[str, str] = {}
+        self.parts: dict[str, str] = {}
+
+    def compute(self, record: OpEntry, after: Iterable[str | Edge | None] = ()) -> None:
+        """Issue an op of the step."""
+        inputs = [(self.instead.get(tensor, tensor), distance) for tensor, distance in record.inputs]
+        edges = [*record.after, *_edges(after)]
+        stream = record.attributes.get("stream") if "communicator" in record.attributes else None
+        attributes = {**record.attributes, "stream": stream or COMPUTE}
+        self.records.ops[record.name] = replace(record, inputs=inputs, after=edges, attributes=attributes)
+
+    def add(
+        self,
+        name: str,
+        kind: str,
+        reads: Sequence[str],
+        outputs: Sequence[int],
+        *,
+        after: Iterable[str | Edge | None] = (),
+        stream: str = COMPUTE,
+        **attributes: Any,
+    ) -> str:
+        """Issue an op that moves bytes; return its name, which differs from `name` if that is in use.
+
+        Earlier rewrites may have used it: with sequence parallelism a tensor-parallel rank has an op
+        ``layer0.norm1/all_gather``, so the gather of fsdp2's module is ``layer0.norm1/all_gather.2``.
+        """
+        name = free_name(name, self.records.ops, self.step.records.ops, self.step.records.externals)
+        self._write(OpEntry(name, kind, _edges(reads), _edges(after), tuple(outputs)), stream, attributes)
+        return name
+
+    def _write(self, record: OpEntry, stream: str, attributes: Mapping[str, Any]) -> None:
+        record.bytes_read = sum(map(self.records.nbytes, record.reads))
+        record.bytes_written = sum(record.outputs)
+        record.attributes = {"stream": stream, **attributes}
+        self.records.ops[record.name] = record
+
+    def add_part(self, prefix: str, parameter: Parameter, part: str, n: int, stream: str) -> str | None:
+        """Add a rank's part of a gradient to that of earlier micro-batches, if any; return the adding op.
+
+        It has the name of the op it replaces, which adds whole gradients.
+        """
+        before = self.parts.get(parameter.name)
+        self.parts[parameter.name] = part
+        if before is None:
+            return None
+        name = self.parts[parameter.name] = f"{prefix}{parameter.name}/accumulate"
+        sizes = (shard_nbytes(parameter, n),)
+        record = OpEntry(name, "add", _edges([before, part]), [], sizes, dtype=parameter.dtype)
+        record.flops = -(-parameter.elements // n)
+        self._write(record, stream, {})
+        return name
+
+    def shard(self, n: int, *, parameters: bool = True) -> None:
+        """Reduce states, and `parameters`, to 1/`n` per rank; scale the updates likewise."""
+        whole = set() if parameters else {each.name for each in self.step.parameters}
+        for name in dict.fromkeys(tensor for update in self.updates for tensor in update.reads):
+            if name in self.records.externals and name not in whole:
+                given = self.records.externals[name]
+                self.records.externals[name] = replace(given, nbytes=-(-given.nbytes // n))
+        self.updates = [
+            replace(
+                update.part(Fraction(1, n)),
+                flops=-(-update.flops // n),
+                bytes_read=-(-update.bytes_read // n),
+                bytes_written=-(-update.bytes_written // n),
+            )
+            if "communicator" not in update.attributes
+            else _sum_of_parts(update, n if parameters else 1)
+            for update in self.updates
+        ]
+
+    def update(self, after: str | None, gradients: dict[str, str] | None = None) -> None:
+        """Issue the updates after an op; they read `gradients` in place of the step's, by default `parts`."""
+        if gradients is None:
+            gradients = {each.gradient: self.parts[each.name] for each in self.step.parameters}
+        self.instead = gradients
+        for update in self.updates:
+            self.compute(update, after=[after])
+
+    def graph(self) -> Graph:
+        """Return the graph of one rank."""
+        return write(self.records)
+
+
+def exchange(
+    of: OpEntry,
+    name: str,
+    kind: str,
+    reads: Iterable[str],
+    nbytes: int,
+    outputs: Sequence[int],
+    *,
+    after: Iterable[str | Edge | None] = (),
+    **attributes: Any,
+) -> OpEntry:
+    """Return a collective related to op `of`, with `nbytes` as the collective counts them."""
+    made = of.like(name, kind, dict.fromkeys(reads), outputs, after=_edges(after), bytes_read=nbytes)
+    made.attributes = {"stream": COMPUTE, "nbytes": nbytes, **attributes}
+    return made
+
+
+def _edges(given: Iterable[str | Edge | None]) -> list[Edge]:
+    return [each if isinstance(each, tuple) else (each, 0) for each in given if each is not None]
+
+
+def _sum_of_parts(sum_: OpEntry, n: int) -> OpEntry:
+    """Return a sum over other ranks for sharded gradients."""
+    sizes = tuple(-(-nbytes // n) for nbytes in sum_.outputs)
+    attributes = {**sum_.attributes, "nbytes": sum(sizes)} if n > 1 else sum_.attributes
+    return replace(
+        sum_, outputs=sizes, bytes_read=sum(sizes), bytes_written=sum(sizes), attributes=attributes
+    )
+
+
+def shard_nbytes(parameter: Parameter, n: int) -> int:
+    """Return the bytes of a rank's part of a gradient: whole elements, the last part padded.
+
+    Examples
+    --------
+    >>> shard_nbytes(Parameter("w", "dw", "u", nbytes=40, elements=10, dtype="fp32"), 4)
+    12
+    """
+    return -(-parameter.elements // n) * (parameter.nbytes // max(1, parameter.elements))

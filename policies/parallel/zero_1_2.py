@@ -29,10 +29,10 @@ from typing import Any, Final
 
 from policies.parallel.accumulation import micro_batches, refuse_pipelines
 from policies.parallel.ddp import never_overflowing
-from policies.parallel.program import COMPUTE, HostProgram, shard_nbytes
 from policies.parallel.rank_grid import DataParallel
-from policies.parallel.training_step import Parameter, TrainingStep
+from policies.parallel.training_step import COMPUTE, HostProgram, Parameter, TrainingStep, shard_nbytes
 from sim import Graph
+from sim.base.arrays import grouped
 from sim.graph.graph import output_name
 
 GROUP: Final = "data parallel"
@@ -88,7 +88,7 @@ class _Host:
     def __init__(self, of: ZeroOne, step: TrainingStep, n: int) -> None:
         self.of, self.step, self.n = of, step, n
         self.program = HostProgram(step, f"ZeRO {of.stage}")
-        self.updates = self.program.shard(step, n, parameters=False)
+        self.program.shard(n, parameters=False)
         if of.stage == 2:
             refuse_pipelines(step, "zero-2")
         self.batches = micro_batches(step) if of.stage == 2 else [step]
@@ -104,25 +104,23 @@ class _Host:
         for k, batch in enumerate(self.batches):
             self.micro_batch(k, batch)
         made = {each.gradient: self.gradients[each.name] for each in self.step.parameters}
-        self.program.update(self.updates, made, self.last)
+        self.program.update(self.last, made)
         self.gather()
         return self.program.graph()
 
     def micro_batch(self, k: int, batch: TrainingStep) -> None:
         """Issue a forward and a backward with their sums."""
         kept, self.gradients = self.gradients, {each.name: each.gradient for each in batch.parameters}
-        full: dict[int, int] = {}  # place of an op → bucket that is full once it has run
+        full: dict[int, list[int]] = {}  # place of an op → buckets that are full once it has run
         if self.of.stage == 2 or self.of.overlap:
-            after = [batch.ready_at[self.gradients[bucket[0]]] for bucket in self.buckets[1:]]
-            full = {place: bucket for bucket, place in enumerate(after)}
-        launched = 0
+            begins = [batch.ready_at[self.gradients[bucket[0]]] for bucket in self.buckets]
+            full = grouped((place, bucket) for bucket, place in enumerate(begins[1:]))
         for place, record in enumerate(batch.work):
             self.program.compute(record, after=[self.wait])
             self.before, self.wait = record.name, None
-            while place in full and launched <= full[place]:
-                self.wait, self.last = self.last, self.reduce(launched, k)
-                launched += 1
-        for bucket in range(launched, len(self.buckets)):
+            for bucket in full.get(place, ()):
+                self.wait, self.last = self.last, self.reduce(bucket, k)
+        for bucket in range(sum(map(len, full.values())), len(self.buckets)):
             self.last = self.reduce(bucket, k)
         if len(self.batches) > 1:
             self.keep_part(kept, k)

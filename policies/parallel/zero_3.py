@@ -31,12 +31,21 @@ from typing import Any, NamedTuple
 
 from policies.parallel.accumulation import micro_batches, refuse_pipelines
 from policies.parallel.ddp import never_overflowing
-from policies.parallel.program import COMPUTE, HostProgram, shard_nbytes
 from policies.parallel.rank_grid import DataParallel
-from policies.parallel.training_step import Module, Modules, Parameter, TrainingStep, pattern_of
+from policies.parallel.training_step import (
+    COMPUTE,
+    HostProgram,
+    Module,
+    Modules,
+    Parameter,
+    TrainingStep,
+    pattern_of,
+    shard_nbytes,
+)
 from policies.parallel.zero_1_2 import GROUP
 from policies.rewrite.records import Edge
 from sim import Graph
+from sim.base.arrays import grouped
 from sim.graph.graph import output_name
 
 # ----------------------------------------------------------------------------------------------------------
@@ -268,7 +277,7 @@ class _Host:
     def __init__(self, of: ZeroThree, step: TrainingStep, n: int) -> None:
         self.of, self.step, self.n = of, step, n
         self.program = HostProgram(step, "ZeRO 3")
-        self.updates = self.program.shard(step, self.n)
+        self.program.shard(n)
         refuse_pipelines(step, "zero-3")
         self.batches = micro_batches(step)
         self.persistent = [each for each in step.parameters if each.elements <= of.limits.persistence]
@@ -292,11 +301,10 @@ class _Host:
         """Issue the whole step."""
         for k, batch in enumerate(self.batches):
             self.micro_batch(k, batch)
-        made = {each.gradient: self.program.parts[each.name] for each in self.step.parameters}
-        self.program.update(self.updates, made, self.reduced)
+        self.program.update(self.reduced)
         if self.persistent:
             shard = sum(shard_nbytes(each, self.n) for each in self.persistent)
-            updates = [update.name for update in self.updates]
+            updates = [update.name for update in self.program.updates]
             gathered: dict[str, Any] = {"communicator": GROUP, "nbytes": self.n * shard}
             self.program.add("persistent/all_gather", "all_gather", [], [], after=updates, **gathered)
         return self.program.graph()
@@ -311,18 +319,15 @@ class _Host:
             self.coordinator.limits = replace(self.of.limits, first_step=False)
             self.coordinator.reset()
         buckets = never_overflowing(batch.in_ready_order(), self.of.reduce_bucket)
-        full = {batch.ready_at[after[0].gradient]: k for k, after in enumerate(buckets[1:])}
-        launched = 0
+        full = grouped((batch.ready_at[after[0].gradient], k) for k, after in enumerate(buckets[1:]))
         for place, record in enumerate(batch.work):
             wait = self.fetch() if place in enter else None
             self.program.compute(record, after=[wait, None if place else over])
-            while place in full and launched <= full[place]:
-                self.reduce(launched, buckets[launched])
-                launched += 1
+            for bucket in full.get(place, ()):
+                self.reduce(bucket, buckets[bucket])
             if place in leave:
                 self.coordinator.release(_names(leave[place]))
-        for k in range(launched, len(buckets)):
-            self.reduce(k, buckets[k])
+        self.reduce(len(buckets) - 1, buckets[-1])
 
     def fetch(self) -> str | Edge | None:
         """Enter a module; return the op that it waits for."""
@@ -339,7 +344,7 @@ class _Host:
         if not names:
             return
         shard = sum(shard_nbytes(self.parameters[each], self.n) for each in names)
-        first = (self.updates[-1].name, 1) if self.stream_end is None else self.over
+        first = (self.program.updates[-1].name, 1) if self.stream_end is None else self.over
         self.over = None
         name = f"all_gather{self.gathers}"
         where = {"stream": "all_gather" if self.of.overlap else COMPUTE, "communicator": GROUP}

@@ -25,6 +25,7 @@ import numpy as np
 
 from devices.cost.kernel_costs import CONVS, PRODUCTS
 from policies.parallel.rank_grid import REPLICAS
+from policies.parallel.training_step import LINEAR
 from policies.rewrite.backward import OPTIMIZERS
 from scenarios.builders.train.memory import PARTS
 from scenarios.workloads.pipeline_report import BANDS, memory_peaks
@@ -39,7 +40,6 @@ from sim.trace import Trace
 _AROUND: Final = frozenset({"dp", REPLICAS, "cp-dp", "pp"})
 """Dimensions whose collectives are not within a layer."""
 _COPIES: Final = ("copy_in", "copy_out", "concat")
-_SUMS: Final = ("add", "add_n", "identity", "reshape", "cast", "transpose")
 
 
 def is_training_step(graph: Graph) -> bool:
@@ -220,7 +220,7 @@ def use_of_tensors(trace: Trace) -> IntArray:
     found[graph.tensor_role == Role.PARAMETER] = use["parameters"]
     found[(graph.tensor_role == Role.PARAMETER) & of_update & ~others] = use["optimizer state"]
     gradients = of_update & made
-    carry = passes_on | graph.is_kind(*_SUMS)
+    carry = passes_on | graph.is_kind(*LINEAR)
     for op in np.flatnonzero(carry)[::-1].tolist():
         if gradients[graph.outputs.row(op)].any():
             read = graph.inputs.row(op)
