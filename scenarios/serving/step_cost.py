@@ -31,7 +31,7 @@ import pandas as pd
 from devices.collectives.groups import NcclGroups, peer_all_reduce_ns
 from policies.serving.batcher import Step
 from scenarios.builders.train.architecture import Architecture
-from scenarios.builders.train.calibration import KEPT, TrainingCalibration
+from scenarios.builders.train.calibration import LOW_PRECISION, TrainingCalibration
 from scenarios.builders.train.kernels import Attention, Collective, Experts, Kernel, Pass
 from scenarios.builders.train.layers import RankWork
 from scenarios.builders.train.layout import ParallelLayout, ReplicaBatch
@@ -42,7 +42,8 @@ GRAPH_SIZES: Final = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
 """Token counts of the captured CUDA graphs; other counts are padded. Source: vLLM 0.19.0,
 ``vllm/config/vllm.py`` (``_set_cudagraph_sizes``)."""
 
-_BYTES: Final = {"bf16": 2.0, "fp16": 2.0, **KEPT, "fp8-block": 1 + 4 / 128**2}
+_KEPT: Final = {name: recipe.kept for name, recipe in LOW_PRECISION.items()}
+_BYTES: Final = {"bf16": 2.0, "fp16": 2.0, **_KEPT, "fp8-block": 1 + 4 / 128**2}
 """Bytes of a weight with its scales: fp8 has one per block of 128 x 128, activations one per 128."""
 
 _COARSE: Final = 64

@@ -14,7 +14,7 @@ from cli_runner import sim
 from devices.collectives.groups import RankGroup
 from devices.machine import make_device
 from scenarios.builders.train.architecture import MODELS, Architecture
-from scenarios.builders.train.calibration import QUANTIZED, HostLaunches, TrainingCalibration
+from scenarios.builders.train.calibration import LOW_PRECISION, HostLaunches, TrainingCalibration
 from scenarios.builders.train.kernels import (
     OTHER_MICRO_BATCH,
     WIDE,
@@ -523,7 +523,7 @@ def test_a_recipe_of_low_precision_quantizes_and_leaves_some_products_wide() -> 
     assert prices is not None
     low, wide = Product(64, 256, 1024), Product(64, 256, 1024, dtype=WIDE)
     assert prices.casts([low, low._replace(part="W"), wide, Pass(100)]) == round(
-        64 * 256 * QUANTIZED["mxfp8"]
+        64 * 256 * LOW_PRECISION["mxfp8"].quantized
     )
     assert named_calibration("b200-sxm", "bf16").alone.casts([low]) == 0  # type: ignore[union-attr]
     assert prices.ns([low]) != prices.ns([wide])

@@ -67,51 +67,45 @@ WITH_MXFP8: Final = {**RECIPES, "fp8-block": "mxfp8"}
 products (NVIDIA/TransformerEngine, pull request 2157)."""
 
 
-QUANTIZED: Final[Mapping[str, float]] = {
-    "fp8": 2.0,
-    "fp8-delayed": 0.0,
-    "fp8-block": 1 + 1 / 32,
-    "mxfp8": 1 + 1 / 32,
-    "nvfp4": 4.5 + 1 / 16,
+class Recipe(NamedTuple):
+    """What a recipe of low precision moves and keeps in training, in bytes.
+
+    Sources: Transformer Engine 2.x, common/recipe, common/cast, pytorch/csrc/quantizer.cpp; Megatron Bridge,
+    training/mixed_precision.py.
+
+    Attributes
+    ----------
+    quantized : float
+        Per number, to quantize inputs of products, beyond quantizing for inference: with one scale for all
+        (fp8 with current scaling, nvfp4 above its blocks), a read to find the largest; with blocks along
+        rows, a second copy by columns for the backward, with its scales; nvfp4 needs one more read for that
+        copy, which is of Hadamard transforms. The measured products of low precision
+        (ai-dynamo/aiconfigurator) include quantizing their input by rows.
+    kept : float
+        Per quantized number, including its scales: the form in which inputs are kept for the backward.
+    gathered : float or None
+        Per parameter that Megatron-LM gathers in the type of the products; None: it gathers in 16 bits, in
+        the buffer of gradients.
+    weights : float
+        Per weight to quantize it, once per step or gather, on the rank that multiplies with it. Weights
+        gathered in 16 bits are written by rows and by columns, those in 4 bits copied by columns; fp8
+        weights are gathered in the type of the products.
+    """
+
+    quantized: float
+    kept: float
+    gathered: float | None = None
+    weights: float = 0.0
+
+
+_OF_32: Final = 1 + 1 / 32  # bytes of a number in fp8 with its part of a scale
+_OF_16: Final = 0.5 + 1 / 16  # ... in fp4
+LOW_PRECISION: Final[Mapping[str, Recipe]] = {
+    "fp8": Recipe(2.0, 1.0, 1.0),
+    "fp8-delayed": Recipe(0.0, 1.0, 1.0),
+    **dict.fromkeys(("fp8-block", "mxfp8"), Recipe(_OF_32, _OF_32, weights=2 + 2 * _OF_32)),
+    "nvfp4": Recipe(4 + _OF_16, _OF_16, _OF_16, 2 * _OF_16),
 }
-"""Bytes per number to quantize inputs of products in training, beyond quantizing for inference.
-
-With one scale for all (fp8 with current scaling, nvfp4 above its blocks), a read to find the largest; with
-blocks along rows, a second copy by columns for the backward, with its scales; nvfp4 needs one more read
-for that copy, which is of Hadamard transforms. Sources: Transformer Engine 2.x, common/recipe, common/cast,
-pytorch/csrc/quantizer.cpp. The measured products of low precision (ai-dynamo/aiconfigurator) include
-quantizing their input by rows.
-"""
-
-
-KEPT: Final[Mapping[str, float]] = {
-    "fp8": 1.0,
-    "fp8-delayed": 1.0,
-    "fp8-block": 1 + 1 / 32,
-    "mxfp8": 1 + 1 / 32,
-    "nvfp4": 0.5 + 1 / 16,
-}
-"""Bytes per quantized number, including its scales: the form in which inputs are kept for the backward."""
-
-
-GATHERED: Final[Mapping[str, float]] = {"fp8": 1.0, "fp8-delayed": 1.0, "nvfp4": 0.5 + 1 / 16}
-"""Bytes per parameter that Megatron-LM gathers in the type of the products rather than in 16 bits.
-
-MXFP8 and block-scaled fp8 parameters are gathered in 16 bits, in the buffer of gradients. Source: Megatron
-Bridge, training/mixed_precision.py.
-"""
-
-
-WEIGHTS: Final[Mapping[str, float]] = {
-    "fp8-block": 2 + 2 * (1 + 1 / 32),
-    "mxfp8": 2 + 2 * (1 + 1 / 32),
-    "nvfp4": 2 * (0.5 + 1 / 16),
-}
-"""Bytes per weight to quantize it, once per step or gather, on the rank that multiplies with it.
-
-Weights gathered in 16 bits are written by rows and by columns, those in 4 bits copied by columns; fp8 weights
-are gathered in the type of the products.
-"""
 
 
 class KernelPrices:
@@ -170,7 +164,7 @@ class KernelPrices:
         return [self.sure[kernel] for kernel in kernels]
 
     def casts(self, kernels: Iterable[Timed]) -> int:
-        """Return the bytes that quantizing reads and writes besides the products (`QUANTIZED`).
+        """Return the bytes that quantizing reads and writes besides the products (`Recipe.quantized`).
 
         The input of a product and the gradient of its output are quantized each time.
         """
@@ -178,7 +172,9 @@ class KernelPrices:
         for each in kernels:
             if isinstance(each, Product) and each.part in "FI":
                 of = _type_of(each, self.dtype, self.products)
-                total += each.groups * each.m * each.k * (0.0 if of == self.dtype else QUANTIZED[of])
+                total += (
+                    each.groups * each.m * each.k * (0.0 if of == self.dtype else LOW_PRECISION[of].quantized)
+                )
         return round(total)
 
     def ns(self, kernels: Iterable[Timed]) -> list[float]:
@@ -368,18 +364,22 @@ class TrainingCalibration:
 
         `dtype` is the type of the products if it is not the step's.
         """
-        return None if self.alone is None else KEPT.get(dtype or self.alone.products)
+        of = self._recipe(dtype)
+        return None if of is None else of.kept
+
+    def _recipe(self, dtype: str = "") -> Recipe | None:
+        return None if self.alone is None else LOW_PRECISION.get(dtype or self.alone.products)
 
     def gathered(self, parameters: int, wide: int, width: int) -> int:
         """Return the bytes of parameters that Megatron-LM gathers; `wide` of them have `width` bytes each."""
-        narrow = GATHERED.get(self.alone.products, width) if self.alone is not None else width
+        of = self._recipe()
+        narrow = width if of is None or of.gathered is None else of.gathered
         return round((parameters - wide) * narrow) + wide * width
 
     def weight_casts(self, parameters: int) -> int:
-        """Return the bytes that quantizing weights moves (`WEIGHTS`); fitted rates include them."""
-        if self.alone is None or not self.is_unfitted:
-            return 0
-        return round(parameters * WEIGHTS.get(self.alone.products, 0.0))
+        """Return the bytes that quantizing weights moves (`Recipe.weights`); fitted rates include them."""
+        of = self._recipe()
+        return round(parameters * of.weights) if of is not None and self.is_unfitted else 0
 
     def casts(self, kernels: Iterable[Timed]) -> int:
         """Return the bytes that quantizing reads and writes; fitted rates include them."""
