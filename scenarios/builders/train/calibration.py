@@ -172,9 +172,8 @@ class KernelPrices:
         for each in kernels:
             if isinstance(each, Product) and each.part in "FI":
                 of = _type_of(each, self.dtype, self.products)
-                total += (
-                    each.groups * each.m * each.k * (0.0 if of == self.dtype else LOW_PRECISION[of].quantized)
-                )
+                if of != self.dtype:
+                    total += each.groups * each.m * each.k * LOW_PRECISION[of].quantized
         return round(total)
 
     def ns(self, kernels: Iterable[Timed]) -> list[float]:
