@@ -355,6 +355,4 @@ class _Host(FullyShardHooks[str]):
             stream, where = "all_reduce", {"communicator": REPLICATE, "dimension": REPLICAS}
             tensors = [output_name(last, k) for k in range(len(shards))]
             last = add(f"{name}/{stream}", stream, tensors, shards, stream=stream, **where)
-        for k, each in enumerate(parameters):
-            sum_ = self.program.add_part(self.prefix, each, output_name(last, k), self.n, stream)
-            self.reduced = sum_ or last
+        self.reduced = self.program.add_parts(self.prefix, parameters, last, self.n, stream)

@@ -33,6 +33,7 @@ from policies.pipeline.pipeline_schedule import Action, Schedule
 from policies.pipeline.registry import generate
 from policies.rewrite.records import OpEntry, Records, write
 from sim import Graph
+from sim.base.arrays import grouped
 from sim.base.errors import GraphError, InputError
 
 
@@ -93,11 +94,11 @@ class _Rank:
         self.parts = parts_of_gradients(self.old, {each.gradient: each.name for each in step.parameters})
         self.stage = self._stages(schedule.stages)
         self.local = self._gradients()
-        self.cells: dict[tuple[int, bool], list[OpEntry]] = {}
-        for record in step.work:
-            if record.name in self.stage:
-                key = self.stage[record.name], record.phase == "F"
-                self.cells.setdefault(key, []).append(record)
+        self.cells = grouped(
+            ((self.stage[each.name], each.phase == "F"), each)
+            for each in step.work
+            if each.name in self.stage
+        )
         self.crossing = self._crossing()
         self.total: dict[tuple[str, int], str] = {}
         """Gradient, stage → sum so far."""

@@ -21,6 +21,7 @@ from typing import Final
 from policies.parallel.training_step import pattern_of
 from policies.rewrite.backward import CUT, OPTIMIZERS, elements
 from policies.rewrite.records import OpEntry, Records
+from sim.base.arrays import grouped
 from sim.base.errors import GraphError, InputError, located
 
 PRODUCTS: Final = frozenset({"matmul", "gemm"})
@@ -92,11 +93,7 @@ class TensorPlan:
         if any(record.kind in OPTIMIZERS for record in ops) and all(record.phase is None for record in ops):
             raise GraphError(f"graph {records.name!r} does not say which ops are its forward (phase: F)")
         self.forward = [each for each in ops if each.phase in (None, "F") and each.kind not in OPTIMIZERS]
-        self.readers: dict[str, list[OpEntry]] = {}
-        for record in ops:
-            for tensor, distance in record.inputs:
-                if not distance:
-                    self.readers.setdefault(tensor, []).append(record)
+        self.readers = grouped((tensor, each) for each in ops for tensor, d in each.inputs if not d)
         self.names = {record.name for record in self.forward}
         self.trained = set(records.parameters())
         """Parameters, and the tensors that depend on them."""

@@ -19,9 +19,10 @@ from typing import Any, Final
 from policies.rewrite.backward import OPTIMIZERS, elements
 from policies.rewrite.records import Edge, OpEntry, Records, free_name, read, write
 from sim import Graph
-from sim.base.arrays import UNSET
+from sim.base.arrays import UNSET, grouped
 from sim.base.errors import GraphError, InputError
 from sim.graph.frames import has_control_flow
+from sim.graph.graph import output_name
 
 
 @dataclass(frozen=True)
@@ -187,10 +188,7 @@ def parts_of_gradients(records: Records, gradients: Mapping[str, str]) -> dict[s
         Gradient → parameter.
     """
     found: dict[str, str] = {}
-    readers: dict[str, list[OpEntry]] = {}
-    for record in records.ops.values():
-        for tensor in record.reads:
-            readers.setdefault(tensor, []).append(record)
+    readers = grouped((tensor, record) for record in records.ops.values() for tensor in record.reads)
     left = list(gradients.items())
     while left:
         tensor, parameter = left.pop()
@@ -418,21 +416,23 @@ class HostProgram:
         record.attributes = {"stream": stream, **attributes}
         self.records.ops[record.name] = record
 
-    def add_part(self, prefix: str, parameter: Parameter, part: str, n: int, stream: str) -> str | None:
-        """Add a rank's part of a gradient to that of earlier micro-batches, if any; return the adding op.
+    def add_parts(self, prefix: str, gradients: Sequence[Parameter], made: str, n: int, stream: str) -> str:
+        """Add the outputs of op `made`, a rank's parts of gradients, to those of earlier micro-batches.
 
-        It has the name of the op it replaces, which adds whole gradients.
+        Return the last op: `made` in the first micro-batch. An adding op has the name of the one that it
+        replaces, which adds whole gradients.
         """
-        before = self.parts.get(parameter.name)
-        self.parts[parameter.name] = part
-        if before is None:
-            return None
-        name = self.parts[parameter.name] = f"{prefix}{parameter.name}/accumulate"
-        sizes = (shard_nbytes(parameter, n),)
-        record = OpEntry(name, "add", _edges([before, part]), [], sizes, dtype=parameter.dtype)
-        record.flops = -(-parameter.elements // n)
-        self._write(record, stream, {})
-        return name
+        last = made
+        for k, each in enumerate(gradients):
+            part, before = output_name(made, k), self.parts.get(each.name)
+            if before is not None:
+                last = f"{prefix}{each.name}/accumulate"
+                sizes = (shard_nbytes(each, n),)
+                record = OpEntry(last, "add", _edges([before, part]), [], sizes, dtype=each.dtype)
+                record.flops = -(-each.elements // n)
+                self._write(record, stream, {})
+            self.parts[each.name] = part if before is None else last
+        return last
 
     def shard(self, n: int, *, parameters: bool = True) -> None:
         """Reduce states, and `parameters`, to 1/`n` per rank; scale the updates likewise."""

@@ -367,10 +367,8 @@ class _Host:
         parts = [shard_nbytes(each, self.n) for each in bucket]
         where: dict[str, Any] = {"stream": stream, "communicator": GROUP, "nbytes": self.n * sum(parts)}
         name, gradients = f"{self.prefix}reduce_scatter{k}", [each.gradient for each in bucket]
-        name = self.reduced = self.program.add(name, "reduce_scatter", gradients, parts, **where)
-        for i, each in enumerate(bucket):
-            sum_ = self.program.add_part(self.prefix, each, output_name(name, i), self.n, stream)
-            self.reduced = sum_ or self.reduced
+        name = self.program.add(name, "reduce_scatter", gradients, parts, **where)
+        self.reduced = self.program.add_parts(self.prefix, bucket, name, self.n, stream)
 
 
 def _names(module: Module) -> list[str]:

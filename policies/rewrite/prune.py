@@ -23,10 +23,12 @@ op follows it by a control edge.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from policies.rewrite.records import Edge, ExternalTensor, OpEntry, Records, frames_given, read, write
 from sim import Graph
+from sim.base.arrays import grouped
 from sim.base.errors import GraphError, UnknownNameError
 from sim.graph.frames import frame_structure, has_control_flow
 from sim.graph.graph import Role
@@ -35,6 +37,7 @@ SOURCE: Final = "_source"
 SINK: Final = "_sink"
 
 
+@dataclass(eq=False)
 class Prune:
     """Keep only ops that the fetches need.
 
@@ -70,16 +73,11 @@ class Prune:
     ['_source', 'arg/a', 'b', 'retval/b', '_sink']
     """
 
-    def __init__(
-        self,
-        fetches: Sequence[str] = (),
-        feeds: Sequence[str] = (),
-        targets: Sequence[str] = (),
-        explicit: bool = False,
-        device: str | None = None,
-    ) -> None:
-        self.fetches, self.feeds, self.targets = tuple(fetches), tuple(feeds), tuple(targets)
-        self.explicit, self.device = explicit, device
+    fetches: Sequence[str] = ()
+    feeds: Sequence[str] = ()
+    targets: Sequence[str] = ()
+    explicit: bool = False
+    device: str | None = None
 
     def apply(self, graph: Graph) -> Graph:
         """Return the pruned graph; fed tensors are graph inputs or Args, fetched ones are read by RetVals."""
@@ -155,10 +153,7 @@ def _tensor(records: Records, name: str) -> str:
 
 def _ancestors(records: Records, wanted: Sequence[str]) -> set[str]:
     """Return the wanted ops and all their ancestors."""
-    sends: dict[str, list[str]] = {}
-    for record in records.ops.values():
-        if record.kind == "send" and "key" in record.attributes:
-            sends.setdefault(record.attributes["key"], []).append(record.name)
+    sends = grouped((r.attributes.get("key"), r.name) for r in records.ops.values() if r.kind == "send")
     keep: set[str] = set()
     stack = [record.name for record in map(records.producer, wanted) if record is not None]
     while stack:
