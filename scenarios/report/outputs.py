@@ -299,9 +299,12 @@ def _write_timeline(results: Sequence[Result], path: str) -> None:
 
 
 def _write_pareto(results: Sequence[Result], path: str) -> None:
-    from scenarios.report.pipeline_compare import draw_pareto
+    from scenarios.report.pipeline_compare import is_pipelines, pareto
+    from sim.plot import save
 
-    draw_pareto(results, path)
+    if not is_pipelines(results):
+        raise InputError("--pareto compares schedules of a pipeline; the workload is none")
+    save(pareto(results), path)
 
 
 def _write_memory_trace(results: Sequence[Result], path: str) -> list[str]:

@@ -18,7 +18,6 @@ import numpy as np
 
 from scenarios.fields.goals import front
 from scenarios.run.execute import Result
-from sim.base.errors import InputError
 from sim.export.tables import size, titled
 
 if TYPE_CHECKING:
@@ -145,18 +144,3 @@ def _name_apart(
         thin = {"arrowstyle": "-", "color": "0.6", "linewidth": 0.6, "shrinkA": 0, "shrinkB": 4}
         line_to = thin | {"relpos": (0.5, 0 if dy > 0 else 1)} if best >= _NEAR else None
         ax.annotate(name, place, (dx, dy + 2), textcoords="offset points", fontsize=8, arrowprops=line_to)
-
-
-def draw_pareto(results: Sequence[Result], path: str) -> None:
-    """Draw `pareto` into a file.
-
-    Raises
-    ------
-    InputError
-        A result is not of a pipeline.
-    """
-    from sim.plot.figure import save
-
-    if not is_pipelines(results):
-        raise InputError("--pareto compares schedules of a pipeline; the workload is none")
-    save(pareto(results), path)

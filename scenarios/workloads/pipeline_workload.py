@@ -41,8 +41,9 @@ from scenarios.workloads.pipeline_report import PipelineOnDevices
 from scenarios.workloads.pipeline_stages import StageMaker, Stages
 from scenarios.workloads.workload import Work, Workload
 from sim.base.errors import InputError, ScenarioError, UnknownNameError
-from sim.base.units import NS_PER_S, round_half_up
+from sim.base.units import round_half_up
 from sim.graph.graph import Graph
+from sim.job.transfers import Travel
 from sim.machine.machine import Machine
 
 if TYPE_CHECKING:
@@ -260,8 +261,5 @@ def _around(fields: PipelineFields, of: Stages, shared_by: int) -> Around:
 
 def _route_ns(machine: Machine, devices: list[str], source: int, destination: int, nbytes: int) -> int:
     """Return the time of a copy between two ranks that has its route to itself."""
-    route = machine.route(machine.device_index(devices[source]), machine.device_index(devices[destination]))
-    links = [machine.links[k] for k in route]
-    rates = [link.bandwidth_bytes_per_s for link in links if link.bandwidth_bytes_per_s is not None]
-    latency = sum(link.latency_ns for link in links)
-    return latency + (-(-nbytes * NS_PER_S // min(rates)) if rates else 0)
+    a, b = (machine.device_index(devices[rank]) for rank in (source, destination))
+    return Travel.between(machine, a, b).ns(nbytes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import numpy as np
@@ -150,6 +151,31 @@ class Session:
     iterations: int = 1
     inter_op_thread_pool: int = 0
 
+    @cached_property
+    def ends(self) -> tuple[list[str], list[str]]:
+        """The ops that no op of the same batch reads or follows, and a switch of each loop.
+
+        Ops in loops may still run when the exits have come; they end with the loop. An exit that reads both
+        sides of a switch is never live, and an exit that never was goes out, dead, when the loop ends.
+        """
+        graph, edges = self.graph, self.graph.edges
+        counts = np.bincount(edges.producer[edges.distance == 0], minlength=len(graph))
+        ends = np.flatnonzero(counts == 0).tolist()
+        switches: dict[int, int] = {}
+        if has_control_flow(graph):
+            structure = frame_structure(graph)
+            # An enter that nothing in its loop reads counts as its producer; what follows it is in the loop.
+            enters = [op for op in ends if op in structure.child_of]
+            entering = (int(graph.tensor_producer[t]) for op in enters for t in graph.inputs.row(op))
+            ends = sorted({*ends, *(op for op in entering if op >= 0)} - structure.child_of.keys())
+            inside = [structure.parent[frame] == 0 for frame in structure.frame_of]
+            leaves = graph.is_kind("exit") & inside
+            ends = [op for op in ends if structure.frame_of[op] == 0 or leaves[op]]
+            for op in np.flatnonzero(inside).tolist():
+                if graph.kind(op) == "switch" and len(graph.outputs.row(op)) > 1:
+                    switches.setdefault(structure.frame_of[op], op)
+        return [graph.op_names[op] for op in ends], [graph.op_names[op] for op in switches.values()]
+
 
 def side_by_side(name: str, sessions: Mapping[str, Session], processes: str = "each") -> Graph:
     """Return one graph with the runs of all sessions.
@@ -182,20 +208,13 @@ def side_by_side(name: str, sessions: Mapping[str, Session], processes: str = "e
     option_checks.one_of("sessions", "processes", processes, ("each", "one"))
     for title, session in sessions.items():
         last: list[str] = []
-        ends = _ends(session.graph)
         for batch in range(session.iterations):
-            last = _add(together, title, session, batch, last, processes, ends)
+            last = _add(together, title, session, batch, last, processes)
     return write(together)
 
 
 def _add(
-    together: Records,
-    title: str,
-    session: Session,
-    batch: int,
-    last: list[str],
-    processes: str,
-    ends: tuple[list[str], list[str]],
+    together: Records, title: str, session: Session, batch: int, last: list[str], processes: str
 ) -> list[str]:
     """Add a batch after the last ops of the previous batch; return its own last ops."""
     prefix = f"{title}/{batch}/" if session.iterations > 1 else f"{title}/"
@@ -250,7 +269,7 @@ def _add(
         )
     if batch == session.iterations - 1:
         return []
-    last_ops, switches = ends
+    last_ops, switches = session.ends
     over = {f"{prefix}{switch}/over": switch for switch in switches}
     for name, switch in over.items():
         sides, device = [(f"{prefix}{switch}{side}", 0) for side in ("", ":1")], records.ops[switch].device
@@ -264,27 +283,3 @@ def _begins(records: Records, record: OpEntry) -> bool:
     """Whether an op waits for no other op of its batch."""
     reads = (d for tensor, d in record.inputs if records.producer(tensor) is not None)
     return all(reads) and all(d for _, d in record.after)
-
-
-def _ends(graph: Graph) -> tuple[list[str], list[str]]:
-    """Return the ops that no op of the same batch reads or follows, and a switch of each loop.
-
-    Ops in loops may still run when the exits have come; they end with the loop. An exit that reads both
-    sides of a switch is never live, and an exit that never was goes out, dead, when the loop ends.
-    """
-    edges = graph.edges
-    counts = np.bincount(edges.producer[edges.distance == 0], minlength=len(graph))
-    ends = np.flatnonzero(counts == 0).tolist()
-    switches: dict[int, int] = {}
-    if has_control_flow(graph):
-        structure = frame_structure(graph)
-        # An enter that nothing in its loop reads counts as its producer; what follows it is in the loop.
-        enters = [op for op in ends if op in structure.child_of]
-        entering = (int(graph.tensor_producer[t]) for op in enters for t in graph.inputs.row(op))
-        ends = sorted({*ends, *(op for op in entering if op >= 0)} - structure.child_of.keys())
-        inside = [structure.parent[frame] == 0 for frame in structure.frame_of]
-        ends = [op for op in ends if structure.frame_of[op] == 0 or (inside[op] and graph.kind(op) == "exit")]
-        for op in np.flatnonzero(inside).tolist():
-            if graph.kind(op) == "switch" and len(graph.outputs.row(op)) > 1:
-                switches.setdefault(structure.frame_of[op], op)
-    return [graph.op_names[op] for op in ends], [graph.op_names[op] for op in switches.values()]

@@ -185,6 +185,7 @@ def train_report(trace: Trace, training: Training, schedule: Schedule) -> dict[s
     messages = exposed_communication(DerivedColumns(trace)).values()
     exposed = max((sum(parts.values()) for parts in messages), default=0)
     sure = step_interval(training, schedule, step)
+    load = training.work.load if training.model.experts else None
     return {
         "step_ns": step,
         **{key: None if sure is None else sure[key] for key in ("low_ns", "high_ns")},
@@ -209,7 +210,7 @@ def train_report(trace: Trace, training: Training, schedule: Schedule) -> dict[s
             {"time_ns": of_rank, "peak_bytes": peak.nbytes, "memory_bytes": peak.parts, "when": peak.when}
             for of_rank, peak in zip(times, peaks, strict=True)
         ],
-        **_experts(training),
+        **({} if load is None else {"imbalance": load.imbalance, "dropped": load.dropped}),
         "capacity_bytes": capacity,
         "peak_bytes": most,
         "exposed_ns": exposed,
@@ -339,14 +340,6 @@ _ALONE: Final = (
     "kernels take as long as they do alone, which NVIDIA's tuned programs come close to; other programs take "
     "longer (calibrations and their errors: docs/training.md#calibrations)"
 )
-
-
-def _experts(training: Training) -> dict[str, Any]:
-    """Return how unequal the load of the expert ranks is, and what is dropped, if there are experts."""
-    if not training.model.experts:
-        return {}
-    load = training.work.load
-    return {"imbalance": load.imbalance, "dropped": load.dropped}
 
 
 def _times(trace: Trace, training: Training, schedule: Schedule) -> list[dict[str, int]]:

@@ -399,7 +399,8 @@ def _training(fields: TrainFields, document: Document) -> Training:
     _check_effects(fields, model, overlap, dtype)
     _tell_unused_fabrics(fields.calibration, layout)
     _tell_order(fields, layout)
-    _tell_no_exchange(fields, layout, overlap)
+    for key in _of_exchanges(fields, overlap) if layout.ep == 1 else ():
+        warnings.warn(f"{key} has no effect: with parallel.ep: 1 no token leaves its rank", stacklevel=2)
     graphs = [] if isinstance(fields.cuda_graph, str) else fields.cuda_graph
     packed = [fields.sequence] if isinstance(fields.sequence, int) else fields.sequence
     training = Training(
@@ -451,9 +452,8 @@ def _training(fields: TrainFields, document: Document) -> Training:
 
 def _check_effects(fields: TrainFields, model: Architecture, overlap: Collection[str], dtype: str) -> None:
     """Raise if a field has no effect."""
-    of_experts = {"dispatcher": "dispatcher" in fields.model_fields_set, "overlap": "ep" in overlap}
-    for key in (key for key, given in of_experts.items() if given and not model.experts):
-        raise InputError("has no effect: the model has no experts", path=(key,))
+    for key in _of_exchanges(fields, overlap) if not model.experts else ():
+        raise InputError("has no effect: the model has no experts", path=(key.partition(":")[0],))
     if any(fields.wide_layers) and dtype in _IN_16_BITS:
         raise InputError(f"has no effect: all products are in {dtype}", path=("wide_layers",))
     if sum(fields.wide_layers) >= model.layers:
@@ -488,14 +488,9 @@ def _tell_order(fields: TrainFields, layout: ParallelLayout) -> None:
         )
 
 
-def _tell_no_exchange(fields: TrainFields, layout: ParallelLayout, overlap: Collection[str]) -> None:
-    """Warn of settings for tokens sent to other ranks if none are sent."""
-    for key, given in (
-        ("dispatcher", "dispatcher" in fields.model_fields_set),
-        ("overlap: ep", "ep" in overlap),
-    ):
-        if given and layout.ep == 1:
-            warnings.warn(f"{key} has no effect: with parallel.ep: 1 no token leaves its rank", stacklevel=2)
+def _of_exchanges(fields: TrainFields, overlap: Collection[str]) -> list[str]:
+    """Return the settings given for tokens that are sent to experts on other ranks."""
+    return ["dispatcher"] * ("dispatcher" in fields.model_fields_set) + ["overlap: ep"] * ("ep" in overlap)
 
 
 def _replicas(fields: TrainFields) -> int:
