@@ -185,7 +185,7 @@ def read_hlo(text: str) -> XlaModule:
     InputError
         With the line: an instruction or a shape is invalid, a computation does not exist, ...
     """
-    first, _, _ = text.lstrip().partition("\n")
+    first = text[max(text.find("HloModule "), 0) :].partition("\n")[0]
     known: dict[str, Computation] = {}
     entry: Computation | None = None
     current: Computation | None = None

@@ -55,13 +55,16 @@ _MOST_BYTES: Final = 2**28
 _MOST_INSTRUCTIONS: Final = 500_000
 """Maximum number of instructions of a program after inlining calls and loops."""
 
-_STABLEHLO: Final = re.compile(rb"(?:\s|#[^\n]*\n)*module\b[^\n]*\{")
+_COMMENTS: Final = r"(?:\s|(?://|#)[^\n]*\n)*"
+_HLO: Final = re.compile(_COMMENTS + "HloModule ")
+_STABLEHLO: Final = re.compile(_COMMENTS + r"(?:module\b[^\n]*\{|func\.func )")
 
 
 def recognises(name: str, head: bytes) -> bool:
     """Whether `head` begins an HLO module, or an MLIR module with operations of StableHLO."""
-    dialect = b"stablehlo." in head or b"mhlo." in head or b"func.func" in head
-    return head.lstrip().startswith(b"HloModule ") or (dialect and _STABLEHLO.match(head) is not None)
+    text = head.decode(errors="replace")
+    dialect = any(word in text for word in ("stablehlo.", "mhlo.", "func.func"))
+    return bool(_HLO.match(text) or (dialect and _STABLEHLO.match(text)))
 
 
 def load(path: StrPath, *, unknown: Literal["error", "bytes"] = "error") -> Graph:
@@ -92,7 +95,7 @@ def load(path: StrPath, *, unknown: Literal["error", "bytes"] = "error") -> Grap
     """
     text = read_text(path, most=_MOST_BYTES)
     with in_file(path):
-        module = (read_hlo if text.lstrip().startswith("HloModule ") else read_stablehlo)(text)
+        module = (read_hlo if _HLO.match(text) else read_stablehlo)(text)
         if module.name == "module":
             module.name = stem(path, ".txt", ".hlo", ".mlir")
         return _Program(module, unknown).graph(path)

@@ -38,6 +38,8 @@ _RENAMED: Final = {
     "case": "conditional",
     "if": "conditional",
     "top-k": "topk",
+    "uniform-quantize": "convert",
+    "uniform-dequantize": "convert",
     "square": "multiply",
     "composite": "call",
     "func.call": "call",
@@ -47,9 +49,12 @@ _RENAMED: Final = {
 }
 """Operations with another name in HLO."""
 
-_TYPE: Final = re.compile(r"tensor<((?:[\d?]++x)*+)(?:complex<f(32|64)>|([\w.!]+))[^<>]*>|!stablehlo\.token")
+_TYPE: Final = re.compile(
+    r"tensor<((?:[\d?]++x)*+)(?:complex<f(32|64)>|(?:!quant\.uniform<)?([\w.!]+))[^<>]*>?>|!stablehlo\.token"
+)
 _VALUE: Final = re.compile(r"%([\w$.\-]+)(?:#(\d{1,6}))?")
 _OPERATION: Final = re.compile(r'(?:(%[^=]*?) = )?"?([a-zA-Z_][\w.$]*)"?')
+_SYMBOL: Final = r'@("[^"]*"|[\w.$\-]+)'
 _RESULT: Final = re.compile(r"%([\w$.\-]+)(?::(\d{1,6}))?")
 _LOCATION: Final = re.compile(r' loc\((?:[^()"]|"[^"]*"|\((?:[^()"]|"[^"]*")*+\))*+\)')
 _ARGUMENT: Final = re.compile(r"%([\w$.\-]+): (tensor<(?:[^<>]|<[^<>]*>)*+>|![\w.]+)")
@@ -78,7 +83,7 @@ def read_stablehlo(text: str) -> XlaModule:
                 name = found[1]
             for count in re.findall(r"mhlo\.num_(?:partitions|replicas) = (\d{1,6})", line):
                 devices *= int(count)
-        elif function := re.match(r"func\.func (public |private )?@([\w.$\-]+)\((.*)", line):
+        elif function := re.match(rf"func\.func (public |private )?{_SYMBOL} ?\((.*)", line):
             with at_line(lines.number):
                 if not line.endswith("{"):
                     raise InputError(f"the function {function[2]} has no body")
@@ -91,7 +96,7 @@ def read_stablehlo(text: str) -> XlaModule:
             lines.body(made)
             if entry is None or function[2] == "main":
                 entry = made
-        elif not re.match(r"[}#]|sdy\.mesh|$", line):
+        elif not re.match(r"[}#]|//|sdy\.mesh|$", line):
             raise InputError(f"line {lines.number}: no function: {line[:60]!r}")
     if entry is None:
         raise InputError("has no function")
@@ -207,7 +212,7 @@ class _Lines:
                     into.instructions[one] = Instruction(one, one, "get-tuple-element", part, [(key, at)])
                 at += n
         if opcode == "call":
-            callee = re.search(r"(?:decomposition = |callee = )?@([\w.$\-]+)", rest)
+            callee = re.search(_SYMBOL, rest)
             if callee is None:
                 raise InputError("calls no function")
             self.calls.append((self.number, found, callee[1]))

@@ -351,6 +351,30 @@ def test_groups_may_be_rows_of_an_array():
         replica_groups("[3,4]<=[8]")
 
 
+def test_a_text_may_begin_with_comments(load):
+    comments = "// -----// IR Dump Before //----- //\n\n// RUN: x\n"
+    for text in TEXTS:
+        program = PROGRAMS["sharded" if text == "compiled" else "mlp"][text]
+        assert load(comments + program).pins == load(program).pins
+        assert load(comments + program).flops.tolist() == load(program).flops.tolist()
+    alone = "func.func @f(%x: tensor<4xf32>) -> tensor<4xf32> {\n%0 = stablehlo.sine %x : tensor<4xf32>\n"
+    assert load(alone + "return %0 : tensor<4xf32>\n}\n").op_names == ["sine.0"]
+
+
+def test_names_of_functions_may_be_quoted(load):
+    text = PROGRAMS["mlp"]["stablehlo"]
+    assert load(text.replace("@relu", '@"<lambda>"')).flops.tolist() == load(text).flops.tolist()
+
+
+def test_quantized_tensors_have_the_bytes_of_what_they_store(load):
+    text = "module {\nfunc.func @main(%x: tensor<8x4xf32>) -> tensor<8x4xi8> {\n"
+    for made in ("i8:f32, 0.5:-3", "i8:f32:1, {0.1:-30, 0.5, 0.2, 0.3}"):
+        of = f"tensor<8x4x!quant.uniform<{made}>>"
+        quantize = f"%0 = stablehlo.uniform_quantize %x : (tensor<8x4xf32>) -> {of}\n"
+        add = f"%1 = stablehlo.add %0, %0 : {of}\nreturn %1 : {of}\n}}\n}}\n"
+        assert load(text + quantize + add).bytes_written.tolist() == [32, 32]
+
+
 def test_a_program_that_is_not_divided_is_told(load):
     text = PROGRAMS["softmax"]["stablehlo"].replace("num_partitions = 1", "num_partitions = 4")
     with pytest.warns(UserWarning, match="is for 4 devices and not divided among them"):
