@@ -80,8 +80,8 @@ def import_onnx(
         Type to compute and store in (``"fp16"``, ``"bf16"``, ``"int8"``) instead of the file's floating-point
         types; ``"tf32"``: products compute in it, and everything is stored in fp32.
     dims : mapping of str to int, or str, optional
-        Sizes of the file's other symbolic dimensions: ``{"sequence": 128}``, or ``"sequence=128"`` with
-        commas between several.
+        Sizes of the file's other open dimensions: ``{"sequence": 128}``, or ``"sequence=128"`` with commas
+        between several; ``input[1]`` is one without a name, the second axis of `input`.
     unknown : {"error", "bytes"}
         What to do about operators without a cost formula: refuse them, naming all, or count their
         bytes and no flop, with a warning that names them.
@@ -135,7 +135,7 @@ def own_batch(path: StrPath) -> int | None:
     """Return the batch size that a file fixes, if any: the first axis of its first input."""
     shapes = [given.type.tensor_type.shape.dim for given in inputs_of(_parse(path))]
     first = next((shape[0] for shape in shapes if shape), None)
-    return int(first.dim_value) if first is not None and first.HasField("dim_value") else None
+    return int(first.dim_value) if first is not None and first.dim_value > 0 else None
 
 
 def _parse(path: StrPath) -> Any:
@@ -206,7 +206,7 @@ def _check_kinds(model: Any, unknown: str) -> None:
         node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}::{node.op_type}"
         for node in nodes_of(model.graph)
         if node.op_type not in ("Constant", "If", "Loop", "Scan", "SequenceMap")
-        and kind_of(node.op_type) not in COSTS
+        and kind_of(node.op_type, node.domain) not in COSTS
     )
     without_formula(counts, unknown, UNKNOWN_BYTES)
 
@@ -313,7 +313,7 @@ class _Ops:
         self.spoken = {*self.values, *(node.name for node in graph.node)}
         self.origin: dict[str, str] = {}  # a view of a weight is that weight
         for node in written:
-            if kind_of(node.op_type) in VIEWS and self.values[first_output(node)].constant:
+            if kind_of(node.op_type, node.domain) in VIEWS and self.values[first_output(node)].constant:
                 self.origin[node.output[0]] = self.origin.get(node.input[0], node.input[0])
 
     # -- what is read ----------------------------------------------------------------------------

@@ -111,20 +111,30 @@ def shape_text(shape: tuple[int, ...]) -> str:
 _KINDS = {
     "MatMul": "matmul", "PRelu": "prelu", "ArgMax": "argmax", "ArgMin": "argmin", "IsNaN": "is_nan",
     "Sum": "add_n", "Max": "maximum", "Min": "minimum", "Mean": "mean_n", "Swish": "silu",
-    "Upsample": "resize", "SoftmaxCrossEntropyLoss": "softmax_cross_entropy",
+    "Upsample": "resize", "SoftmaxCrossEntropyLoss": "softmax_cross_entropy", "CastLike": "cast",
+    "Scatter": "scatter_elements", "DynamicQuantizeLinear": "quantize_linear", "QLinearConv": "conv",
+    "ConvInteger": "conv", "QLinearMatMul": "matmul", "MatMulInteger": "matmul",
+    "com.microsoft.Attention": "packed_attention", "ai.onnx.preview.training.Adam": "adam_updates",
 }  # fmt: skip
-"""Operators whose kind differs from the rule of `kind_of`."""
+"""Operators whose kind differs from the rule of `kind_of`; two have a namesake that reads other inputs."""
+
+_FACTORS = {
+    "QLinearConv": (0, 3, 8),
+    "QLinearMatMul": (0, 3, -1),
+    **dict.fromkeys(("ConvInteger", "MatMulInteger"), (0, 1, -1)),
+}
+"""Positions of both factors and of a bias, in operators with scales and zero points between them."""
 
 _HOW = """shape axes starts ends steps split sizes scales roi pads constant_value repeats depth values ratio
     training_mode min max start limit delta K"""
 _OPERANDS = frozenset(_HOW.split())
 """Inputs, by formal name, that parametrise the operator; they are not read as tensors if known."""
 
-_BATCH_DEPENDENT = frozenset({"shape", "sizes"})
-"""Those that follow from the sizes of the output, and change with the batch."""
+_UNTOLD = frozenset({"shape", "sizes", "target_type"})
+"""Those that follow from size and type of the output: the former change with the batch."""
 
 
-def kind_of(op_type: str) -> str:
+def kind_of(op_type: str, domain: str = "") -> str:
     """Return the op kind of an ONNX operator.
 
     Examples
@@ -132,7 +142,8 @@ def kind_of(op_type: str) -> str:
     >>> [kind_of(name) for name in ("Conv", "MaxPool", "BatchNormalization", "LRN", "Sum", "ReduceL1")]
     ['conv', 'max_pool', 'batch_norm', 'lrn', 'add_n', 'reduce_l1']
     """
-    return _KINDS.get(op_type, re.sub(r"_normalization$", "_norm", dtypes.snake_case(op_type)))
+    plain = _KINDS.get(op_type, re.sub(r"_normalization$", "_norm", dtypes.snake_case(op_type)))
+    return _KINDS.get(f"{domain}.{op_type}", plain)
 
 
 def operands_of(node: Any, values: Values) -> dict[int, tuple[str, Any]]:
@@ -146,7 +157,9 @@ def operands_of(node: Any, values: Values) -> dict[int, tuple[str, Any]]:
     found: dict[int, tuple[str, Any]] = {}
     for i, name in enumerate(node.input):
         formal = schema.inputs[min(i, len(schema.inputs) - 1)].name
-        if name and formal in _OPERANDS and (data := values[name].data) is not None:
+        if name and formal == "target_type":
+            found[i] = formal, None
+        elif name and formal in _OPERANDS and (data := values[name].data) is not None:
             found[i] = (formal, _plain(data.tolist()))
     return found
 
@@ -157,10 +170,14 @@ def op_facts(
     """Return the facts for cost formulas, and the values read; `outputs` are the outputs to count."""
     operands = operands_of(node, values)
     sources = [None if i in operands or not value else value for i, value in enumerate(node.input)]
-    told = {key: content for key, content in operands.values() if key not in _BATCH_DEPENDENT}
+    told = {key: content for key, content in operands.values() if key not in _UNTOLD}
+    inputs = [None if source is None else tensor_facts(values[source], dtype) for source in sources]
+    if first := _FACTORS.get(node.op_type):
+        rest = [given for i, given in enumerate(inputs) if i not in first]
+        inputs = [inputs[i] if 0 <= i < len(inputs) else None for i in first] + rest
     facts = OpFacts(
-        kind_of(node.op_type),
-        tuple(None if source is None else tensor_facts(values[source], dtype) for source in sources),
+        kind_of(node.op_type, node.domain),
+        tuple(inputs),
         tuple(tensor_facts(values[o], dtype) if o in values else TensorFacts((0,), 0) for o in outputs),
         _attributes_of(node) | told,
     )
@@ -183,9 +200,9 @@ def _dtype_of(value: Value, dtype: str | None) -> str:
 
 
 def compute_dtype(node: Any, values: Values, dtype: str | None) -> str:
-    """Return the type in which a node computes: that of its result, or of what it compares."""
+    """Return the type in which a node computes: that of its result, or of what it compares or sums up."""
     result = _dtype_of(values[first_output(node)], dtype)
-    if result == "bool" and node.input and node.input[0]:
+    if (result == "bool" or node.op_type in _FACTORS) and node.input and node.input[0]:
         return _dtype_of(values[node.input[0]], dtype)
     return result
 
@@ -196,11 +213,12 @@ def _attributes_of(node: Any) -> dict[str, Any]:
 
     kinds = ("TENSOR", "TENSORS", "SPARSE_TENSOR", "GRAPH", "GRAPHS")
     skipped = {AttributeProto.AttributeType.Value(kind) for kind in kinds}
-    return {
+    found = {
         attribute.name: _plain(helper.get_attribute_value(attribute))
         for attribute in node.attribute
         if attribute.type not in skipped
     }
+    return found | {key: bool(found[key]) for key in found.keys() & {"training_mode"}}
 
 
 def _plain(value: Any) -> Any:

@@ -142,7 +142,7 @@ def _outputs(
 ) -> Values:
     """Return the values that `node` writes."""
     given = {name: values[name] for name in node.input if name}
-    if node.op_type == "Shape" and not node.domain:
+    if node.op_type in ("Shape", "Size") and not node.domain:
         return {node.output[0]: _shape_of(node, values[node.input[0]])}
     if node.op_type == "Reshape" and rebatch is not None:
         given |= retarget(node, given, rebatch)
@@ -211,7 +211,7 @@ def _shape_of(node: Any, value: Value) -> Value:
 
     ends = {attribute.name: attribute.i for attribute in node.attribute}
     shape = value.shape[ends.get("start", 0) : ends.get("end")]
-    data = np.array(shape, dtype=np.int64)
+    data = np.array(math.prod(shape) if node.op_type == "Size" else shape, dtype=np.int64)
     return Value(TensorProto.INT64, data.shape, data, constant=True, from_shape=not value.constant)
 
 
@@ -302,7 +302,7 @@ def inputs_at(model: Any, batch: int | None, dims: Mapping[str, int]) -> tuple[V
     model : onnx.ModelProto
     batch : int, optional
     dims : mapping of str to int
-        Sizes of the symbolic dimensions.
+        Sizes of the symbolic dimensions; ``input[1]`` is the second axis of `input`.
 
     Returns
     -------
@@ -326,12 +326,15 @@ def inputs_at(model: Any, batch: int | None, dims: Mapping[str, int]) -> tuple[V
         if not given.type.HasField("tensor_type") or not given.type.tensor_type.HasField("shape"):
             raise InputError(f"input {given.name!r} is no tensor of a known rank")
         elems[given.name] = given.type.tensor_type.elem_type
-        sizes = given.type.tensor_type.shape.dim
-        symbols |= {dim.dim_param for dim in sizes if not dim.HasField("dim_value")}
-        shapes[given.name] = [
-            dim.dim_value if dim.HasField("dim_value") else dims.get(dim.dim_param, dim.dim_param)
-            for dim in sizes
-        ]
+        shape: list[int | str] = []
+        for axis, dim in enumerate(given.type.tensor_type.shape.dim):
+            if dim.HasField("dim_value") and dim.dim_value >= 0:
+                shape.append(dim.dim_value)
+                continue
+            place = f"{given.name}[{axis}]"
+            symbols |= {place, dim.dim_param or place}
+            shape.append(dims.get(place, dims.get(dim.dim_param, dim.dim_param)))
+        shapes[given.name] = shape
     for symbol in dims:
         if symbol not in symbols:
             raise UnknownNameError("dimension", symbol, symbols)
@@ -342,7 +345,11 @@ def inputs_at(model: Any, batch: int | None, dims: Mapping[str, int]) -> tuple[V
             raise InputError(f"the model has no input, so its batch cannot be set to {batch}")
         if own == 0:
             raise InputError(f"the model's own batch is 0, and cannot be scaled to {batch}")
-        wanted = {n: [batch, *s[1:]] if s and s[0] == own else s for n, s in shapes.items()}
+        named = isinstance(own, str) and own.isidentifier()  # some write "?" for any size
+        wanted = {
+            name: [batch if dim == own and (named or not axis) else dim for axis, dim in enumerate(shape)]
+            for name, shape in shapes.items()
+        }
     _check_closed(wanted)
     scaled = batch is not None and own != batch and not isinstance(own, str)
     return _values(shapes, elems) if scaled else None, _values(wanted, elems)
@@ -354,8 +361,9 @@ def _check_closed(shapes: Mapping[str, list[int | str]]) -> None:
     left = ", ".join(where + (f" = {dim!r}" if dim else "") for where, dim in sizes if isinstance(dim, str))
     if left:
         raise InputError(
-            f"dimensions without a size: {left}; give the first axis as batch=, others as dims= (in a "
-            "scenario graph: FILE, batch: 8, dims: {NAME: 32}; sim import FILE --batch 8 --set dims=NAME=32)"
+            f"dimensions without a size: {left}; give the first axis as batch=, others as dims=, by name or "
+            "INPUT[AXIS] (in a scenario onnx: FILE, batch: 8, dims: {NAME: 32}; "
+            "sim import FILE --batch 8 --set dims=NAME=32)"
         )
 
 

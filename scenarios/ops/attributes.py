@@ -145,7 +145,7 @@ ONNX = {name.upper(): name for name in [*_INTEGERS, "bool", "complex64", "comple
     "FLOAT": "fp32",
     "FLOAT16": "fp16",
     "BFLOAT16": "bf16",
-    **dict.fromkeys(("FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ"), "fp8"),
+    **dict.fromkeys(("FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ", "FLOAT8E8M0"), "fp8"),
     "FLOAT4E2M1": "fp4",
 }
 """``TensorProto.DataType`` -> our name."""

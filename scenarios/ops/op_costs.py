@@ -140,7 +140,7 @@ _FLOPS_PER_OUTPUT = {
         equal not_equal greater less greater_or_equal less_or_equal bitwise_and bitwise_or bitwise_xor
         bitwise_not bit_shift bias_add relu_grad cum_sum""",
     2: "clip relu6 leaky_relu prelu thresholded_relu squared_difference dequantize_linear",
-    3: "elu celu softplus softsign hard_sigmoid shrink sigmoid_grad tanh_grad rotary_embedding",
+    3: "elu celu softplus softsign hard_sigmoid shrink sigmoid_grad tanh_grad",
     4: "sigmoid selu rsqrt_grad rms_norm",
     5: "softmax log_softmax gelu silu hard_swish quantize_linear",
     6: "mish",
@@ -181,6 +181,7 @@ COSTS: Mapping[str, Formula] = {
     "gemm": f.streamed(f.matmul),
     "embedding_grad": f.streamed(lambda op: op.input(1).elements),  # (indices, gradient): one sum per element
     "adam": f.adam,
+    "rotary_embedding": f.rotary_embedding,
     "lstm": f.recurrent(gates=4, pointwise=26),  # 8 additions, 3 sigmoid, 2 tanh, 3 products, 1 sum
     "gru": f.recurrent(gates=3, pointwise=20),  # 6 additions, 2 sigmoid, 1 tanh, 3 products, 2 sums
     "rnn": f.recurrent(gates=1, pointwise=3),  # 2 additions, 1 tanh

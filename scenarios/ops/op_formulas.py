@@ -281,6 +281,14 @@ def adam(op: OpFacts) -> Cost:
     return Cost(14 * gradient.elements, gradient.nbytes + state.nbytes, state.nbytes + weight.nbytes)
 
 
+def rotary_embedding(op: OpFacts) -> Cost:
+    """Rotate (input, cos, sin, positions): 3 flop per element; of both tables read one row for each token."""
+    x, table = op.input(0), op.input(1)
+    tokens = x.elements // (x.shape[1] * x.shape[3] if len(x.shape) == 4 else x.shape[-1])
+    rows = min(table.nbytes, tokens * table.nbytes // max(1, math.prod(table.shape[:-1])))
+    return Cost(3 * x.elements, op.read - 2 * (table.nbytes - rows), op.written)
+
+
 # -- selection and sorting: a comparison is 1 flop, as everywhere -------------------------------------
 
 

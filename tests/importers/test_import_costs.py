@@ -129,6 +129,10 @@ def test_elementwise_reductions_and_copies():
     assert cost("reduce_sum", [x], [row]) == Cost(24, 96, 24)
     assert cost("concat", [x, x], [tensor(8, 6)]) == Cost(0, 192, 192)
     assert cost("gather", [tensor(1000, 6), tensor(4)], [x]) == Cost(0, 96 + 16, 96)  # rows, not the table
+    heads, table = tensor(2, 4, 3, 8), tensor(5000, 4)  # a row for each of six tokens
+    assert cost("rotary_embedding", [heads, table, table], [heads]) == Cost(3 * 192, 768 + 2 * 96, 768)
+    own = tensor(2, 3, 4)
+    assert cost("rotary_embedding", [tensor(2, 3, 32), own, own], [heads]).bytes_read == 768 + 2 * 96
     assert cost("constant_of_shape", [tensor(2)], [x]) == Cost(0, 0, 96)
     assert cost("assign", [None, x], []) == Cost(0, 96, 96)
     assert cost("assign_sub", [None, x], []) == Cost(24, 192, 96)

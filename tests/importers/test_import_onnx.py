@@ -421,6 +421,53 @@ def test_open_dimensions_are_named():
         import_onnx(made, batch=4, dims="length=0")
 
 
+@pytest.mark.parametrize(
+    ("shapes", "options", "nbytes"),
+    [
+        (([-1, 3, "?", "?"],), {"batch": 2, "dims": "?=4, x[3]=8"}, [2 * 3 * 4 * 8 * 4]),
+        (([None, None],), {"batch": 2, "dims": {"x[1]": 5}}, [40]),
+        ((["n", "m"], [7, "n"]), {"batch": 2, "dims": {"m": 3}}, [24, 56]),
+    ],
+)
+def test_open_dimensions_without_a_name_are_set_by_place_and_a_name_has_one_size(shapes, options, nbytes):
+    given = [(name, FLOAT, shape) for name, shape in zip("xy", shapes, strict=False)]
+    made = model([("Relu", ["x"], ["z"], {})], given, [("z", FLOAT, None)])
+    assert import_onnx(made, **options).tensor_nbytes[: len(nbytes)].tolist() == nbytes
+    with pytest.raises(InputError, match=r"dimensions without a size: x\[0\]"):
+        import_onnx(made)
+
+
+@pytest.mark.parametrize(
+    ("operator", "reads", "flops"),
+    [
+        ("QLinearConv", "x s z w s z s z b", 2 * 25 * 6 * 27 + 25 * 6),
+        ("QLinearConv", "x s z w s z s z", 2 * 25 * 6 * 27),
+        ("ConvInteger", "x w z z", 2 * 25 * 6 * 27),
+        ("QLinearMatMul", "u s z v s z s z", 2 * 4 * 7 * 9),
+        ("MatMulInteger", "u v z", 2 * 4 * 7 * 9),
+    ],
+)
+def test_quantized_products_have_the_work_of_their_factors(operator, reads, flops):
+    shapes = {"x": [1, 3, 7, 7], "w": [6, 3, 3, 3], "u": [4, 9], "v": [9, 7]}
+    inputs = [(name, TensorProto.INT8, shape) for name, shape in shapes.items()]
+    weights = [("s", np.float32(0.1)), ("z", np.int8(0)), ("b", np.zeros(6, np.int32))]
+    graph = import_onnx(model([(operator, reads.split(), ["y"], {})], inputs, [("y", INT64, None)], weights))
+    assert (graph.flops.tolist(), graph.dtypes) == ([flops], ("int8",))
+    assert graph.kind(0) == ("conv" if "Conv" in operator else "matmul")
+
+
+def test_what_only_says_a_type_is_not_read_and_training_is_a_truth_value():
+    nodes = [
+        ("CastLike", ["x", "like"], ["c"], {}),
+        ("BatchNormalization", ["x", "s", "s", "s", "s"], ["y", "m", "v"], {"training_mode": 1}),
+    ]
+    inputs = [("x", FLOAT, [2, 3]), ("like", TensorProto.FLOAT16, [1000])]
+    outputs = [("c", TensorProto.FLOAT16, None), ("y", FLOAT, None)]
+    graph = import_onnx(model(nodes, inputs, outputs, [("s", floats(3))]))
+    assert (graph.kind(0), graph.bytes_read[0], graph.bytes_written[0]) == ("cast", 24, 12)
+    assert (graph.attributes[1]["training_mode"], graph.flops[1]) == (True, 7 * 6)
+
+
 # -- what is refused ------------------------------------------------------------------------------
 
 
@@ -434,10 +481,9 @@ def test_unknown_operators_are_named_all_at_once():
     inputs = [("x", FLOAT, [1, 5, 4]), ("y", FLOAT, [1, 1, 5]), ("m", FLOAT, [7, 3, 3])]
     made = model(nodes, inputs, [("d", FLOAT, [7]), ("e", FLOAT, [7]), ("r", FLOAT, [7, 3, 3])])
     made.graph.node.append(helper.make_node("Gizmo", ["m"], ["g"], domain="com.acme"))
-    with pytest.raises(
-        InputError,
-        match=r"without a cost formula: Det \(2\), NonMaxSuppression \(1\), com\.acme::Gizmo \(1\); count",
-    ):
+    made.graph.node.append(helper.make_node("Attention", ["m"], ["h"], domain="com.microsoft"))  # a namesake
+    names = r"Det \(2\), NonMaxSuppression \(1\), com\.acme::Gizmo \(1\), com\.microsoft::Attention \(1\)"
+    with pytest.raises(InputError, match=f"without a cost formula: {names}; count"):
         import_onnx(made)
 
 

@@ -202,6 +202,14 @@ def test_a_count_from_the_shapes_of_the_model_is_known_too() -> None:
     assert makespan(made, ReadyQueue()) == 4 * (MATMUL + RELU)
 
 
+def test_a_condition_on_the_number_of_axes_or_elements_is_known() -> None:
+    ask = [node("Shape", "x", "s"), node("Size", "s", "axes"), node("Equal", "axes two", "flat")]
+    ask += [node("Size", "x", "all"), node("Less", "all two", "few")]
+    ifs = [node("If", "flat", "y", **branches()), node("If", "few", "z", **branches("y"))]
+    found = import_onnx(model([*ask, *ifs], [X], [out("z")], matrix("w"), scalar("two", 2)))
+    assert [found.kind(op) for op in range(len(found))] == ["matmul", "matmul", "relu"]
+
+
 def test_a_body_that_stops_at_once_and_a_loop_that_never_begins() -> None:
     stop = step(products(), goes_on="stop", weights=(scalar("stop", False),))
     assert makespan(import_onnx(loop(stop, "n - x", scalar("n", 5))), ReadyQueue()) == MATMUL + 2 * RELU
