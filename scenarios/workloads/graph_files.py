@@ -151,12 +151,15 @@ class OnnxFile(ImportedFile):
     ----------
     onnx
         a file, relative to this one
+    dims
+        sizes of open dimensions other than the batch, by name or as input[1], the second axis of input
     dtype
         compute in this data type, not the file's: fp16, bf16, tf32, int8
     """
 
     onnx: File
     batch: Batch = None
+    dims: dict[str, Count] | None = None
     dtype: Name | None = None
     unknown: Unknown = "error"
     attributes: Attributes

@@ -495,14 +495,14 @@ def test_unknown_operators_may_be_counted_by_their_bytes():
 
 
 def test_unknown_operators_are_counted_by_a_scenario_that_says_so(tmp_path):
-    made = model([("Det", ["m"], ["d"], {})], [("m", FLOAT, [7, 3, 3])], [("d", FLOAT, [7])])
+    made = model([("Det", ["m"], ["d"], {})], [("m", FLOAT, [7, "k", 3])], [("d", FLOAT, [7])])
     (tmp_path / "det.onnx").write_bytes(made.SerializeToString())
     text = "machine: {devices: {cpu0: {kind: cpu, cores: 1}}}\nworkload: {onnx: det.onnx%s}\n"
     path = tmp_path / "s.yaml"
     path.write_text(text % "")
     with pytest.raises(InputError, match=r"Det \(1\); count .* unknown: bytes in the scenario's workload"):
         _ = load_scenario(path).graph
-    path.write_text(text % ", unknown: bytes")
+    path.write_text(text % ", unknown: bytes, dims: {k: 3}")
     with pytest.warns(UserWarning, match="counted by their bytes"):
         assert load_scenario(path).graph.bytes_read.tolist() == [252]
 

@@ -231,8 +231,8 @@ def _operators_of_launches(
     found = {correlation: match[i] for correlation, (_, i) in around.items()}
     if 2 * len(found) < len(wanted):
         raise InputError(
-            f"{graph}: is of another program than {trace}: it has the operators of {len(found)} of "
-            f"{len(wanted)} GPU tasks"
+            f"{graph}: is of another program than {trace}, or of fewer steps: it has the operators of "
+            f"{len(found)} of {len(wanted)} GPU tasks"
         )
     if len(found) < len(wanted):
         warnings.warn(
