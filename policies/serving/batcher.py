@@ -130,8 +130,6 @@ class Step:
         Tokens whose keys and values start to be pulled from elsewhere.
     contexts : list of int
         For each entry of `tokens`, the number of earlier tokens that they also attend to.
-    chunks : list of Request
-        Requests of which this step computes a part of the prompt, or of what a preemption has lost.
     samples : list of Request
         Requests whose known tokens are all computed by this step, and which sample the next one.
     why : str or None
@@ -153,7 +151,6 @@ class Step:
     drafts: dict[Request, int] = field(default_factory=dict)
     pulls: dict[Request, int] = field(default_factory=dict)
     contexts: list[int] = field(default_factory=list)
-    chunks: list[Request] = field(default_factory=list)
     samples: list[Request] = field(default_factory=list)
     why: str | None = None
     head: Request | None = None
@@ -165,7 +162,7 @@ class Step:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Batcher:
-    """Decides which requests run in the next step; override `fill`, or `arrive`, `schedule` and `ended`.
+    """Decides which requests run in the next step; override `fill`, and if needed `arrive` and `ended`.
 
     Parameters
     ----------
@@ -245,11 +242,15 @@ class Batcher:
         for request in step.hits:
             if request.scheduled_ns is None:
                 request.scheduled_ns = now_ns
+        running = set(self.running)
         for request, count in step.tokens.items():
+            drafts = step.drafts.get(request, 0)
+            most = request.left + request.in_flight + drafts if request in running else 0
+            if type(count) is not int or not 0 < count <= most:
+                what = f"{type(self).__name__}.fill gave {getattr(request, 'id', request)} {count!r} tokens"
+                raise InputError(f"{what}, " + (f"of {most} left" if most else "and it is not in `running`"))
             before = request.computed
             contexts.append(before)
-            if before < request.whole:
-                step.chunks.append(request)
             request.computed = before + count
             if request.computed >= request.prompt + request.outputs + request.in_flight:
                 samples.append(request)

@@ -171,8 +171,9 @@ class Vllm019(Batcher):
                     passed.append(queue.popleft())
                     continue
                 self._publish(request, request.prompt)
-                # its last token is recomputed, to sample from
+                # its last token is recomputed, to sample from, as in a decode
                 request.hits = request.computed = request.prompt - (request.prompt == request.known)
+                request.whole = request.computed
             hits: list[int] = []
             fresh = not request.computed
             if fresh and self.enable_prefix_caching:

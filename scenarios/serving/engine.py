@@ -24,7 +24,7 @@ import simpy
 from policies.serving.batcher import Batcher, Request, Step
 from policies.serving.routers import RequestRouter
 from sim.base.arrays import grouped
-from sim.base.errors import StuckError
+from sim.base.errors import InputError, StuckError, listed
 from sim.base.units import NS_PER_S
 
 PASS_NS: Final = 1_000_000
@@ -162,6 +162,8 @@ class Serve:
         for replica in range(len(self.engines)):
             self.env.process(self.serving(replica))
         self.env.run()
+        if left := [each.id for each in requests if not each.finished]:
+            raise StuckError(f"unfinished, but by no replica's batcher: {listed(left, 3)}")
 
     def arriving(self) -> Process:
         """Route requests at their arrival times."""
@@ -245,19 +247,25 @@ class Serve:
     def begin(self, replica: int, step: Step, pulled: dict[Request, int]) -> int:
         """Start a step and the pulls that it asks for; return its end."""
         now, number = self.now, len(self.passes)
+        if len(step.contexts) != len(step.tokens):
+            whose = type(self.engines[replica]).__name__
+            what = f"{len(step.contexts)} contexts, should be one for each of {len(step.tokens)} requests"
+            raise InputError(f"{whose}.schedule returned a step with {what}; fill(step) would need none")
         start_ns = end_ns = now
         if step.tokens:
             start_ns = max(now + self.host_ns, self.free_ns[replica])
             self.free_ns[replica] = end_ns = start_ns + self.step_ns(step)
+        # Of these the step computes a part of the prompt, or of what a preemption has lost.
+        chunks = [of for of, before in zip(step.tokens, step.contexts, strict=True) if before < of.whole]
         self.events += [(each, number, "preempted") for each in step.preempted]
         self.events += [(each, number, "pull") for each in step.pulls]
-        self.events += [(of, number, "recompute" if of.preemptions else "prefill") for of in step.chunks]
+        self.events += [(of, number, "recompute" if of.preemptions else "prefill") for of in chunks]
         for request, tokens in step.pulls.items():
             assert self.pull is not None
             pulled[request] = self.pull(now, request, tokens)
             if request in self.twins:
                 self.env.process(self.let_go(request, pulled[request]))
-        sizes = sum(step.tokens.values()), len(step.tokens), len(step.chunks)
+        sizes = sum(step.tokens.values()), len(step.tokens), len(chunks)
         counts = step.waiting, step.used, len(step.preempted)
         head = None if step.head is None else step.head.id
         self.passes.append(EnginePass(replica, now, start_ns, end_ns, *sizes, *counts, step.why, head))
@@ -293,6 +301,8 @@ class Serve:
 def _why_stuck(replica: int, batcher: Batcher, step: Step) -> str:
     cache, head = batcher.cache, step.head
     stuck = f"replica {replica} is stuck: of {batcher.unfinished():,} unfinished requests none runs, and the "
+    if head is None:
+        return f"{stuck}batcher {type(batcher).__name__} does not say why (`why` and `head` of its step)"
     if head is not None and step.why == "budget":
         return f"{stuck}first, {head.id}, has {head.left:,} tokens to compute at once: a step may have fewer"
     if head is not None and not cache.used:

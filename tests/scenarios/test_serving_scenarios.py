@@ -158,7 +158,41 @@ def test_a_pool_of_prompts_that_is_full_waits_for_pulls() -> None:
         }
     ).summary["serving"]
     assert told["completed"] == 16
+    assert told["mean_parts_ns"]["all"]["shared"] == 0  # the last token of a pulled prompt is no prefill
     assert max(each["peak_blocks"] for each in told["engines"]) <= 40
+
+
+@pytest.mark.parametrize(
+    ("method", "line", "message"),
+    [
+        ("fill(self, step)", "raise KeyError(step.why)", "py:5: KeyError: None"),
+        (
+            "fill(self, step, now)",
+            "pass",
+            "should have a method fill(step): missing a required argument: 'now'",
+        ),
+        ("fill(self, step)", "step.tokens[self.waiting[0]] = 20", "r0 20 tokens, and it is not in `running`"),
+        ("fill(self, step)", "step.tokens |= {r: 21 for r in self.admitted()}", "r0 21 tokens, of 20 left"),
+        ("fill(self, step)", "pass", "the batcher Mine does not say why"),
+        ("arrive(self, request)", "pass", "unfinished, but by no replica's batcher: r0, r1, r2 and 57 more"),
+        (
+            "schedule(self, now)",
+            "return Step(dict.fromkeys(self.admitted(), 1))",
+            "should be one for each of 1",
+        ),
+    ],
+)
+def test_a_mistake_of_a_batcher_is_told(tmp_path: Path, method: str, line: str, message: str) -> None:
+    own = f"class Mine(Batcher):\n    def {method}:\n        {line}\n"
+    own += "    def admitted(self):\n        self.running.append(self.waiting.popleft())\n"
+    text = f"from policies.serving.batcher import Batcher, Step\n\n{own}        return self.running\n"
+    (tmp_path / f"{tmp_path.name}.py").write_text(text)
+    serving = {**LINEAR, "requests": {"rate": "200/s", "prompt": 20, "output": 5, "count": 60}}
+    given = {"workload": {"serving": serving}, "policy": f"{tmp_path.name}:Mine"}
+    (tmp_path / "s.yaml").write_text(json.dumps(given))
+    done = sim("run", tmp_path / "s.yaml", "--allow-code")
+    assert message in done.stderr
+    assert done.exit_code in (1, 2)
 
 
 def test_expectations_and_sweeps_know_its_results(tmp_path: Path) -> None:
