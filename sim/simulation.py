@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from sim.base.errors import InputError
+from sim.base.options import require_call
 from sim.base.startup import collector_paused
 from sim.engine import Memory, Observer
 from sim.faults import Faults
@@ -100,10 +101,12 @@ def simulate(
     """
     if not isinstance(policy, Policy):
         raise InputError(f"policy should be an instance of a policy, such as ReadyQueue(), not {policy!r}")
-    for given, wanted in ((graph, Graph), (machine, Machine)):
-        if not isinstance(given, wanted):
+    for given, wanted in ((graph, Graph), (machine, Machine), (noise, Noise), (faults, Faults)):
+        if not isinstance(given, wanted) and (given is not None or wanted in (Graph, Machine)):
             what = "what build() returns" if hasattr(given, "build") else f"not {given!r}"
             raise InputError(f"{wanted.__name__.lower()} should be a {wanted.__name__}, {what}")
+    if memory is not None:
+        require_call("memory", memory, "job", "context")
     with collector_paused():
         job = make_job(
             graph,

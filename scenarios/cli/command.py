@@ -198,7 +198,7 @@ class _Sim(TyperGroup):
                 return super().invoke(ctx)
             except (typer.Exit, typer.Abort, _OF_CLICK):
                 raise
-            except (Exception, KeyboardInterrupt) as error:
+            except BaseException as error:  # sys.exit() in a user's code, too
                 if os.environ.get("SIM_TRACEBACK"):
                     typer.echo("".join(traceback.format_exception(error)), err=True, nl=False)
                 line, status = _told(error, ctx.meta)

@@ -118,10 +118,14 @@ def place_of_other_code(error: BaseException) -> str | None:
     """
     libraries = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")]
     plugins = {each.module.split(".")[0] for group in GROUPS for each in entry_points(group=group)}
-    calls = [
-        (Path(frame.f_code.co_filename), line, str(frame.f_globals.get("__name__")).split(".")[0])
-        for frame, line in traceback.walk_tb(error.__traceback__)
-    ]
+    calls: list[tuple[Path, int, str]] = []
+    each: BaseException | None = error
+    while each is not None:  # SimPy raises what a process has raised again, as a cause
+        calls += [
+            (Path(frame.f_code.co_filename), line, str(frame.f_globals.get("__name__")).split(".")[0])
+            for frame, line in traceback.walk_tb(each.__traceback__)
+        ]
+        each = each.__cause__
     if type(error.__cause__).__name__ == "_RemoteTraceback":
         for name, line in _CALL.findall(str(error.__cause__)):
             file = Path(name)

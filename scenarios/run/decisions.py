@@ -22,7 +22,7 @@ from scenarios.file.document import Document, Loc
 from scenarios.workloads.workload import Workload
 from sim.base import plugins
 from sim.base.errors import InputError, UnknownOptionError, hint, located, nearest
-from sim.base.options import call_with_options, parameters, require_call
+from sim.base.options import call_with_options, parameters, require_call, require_methods
 from sim.graph.graph import Graph
 from sim.job.job import Linearizer, Placement, StreamAssignment
 from sim.policy import Policy as IssuePolicy
@@ -273,9 +273,7 @@ def _policy(spec: PolicyFields, loc: Loc, origin: plugins.Origin, *, inherited: 
     if not isinstance(policy, IssuePolicy):
         message = f"{spec.name!r} is no policy: {type(policy).__name__} does not extend sim.Policy"
         raise InputError(message, path=("name",))
-    for method in ("prepare", "ready", "next", "ended"):
-        called_with = [*parameters(getattr(IssuePolicy, method))][1:]
-        require_call(f"the policy {spec.name!r}", policy, *called_with, method=method)
+    require_methods(f"the policy {spec.name!r}", policy, IssuePolicy)
     if spec.synchronisation is not None and (taken or not inherited):
         policy.synchronisation = spec.synchronisation
     return policy

@@ -36,7 +36,7 @@ from scenarios.workloads.workload import Work, Workload
 from sim import Device, GraphBuilder, Machine
 from sim.base import plugins
 from sim.base.errors import InputError, OutOfMemoryError, located
-from sim.base.options import call_with_options
+from sim.base.options import call_with_options, require_methods
 from sim.base.units import format_bytes
 from sim.graph.graph import Graph
 
@@ -339,6 +339,7 @@ def _made(group: str, choice: Choice | PolicyFields, origin: plugins.Origin, bas
     if not isinstance(made, base):
         what = f"{choice.name!r} should extend {base.__module__}.{base.__name__}"
         raise InputError(what, path=("name",))
+    require_methods(f"the {plugins.GROUPS[group]} {choice.name!r}", made, base)
     return made
 
 

@@ -135,6 +135,14 @@ def require_call(what: str, thing: object, *arguments: str, method: str | None =
         raise InputError(f"{what} {takes}: {error}") from None
 
 
+def require_methods(what: str, made: object, base: type) -> None:
+    """Raise if an object has a method of `base` with another signature: see `require_call`."""
+    for name, method in vars(base).items():
+        if isinstance(method, FunctionType) and not name.startswith("_"):
+            _, *rest = _signature_once(method).parameters.values()
+            require_call(what, made, *(p.name for p in rest if p.kind is not p.KEYWORD_ONLY), method=name)
+
+
 def arguments(what: str, taken: Mapping[str, inspect.Parameter], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call for the given options, each checked against its parameter.
 
@@ -209,7 +217,13 @@ def call_with_options(thing: Any, name: str, options: Mapping[str, Any], origin:
     for key, value in given.items():
         if isinstance(value, Path):
             given[key] = origin.file(str(value))
-    return thing(**given) if callable(thing) else thing
+    if not callable(thing):
+        return thing
+    try:
+        _signature(thing).bind(**given)
+    except TypeError as error:  # of a parameter that is positional-only
+        raise InputError(f"{name} should be callable with options by name: {error}") from None
+    return thing(**given)
 
 
 def checked(annotation: Any, value: object) -> Any:

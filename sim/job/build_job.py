@@ -11,7 +11,7 @@ import numpy as np
 
 from sim.base.arrays import LATEST_NS, UNSET, Codes, IntArray, freeze
 from sim.base.errors import InfeasibleError, InputError, hint
-from sim.base.options import whole_numbers
+from sim.base.options import require_call, whole_numbers
 from sim.base.room import EDGE_BYTES, TASK_BYTES, check_room
 from sim.base.units import NS_PER_S, format_duration
 from sim.graph.frames import has_control_flow
@@ -98,6 +98,9 @@ def make_job(
     for what, number, least in (("iterations", iterations, 1), ("seed", seed, 0)):
         if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < least:
             raise InputError(f"{what} should be a whole number from {least} on, not {number!r}")
+    for what, given, method in (("streams", streams, "assign"), ("linearize", linearize, "order")):
+        if given is not None:
+            require_call(what, given, "job", method=method)
     tasks = len(graph) * iterations
     edges = (len(graph.inputs.indices) + len(graph.after.indices)) * iterations
     check_room(tasks * TASK_BYTES + edges * EDGE_BYTES, f"{tasks:,} tasks with {edges:,} edges")

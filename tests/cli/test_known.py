@@ -239,20 +239,30 @@ def test_a_policy_whose_verb_takes_something_else_is_told_so(tmp_path: Path) -> 
     assert (done.exit_code, "should have a method prepare(job)" in done.stderr) == (2, True)
 
 
-def test_a_policy_cannot_move_ops(tmp_path: Path) -> None:
-    """What it is told of the job is read-only; the mistake is its own, not ours."""
-    (tmp_path / "mover.py").write_text(
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("job.device_of[0] = 0", "read-only"),
+        ("job.machine = None", "a job is read-only: its machine cannot be set"),
+        ("exit()", "SystemExit"),
+    ],
+)
+def test_a_mistake_of_a_policy_is_told_as_its_own(tmp_path: Path, line: str, message: str) -> None:
+    """It cannot move ops, for example, nor end the command silently."""
+    module = tmp_path.name  # one that is not imported yet
+    (tmp_path / f"{module}.py").write_text(
         "from policies.issue.ready_queue import ReadyQueue\n\n\n"
         "class Mover(ReadyQueue):\n"
         "    def prepare(self, job):\n"
         "        super().prepare(job)\n"
-        "        job.device_of[0] = 0\n"
+        f"        {line}\n"
     )
     path = tmp_path / "s.yaml"
     path.write_text(
-        "machine: {devices: {cpu: {kind: cpu}}}\nworkload: {ops: {a: {duration: 1us}}}\npolicy: mover:Mover\n"
+        "machine: {devices: {cpu: {kind: cpu}}}\nworkload: {ops: {a: {duration: 1us}}}\n"
+        f"policy: {module}:Mover\n"
     )
     done = sim("run", path, "--allow-code")
     assert done.exit_code == 2
-    assert "read-only" in done.stderr
-    assert "mover.py:7" in done.stderr
+    assert message in done.stderr
+    assert f"{module}.py:7" in done.stderr

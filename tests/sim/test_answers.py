@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,21 @@ def test_a_wrong_stream_is_named(answer: Any) -> None:
 
     with pytest.raises(InputError, match=r"Mine\.assign returned .*should be"):
         _run(streams=Mine())
+
+
+@pytest.mark.parametrize(
+    ("key", "wanted"),
+    [
+        ("streams", "have a method assign(job); list has none"),
+        ("linearize", "have a method order(job); list has none"),
+        ("memory", "be callable with (job, context); found list [0, 0]"),
+        ("noise", "be a Noise, not [0, 0]"),
+        ("faults", "be a Faults, not [0, 0]"),
+    ],
+)
+def test_numbers_instead_of_who_decides_them_are_refused(key: str, wanted: str) -> None:
+    with pytest.raises(InputError, match=f"^{re.escape(f'{key} should {wanted}')}$"):
+        _run(**{key: [0, 0]})
 
 
 @pytest.mark.parametrize(
@@ -303,7 +319,7 @@ policy: ready-queue
     ("text", "method", "answer", "told"),
     [
         (REWRITE, "apply(self, graph)", "None", "Mine.apply returned a NoneType, should be a Graph"),
-        (REWRITE, "apply(self, graph)", "graph.op_names", "Mine.apply returned a list, should be a Graph"),
+        (REWRITE, "apply(self, graph)", "graph.op_names", "Mine.apply returned a tuple, should be a Graph"),
         (RECOVERY, "after_failure(self, fleet)", "4", "Mine returned 4, should be a Restart or None"),
         (RECOVERY, "after_failure(self, fleet)", "Restart(0.5)", "returned 0.5 at position 0, should be"),
     ],

@@ -87,6 +87,12 @@ def test_a_decision_of_another_form(put: Put, tmp_path: Path, group: str, key: s
     assert f"policy.{key}: the {plugins.GROUPS[group]} 'mine' should have a method {method}" in line
 
 
+def test_a_decision_that_no_option_can_make(put: Put, tmp_path: Path) -> None:
+    put("sim.streams", lambda spread, /: SimpleNamespace(assign=lambda job: [spread]))
+    line = refused(tmp_path / "s.yaml", "--set", "policy.streams=mine")
+    assert "policy.streams: mine should be callable with options by name: missing a required" in line
+
+
 def test_a_pipeline_schedule_and_an_importer_of_another_form(put: Put, tmp_path: Path) -> None:
     put("sim.pipelines", lambda ranks: None)
     path = tmp_path / "p.yaml"
