@@ -49,7 +49,7 @@ class GradientAccumulation(OnRanks):
     >>> _ = b.op("a", kind="matmul", inputs=["x", "w"], outputs=400, flops=1000)
     >>> step = GradientAccumulation(2).apply(TrainingRewrite().apply(b.build()))
     >>> step.op_names[3:]
-    ['micro1/a', 'micro1/a/loss_grad', 'micro1/a/weight_grad', 'micro1/w/accumulate', 'w/update']
+    ('micro1/a', 'micro1/a/loss_grad', 'micro1/a/weight_grad', 'micro1/w/accumulate', 'w/update')
     """
 
     def __init__(self, micro_batches: int) -> None:

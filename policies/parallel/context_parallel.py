@@ -469,7 +469,7 @@ class ContextParallel(OnRanks):
     >>> _ = b.op("a", kind="attention", inputs=names, outputs=800, flops=8000)
     >>> ring = ContextParallel(2).apply(b.build())
     >>> ring.op_names[:4], ring.flops[:4].tolist()
-    (['gpu0/a/send0', 'gpu0/a/recv0', 'gpu0/a/block0', 'gpu0/a'], [0, 0, 2000, 2000])
+    (('gpu0/a/send0', 'gpu0/a/recv0', 'gpu0/a/block0', 'gpu0/a'), [0, 0, 2000, 2000])
     """
 
     def __init__(self, ranks: int | list[str], context: str = "ring", partition: str = "balanced") -> None:

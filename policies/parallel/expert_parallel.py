@@ -361,7 +361,7 @@ class ExpertParallel(OnRanks):
     >>> routing = {"tokens": [3, 3, 1, 1]}
     >>> both = ExpertParallel(2, "ffn", experts=4, tokens=4, routing=routing).apply(b.build())
     >>> both.op_names[:3], both.duration_ns.tolist()
-    (['gpu0/ffn/dispatch', 'gpu0/ffn', 'gpu0/ffn/combine'], [-1, 150, -1, -1, 50, -1])
+    (('gpu0/ffn/dispatch', 'gpu0/ffn', 'gpu0/ffn/combine'), [-1, 150, -1, -1, 50, -1])
     """
 
     def __init__(

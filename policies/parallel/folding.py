@@ -318,7 +318,7 @@ def fold(
     >>> ranked = Ranked(Grid({"dp": 4}), [b.build()] * 4)
     >>> graph, folded = fold(ranked, machine.accelerators, machine, facts)
     >>> graph.op_names, folded.folding.report()["into"]["gpu1"]
-    (['gpu0/f', 'gpu0/r', 'gpu1/f', 'gpu1/r'], {'stands_for': 1, 'differs': 'factor is 2, not 1'})
+    (('gpu0/f', 'gpu0/r', 'gpu1/f', 'gpu1/r'), {'stands_for': 1, 'differs': 'factor is 2, not 1'})
     """
     meets = Meets(ranked, devices, machine)
     sort = _numbered(zip(meets.alike, (tuple(each.items()) for each in facts), strict=True))

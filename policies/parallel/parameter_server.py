@@ -54,7 +54,7 @@ class ParameterServer:
     >>> _ = b.input("x", 400), b.parameter("w", 800)
     >>> _ = b.op("a", kind="matmul", inputs=["x", "w"], outputs=400, flops=1000)
     >>> ParameterServer(2, ["cpu0"]).apply(TrainingRewrite().apply(b.build())).op_names[-2:]
-    ['cpu0/w/sum', 'cpu0/w/update']
+    ('cpu0/w/sum', 'cpu0/w/update')
     """
 
     def __init__(

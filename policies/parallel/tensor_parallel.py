@@ -424,7 +424,7 @@ class TensorParallel(OnRanks):
     >>> _ = b.op("down", kind="matmul", inputs=["up", "v"], outputs=400, flops=1000)
     >>> split = TensorParallel(2).apply(b.build())
     >>> split.op_names[:3], split.flops[:3].tolist()
-    (['gpu0/up', 'gpu0/down', 'gpu0/down/all_reduce'], [500, 500, 0])
+    (('gpu0/up', 'gpu0/down', 'gpu0/down/all_reduce'), [500, 500, 0])
     """
 
     def __init__(

@@ -60,7 +60,7 @@ class ZeroOne(DataParallel):
     >>> _ = b.input("x", 400), b.parameter("w", 800)
     >>> _ = b.op("a", kind="matmul", inputs=["x", "w"], outputs=400, flops=1000)
     >>> ZeroOne(2).apply(TrainingRewrite().apply(b.build())).op_names[2:5]
-    ['gpu0/a/weight_grad', 'gpu0/reduce0', 'gpu0/w/update']
+    ('gpu0/a/weight_grad', 'gpu0/reduce0', 'gpu0/w/update')
     """
 
     name, stage = "zero-1", 1

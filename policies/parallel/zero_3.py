@@ -236,7 +236,7 @@ class ZeroThree(DataParallel):
     >>> _ = b.op("a", kind="matmul", inputs=["x", "w"], outputs=400, flops=1000)
     >>> step = ZeroThree(2, param_persistence_threshold=0).apply(TrainingRewrite().apply(b.build()))
     >>> step.op_names[:3]
-    ['gpu0/all_gather0', 'gpu0/all_gather0/concat', 'gpu0/a']
+    ('gpu0/all_gather0', 'gpu0/all_gather0/concat', 'gpu0/a')
     """
 
     name = "zero-3"

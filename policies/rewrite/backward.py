@@ -435,7 +435,7 @@ class TrainingRewrite:
     >>> _ = b.op("b", kind="matmul", inputs=["a", "v"], outputs=400, flops=1000)
     >>> step = TrainingRewrite().apply(b.build())
     >>> step.op_names[2:]
-    ['b/loss_grad', 'b/input_grad', 'b/weight_grad', 'a/weight_grad', 'w/update', 'v/update']
+    ('b/loss_grad', 'b/input_grad', 'b/weight_grad', 'a/weight_grad', 'w/update', 'v/update')
     >>> int(step.flops.sum())  # 5 products, the loss's gradient, 2 updates
     5900
     """

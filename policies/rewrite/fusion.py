@@ -194,7 +194,7 @@ class FuseAttention:
     >>> _ = b.op("mixed", kind="matmul", inputs=["softmax", "v"], outputs=80, flops=500)
     >>> fused = FuseAttention().apply(b.build())
     >>> fused.op_names, fused.flops.tolist(), fused.bytes_read.tolist()
-    (['mixed'], [1009], [240])
+    (('mixed',), [1009], [240])
     """
 
     def __init__(self, causal: bool = False) -> None:

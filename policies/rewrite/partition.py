@@ -67,7 +67,7 @@ class Partition:
     >>> _ = b.op("a", outputs=8, device="cpu0")
     >>> _ = b.op("b", inputs=["a"], device="gpu0"), b.op("c", inputs=["a"], device="gpu0")
     >>> Partition().apply(b.build()).op_names
-    ['a', 'a/to_gpu0/send', 'a/to_gpu0/recv', 'b', 'c']
+    ('a', 'a/to_gpu0/send', 'a/to_gpu0/recv', 'b', 'c')
     """
 
     placed: Final = True

@@ -68,9 +68,9 @@ class Prune:
     >>> b = GraphBuilder("g")
     >>> _ = b.input("x"), b.op("a", inputs=["x"]), b.op("b", inputs=["a"]), b.op("summary", inputs=["a"])
     >>> Prune(fetches=["b"], feeds=["a"]).apply(b.build()).op_names
-    ['b']
+    ('b',)
     >>> Prune(fetches=["b"], feeds=["a"], explicit=True).apply(b.build()).op_names
-    ['_source', 'arg/a', 'b', 'retval/b', '_sink']
+    ('_source', 'arg/a', 'b', 'retval/b', '_sink')
     """
 
     fetches: Sequence[str] = ()

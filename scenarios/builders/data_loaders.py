@@ -86,7 +86,7 @@ class DataLoadingFields(Builder):
         --------
         >>> sizes = {"load": "2ns", "preprocess": "3ns", "train": "4ns", "prefetch": 2}
         >>> DataLoadingFields(model="data-loading", **sizes).graph().op_names
-        ['load', 'preprocess', 'take', 'train']
+        ('load', 'preprocess', 'take', 'train')
         """
         builder = GraphBuilder("data loading")
 
@@ -205,7 +205,7 @@ class DataLoaderFields(InputPipeline):
         --------
         >>> given = {"steps": 2, "load": "2ns", "train": "3ns", "pin_memory": "1ns", "workers": 1}
         >>> DataLoaderFields(model="data-loader", **given).graph().op_names[:5]
-        ['epoch', 'load0', 'pin_memory0', 'next0', 'train0']
+        ('epoch', 'load0', 'pin_memory0', 'next0', 'train0')
         """
         if not self.workers:
             asked = [of.named("next", b - 1)] if b else []
@@ -307,7 +307,7 @@ class TfDataFields(InputPipeline):
         --------
         >>> given = {"steps": 2, "load": "2ns", "train": "3ns"}
         >>> TfDataFields(model="tf-data", workers=1, prefetch=1, **given).graph().op_names[:6]
-        ['epoch', 'pull0', 'load0', 'push0', 'next0', 'train0']
+        ('epoch', 'pull0', 'load0', 'push0', 'next0', 'train0')
         """
         mine: dict[str, Any] = {"attributes": {"loader": of.number}} if self.tuned else {}
         pull_after: list[Ref] = [of.named("push", b - 1)] if b and self.buffer else []

@@ -70,7 +70,7 @@ class Branchy(Builder):
         Examples
         --------
         >>> Branchy(model="branchy", width=2, layers=2).graph().op_names
-        ['fork0', 'block0/0.0', 'block0/0.1', 'block0/1.0', 'block0/1.1', 'join0']
+        ('fork0', 'block0/0.0', 'block0/0.1', 'block0/1.0', 'block0/1.1', 'join0')
         """
         at_most(MOST_BUILT, self.blocks * (self.width * self.layers + 2), "ops")
         builder = GraphBuilder("branchy")

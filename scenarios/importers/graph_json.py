@@ -33,7 +33,7 @@ import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, Literal, NamedTuple
 
@@ -189,7 +189,7 @@ def _same(a: object, b: object) -> bool:
         return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         return bool(np.array_equal(a, b))
-    if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
+    if isinstance(a, Mapping) and isinstance(b, Mapping) and a.keys() == b.keys():
         return all(_same(a[key], b[key]) for key in a)
     return a == b
 
@@ -265,7 +265,7 @@ def _ops(graph: Graph, slope: BatchSlope | None) -> Iterator[str]:
             if values[i] is not None:
                 record[key] = values[i]
         if i in graph.attributes:
-            record["attributes"] = graph.attributes[i]
+            record["attributes"] = dict(graph.attributes[i])
         if growth[i]:
             record["per_sample"] = growth[i]
         try:
@@ -326,7 +326,7 @@ def _moved(
     return np.where(same, UNSET, getattr(graph, name))
 
 
-def _references(names: list[str], rows: Csr, distance: IntArray) -> list[list[str | list[Any]] | None]:
+def _references(names: Sequence[str], rows: Csr, distance: IntArray) -> list[list[str | list[Any]] | None]:
     """Return each row as names, or [name, distance] if the distance is not 0; None for an empty row."""
     flat: list[str | list[Any]] = [
         names[entry] if d == 0 else [names[entry], d]

@@ -132,7 +132,7 @@ def add_ops(builder: GraphBuilder, records: Sequence[Record], functions: Mapping
     ...        {"name": "y", "inputs": ["f"]}]
     >>> add_ops(b, ops, {"g": g})
     >>> b.build().op_names
-    ['x', 'f/h', 'f/k', 'y']
+    ('x', 'f/h', 'f/k', 'y')
     """
     if not any(map(is_functional, records)):
         for record in records:

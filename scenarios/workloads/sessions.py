@@ -201,7 +201,7 @@ def side_by_side(name: str, sessions: Mapping[str, Session], processes: str = "e
     >>> _ = b.op("f"), b.op("g", inputs=["f"])
     >>> model = b.build()
     >>> side_by_side("two", {"a": Session(model), "b": Session(model, iterations=2)}).op_names
-    ['a/f', 'a/g', 'b/0/f', 'b/0/g', 'b/1/begin', 'b/1/f', 'b/1/g']
+    ('a/f', 'a/g', 'b/0/f', 'b/0/g', 'b/1/begin', 'b/1/f', 'b/1/g')
     """
     at_most(MOST_BUILT, sum(each.iterations * len(each.graph) for each in sessions.values()), "ops")
     together = Records(name, {}, {})

@@ -22,7 +22,7 @@ FloatArray = npt.NDArray[np.float64]
 
 
 def freeze(*columns: Any) -> None:
-    """Make columns read-only, because they are shared. Other objects are left alone.
+    """Make columns, also those in tuples, read-only, because they are shared; leave other objects alone.
 
     Examples
     --------
@@ -35,6 +35,8 @@ def freeze(*columns: Any) -> None:
     for column in columns:
         if isinstance(column, np.ndarray):
             column.flags.writeable = False
+        elif isinstance(column, tuple):
+            freeze(*column)
 
 
 class frozen_property(cached_property[T]):

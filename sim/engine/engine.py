@@ -15,6 +15,7 @@ from sim.engine.outcome import trace_of
 from sim.engine.state import RunState, Stream
 from sim.graph.failures import FAILED
 from sim.issuers import refuse_wrong
+from sim.job.job import read_only
 from sim.machine.device import MANAGED, WAIT
 from sim.machine.task import BACKGROUND, Issuer, Task
 from sim.record.record import Wait
@@ -57,8 +58,8 @@ class Engine(RunState):
         """
         if self.breakdowns is not None:
             self.end = self._end_unless_cut
-        self.policy.prepare(self.job)
-        if (least_ns := self.policy.not_before_ns(self.job)) is not None:
+        self.policy.prepare(read_only(self.job))
+        if (least_ns := self.policy.not_before_ns(read_only(self.job))) is not None:
             whose = f"{type(self.policy).__name__}.not_before_ns"
             n = self.job.iterations * len(self.job.graph)
             self.not_before_ns = whole_numbers(least_ns, whose, n, below=LATEST_NS)

@@ -23,7 +23,7 @@ from sim.graph.rendezvous_keys import RendezvousKeys, rendezvous_keys
 from sim.issuers import Issuers
 from sim.job.context import Context
 from sim.job.costs import issue_costs_ns
-from sim.job.job import Job
+from sim.job.job import Job, read_only
 from sim.job.transfers import Flow, check_routes, holding_ops, host_groups, make_flow
 from sim.machine.device import Processor
 from sim.machine.links import Message, Network
@@ -195,7 +195,7 @@ class SharedResources:
 def _asynchronous(policy: Policy, job: Job) -> Set[int]:
     """Return the ops that a policy says are asynchronous."""
     whose = f"{type(policy).__name__}.asynchronous_ops"
-    if not isinstance(ops := policy.asynchronous_ops(job), Set):
+    if not isinstance(ops := policy.asynchronous_ops(read_only(job)), Set):
         raise InputError(f"{whose} returned {ops!r}, should be a set of ops")
     whole_numbers(list(ops), whose, below=len(job.graph))
     return ops

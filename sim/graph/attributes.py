@@ -156,8 +156,8 @@ def typed(graph: Graph) -> Graph:
     >>> from sim import GraphBuilder
     >>> b = GraphBuilder("one")
     >>> _ = b.op("a", attributes={"granule": "4kB", "colocate": "b", "axis": 1})
-    >>> b.build().attributes
-    {0: {'granule': 4000, 'colocate': ['b'], 'axis': 1}}
+    >>> dict(b.build().attributes[0])
+    {'granule': 4000, 'colocate': ['b'], 'axis': 1}
     """
     found: dict[int, Mapping[str, Any]] = {}
     known: dict[int, Mapping[str, Any]] = {}  # copies of a program share theirs

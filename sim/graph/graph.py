@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import itemgetter
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -78,7 +79,7 @@ class Graph:
     ----------
     name : str
         The name of the graph.
-    op_names : list of str
+    op_names : tuple of str
         Unique names.
     kinds, kind_code : tuple of str, array
         Vocabulary of op kinds (``"matmul"``, ...) and the code of each op in it.
@@ -106,7 +107,7 @@ class Graph:
     tensor_producer, tensor_nbytes, tensor_role, tensor_pin : arrays, one entry per tensor
         Producing op (-1: a graph input or parameter), size, `Role`, and for an input the code
         in `pins` of the device that holds it before time 0 (-1: wherever it is read).
-    external_names : list of str
+    external_names : tuple of str
         Names of the tensors without a producer, which come first in the tensor columns.
     attributes : mapping of int to dict
         op → further attributes, for the ops that have any.
@@ -118,7 +119,7 @@ class Graph:
     """
 
     name: str
-    op_names: list[str]
+    op_names: Sequence[str]
     kinds: tuple[str, ...]
     kind_code: IntArray
     dtypes: tuple[str, ...]
@@ -143,14 +144,19 @@ class Graph:
     tensor_nbytes: IntArray
     tensor_role: IntArray
     tensor_pin: IntArray
-    external_names: list[str]
+    external_names: Sequence[str]
     attributes: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     device_facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     machine: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Freeze the columns."""
+        """Make everything read-only: later runs share it."""
         freeze(*vars(self).values(), *self.duration_by_kind.values())
+        own = {id(given): MappingProxyType(given) for given in self.attributes.values()}
+        attributes = MappingProxyType({op: own[id(given)] for op, given in self.attributes.items()})
+        object.__setattr__(self, "attributes", attributes)
+        for names in ("op_names", "external_names"):
+            object.__setattr__(self, names, tuple(getattr(self, names)))
 
     def __len__(self) -> int:
         """Return the number of ops."""
@@ -267,14 +273,14 @@ class Graph:
         >>> from sim import GraphBuilder
         >>> b = GraphBuilder("one of two")
         >>> _ = b.op("a"), b.op("b", attributes={"cores": 2})
-        >>> b.build().attribute("cores")
+        >>> dict(b.build().attribute("cores"))
         {1: 2}
         """
         if name not in self._attribute_names:
             return {}
         if name not in self._asked:
             found = ((op, given[name]) for op, given in self.attributes.items() if name in given)
-            self._asked[name] = dict(sorted(found, key=itemgetter(0)))
+            self._asked[name] = MappingProxyType(dict(sorted(found, key=itemgetter(0))))
         return self._asked[name]
 
     @cached_property
@@ -304,13 +310,13 @@ class Graph:
         return column
 
     @cached_property
-    def _asked(self) -> dict[str, dict[int, Any]]:
+    def _asked(self) -> dict[str, Mapping[int, Any]]:
         """Cache of the attributes already requested, by name."""
         return {}
 
     # -- edges ------------------------------------------------------------------------------
 
-    @cached_property
+    @frozen_property
     def edges(self) -> Edges:
         """All edges between ops: data edges, then control edges, each in the order added."""
         consumer = self.inputs.rows()
@@ -327,17 +333,17 @@ class Graph:
             np.concatenate((self.inputs.indices[data], np.full(len(follower), UNSET))),
         )
 
-    @cached_property
+    @frozen_property
     def successors(self) -> Csr:
         """op → consumers, data edges first; a consumer that reads two tensors of the op appears twice."""
         return Csr.group(self.edges.producer, self.edges.consumer, len(self))
 
-    @cached_property
+    @frozen_property
     def predecessors(self) -> Csr:
         """op → producers, data edges first."""
         return Csr.group(self.edges.consumer, self.edges.producer, len(self))
 
-    @cached_property
+    @frozen_property
     def consumers(self) -> Csr:
         """tensor → ops that read it; an op that reads it twice appears twice."""
         return Csr.group(self.inputs.indices, self.inputs.rows(), self.n_tensors)

@@ -158,7 +158,7 @@ class Job:
             return np.zeros(0 if c is None else len(c.op), dtype=bool)
         return is_modelled(self.graph, self.machine, c)
 
-    @cached_property
+    @frozen_property
     def ops_on(self) -> Csr:
         """Device → its ops, in graph order."""
         placed = np.flatnonzero(self.device_of != UNSET)
@@ -214,7 +214,7 @@ class Job:
             return program_order(self.graph)
         try:
             whose, n = f"{type(self.linearize).__name__}.order", len(self.graph)
-            order = whole_numbers(self.linearize.order(_seen(self)), whose, below=n)
+            order = whole_numbers(self.linearize.order(read_only(self, _SeenJob)), whose, below=n)
             times = np.bincount(order, minlength=n)
             if (wrong := np.flatnonzero(times != 1)).size:
                 op, often = self.graph.op_names[wrong[0]], int(times[wrong[0]])
@@ -238,13 +238,13 @@ class Job:
         return None
 
     @cached_property
-    def programs(self) -> list[list[int]]:
+    def programs(self) -> tuple[tuple[int, ...], ...]:
         """The program order of each group of issuers."""
         programs: list[list[int]] = [[] for _ in range(self.n_groups)]
         group_of = self.group_of.tolist()
         for op in self.order.tolist():
             programs[group_of[op]].append(op)
-        return programs
+        return tuple(map(tuple, programs))
 
     @frozen_property
     def stream_of(self) -> IntArray:
@@ -269,7 +269,7 @@ class Job:
         try:
             whose = f"{type(self.streams).__name__}.assign"
             return whole_numbers(
-                self.streams.assign(_seen(self)), whose, len(self.graph), of=self.graph.op_names
+                self.streams.assign(read_only(self, _SeenJob)), whose, len(self.graph), of=self.graph.op_names
             )
         except InputError as error:
             raise error if error.op is not None else error.under("streams") from None
@@ -283,8 +283,18 @@ class Job:
 _ASKED: Final = "asked for the seed"
 
 
-class _SeenJob(Job):
-    """A job as decisions see it: it records whether they use the seed."""
+class _ReadOnlyJob(Job):
+    """A job as a policy sees it."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Refuse to replace a value."""
+        if name in vars(self):
+            raise AttributeError(f"a job is read-only: its {name} cannot be set")
+        super().__setattr__(name, value)
+
+
+class _SeenJob(_ReadOnlyJob):
+    """A job as decisions before time 0 see it: it records whether they use the seed."""
 
     @property
     def seed(self) -> int:
@@ -297,10 +307,10 @@ class _SeenJob(Job):
         vars(self)["seed"] = seed
 
 
-def _seen(job: Job) -> Job:
-    """Return the job as decisions see it, sharing all of its derived results."""
-    seen = _SeenJob.__new__(_SeenJob)
-    seen.__dict__ = job.__dict__
+def read_only(job: Job, kind: type[Job] = _ReadOnlyJob) -> Job:
+    """Return the job as users' code sees it, sharing all of its derived results."""
+    seen = kind.__new__(kind)
+    object.__setattr__(seen, "__dict__", vars(job))
     return seen
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from sim.base.arrays import IntArray
 from sim.base.compiled import load, source_is_wanted
 from sim.base.errors import InputError, UnknownNameError
-from sim.job.job import Job
+from sim.job.job import Job, read_only
 from sim.job.transfers import Flow, make_flow
 from sim.kernel.columns import (
     Journal,
@@ -97,10 +97,10 @@ def run(
         return why
     if policy.runs_in_turn and has_runs(job):
         return "runs follow one another (runs: in-turn)"
-    order = order_of(policy, job)
+    order = order_of(policy, read_only(job))
     if order is None:
         return f"the policy {type(policy).__name__} has to be asked task by task"
-    if policy.not_before_ns(job) is not None:
+    if policy.not_before_ns(read_only(job)) is not None:
         return "ops wait on purpose"
     if order.kind == "steal" and job.graph.attribute("release"):
         return "ops are released, for threads that steal"

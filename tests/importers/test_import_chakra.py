@@ -112,7 +112,7 @@ def test_a_trace_of_pytorch(trace):
         node(3, "nccl", 7, data=[2, 1], ctrl=[1], is_cpu_op=False, comm_type=0, comm_size=4096),
     )  # fmt: skip
     graph = load_graph(path)
-    assert graph.op_names == ["add#1", "elementwise_kernel#2", "nccl#3"]
+    assert [*graph.op_names] == ["add#1", "elementwise_kernel#2", "nccl#3"]
     assert [graph.kind(op) for op in range(3)] == ["host", "elementwise", "all_reduce"]
     assert graph.duration_ns.tolist() == [7000, 1000, 1000]
     assert graph.after.lists() == [[], [0], [1, 0]]

@@ -73,7 +73,7 @@ def test_other_packages_may_add_a_format(tmp_path):
     (tmp_path / "a.lines").write_text("one\ntwo\n")
     plugins.register("sim.importers", "lines", Lines())
     try:
-        assert load_graph(tmp_path / "a.lines").op_names == ["one", "two"]
+        assert [*load_graph(tmp_path / "a.lines").op_names] == ["one", "two"]
         done = convert(tmp_path / "a.lines", tmp_path / "a.json")
         assert (done.batch, done.fixed_because) == (None, "the format does not tell the batch size")
     finally:

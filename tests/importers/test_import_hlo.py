@@ -294,7 +294,7 @@ def test_a_start_and_its_done_are_one_op_beside_the_others(load):
             before=PAIR[2],
         )
     )
-    assert graph.op_names[:3] == ["gpu0/s", "gpu0/e", "gpu0/r"]
+    assert [*graph.op_names[:3]] == ["gpu0/s", "gpu0/e", "gpu0/r"]
     assert len(graph) == 12
     assert [attributes(graph, f"gpu0/{name}").get("stream") for name in "ser"] == [1, 0, 0]
     assert [attributes(graph, f"gpu{n}/s")["communicator"] for n in range(4)] == ["group0", "group1"] * 2
@@ -327,7 +327,7 @@ def test_what_starts_apart_may_be_several_tensors_or_a_computation(load):
             before=APART,
         )
     )
-    assert graph.op_names[:4] == ["gpu0/c", "gpu0/s/a", "gpu0/t/a", "gpu0/g"]
+    assert [*graph.op_names[:4]] == ["gpu0/c", "gpu0/s/a", "gpu0/t/a", "gpu0/g"]
     assert [graph.attributes[op]["stream"] for op in range(4)] == [1, 0, 1, 1]
     assert graph.attributes[0]["sends"] == {"gpu1": 128}
     assert graph.bytes_written[:4].tolist() == [128, 32, 32, 64]

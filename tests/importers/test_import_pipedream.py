@@ -94,7 +94,7 @@ def test_the_training_graph_of_a_diamond(profile):
     assert layers[2].forward_ns == 1  # half a nanosecond rounds up
     assert [layer.stage for layer in layers] == [None, None, 1, None]
     graph = training_graph(layers, "diamond")
-    assert graph.op_names == ["F.node1", "F.node2", "F.node3", "F.node4", "B.node4", "B.node3", "B.node2"]
+    assert [*graph.op_names] == ["F.node1", "F.node2", "F.node3", "F.node4", "B.node4", "B.node3", "B.node2"]
     assert [graph.kind(op) for op in range(7)] == [
         "input",
         "conv",

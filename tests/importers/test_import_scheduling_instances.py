@@ -55,7 +55,7 @@ def written(folder: Path, text: str, name: str = "x") -> Path:
 
 def test_a_job_shop(tmp_path: Path) -> None:
     graph = load_graph(written(tmp_path, SHOP))
-    assert graph.op_names == ["j0.0", "j0.1", "j1.0", "j1.1"]
+    assert [*graph.op_names] == ["j0.0", "j0.1", "j1.0", "j1.1"]
     assert graph.duration_ns.tolist() == [3000, 2000, 4000, 1000]
     assert [graph.pins[code] for code in graph.pin_code] == ["m0", "m1", "m1", "m0"]
     assert graph.after.lists() == [[], [0], [], [2]]
@@ -79,7 +79,7 @@ def test_a_flexible_job_shop_and_its_unit(tmp_path: Path) -> None:
 
 def test_a_project(tmp_path: Path) -> None:
     graph = load_graph(written(tmp_path, PROJECT, "x.sm"))
-    assert graph.op_names == ["1", "2", "3", "4"]
+    assert [*graph.op_names] == ["1", "2", "3", "4"]
     assert graph.attribute("resources") == {1: {"R1": 2}, 2: {"R1": 1, "R2": 1}}
     assert graph.machine["resources"] == {"R1": 2, "R2": 1}
     result = run_scenario(load_scenario(tmp_path / "x.sm"))

@@ -106,7 +106,7 @@ def test_variables_devices_and_attributes(imported):
         node("new", "Const", shape=(8, 4), control=["act", "x"], device="host"),
         node("set", "AssignSubVariableOp", ["w:0", "new:0"], None, device="/cpu:0"),
     )
-    assert graph.external_names == ["x", "w"]
+    assert [*graph.external_names] == ["x", "w"]
     assert graph.tensor_nbytes[:2].tolist() == [64, 128]
     assert graph.tensor_role[:2].tolist() == [Role.INPUT, Role.PARAMETER]
     pins = [graph.pins[code] if code >= 0 else None for code in graph.pin_code.tolist()]

@@ -56,7 +56,7 @@ def test_a_linear_layer() -> None:
     said = {"aten": "aten.linear.default", "arguments": ["tensor"] * 3}
     assert graph.attributes[0] == {**said, "m": 8, "n": 10, "k": 64, "transposed": True}
     assert graph.dtypes == ("fp32",)
-    assert graph.external_names == ["part.weight", "part.bias", "tensors_0"]
+    assert [*graph.external_names] == ["part.weight", "part.bias", "tensors_0"]
     roles = graph.tensor_role[:3].tolist()
     assert roles == [Role.PARAMETER, Role.PARAMETER, Role.INPUT]
 

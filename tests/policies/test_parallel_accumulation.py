@@ -39,7 +39,7 @@ def test_replicas_sum_after_the_last_micro_batch() -> None:
 
 def test_one_micro_batch_changes_names_only() -> None:
     one = [name.replace("micro0/", "") for name in GradientAccumulation(1).apply(THREE).op_names]
-    assert one == THREE.op_names
+    assert one == [*THREE.op_names]
 
 
 def test_ranks_exchange_inside_layers_for_each_micro_batch_and_at_the_end_once() -> None:

@@ -119,7 +119,7 @@ def test_readers_of_the_iteration_before_follow_what_became_one() -> None:
 def test_ops_that_follow_what_becomes_one_are_equal_themselves() -> None:
     same = {"kind": "relu", "inputs": ["x"]}
     follow = {name: {"kind": "exp", "inputs": ["x"], "after": [before]} for name, before in ("ca", "db")}
-    assert CommonSubexpressions().apply(graph({"a": same, "b": same, **follow})).op_names == ["a", "c"]
+    assert [*CommonSubexpressions().apply(graph({"a": same, "b": same, **follow})).op_names] == ["a", "c"]
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_sums_commute_and_differences_do_not() -> None:
 
 
 def merged(ops: dict[str, dict[str, Any]], externals: tuple[str, ...] = ("x",)) -> list[str]:
-    return CommonSubexpressions().apply(graph(ops, externals)).op_names
+    return [*CommonSubexpressions().apply(graph(ops, externals)).op_names]
 
 
 def test_constants_merge_by_their_value() -> None:

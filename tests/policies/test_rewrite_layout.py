@@ -103,7 +103,7 @@ def test_what_follows_the_last_of_three_transposes_follows_what_they_read_in_the
         }
     )
     after = Layout().apply(g)
-    assert after.op_names == ["made", "last", "follower"]
+    assert [*after.op_names] == ["made", "last", "follower"]
     assert read(after).ops["follower"].after == [("made", 0)]
 
 

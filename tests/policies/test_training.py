@@ -147,7 +147,7 @@ def test_what_an_optimizer_keeps(optimizer: str, states: list[str], flops: int) 
     assert [t for t, _ in update.inputs] == ["y/weight_grad", *(f"w/{s}" for s in states), "w"]
     assert (update.flops, update.bytes_read) == (100 * flops, 400 * (2 + len(states)))
     assert update.bytes_written == 400 * (1 + len(states))
-    assert step.external_names == ["x", "w", *(f"w/{s}" for s in states)]
+    assert [*step.external_names] == ["x", "w", *(f"w/{s}" for s in states)]
 
 
 def test_frozen_parameters_and_what_leads_to_them_alone_get_none() -> None:

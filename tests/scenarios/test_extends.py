@@ -39,7 +39,7 @@ def test_mappings_are_merged_and_the_rest_is_replaced(tmp_path: Path) -> None:
     scenario = load_scenario(laid(tmp_path, over + "expect: {makespan: 40us}"))
     assert scenario.name == "s"
     assert scenario.variants == ["in-order"]
-    assert scenario.graph.op_names == ["a", "b", "c"]
+    assert [*scenario.graph.op_names] == ["a", "b", "c"]
     result = run_scenario(scenario)
     assert (result.trace.makespan_ns, result.passed) == (40_000, True)
 

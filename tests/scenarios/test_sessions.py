@@ -52,7 +52,7 @@ def test_batches_of_a_session_run_one_after_another_and_sessions_do_not_wait() -
     end = dict(zip((g.op_names[op] for op in trace.tasks["op"]), trace.tasks["end_ns"].tolist(), strict=True))
     assert [end[f"a/{i}/op1"] for i in range(3)] == [20, 40, 60]
     assert end["b/op1"] == 20
-    assert g.external_names == ["a/0/x", "a/w", "a/1/x", "a/2/x", "b/x", "b/w"]
+    assert [*g.external_names] == ["a/0/x", "a/w", "a/1/x", "a/2/x", "b/x", "b/w"]
 
 
 def test_a_batch_reads_what_the_batch_before_made_and_begins_after_it() -> None:

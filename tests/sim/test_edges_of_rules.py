@@ -35,7 +35,7 @@ def test_durations_by_kind_are_those_of_every_rank() -> None:
     out = GraphBuilder("two")
     add_ranks(out, b.build(), ["gpu0", "gpu1"], lambda own, rank: own)
     graph = out.build()
-    assert graph.op_names == ["gpu0/a", "gpu0/b", "gpu1/a", "gpu1/b"]
+    assert [*graph.op_names] == ["gpu0/a", "gpu0/b", "gpu1/a", "gpu1/b"]
     assert {kind: column.tolist() for kind, column in graph.duration_by_kind.items()} == {
         "gpu": [5, 0, 5, 0],
         "cpu": [-1, 7, -1, 7],

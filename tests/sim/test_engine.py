@@ -303,6 +303,29 @@ def test_a_policy_cannot_change_what_other_runs_share(column: str) -> None:
         simulate(graph_of({"a": []}), Machine((cpu(1),)), Mine())
 
 
+def test_a_policy_cannot_write_into_a_job_or_its_graph() -> None:
+    writes: list[Callable[[Job], object]] = [
+        lambda job: job.graph.attributes[0].update(cores=2),  # type: ignore[attr-defined]
+        lambda job: job.graph.attribute("cores").clear(),  # type: ignore[attr-defined]
+        lambda job: job.graph.op_names.sort(),  # type: ignore[attr-defined]
+        lambda job: job.graph.successors.indices.sort(),
+        lambda job: job.programs[0].pop(),  # type: ignore[attr-defined]
+        lambda job: setattr(job, "machine", None),
+    ]
+
+    class Mine(ReadyQueue):
+        def prepare(self, job: Job) -> None:
+            for write in writes:
+                with pytest.raises((AttributeError, TypeError, ValueError), match=r"read-only|no attribute"):
+                    write(job)
+            super().prepare(job)
+
+    builder = GraphBuilder("two")
+    builder.op("a", duration_ns=10, attributes={"cores": 1})
+    builder.op("b", duration_ns=10, inputs=["a"])
+    assert simulate(builder.build(), Machine((cpu(1),)), Mine()).makespan_ns == 20
+
+
 def test_a_policy_without_verbs_says_what_it_lacks() -> None:
     with pytest.raises(InputError, match=r"Policy must define ready\(\)"):
         simulate(graph_of({"a": []}), Machine((cpu(1),)), Policy())

@@ -87,7 +87,7 @@ def test_calls_nest_and_use_one_function_twice() -> None:
         "q",
     )
     call = use("call", "x", body="twice")
-    assert graph({"x": {}, "c": call}, inc, twice).op_names == ["x", "c/p/add", "c/q/add"]
+    assert [*graph({"x": {}, "c": call}, inc, twice).op_names] == ["x", "c/p/add", "c/q/add"]
 
 
 def test_a_call_in_a_frame_of_its_own() -> None:

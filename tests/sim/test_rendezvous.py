@@ -210,7 +210,7 @@ def test_prune_keeps_the_sends_that_a_recv_needs() -> None:
     pair(b, "k", 2, [1, 1], [1, 1])
     pair(b, "other", 1, [1], [1])
     g = Prune(fetches=["k.recv0"]).apply(b.build())
-    assert g.op_names == ["k.a0", "k.send0", "k.wait0", "k.recv0", "k.a1", "k.send1"]
+    assert [*g.op_names] == ["k.a0", "k.send0", "k.wait0", "k.recv0", "k.a1", "k.send1"]
 
 
 # -- invariants, explanations, plans, memory ----------------------------------------------------------
