@@ -129,7 +129,7 @@ def _goodput(value: Any) -> float:
     return units.parse_fraction(value, what="")
 
 
-_GOODPUT = Unit(_goodput, "{:.10g}".format)
+_GOODPUT = Unit(_goodput, "{:.10g}".format, "{:.4g}".format)
 FLAG = Unit(flag, lambda value: str(value).lower())
 WORD = Unit(str, str)
 FILE = Unit(_file, str)

@@ -24,7 +24,7 @@ from policies.serving.batcher import Request
 from scenarios.serving.requests import read_rows, unzipped
 from sim.base.arrays import IntArray
 from sim.base.errors import InputError, in_file
-from sim.base.units import NS_PER_MS, NS_PER_S
+from sim.base.units import NS_PER_MS, NS_PER_S, format_duration
 
 METRICS: Final = ("ttft", "tpot", "itl", "e2el")
 STATS: Final = ("mean", "median", "p99", "std")
@@ -33,6 +33,9 @@ _FEW, _BACKLOG, _GROWTH, _TIMES = 20, 0.02, 1.2, 64
 last third of the arrival period, and if in the second and last third this many times as many wait as in the
 third before. Each is a mean over this many moments. Of 100 drawn runs of 500 requests, that holds for none at
 0.9 of the capacity, for 67 at 1.1 times, and for all at 1.5 times."""
+
+_FILLED: Final = 5
+"""Requests that come for less than this many times as long as one takes mostly meet engines that fill up."""
 
 
 def serving_metrics(requests: Sequence[Request], limits: Mapping[str, int]) -> dict[str, Any]:
@@ -61,6 +64,7 @@ def serving_metrics(requests: Sequence[Request], limits: Mapping[str, int]) -> d
         "hit_share": sum(each.hits or 0 for each in requests) / found["total_input_tokens"],
         "preemptions": sum(each.preemptions for each in requests),
         "queue_grows": _growing(served["arrival"].to_numpy(), served["first"].to_numpy()),
+        "short_run": _short(int(np.ptp(served["arrival"])), round(found["mean_e2el_ms"] * NS_PER_MS)),
     }
 
 
@@ -99,6 +103,14 @@ def latency_metrics(served: pd.DataFrame, gaps: IntArray | None, limits: Mapping
             values = np.mean(ms), np.median(ms), np.percentile(ms, 99), np.std(ms)
             found |= {f"{stat}_{name}_ms": float(of) for stat, of in zip(STATS, values, strict=True)}
     return found
+
+
+def _short(come_ns: int, takes_ns: int) -> str | None:
+    """Return a message if the engines were filling up in much of the time in which requests came."""
+    if not 0 < come_ns < _FILLED * takes_ns:
+        return None
+    come, takes = format_duration(come_ns), format_duration(takes_ns)
+    return f"a short run: requests came for {come}, and each took {takes}; more of them may wait longer"
 
 
 def _growing(arrival: IntArray, first: IntArray) -> str | None:

@@ -89,7 +89,7 @@ def _engine(name: str, passes: pd.DataFrame) -> dict[str, Any]:
 def serving_section(told: Mapping[str, Any]) -> Section:
     """Return the report of a serving run as lines and tables."""
     replicas, gpus, rate = told["replicas"], told["gpus"], told["request_throughput"]
-    lines = [told["queue_grows"]] if told["queue_grows"] else []
+    lines = [line for line in (told["queue_grows"] or told["short_run"],) if line]
     lines.append(
         f"{told['requests']:,} requests on {replicas:,} replica{'s'[: replicas != 1]}, "
         f"{gpus:,} GPU{'s'[: gpus != 1]} in all: {rate:,.4g} requests/s, "

@@ -84,6 +84,14 @@ def test_a_queue_that_grows_is_told(gap_ms: int, grows: bool) -> None:
     assert told is None or told.startswith("the queue grows without end:")
 
 
+@pytest.mark.parametrize(("count", "short"), [(50, True), (52, False)])
+def test_a_short_run_is_told(count: int, short: bool) -> None:
+    """One request every 10 ms, each of 100 ms, comes for 500 ms from the 51st on."""
+    told = serving_metrics([served(10 * i, 10 * i + 100) for i in range(count)], {})["short_run"]
+    says = "a short run: requests came for 490 ms, and each took 100 ms; more of them may wait longer"
+    assert told == (says if short else None)
+
+
 # -- measured ----------------------------------------------------------------------------------------------
 
 RESULT: dict[str, Any] = {
