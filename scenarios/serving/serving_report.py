@@ -99,8 +99,9 @@ def serving_section(told: Mapping[str, Any]) -> Section:
         limits = ", ".join(f"{name} <= {format_duration(ns)}" for name, ns in told["limits_ns"].items())
         share = told["request_goodput"] / rate
         lines.append(f"goodput {told['request_goodput']:,.4g} requests/s ({percent(share)} keep {limits})")
+    pulled = " or pulled" * (told["mean_parts_ns"]["all"]["pull"] > 0)
     lines.append(
-        f"{percent(told['hit_share'])} of prompt tokens were in the cache; "
+        f"{percent(told['hit_share'])} of prompt tokens were in the cache{pulled}; "
         f"{told['preemptions']:,} preemption{'s'[: told['preemptions'] != 1]}"
     )
     metrics = [{"latency": of, **{stat: _ms(told[f"{stat}_{of}_ms"]) for stat in STATS}} for of in METRICS]

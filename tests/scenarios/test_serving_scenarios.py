@@ -140,6 +140,9 @@ def test_prompts_are_computed_apart_and_pulled() -> None:
     told = apart.summary["serving"]
     assert [each["name"] for each in told["engines"]] == ["replica0", "prefill0"]
     assert told["gpus"] == 2
+    cached = ["% of prompt tokens were in the cache; 0", "% of prompt tokens were in the cache or pulled; 0"]
+    for result, says in zip((together, apart), cached, strict=True):
+        assert says in "".join(line for section in result.sections for line in section.lines)
     # 2 bytes, keys and values of 8 heads of 128 in 32 layers, 300 tokens, at 1 GB/s, and looked at each ms
     pull_ms = 2 + 300 * 2 * 2 * 8 * 128 * 32 / 1e6
     assert pull_ms < told["mean_parts_ns"]["first"]["pull"] / MS < pull_ms + 25
