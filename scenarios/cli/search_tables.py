@@ -293,6 +293,11 @@ def print_answer(
         _print_best(shown, [*names.values()], goal)
     else:
         print("no point is an answer")
+        for limit in goal.limits:
+            reached = [row[limit.column] for row in rows if not row["error"]]
+            if reached and limit.key in ("at_most", "at_least"):
+                nearest = (min if limit.key == "at_most" else max)(reached)
+                print(f"  {limit}: the nearest is {shown_result(limit.what, nearest)}")
     ended = Counter(row["outcome"] for row in rows)
     told = [f"{ended.pop(DONE, 0):,} done", *(f"{n:,} {outcome}" for outcome, n in sorted(ended.items()))]
     if goal.limits:

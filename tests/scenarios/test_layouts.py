@@ -21,6 +21,7 @@ from scenarios.fields.goals import Goal, read_goal
 from scenarios.run.load import load_scenario
 from scenarios.variants.sweep import Interrupted, sweep
 from scenarios.variants.variant import Variants, points_of
+from sim.base.units import format_bytes
 
 SCENARIO = """\
 name: eight GPUs
@@ -158,6 +159,7 @@ def test_limits_and_memory_that_is_short(scenario: str) -> None:
     limits = ("--subject-to", "mfu>=0.1%", "--subject-to", f"step_memory<={small - 1}B")
     shown = sim(*arguments[:-3], "--minimise", "step_time", "--set", between, *limits).stdout
     assert "2 points ran: 1 done (0 within the limits), 1 out of memory" in shown
+    assert f"\n  step_memory at most {small - 1}B: the nearest is {format_bytes(small, iec=True)}\n" in shown
     nothing = sim(*arguments[:-3], "--minimise", "step_time", "--set", f"{OF}.memory=1MB")
     assert nothing.exit_code == 1
     assert "no point is an answer" in nothing.stdout
