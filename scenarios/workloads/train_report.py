@@ -296,7 +296,7 @@ def _notes(training: Training, step: int, exposed: int) -> list[str]:
         return [
             *notes,
             "fsdp in a pipeline keeps parameters and gradients whole within a step, as torchtitan does: it "
-            "takes the time and the memory of zero-1; zero-2 holds less",
+            "takes the time and the memory of zero-1; zero-2 holds less, and sends more",
         ]
     return notes
 

@@ -77,6 +77,19 @@ def test_gradients_and_parameters_pass_beside_the_computation_in_buckets() -> No
     assert together(step_trace(shared)) == pytest.approx((scatter + gather) * 2 / 3, abs=5)
 
 
+def test_gradients_that_stay_sharded_are_reduced_after_each_micro_batch() -> None:
+    """zero-2 keeps a part of them: of eight micro-batches each is reduced, with zero-1 the sum; or hidden."""
+    slow = replace(PLAIN, collectives=NodeFabrics(Fabric(100e9), FREE), communication_sms=0.0)
+    one, two = (
+        replace(training(ParallelLayout(dp=2, sharding=name)), calibration=slow)
+        for name in ("zero-1", "zero-2")
+    )
+    scatter, _ = one.reduce_ns(one.each_stage[0])
+    assert step_ns(two) - step_ns(one) == pytest.approx(7 * scatter, abs=8)
+    assert step_ns(replace(two, overlap=True)) < step_ns(one) - scatter
+    assert step_ns(replace(two, batch=2)) == step_ns(replace(one, batch=2))
+
+
 def together(trace: Trace) -> int:
     """Return for how long ranks compute beside messages, over all of them."""
     graph = trace.job.graph

@@ -187,6 +187,11 @@ class Training(RankOptions):
         return self.layout.sharding in ("fsdp", "zero-3") and self.stages == 1
 
     @property
+    def reduces_each(self) -> bool:
+        """Whether gradients are reduced after each micro-batch, as a rank keeps only its part of them."""
+        return self.layout.sharding == "zero-2" and self.micro_batches > 1
+
+    @property
     def micro_batches(self) -> int:
         """Micro-batches of a replica."""
         return self.batch // (self.layout.dp * self.micro_batch)
@@ -325,7 +330,13 @@ class Training(RankOptions):
             sum(of.adapters for of in timed),
             (first + last) * table,
         )
-        return self._launched(whole)
+        whole = self._launched(whole)
+        if not self.reduces_each:
+            return whole
+        ns, _ = self.reduce_ns(whole)
+        hidden = self.calibration.hiding * min(ns, whole.backward.ns) if self.overlap else 0.0
+        reduced = whole.weight_grad.plus(Spent(exposed=ns - hidden, hidden=hidden))
+        return whole._replace(weight_grad=reduced)
 
     def _launched(self, stage: StagePart) -> StagePart:
         """Return a stage with its GPU's waits for the host; a third of the launches are the forward's.
@@ -529,7 +540,9 @@ class Training(RankOptions):
         return Around(
             optimizer_ns=tuple(round_half_up(self.optimizer_ns(stage)) for stage in self.each_stage),
             synchronisation_ns=round_half_up(norm),
-            all_reduce_ns=() if alone else tuple(round_half_up(scatter) for scatter, _ in reduced),
+            all_reduce_ns=()
+            if alone
+            else tuple(0 if self.reduces_each else round_half_up(scatter) for scatter, _ in reduced),
             all_gather_ns=() if alone else tuple(round_half_up(gather) for _, gather in reduced),
             sharded=self.layout.sharding != "none",
             overlap=self.overlap,
