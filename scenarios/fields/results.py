@@ -357,7 +357,8 @@ def no_such_result(what: str, whose: str = "this run") -> str:
 
 def shown_result(what: str, value: Value) -> str:
     """Return a result as text for people, rounded and with its unit."""
-    unit = result_named(what).unit
+    # the goodput of a recovery is a share, that of a server a rate
+    unit = SHARE if what.startswith("goodput.") else result_named(what).unit
     return (unit.brief or unit.show)(value)
 
 

@@ -228,6 +228,17 @@ def test_fsdp_keeps_sixteen_bytes_a_parameter() -> None:
         assert sum(of.resident(stage).values()) == nbytes * of.share(stage)
 
 
+def test_sums_over_replicas_of_shards_do_not_hold_up_the_host() -> None:
+    """With HSDP a layer's backward follows the one before it; the sum waits on the messages' stream."""
+    slow = NodeFabrics(Fabric(100e9), FREE)
+    of = training(ParallelLayout(dp=4, shard=2, sharding="fsdp"))
+    trace = step_trace(replace(of, calibration=replace(PLAIN, collectives=slow, communication_sms=0.0)))
+    names = [trace.job.graph.op_names[op] for op in trace.tasks["op"]]
+    start, end = (dict(zip(names, trace.tasks[at].tolist(), strict=True)) for at in ("start_ns", "end_ns"))
+    assert start["B4.0"] == end["B5.0"] == start["scatter 5.0"]
+    assert start["sum 5.0"] == end["scatter 5.0"] < end["B4.0"]
+
+
 def test_gpt3_needs_what_the_paper_prints() -> None:
     """arXiv 2205.05198, figure 1: 66.8 GiB of activations as they are, 12.4 with both ways to save."""
     gpt3 = Architecture(**MODELS["gpt3-175b"])

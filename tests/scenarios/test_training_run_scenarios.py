@@ -171,6 +171,8 @@ def test_a_sweep_has_goodput(tmp_path: Path) -> None:
     assert "restart-job.goodput" in result.stdout
     assert "64.9%" in result.stdout
     assert "replace-worker.goodput" in out.read_text()
+    best = sim("sweep", write(tmp_path, RUN), "--vary", vary, "--maximise", "goodput.restart-job")
+    assert "goodput.restart-job 64.9%" in best.stdout
 
 
 def test_the_timeline_is_drawn(tmp_path: Path) -> None:

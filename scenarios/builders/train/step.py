@@ -148,8 +148,8 @@ class StepWriter(ABC):
         """Scatter gradients and sum them over replicas; return how long that takes."""
         scatter, replicas = self.scatter_ns(elements, experts)
         last = self.op(f"scatter {name}", "reduce_scatter", scatter, after, k, BESIDE, 0.0, **memory)
-        if replicas:
-            last = self.op(f"sum {name}", "all_reduce", replicas, (last,), k, BESIDE)
+        if replicas:  # on the stream of the scatter, so behind it; the host does not wait for that
+            last = self.op(f"sum {name}", "all_reduce", replicas, after, k, BESIDE)
         self.after.append(last)
         return scatter + replicas
 
