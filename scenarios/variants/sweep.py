@@ -40,7 +40,7 @@ from scenarios.importers.files import files_in
 from scenarios.variants.variant import Row, Variant, Variants, refuse_all_invalid
 from sim.base.errors import InputError, extra
 from sim.base.files import read_bytes, write_bytes
-from sim.export.tables import csv_text
+from sim.export.tables import csv_text, json_rows
 
 
 class Interrupted(KeyboardInterrupt):
@@ -281,7 +281,7 @@ def write_rows(rows: Sequence[Row], path: str | Path) -> None:
 def _content(rows: Sequence[Row], path: str | Path) -> bytes:
     ending = Path(path).suffix
     if ending == ".json":
-        return (json.dumps(list(rows), indent=1) + "\n").encode()
+        return json_rows(rows)
     columns = list(dict.fromkeys(column for row in rows for column in row if column != "error"))
     columns += ["error"] * any("error" in row for row in rows)
     if ending == ".parquet":

@@ -7,6 +7,7 @@ Rows are in start order, and the same trace gives the same bytes in a file.
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -157,6 +158,11 @@ def text_of_csv(text: str) -> str:
     return re.sub(r"\\u(00[0189][0-9a-f]|007f)", lambda found: chr(int(found[1], 16)), meant)
 
 
+def json_rows(rows: Iterable[Mapping[Any, Any]]) -> bytes:
+    """Return rows as a list in JSON, one a line, in which numbers are exact."""
+    return ("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n").encode()
+
+
 def write_table(table: pd.DataFrame, path: str | os.PathLike[str]) -> None:
     """Write a table in the format given by the name's ending, whole or not at all.
 
@@ -182,8 +188,8 @@ def write_table(table: pd.DataFrame, path: str | os.PathLike[str]) -> None:
         )
         write_bytes(path, text.getvalue().encode())
     elif name.endswith((".json", ".json.gz")):
-        rows: str = table.to_json(orient="records", lines=True)
-        write_bytes(path, ("[\n" + ",\n".join(rows.splitlines()) + "\n]\n").encode())
+        cells = [table[name].astype(object).where(table[name].notna(), None) for name in table]
+        write_bytes(path, json_rows(dict(zip(table, row, strict=True)) for row in zip(*cells, strict=True)))
     elif name.endswith(".parquet"):
         with extra("parquet", "writing Parquet files"):
             import pyarrow  # noqa: F401

@@ -167,6 +167,12 @@ def test_files_read_back(tmp_path: Path, ending: str) -> None:
     assert [p.name for p in tmp_path.iterdir()] == [path.name], "nothing else is left behind"
 
 
+def test_numbers_in_json_are_exact(tmp_path: Path) -> None:
+    rows = [{"share": 0.1 + 0.2, "n": 2**62, "word": "a"}, {"share": None, "n": 1, "word": "b/c"}]
+    write_table(pd.DataFrame(rows), tmp_path / "t.json")
+    assert json.loads((tmp_path / "t.json").read_text()) == rows
+
+
 def test_bytes_depend_on_the_trace_alone(tmp_path: Path, root: Path) -> None:
     pytest.importorskip("pyarrow")
     code = (
