@@ -43,7 +43,7 @@ gantt : --gantt FILE
 trace : --trace FILE
     Write a trace for Perfetto (.json, .json.gz); FOLDER/ takes a file for each GPU.
 ops : --ops FILE
-    Write one row per task and transfer (.csv, .parquet, .json).
+    Write one row per task and transfer (.csv, .csv.gz, .json, .json.gz, .parquet).
 memory : --memory FILE
     Draw memory over time for each device (.png, .svg, .pdf).
 links : --links FILE
@@ -58,7 +58,8 @@ pareto : --pareto FILE
 plan : --plan FILE
     Write what the run decided (.json); `policy: {name: replay, file: FILE}` replays it.
 tuning : --tuning FILE
-    Write the placements that `placement: auto-tune` tried, one row each (.csv, .parquet, .json).
+    Write the placements that `placement: auto-tune` tried, one row each (.csv, .csv.gz, .json, .json.gz,
+    .parquet).
 timeline : --timeline FILE
     Draw what a `training_run` and its workers do over time (.png, .svg, .pdf).
 allow_code : --allow-code

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 from cli_runner import sim
 from scenario_texts import write
+from typer import Context
+from typer.main import get_group
 
 from policies.issue.replay import read_plan
+from scenarios.cli import app
+from scenarios.cli.command import _VERBS, _WRITTEN
 
 TUNED = """\
 machine:
@@ -201,3 +207,15 @@ def test_a_folder_that_takes_no_files(tmp_path: Path) -> None:
     done = sim("sweep", write(tmp_path), "--vary", "seed=1,2", "--out", "/proc/x.csv")
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr == "--out /proc/x.csv: cannot be written (No such file or directory)\n"
+
+
+@pytest.mark.parametrize("verb", _VERBS)
+def test_help_lists_the_endings_of_every_file_that_is_written(tmp_path: Path, verb: str) -> None:
+    group, path = get_group(app), write(tmp_path)
+    command: Any = group.get_command(Context(group), verb)
+    for param in command.params:
+        if param.param_type_name == "option" and param.metavar in _WRITTEN:
+            endings = ", ".join(re.findall(r"\((\.[^)]*)\)", param.help))
+            names = [f"x{i}.wrong" for i in range(param.nargs)]
+            told = sim(verb, path, param.opts[0], *names).stderr
+            assert told == f"{param.opts[0]} {names[0]}: should end in {endings}\n"
