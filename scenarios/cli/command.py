@@ -15,6 +15,7 @@ Errors of the user are reported on stderr without a traceback; only results go t
 from __future__ import annotations
 
 import os
+import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -183,6 +184,9 @@ class _Sim(TyperGroup):
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:
         """Read the options of `sim` itself: ``--help`` and ``--version`` print, and the disk may be full."""
+        if sys.flags.optimize > 1:
+            typer.echo("options and their help are docstrings, which Python leaves out under -OO", err=True)
+            raise SystemExit(2)
         try:
             with terminal():
                 return super().make_context(*arguments, **options)

@@ -50,3 +50,10 @@ def test_a_plain_run_imports_nothing_heavy(root: Path) -> None:
 def test_help_imports_no_part_of_the_simulator(root: Path, words: list[str], nor: set[str]) -> None:
     others = {"numpy", "pandas", "matplotlib", "simpy", "yaml", "onnx", "torch", "scenarios.run.load"}
     assert imported(root, *words).isdisjoint(others | nor)
+
+
+def test_python_without_docstrings_is_refused() -> None:
+    command = [sys.executable, "-OO", "-c", "from scenarios.cli import app; app()", "run", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    told = "options and their help are docstrings, which Python leaves out under -OO\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", told)
