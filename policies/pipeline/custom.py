@@ -223,6 +223,19 @@ _MOST_TICKS = 4000
 """Columns of the widest picture; wider ones would be unreadable and are refused."""
 
 
+def need_readable(ticks: int) -> None:
+    """Raise if a picture of at least so many ticks would be too wide to read.
+
+    Raises
+    ------
+    InputError
+        It would be.
+    """
+    if ticks > _MOST_TICKS:
+        told = f"a picture of {ticks:,} ticks or more cannot be read"
+        raise InputError(f"{told}; draw fewer micro-batches, or times with a larger common divisor")
+
+
 def picture(schedule: Schedule, evaluation: Evaluation | None = None) -> str:
     """Return the schedule drawn as a grid of rank × time.
 
@@ -248,11 +261,7 @@ def picture(schedule: Schedule, evaluation: Evaluation | None = None) -> str:
     run = evaluation if evaluation is not None else evaluate(schedule, UNIT_TIMES)
     tick = math.gcd(*(time for rank in (*run.starts, *run.ends) for time in rank)) or 1
     ticks = run.makespan // tick
-    if ticks > _MOST_TICKS:
-        raise InputError(
-            f"a picture of {ticks} ticks cannot be read; draw fewer micro-batches, "
-            f"or times with a larger common divisor"
-        )
+    need_readable(ticks)
     name = _namer(schedule)
     rows = [["."] * ticks for _ in range(schedule.ranks)]
     for rank, (program, starts, ends) in enumerate(zip(schedule.programs, run.starts, run.ends, strict=True)):

@@ -291,6 +291,12 @@ def test_schedules_as_text() -> None:
     assert text.startswith(table + "\nrank 0  F0 F1 F2 F3 .")
     assert "B0 -- B1 -- B2 -- B3 --" in text
     assert sim(*arguments, "--set", "checkpoint=always").stdout.count("R3") == 3
+    sizes = ("--ranks", 3, "--micro-batches", 4)
+    plain, sized = (
+        sim("schedule", "zb-auto", *sizes, "--set", f"limit=4{unit}", "--set", f"kept=2{unit}").stdout
+        for unit in ("", "GB")
+    )
+    assert plain == sized != sim("schedule", "zb-auto", *sizes).stdout
 
 
 @given(
@@ -327,7 +333,11 @@ def test_torch_csv_goes_both_ways(
         (("zb-v", "--ranks", 2, "--micro-batches", 4, "--chunks", 1), "zb-v"),
         (
             ("gpipe", "--ranks", 2, "--micro-batches", 2, "--set", "forward=1000000"),
-            "a picture of 1500003 ticks cannot be read",
+            "a picture of 1,500,003 ticks or more cannot be read",
+        ),
+        (
+            ("zb-auto", "--ranks", 2, "--micro-batches", 2, "--set", "limit=2GB"),
+            "--set limit: for a size say what a micro-batch holds, too: --set kept=500MB",
         ),
         (
             ("zb-h1", "--ranks", 2, "--micro-batches", 2, "--set", "backward=3"),

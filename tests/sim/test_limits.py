@@ -45,9 +45,11 @@ def test_too_many_is_refused(tmp_path: Path, text: str, says: str) -> None:
 
 
 def test_a_schedule_by_itself_has_the_same_limit() -> None:
-    result = sim("schedule", "1f1b", "--ranks", 100000, "--micro-batches", 100000)
+    sizes = ("--ranks", 100000, "--micro-batches", 100000)
+    result = sim("schedule", "1f1b", *sizes, "--format", "torch-csv")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "10,000,000,000 forwards; there may be 10,000,000" in result.stderr
+    assert "a picture of 100,000 ticks or more cannot be read" in sim("schedule", "1f1b", *sizes).stderr
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from sim.base.errors import InputError
+from sim.base.units import parse_bytes
 
 if TYPE_CHECKING:
     from policies.pipeline.pipeline_schedule import Schedule
@@ -44,7 +45,7 @@ def schedule(
     format : --format
         A picture (rank × time), CSV for torch (one row per rank), or GPipe's clock cycles.
     """
-    from policies.pipeline.custom import picture, to_csv
+    from policies.pipeline.custom import need_readable, picture, to_csv
     from policies.pipeline.evaluate import StageTimes, evaluate
     from policies.pipeline.registry import generate
     from policies.pipeline.straight_schedules import clock_table
@@ -54,6 +55,8 @@ def schedule(
         for option, value in (("--ranks", ranks), ("--micro-batches", micro_batches)):
             if value is None:
                 raise InputError(f"{name} needs {option}")
+    if format == "text":
+        need_readable(max(ranks or 0, micro_batches or 0))
     found = generate(name, ranks=ranks, micro_batches=micro_batches, chunks=chunks, **given)
     _refuse_without_effect(name, {key: times[key] for key in times if key not in given}, found, format)
     if format == "torch-csv":
@@ -87,6 +90,10 @@ def _times_and_options(name: str, sets: Any) -> tuple[dict[str, int], dict[str, 
             times[key] = read
         if key in known or key not in _TIMES:
             given[key] = read
+    if name == "zb-auto" and isinstance(given.get("limit"), str):  # a size, as in a scenario
+        if not isinstance(given.get("kept"), str):
+            raise InputError("--set limit: for a size say what a micro-batch holds, too: --set kept=500MB")
+        given |= {key: parse_bytes(given[key], what=f"--set {key}") for key in ("limit", "kept")}
     return times, given
 
 
