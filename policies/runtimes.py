@@ -68,7 +68,7 @@ tvm_graph_executor: Final = _on_one_stream(
 )
 tvm_vm: Final = _on_one_stream(
     "TVM's and Relax's virtual machine: a linear program with jumps; GPU kernels are only enqueued",
-    name="virtual-machine",
+    name="sequential",
     linearize="depth-first",
     allocator=_planned("relax"),
 )

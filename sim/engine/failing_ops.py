@@ -50,8 +50,8 @@ def refuse_unknown(job: Job, policy: Policy) -> None:
     if policy.on_failure is None:
         raise InputError(
             f"some ops may fail, and nobody knows what {type(policy).__name__} does then; choose "
-            "tensorflow-executor, tfrt, ready-queue, sequential, virtual-machine or in-order, or give a "
-            "policy of your own the attribute on_failure"
+            "tensorflow-executor, tfrt, ready-queue, sequential or in-order, or give a policy of your own "
+            "the attribute on_failure"
         )
     if job.collectives is not None:
         raise InputError(

@@ -25,6 +25,7 @@ def test_every_option_of_every_decision_is_documented_where_it_is_defined() -> N
     silent = [f"{one.name}: {o.name}" for one in found for o in one.options if not (o.meaning and o.type)]
     assert silent == []
     assert [one.name for one in found if not (one.summary and one.rule)] == []
+    assert len({(one.decision.group, one.summary) for one in found}) == len(found), "two names of one"
 
 
 class Base:
