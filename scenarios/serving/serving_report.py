@@ -119,6 +119,8 @@ def serving_section(told: Mapping[str, Any]) -> Section:
         {**of, "spent": largest(of["first_ns"], most=3), "behind": largest(of["behind_ns"], most=3)}
         for of in told["slowest"]
     ]
+    of_slowest = ["slowest: id", "arrives: arrival_ns", "ttft_ns", "spent"]
+    of_slowest += ["behind"] * any(of["behind"] for of in slowest)  # other requests, at the head of a queue
     blocks = f"of {told['kv_blocks']:,}"
     engines = [{**of, "most blocks": f"{of['peak_blocks']:,} {blocks}"} for of in told["engines"]]
     of_engines = ["engine: name", "steps", "busy_ns", "tokens", "preempted: preemptions", "most blocks"]
@@ -126,7 +128,7 @@ def serving_section(told: Mapping[str, Any]) -> Section:
         metrics,
         beside,
         where,
-        titled(slowest, ["slowest: id", "arrives: arrival_ns", "ttft_ns", "spent", "behind"]),
+        titled(slowest, of_slowest),
         titled(engines, [*of_engines, "most waiting: peak_waiting"]),
     ]
     return Section(lines, [table for table in tables if table])

@@ -64,6 +64,13 @@ def test_steps_are_tasks_and_parts_add_up() -> None:
         assert sum(each["all_ns"].values()) == each["e2el_ns"]
 
 
+@pytest.mark.parametrize(("seats", "queue"), [(1, True), (60, False)])
+def test_who_was_ahead_is_a_column_if_there_was_a_queue(seats: int, queue: bool) -> None:
+    result = run(LINEAR, {"name": "vllm-0.19", "max_num_seqs": seats})
+    slowest = next(table for each in result.sections for table in each.tables if "slowest" in table[0])
+    assert ("behind" in slowest[0]) is queue
+
+
 def test_memory_of_a_replica() -> None:
     """Llama 3 8B in bf16: 16.06 GB of weights, 128 KiB a token of keys and values, 16 tokens a block."""
     told = run({**MODEL, "parallel": {"replicas": 2}}).summary
