@@ -169,11 +169,13 @@ class Comparison:
             *stream_notes({result.policy: result.trace for result in ranked}),
             *model_notes(result.summary for result in ranked),
         ]
+        expected = any(result.case.expectations for result in ranked)
+        outcomes = [outcome for result in ranked for outcome in result.outcomes]
         return [
             Section([], [self.rows]),
             *([Section([], [pipeline_rows(ranked)])] if is_pipelines(ranked) else []),
             Section(lines, [], notes),
-            *outcome_sections([outcome for result in ranked for outcome in result.outcomes]),
+            *outcome_sections(expected, outcomes),
         ]
 
     def why(self, result: Result) -> str:

@@ -144,7 +144,7 @@ class Result:
             Section(lines),
             Section([], [device_rows(summary)], notes),
             *sections(summary, None if self.training is None else self.training.plan),
-            *outcome_sections(self.outcomes),
+            *outcome_sections(bool(self.case.expectations), self.outcomes),
         ]
 
     @cached_property
