@@ -141,27 +141,26 @@ def plan_greedy(lifetimes: Sequence[Lifetime], alignment: int = 1) -> ArenaPlan:
     ((6, 0, 6), 11, True)
     """
     rows = tuple(lifetimes)
-    offsets = [0] * len(rows)
-    # What is placed so far, in order of offset: [offset, end, first step, last step].
-    placed = np.empty((4, len(rows)), dtype=np.int64)
-    count = 0
+    # What is placed so far, in order of first step, so that those which begin later are not looked at.
+    first_of = np.array([row.first for row in rows], np.int64)
+    order = first_of.argsort(kind="stable")
+    begins, rank = first_of[order], order.argsort().tolist()
+    starts, ends, until = np.zeros((3, len(rows)), np.int64) - 1
     for i in sorted(range(len(rows)), key=lambda i: (-rows[i].nbytes, rows[i].first, i)):
         nbytes, first, last, *_ = rows[i]
         if not nbytes:
             continue
         size = round_up(nbytes, alignment)
-        beside = placed[:, :count][:, (placed[2, :count] <= last) & (placed[3, :count] >= first)]
-        tops = np.maximum.accumulate(np.concatenate(([0], beside[1])))
-        gaps = beside[0] - tops[:-1]
+        beside = np.flatnonzero(until[: begins.searchsorted(last, "right")] >= first)
+        beside = beside[starts[beside].argsort()]
+        tops = np.maximum.accumulate(np.concatenate(([0], ends[beside])))
+        gaps = starts[beside] - tops[:-1]
         fitting = np.flatnonzero(gaps >= size)
         best = fitting[np.argmin(gaps[fitting])] if len(fitting) else -1
-        offset = offsets[i] = int(tops[best])
-        at = int(np.searchsorted(placed[0, :count], offset))
-        placed[:, at + 1 : count + 1] = placed[:, at:count].copy()
-        placed[:, at] = (offset, offset + size, first, last)
-        count += 1
-    nbytes = int(placed[1, :count].max(initial=0))
-    return ArenaPlan(rows, tuple(offsets), nbytes, peak_live(rows, alignment), "greedy", alignment)
+        offset = int(tops[best])
+        starts[rank[i]], ends[rank[i]], until[rank[i]] = offset, offset + size, last
+    offsets = tuple(starts.clip(0)[rank].tolist())
+    return ArenaPlan(rows, offsets, int(ends.max(initial=0)), peak_live(rows, alignment), "greedy", alignment)
 
 
 # ----------------------------------------------------------------------------------------------------------
