@@ -226,7 +226,9 @@ def _ranks(rank: int, of: Mapping[str, Any]) -> str:
 def outcome_sections(expected: bool, outcomes: Sequence[Outcome]) -> list[Section]:
     """Return the failed expectations, or that all are met, or none is checked; nothing if there are none."""
     failed = [f"not as expected: {outcome.message}" for outcome in outcomes if not outcome.passed]
-    met = "all as expected" if outcomes else "expect: is not checked, as it is about the file without settings"
+    met = (
+        "all as expected" if outcomes else "expect: is not checked, as it is about the file without settings"
+    )
     return [Section(failed or [met])] if expected else []
 
 

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -108,7 +109,8 @@ def _aligned(a: IntArray, b: IntArray) -> tuple[IntArray, IntArray]:
 # ----------------------------------------------------------------------------------------------------------
 # Which rows of two schedules are the same op.
 #
-# Rows are matched by name, iteration and loop; the n-th row with equal ones matches the n-th of the other.
+# Rows are matched by name, iteration and loop; the n-th row with equal ones matches the n-th of the other. A
+# recording tells no iteration or loop, and numbers ops that ran again (``conv#2``): then by name alone.
 # Importers number recorded kernels (``gemm.17``), so one extra kernel renames all that follow: then rows are
 # matched by label and order on a lane (`sim.diff.differences`), if that matches more of them.
 
@@ -129,11 +131,15 @@ class Pairs(NamedTuple):
     by: str
 
 
+_AGAIN: Final = re.compile(r"#\d+$")
+
+
 def matched(a: OpSchedule, b: OpSchedule) -> Pairs:
     """Return the pairs of rows of two schedules that are the same op, with each row at most once."""
     n_a, n_b = int(a.compared.sum()), int(b.compared.sum())
-    of_b = _keys(b)
-    named = _pairs([(row, of_b[key]) for key, row in _keys(a).items() if key in of_b], "name")
+    told = (a.iterations > 1, bool(a.frames)) == (b.iterations > 1, bool(b.frames))
+    of_b = _keys(b, told)
+    named = _pairs([(row, of_b[key]) for key, row in _keys(a, told).items() if key in of_b], "name")
     if len(named.a) < min(n_a, n_b) and a.numbered and b.numbered:
         ordered = _by_order(a, b)
         if len(ordered.a) > len(named.a):
@@ -141,8 +147,8 @@ def matched(a: OpSchedule, b: OpSchedule) -> Pairs:
     return named
 
 
-def _keys(schedule: OpSchedule) -> dict[tuple[object, ...], int]:
-    """Return the key that identifies each compared row → the row."""
+def _keys(schedule: OpSchedule, told: bool) -> dict[tuple[object, ...], int]:
+    """Return the key that identifies each compared row → the row; iteration and loop count if `told`."""
     rows = np.flatnonzero(schedule.compared)
     rows = rows[np.argsort(schedule.start_ns[rows], kind="stable")].tolist()
     iteration = schedule.iteration.tolist()
@@ -152,6 +158,8 @@ def _keys(schedule: OpSchedule) -> dict[tuple[object, ...], int]:
     for row in rows:
         way = schedule.lane_of(row) if moves and moves[row] else ""
         key: tuple[object, ...] = (schedule.names[row], iteration[row], schedule.frame_of(row), way)
+        if not told:
+            key = (_AGAIN.sub("", schedule.names[row]) if schedule.recorded else schedule.names[row], way)
         keys[(*key, times[key])] = row
         times[key] += 1
     return keys

@@ -372,7 +372,7 @@ def test_a_table_of_twice_the_same_op_pairs_them_in_order(tmp_path: Path) -> Non
     assert answer(tmp_path / "b.csv", tmp_path / "b.csv.gz")["same"]
 
 
-def test_a_trace_and_a_table_of_one_run_name_transfers_alike(tmp_path: Path) -> None:
+def test_a_trace_and_a_table_of_one_run_name_transfers_and_iterations_alike(tmp_path: Path) -> None:
     """The copy for gpu2 crosses two links; it is one transfer, as in the table."""
     path = tmp_path / "hops.yaml"
     path.write_text(
@@ -390,6 +390,8 @@ def test_a_trace_and_a_table_of_one_run_name_transfers_alike(tmp_path: Path) -> 
         encoding="utf-8",
     )
     trace, table, slower = (tmp_path / name for name in ("t.json", "t.csv", "slower.json"))
+    sim("run", path, "--trace", trace, "--ops", table, "--set", "iterations=3")
+    assert "nothing differs in 15 ops" in sim("diff", trace, table).stdout
     sim("run", path, "--trace", trace, "--ops", table)
     sim("run", path, "--trace", slower, "--set", "workload.ops.a.output=20kB")
     assert "nothing differs in 5 ops" in sim("diff", trace, table).stdout
