@@ -1,9 +1,9 @@
 """How many examples hypothesis draws: few and always the same ones, or many new ones.
 
 A property test says with `examples` (or `seeds`) how many it wants. ``HYPOTHESIS_PROFILE`` says how many
-it gets: ``quick``, which is `make test`, one in eight, ``full``, which is `make test-all`, half of
-them, and ``explore`` twenty times as many. The first two draw the same examples every time, so that a
-failure is one for everybody; the third looks for new counter-examples.
+it gets: ``quick``, which is `make test`, one in eight, but five; ``full``, which is `make test-all`, half of
+them, but ten; and ``explore`` twenty times as many. The first two draw the same examples every time, so that
+a failure is one for everybody; the third looks for new counter-examples.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from typing import Final
 from hypothesis import HealthCheck, settings
 
 PROFILE: Final = os.environ.get("HYPOTHESIS_PROFILE", "quick")
-FACTORS: Final = {"quick": 1 / 8, "full": 1 / 2, "explore": 20}
+SHARES: Final = {"quick": (1 / 8, 5), "full": (1 / 2, 10), "explore": (20, 10)}
+"""Which share of its examples a test gets, and how many at least, if it wants as many."""
 DRAWN: Final = 60
 """How many examples a test wants that does not say how many."""
-FEW: Final = 10
-"""Of so many examples none is left out."""
 
 
 def load_profile() -> None:
@@ -47,4 +46,5 @@ def seeds(n: int) -> range:
 
 def drawn(n: int) -> int:
     """Return how many draws a test gets that wants `n`."""
-    return max(min(n, FEW), round(n * FACTORS[PROFILE]))
+    share, least = SHARES[PROFILE]
+    return max(min(n, least), round(n * share))

@@ -40,7 +40,7 @@ def test_same_seed_same_bytes_whatever_the_hash_seed(tmp_path: Path) -> None:
 def test_a_reader_that_leaves_early_is_no_traceback(tmp_path: Path) -> None:
     code = "from scenarios.cli import app; app()"
     with subprocess.Popen(
-        [sys.executable, "-c", code, "schema"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", code, "policies"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as running:
         assert running.stdout is not None
         assert running.stderr is not None

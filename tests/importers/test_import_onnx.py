@@ -119,11 +119,10 @@ def test_every_light_model_imports(name):
 def test_work_and_activations_grow_with_the_batch_and_weights_do_not(name):
     one = imported(name)
     fixed = one.tensor_role == Role.PARAMETER
-    for batch in (2, 32):
-        many = import_onnx(light(name), batch=batch)
-        assert many.op_names == one.op_names
-        assert (many.flops == batch * one.flops).all()
-        assert (many.tensor_nbytes == np.where(fixed, 1, batch) * one.tensor_nbytes).all()
+    many = import_onnx(light(name), batch=32)
+    assert many.op_names == one.op_names
+    assert (many.flops == 32 * one.flops).all()
+    assert (many.tensor_nbytes == np.where(fixed, 1, 32) * one.tensor_nbytes).all()
 
 
 def test_shufflenet_reshapes_its_channels_at_any_batch():

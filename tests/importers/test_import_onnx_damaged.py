@@ -101,10 +101,10 @@ def test_whatever_is_damaged_is_read_or_refused(tmp_path: Path) -> None:
     path.write_bytes(whole)
     assert outcome(path) == ""
     told = []
-    for damaged in mutations(whole, 400):
+    for damaged in mutations(whole, 200):
         path.write_bytes(damaged)
         told.append(outcome(path))
-    assert 40 < sum(map(bool, told)) < len(told)  # some are read all the same
+    assert 20 < sum(map(bool, told)) < len(told)  # some are read all the same
 
 
 def named(name: bytes) -> bytes:

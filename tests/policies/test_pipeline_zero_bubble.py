@@ -26,8 +26,8 @@ TIMES = st.integers(1, 12)
 
 
 @given(
-    ranks=st.integers(1, 6),
-    micro_batches=st.integers(1, 10),
+    ranks=st.integers(1, 4),
+    micro_batches=st.integers(1, 6),
     chunks=st.integers(1, 2),
     transfer=st.integers(0, 4),
     spare=st.integers(0, 8),

@@ -34,7 +34,7 @@ def _same(ours: Any, theirs: Any, *, ordered: bool) -> bool:
     return bool(ours == theirs and (not ordered or not isinstance(theirs, dict) or [*ours] == [*theirs]))
 
 
-@pytest.mark.parametrize("folder", ["vllm", "pull", "classic"])
+@pytest.mark.parametrize("folder", [pytest.param("vllm", marks=pytest.mark.slow), "pull", "classic"])
 def test_recorded_schedulers(data_dir: Path, folder: str) -> None:
     """vLLM 0.19's scheduler, with pulls of prompts, and Sarathi-Serve's: all columns of all steps."""
     paths = sorted((data_dir / "serving_steps" / folder).glob("*.json.gz"))

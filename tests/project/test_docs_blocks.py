@@ -10,6 +10,7 @@ import shutil
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -132,14 +133,17 @@ def _trace() -> dict[str, Any]:
 @pytest.mark.usefixtures("accelerator")
 @pytest.mark.filterwarnings("ignore:.* data-sheet rooflines")
 @pytest.mark.parametrize(("page", "code"), of("yaml"))
-def test_a_scenario_runs_as_pasted(tmp_path: Path, page: str, code: str) -> None:
+def test_a_scenario_runs_as_pasted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str, code: str
+) -> None:
     files_of_the_reader(tmp_path, code)
+    monkeypatch.setattr("scenarios.cli.running.run_case", partial(run_case, check=True))
     path = write(tmp_path, code)
     result = sim("run", path)
     assert result.exit_code == 0, f"{page}: {result.output}"
     assert ("all as expected" in result.stdout) == ("expect:" in code)
-    for case in load_scenario(path).cases():
-        assert run_case(case, check=True).trace.makespan_ns > 0
+    for case in load_scenario(path).cases() if "compare:" in code else ():
+        run_case(case, check=True)
 
 
 @pytest.mark.parametrize(("page", "code"), of("python"))

@@ -8,6 +8,7 @@ its own files is not an arrow between them.
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -45,6 +46,14 @@ def tree(path: str) -> ast.Module:
     return ast.parse((ROOT / path).read_text(encoding="utf-8"))
 
 
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the statements inside a node, however deep, and no expressions: most nodes are such."""
+    for block in ("body", "orelse", "handlers", "finalbody", "cases"):
+        for inner in getattr(node, block, ()):
+            yield inner
+            yield from statements(inner)
+
+
 @cache
 def arrows() -> dict[str, set[str]]:
     """Return which modules of ours each one imports."""
@@ -52,7 +61,7 @@ def arrows() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for name, path in known.items():
         used: set[str] = set()
-        for node in ast.walk(tree(path)):
+        for node in statements(tree(path)):
             if isinstance(node, ast.ImportFrom):
                 assert node.level == 0, f"{path}:{node.lineno}: imports name their package in full"
                 for alias in node.names:

@@ -226,6 +226,7 @@ def test_another_goal_does_not_run_points_again_that_have_its_results(scenario: 
     assert begun(("busy.rank0",), 1) == [0, 1]  # of which rows have no column yet
 
 
+@pytest.mark.slow
 def test_processes_and_a_cluster_give_the_same_table_and_answer(scenario: str, tmp_path: Path) -> None:
     distributed = pytest.importorskip("distributed", reason="needs the extra dask")
     common = ["sweep", scenario, *varied(*VARY[:2]), "--minimise", "step_time", "--subject-to", "mfu>=0.01%"]

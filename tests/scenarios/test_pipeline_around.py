@@ -386,10 +386,11 @@ def test_names_in_the_picture_of_time_against_memory_do_not_collide() -> None:
     from scenarios.report.pipeline_compare import pareto
 
     scenario = load_scenario("scenarios/examples/schedules.yaml")
-    ax = pareto([run_case(case) for case in scenario.cases()])
+    cases = [case for case in scenario.cases() if case.label != "zb-auto"]  # which searches for a while
+    ax = pareto([run_case(case) for case in cases])
     ax.figure.draw_without_rendering()  # type: ignore[union-attr]
     boxes = [Text.get_window_extent(text) for text in ax.texts]  # without a line to its point
-    assert len(boxes) == len(scenario.cases())
+    assert len(boxes) == len(cases)
     for one, other in itertools.combinations(boxes, 2):
         assert not one.overlaps(other)
     frame = ax.get_window_extent()
@@ -405,7 +406,7 @@ def test_a_memory_limit_is_one_of_all_memory(tmp_path: Path, chunks: int) -> Non
     text = f"""\
 workload:
   pipeline: {{ranks: 3, micro_batches: 6, forward: 3us, input_grad: 2us, weight_grad: 1us, kept: 10MB}}
-policy: {{name: zb-auto, chunks: {chunks}, limit: 30MB}}
+policy: {{name: zb-auto, solver: greedy, chunks: {chunks}, limit: 30MB}}
 """
     bare = run(tmp_path, text=text)
     resident = in_pipeline(parameters="10MB", gradients="10MB", optimizer_state="30MB")

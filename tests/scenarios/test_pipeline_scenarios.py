@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_runner import sim
@@ -48,22 +49,20 @@ def test_the_block_of_1f1b(tmp_path: Path) -> None:
     ("policy", "sets"),
     [
         ("gpipe", {}), ("1f1b", {}), ("interleaved-1f1b", {"chunks": 2}), ("looped-bfs", {"chunks": 2}),
-        ("zb-h1", {}), ("zb-h2", {}), ("interleaved-zb", {"chunks": 2}), ("zb-v", {}), ("zb-auto", {}),
+        ("zb-h1", {}), ("zb-h2", {}), ("interleaved-zb", {"chunks": 2}), ("zb-v", {}),
+        ("zb-auto", {"solver": "greedy"}),
         ("v-half", {}), ("v-min", {}), ("dualpipe", {}), ("dualpipe-v", {}), ("chimera", {}),
         ("pipedream", {}), ("forward-only", {}), ("forward-only", {"in_flight": 3}),
     ],
 )  # fmt: skip
-def test_every_schedule_is_a_policy(tmp_path: Path, policy: str, sets: dict[str, int]) -> None:
+def test_every_schedule_is_a_policy(tmp_path: Path, policy: str, sets: dict[str, Any]) -> None:
     """The simulated times are those of the evaluation, whatever the machine of the scenario looks like."""
-    limit = {key: sets[key] for key in sets if key == "in_flight"}
-    sets = {"transfer": "0.25ms", **{key: sets[key] for key in sets if key not in limit}}
-    wanted = [f"policy={{name: {policy}, in_flight: {limit['in_flight']}}}"] if limit else []
-    found = run(tmp_path, *in_pipeline(**sets), *wanted, policy=None if limit else policy)
+    own = {key: sets[key] for key in sets if key in ("in_flight", "solver")}
+    sets = {"transfer": "0.25ms", **{key: sets[key] for key in sets if key not in own}}
+    found = run(tmp_path, *in_pipeline(**sets), f"policy={json.dumps({'name': policy, **own})}")
     told = block(found)
     options = {"transfer": 1, "forward": 4, "input_grad": 4, "weight_grad": 4} if policy == "zb-auto" else {}
-    schedule = generate(
-        policy, ranks=told["ranks"], micro_batches=8, chunks=told["chunks"], **options, **limit
-    )
+    schedule = generate(policy, ranks=told["ranks"], micro_batches=8, chunks=told["chunks"], **options, **own)
     quarter = StageTimes(forward=4, input_grad=4, weight_grad=4)
     expected = evaluate(schedule, quarter, transfer=1)
     assert told["makespan_ns"] == expected.makespan * 250_000

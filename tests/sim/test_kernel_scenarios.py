@@ -17,6 +17,7 @@ from tests.kernel_helpers import KERNELS, same
 FOLDER = Path(__file__).resolve().parents[2] / "scenarios"
 LARGE = "zero_bubble"
 """Folder of schedules of thousands of tasks: each model with few, more and many micro-batches."""
+LONG = ("ddp", "parallel_layers", "serving")
 
 
 def _few(path: Path) -> bool:
@@ -29,7 +30,9 @@ def _few(path: Path) -> bool:
 
 
 FILES = [
-    pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if LARGE in path.parts else [])
+    pytest.param(
+        path, id=path.stem, marks=[pytest.mark.slow] if LARGE in path.parts or path.stem in LONG else []
+    )
     for path in sorted(FOLDER.rglob("*.yaml"))
     # sizes of models; calibrations; scenarios whose files `sim new` copies
     if not {"builders", "calibrations_data", "templates"} & set(path.parts)

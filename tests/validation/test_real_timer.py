@@ -174,8 +174,8 @@ def without_waits(plan: object) -> object:
 def across() -> tuple[Job, Callable[[], object]]:
     """A long op on one stream and its consumer on another, and the plan."""
     b = GraphBuilder("across")
-    b.op("long", kind="matmul", duration_ns=300 * MS, attributes={"size": 600, "repeat": 25})
-    b.op("reader", kind="matmul", inputs=["long"], duration_ns=MS, attributes={"size": 600, "repeat": 1})
+    b.op("long", kind="matmul", duration_ns=300 * MS, attributes={"size": 400, "repeat": 25})
+    b.op("reader", kind="matmul", inputs=["long"], duration_ns=MS, attributes={"size": 400, "repeat": 1})
     job = make_job(b.build(), Machine((Device("gpu0", streams=2),)), streams=RoundRobinStreams())
     return job, lambda: program_plan(job)
 
