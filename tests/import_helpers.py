@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sim import Graph
+from sim import Graph, GraphBuilder
 
 REPOSITORY = Path(__file__).parent.parent
 DATA = Path(os.environ.get("SIM_DATA", REPOSITORY.parent / "shared" / "data"))
@@ -18,6 +18,15 @@ def recorded(name: str) -> Path:
     if not path.exists():
         pytest.skip(f"{path} is not there (set SIM_DATA to the folder of recorded inputs)")
     return path
+
+
+def chain():
+    """Return two ops, one after the other."""
+    builder = GraphBuilder("chain")
+    builder.input("x", 10)
+    builder.op("a", inputs=["x"], outputs=20, flops=5)
+    builder.op("b", inputs=["a"], outputs=[1, 2], attributes={"expensive": False, "colocate_with": "a"})
+    return builder.build()
 
 
 _NUMBERS = [

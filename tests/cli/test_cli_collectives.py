@@ -13,7 +13,7 @@ from devices.machine import make_machine
 from sim.machine.communicators import Call
 
 TABLE = "op,gpus,bytes,time_us\n" + "".join(
-    f"all_reduce,8,{1 << k},{10 + (1 << k) / 1e5}\n" for k in range(10, 28)
+    f"all_reduce,8,{1 << k},{10 + (1 << k) / 1e5}\n" for k in range(10, 28, 3)
 )
 
 
@@ -56,7 +56,7 @@ def test_a_table_stands_beside(tmp_path: Path) -> None:
     drawn = (tmp_path / "p.svg").read_text()
     assert "measured" in drawn
     sizes = json.loads(sim(*options, "--json").stdout)["sizes"]
-    assert len(sizes) == 19  # those of the table, and the one that is asked for
+    assert len(sizes) == 7  # those of the table, and the one that is asked for
     first = sizes[0]
     assert first["measured_ns"] == 10_010
     # bus bandwidth: 2 x 7/8 of the bytes

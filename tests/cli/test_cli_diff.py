@@ -122,7 +122,7 @@ def test_two_scenarios_and_the_exit_status(tmp_path: Path) -> None:
     assert same.stdout.endswith("makespan 45 us in A, 45 us in B: the same\nnothing differs in 4 ops\n")
 
 
-@pytest.mark.parametrize("ending", ["csv", "csv.gz", "json", "json.gz", "parquet"])
+@pytest.mark.parametrize("ending", ["csv", "json.gz", "parquet"])
 def test_a_table_of_ops(tmp_path: Path, ending: str) -> None:
     if ending == "parquet":
         pytest.importorskip("pyarrow")
@@ -162,7 +162,7 @@ policy: {name: in-order}
     assert faster["first_moved"]["a"]["op"] == "b"
 
 
-@pytest.mark.parametrize("name", ["quickstart", "head_of_line", "gpipe", "fsdp2"])
+@pytest.mark.parametrize("name", ["head_of_line", "gpipe", "fsdp2"])
 def test_compare_explain_and_diff_say_the_same(root: Path, name: str) -> None:
     """One decomposition: what the parts of two runs are in one verb, they are in all of them."""
     path = root / "scenarios" / "examples" / f"{name}.yaml"

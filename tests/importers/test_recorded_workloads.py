@@ -105,7 +105,10 @@ def test_chakra(tmp_path: Path) -> None:
         trace = run(tmp_path, source, kind="chakra", streams=4, threads=8)
     trace.check()
     assert len(trace) == 3664
-    with pytest.raises(ScenarioError, match=r"workload\.chakra: .*import without them by unknown='warn'"):
+    with pytest.raises(
+        ScenarioError,
+        match=r"workload\.chakra: .*: 1277 ctrl_deps .*\(216 on 3, .*import without them by unknown='warn'",
+    ):
         run(tmp_path, source, kind="chakra", more=", unknown: error")
 
 

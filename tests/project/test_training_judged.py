@@ -75,7 +75,7 @@ def test_memory_of_each_rank_within_half_a_percent(rows: list[Published]) -> Non
 
 def test_a_row_does_not_tell_its_own_prediction(steps: list[Published]) -> None:
     """What is measured of a group changes nothing of what is predicted of it."""
-    mine = steps[:3]
+    mine = [row for row in steps if row.training is not None and row.training.layout.pp <= 4][:3]
     base = sheet("A100 bf16")
     before = predictions(mine, base, ("product",), most_folds=3)
     changed = [replace(mine[0], step_ms=3 * mine[0].step_ms), *mine[1:]]

@@ -329,7 +329,7 @@ RATES = {"load": "6us", "transfer": "1us", "pin_memory": "1us", "train": "4us", 
 def test_the_slowest_is_named_and_reached(
     tmp_path: Path, options: dict[str, Any], limit: str, needs_us: float, step_us: float
 ) -> None:
-    result = run(tmp_path, {"model": "data-loader", "steps": 400, **RATES, **options})
+    result = run(tmp_path, {"model": "data-loader", "steps": 200, **RATES, **options})
     told = result.summary["data_loading"]
     assert told["limit"] == limit
     assert told["limit_step_ns"] == 1000 * needs_us

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from cli_runner import sim
-from examples import FACTORS, PROFILE
+from examples import PROFILE, SHARES
 
 from scenarios.file.document import Document, Loc, dotted
 from scenarios.file.yaml_read import Node
@@ -26,7 +26,7 @@ from sim.base.plugins import Allowed
 
 EXAMPLES = Path(__file__).parents[2] / "scenarios/examples"
 FILES = [path for path in sorted(EXAMPLES.rglob("*.yaml")) if is_scenario(path)]
-STEP = max(1, round(1 / FACTORS[PROFILE]))
+STEP = max(1, round(1 / SHARES[PROFILE][0]))
 """Of so many keys one is misspelt; in `make test-all` each."""
 
 NAMED = (

@@ -19,7 +19,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "scenarios" / "examples"
 FILES = [path for path in scenario_files([FOLDER]) if path.parent.name != "zero_bubble"]
 """Those of the published bubble rates take half a minute: see ``test_pipeline_scenarios.py``."""
 
-LONG = ("training_run", "parallel_layers", "ddp")
+LONG = ("training_run", "parallel_layers", "ddp", "serving")
 
 
 @pytest.mark.filterwarnings("ignore:.* data-sheet rooflines")
