@@ -14,10 +14,9 @@ allocator differs. The makespan shows the cost of asking the driver for every te
 
 from __future__ import annotations
 
-import argparse
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from devices.machine import make_device
 from devices.memory.memory_replay import replay
@@ -27,10 +26,11 @@ from devices.memory.trace_readers import MemoryEvent
 from policies.issue.program_order import InOrder
 from scenarios.importers import load_graph
 from sim import Graph, Machine, simulate
-from sim.base.errors import InfeasibleError, OutOfMemoryError, SimError
+from sim.base.errors import InfeasibleError, OutOfMemoryError
 from sim.base.units import format_bytes, format_duration
 from sim.explain.memory_use import Allocated, allocated
 from sim.trace import Trace
+from studies.program import markdown_table, run
 
 DEVICE_MALLOC_NS: Final = 50_000
 """`cudaMalloc`: about 50 us per call from 4 KB to 512 KB, more beyond that (M. Boyer, *Memory management
@@ -134,32 +134,20 @@ def _fits_into(events: list[MemoryEvent], spec: MemorySpec, at_least: int) -> in
 
 def markdown(rows: Sequence[Row]) -> str:
     """Return the rows as a Markdown table."""
-    lines = [
-        "| allocator | makespan | asked for | in use | reserved | unused at the peak | fits into |",
-        "|---|---:|---:|---:|---:|---:|---:|",
-    ]
+    head = ("allocator", "makespan", "asked for", "in use", "reserved", "unused at the peak", "fits into")
+    lines = []
     for row in rows:
         use = row.use
         peaks = (use.peak_requested_bytes, use.peak_in_use_bytes, use.peak_reserved_bytes)
         sizes = (format_bytes(n, iec=True) for n in (*peaks, use.fragmentation_bytes, row.fits_into_bytes))
-        lines.append(f"| {row.allocator} | {format_duration(row.makespan_ns)} | {' | '.join(sizes)} |")
-    return "\n".join(lines)
+        lines.append([row.allocator, format_duration(row.makespan_ns), *sizes])
+    return markdown_table(head, lines, words=1)
 
 
-def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description="One step under every allocator, in one table.")
-    parser.add_argument("graph", help="a model in any known format")
-    parser.add_argument("--device", default="h200-sxm", help="a device preset")
-    parser.add_argument("--lifetime", default="issue", choices=("issue", "execution"))
-    given = parser.parse_args()
-    try:
-        graph = load_graph(given.graph)
-        rows = allocator_rows(graph, device={"preset": given.device}, lifetime=given.lifetime)
-    except SimError as error:
-        parser.exit(error.exit_status, f"{error}\n")
-    print(markdown(rows))
+def main(graph: str, device: str = "h200-sxm", lifetime: Literal["issue", "execution"] = "issue") -> None:
+    """Print the table of a model in any known format on a device's preset."""
+    print(markdown(allocator_rows(load_graph(graph), device={"preset": device}, lifetime=lifetime)), end="")
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

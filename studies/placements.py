@@ -13,10 +13,10 @@ either. A search by simulation sees everything, and is never worse than its star
 
 from __future__ import annotations
 
-import argparse
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import numpy as np
+import typer
 
 from devices.machine import make_machine
 from policies.issue.ready_queue import ReadyQueue
@@ -33,6 +33,7 @@ from sim.graph.graph import longest_path_ns
 from sim.job.costs import costs_ns
 from sim.job.job import Placement
 from studies.machines import MACHINES
+from studies.program import run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -126,23 +127,24 @@ def compare_placements(graph: Graph, machine: Machine, *, budget: int = 30, seed
     return pd.DataFrame(rows)
 
 
-def main() -> None:
-    """Print the table for graph files."""
+def main(
+    graphs: list[str],
+    budget: Annotated[int, typer.Option(help="simulations of the search")] = 30,
+    training: Annotated[
+        bool, typer.Option("--training", help="make training steps of forward graphs")
+    ] = False,
+    times: Annotated[int, typer.Option(help="samples of those for each that was recorded")] = 1,
+) -> None:
+    """Print the table of graph files of any known format."""
     import pandas as pd
 
-    parser = argparse.ArgumentParser(description="Placements of graphs over a CPU and two GPUs.")
-    parser.add_argument("graphs", nargs="+", help="graph files of any known format")
-    parser.add_argument("--budget", type=int, default=30, help="simulations of the search")
-    parser.add_argument("--training", action="store_true", help="make steps of training of forward graphs")
-    parser.add_argument("--times", type=int, default=1, help="samples of those for each that was recorded")
-    given = parser.parse_args()
     machine = make_machine(CPU_AND_TWO_GPUS)
-    graphs = [load_graph(path) for path in given.graphs]
-    if given.training:
-        graphs = [training_step(graph, given.times) for graph in graphs]
-    tables = [compare_placements(graph, machine, budget=given.budget) for graph in graphs]
+    loaded = [load_graph(path) for path in graphs]
+    if training:
+        loaded = [training_step(graph, times) for graph in loaded]
+    tables = [compare_placements(graph, machine, budget=budget) for graph in loaded]
     print(pd.concat(tables).to_string(index=False))
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

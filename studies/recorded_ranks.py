@@ -18,14 +18,13 @@ collectives for which *nobody waits*, which take only their transfer time.
 
 from __future__ import annotations
 
-import argparse
 import warnings
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import numpy as np
+import typer
 
 from scenarios.importers import load_graph
 from scenarios.importers.files import files_in
@@ -36,6 +35,7 @@ from sim.base.intervals import union
 from sim.base.units import parse_duration, round_half_up
 from sim.explain.idle import idle_reasons
 from sim.trace import Trace
+from studies.program import markdown_table, run
 
 SLOWER: Final = 1.2
 """Slowdown of a straggler."""
@@ -208,30 +208,22 @@ def ms(ns: int | np.integer[Any]) -> str:
     return f"{int(ns) / 1e6:.3f}"
 
 
-def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table of Markdown."""
-    return "".join(f"| {' | '.join(line)} |\n" for line in (head, ["---"] * len(head), *rows))
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(
+    folder: Annotated[Path, typer.Argument(help="traces of all ranks of a job")],
+    slow: Annotated[int, typer.Option(help="the rank that is slow")] = 2,
+) -> None:
     """Print the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("folder", type=Path, help="traces of all ranks of a job")
-    parser.add_argument("--slow", type=int, default=2, help="the rank that is slow")
-    given = parser.parse_args(arguments)
-    graph = load_ranks(given.folder)
+    graph = load_ranks(folder)
     print("As recorded, and run together (ms):\n")
     of = ["recorded", "simulated", "off by"]
     head = ["rank", *(f"span {word}" for word in of), *(f"exposed {word}" for word in of)]
     head += ["waiting recorded", "waiting simulated", "exposed, ranks alone", "exposed, nobody waits"]
-    print(markdown(head, replay_table(given.folder, graph)))
-    print(f"Rank {given.slow} is 20 % slower (ms): waits for late ranks, and spans\n")
+    print(markdown_table(head, replay_table(folder, graph)))
+    print(f"Rank {slow} is 20 % slower (ms): waits for late ranks, and spans\n")
     cases = ["as recorded", "slow GPU", "slow host"]
     head = ["rank", *(f"waits, {case}" for case in cases), *(f"span, {case}" for case in cases)]
-    print(markdown(head, straggler_table(graph, given.slow)))
+    print(markdown_table(head, straggler_table(graph, slow)))
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -17,7 +17,6 @@ is the part of the makespan filled only by delays (`scenarios.recorded.setup`).
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 from collections.abc import Iterator, Sequence
@@ -33,7 +32,8 @@ from sim.base.errors import InputError
 from sim.base.intervals import union
 from sim.graph.graph import Graph
 from sim.trace import Trace
-from studies.recorded_ranks import by_op, load_ranks, markdown, ms, scaled, waiting_ns
+from studies.program import markdown_table, run
+from studies.recorded_ranks import by_op, load_ranks, ms, scaled, waiting_ns
 
 FASTER: Final = 0.01
 """Factor of task times on a GPU that is 100 times faster."""
@@ -184,14 +184,10 @@ def recordings(paths: Sequence[Path]) -> Iterator[tuple[str, Graph]]:
             print(f"not together: {error}", file=sys.stderr)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("paths", type=Path, nargs="+", help="traces, or folders with the traces of all ranks")
+def main(paths: list[Path]) -> None:
+    """Print the tables of traces, and of folders with the traces of all ranks."""
     again, fast = [], []
-    for name, graph in recordings(parser.parse_args(arguments).paths):
+    for name, graph in recordings(paths):
         trace = run_recorded(graph)
         one, other = replay(graph, trace), faster(graph, trace)
         why = f"{ms(one.residue.ns)}, {100 * one.residue.share:.1f} %" if one.residue.ns else "0"
@@ -203,11 +199,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         fast.append([name, *waits, ms(other.work_ns), ms(other.same_ns), ms(other.makespan_ns)])
     print("As recorded (ms):\n")
     head = ["recording", "GPU tasks", "streams", "span recorded", "simulated", "off by"]
-    print(markdown([*head, "idle of a stream, at most off by", "tau", "unexplained"], again))
+    print(markdown_table([*head, "idle of a stream, at most off by", "tau", "unexplained"], again))
     print("The GPU 100 times faster (ms):\n")
     head = ["recording", "host waits recorded", "simulated", "at 100 x", "gone"]
-    print(markdown([*head, "host works", "at 100 x", "makespan at 100 x"], fast))
+    print(markdown_table([*head, "host works", "at 100 x", "makespan at 100 x"], fast))
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -9,18 +9,19 @@ recorded run is replayed, too.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pandas as pd
+import typer
 
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import read_scenario
+from studies.program import run
 
 _PRECISIONS = {"fp8": "fp8", "fp4": "nvfp4", "bf16": "bf16"}
 _MODELS = {"meta-llama/Llama-3.1-70B": "llama3-70b"}
@@ -127,22 +128,20 @@ def replay(folder: Path, tables: Path) -> pd.DataFrame:
     )
 
 
-def main(arguments: list[str]) -> int:
-    """Print the tables."""
-    parser = argparse.ArgumentParser("python -m studies.serving", description="Judge served latencies.")
-    parser.add_argument("data", type=Path, help="the data folder")
-    parser.add_argument("--tables", type=Path, help="folder of measured kernels of the recorded run")
-    given = parser.parse_args(arguments)
-    if given.tables is not None:
-        print(replay(given.data / "cluster/serving_vllm/RTXPRO6000_Qwen3-32B", given.tables).to_string())
+def main(
+    data: Path,
+    tables: Annotated[Path | None, typer.Option(help="measured kernels of the recorded run")] = None,
+) -> None:
+    """Judge served latencies of a folder of data, and print the tables."""
+    if tables is not None:
+        print(replay(data / "cluster/serving_vllm/RTXPRO6000_Qwen3-32B", tables).to_string())
     print(judge_offline().round(3).to_string(index=False))
-    found = judge_points(given.data / "cluster/serving_silicon.csv.gz")
+    found = judge_points(data / "cluster/serving_silicon.csv.gz")
     print(found.round(3).to_string(index=False))
     by = found.assign(absolute=found.error.abs()).groupby(["system", "precision"])
     means = by.agg(points=("error", "size"), error=("absolute", "mean"), bias=("error", "mean"))
     print(means.round(4).to_string())
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run(main)

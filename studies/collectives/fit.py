@@ -15,10 +15,8 @@ Only rows of NCCL are judged: two fifths of the second file are all-reduce kerne
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
-import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -29,6 +27,7 @@ import pandas as pd
 
 from devices.collectives.nccl_model import amounts
 from devices.collectives.nccl_tuner import GENERATIONS, NcclChoice, NcclTuner
+from studies.program import Data, run
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -309,33 +308,27 @@ def error_table(data: Path) -> pd.DataFrame:
     return pd.DataFrame(_lines(h200, rest, fitted(h200, rest)))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table; write the rates."""
-    parser = argparse.ArgumentParser(description="Fit rates of collectives, and judge them.")
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--out", type=Path)
-    given = parser.parse_args(arguments)
-    h200, rest = read_measured(given.data)
+def main(data: Data, out: Path | None = None) -> None:
+    """Fit rates of collectives, judge them, and write them to a file if one is given."""
+    h200, rest = read_measured(data)
     rates = fitted(h200, rest)
     print(pd.DataFrame(_lines(h200, rest, rates)).to_string(index=False))
-    if given.out:
-        table = {
+    if out:
+        gpus = {
+            gpu: {
+                "fitted_to": what,
+                "rates": {name: float(f"{rate:.5g}") for name, rate in zip(RATES, rates[key], strict=True)},
+            }
+            for gpu, (key, what) in SHIPPED.items()
+        }
+        content = {
             "schema": "sim.nccl_rates/1",
             "source": "studies.collectives.fit, on measured times of ai-dynamo/aiconfigurator (Apache-2.0)",
             "unit": "us, and us per 1000 bytes",
-            "gpus": {
-                gpu: {
-                    "fitted_to": what,
-                    "rates": {
-                        name: float(f"{rate:.5g}") for name, rate in zip(RATES, rates[key], strict=True)
-                    },
-                }
-                for gpu, (key, what) in SHIPPED.items()
-            },
+            "gpus": gpus,
         }
-        given.out.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
-    return 0
+        out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

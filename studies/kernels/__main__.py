@@ -8,12 +8,12 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
+import typer
 
 from devices.cost.kernel_fits import FOLDER, GENERATIONS, NEAREST_WIDTH, SCHEMA
 from devices.cost.kernel_model import Model
@@ -31,6 +31,7 @@ from studies.kernels.judge import (
     without,
 )
 from studies.kernels.tables import GDDR, HBM, Table, tables
+from studies.program import Data, Tables, run
 
 POOLED: Final = tuple(name for generation, name in GENERATIONS.items() if generation == name)
 
@@ -87,29 +88,28 @@ def write(folder: Path, name: str, key: str, model: Model) -> None:
     path.write_text(head + ",\n".join(lines) + "\n}}\n", encoding="utf-8")
 
 
-def main() -> None:
-    """Fit, or judge."""
-    parser = argparse.ArgumentParser(prog="python -m studies.kernels", description=__doc__.partition("\n")[0])
-    parser.add_argument("what", choices=("fit", "judge"))
-    parser.add_argument("names", nargs="*", metavar="TABLE", help="only these; default: all")
-    parser.add_argument("--data", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--out", type=Path, help="folder of fits, or file of errors")
-    given = parser.parse_intermixed_args()
+def main(
+    what: Literal["fit", "judge"],
+    data: Data,
+    names: Tables = None,
+    out: Annotated[Path | None, typer.Option(help="folder of fits, or file of errors")] = None,
+) -> None:
+    """Fit all kernels and write one file per GPU, or judge the fits on rows left out."""
     lines: list[Line] = []
-    for table in tables(given.data):
-        if given.names and table.name not in given.names:
+    for table in tables(data):
+        if names and table.name not in names:
             continue
-        if given.what == "fit":
+        if what == "fit":
             for name, model in fits_of(table).items():
-                write(given.out or FOLDER, name, f"{table.name} {table.dtype}", model)
+                write(out or FOLDER, name, f"{table.name} {table.dtype}", model)
             print(table.name, table.dtype, flush=True)
             continue
         lines += judge(table)
-        if given.out:
-            given.out.write_text(markdown(lines), encoding="utf-8")
-    if lines and not given.out:
+        if out:
+            out.write_text(markdown(lines), encoding="utf-8")
+    if lines and not out:
         print(markdown(lines), end="")
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

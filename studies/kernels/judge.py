@@ -26,6 +26,7 @@ from studies.kernels.fitting import (
     thinned,
 )
 from studies.kernels.tables import Rows, Table
+from studies.program import markdown_table
 
 NEAR: Final = {
     "ampere": ("hopper",),
@@ -257,12 +258,14 @@ def judge(table: Table) -> Iterator[Line]:
         )
 
 
+_HEAD: Final = (
+    *("kernels", "GPU", "dtype", "rows", "roofline", "local regression", "a fifth", "inside", "by layer"),
+    *("inside", "GPU left out", "inside", "after 20 kernels", "after 200", "NeuSight, GPUs left out"),
+)
+
+
 def markdown(lines: Sequence[Line]) -> str:
     """Return a table of errors, and the certainty for a GPU that was left out."""
-    head = (
-        "| kernels | GPU | dtype | rows | roofline | local regression | a fifth | inside | by layer | inside "
-    )
-    head += "| GPU left out | inside | after 20 kernels | after 200 | NeuSight, GPUs left out |"
     every = [line.borrowed for line in lines if line.borrowed is not None]
     body, inside = [], []
     for line in lines:
@@ -272,10 +275,9 @@ def markdown(lines: Sequence[Line]) -> str:
             share = float(np.mean(one.added <= added**2))
             inside.append((share, np.mean(one.added == 0)))
         numbers = (*line[4:11], share, line.after_20, line.after_200, NEUSIGHT.get(line.table, np.nan))
-        shares = ("" if np.isnan(x) else f"{x:.1%}" for x in numbers)
-        body.append(f"| {line.table} | {line.gpu} | {line.dtype} | {line.rows} | {' | '.join(shares)} |")
-    told = [head, "|---|---|---|" + "---:|" * 12, *body]
-    return "\n".join([*told, *(_how_sure(every, np.array(inside)) if inside else ())]) + "\n"
+        body.append([*map(str, line[:4]), *("" if np.isnan(x) else f"{x:.1%}" for x in numbers)])
+    sure = _how_sure(every, np.array(inside)) if inside else ()
+    return markdown_table(_HEAD, body, words=3) + "".join(f"{each}\n" for each in sure)
 
 
 def _how_sure(every: Sequence[Borrowed], inside: FloatArray) -> Iterator[str]:

@@ -10,7 +10,6 @@ kernels had not been measured.
 
 from __future__ import annotations
 
-import argparse
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -31,6 +30,7 @@ from sim.explain.time_use import uncertainty
 from studies.kernels.fitting import alone
 from studies.kernels.judge import without
 from studies.kernels.tables import PRESETS, general_tables
+from studies.program import Data, run
 
 WIDTH: Final = 4  # bytes per number
 _FUNCTIONS: Final = {"truediv": "div", "contiguous": "copy", "addmm": "matmul"}
@@ -168,22 +168,18 @@ def runs(data: Path, *, left_out: bool = False) -> Iterator[Run]:
         yield Run(gpu, name, row["ms"], *run_of(ops, training, device))
 
 
-def main() -> None:
+def main(data: Data, left_out: bool = False) -> None:
     """Print a line for each model, and the mean error."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--data", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--left-out", action="store_true")
-    given = parser.parse_args()
-    found = list(runs(given.data, left_out=given.left_out))
-    for run in found:
-        limits = f"{run.low / run.simulated - 1:+4.0%} {run.high / run.simulated - 1:+4.0%}"
+    found = list(runs(data, left_out=left_out))
+    for each in found:
+        limits = f"{each.low / each.simulated - 1:+4.0%} {each.high / each.simulated - 1:+4.0%}"
         print(
-            f"{run.gpu:13} {run.name:26} {run.measured:7.0f} ms, simulated {run.simulated:7.0f} ms "
-            f"({run.off:+4.0%}), {limits} {'inside' if run.inside else 'outside'}"
+            f"{each.gpu:13} {each.name:26} {each.measured:7.0f} ms, simulated {each.simulated:7.0f} ms "
+            f"({each.off:+4.0%}), {limits} {'inside' if each.inside else 'outside'}"
         )
-    inside = sum(run.inside for run in found)
-    print(f"mean error {np.mean([abs(r.off) for r in found]):.1%}, {inside} of {len(found)} inside")
+    inside = sum(each.inside for each in found)
+    print(f"mean error {np.mean([abs(each.off) for each in found]):.1%}, {inside} of {len(found)} inside")
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

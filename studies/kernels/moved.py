@@ -11,10 +11,8 @@ the geometric mean of those of memory and arithmetic. With --left-out the other 
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 from itertools import permutations
-from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -25,6 +23,7 @@ from sim.base.arrays import FloatArray
 from studies.kernels.fitting import alone, kernel_ns
 from studies.kernels.judge import MOST, without
 from studies.kernels.tables import Rows, Table, tables
+from studies.program import Data, Tables, run
 
 MOVES: Final = frozenset(
     ("elementwise", "softmax", "layer_norm", "rms_norm", "rope", "gated_activation", "embedding")
@@ -88,17 +87,12 @@ def _off(ns: FloatArray, took: FloatArray) -> float:
     return float(np.abs(ns / took - 1).mean())
 
 
-def main() -> None:
+def main(data: Data, names: Tables = None, left_out: bool = False) -> None:
     """Print a line for each table, and how much GPUs share."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("names", nargs="*", metavar="TABLE", help="only these; default: all")
-    parser.add_argument("--data", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--left-out", action="store_true")
-    given = parser.parse_intermixed_args()
     every: list[Moved] = []
-    for table in tables(given.data):
-        if not given.names or table.name in given.names:
-            found = [*moved(table, left_out=given.left_out)]
+    for table in tables(data):
+        if not names or table.name in names:
+            found = [*moved(table, left_out=left_out)]
             if found:
                 error, rates = (np.mean([getattr(m, key) for m in found]) for key in ("error", "by_rates"))
                 name = f"{table.name} {table.dtype}"
@@ -111,4 +105,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

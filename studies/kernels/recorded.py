@@ -13,14 +13,14 @@ memory, which is not part of its cost.
 
 from __future__ import annotations
 
-import argparse
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import permutations
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import numpy as np
+import typer
 
 from devices.cost.kernel_costs import EAGER_START_NS, START_COLD, FittedCost, load_fits
 from devices.cost.kernel_fits import FOLDER, KernelFits
@@ -31,6 +31,7 @@ from sim.base.units import parse_duration
 from studies.kernels.__main__ import write
 from studies.kernels.fitting import fit_moved
 from studies.kernels.tables import Rows
+from studies.program import run
 
 FEWEST: Final = 3  # recordings needed to move a table
 SIZES: Final = (
@@ -138,21 +139,20 @@ def errors(found: Sequence[Recorded]) -> tuple[float, float, float]:
     )
 
 
-def main() -> None:
+def main(
+    traces: list[str],
+    gpu: Annotated[str, typer.Option(metavar="PRESET")],
+    write_fits: Annotated[bool, typer.Option("--fit", help="write the fits of the GPU")] = False,
+) -> None:
     """Print a row for each operator and sizes, and the errors of all."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("traces", nargs="+", metavar="TRACE")
-    parser.add_argument("--gpu", required=True, metavar="PRESET")
-    parser.add_argument("--fit", action="store_true", help="write the fits of the GPU")
-    given = parser.parse_args()
-    graphs = {path: load_graph(path) for path in given.traces}
-    fits = dict.fromkeys(graphs, load_fits(given.gpu))
-    if given.fit:
-        took = {path: kernels(graph, given.gpu) for path, graph in graphs.items()}
-        for key, model in fit(took, given.gpu).models.items():
-            write(FOLDER, given.gpu, " ".join(key), model)
-        fits = {path: fit({p: took[p] for p in took if p != path}, given.gpu) for path in graphs}
-    by_path = {path: compare(graph, given.gpu, fits[path]) for path, graph in graphs.items()}
+    graphs = {path: load_graph(path) for path in traces}
+    fits = dict.fromkeys(graphs, load_fits(gpu))
+    if write_fits:
+        took = {path: kernels(graph, gpu) for path, graph in graphs.items()}
+        for key, model in fit(took, gpu).models.items():
+            write(FOLDER, gpu, " ".join(key), model)
+        fits = {path: fit({p: took[p] for p in took if p != path}, gpu) for path in graphs}
+    by_path = {path: compare(graph, gpu, fits[path]) for path, graph in graphs.items()}
     found = [row for rows in by_path.values() for row in rows]
     for row in sorted(found, key=lambda r: -r.times * r.recorded_ns):
         off = row.predicted_ns / row.recorded_ns - 1
@@ -164,4 +164,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -1,4 +1,4 @@
-"""The page of results: a table of all sources, memory, rows by layout, rows that cannot be described."""
+"""The page of results: the text of ``page.md`` around tables of all sources, memory, and rows by layout."""
 
 from __future__ import annotations
 
@@ -6,79 +6,20 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
+from pathlib import Path
+from string import Template
 from typing import Final
 
 import numpy as np
 
 from scenarios.builders.train.step import step_trace
 from scenarios.workloads.train_report import train_report
+from studies.program import markdown_table
 from studies.training.judge import Error, Judged, Judgement, shipped
 from studies.training.published import ASSUMED, Published
 
-_HEAD = """# Training steps, predicted and measured
-
-How far can `workload: {train: ...}` be trusted? This page compares its predictions with published
-measurements (`cluster/training_steps.csv.gz`). `python -m studies.training DATA docs/clusters_training.md`
-writes it; `tests/project/test_training_judged.py` has its goals.
-
-No row was calibrated on itself: rows of one layout (the file's `group`) are left out together, and predicted
-from the others. Errors are predicted / measured − 1. Two simpler rules compare: *constant MFU* is the median
-MFU of the same other rows, and *formula* adds the pipeline's bubble, 1 + (p − 1)/(v·m). Below the first
-tables, each source lists the layouts that are off by more than 10 % on average.
-
-"""
-
-
 _FAR = 0.1
 """Layouts with a larger error appear on the page; ``--only`` prints all of a source."""
-_FAR_OFF = """## What is far off, and why
-
-- **ZeRO-3 in Megatron's paper** is predicted a quarter to three fifths too fast. From 768 to 1,536 GPUs the
-  predicted steps get shorter, the measured ones do not. Each product is gathered by itself: in the forward,
-  again if its layer is recomputed, mostly once more in the backward. Work of hosts is left out: DeepSpeed
-  of 2021 copies each rank's part by itself, 1,536 copies per gather. If every hop of a ring crossed nodes,
-  these rows would be only a fifth to a third too fast, but only 191 of 1,535 hops of NCCL's ring do.
-- **Megatron-LM's steps of 2021** are predicted 3 to 8 % too fast by a calibration on vTrain's rows. For
-  GPT-3 175B on the same GPU the two sources are 6 % apart, whatever the calibration.
-- **Llama 3's steps** are predicted 3 to 13 % too slow: how much a collective slows the computation beside
-  it is taken from MosaicML's eager programs.
-- **Megatron Bridge, dense models**: nothing was fitted to these steps. Releases of the software differ by
-  up to 25 % on one layout, and all get the same prediction. Products for GB300 and B300 were measured on
-  GB200 and B200 and are faster by the ratio of power (1,400 W to 1,200, 1,100 to 1,000; data sheets), which
-  limits large products. Without that, GB300's dense steps would be 15 % too slow. Three rows (two of Llama
-  3 70B on GB300, one of gpt-oss on H100) print a layout that needs more memory than their GPU has; they
-  take that of the release's recipes. LoRA is predicted a tenth too fast on GB200 and GB300; which sequences
-  a pack holds is not printed.
-- **DeepSeek-V2 on B200** is predicted 7 to 9 % too fast. Routing with a capacity sorts and scatters tokens
-  in kernels whose times the system file lacks. Predicted memory is 0.3 GiB too low for each micro-batch in
-  flight; one more copy of a layer's queries would explain it.
-- **Qwen3 and DeepSeek-V3 in Megatron Bridge** have a recipe for each row: dispatcher, overlaps, CUDA
-  graphs. The host's cost of launches, three numbers for all GPUs, was chosen on these rows by hand. Chosen
-  among 36 candidates on the other models, it leaves a model 9.1 % off (4.5 % at the median); chosen on the
-  other GPUs, a GPU 6.4 % (`--only bridge_left_out`). Attention in fp8 and fused grouped products are left
-  out. DeepEP and HybridEP send tokens as they are; here they copy them first, as an all-to-all does. The
-  copy stands for what both take besides their kernels: 30 to 110 us per call on GB200 by HybridEP's own
-  figures (deepseek-ai/DeepEP, branch hybrid-ep), and more. Without it these steps would be 3 % faster, and
-  too fast. Two layouts of Qwen3 30B on H100 (pp 2) took 1.8 times as long in one release as in the next;
-  their recipe is unknown.
-- **Nemotron 3**: Mamba-2's scan was not measured, but the gated delta rule was. A flop of the scan takes
-  1.4 times as long, according to published steps of Mamba-2 on other GPUs: its kernels read and write
-  memory. Its backward has 2.7 times the flop of its forward. With equally long flop and twice the forward,
-  steps would be a sixth too fast. With NVFP4 they are a tenth too fast on GB200: quantizing with Hadamard
-  transforms was not measured.
-- **gpt-oss** runs kernels that Megatron Core does not fuse: biases of experts, clamps of gates, YaRN's
-  scaled positions. Without them it would be a third too fast. In MXFP8 it is 7 % too fast on GB300, 18 % on
-  B300. In bf16 Transformer Engine has the products that give the gradients of experts' weights also sum the
-  gradient of the bias (CUBLASLT_EPILOGUE_BGRADB); in low precision it sums as it quantizes. No such product
-  is measured. On H100, B300 and GB300, steps look as if these products took four to five times as long; at
-  their usual time steps would be 16 to 28 % too fast. So one factor for all GPUs (5) was chosen on these
-  rows; chosen without those of a GPU, it leaves them 11.9 % off (`--only bridge_biases_left_out`). Two rows
-  are outliers: 26.06.01 on GB300 took 1.6 times as long as others of its layout, and 26.02 on B300, with ep
-  64, 1.8 times as long as those with ep 8.
-- **MosaicML's smallest models**, and its rows with one or two samples per GPU, depend most on the gaps
-  between kernels and on how much a collective slows what runs beside it. Each is a single number here.
-
-"""
 
 
 def page(
@@ -87,20 +28,20 @@ def page(
     memory: Sequence[tuple[Published, int, float, float]],
 ) -> str:
     """Return the page as Markdown."""
-    parts = [_HEAD, summary(judgements), _memory(memory)]
-    parts += [source_rows(each, _FAR) for each in judgements]
-    parts += [_bridge(judgements), _where(rows), _FAR_OFF]
-    parts.append(_undescribed(rows))
-    return "".join(parts)
+    template = Template(Path(__file__).with_name("page.md").read_text(encoding="utf-8"))
+    tables = {
+        "summary": summary(judgements),
+        "memory": _memory(memory),
+        "sources": "".join(source_rows(each, _FAR) for each in judgements),
+        "bridge": _bridge(judgements),
+        "where": _where(rows),
+        "undescribed": _undescribed(rows),
+    }
+    return template.substitute({name: text.rstrip("\n") for name, text in tables.items()})
 
 
 def _percent(share: float, sign: bool = False) -> str:
     return f"{100 * share:+.1f} %" if sign else f"{100 * share:.1f} %"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n\n"
 
 
 def _cells(error: Error) -> list[str]:
@@ -121,8 +62,8 @@ def summary(judgements: Sequence[Judgement]) -> str:
             ]
         )
     head = ("source", "rows", "mean error", "median", "bias", "worst", "constant MFU", "formula")
-    text = "## All sources\n\n" + _table(head, rows)
-    text += "The last two columns are mean (median) errors of the simpler rules.\n\n"
+    text = "## All sources\n\n" + markdown_table(head, rows)
+    text += "\nThe last two columns are mean (median) errors of the simpler rules.\n\n"
     own = [one for each in judgements for one in each.judged if one.row.peer_ms is not None]
     if own:
         peer = Error.of([one.row.peer_ms or 0.0 for one in own], [one.row.step_ms for one in own])
@@ -150,8 +91,8 @@ def _memory(found: Sequence[tuple[Published, int, float, float]]) -> str:
     head = ("layout", "pipeline rank", "predicted GiB", "measured GiB", "error")
     return (
         "## Memory of each rank (SimuMax's B200 cases)\n\n"
-        + _table(head, list(seen.values()))
-        + f"Mean error {100 * np.abs(off).mean():.2f} %, bias {100 * off.mean():+.2f} %; "
+        + markdown_table(head, list(seen.values()))
+        + f"\nMean error {100 * np.abs(off).mean():.2f} %, bias {100 * off.mean():+.2f} %; "
         + "nothing was calibrated.\n\n"
     )
 
@@ -175,7 +116,7 @@ def source_rows(judgement: Judgement, least: float = 0.0) -> str:
     text += f"{judgement.beside}.\n" if judgement.beside else ""
     if not rows:
         return text + f"No layout is off by more than {100 * least:.0f} % on average.\n\n"
-    return text + "\n" + _table(("layout", "rows", "errors"), rows)
+    return f"{text}\n{markdown_table(('layout', 'rows', 'errors'), rows)}\n"
 
 
 def _bridge(judgements: Sequence[Judgement]) -> str:
@@ -206,7 +147,8 @@ def _bridge(judgements: Sequence[Judgement]) -> str:
     ]
     return (
         "## Megatron Bridge by model, GPU and precision\n\n"
-        + _table(head, rows)
+        + markdown_table(head, rows)
+        + "\n"
         + "How often is the faster of two rows found, if their tokens/s per GPU differ by more than 10 %?\n\n"
         + f"{''.join(told)}\n"
     )
@@ -251,19 +193,6 @@ _PARTS: Final[Mapping[str, str]] = {
     "hidden": "(hidden communication, in addition)",
 }
 
-_GUIDE: Final = """What is hidden? Megatron Bridge's performance guide (docs/performance-guide.md) says:
-
-- *Parameters are gathered beside the first forward, gradients scattered beside the last backward; with a
-  virtual pipeline, beside several.* The same here.
-- *Tensor parallelism communicates beside products; if a product's output is scattered, a last part is
-  exposed.* Llama 3 70B has this on, in 8 bits as rings of copy engines, without a last part. Exposed inside
-  layers are messages longer than the product beside them, and what sums of gradients take from products.
-- *Pipeline sends overlap with computation in the steady state, not during fill and drain.* Here those are
-  waits for other ranks.
-- *The exchange of experts hides only beside another micro-batch (1F1B overlap).* Qwen3 235B runs without
-  that, so all of it is exposed inside layers.
-"""
-
 
 def _where(rows: Sequence[Published]) -> str:
     """Return the breakdown of the steps of two rows, on the first pipeline rank."""
@@ -276,13 +205,10 @@ def _where(rows: Sequence[Published]) -> str:
         head.append(f"{row.group.split('|')[2].replace('_', ' ')}, {row.hardware}")
         for what, said in shares.items():
             said.append(_percent(report["ranks"][0]["time_ns"].get(what, 0) / report["step_ns"]))
-    table = _table(head, [[_PARTS[what], *said] for what, said in shares.items()])
-    return f"## Where a step goes\n\n{table}{_GUIDE}\n"
+    return markdown_table(head, [[_PARTS[what], *said] for what, said in shares.items()])
 
 
 def _undescribed(rows: Sequence[Published]) -> str:
     reasons = Counter((row.source, row.reason) for row in rows if row.training is None)
     lines = [[source, str(count), reason] for (source, reason), count in sorted(reasons.items())]
-    return (
-        "## Rows that cannot be described\n\n" + _table(("source", "rows", "why"), lines).rstrip("\n") + "\n"
-    )
+    return markdown_table(("source", "rows", "why"), lines)

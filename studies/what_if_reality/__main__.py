@@ -19,12 +19,11 @@ setting: a named range of the host's time in A, such as the data loader's, is sp
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+import typer
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
@@ -32,7 +31,8 @@ from scenarios.recorded.changes import AnyWhatIf, WhatIf, applied
 from scenarios.recorded.setup import run_recorded
 from sim import Graph
 from sim.base.errors import InputError
-from studies.recorded_ranks import load_ranks, markdown, ms
+from studies.program import markdown_table, run
+from studies.recorded_ranks import load_ranks, ms
 from studies.what_if_reality.transplant import (
     Measures,
     host_work_ns,
@@ -41,7 +41,7 @@ from studies.what_if_reality.transplant import (
     simulated,
     with_host,
     with_kernels,
-    without,
+    without_ranges,
 )
 
 
@@ -90,8 +90,8 @@ def predictions(
         "A's graph, B's kernels and work of the host": with_host(with_kernels(a, b), b),
     }
     for rule, graph in (graphs | dict(changed or {})).items():
-        run = simulated(run_recorded(graph), step)
-        yield Prediction(rule, run.step, run.idle)
+        found = simulated(run_recorded(graph), step)
+        yield Prediction(rule, found.step, found.idle)
 
 
 def _rows(found: Sequence[Prediction], was: Measures, other: Measures) -> Iterator[list[str]]:
@@ -112,10 +112,18 @@ def _changes(text: str) -> list[WhatIf]:
         raise InputError(f"--what-if: {error}") from None
 
 
-def _print(path_a: Path, path_b: Path, given: argparse.Namespace) -> None:
+def main(
+    path_a: Annotated[Path, typer.Argument(metavar="A")],
+    path_b: Annotated[Path, typer.Argument(metavar="B")],
+    step: Annotated[str | None, typer.Option(help="count from one kernel of this name to the next")] = None,
+    without: Annotated[
+        str | None, typer.Option(help="what the host of A does in it is not done in B")
+    ] = None,
+    what_if: Annotated[str | None, typer.Option(help="what B changes, as the key what_if")] = None,
+) -> None:
     """Print the recorded times, and the predictions of B from A, and of A from B."""
     a, b = (load_ranks(path, format=None) for path in (path_a, path_b))
-    was, other = recorded(a, given.step), recorded(b, given.step)
+    was, other = recorded(a, step), recorded(b, step)
     rows = [
         [
             name,
@@ -129,45 +137,25 @@ def _print(path_a: Path, path_b: Path, given: argparse.Namespace) -> None:
         for name, path, each, graph in (("A", path_a, was, a), ("B", path_b, other, b))
     ]
     print("As recorded (ms):\n")
-    print(markdown(["", "recording", "step", "span", "GPU busy", "GPU idle", "host works"], rows))
+    print(markdown_table(["", "recording", "step", "span", "GPU busy", "GPU idle", "host works"], rows))
     changed, range_ns = {}, 0
-    if given.without:
-        less = without(a, *ranges_of(path_a, given.without))
+    if without:
+        less = without_ranges(a, *ranges_of(path_a, without))
         changed["A's graph without the range"] = less
         range_ns = host_work_ns(a) - host_work_ns(less)
-    if given.what_if:
-        changed[f"A's graph, {given.what_if}"] = applied(a, _changes(given.what_if))
+    if what_if:
+        changed[f"A's graph, {what_if}"] = applied(a, _changes(what_if))
     head = ["rule", "predicted", "change", "off by", "GPU idle"]
-    found = [*predictions(a, b, given.step, changed, range_ns)]
+    found = [*predictions(a, b, step, changed, range_ns)]
     print(f"B from A (ms); the change seen is {(other.step - was.step) / 1e6:+.3f}:\n")
-    print(markdown(head, [*_rows(found, was, other)]))
-    back = [each._replace(rule=each.rule.translate(_SWAPPED)) for each in predictions(b, a, given.step)]
+    print(markdown_table(head, [*_rows(found, was, other)]))
+    back = [each._replace(rule=each.rule.translate(_SWAPPED)) for each in predictions(b, a, step)]
     print(f"A from B (ms); the change seen is {(was.step - other.step) / 1e6:+.3f}:\n")
-    print(markdown(head, [*_rows(back, other, was)]))
+    print(markdown_table(head, [*_rows(back, other, was)]))
 
 
 _SWAPPED = str.maketrans("AB", "BA")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("recordings", type=Path, nargs=2, metavar="RECORDING", help="A and B")
-    parser.add_argument("--step", metavar="KERNEL", help="count from one kernel of this name to the next")
-    parser.add_argument("--without", metavar="RANGE", help="what the host of A does in it is not done in B")
-    parser.add_argument(
-        "--what-if", metavar="CHANGES", help="what B changes, as the key what_if of a workload"
-    )
-    given = parser.parse_args(arguments)
-    try:
-        path_a, path_b = given.recordings
-        _print(path_a, path_b, given)
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-
-
 if __name__ == "__main__":
-    main()
+    run(main)

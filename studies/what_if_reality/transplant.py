@@ -131,7 +131,7 @@ def ranges_of(path: StrPath, name: str) -> tuple[IntArray, IntArray]:
     return alone.start, alone.end
 
 
-def without(graph: Graph, start: IntArray, end: IntArray) -> Graph:
+def without_ranges(graph: Graph, start: IntArray, end: IntArray) -> Graph:
     """Return the graph of a recording whose host does nothing in the given disjoint, ordered ranges."""
     ns = graph.duration_ns.copy()
     for op, own in graph.attributes.items():

@@ -98,6 +98,7 @@ def test_the_gpu_alone(tmp_path: Path) -> None:
     assert simulated < measured / 2
 
 
+@pytest.mark.slow
 def test_chakra(tmp_path: Path) -> None:
     """Many of its nodes name an enclosing call that is not in the file: the importer says so."""
     source = recorded("chakra/chakra.0.et.gz")

@@ -8,6 +8,7 @@ from import_helpers import recorded
 from scenarios.importers import load_graph
 from sim import Graph, GraphBuilder
 from studies.allocator_table import Row, allocator_rows, main, markdown
+from studies.program import run
 
 MIB = 1 << 20
 
@@ -27,7 +28,7 @@ def test_a_file_that_is_missing_is_one_line(
 ) -> None:
     monkeypatch.setattr("sys.argv", ["allocator_table", "no.json.gz"])
     with pytest.raises(SystemExit) as ended:
-        main()
+        run(main)
     assert ended.value.code == 2
     assert capsys.readouterr().err == "no.json.gz: no such file\n"
 

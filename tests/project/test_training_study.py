@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import gzip
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import studies.training.__main__ as program
+from sim.base.errors import InputError
 from studies.training import published
 from studies.training.judge import SIMUMAX_FILE, STEPS_FILE, Judge, Judged, Judgement
 from studies.training.published import RECIPES_FILE, Published, read_published
@@ -71,14 +73,14 @@ def fake(data: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
 
 def test_the_page_has_all_sources(data: Path, fake: Fake, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    assert program.main([str(data), str(page)]) == 0
+    program.main(data, page)
     assert fake.judged == ["vtrain", "megatron"]
     assert "| Vtrain | 1 | 10.0 % |" in page.read_text()
     assert "beside megatron." in page.read_text()
 
 
 def test_one_source_alone(data: Path, fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
-    assert program.main([str(data), "--only", "megatron"]) == 0
+    program.main(data, only=["megatron"])
     told = capsys.readouterr()
     assert fake.judged == ["megatron"]
     assert "| Megatron | 1 | 10.0 % |" in told.out
@@ -89,19 +91,14 @@ def test_one_source_alone(data: Path, fake: Fake, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([], "the following arguments are required: data"),
-        (["nowhere"], f"there is no {STEPS_FILE} in nowhere"),
-        (["DATA", "page.md", "--only", "vtrain"], "a page has all sources; leave it out with --only"),
-        (["DATA", "--only", "vtrian"], "invalid choice: 'vtrian'"),
+        ({"data": Path("nowhere")}, f"there is no {STEPS_FILE} in nowhere"),
+        ({"file": Path("page.md"), "only": ["vtrain"]}, "a page has all sources; leave it out with --only"),
+        ({"only": ["vtrian"]}, "unknown source 'vtrian'; did you mean 'vtrain'"),
     ],
 )
-def test_wrong_use(
-    data: Path, fake: Fake, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        program.main([str(data) if each == "DATA" else each for each in arguments])
-    assert ended.value.code == 2
-    assert says in capsys.readouterr().err
+def test_wrong_use(data: Path, fake: Fake, arguments: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        program.main(**{"data": data, **arguments})
     assert not fake.judged
 
 

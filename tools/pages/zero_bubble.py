@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
+from studies.program import markdown_table
 from studies.zero_bubble.zero_bubble_model import (
     BANDWIDTH_BYTES_PER_S,
     BARE,
@@ -25,48 +28,8 @@ from studies.zero_bubble.zero_bubble_model import (
 FITTED = 1
 """The third of the rows used for fitting: those with the middle number of micro-batches."""
 
-_TEXT = """
-# Zero-bubble schedules on A100s: 48 measured throughputs
-
-Written by `python -m tools.pages zero-bubble`; do not edit.
-
-How far can a simulated schedule be trusted? Qi et al. (Zero Bubble Pipeline Parallelism, arXiv 2401.10241,
-tables 4 and 9) measured the samples per GPU and second of four schedules in twelve configurations, and
-profiled the times of F, I, W and of a transfer. This page compares simulated throughputs with theirs. The
-orders of ZB-1p and ZB-2p are searched for these times (`zb-auto`); 1F1B-I has a chunk for each layer.
-
-Every prediction uses two parameters that were fitted on some of the 48 rows, so read the errors of the rows
-left out.
-
-Without them (*bare* in the last table), the schedule is off by {bare} on average, always too fast. With them,
-fitted on the third of the rows with the middle number of micro-batches, predictions are off by **{mean}** on
-average on the other {rest} rows, and by at most {largest} ({where}). With one model left out of the fit, its
-error averages up to {models}; with one schedule, up to {schedules}.
-
-**A formula comes close.** The textbook's formulas for the bubble, with transfers that take no time and the
-same two parameters fitted on the same third, are off by {closed_mean} on the same {rest} rows; the
-simulation is off by {mean_exactly}.
-
-## What is fitted
-
-**Dispatch of a slot: {dispatch:.2f} ms.** Every F, B, I or W takes this much longer.
-
-**Slow-down against the profile: {slow_down:.3f}.** Every slot takes this many times its profiled time.
-
-The rows cannot separate the two. Fitted on one model, one schedule or one third alone, the cost of a slot is
-{least_dispatch:.2f} to {most_dispatch:.2f} ms and the slow-down {least_slow:.3f} to {most_slow:.3f}: one
-makes up for the other. So the two do not explain the missing time; they only correct this table.
-
-## What is not fitted
-
-The optimizer step: {optimizer_bytes} bytes per parameter over {bandwidth:.2f} TB/s, {least:.0f} to
-{most:.0f} ms per step.
-
-Synchronisation: 1F1B and 1F1B-I wait for all devices before the optimizer, so a step takes the makespan. The
-zero-bubble schedules check afterwards, so a step takes the longest span of a device.
-"""
-
 _GROUPS = ("fewest", "middle", "most")
+_OF_ROW = ("model", "GPUs", "micro-batches", "schedule")
 
 
 def report_text(rows: Sequence[Measured]) -> str:
@@ -84,7 +47,8 @@ def report_text(rows: Sequence[Measured]) -> str:
     worst = max(rest, key=lambda row: abs(error(row, by)))
     steps = [row.optimizer_ns / 1e6 for row in rows]
     by_formula = fit([row for row in rows if row.group == FITTED], closed_form_ns)
-    text = _TEXT.format(
+    text = Path(__file__).with_name("zero_bubble.md").read_text(encoding="utf-8")
+    filled = text.format(
         bare=_percent(mean_error(rows, BARE, schedule_ns)),
         mean=_percent(mean_error(rest, by)),
         mean_exactly=_percent(mean_error(rest, by), 2),
@@ -104,26 +68,20 @@ def report_text(rows: Sequence[Measured]) -> str:
         bandwidth=BANDWIDTH_BYTES_PER_S / 1e12,
         least=min(steps),
         most=max(steps),
-    )
-    paragraphs = (" ".join(paragraph.split()) for paragraph in text.strip().split("\n\n"))
-    parts = [each if each.startswith("#") else textwrap.fill(each, 110) for each in paragraphs]
-    parts += [
-        "## Errors on what was left out",
-        "Both parameters are fitted on all other rows; the errors are means over the rows left out.",
-        _table(
-            "left out | slow-down | slot, ms | simulated | closed form",
+        left_out=markdown_table(
+            ("left out", "slow-down", "slot, ms", "simulated", "closed form"),
             [[name, *_shown(of), _percent(off), _percent(closed[name])] for name, (of, off) in out.items()],
         ),
-        "## Fitted on one part alone",
-        _table("fitted on | slow-down | slot, ms", [[name, *_shown(of)] for name, of in alone.items()]),
-        "## Every row",
-        "Samples per GPU and second; errors are shares of the measured value.",
-        _table(
-            "model | GPUs | micro-batches | schedule | measured | bare | error | predicted | error |",
+        alone=markdown_table(
+            ("fitted on", "slow-down", "slot, ms"), [[name, *_shown(of)] for name, of in alone.items()]
+        ),
+        rows=markdown_table(
+            [*_OF_ROW, "measured", "bare", "error", "predicted", "error", ""],
             [_cells(row, by) for row in rows],
         ),
-    ]
-    return "\n\n".join(parts) + "\n"
+    )
+    paragraphs = re.split(r"\n\n+", filled.strip())
+    return "\n\n".join(each if each[0] in "#|" else textwrap.fill(each, 110) for each in paragraphs) + "\n"
 
 
 def _parts(rows: Sequence[Measured], name_of: Callable[[Measured], str]) -> dict[str, list[Measured]]:
@@ -138,11 +96,6 @@ def _held_out(rows: Sequence[Measured], out: Sequence[Measured], step: Step = st
     """Return the fit on the other rows, and its mean error on the rows left out."""
     by = fit([row for row in rows if not any(row is one for one in out)], step)
     return by, mean_error(out, by, step)
-
-
-def _table(head: str, rows: Sequence[Sequence[str]]) -> str:
-    lines = [f"| {head} |", "|---" * (head.count("|") + 1) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
-    return "\n".join(lines)
 
 
 def _shown(by: Fit) -> list[str]:
