@@ -38,6 +38,7 @@ MOST_RATIO: Final = 100
 _SMALL: Final = 64 * 2**20
 _CHUNK: Final = 2 * 2**20
 _GZIP_MAGIC: Final = b"\x1f\x8b"
+_LFS: Final = b"version https://git-lfs.github.com/spec/"
 
 
 def read_bytes(
@@ -58,7 +59,8 @@ def read_bytes(
     Raises
     ------
     InputError
-        The file does not exist, is not regular, not permitted, damaged or truncated gzip, or too large.
+        The file does not exist, is not regular, not permitted, damaged or truncated gzip, too large, or a
+        pointer of Git LFS.
     """
     with _readable(path) as raw, _opened(raw, unpack) as stream:
         if head is not None:
@@ -174,6 +176,8 @@ def _readable(path: StrPath) -> Iterator[Any]:
         with open(path, "rb", opener=_without_waiting) as raw:
             if not stat.S_ISREG(os.fstat(raw.fileno()).st_mode):
                 raise InputError(f"{path}: is not a regular file")
+            if raw.peek(len(_LFS)).startswith(_LFS):
+                raise InputError(f"{path}: is a pointer of Git LFS in place of the file; run git lfs pull")
             yield raw
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None

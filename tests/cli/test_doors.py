@@ -147,6 +147,14 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
     assert "is not a regular file" in sim("run", "/dev/zero").stderr
 
 
+@pytest.mark.parametrize("name", ["m.onnx", "t.json.gz", "t.et", "t.sqlite", "t.xplane.pb", "s.yaml"])
+def test_a_pointer_of_git_lfs_is_no_damaged_file(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 7\n")
+    done = sim("import", path, "--out", tmp_path / "g.json") if name == "m.onnx" else sim("run", path)
+    assert f"{name}: is a pointer of Git LFS" in done.stderr
+
+
 def test_unpacking_stops_at_a_ratio(tmp_path: Path) -> None:
     bomb = tmp_path / "bomb.json.gz"
     bomb.write_bytes(gzip.compress(b" " * (65 << 20)))
