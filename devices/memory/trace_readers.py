@@ -463,7 +463,9 @@ def _event(line: str) -> MemoryEvent:
         row = loads_once(line)
     except (ValueError, RecursionError) as error:
         why = "nested too deeply" if isinstance(error, RecursionError) else error
-        raise InputError(f"not JSON: {why}") from error
+        raise InputError(
+            f"the line is not JSON: {why} (a trace is JSON lines, or a pickled memory snapshot)"
+        ) from error
     if not isinstance(row, dict):
         raise InputError(f"no object; expected one such as {_EXAMPLE}")
     op = row.get("op")

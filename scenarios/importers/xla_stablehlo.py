@@ -57,7 +57,7 @@ _OPERATION: Final = re.compile(r'(?:(%[^=]*?) = )?"?([a-zA-Z_][\w.$]*)"?')
 _SYMBOL: Final = r'@("[^"]*"|[\w.$\-]+)'
 _RESULT: Final = re.compile(r"%([\w$.\-]+)(?::(\d{1,6}))?")
 _LOCATION: Final = re.compile(r' loc\((?:[^()"]|"[^"]*"|\((?:[^()"]|"[^"]*")*+\))*+\)')
-_ARGUMENT: Final = re.compile(r"%([\w$.\-]+): (tensor<(?:[^<>]|<[^<>]*>)*+>|![\w.]+)")
+_ARGUMENT: Final = re.compile(r"%([\w$.\-]+) ?: ?(tensor<(?:[^<>]|<[^<>]*>)*+>|![\w.]+)")
 _NUMBERS: Final = r"(?:array<i64: ([^>]*)>|dense<([^>]*)> : tensor<([\dx]*)i64>|\[([^\]]*)\])"
 _LOOP: Final = re.compile(r"%([\w$.\-]+) = %([\w$.\-]+)(?:#(\d{1,6}))?")
 _RETURNS: Final = frozenset({"return", "func.return", "stablehlo.return", "sdy.return", "mhlo.return"})
@@ -142,8 +142,10 @@ class _Lines:
 
     def _operation(self, line: str, into: Computation) -> None:
         began = self.number
-        head, regions = line, []
         pairs = _LOOP.findall(line) if "stablehlo.while(" in line else []
+        if pairs:
+            line = line.partition(" attributes {")[0]
+        head, regions = line, []
         opens = line.endswith("{")
         following = self._lines[self.number].strip() if self.number < len(self._lines) else ""
         if not opens and re.match(r"(cond|reducer)\b", following):

@@ -412,6 +412,14 @@ def test_kinds_of_kernels():
         "triton_tem_fused_addmm_relu_4": "matmul",
         "triton_tem_fused_flex_attention_1": "attention",
         "triton_for_fused_1": "elementwise",
+        # of vLLM, FlashInfer and TensorRT-LLM
+        "enable_if<vllm::_typeConvert<c10::Half>::exists>::type vllm::fused_add_rms_norm": "layer_norm",
+        "void vllm::rotary_embedding_kernel<c10::BFloat16, true>": "elementwise",
+        "void vllm::reshape_and_cache_flash_kernel<__nv_bfloat16, (vllm::Fp8KVCacheDataType)1>": "copy",
+        "create_flashinfer_kv_indices_triton": "kernel",
+        "void flashinfer::BatchDecodeWithPagedKVCacheKernel<float>": "attention",
+        "void quantize_with_block_size<32>(flashinfer::QuantizationSFLayout)": "elementwise",
+        "bmm_MxE4m3_MxE2m1MxE4m3_Fp32_t128x16x256u2_s3": "matmul",
     }
     assert {name: kind_of(name) for name in names} == names
 

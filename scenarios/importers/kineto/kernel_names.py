@@ -18,16 +18,16 @@ _KINDS = {
     r"^memset": "fill",
     r"^triton_(poi|for)": "elementwise",
     r"^triton_(red|per|coo|spl)": "reduce",
-    r"flash|fmha|attention|attn_|sage_fwd": "attention",
-    r"wgrad|dgrad|fprop|conv|winograd|scudnn": "conv",
-    r"gemm|gemv|cublas|cutlass|splitk|nvjet|^cijk_|matmul|^triton_(tem|b?mm)": "matmul",
+    r"(?<!cache_)flash(?!infer)|kvcachekernel|fmha|attention|attn_|sage_fwd": "attention",
+    r"wgrad|dgrad|fprop|conv(?!ert)|winograd|scudnn": "conv",
+    r"gemm|gemv|cublas|cutlass|splitk|nvjet|^cijk_|matmul|^bmm_|^triton_(tem|b?mm)": "matmul",
     r"batch_?norm|bn_[fb]w": "batch_norm",
     r"(layer|rms|group)_?norm": "layer_norm",
     r"softmax": "softmax",
-    r"embedding|index|gather|scatter": "gather",
+    r"(?<!rotary_)embedding|index|gather|scatter": "gather",
     r"reduce": "reduce",
-    r"cat|copy|transpose|nchwtonhwc|nhwctonchw": "copy",
-    r"elementwise|vectorized|multi_?tensor|foreach": "elementwise",
+    r"cat|copy|transpose|nchwtonhwc|nhwctonchw|and_cache|store_?kvcache": "copy",
+    r"elementwise|vectorized|multi_?tensor|foreach|rotary|act_and_mul|quant": "elementwise",
 }
 """Kind of a kernel by its name; the first matching pattern counts.
 
