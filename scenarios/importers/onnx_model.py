@@ -445,7 +445,8 @@ class _Ops:
             return condition
         raise InputError(
             f"node {path!r} (If) has a condition that is computed in the run; tell it with attributes: "
-            f"{{{path}: {{outcome: true}}}}, a list with one for each time, or {{probability: 0.5}}"
+            f"{{{path}: {{outcome: true}}}}; its outcome may also be a list with one for each time, or "
+            "{probability: 0.5}"
         )
 
     def _loop(self, node: Any) -> None:

@@ -150,8 +150,12 @@ def test_the_outcome_may_stand_at_the_op_that_computes_the_condition() -> None:
 
 
 def test_an_outcome_that_is_needed_is_asked_for() -> None:
-    with pytest.raises(InputError, match=r"node 'z' \(If\) .* attributes: \{z: \{outcome: true\}\}"):
+    with pytest.raises(
+        InputError, match=r"node 'z' \(If\) .* attributes: \{z: \{outcome: true\}\}; its outcome may also"
+    ):
         import_onnx(conditional())
+    drawn = import_onnx(conditional(), attributes={"z": {"outcome": {"probability": 0.5}}})  # as it says
+    assert makespan(drawn, ReadyQueue()) in (2 * MATMUL + RELU, 2 * RELU)
     with pytest.raises(InputError, match="a node If has no 'trips' to be told, but outcome"):
         import_onnx(conditional(), attributes={"z": {"trips": 1}})
     with pytest.raises(InputError, match="unknown op 'zz'"):
