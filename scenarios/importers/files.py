@@ -49,6 +49,7 @@ def read_head(path: StrPath, size: int = 1 << 16) -> bytes:
     return as_utf8(read_bytes(path, head=size))
 
 
+_FOREIGN: Final = (".pb", ".pbtxt", ".tflite", ".keras", ".h5", ".pt2", ".pt", ".pth", ".gguf", ".dot")
 _SCENARIO: Final = re.compile(rb'^(workload|extends)\s*:|"(workload|extends)"\s*:', re.MULTILINE)
 _EXECUTION_GRAPH: Final = re.compile(rb'"schema"\s*:\s*"[0-9.]+(-chakra[0-9.]*)?"')
 
@@ -59,8 +60,15 @@ def refuse_no_graph(path: StrPath, head: bytes) -> None:
     Raises
     ------
     InputError
-        It begins like a ``config.json`` of Hugging Face, an execution graph of PyTorch, or a scenario.
+        It begins like a ``config.json`` of Hugging Face, an execution graph of PyTorch, or a scenario, or its
+        name is that of a model in a format that nothing reads.
     """
+    name = os.path.basename(os.fspath(path)).removesuffix(".gz")
+    if name.endswith(_FOREIGN) and not name.endswith(TRACES["kineto"]):
+        raise InputError(
+            f"{path}: this format is not read; export the model as ONNX, from JAX also as text of StableHLO, "
+            "or name PyTorch's code in a scenario: `workload: {torch: MODULE:FUNCTION}`"
+        )
     if _SCENARIO.search(head):
         raise InputError(
             f"{path}: is a scenario; `sim run {path} --show-graph BEFORE.json AFTER.json` writes its graph, "

@@ -209,7 +209,7 @@ def _transferring(
 # ----------------------------------------------------------------------------------------------------------
 # Recordings in place of a scenario: ``sim run trace.json.gz`` runs the trace as it was recorded.
 
-_MODELS = (".onnx", ".pt2", ".keras", ".pb", ".pbtxt", ".dot", ".hlo", ".mlir")
+_MODELS = (".onnx", ".hlo", ".mlir")
 _ENDINGS = (*chain.from_iterable(TRACES.values()),)
 
 
@@ -230,10 +230,13 @@ def format_of(path: StrPath) -> str | None:
     from scenarios.importers.scheduling_instances import is_instance
 
     if os.path.isdir(path):
-        return "kineto" if any(name.endswith(_ENDINGS) for name in os.listdir(path)) else None
+        names = os.listdir(path)
+        held = [key for key, ends in TRACES.items() if any(name.endswith(ends) for name in names)]
+        return held[-1] if held else None  # JSON beside Chakra's traces describes a network
     if os.fspath(path).endswith((".nsys-rep", ".qdrep")):
         raise InputError(f"{path}: is not read as it is; `nsys export --type sqlite` writes what is")
-    if (name := os.path.basename(path)).endswith(_MODELS) and not name.endswith(_ENDINGS):
+    refuse_no_graph(path, b"")
+    if (name := os.path.basename(path)).endswith(_MODELS):
         raise InputError(
             f"{path}: is a model, not a scenario; name it in one, as in `workload: {{graph: {name}}}`, or "
             f"make a graph file of it: sim import {name} --out {name.partition('.')[0]}.json.gz"

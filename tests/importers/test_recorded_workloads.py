@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+from chakra_files import host, kernel, trace_of
 from cli_runner import sim
 from import_helpers import recorded
 from policy_helpers import gpu, job_of
@@ -250,3 +251,21 @@ def test_a_model_in_place_of_a_scenario_is_told(tmp_path: Path) -> None:
         "is a model, not a scenario; name it in one, as in `workload: {graph: net.onnx}`, or make a graph "
         "file of it: sim import net.onnx --out net.json.gz\n"
     )
+
+
+@pytest.mark.parametrize("name", ["frozen.pb", "graph.pbtxt", "net.keras", "net.pt2"])
+def test_a_model_that_nothing_reads_is_told_what_is_read(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(b"\x0a\x07")
+    for words in (["run", path], ["import", path, "--out", tmp_path / "g.json"]):
+        done = sim(*words)
+        assert done.exit_code == 2
+        assert f"{name}: this format is not read; export the model as ONNX" in done.stderr
+
+
+def test_a_folder_of_chakra_traces_runs_like_one_of_them(tmp_path: Path) -> None:
+    for rank in range(2):
+        (tmp_path / f"t.{rank}.et").write_bytes(trace_of(host(1, "a"), kernel(2, by=1)))
+    (tmp_path / "network.json").write_text("{}")
+    done = sim("run", tmp_path, "--json")
+    assert sorted(json.loads(done.stdout)["devices"]) == ["cpu0", "cpu1", "gpu0", "gpu1"]
