@@ -412,7 +412,8 @@ def test_kinds_of_kernels():
         "triton_tem_fused_addmm_relu_4": "matmul",
         "triton_tem_fused_flex_attention_1": "attention",
         "triton_for_fused_1": "elementwise",
-        # of vLLM, FlashInfer and TensorRT-LLM
+        # of FBGEMM, vLLM, FlashInfer and TensorRT-LLM
+        "void split_embedding_codegen_forward_kernel<float>(fbgemm_gpu::FixedDivisor)": "gather",
         "enable_if<vllm::_typeConvert<c10::Half>::exists>::type vllm::fused_add_rms_norm": "layer_norm",
         "void vllm::rotary_embedding_kernel<c10::BFloat16, true>": "elementwise",
         "void vllm::reshape_and_cache_flash_kernel<__nv_bfloat16, (vllm::Fp8KVCacheDataType)1>": "copy",

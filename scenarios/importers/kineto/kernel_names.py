@@ -20,7 +20,7 @@ _KINDS = {
     r"^triton_(red|per|coo|spl)": "reduce",
     r"(?<!cache_)flash(?!infer)|kvcachekernel|fmha|attention|attn_|sage_fwd": "attention",
     r"wgrad|dgrad|fprop|conv(?!ert)|winograd|scudnn": "conv",
-    r"gemm|gemv|cublas|cutlass|splitk|nvjet|^cijk_|matmul|^bmm_|^triton_(tem|b?mm)": "matmul",
+    r"(?<!fb)gemm|gemv|cublas|cutlass|splitk|nvjet|^cijk_|matmul|^bmm_|^triton_(tem|b?mm)": "matmul",
     r"batch_?norm|bn_[fb]w": "batch_norm",
     r"(layer|rms|group)_?norm": "layer_norm",
     r"softmax": "softmax",
