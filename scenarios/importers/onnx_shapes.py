@@ -95,6 +95,8 @@ def _infer_graph(graph: Any, given: Values, rebatch: Rebatch | None, whole: _Mod
     scope = Scope(given)
     for tensor in graph.initializer:
         given[tensor.name] = _initializer(tensor)
+    for sparse in graph.sparse_initializer:  # runtimes store it in full
+        given[sparse.values.name] = Value(sparse.values.data_type, tuple(sparse.dims), constant=True)
 
     for node in graph.node:
         if node.op_type in _REFUSED and not node.domain:

@@ -279,6 +279,15 @@ def test_what_computes_from_weights_alone_is_a_weight():
     assert graph.tensor_nbytes[:3].tolist() == [80, 3200, 320]
 
 
+def test_a_sparse_weight_is_stored_in_full():
+    made = model([("MatMul", ["x", "w"], ["y"], {})], [("x", FLOAT, [2, 4])], [("y", FLOAT, [2, 5])])
+    values = helper.make_tensor("w", FLOAT, [1], [3.0])
+    made.graph.sparse_initializer.append(
+        helper.make_sparse_tensor(values, helper.make_tensor("at", INT64, [1], [7]), [4, 5])
+    )
+    assert import_onnx(made).bytes_read.tolist() == [32 + 80]
+
+
 def test_operands_that_say_how_are_attributes_and_no_tensors():
     nodes = [
         ("Slice", ["x", "starts", "ends", "axes"], ["y"], {}),
