@@ -233,10 +233,6 @@ class DataLoaderFields(InputPipeline):
         name = {} if self.in_order else {"name": "loader-queues"}
         return {**super().default_policy(), **name}
 
-    def loading(self) -> Mapping[str, int]:
-        """Return the workers, or the script itself if there are none."""
-        return {"workers": self.workers} if self.workers else {"main": 1}
-
     def loaders(self) -> Mapping[str, int]:
         """Return the workers and the pinning thread."""
         if not self.workers:
@@ -342,12 +338,6 @@ class TfDataFields(InputPipeline):
         """Return the policy; one with the autotuner, or that lets a call keep its thread while it reads."""
         decided = self.tuned or (self.workers is not None and self.size)
         return {**super().default_policy(), **({"name": "loader-queues"} if decided else {})}
-
-    def loading(self) -> Mapping[str, int]:
-        """Return the calls of the map, or else the thread that makes elements itself."""
-        if self.workers is not None:
-            return {"workers": self.workers}
-        return {"workers" if self.buffer else "main": 1}
 
     def loaders(self) -> Mapping[str, int]:
         """Return the threads of the map and the thread that fills the buffer."""

@@ -317,10 +317,6 @@ class InputPipeline(Builder):
             sums += each.astype(np.int64).sum(axis=1).tolist()
         return sums
 
-    def loading(self) -> Mapping[str, int]:
-        """Return who loads, and how many batches at once; the script's thread is ``main``."""
-        raise InputError(f"{type(self).__name__} must define loading()")
-
     def report(self, trace: Trace) -> dict[str, Any]:
         """Return the time per step in the steady state, and what limits it."""
         gpu = ["train", "all_reduce"]
@@ -330,13 +326,13 @@ class InputPipeline(Builder):
         else:
             gpu.insert(0, "copy")
         loads = ["read", "load"]
-        (who, at_once), *_ = self.loading().items()
-        if who != "main":
+        if loaders := self.loaders():  # otherwise the script loads by itself
+            at_once = loaders.get("loader", 1)
             threads = [d.cores for d in trace.job.machine.devices if d.name.startswith("loader") and d.cores]
             at_once = min([at_once, *threads])  # a pool of the user's may be smaller
-            shares |= {who: (loads, at_once), "pin thread": (["pin_memory"], 1)}
+            shares |= {"workers": (loads, at_once), "pin thread": (["pin_memory"], 1)}
         elif self.in_flight > 1:
-            shares[who] = ([*loads, "pin_memory"], 1)
+            shares["main"] = ([*loads, "pin_memory"], 1)
         else:
             gpu = [*loads, "pin_memory", *gpu]
         shares["training loop"] = (gpu, 1)
