@@ -26,13 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from devices.collectives.groups import Fabric
 from policies.pipeline.pipeline_schedule import Schedule, without_backward_dependency
-from policies.pipeline.registry import (
-    MOST_SLOTS,
-    default_chunks,
-    generate,
-    options,
-    require_positive,
-)
+from policies.pipeline.registry import MOST_SLOTS, default_chunks, generate, options, require_positive
 from scenarios.builders.pipeline_graph import crossings, pipeline_graph, plain_machine
 from scenarios.builders.pipeline_stage import Around, Skip, check_schedule, search_options
 from scenarios.file.document import Document, Loc

@@ -34,6 +34,7 @@ from scenarios.builders.train.kernels import Spent
 from scenarios.builders.train.memory import CheckpointUnit, StageMemory, StagePart, stage_memory
 from scenarios.builders.train.training import Training
 from sim import Graph, GraphBuilder, Machine, simulate
+from sim.base.arrays import UNSET
 from sim.base.intervals import Cover, union
 from sim.base.units import round_half_up
 from sim.explain.communication import INSIDE
@@ -46,6 +47,15 @@ from sim.trace import Trace
 # keeps, a backward's first are gradients to scatter, and the last is an op's working memory.
 
 
+class _Block(NamedTuple):
+    """Computation between messages: its time by kind, and the sizes of its outputs."""
+
+    name: str
+    kind: str
+    spent: Spent
+    outputs: tuple[int, ...]
+
+
 class StepWriter(ABC):
     """Writes the ops of a step.
 
@@ -53,6 +63,8 @@ class StepWriter(ABC):
     ----------
     of : Training
     builder : GraphBuilder
+    k : int
+        The micro-batch that is being written; -1 after the last one.
     after : list of int
         Ops that the optimizer waits for.
     unread : list of int
@@ -62,7 +74,7 @@ class StepWriter(ABC):
     def __init__(self, of: Training) -> None:
         self.of, self.builder = of, GraphBuilder(of.layout.sharding)
         self.stage = of.each_stage[0]
-        self.device = rank_name(0)
+        self.device, self.k = rank_name(0), 0
         self.after: list[int] = []
         self.unread: list[int] = []
         self.gather_ns, self.scatter_ns = cache(of.gather_ns), cache(of.scatter_ns)
@@ -89,80 +101,68 @@ class StepWriter(ABC):
         kind: str,
         ns: float,
         after: Sequence[int],
-        k: int,
         phase: str,
         inside: float = 0.0,
         *,
         reads: Sequence[int] = (),
         outputs: Sequence[int] = (0,),
     ) -> int:
-        """Write an op of micro-batch `k`; `BESIDE` runs on the second stream, `HOST` on the third.
+        """Write an op of the current micro-batch; `BESIDE` runs on the second stream, `HOST` on the third.
 
         `inside` is the part of its time that is exposed communication.
         """
         tensors, self.unread = [*self.unread, *reads], []
         return self.builder.append(
-            f"{name}.{k}",
+            f"{name}.{self.k}",
             kind=kind,
             inputs=tensors,
             outputs=outputs,
             after=after,
             duration_ns=round_half_up(ns),
             device=self.device,
-            micro_batch=k if k >= 0 else None,
+            micro_batch=self.k if self.k >= 0 else None,
             phase=phase,
             attributes={INSIDE: round_half_up(inside)} if inside else None,
         )
 
     def slot(
-        self,
-        name: str,
-        kind: str,
-        spent: Spent,
-        messages: Sequence[float],
-        after: Sequence[int],
-        k: int,
-        phase: str,
-        **memory: Sequence[int],
+        self, of: _Block, messages: Sequence[float], after: Sequence[int], phase: str, reads: Sequence[int]
     ) -> int:
         """Write kernels beside which messages pass; the part of a message that is not hidden slows them."""
-        slower = (1 - self.of.calibration.hiding) * min(spent.ns, sum(messages))
-        return self.op(name, kind, spent.ns + slower, after, k, phase, spent.exposed + slower, **memory)
+        slower = (1 - self.of.calibration.hiding) * min(of.spent.ns, sum(messages))
+        ns, inside = of.spent.ns + slower, of.spent.exposed + slower
+        return self.op(of.name, of.kind, ns, after, phase, inside, reads=reads, outputs=of.outputs)
 
-    def gather(self, name: str, elements: int, after: Sequence[int], k: int, experts: int = 0) -> int:
+    def gather(self, name: str, elements: int, after: Sequence[int], experts: int = 0) -> int:
         """Gather parameters: `elements` of them, and `experts` of experts."""
         wide = elements if name.startswith(ROOT) else 0
         whole = (self.of.gathered(elements, wide) + self.of.gathered(experts),)
         ns = self.gather_ns(elements, experts, wide)
-        return self.op(f"gather {name}", "all_gather", ns, after, k, BESIDE, outputs=whole)
+        return self.op(f"gather {name}", "all_gather", ns, after, BESIDE, outputs=whole)
 
     def reduce(
-        self,
-        name: str,
-        elements: int,
-        after: Sequence[int],
-        k: int,
-        experts: int = 0,
-        **memory: Sequence[int],
+        self, name: str, elements: int, after: Sequence[int], experts: int = 0, **memory: Sequence[int]
     ) -> float:
         """Scatter gradients and sum them over replicas; return how long that takes."""
         scatter, replicas = self.scatter_ns(elements, experts)
-        last = self.op(f"scatter {name}", "reduce_scatter", scatter, after, k, BESIDE, 0.0, **memory)
+        last = self.op(f"scatter {name}", "reduce_scatter", scatter, after, BESIDE, 0.0, **memory)
         if replicas:  # on the stream of the scatter, so behind it; the host does not wait for that
-            last = self.op(f"sum {name}", "all_reduce", replicas, after, k, BESIDE)
+            last = self.op(f"sum {name}", "all_reduce", replicas, after, BESIDE)
         self.after.append(last)
         return scatter + replicas
 
     @abstractmethod
-    def micro_batch(self, k: int) -> None:
+    def micro_batch(self) -> None:
         """Write the forward and backward of a micro-batch."""
 
     def write(self) -> Graph:
         """Return the ops of a step on one rank, in the order in which its host issues them."""
         for k in range(self.of.micro_batches):
-            self.micro_batch(k)
+            self.k = k
+            self.micro_batch()
+        self.k = UNSET
         ns = self.of.optimizer_ns(self.stage)
-        self.finish(self.op("optimizer", "optimizer", ns, self.after, -1, "O"))
+        self.finish(self.op("optimizer", "optimizer", ns, self.after, "O"))
         return self.builder.build()
 
     def finish(self, optimizer: int) -> None:  # noqa: B027 - most steps end with their optimizer
@@ -189,15 +189,6 @@ class StepWriter(ABC):
 
 
 _MESSAGES: Final = ("gather", "scatter")
-
-
-class _Block(NamedTuple):
-    """Computation between messages: its time by kind, and the sizes of its outputs."""
-
-    name: str
-    kind: str
-    spent: Spent
-    outputs: tuple[int, ...]
 
 
 class _FsdpOrder(FullyShardHooks[int]):
@@ -297,7 +288,7 @@ class _FsdpWriter(StepWriter):
                 found[number + 1].append(ns)
         return found
 
-    def micro_batch(self, k: int) -> None:
+    def micro_batch(self) -> None:
         """Write the forward and backward of a micro-batch."""
         done, whole, kept = {0: self.before}, dict[str, int](), dict[str, int]()
         made: dict[str, list[int]] = {}
@@ -306,29 +297,27 @@ class _FsdpWriter(StepWriter):
             n, experts = self.parameters[module]
             if what == "gather":
                 name = f"{module}{' again' * (module in whole)}"
-                op = self.gather(name, n, done[number], k, experts * self.shared)
+                op = self.gather(name, n, done[number], experts * self.shared)
                 whole[module] = self.builder.tensor(op)
             elif what == "scatter":  # after a copy to the type in which gradients are summed
                 reads = [self.builder.tensor(op) for op in made[module]]
                 wider = max(0, self.of.gradient_bytes - self.of.parameter_bytes)
                 copy = (wider * (n + experts * self.shared),)
-                self.reduce(module, n, made[module][-1:], k, experts, reads=reads, outputs=copy)
+                self.reduce(module, n, made[module][-1:], experts, reads=reads, outputs=copy)
             else:
-                name, kind, spent, outputs = self.block[what, module]
                 window = self.windows.get(module)
                 if what == "B" and window is not None:
                     held = (copied[window + 1],) if window + 1 in copied else ()
-                    copied[window] = self.copy("in", window, kept, done[number - 1], k)
+                    copied[window] = self.copy("in", window, kept, done[number - 1])
                 reads = [whole[module], *([kept[module]] if what == "B" else [])]
-                memory = {"reads": reads, "outputs": outputs}
                 phase = "F" if what == "F" else "B"
-                op = self.slot(name, kind, spent, self.beside[number], held, k, phase, **memory)
+                op = self.slot(self.block[what, module], self.beside[number], held, phase, reads)
                 done[number], held = (op,), ()
                 if what == "F":
                     kept[module] = self.builder.tensor(op) + 2
                     following = 0 if module in self.offloaded[:1] else None if window is None else window + 1
                     if following is not None and following < len(self.offloaded):
-                        copied[following] = self.copy("out", following, kept, (op,), k)
+                        copied[following] = self.copy("out", following, kept, (op,))
                     held = () if window is None else (copied[window],)
                 else:
                     made.setdefault(module, []).append(op)
@@ -336,13 +325,13 @@ class _FsdpWriter(StepWriter):
                 copied = {}
         self.before = done[self.order.blocks]
 
-    def copy(self, way: str, window: int, kept: dict[str, int], after: Sequence[int], k: int) -> int:
+    def copy(self, way: str, window: int, kept: dict[str, int], after: Sequence[int]) -> int:
         """Copy a layer's saved data to the host, or back."""
         name = self.offloaded[window]
         nbytes = self.block["F", name].outputs[2]
         ns = self.of.calibration.copy_ns(nbytes)
         reads, outputs = ([kept[name]], (0,)) if way == "out" else ([], (nbytes,))
-        op = self.op(f"copy {name} {way}", "copy", ns, after, k, HOST, reads=reads, outputs=outputs)
+        op = self.op(f"copy {name} {way}", "copy", ns, after, HOST, reads=reads, outputs=outputs)
         if way == "in":
             kept[name] = self.builder.tensor(op)
         return op
@@ -463,77 +452,76 @@ class _ZeroThreeWriter(StepWriter):
         self.computed: tuple[int, ...] = ()
         self.reducing = 0.0
         self.held = {visit.unit: self.memory(visit.unit) for visit in self.visits}
-        self.forward_of: dict[tuple[str, int], int] = {}
-        """Unit, micro-batch → the op that keeps what its backward needs."""
+        self.forward_of: dict[str, int] = {}
+        """Unit → the op that keeps what its backward in this micro-batch needs."""
         buckets = 2 * of.gradient_bytes * max(_REDUCE_BUCKET, *weights.values())
         self.hold(of.parameter_bytes * self.stays + buckets)
 
     def finish(self, optimizer: int) -> None:
-        self.op("gather what stays", "all_gather", self.gather_ns(self.stays), (optimizer,), -1, BESIDE)
+        self.op("gather what stays", "all_gather", self.gather_ns(self.stays), (optimizer,), BESIDE)
 
-    def micro_batch(self, k: int) -> None:
+    def micro_batch(self) -> None:
         self.coordinator.reset()
-        held = self.rest
+        held, self.forward_of = self.rest, {}
         for at, visit in enumerate(self.visits):
-            arrived, ahead_ns = self.enter(visit, k) if visit.weights else ((), 0.0)
+            arrived, ahead_ns = self.enter(visit) if visit.weights else ((), 0.0)
             messages = (ahead_ns, self.reducing)
             self.reducing = 0.0
-            self.computed = (self.visit(visit, messages, arrived, k),)
+            self.computed = (self.visit(visit, messages, arrived),)
             if not visit.weights:
                 continue
             for each, size in visit.weights.items() if visit.phase == "B" else ():
                 if self.last[each] != at:
                     continue
                 if held + size > _REDUCE_BUCKET and held:
-                    self.scatter(held, k)
+                    self.scatter(held)
                     held = 0
                 held += size
             self.coordinator.release([*visit.weights])
-        self.scatter(held, k)
+        self.scatter(held)
 
-    def visit(self, visit: _Visit, messages: Sequence[float], after: Sequence[int], k: int) -> int:
+    def visit(self, visit: _Visit, messages: Sequence[float], after: Sequence[int]) -> int:
         """Write a visit; what its forward keeps for a unit stays until the unit's backward is over."""
         unit, memory = visit.unit.name, self.held[visit.unit]
         gathers = (self.handle[each] for each in visit.weights if each in self.handle)
         reads = [self.builder.tensor(op) for op in dict.fromkeys(gathers)]
         outputs: tuple[int, ...] = (0, _backward(memory))
         if visit.phase != "F":
-            reads.append(self.builder.tensor(self.forward_of[unit, k]) + 2)
-        elif (unit, k) not in self.forward_of:
+            reads.append(self.builder.tensor(self.forward_of[unit]) + 2)
+        elif unit not in self.forward_of:
             outputs = _forward(memory)
         else:
             outputs = 0, 0, 0, _forward(memory)[-1]
-        op = self.slot(
-            visit.name, "layer", visit.spent, messages, after, k, visit.phase, reads=reads, outputs=outputs
-        )
-        self.forward_of.setdefault((unit, k), op)
+        block = _Block(visit.name, "layer", visit.spent, outputs)
+        op = self.slot(block, messages, after, visit.phase, reads)
+        self.forward_of.setdefault(unit, op)
         return op
 
-    def enter(self, visit: _Visit, k: int) -> tuple[tuple[int, ...], float]:
+    def enter(self, visit: _Visit) -> tuple[tuple[int, ...], float]:
         """Gather and wait; return the ops that the module waits for, and the time of the gather ahead."""
         found = self.coordinator.fetch()
-        self.launch(found.missing, visit, self.computed, k)
+        self.launch(found.missing, visit, self.computed)
         arrived = []
         for together in found.arrived:
             elements = sum(map(self.coordinator.elements.__getitem__, together))
             ns = self.of.calibration.pass_ns(2 * self.of.parameter_bytes * elements)
             after = (self.handle[together[0]],)
             name = f"parts of {together[0]} for {visit.name}"
-            arrived.append(self.op(name, "concat", ns, after, k, BESIDE, ns))  # counts as part of the gather
-        return tuple(arrived), self.launch(found.ahead, visit, (*self.computed, *arrived), k)
+            arrived.append(self.op(name, "concat", ns, after, BESIDE, ns))  # counts as part of the gather
+        return tuple(arrived), self.launch(found.ahead, visit, (*self.computed, *arrived))
 
-    def launch(self, weights: Sequence[str], visit: _Visit, idle: Sequence[int], k: int) -> float:
+    def launch(self, weights: Sequence[str], visit: _Visit, idle: Sequence[int]) -> float:
         """Launch one gather once the device is idle after these ops; return how long it takes."""
         if not weights:
             return 0.0
         elements = sum(map(self.coordinator.elements.__getitem__, weights))
-        launched = self.gather(f"{weights[0]} at {visit.name}", elements, idle, k)
+        launched = self.gather(f"{weights[0]} at {visit.name}", elements, idle)
         self.handle |= dict.fromkeys(weights, launched)
         return self.gather_ns(elements)
 
-    def scatter(self, elements: int, k: int) -> None:
+    def scatter(self, elements: int) -> None:
         """Scatter a bucket."""
-        self.reducing += self.reduce(str(len(self.after)), elements, self.computed, k)
+        self.reducing += self.reduce(str(len(self.after)), elements, self.computed)
 
 
 # ----------------------------------------------------------------------------------------------------------
