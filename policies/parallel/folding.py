@@ -148,7 +148,7 @@ class Meets:
     """
 
     def __init__(self, ranked: Ranked, devices: Sequence[str], machine: Machine) -> None:
-        self._ranked, self._machine = ranked, machine
+        self._ranked, self._devices, self._machine = ranked, devices, machine
         self._device = [machine.device_index(name) for name in devices]
         kinds = {machine.devices[d].kind: machine.devices[d] for d in self._device}
         different = {id(one): one for one in ranked.programs}
@@ -187,6 +187,75 @@ class Meets:
                 if op in here:
                     found[op] = self._told[self._pair_call(rank, role, place, kind, program.nbytes(op))]
         return found
+
+    def classes(self, facts: Sequence[Facts]) -> tuple[list[int], dict[str, int]]:
+        """Return the class of each rank, the same for ranks that do the same, and of each communicator."""
+        sort = _numbered(zip(self.alike, (tuple(each.items()) for each in facts), strict=True))
+        while True:
+            met = (
+                (self.took[name], frozenset(sort[r] for r in inside)) for name, inside in self.inside.items()
+            )
+            on = dict(zip(self.inside, _numbered(met), strict=True))
+            finer = _numbered(
+                (
+                    own,
+                    *(on[name] for name in row.values()),
+                    *((ops, pair.label, pair.took, sort[pair.other]) for ops, pair in pairs.items()),
+                )
+                for own, row, pairs in zip(sort, self.names, self.pairs, strict=True)
+            )
+            if max(finer) == max(sort):
+                return sort, on
+            sort = finer
+
+    def graph(self, stands: Mapping[int, int], sort: Sequence[int], on: Mapping[str, int]) -> Graph:
+        """Return the programs of one rank of each class, with explicit durations of collectives."""
+        like: dict[int, str] = {}  # class of communicator → its first member
+        for name, number in on.items():
+            like.setdefault(number, name)
+        labels: dict[Hashable, int] = {}
+        out = GraphBuilder(self._ranked.programs[0].name)
+        for rank in stands.values():
+            program = self.of(rank)
+            pair_of = {op: pair for ops, pair in self.pairs[rank].items() for op in ops}
+            duration_ns, attributes = program.graph.duration_ns.copy(), dict(program.graph.attributes)
+            durations = self.durations(rank)
+            for op, own in program.own.items():
+                found: dict[str, Any] = self._ranked.attributes({**own, "sends": {}}, rank, self._devices)
+                del found["sends"]
+                found["communicator"] = like[on[found["communicator"]]]
+                if "sends" in own:
+                    found["nbytes"] = program.nbytes(op)
+                if "peer" in own:
+                    pair = pair_of[op]
+                    found["peer"] = self._devices[stands[sort[pair.other]]]
+                    found["pair"] = labels.setdefault(pair.label, len(labels))
+                if op in durations:
+                    duration_ns[op], sms = durations[op]
+                    if sms and "sms" not in found:
+                        found["sms"] = sms
+                attributes[op] = found
+            graph = replace(program.graph, duration_ns=duration_ns, attributes=attributes)
+            add_ranks(out, graph, [self._devices[rank]], lambda own, _: own)
+        return out.build()
+
+    def difference(self, rank: int, sort: Sequence[int], on: Mapping[str, int]) -> str:
+        """Return what a rank's program, or an interaction of it, has that the first one lacks."""
+        if self.alike[rank] != self.alike[0]:
+            first, here = (self._ranked.grid.at(r) for r in (0, rank))
+            places = (f"{name} {at}" for name, at in here.items() if at != first[name])
+            return f"another program, at {', '.join(places)}"
+        for mine, firsts in zip(self.names[rank].values(), self.names[0].values(), strict=True):
+            if on[mine] == on[firsts]:
+                continue
+            if self.took[mine] != self.took[firsts]:
+                return f"collectives on {mine!r} take other times than on {firsts!r}"
+            known = {sort[r] for r in self.inside[firsts]}
+            others = (r for r in self.inside[mine] if sort[r] not in known and sort[r] != sort[rank])
+            if (other := next(others, None)) is not None:
+                return f"meets {self._devices[other]} on {mine!r}"
+        first_one = self._devices[0]
+        return f"its messages take other times than those of {first_one}, or are exchanged with other ranks"
 
     def _of_communicator(self, name: str, role: Role) -> dict[Hashable, Took]:
         """Return the machine's durations and SMs for the collectives of a communicator."""
@@ -321,31 +390,12 @@ def fold(
     (('gpu0/f', 'gpu0/r', 'gpu1/f', 'gpu1/r'), {'stands_for': 1, 'differs': 'factor is 2, not 1'})
     """
     meets = Meets(ranked, devices, machine)
-    sort = _numbered(zip(meets.alike, (tuple(each.items()) for each in facts), strict=True))
-    while True:
-        met = (
-            (meets.took[name], frozenset(sort[r] for r in inside)) for name, inside in meets.inside.items()
-        )
-        on = dict(zip(meets.inside, _numbered(met), strict=True))  # communicator → its class
-        finer = _numbered(
-            (
-                own,
-                *(on[name] for name in row.values()),
-                *((ops, pair.label, pair.took, sort[pair.other]) for ops, pair in pairs.items()),
-            )
-            for own, row, pairs in zip(sort, meets.names, meets.pairs, strict=True)
-        )
-        if max(finer) == max(sort):
-            break
-        sort = finer
+    sort, on = meets.classes(facts)
     of_sort = grouped((number, rank) for rank, number in enumerate(sort))
     stands = {number: same[0] for number, same in of_sort.items()}
-    graph = _graph(meets, ranked, devices, stands, sort, on)
     members = {devices[same[0]]: tuple(devices[r] for r in same) for same in of_sort.values()}
     differs = {
-        devices[r]: _difference(facts[0], facts[r])
-        or _of_programs(meets, ranked, r)
-        or _of_meetings(meets, devices, sort, on, r)
+        devices[r]: _difference(facts[0], facts[r]) or meets.difference(r, sort, on)
         for r in list(stands.values())[1:]
     }
     simulated = {*devices}
@@ -361,7 +411,7 @@ def fold(
         ),
         resources=machine.resources,
     )
-    return graph, folded
+    return meets.graph(stands, sort, on), folded
 
 
 def _numbered(values: Iterable[Hashable]) -> list[int]:
@@ -369,72 +419,8 @@ def _numbered(values: Iterable[Hashable]) -> list[int]:
     return [*map(Codes[Hashable]().__getitem__, values)]
 
 
-def _graph(
-    meets: Meets,
-    ranked: Ranked,
-    devices: Sequence[str],
-    stands: Mapping[int, int],
-    sort: Sequence[int],
-    on: Mapping[str, int],
-) -> Graph:
-    """Return the programs of one rank of each class, with explicit durations of collectives."""
-    like: dict[int, str] = {}  # class of communicator → its first member
-    for name, number in on.items():
-        like.setdefault(number, name)
-    labels: dict[Hashable, int] = {}
-    out = GraphBuilder(ranked.programs[0].name)
-    for rank in stands.values():
-        program = meets.of(rank)
-        pair_of = {op: pair for ops, pair in meets.pairs[rank].items() for op in ops}
-        duration_ns, attributes = program.graph.duration_ns.copy(), dict(program.graph.attributes)
-        durations = meets.durations(rank)
-        for op, own in program.own.items():
-            found: dict[str, Any] = ranked.attributes({**own, "sends": {}}, rank, devices)
-            del found["sends"]
-            found["communicator"] = like[on[found["communicator"]]]
-            if "sends" in own:
-                found["nbytes"] = program.nbytes(op)
-            if "peer" in own:
-                pair = pair_of[op]
-                found["peer"] = devices[stands[sort[pair.other]]]
-                found["pair"] = labels.setdefault(pair.label, len(labels))
-            if op in durations:
-                duration_ns[op], sms = durations[op]
-                if sms and "sms" not in found:
-                    found["sms"] = sms
-            attributes[op] = found
-        graph = replace(program.graph, duration_ns=duration_ns, attributes=attributes)
-        add_ranks(out, graph, [devices[rank]], lambda own, _: own)
-    return out.build()
-
-
 def _difference(one: Facts, other: Facts) -> str:
     pairs = (
         (what, one.get(what, "the default"), other.get(what, "the default")) for what in {**one, **other}
     )
     return "; ".join(f"{what} is {theirs}, not {mine}" for what, mine, theirs in pairs if mine != theirs)
-
-
-def _of_programs(meets: Meets, ranked: Ranked, rank: int) -> str:
-    """Return the grid coordinates of a rank whose program differs from the first one's; empty: equal."""
-    if meets.alike[rank] == meets.alike[0]:
-        return ""
-    first = ranked.grid.at(0)
-    places = (f"{name} {at}" for name, at in ranked.grid.at(rank).items() if at != first[name])
-    return f"another program, at {', '.join(places)}"
-
-
-def _of_meetings(
-    meets: Meets, devices: Sequence[str], sort: Sequence[int], on: Mapping[str, int], rank: int
-) -> str:
-    """Return an interaction of a rank that the first one lacks."""
-    for mine, firsts in zip(meets.names[rank].values(), meets.names[0].values(), strict=True):
-        if on[mine] == on[firsts]:
-            continue
-        if meets.took[mine] != meets.took[firsts]:
-            return f"collectives on {mine!r} take other times than on {firsts!r}"
-        known = {sort[r] for r in meets.inside[firsts]}
-        other = next((r for r in meets.inside[mine] if sort[r] not in known and sort[r] != sort[rank]), None)
-        if other is not None:
-            return f"meets {devices[other]} on {mine!r}"
-    return f"its messages take other times than those of {devices[0]}, or are exchanged with other ranks"
