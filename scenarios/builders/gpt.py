@@ -17,8 +17,8 @@ positions are learned. What a layer costs and keeps in training is `scenarios.bu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 from pydantic import model_validator
 
@@ -125,22 +125,13 @@ class _Writer:
         return full
 
     def op(
-        self,
-        name: str,
-        kind: str,
-        inputs: Sequence[str],
-        *shapes: Shape,
-        seen: Sequence[TensorFacts] = (),
-        made: TensorFacts | None = None,
-        attributes: Mapping[str, Any] | None = None,
+        self, name: str, kind: str, inputs: Sequence[str], *shapes: Shape, facts: OpFacts | None = None
     ) -> str:
-        """Add an op with outputs of these shapes; its cost formula uses `seen` and `made` if given."""
+        """Add an op with outputs of these shapes; its cost formula uses `facts`, or its tensors."""
         outputs = tuple(self.tensor(shape) for shape in shapes)
         for k, output in enumerate(outputs):
             self.facts[output_name(name, k)] = output
-        read = tuple(seen) or tuple(self.facts[i] for i in inputs)
-        written = outputs if made is None else (made, *outputs[1:])
-        facts = OpFacts(kind, read, written, dict(attributes or {}))
+        facts = facts or OpFacts(kind, tuple(self.facts[i] for i in inputs), outputs, {})
         return self.builder.op(
             name,
             inputs=inputs,
@@ -171,10 +162,8 @@ class _Writer:
         y = self.norm(part, "norm1", x)
         y = self.product(part, "qkv", y, h, 3 * h)
         q = self.tensor(self.heads)
-        causal = {"is_causal": True}
-        y = self.op(
-            f"{part}.attention", "attention", [y], self.wide, seen=[q, q, q], made=q, attributes=causal
-        )
+        scores = OpFacts("attention", (q, q, q), (q,), {"is_causal": True})
+        y = self.op(f"{part}.attention", "attention", [y], self.wide, facts=scores)
         y = self.product(part, "proj", y, h, h)
         x = self.op(f"{part}.add1", "add", [x, y], self.wide)
         y = self.norm(part, "norm2", x)

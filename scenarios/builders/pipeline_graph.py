@@ -23,10 +23,9 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from policies.pipeline.pipeline_schedule import Schedule
-from scenarios.builders.pipeline_stage import BESIDE, HOST, Around, PipelineStage
+from scenarios.builders.pipeline_stage import BESIDE, HOST, Around, PipelineStage, PlacedPipeline
 from scenarios.builders.pipeline_writer import PipelineWriter
 from sim import Device, Graph, Job, Link, Machine
-from sim.base.errors import InputError
 
 
 def rank_name(rank: int) -> str:
@@ -122,13 +121,9 @@ def pipeline_graph(
     >>> pipeline_graph(generate("1f1b", ranks=2, micro_batches=2), [stage] * 2)
     <Graph '1f1b': 8 ops, 16 tensors, 8 edges>
     """
-    if len(stages) != schedule.stages:
-        raise InputError(f"{len(stages)} stages are given, the schedule has {schedule.stages}")
     devices = devices or [rank_name(r) for r in range(schedule.ranks)]
-    if len(devices) != schedule.ranks:
-        raise InputError(f"{len(devices)} devices are given, the schedule has {schedule.ranks} ranks")
-    copy_ns = copy_ns or (lambda a, b, nbytes: 0)
-    return PipelineWriter(schedule, stages, devices, around or Around(), copy_ns, shares).build()
+    placed = PlacedPipeline(schedule, stages, devices, around or Around())
+    return PipelineWriter(placed, copy_ns or (lambda a, b, nbytes: 0), shares).build()
 
 
 class AsWritten:

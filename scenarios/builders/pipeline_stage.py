@@ -234,6 +234,33 @@ class Around:
         )
 
 
+@dataclass(frozen=True)
+class PlacedPipeline:
+    """A pipeline and where it runs.
+
+    Attributes
+    ----------
+    schedule : Schedule
+    stages : sequence of PipelineStage
+    devices : sequence of str
+        Name of each rank's device.
+    around : Around
+    """
+
+    schedule: Schedule
+    stages: Sequence[PipelineStage]
+    devices: Sequence[str]
+    around: Around = Around()
+
+    def __post_init__(self) -> None:
+        """Raise if there are other numbers of stages or devices than in the schedule."""
+        of = self.schedule
+        if len(self.stages) != of.stages:
+            raise InputError(f"{len(self.stages)} stages are given, the schedule has {of.stages}")
+        if len(self.devices) != of.ranks:
+            raise InputError(f"{len(self.devices)} devices are given, the schedule has {of.ranks} ranks")
+
+
 # ----------------------------------------------------------------------------------------------------------
 # The tensors that the stages of a pipeline send, keep and read, as outputs and inputs of their ops.
 #
@@ -360,15 +387,9 @@ class End:
         Numbers of ops and tensors of the slots; further numbers start there, with one tensor per op.
     """
 
-    def __init__(
-        self,
-        builder: GraphBuilder,
-        schedule: Schedule,
-        stages: Sequence[PipelineStage],
-        devices: Sequence[str],
-        around: Around,
-    ) -> None:
-        self.schedule, self.stages, self.devices, self.around = schedule, stages, devices, around
+    def __init__(self, builder: GraphBuilder, of: PlacedPipeline) -> None:
+        schedule, around = of.schedule, of.around
+        self.schedule, self.stages, self.devices, self.around = schedule, of.stages, of.devices, around
         self.rows: list[tuple[Any, ...]] = []
         self.place = self.ops = self.tensors = 0
         self.last = [-1] * schedule.ranks

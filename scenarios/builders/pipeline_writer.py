@@ -29,16 +29,9 @@ from typing import Any
 import numpy as np
 
 from policies.pipeline.evaluate import StageTimes
-from policies.pipeline.pipeline_schedule import PHASES, Actions, Schedule, Slot
+from policies.pipeline.pipeline_schedule import PHASES, Actions, Slot
 from policies.pipeline.validate import explain_deadlock
-from scenarios.builders.pipeline_stage import (
-    BESIDE,
-    Around,
-    End,
-    PipelineStage,
-    output_sizes,
-    reads_of_stages,
-)
+from scenarios.builders.pipeline_stage import BESIDE, End, PlacedPipeline, output_sizes, reads_of_stages
 from sim import Graph, GraphBuilder
 from sim.base.arrays import UNSET, BoolArray, Codes, Csr, IntArray, distinct_rows
 from sim.base.compiled import load
@@ -53,24 +46,19 @@ class PipelineWriter:
     """Writer of one graph; see `scenarios.builders.pipeline_graph`."""
 
     def __init__(
-        self,
-        schedule: Schedule,
-        stages: Sequence[PipelineStage],
-        devices: Sequence[str],
-        around: Around,
-        copy_ns: Callable[[int, int, int], int],
-        shares: Sequence[tuple[int, int]] = (),
+        self, of: PlacedPipeline, copy_ns: Callable[[int, int, int], int], shares: Sequence[tuple[int, int]]
     ) -> None:
-        self.schedule, self.stages, self.devices = schedule, stages, devices
+        schedule, stages, around = of.schedule, of.stages, of.around
+        self.schedule, self.stages, self.devices = schedule, stages, of.devices
         self.around, self.copy_ns = around, copy_ns
         self.shares = {k: Fraction(*share) for k, share in enumerate(shares) if share[0] != share[1]}
         self.builder = GraphBuilder(schedule.name)
-        self.end = End(self.builder, schedule, stages, devices, around)
-        self.actions = of = Actions(schedule)
-        self.rank, self.stage, self.k, self.slot = of.rank, of.stage, of.micro_batch, of.slot
-        self.bounds = np.searchsorted(self.slot, np.arange(of.first[-1] + 1))  # slot → its first row
+        self.end = End(self.builder, of)
+        self.actions = each = Actions(schedule)
+        self.rank, self.stage, self.k, self.slot = each.rank, each.stage, each.micro_batch, each.slot
+        self.bounds = np.searchsorted(self.slot, np.arange(each.first[-1] + 1))  # slot → its first row
         self.home = self.rank * schedule.stages + self.stage
-        self.is_of = {letter: of.phase == letter for letter in PHASES}
+        self.is_of = {letter: each.phase == letter for letter in PHASES}
         self.code = np.argmax([*self.is_of.values()], axis=0)
         self.gradient = self.is_of["B"] | self.is_of["I"]
         self.weights = np.flatnonzero(self.is_of["B"] | self.is_of["W"])

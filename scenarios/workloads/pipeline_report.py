@@ -36,8 +36,8 @@ from typing import Any, Final
 import numpy as np
 
 from policies.pipeline.evaluate import closed_form, peak_activations
-from policies.pipeline.pipeline_schedule import PHASES, Schedule
-from scenarios.builders.pipeline_stage import RESIDENT, PipelineStage
+from policies.pipeline.pipeline_schedule import PHASES
+from scenarios.builders.pipeline_stage import RESIDENT, PipelineStage, PlacedPipeline
 from sim.base.arrays import UNSET, IntArray
 from sim.base.errors import OutOfMemoryError
 from sim.base.intervals import Cover, most_in_use, union
@@ -193,22 +193,15 @@ def _at_peak(lives: Lifetimes, band: IntArray, device: int) -> tuple[int, dict[s
 
 
 @dataclass(frozen=True)
-class PipelineOnDevices:
-    """A pipeline and the devices that it runs on: says what its runs were like, and whether they fit.
+class PipelineOnDevices(PlacedPipeline):
+    """A pipeline that says what its runs were like, and whether they fit.
 
     Attributes
     ----------
-    schedule : Schedule
-    stages : sequence of PipelineStage
-    devices : sequence of str
-        Device of each rank.
     others : callable
         Makes the stages under other settings, each with the setting in words, the cheapest first.
     """
 
-    schedule: Schedule
-    stages: Sequence[PipelineStage]
-    devices: Sequence[str]
     others: Callable[[], Sequence[tuple[str, Sequence[PipelineStage]]]] = tuple
 
     def _numbers(self, trace: Trace) -> list[int]:

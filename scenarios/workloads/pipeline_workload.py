@@ -164,7 +164,7 @@ def _work(make: StageMaker, policy: PolicyFields) -> Work:
     first = machine.devices[machine.device_index(devices[schedule.rank_of(0, 0)])]
 
     others = partial(make.smaller, len(stages.each))
-    on_devices = PipelineOnDevices(schedule, stages.each, devices, others)
+    on_devices = PipelineOnDevices(schedule, stages.each, devices, around, others)
 
     def report(trace: Trace) -> dict[str, Any]:
         told = on_devices.report(trace)
