@@ -237,18 +237,15 @@ class FuseAttention:
         of = [*first.inputs[:2], *values[:1]]
         if len(of) < 3 or any(records.is_parameter(tensor) for tensor, _ in of):
             return False
-        durations = [record.duration_ns for record in chain]
         inputs = list(dict.fromkeys([*of, *besides]))
         inside = {record.name for record in chain}
         records.ops[last.name] = replace(
-            last,
+            _fused(chain),
             kind="attention",
             inputs=inputs,
             after=[edge for record in chain for edge in record.after if edge[0] not in inside],
-            flops=sum(record.flops for record in chain),
             bytes_read=sum(records.nbytes(tensor) for tensor, _ in inputs),
             bytes_written=sum(last.outputs),
-            duration_ns=None if None in durations else sum(ns or 0 for ns in durations),
             duration_by_kind={},
             attributes={"is_causal": True} if self.causal else {},
         )

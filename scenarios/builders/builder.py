@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from sim.trace import Trace
 
 
-class Keys(Strict):
-    """Keys of a builder.
+class Builder(Strict):
+    """A graph builder and its keys; override `graph`, and `default_machine` if a machine suggests itself.
 
     Raises
     ------
@@ -32,10 +32,6 @@ class Keys(Strict):
             raise input_error(error, type(self), given) from None
 
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # values from a file bypass it
-
-
-class Builder(Keys):
-    """A graph builder and its keys; override `graph`, and `default_machine` if a machine suggests itself."""
 
     def graph(self) -> Graph:
         """Return the graph."""

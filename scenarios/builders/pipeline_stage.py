@@ -15,6 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
+from pydantic import Field
+
+from devices.describe.field_types import Bytes
+from devices.describe.quantities import Strict, Whole
 from policies.pipeline.evaluate import StageTimes
 from policies.pipeline.pipeline_schedule import Schedule
 from policies.pipeline.registry import check_options
@@ -140,13 +144,20 @@ def _left(limit: Any, resident: int) -> int:
     return total - resident
 
 
-@dataclass(frozen=True)
-class Skip:
-    """A skip connection: output of one stage read by a later one, besides the activation sent on."""
+class SkipFields(Strict):
+    """A skip connection to a later stage.
 
-    source: int
-    destination: int
-    nbytes: int
+    Attributes
+    ----------
+    source
+        stage that makes the tensor
+    to
+        stage that reads it
+    """
+
+    source: Whole = Field(alias="from")
+    to: Whole
+    size: Bytes
 
 
 @dataclass(frozen=True)
@@ -155,7 +166,7 @@ class Around:
 
     Attributes
     ----------
-    skips : tuple of Skip
+    skips : tuple of SkipFields
     portals : bool
         Skips go straight from source to destination. Off: they are carried through every boundary
         in between, and kept there, as needed by an autograd that knows only neighbours.
@@ -185,7 +196,7 @@ class Around:
         Further bytes that each rank holds all the time, such as workspaces; empty: none.
     """
 
-    skips: tuple[Skip, ...] = ()
+    skips: tuple[SkipFields, ...] = ()
     portals: bool = True
     copy_streams: bool = True
     optimizer_ns: tuple[int, ...] = ()
@@ -196,20 +207,15 @@ class Around:
     buckets: int = 1
     sharded: bool = False
     buffer_nbytes: tuple[int, ...] = ()
-    portal_skips: tuple[Skip, ...] = field(init=False)
+    portal_skips: tuple[SkipFields, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         """Raise if a skip does not lead to a later stage."""
         for skip in self.skips:
-            if skip.destination <= skip.source:
-                leads = f"from {skip.source} to {skip.destination}"
+            if skip.to <= skip.source:
+                leads = f"from {skip.source} to {skip.to}"
                 raise InputError(f"a skip connection leads to a later stage, not {leads}")
         object.__setattr__(self, "portal_skips", self.skips if self.portals else ())
-
-    @property
-    def halved(self) -> bool:
-        """Whether `all_reduce_ns` is split into halves for a reduce-scatter and an all-gather."""
-        return self.sharded and not self.all_gather_ns
 
     @property
     def own_stream(self) -> bool:
@@ -220,7 +226,7 @@ class Around:
         """Return the bytes that cross the boundary behind `stage` besides its activation."""
         if self.portals:
             return 0
-        return sum(skip.nbytes for skip in self.skips if skip.source <= stage < skip.destination)
+        return sum(skip.size for skip in self.skips if skip.source <= stage < skip.to)
 
     def kept_nbytes(self, stage: int) -> int:
         """Return the bytes of skips that `stage` keeps for the backward of a micro-batch.
@@ -228,9 +234,9 @@ class Around:
         The destination keeps what it has read; without portals so does every stage in between.
         """
         return sum(
-            skip.nbytes
+            skip.size
             for skip in self.skips
-            if stage == skip.destination or (not self.portals and skip.source < stage < skip.destination)
+            if stage == skip.to or (not self.portals and skip.source < stage < skip.to)
         )
 
 
@@ -296,8 +302,8 @@ def output_sizes(stages: Sequence[PipelineStage], around: Around, s: int) -> Siz
     kept = stage.kept_nbytes + copies
     passing = stage.activation_nbytes - stage.kept_nbytes
     checkpoint = stage.input_nbytes + copies
-    skips = tuple(skip.nbytes for skip in around.portal_skips if skip.source == s)
-    back = tuple(skip.nbytes for skip in around.portal_skips if skip.destination == s)
+    skips = tuple(skip.size for skip in around.portal_skips if skip.source == s)
+    back = tuple(skip.size for skip in around.portal_skips if skip.to == s)
     ahead = (stage.forward_working_nbytes,) if stage.forward_working_nbytes else ()
     working = (stage.working_nbytes,) if stage.working_nbytes else ()
     gradient = stages[s - 1].boundary_nbytes + around.carried_nbytes(s - 1) if s else 0
@@ -319,7 +325,7 @@ def reads_of_stages(
     n = len(sizes)
     gradients = n * micro_batches
     leaving = [[skip for skip in around.portal_skips if skip.source == s] for s in range(n)]
-    entering = [[skip for skip in around.portal_skips if skip.destination == s] for s in range(n)]
+    entering = [[skip for skip in around.portal_skips if skip.to == s] for s in range(n)]
     found = []
     for s in range(n):
         before, after = s - 1, s + 1
@@ -327,11 +333,11 @@ def reads_of_stages(
         backward = [Read(gradients + after * micro_batches, after, 0, sizes[s]["F"][0])] if after < n else []
         for skip in entering[s]:
             output = 3 + leaving[skip.source].index(skip)
-            forward.append(Read(skip.source * micro_batches, skip.source, output, skip.nbytes))
+            forward.append(Read(skip.source * micro_batches, skip.source, output, skip.size))
         for skip in leaving[s]:
-            output = 1 + entering[skip.destination].index(skip)
-            base = gradients + skip.destination * micro_batches
-            backward.append(Read(base, skip.destination, output, skip.nbytes))
+            output = 1 + entering[skip.to].index(skip)
+            base = gradients + skip.to * micro_batches
+            backward.append(Read(base, skip.to, output, skip.size))
         found.append((forward, backward))
     return found
 
@@ -447,7 +453,7 @@ class End:
         """Return the time to reduce a bucket of a stage's gradients, or to gather one of its parameters."""
         around = self.around
         whole = around.all_reduce_ns[stage]
-        if around.halved:
+        if around.sharded and not around.all_gather_ns:  # a half each for scattering and for gathering
             whole = whole - whole // 2 if gather else whole // 2
         elif gather:
             whole = around.all_gather_ns[stage]

@@ -22,9 +22,10 @@ from pydantic import Field, model_validator
 
 from devices.describe.field_types import Bandwidth, Bytes, Duration, FlopRate, fault
 from devices.describe.quantities import Count, File, Name, Shorthand, Size, Strict, Whole
+from policies.pipeline.registry import MOST_SLOTS
+from scenarios.builders.pipeline_stage import SkipFields
 from scenarios.recorded.durations import AnyFactor
 from scenarios.workloads.calibrations import CalibrationFields
-from sim.base.arrays import MOST_BUILT
 
 
 class StageFields(Strict):
@@ -74,22 +75,6 @@ class StageFields(Strict):
     parameters: Bytes | None = None
     gradients: Bytes | None = None
     optimizer_state: Bytes | None = None
-
-
-class SkipFields(Strict):
-    """A skip connection to a later stage.
-
-    Attributes
-    ----------
-    source
-        stage that makes the tensor
-    to
-        stage that reads it
-    """
-
-    source: Whole = Field(alias="from")
-    to: Whole
-    size: Bytes
 
 
 class LevelFields(Strict):
@@ -225,9 +210,6 @@ class PipelineModelFields(Strict):
             raise fault("has bandwidth, and the calibration says what messages take; leave one out")
         return self
 
-
-MOST_SLOTS = MOST_BUILT
-"""Maximum number of forwards in a run: stages times micro-batches."""
 
 Checkpoint = Literal["always", "except_last", "never"]
 

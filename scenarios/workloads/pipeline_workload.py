@@ -28,7 +28,7 @@ from devices.collectives.groups import Fabric
 from policies.pipeline.pipeline_schedule import Schedule, without_backward_dependency
 from policies.pipeline.registry import MOST_SLOTS, default_chunks, generate, options, require_positive
 from scenarios.builders.pipeline_graph import crossings, pipeline_graph, plain_machine
-from scenarios.builders.pipeline_stage import Around, Skip, check_schedule, search_options
+from scenarios.builders.pipeline_stage import Around, check_schedule, search_options
 from scenarios.file.document import Document, Loc
 from scenarios.workloads.pipeline_fields import PipelineFields
 from scenarios.workloads.pipeline_report import PipelineOnDevices
@@ -241,7 +241,7 @@ def _around(fields: PipelineFields, of: Stages, shared_by: int) -> Around:
         if skip.to >= len(stages):
             raise InputError(f"skips: there is no stage {skip.to}, stages are 0..{len(stages) - 1}")
     return Around(
-        skips=tuple(Skip(skip.source, skip.to, skip.size) for skip in fields.skips),
+        skips=tuple(fields.skips),
         portals=fields.portals,
         copy_streams=fields.overlap,
         optimizer_ns=steps,
