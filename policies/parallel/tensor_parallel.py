@@ -59,13 +59,33 @@ STREAM: Final = "tensor parallel"
 """The communicator, and the stream of communication beside the gradient of a weight."""
 
 
-class Exchanges:
-    """Tracks the state of each tensor, and writes the exchanges.
+# ----------------------------------------------------------------------------------------------------------
+# The program of a tensor-parallel rank, op by op: the required state of inputs, and the state of outputs.
+
+_SUMS: Final = frozenset({"add_n", "add"})
+
+
+_ON_TOKENS = """
+    relu relu6 sigmoid tanh gelu silu elu leaky_relu softplus exp log sqrt rsqrt reciprocal square neg
+    abs erf mish hard_swish sub mul div bias_add dropout copy layer_norm rms_norm flatten squeeze
+    unsqueeze slice strided_slice split concat pack unpack pad expand relu_grad gelu_grad silu_grad
+    sigmoid_grad tanh_grad layer_norm_grad rms_norm_grad bias_add_grad reduce_sum rotary_embedding
+    loss_grad sparse_softmax_cross_entropy softmax_cross_entropy read_variable
+"""
+
+_TOKENWISE: Final = LINEAR | frozenset(_ON_TOKENS.split())
+"""Kinds that treat each token separately, or sum over tokens for the gradient of a parameter."""
+
+
+class RankWriter:
+    """Writes the program of a rank, op by op: tracks the state of each tensor, and adds the exchanges.
 
     Parameters
     ----------
     plan : TensorPlan
         What is split, of the program of one device.
+    step : TrainingStep or None
+        That program, if it trains.
     sequence : bool
         Whether sums leave each rank only some tokens.
 
@@ -81,7 +101,7 @@ class Exchanges:
         The last op issued on the compute stream.
     """
 
-    def __init__(self, plan: TensorPlan, sequence: bool) -> None:
+    def __init__(self, plan: TensorPlan, step: TrainingStep | None, sequence: bool) -> None:
         self.plan, self.old, self.t, self.sequence = plan, plan.records, plan.t, sequence
         suffix = "tensor parallel" + (", sequence parallel" if sequence else "")
         self.records = Records(f"{self.old.name} ({suffix})", {}, {})
@@ -89,6 +109,26 @@ class Exchanges:
         self.moved: dict[str, str] = {}
         self.gathered: dict[tuple[str, bool], str] = {}
         self.last = ""
+        for name, given in self.old.externals.items():
+            self.state[name] = SPLIT if name in plan.split else WHOLE
+            nbytes = self.share(given.nbytes) if name in plan.split else given.nbytes
+            self.records.externals[name] = replace(given, nbytes=nbytes)
+        ops = [self.old.ops[name] for name in plan.order]
+        self.parameters = [] if step is None else step.parameters
+        made = {each.gradient: each.name for each in self.parameters}
+        self.gradient_of = parts_of_gradients(self.old, made)
+        """Gradient, or part of its sum → parameter."""
+        names = {each.update for each in self.parameters}
+        columns = [plan.product[name] for name, role in plan.role.items() if role != "row"]
+        self.input_of = {weight: data for data, weight in columns}
+        found = [each for each in ops if each.kind == "gather" and each.reads[0] in plan.split]
+        self.looked_up = {tensor for each in found for tensor in each.reads}
+        for record in ops:
+            if record.name not in names:
+                self.issue(record)
+        self._finish([record for record in ops if record.name in names])
+
+    # -- exchanges --------------------------------------------------------------------------------
 
     def share(self, nbytes: int) -> int:
         """Return the bytes of a rank's part."""
@@ -154,50 +194,6 @@ class Exchanges:
         made.bytes_read = min(nbytes, self.records.nbytes(source))
         self.records.ops[name] = made
         return name
-
-
-# ----------------------------------------------------------------------------------------------------------
-# The program of a tensor-parallel rank, op by op: the required state of inputs, and the state of outputs.
-
-_SUMS: Final = frozenset({"add_n", "add"})
-
-
-_ON_TOKENS = """
-    relu relu6 sigmoid tanh gelu silu elu leaky_relu softplus exp log sqrt rsqrt reciprocal square neg
-    abs erf mish hard_swish sub mul div bias_add dropout copy layer_norm rms_norm flatten squeeze
-    unsqueeze slice strided_slice split concat pack unpack pad expand relu_grad gelu_grad silu_grad
-    sigmoid_grad tanh_grad layer_norm_grad rms_norm_grad bias_add_grad reduce_sum rotary_embedding
-    loss_grad sparse_softmax_cross_entropy softmax_cross_entropy read_variable
-"""
-
-_TOKENWISE: Final = LINEAR | frozenset(_ON_TOKENS.split())
-"""Kinds that treat each token separately, or sum over tokens for the gradient of a parameter."""
-
-
-class RankWriter(Exchanges):
-    """Writes the program of a rank, op by op."""
-
-    def __init__(self, plan: TensorPlan, step: TrainingStep | None, sequence: bool) -> None:
-        super().__init__(plan, sequence)
-        records = plan.records
-        for name, given in records.externals.items():
-            self.state[name] = SPLIT if name in plan.split else WHOLE
-            nbytes = self.share(given.nbytes) if name in plan.split else given.nbytes
-            self.records.externals[name] = replace(given, nbytes=nbytes)
-        ops = [records.ops[name] for name in plan.order]
-        self.parameters = [] if step is None else step.parameters
-        made = {each.gradient: each.name for each in self.parameters}
-        self.gradient_of = parts_of_gradients(records, made)
-        """Gradient, or part of its sum → parameter."""
-        names = {each.update for each in self.parameters}
-        columns = [plan.product[name] for name, role in plan.role.items() if role != "row"]
-        self.input_of = {weight: data for data, weight in columns}
-        found = [each for each in ops if each.kind == "gather" and each.reads[0] in plan.split]
-        self.looked_up = {tensor for each in found for tensor in each.reads}
-        for record in ops:
-            if record.name not in names:
-                self.issue(record)
-        self._finish([record for record in ops if record.name in names])
 
     # -- ops ------------------------------------------------------------------------------------
 
