@@ -48,8 +48,10 @@ def serving_report(
     """
     late, n = Lateness(serve, requests), len(requests)
     slowest = sorted(requests, key=lambda each: each.arrival_ns - each.token_ns[0])[:_SLOWEST]
+    metrics = serving_metrics(requests, limits)
     return {
-        **serving_metrics(requests, limits),
+        **metrics,
+        "short_run": metrics["short_run"] if serve.in_flight is None else None,
         "requests": n,
         "replicas": len(serve.batchers),
         "gpus": tensor * len(serve.engines),

@@ -12,6 +12,7 @@ The policy is the batcher. The steps that the engine decided become a graph, who
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Collection, Mapping
 from copy import copy
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
@@ -309,6 +310,9 @@ class Serving(Workload):
             for request in requests:
                 if (why := batchers[0].refuse(request)) is not None:
                     raise InputError(f"request {request.id} can never be served: {why}", path=("requests",))
+            if getattr(batchers[0], "num_speculative_tokens", 0) and not any(r.accepted for r in requests):
+                where = "a trace in the project's own format has it (accepted)"
+                warnings.warn(f"no draft is accepted: no request says how many are; {where}", stacklevel=2)
             if of.measured is not None:
                 with located("measured"):
                     measured = {"measured": measured_metrics(document.file(of.measured), limits)}

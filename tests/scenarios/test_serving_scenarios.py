@@ -142,6 +142,13 @@ def test_a_prompt_that_no_step_may_hold_ends_the_run(come: dict[str, Any]) -> No
         run(serving, {"name": "vllm-v0", "max_num_batched_tokens": 10})
 
 
+def test_drafts_that_nobody_accepts_are_told() -> None:
+    requests = {"in_flight": 1, "prompt": 20, "output": 5, "count": 2}
+    with pytest.warns(UserWarning, match="no draft is accepted: no request says how many are"):
+        found = run({**LINEAR, "requests": requests}, {"name": "vllm-0.19", "num_speculative_tokens": 3})
+    assert found.summary["serving"]["short_run"] is None
+
+
 def test_prompts_are_computed_apart_and_pulled() -> None:
     few = {**MODEL, "requests": {"rate": "2/s", "prompt": 300, "output": 20, "count": 20, "burstiness": 1e9}}
     together, apart = run(few), run({**few, "prefill": {"bandwidth": "1GB/s", "latency": "2ms"}})
