@@ -55,6 +55,17 @@ def _pipeline(case: Case) -> Any:
     return case.scenario.content.workload.pipeline  # type: ignore[attr-defined]
 
 
+def _train(case: Case) -> Any:
+    """Return the ``train:`` of the workload."""
+    return case.scenario.content.workload.train  # type: ignore[attr-defined]
+
+
+def _has_experts(case: Case) -> bool:
+    from scenarios.workloads.train_workload import architecture_of
+
+    return bool(architecture_of(_train(case).model, case.scenario.document).experts)
+
+
 def _stragglers(case: Case) -> Any:
     """Return the ``stragglers:`` of the noise."""
     return case.scenario.content.noise.stragglers  # type: ignore[union-attr]
@@ -201,6 +212,27 @@ RULES: Final[tuple[Rule, ...]] = (
         ("workload.pipeline.model.bandwidth",),
         lambda case, loc: _pipeline(case).model.tp > 1,
         "a layer is on one device; say tp: 2 or more, or leave it out",
+    ),
+    # -- a training step: groups of ranks that there are not
+    Rule(
+        ("workload.train.parallel.context",),
+        lambda case, loc: _train(case).parallel.cp > 1,
+        "each sequence is on one rank; say cp: 2 or more, or leave it out",
+    ),
+    Rule(
+        ("workload.train.parallel.sequence_parallel",),
+        lambda case, loc: _train(case).parallel.tp > 1,
+        "each layer is on one rank; say tp: 2 or more, or leave it out",
+    ),
+    Rule(
+        ("workload.train.parallel.shard",),
+        lambda case, loc: _train(case).parallel.sharding != "none",
+        "each replica keeps all; choose a sharding, or leave it out",
+    ),
+    Rule(
+        ("workload.train.parallel.ep",),
+        lambda case, loc: _has_experts(case),
+        "the model has no experts; leave it out",
     ),
     # -- a workload: data loading, and what-ifs of recordings
     _of_pipeline(

@@ -52,6 +52,13 @@ def many_steps(fields: str, recovery: str = "restart-job", power: str = "at: [1h
     return on("kind: gpu", more=f"training_run: {run}")
 
 
+def trained(parallel: str, model: str = "") -> str:
+    """Return a training step on two GPUs."""
+    sizes = f"{{layers: 2, hidden: 64, heads: 4, vocabulary: 128{model}}}"
+    step = f"calibration: h100-sxm, sequence: 32, batch: 2, gpus: 2, parallel: {{{parallel}}}"
+    return f"workload: {{train: {{model: {sizes}, {step}}}}}\n"
+
+
 def recording(device: str, what_if: str) -> str:
     """Return a recorded launch and its kernel, on a GPU with a gap of 2 us, with a what-if."""
     devices = f"{{devices: {{gpu0: {{{device}}}, cpu0: {{kind: cpu}}}}}}"
@@ -80,6 +87,18 @@ MODEL = "stages: 2, model: {layers: 4, hidden: 64, heads: 4, sequence: 32, rate:
 GRAPH_LAYERS = "layers: [{forward: 1ms, backward: 2ms}, {forward: 1ms, backward: 2ms}], stages: 2"
 
 CASES: list[tuple[str, str, str]] = [
+    ("workload.train.parallel.context", trained("context: ring"), trained("cp: 2, context: ring")),
+    (
+        "workload.train.parallel.sequence_parallel",
+        trained("sequence_parallel: false"),
+        trained("tp: 2, sequence_parallel: false"),
+    ),
+    ("workload.train.parallel.shard", trained("sharding: none, shard: 2"), trained("shard: 2")),
+    (
+        "workload.train.parallel.ep",
+        trained("ep: 2"),
+        trained("ep: 2", ", experts: 4, top_k: 2, middle: {expert: 64}"),
+    ),
     *device("copy_engines", "kind: gpu, copy_engines: 1", "kind: gpu, copy_engines: 1", machine=LINKED),
     *device("pin_memory", "kind: cpu, pin_memory: false", "kind: cpu, pin_memory: false", machine=LINKED),
     *device(
