@@ -123,7 +123,7 @@ class ScenarioFile(pytest.File):
         from sim.base.errors import InputError
 
         try:
-            cases = scenario_of(Document.read(self.path, _allowed(self.config))).expected()
+            cases = scenario_of(Document.read(self.path, _allowed(self.config))).expected_cases()
         except InputError as error:
             raise self.CollectError(str(error)) from None
         for i, case in enumerate(cases):

@@ -24,7 +24,7 @@ from sim.base.compiled import load
 from sim.job.build_job import make_job
 from sim.job.transfers import make_flow
 from sim.kernel import columns as layout
-from sim.kernel.run import compiled, run, to_the_end
+from sim.kernel.run import is_compiled, run, to_the_end
 from sim.policy import order_of
 
 BUDGET = {"plain": 0.15, "gpu": 0.4}
@@ -59,7 +59,7 @@ def laid_out(job: Job, policy: ReadyQueue) -> Any:
     assert not isinstance(shared, str)
     kernel = load("loop").Run()
     for name, value in layout.columns(job, make_flow(job), policy, order, shared).items():
-        plain = not compiled() and isinstance(value, np.ndarray)
+        plain = not is_compiled() and isinstance(value, np.ndarray)
         setattr(kernel, name, value.tolist() if plain else value)
     return kernel
 

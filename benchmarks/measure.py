@@ -22,11 +22,11 @@ from typing import NamedTuple
 import pytest
 import simpy
 
-from sim.kernel.run import compiled
+from sim.kernel.run import is_compiled
 
 ROOT = Path(__file__).parents[1]
 
-needs_compiler = pytest.mark.skipif(not compiled(), reason="the kernel is not compiled")
+needs_compiler = pytest.mark.skipif(not is_compiled(), reason="the kernel is not compiled")
 
 
 class Cost(NamedTuple):

@@ -28,7 +28,7 @@ from sim.job.costs import issue_costs_ns
 from sim.job.job import Decided, Job
 
 
-def launched(job: Job, synchronisation: str, *, as_graph: bool = False) -> Job:
+def add_launches(job: Job, synchronisation: str, *, as_graph: bool = False) -> Job:
     """Return `job` with the launch behaviour of its devices and runtime.
 
     Parameters
@@ -108,7 +108,7 @@ def as_cuda_graphs(job: Job) -> Job:
         gap_ns = device.gap_ns if own_ns is None else own_ns
         devices[d] = replace(device, issue_ns=0, issue_ns_by_kind={}, queue_depth=None, gap_ns=gap_ns)
     edges = [edge for part in parts.tolist() for edge in _one_after_another(job, part_of == part)]
-    return _changed(job, edges, issue_ns=issue_ns, machine=replace(machine, devices=tuple(devices)))
+    return _add_edges(job, edges, issue_ns=issue_ns, machine=replace(machine, devices=tuple(devices)))
 
 
 def with_legacy_streams(job: Job) -> Job:
@@ -137,7 +137,7 @@ def with_legacy_streams(job: Job) -> Job:
                         if not since and other != lane and default in (lane, other):
                             edges.append((before, op, iteration))
                     last[lane] = (op, iteration)
-    return _changed(job, sorted(set(edges))) if edges else job
+    return _add_edges(job, sorted(set(edges))) if edges else job
 
 
 def _process_of(job: Job) -> IntArray:
@@ -221,7 +221,7 @@ def _refuse_round_trips(job: Job, launched: BoolArray) -> None:
             ).about(graph.op_names[op])
 
 
-def _changed(job: Job, edges: list[tuple[int, int, int]], **more: object) -> Job:
+def _add_edges(job: Job, edges: list[tuple[int, int, int]], **more: object) -> Job:
     """Return `job` with control edges (before, after, distance) added and its decisions unchanged."""
     graph, first = job.graph, np.array(job.machine.first_stream)[job.device_of]
     if edges:

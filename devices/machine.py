@@ -19,7 +19,7 @@ from devices.describe.fields import DEVICE_FIELDS, HOST_FIELDS, LINK_FIELDS, MAC
 from devices.describe.links import make_links, make_routing, matching, with_sharing
 from devices.kinds import build_cpu, build_gpu, build_npu
 from devices.presets import device_preset, machine_preset
-from sim.base.errors import InputError, UnknownNameError, hint, located
+from sim.base.errors import InputError, UnknownNameError, error_path, hint
 from sim.base.plugins import NOWHERE, Origin
 from sim.machine.communicators import CollectiveModel
 from sim.machine.device import Device
@@ -64,14 +64,14 @@ def machine_fields(spec: Mapping[str, Any], origin: Origin) -> tuple[dict[str, A
     over = read_fields(spec, MACHINE_FIELDS, "machine")
     if "preset" not in over:
         return over, {}
-    with located("machine", "preset"):
+    with error_path("machine", "preset"):
         return over, read_fields(machine_preset(over["preset"], origin), MACHINE_FIELDS)
 
 
 def devices_of(over: Mapping[str, Any], base: Mapping[str, Any], origin: Origin) -> dict[str, dict[str, Any]]:
     """Return the result of `described_devices` from that of `machine_fields`."""
     nodes, given = over.get("nodes"), over.get("devices", {})
-    with located("machine", "devices"):
+    with error_path("machine", "devices"):
         alone = {name: spec for name, spec in given.items() if nodes is not None and node_of(name)}
         each = {name: spec for name, spec in given.items() if name not in alone}
         described = _lay_over(base.get("devices", {}), each)
@@ -79,14 +79,14 @@ def devices_of(over: Mapping[str, Any], base: Mapping[str, Any], origin: Origin)
             raise InputError("a machine needs at least one device")
         if nodes is not None:
             all_nodes = {f"node{k}/{name}": spec for k in range(nodes) for name, spec in described.items()}
-            described = {**all_nodes, **_changed(all_nodes, alone)}
+            described = {**all_nodes, **_merge_entries(all_nodes, alone)}
     if over.get("ideal", False):
         ideal = {id(device): {"ideal": True, **device} for device in described.values()}
         described = {name: ideal[id(device)] for name, device in described.items()}
     read: dict[int, dict[str, Any]] = {}  # devices of a count have one description
     for name, device in described.items():
         if id(device) not in read:
-            with located("machine", "devices", entry_of(name, over)):
+            with error_path("machine", "devices", entry_of(name, over)):
                 read[id(device)] = device_values(device, origin)
     return {name: read[id(device)] for name, device in described.items()}
 
@@ -111,7 +111,7 @@ def _with_preset(spec: object, origin: Origin) -> dict[str, Any]:
     if "preset" not in over:
         return over
     preset = read_fields({"preset": over["preset"]}, DEVICE_FIELDS)["preset"]
-    with located("preset"):
+    with error_path("preset"):
         base = device_preset(preset, origin)
     if "kind" in over and over["kind"] != base.get("kind"):
         raise InputError(f"the preset {over['preset']!r} is a {base.get('kind')}, not a {over['kind']}")
@@ -119,7 +119,7 @@ def _with_preset(spec: object, origin: Origin) -> dict[str, Any]:
     return merge(base, over, DEVICE_FIELDS, ideal=ideal)
 
 
-def _changed(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def _merge_entries(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries of `over` merged over those of `base`, which must have them."""
     for name in over:
         if name not in base:
@@ -206,7 +206,7 @@ def make_device(
         ...
     sim.base.errors.UnknownNameError: gpu0: unknown key 'stream'; did you mean 'streams'? ...
     """
-    with located(name):
+    with error_path(name):
         return _build(name, device_values(spec, origin), origin, kinds)
 
 
@@ -299,7 +299,7 @@ def make_machine(
         if id(values) in made:
             devices.append(replace(made[id(values)], name=name))
             continue
-        with located("machine", "devices", entry_of(name, over)):
+        with error_path("machine", "devices", entry_of(name, over)):
             devices.append(made.setdefault(id(values), _build(name, values, origin, kinds)))
     devices += [_build(name, device_values(spec, origin), origin, kinds) for name, spec in switches.items()]
     lanes = sum(device.lanes for device in devices)
@@ -307,14 +307,14 @@ def make_machine(
         most = f"the {MOST_LANES_IN_ALL:,} that a machine may have"
         raise InputError(f"{lanes:,} cores and streams are more than {most}", path=("machine", "devices"))
     names = [device.name for device in devices]
-    with located("machine"):
+    with error_path("machine"):
         given = base.get("links", ()), over.get("links", ())
         links = make_links(*given, names, ideal=ideal, nodes=nodes is not None, wires=wires)
         if "sharing" in over:
             links = tuple(with_sharing(links, over["sharing"]))
     hosts = []
     for name, host in {**base.get("hosts", {}), **over.get("hosts", {})}.items():
-        with located("machine", "hosts", name):
+        with error_path("machine", "hosts", name):
             hosts += _make_hosts(name, host, names, nodes)
     resources = {**base.get("resources", {}), **over.get("resources", {})}
     if not links and "collectives" not in {**base, **over}:
@@ -324,7 +324,7 @@ def make_machine(
     model = _collectives(over, base, devices, origin)
     routing = SHORTEST
     if "routing" in over or "routes" in over:
-        with located("machine"):
+        with error_path("machine"):
             routing = make_routing(over.get("routing", {}), over.get("routes", ()), names, links)
     network = make_network if links else None
     return Machine(tuple(devices), links, tuple(hosts), network, model, routing, resources=resources)
@@ -336,7 +336,7 @@ def _collectives(
     """Return the model of collectives from the description, or else its preset."""
     from devices.collectives.registry import make_collectives, of_preset
 
-    with located("machine", "collectives"):
+    with error_path("machine", "collectives"):
         model = make_collectives(over.get("collectives", base.get("collectives", {})), origin)
     if "collectives" in over or "preset" not in over:
         return model
@@ -365,7 +365,7 @@ def _topology(
     given = {**preset, **given}
     from devices.describe.topologies import make_topology
 
-    with located("machine", "topology"):
+    with error_path("machine", "topology"):
         return make_topology(given, kinds)
 
 
@@ -377,7 +377,7 @@ def _make_hosts(name: str, spec: object, devices: list[str], nodes: int | None) 
     hosts = []
     for node in [""] if nodes is None else [f"node{k}/" for k in range(nodes)]:
         here = [device for device in devices if device.startswith(node)]
-        with located("devices"):
+        with error_path("devices"):
             served = [d for pattern in values["devices"] for d in matching(f"{node}{pattern}", here)]
         hosts.append(Host(f"{node}{name}", tuple(dict.fromkeys(served)), values.get("threads", 1)))
     return hosts

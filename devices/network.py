@@ -332,7 +332,7 @@ class Carrier:
         paces = {} if context.conditions is None else context.conditions.link_paces
         self._paces = {link: pace for link, pace in paces.items() if link in ways.bandwidth_bytes_per_s}
         self._bandwidth = ways.bandwidth_bytes_per_s
-        self._flows = FairFlows(context, ways.bandwidth_bytes_per_s, self._arrived, self._parts())
+        self._flows = FairFlows(context, ways.bandwidth_bytes_per_s, self._on_arrival, self._parts())
         for way in ways.each:
             if way.each is not None:
                 self._add_connection(way, way.shared[0], ways.bandwidth_bytes_per_s[way.shared[0]])
@@ -401,7 +401,7 @@ class Carrier:
         rates = {link.bandwidth_bytes_per_s for link in links}
         rates |= {link.connection_bytes_per_s for link in links}
         rates |= {device.staging_bytes_per_s for device in devices}
-        return ChunkQueues(self._context, {rate for rate in rates if rate is not None}, self._arrived)
+        return ChunkQueues(self._context, {rate for rate in rates if rate is not None}, self._on_arrival)
 
     def start(self, task: Task) -> None:
         """Start a transfer that is ready."""
@@ -448,12 +448,12 @@ class Carrier:
                 self._flow(item)
             return
         if self._context.conditions is None:
-            self._context.call_at(now + way.alone_ns(nbytes), self._arrived, item)
+            self._context.call_at(now + way.alone_ns(nbytes), self._on_arrival, item)
             return
         links = [*way.over, (UNSET, way.bandwidth_bytes_per_s)]
         there_ns = self._context.conditions.arrival_ns(links, first_byte_ns, nbytes)
         if there_ns is not None:
-            self._context.call_at(there_ns, self._arrived, item)
+            self._context.call_at(there_ns, self._on_arrival, item)
 
     # -- links that are sometimes slow or down -----------------------------------------------------
 
@@ -475,14 +475,14 @@ class Carrier:
             raise StuckError(f"link {name} has changed {MOST_FAILURES:,} times, and nothing arrives anywhere")
         if until_ns < FOREVER:
             self._watched.add(link)
-            self._context.call_at(until_ns, self._changed, link)
+            self._context.call_at(until_ns, self._on_change, link)
 
-    def _changed(self, link: int) -> None:
+    def _on_change(self, link: int) -> None:
         self._watched.discard(link)
         if self._flows.uses(link):
             self._changes(link)
 
-    def cut(self, links: Set[int]) -> None:
+    def cut_links(self, links: Set[int]) -> None:
         """Stop links from carrying anything from now on."""
         channels = self._context.job.machine.channels
         lost = {channels[k] for k in links}
@@ -499,7 +499,7 @@ class Carrier:
                     self._changes(link)
         self._flows.add(item, self._size(item), self._way(item).shared)
 
-    def _arrived(self, item: Task | _Message) -> None:
+    def _on_arrival(self, item: Task | _Message) -> None:
         self._changes_in_vain = 0
         if isinstance(item, _Message):
             now = self._context.now_ns

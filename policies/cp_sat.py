@@ -98,7 +98,7 @@ class Written:
         """Let another search begin with what one knows: a bound, and the best solution, if there is one."""
         from ortools.sat.python import cp_model
 
-        self.model.add(self.cost >= _bound(solver))
+        self.model.add(self.cost >= _whole_bound(solver))
         if status == cp_model.FEASIBLE:
             self.model.add(self.cost <= round(solver.objective_value))
             self.model.clear_hints()
@@ -305,19 +305,19 @@ def solve(solver: Any, written: Written) -> Any:
             return search.result()
         except KeyboardInterrupt:
             solver.stop_search()
-            raise KeyboardInterrupt(_told(solver, search.result(), written.unit_ns)) from None
+            raise KeyboardInterrupt(_describe(solver, search.result(), written.unit_ns)) from None
 
 
-def _bound(solver: Any) -> int:
+def _whole_bound(solver: Any) -> int:
     """Return what nothing can be below: whole units."""
     return int(max(0, ceil(solver.best_objective_bound - 1e-6)))
 
 
-def _told(solver: Any, status: Any, unit_ns: int) -> str:
+def _describe(solver: Any, status: Any, unit_ns: int) -> str:
     """Say what an interrupted search knows."""
     from ortools.sat.python import cp_model
 
-    bound = format_duration(_bound(solver) * unit_ns)
+    bound = format_duration(_whole_bound(solver) * unit_ns)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return f"the search has found nothing yet, and nothing can take less than {bound}"
     best = format_duration(round(solver.objective_value) * unit_ns)
@@ -367,7 +367,7 @@ def least(problem: ScheduleProblem, limit_ns: int, workers: int = 1, seed: int =
     for level, effort in _turns(problem) if workers == 1 else ((1, inf),):
         solver = solver_of(level, effort, until - monotonic(), seed, workers)
         status = solve(solver, written)
-        bound = max(bound, _bound(solver) * written.unit_ns)
+        bound = max(bound, _whole_bound(solver) * written.unit_ns)
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             values = partial(written.value, solver)
         finished = status in (cp_model.OPTIMAL, cp_model.INFEASIBLE)

@@ -119,7 +119,7 @@ def find_guards(graph: Graph, structure: FrameStructure) -> tuple[list[Guard], d
     guards: list[dict[Literal, int]] = [{} for _ in order]
     frames: dict[int, dict[Literal, int]] = {}
 
-    def merged(found: Iterable[Mapping[Literal, int]]) -> dict[Literal, int]:
+    def merge_values(found: Iterable[Mapping[Literal, int]]) -> dict[Literal, int]:
         place: dict[Literal, int] = {}
         for guard in found:
             place |= {literal: min(k, place.get(literal, k)) for literal, k in guard.items()}
@@ -147,10 +147,10 @@ def find_guards(graph: Graph, structure: FrameStructure) -> tuple[list[Guard], d
             data = [{p: k for p, k in data[0].items() if not loops and all(p in d for d in data)}]
         if kind[op] != "control_trigger":  # a control trigger runs even if its control inputs are dead
             first = [*graph.after.row(op).tolist(), *([sends[op]] if op in sends else [])]
-            guards[op] = merged([*(behind(follows, -1) for follows in first), *data])
+            guards[op] = merge_values([*(behind(follows, -1) for follows in first), *data])
         if kind[op] == "enter":
             child = structure.child_of[op]
-            frames[child] = merged([frames.get(child, {}), guards[op]])
+            frames[child] = merge_values([frames.get(child, {}), guards[op]])
     return [tuple(guard) for guard in guards], {frame: tuple(guard) for frame, guard in frames.items()}
 
 

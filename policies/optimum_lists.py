@@ -156,7 +156,7 @@ class Lists:
         end = first[0]
         for _ in range(_ROUNDS):
             found = first
-            for way in (self._balanced, self._annealed):
+            for way in (self._balance, self._anneal):
                 if end <= least or monotonic() >= until:
                     return
                 found = way(found, least, unit, until, rng)
@@ -164,7 +164,7 @@ class Lists:
                     end = found[0]
                     yield found
 
-    def _annealed(self, first: IntArray, least: int, unit: int, until: float, rng: Random) -> IntArray:
+    def _anneal(self, first: IntArray, least: int, unit: int, until: float, rng: Random) -> IntArray:
         """Return the best schedule of many orders, each a little different from one before."""
         n = len(first)
         key = np.empty(n)
@@ -187,7 +187,7 @@ class Lists:
                 best = new
         return best
 
-    def _balanced(self, first: IntArray, least: int, unit: int, until: float, rng: Random) -> IntArray:
+    def _balance(self, first: IntArray, least: int, unit: int, until: float, rng: Random) -> IntArray:
         """Return a schedule of which lanes end nearer to the least there can be."""
         tail, (start, lane) = (self.left + self.ns).tolist(), self.starts(first.astype(float))
         lanes, over = self._lanes(start, lane, tail, least)
@@ -199,7 +199,7 @@ class Lists:
             a = rng.choice([lane for lane, much in enumerate(over) if much > 0] or [0])
             others = [lane for lane in range(len(lanes)) if lane != a]
             b = rng.choice([lane for lane in others if over[lane] or rng.random() < _AGAIN] or others)
-            new, lane = self.starts(self._exchanged(lanes[a], lanes[b], start, over[a], unit, rng))
+            new, lane = self.starts(self._exchange_by_rank(lanes[a], lanes[b], start, over[a], unit, rng))
             there, above = self._lanes(new, lane, tail, least)
             if sum(max(0, x) for x in above) <= max(little, sum(max(0, x) for x in over)):
                 start, lanes, over = new, there, above
@@ -221,7 +221,7 @@ class Lists:
         lanes = [max(own[::-1], key=lambda run: min(len(run), _RUN)) for own in runs]
         return lanes, [max((starts[k] + tail[k] for k in lane), default=0) - least for lane in lanes]
 
-    def _exchanged(
+    def _exchange_by_rank(
         self, a: list[int], b: list[int], start: IntArray, much: int, unit: int, rng: Random
     ) -> FloatArray:
         """Return keys with some tasks of two lanes exchanged, so that the first gets shorter by so much."""

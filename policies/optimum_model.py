@@ -30,8 +30,8 @@ from policies.optimum_windows import windows
 from policies.placement.problem import Problem
 from policies.schedule_problem import LONGEST, NEVER, ScheduleProblem, Time
 from sim import Job, Policy, Trace
-from sim.base.arrays import UNSET, IntArray, grouped
-from sim.base.errors import InputError, listed
+from sim.base.arrays import UNSET, IntArray, group_pairs
+from sim.base.errors import InputError, list_names
 from sim.graph.frames import has_control_flow
 from sim.job.costs import issue_costs_ns
 from sim.job.transfers import Flow
@@ -57,7 +57,7 @@ def wait_for_inputs(tasks: Tasks) -> None:
             for (home, nbytes), (d, chosen), i in itertools.product(
                 arrivals, tasks.on[c].items(), range(iterations)
             ):
-                tasks.times.delayed(tasks.taken[i][c], 0, tasks.problem.travel_ns(home, d, nbytes), chosen)
+                tasks.times.add_delay(tasks.taken[i][c], 0, tasks.problem.travel_ns(home, d, nbytes), chosen)
 
 
 def _edge(tasks: Tasks, before: int, p: int, i: int, c: int, tensor: int) -> None:
@@ -74,9 +74,9 @@ def _edge(tasks: Tasks, before: int, p: int, i: int, c: int, tensor: int) -> Non
         launched = not device.workers and (a is None or not tasks.machine.devices[a].workers)
         if not (tasks.at_issue and launched) or tasks.taken[i][c] is tasks.start[i][c]:
             hop = 0 if not (tasks.at_issue and launched) else _hop(tasks, a, b)
-            tasks.times.delayed(tasks.taken[i][c], begin, travel + hop, here, there)
+            tasks.times.add_delay(tasks.taken[i][c], begin, travel + hop, here, there)
             continue
-        tasks.times.delayed(tasks.start[i][c], begin, travel + _hop(tasks, a, b), here, there)
+        tasks.times.add_delay(tasks.start[i][c], begin, travel + _hop(tasks, a, b), here, there)
         _issued_before(tasks, tasks.taken[i][c], before, p, here, there)
 
 
@@ -194,7 +194,7 @@ class JobModel:
         refuse_unmodelled(job, placed)
         self.job = job
         self.times = ScheduleProblem("the optimum of a scenario", known.makespan_ns)
-        flow = known.flow if placed else _unplaced(job)
+        flow = known.flow if placed else _without_transfers(job)
         problem = None if placed else Problem(job.graph, job.machine, job.known_costs_ns)
         at_issue, alone = policy.synchronisation == "issue", policy.asynchronous_ops(job)
         self.tasks = Tasks(self.times, job, flow, problem, at_issue=at_issue, alone=alone)
@@ -215,7 +215,9 @@ class JobModel:
     def left_out(self) -> tuple[str, ...]:
         """What the model does not know of the job: its optimum is a lower bound then."""
         notes = self.tasks.notes.items()
-        return tuple(what + (f" ({listed(names, _MOST_NAMED)})" if names else "") for what, names in notes)
+        return tuple(
+            what + (f" ({list_names(names, _MOST_NAMED)})" if names else "") for what, names in notes
+        )
 
     def solve(self, limit_ns: int, workers: int = 1, seed: int = 0) -> tuple[Solved, Timetable | None]:
         """Return what was found, with a bound of the objective; see `policies.cp_sat.least`."""
@@ -317,7 +319,7 @@ def _at(starts: Sequence[int], time: Time) -> int:
     return starts[time.index] + time.offset
 
 
-def _unplaced(job: Job) -> Flow:
+def _without_transfers(job: Job) -> Flow:
     """Return the ops and edges alone: it is not known what has to be moved."""
     none = np.zeros(0, np.int64)
     return Flow(len(job.graph), len(job.graph), *job.graph.edges, none, none, none, none)
@@ -363,7 +365,7 @@ class Follow(ProgramOrder):
         """Return the tasks of every issuer: each goes to one that is free then."""
         n, costs = len(job.graph), issue_costs_ns(job).tolist()
         issuers = job.machine.issuers()
-        of_group = grouped((issuer.group, issuer.index) for issuer in issuers)
+        of_group = group_pairs((issuer.group, issuer.index) for issuer in issuers)
         programs: list[list[int]] = [[] for _ in issuers]
         free = [0] * len(issuers)
         launched, group_of = job.launched.tolist(), job.group_of.tolist()

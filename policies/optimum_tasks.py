@@ -20,7 +20,7 @@ import numpy as np
 from policies.placement.problem import Problem
 from policies.schedule_problem import LONGEST, NEVER, Literal, ScheduleProblem, Time
 from sim import Job
-from sim.base.arrays import UNSET, grouped
+from sim.base.arrays import UNSET, group_pairs
 from sim.explain.bounds import least_durations_ns
 from sim.graph.rendezvous_keys import rendezvous_keys
 from sim.job.costs import issue_costs_ns
@@ -112,7 +112,7 @@ class Tasks:
             for link in links:
                 times.occupy(("link", link), leaves, travel_ns, moved)
                 times.capacity[("link", link)] = 1
-        times.asked(self.moves[i, tensor, a, b], *given)
+        times.require(self.moves[i, tensor, a, b], *given)
         return leaves
 
     def _serial(self, a: int, b: int) -> list[int]:
@@ -136,7 +136,7 @@ class Tasks:
         into = self.flow.consumer >= self.n_ops
         columns = (self.flow.producer, self.flow.consumer, self.flow.distance)
         rows = zip(*(column[into].tolist() for column in columns), strict=True)
-        return grouped((c, (p, distance)) for p, c, distance in rows)
+        return group_pairs((c, (p, distance)) for p, c, distance in rows)
 
     def _costs(self) -> None:
         """Set how long each task takes, and what issuing it costs, on each device that it may run on."""
@@ -222,7 +222,7 @@ class Tasks:
             if k not in self.alone:
                 times.occupy(group, taken[k], cost + ns, chosen)
             if not self._fits(k, d):
-                times.delayed(start[k], 0, NEVER, chosen)
+                times.add_delay(start[k], 0, NEVER, chosen)
             need = self.cores(d).get(k, 0)
             if need and k not in self.alone:
                 times.occupy(("cores", d), start[k], ns, chosen, amount=need)
@@ -333,7 +333,7 @@ def _behind(
     at_once = times.literal(f"{then} behind {first}")
     times.after(end, moves[then].begin, at_once)
     if chosen is not None:
-        times.asked(chosen, at_once)
+        times.require(chosen, at_once)
     return at_once
 
 

@@ -28,7 +28,7 @@ import numpy as np
 
 from policies.cp_sat import Written, at_most, solve, solver_of
 from policies.schedule_problem import LONGEST, After, Literal, ScheduleProblem, Taken, Time
-from sim.base.arrays import BoolArray, grouped
+from sim.base.arrays import BoolArray, group_pairs
 
 # ----------------------------------------------------------------------------------------------------------
 # A solution that is known, seen from both ends: as early as it is, and as late as its end allows.
@@ -61,7 +61,7 @@ class Incumbent:
         self.end_ns = problem.time_hints[LONGEST.index]
         self.early = [problem.time_hints.get(k, 0) for k in range(len(problem.times))]
         self.holds = self._literals()
-        held = [each for each in problem.orders if all(map(self.given, each.given))]
+        held = [each for each in problem.orders if all(map(self.is_true, each.given))]
         parts = np.array([(*_parts(each.later), *_parts(each.earlier)) for each in held], np.int64)
         self.later, offset, self.earlier, lag = parts.reshape(-1, 4).T
         self.lag = lag - offset
@@ -71,7 +71,7 @@ class Incumbent:
         """Return the value of a time."""
         return time if isinstance(time, int) else self.early[time.index] + time.offset
 
-    def given(self, literal: Literal | None) -> bool:
+    def is_true(self, literal: Literal | None) -> bool:
         """Return whether a literal holds; None does."""
         return literal is None or self.holds[literal.index]
 
@@ -108,7 +108,7 @@ class Incumbent:
         edges += [
             (end.index, begin.index, ns + begin.offset - end.offset)
             for begin, ns, end, literal in self.problem.durations
-            if isinstance(begin, Time) and isinstance(end, Time) and self.given(literal)
+            if isinstance(begin, Time) and isinstance(end, Time) and self.is_true(literal)
         ]
         edges.sort(key=lambda edge: -self.early[edge[1]])
         late = [self.end_ns] * len(self.early)
@@ -126,7 +126,7 @@ class Incumbent:
         """Return who follows whom on each lane of each resource, and how long after."""
         lines: list[tuple[int, int, int]] = []
         for resource, capacity in self.problem.capacity.items():
-            taken = [each for each in self.problem.taken.get(resource, ()) if self.given(each.given)]
+            taken = [each for each in self.problem.taken.get(resource, ()) if self.is_true(each.given)]
             if sum(each.amount for each in taken) <= capacity:
                 continue
             taken.sort(key=lambda each: (self.at(each.begin), each.ns))
@@ -162,12 +162,14 @@ class Touching:
 
     def __init__(self, problem: ScheduleProblem) -> None:
         orders = [*enumerate(problem.orders)]
-        self.times = grouped(
+        self.times = group_pairs(
             (time.index, k) for k, order in orders for time in order[:2] if isinstance(time, Time)
         )
-        self.literals = grouped((each.index, k) for k, order in orders for each in order.given)
-        self.choices = grouped((each.index, k) for k, some in enumerate(problem.one_of) for each in some)
-        self.clauses = grouped((each.index, k) for k, some in enumerate(problem.any_of) for each, _ in some)
+        self.literals = group_pairs((each.index, k) for k, order in orders for each in order.given)
+        self.choices = group_pairs((each.index, k) for k, some in enumerate(problem.one_of) for each in some)
+        self.clauses = group_pairs(
+            (each.index, k) for k, some in enumerate(problem.any_of) for each, _ in some
+        )
 
 
 class FreePart(Written):

@@ -41,7 +41,7 @@ _BFC: Final = {"gpu": {"name": "bfc", "garbage_collection": True}}
 _CACHING: Final = {"gpu": {"name": "caching"}}
 
 
-def _planned(planner: str) -> dict[str, dict[str, Any]]:
+def _planned_memory(planner: str) -> dict[str, dict[str, Any]]:
     return {kind: {"name": "planned", "planner": planner} for kind in ("cpu", "gpu", "npu")}
 
 
@@ -64,27 +64,27 @@ tvm_graph_executor: Final = _on_one_stream(
     "TVM's graph executor: the nodes in order, strictly one after another",
     name="sequential",
     linearize="topological",
-    allocator=_planned("relay"),
+    allocator=_planned_memory("relay"),
 )
 tvm_vm: Final = _on_one_stream(
     "TVM's and Relax's virtual machine: a linear program with jumps; GPU kernels are only enqueued",
     name="sequential",
     linearize="depth-first",
-    allocator=_planned("relax"),
+    allocator=_planned_memory("relax"),
 )
 onnxruntime: Final = _on_one_stream(
     "ONNX Runtime, sequential, default order: reverse depth first from the outputs",
     name="sequential",
     linearize="reverse-depth-first",
     runs="in-turn",
-    allocator=_planned("greedy"),
+    allocator=_planned_memory("greedy"),
 )
 onnxruntime_priority: Final = _on_one_stream(
     "ONNX Runtime, sequential, priority order: Kahn with the least index",
     name="sequential",
     linearize="priority",
     runs="in-turn",
-    allocator=_planned("greedy"),
+    allocator=_planned_memory("greedy"),
 )
 onnxruntime_parallel: Final = _on_one_stream(
     "ONNX Runtime up to 1.13, parallel: a thread keeps the first consumer it made ready, queues the others",

@@ -167,7 +167,7 @@ class ScheduleProblem:
         self.unknowns.append(literal)
         return literal
 
-    def asked(self, literal: Literal, *given: Literal | None) -> None:
+    def require(self, literal: Literal, *given: Literal | None) -> None:
         """Let a literal hold if all that is `given` does."""
         unless = [(each, False) for each in given if each is not None]
         self.any_of.append([*unless, (literal, True)])
@@ -185,7 +185,7 @@ class ScheduleProblem:
         literals = tuple(literal for literal in given if literal is not None)
         self.orders.append(After(later, earlier, literals))
 
-    def delayed(self, later: Time, earlier: Time | int, delay_ns: int, *given: Literal | None) -> None:
+    def add_delay(self, later: Time, earlier: Time | int, delay_ns: int, *given: Literal | None) -> None:
         """Let `later` be so long after `earlier`, if all that is `given` holds; so long may be never."""
         if delay_ns >= NEVER:
             self.any_of.append([(literal, False) for literal in given if literal is not None])
@@ -206,8 +206,8 @@ class ScheduleProblem:
         for op, leader in enumerate(group_of):
             for d, chosen in on[op].items() if leader != op else ():
                 if chosen is not None:
-                    self.asked(on[leader][d], chosen)
-                    self.asked(chosen, on[leader][d])
+                    self.require(on[leader][d], chosen)
+                    self.require(chosen, on[leader][d])
         return on
 
     def last(self, begin: Time | int, ns: int, end: Time, given: Literal | None = None) -> None:

@@ -81,7 +81,7 @@ def read_relative(text: Any) -> Relative | None:
     return found and Relative(Fraction(found[1]), found[2])
 
 
-def resolved(
+def resolve(
     condition: Mapping[str, Given], references: Mapping[str, int | float]
 ) -> dict[str, results.Value]:
     """Return a condition in base units.
@@ -97,9 +97,9 @@ def resolved(
 
     Examples
     --------
-    >>> resolved({"at_most": Relative(Fraction("1.05"), "gpipe")}, {"gpipe": 10})
+    >>> resolve({"at_most": Relative(Fraction("1.05"), "gpipe")}, {"gpipe": 10})
     {'at_most': 10}
-    >>> resolved({"equals": 90, "tolerance": Relative(Fraction(1, 10))}, {})
+    >>> resolve({"equals": 90, "tolerance": Relative(Fraction(1, 10))}, {})
     {'equals': 90, 'tolerance': 9}
     """
     found: dict[str, results.Value] = {}
@@ -329,7 +329,7 @@ class Expectation(NamedTuple):
             given.run: self._result_of(other(given.run), f"the run {given.run!r}")
             for given in beside.values()
         }
-        condition = resolved(self.condition, references)
+        condition = resolve(self.condition, references)
         if isinstance(actual, list):
             listed = condition["equals"]
             actual = [op for op in actual if op in set(listed)]

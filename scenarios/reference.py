@@ -175,7 +175,7 @@ def decisions(group: str | None = None) -> Iterator[KnownDecision]:
     for decision in DECISIONS:
         if group in (None, decision.group):
             for found in plugins.describe(decision.group):
-                yield _known(found.name, decision, plugins.lookup(decision.group, found.name))
+                yield _find_decision(found.name, decision, plugins.lookup(decision.group, found.name))
 
 
 def known_as(name: str, origin: plugins.Origin = plugins.NOWHERE) -> list[KnownDecision]:
@@ -206,7 +206,9 @@ def known_as(name: str, origin: plugins.Origin = plugins.NOWHERE) -> list[KnownD
         return [_code(name, origin)]
     groups = {one: plugins.names(one.group) for one in DECISIONS}
     found = [
-        _known(name, one, plugins.lookup(one.group, name)) for one, names in groups.items() if name in names
+        _find_decision(name, one, plugins.lookup(one.group, name))
+        for one, names in groups.items()
+        if name in names
     ]
     if not found:
         known = list(dict.fromkeys(name for names in groups.values() for name in names))
@@ -221,18 +223,18 @@ def _code(name: str, origin: plugins.Origin) -> KnownDecision:
     if not fitting:
         methods = ", ".join(f"{one.method}()" for one in DECISIONS if one.method)
         raise InputError(f"{name!r} decides nothing: it has none of {methods}")
-    return _known(name, fitting[0], thing)
+    return _find_decision(name, fitting[0], thing)
 
 
-def _known(name: str, decision: Decision, thing: Any) -> KnownDecision:
+def _find_decision(name: str, decision: Decision, thing: Any) -> KnownDecision:
     doc = read_docstring(thing)
-    options = tuple(_option(p, told) for p, told in _taken(decision.group, name, thing))
+    options = tuple(_option(p, told) for p, told in _parameters_taken(decision.group, name, thing))
     module = getattr(thing, "__module__", "")
     code = f"{module}:{getattr(thing, '__qualname__', type(thing).__name__)}"
     return KnownDecision(name, decision, doc.summary, doc.text, options, rule(thing), code)
 
 
-def _taken(group: str, name: str, thing: Any) -> list[tuple[inspect.Parameter, ParameterDoc]]:
+def _parameters_taken(group: str, name: str, thing: Any) -> list[tuple[inspect.Parameter, ParameterDoc]]:
     """Return the parameters that a scenario may give to a plugin, and their meanings."""
     from devices.memory.registry import MemorySpec, allocator_options
 

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import yaml
 
-from scenarios.expectations import Expectation, FinishedRun, Outcome, Relative, read_relative, resolved
+from scenarios.expectations import Expectation, FinishedRun, Outcome, Relative, read_relative, resolve
 from scenarios.fields.results import ORDER, Value, holds, result_named
 from scenarios.file.document import Document, Loc
 from scenarios.file.yaml_read import LOADER, Node, Place, read_yaml, read_yaml_text
@@ -52,11 +52,11 @@ def annotation(level: str, place: Place, title: str, message: str) -> str:
     ::error file=s.yaml,line=3,col=7,title=sim check%3A a%2C b::50%25 more%0Athan before
     """
     values = {"file": place.source, "line": place.line, "col": place.column, "title": title}
-    given = ",".join(f"{key}={_escaped(str(value), ':,')}" for key, value in values.items() if value)
-    return f"::{level} {given}::{_escaped(message)}"
+    given = ",".join(f"{key}={_escape(str(value), ':,')}" for key, value in values.items() if value)
+    return f"::{level} {given}::{_escape(message)}"
 
 
-def _escaped(text: str, also: str = "") -> str:
+def _escape(text: str, also: str = "") -> str:
     for character in ("%", "\r", "\n", *also):
         text = text.replace(character, f"%{ord(character):02X}")
     return text
@@ -107,12 +107,12 @@ def _text(key: str, outcome: Outcome, value: Value, *, percent: bool) -> str:
     if isinstance(relative, Relative):
         other = outcome.references[relative.run]
         text = f"{_times(key, actual, other)} x {relative.run}" if other else ""
-        again = resolved({**given, key: read_relative(text) or relative}, outcome.references)
+        again = resolve({**given, key: read_relative(text) or relative}, outcome.references)
         if not _holds(key, actual, again):
             raise InputError(f"it is no multiple of what {relative.run} has, with {_DIGITS} digits")
         return text
     if isinstance(value, float):
-        exact = Decimal(repr(actual)) if key == "equals" else _rounded(key).create_decimal(Decimal(actual))
+        exact = Decimal(repr(actual)) if key == "equals" else _rounding(key).create_decimal(Decimal(actual))
         texts = [f"{(exact * 100).normalize():f}%"] * percent + [f"{exact.normalize():f}"]
         return next(
             text for text in texts if _holds(key, actual, {**outcome.condition, key: result.read_text(text)})
@@ -123,10 +123,10 @@ def _text(key: str, outcome: Outcome, value: Value, *, percent: bool) -> str:
 
 def _times(key: str, actual: int | float, other: int | float) -> str:
     exact = Fraction(actual) / Fraction(other)
-    return f"{_rounded(key).divide(Decimal(exact.numerator), Decimal(exact.denominator)).normalize():f}"
+    return f"{_rounding(key).divide(Decimal(exact.numerator), Decimal(exact.denominator)).normalize():f}"
 
 
-def _rounded(key: str) -> Context:
+def _rounding(key: str) -> Context:
     return Context(prec=_DIGITS, rounding=_ROUNDING[key])
 
 
@@ -286,17 +286,17 @@ def update(result: Result) -> list[Updated]:
     for outcome in result.outcomes:
         if not outcome.passed:
             try:
-                found.append(Updated(outcome, f"written: {_written(outcome, result)}", True))
+                found.append(Updated(outcome, f"written: {_outcome_text(outcome, result)}", True))
             except InputError as error:
                 found.append(Updated(outcome, f"not written: {error}", False))
     return found
 
 
-def _written(outcome: Outcome, result: Result) -> str:
+def _outcome_text(outcome: Outcome, result: Result) -> str:
     table = outcome.expectation.table
     if table is None:
         return _rewritten(outcome)
-    expected = result.case.base.expected()
+    expected = result.case.base.expected_cases()
     holders = [case.label for case in expected if any(each.table == table for each in case.expectations)]
     write_golden(table, result, holders)
     return str(outcome.condition["equals"])
@@ -308,7 +308,7 @@ def _rewritten(outcome: Outcome) -> str:
     path = expectation.document.path
     there = _node(expectation, expectation.loc, read_yaml(path))
     if result_named(outcome.what).unit is ORDER:
-        values, told = _reordered(outcome, there), f"[{', '.join(outcome.actual)}]"
+        values, told = _find_reordered(outcome, there), f"[{', '.join(outcome.actual)}]"
     else:
         whole = not isinstance(there.value, dict)
         nodes = {"equals": there} if whole else there.value
@@ -330,7 +330,7 @@ def _node(expectation: Expectation, loc: Loc, root: Node) -> Node:
     return node
 
 
-def _reordered(outcome: Outcome, there: Node) -> list[tuple[Node, str]]:
+def _find_reordered(outcome: Outcome, there: Node) -> list[tuple[Node, str]]:
     """Return the nodes in a list of ops that get another name."""
     listed: Any = there.value["equals"].value if isinstance(there.value, dict) else there.value
     missing = [str(node.value) for node in listed if str(node.value) not in outcome.actual]
@@ -437,7 +437,7 @@ def check_file(
         yields one without outcomes: it was read, but not run.
     """
     try:
-        cases = scenario_of(Document.read(path, allowed)).expected()
+        cases = scenario_of(Document.read(path, allowed)).expected_cases()
     except InputError as error:
         yield Checked(str(path), "", error=error)
         return

@@ -66,7 +66,7 @@ def _workload(value: Any, info: ValidationInfo) -> Workload:
     return kind.model_validate(value)
 
 
-def _imported(module: str, model: str) -> PlainValidator:
+def _import_late(module: str, model: str) -> PlainValidator:
     """Return a validator by a model that is imported only if a scenario has the key; most have not."""
 
     def read(value: Any) -> Any:
@@ -141,12 +141,12 @@ class ScenarioFile(Strict):
     knowledge: policy_fields.Knowledge = "exact"
     memory: policy_fields.MemoryFields | None = None
     noise: policy_fields.NoiseFields | None = None
-    faults: Annotated[Any, _imported("scenarios.fields.fault_fields", "FaultFields")] = None
+    faults: Annotated[Any, _import_late("scenarios.fields.fault_fields", "FaultFields")] = None
     cost: JsonValue = None
     fold: Literal["auto"] | bool = "auto"
     iterations: Annotated[Count, Field(le=MOST_TASKS)] = 1
     seed: Whole = 0
-    training_run: Annotated[Any, _imported("scenarios.training_run.fields", "TrainingRun")] = None
+    training_run: Annotated[Any, _import_late("scenarios.training_run.fields", "TrainingRun")] = None
     engine: Literal["auto", "simpy", "kernel"] = "auto"
     compare: list[policy_fields.AnyVariant] = Field(default_factory=list)
     expect: policy_fields.ExpectOfRuns = Field(default_factory=dict)

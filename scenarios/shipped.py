@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 from scenarios.file.document import Document
 from scenarios.file.yaml_read import read_yaml, read_yaml_text, texts_in
-from sim.base.errors import InputError, UnknownNameError, located
+from sim.base.errors import InputError, UnknownNameError, error_path
 from sim.base.files import write_text
 
 _FOLDER: Final = Path(__file__).parent
@@ -45,12 +45,12 @@ class Shipped(NamedTuple):
     is_template: bool
 
 
-def shipped() -> Iterator[Shipped]:
+def shipped_scenarios() -> Iterator[Shipped]:
     """Yield all scenarios that ship: templates, then examples, each sorted by name.
 
     Examples
     --------
-    >>> [one.name for one in shipped()][:5]
+    >>> [one.name for one in shipped_scenarios()][:5]
     ['cluster', 'gpu', 'pipeline', 'trace', 'around_a_pipeline']
     """
     for folder in (_TEMPLATES, _EXAMPLES):
@@ -65,7 +65,7 @@ def _read(path: Path) -> Shipped:
     return Shipped(path.stem, content["name"], about.rstrip(), path, path.parent == _TEMPLATES)
 
 
-def named(name: str) -> Shipped:
+def find_shipped(name: str) -> Shipped:
     """Return the shipped scenario of a name.
 
     Raises
@@ -79,7 +79,7 @@ def named(name: str) -> Shipped:
     return _read(known[name])
 
 
-def filled(text: str, ask: Ask, target: Path) -> str:
+def fill_template(text: str, ask: Ask, target: Path) -> str:
     """Return a template with its values replaced by answers, in the order of its questions.
 
     Parameters
@@ -97,12 +97,14 @@ def filled(text: str, ask: Ask, target: Path) -> str:
             gap = " " * max(1, len(found["value"] + found["gap"]) - len(value))
             return f"{found['key']}{value}{gap}# {found['asked']}"
 
-        def accepted(value: str, head: str = head, tail: str = tail, found: re.Match[str] = found) -> str:
+        def accept_answer(
+            value: str, head: str = head, tail: str = tail, found: re.Match[str] = found
+        ) -> str:
             if value != found["value"]:
                 _refuse_wrong(head + line(value) + tail, value, found["value"], target)
             return value
 
-        answered = line(ask(found["asked"], found["value"], accepted))
+        answered = line(ask(found["asked"], found["value"], accept_answer))
         text, at = head + answered + tail, len(head + answered)
     return text
 
@@ -117,7 +119,7 @@ def _refuse_wrong(text: str, value: str, default: str, target: Path) -> None:
         raise InputError(f"there is no file {value!r} in {target.parent.resolve()}")
     scenario_of(document)
     if (machine := document.at(("machine",))) is not None:
-        with located("machine"):
+        with error_path("machine"):
             make_machine(machine.plain())
 
 

@@ -74,14 +74,14 @@ class SpeedProfile:
         k = self._segment(time_ns)
         return self._rates[k], self._from_ns[k + 1] if k + 1 < len(self._from_ns) else self._until_ns
 
-    def done(self, time_ns: int) -> Fraction | int:
+    def work_done(self, time_ns: int) -> Fraction | int:
         """Return the work done from time 0 on."""
         k = self._segment(time_ns)
         return self._done[k] + self._rates[k] * (time_ns - self._from_ns[k])
 
     def when(self, work: Fraction | int) -> int | None:
         """Return the first whole ns at which so much work has been done since time 0; None: never."""
-        while self._until_ns < FOREVER and self.done(self._until_ns - 1) < work:
+        while self._until_ns < FOREVER and self.work_done(self._until_ns - 1) < work:
             self._read_on()
         k = max(bisect_right(self._done, work) - 1, 0)
         while k and self._done[k] == work and self._done[k - 1] == work:
@@ -93,7 +93,7 @@ class SpeedProfile:
 
     def end_ns(self, start_ns: int, work: int) -> int | None:
         """Return the first whole ns at which work that begins at `start_ns` is done; None: never."""
-        return start_ns if not work else self.when(self.done(start_ns) + work)
+        return start_ns if not work else self.when(self.work_done(start_ns) + work)
 
     def _segment(self, time_ns: int) -> int:
         while self._until_ns <= time_ns:

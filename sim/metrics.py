@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from sim.base.intervals import stacked, union
+from sim.base.intervals import overlap_of_at_least, union
 from sim.base.units import NS_PER_S
 from sim.explain.bounds import bounds
 from sim.explain.communication import traffic_on_links
@@ -154,7 +154,7 @@ def link_use(trace: Record) -> dict[str, LinkUse]:
     nbytes = np.zeros(n, np.int64)
     np.add.at(nbytes, link, moved.nbytes)
     count = np.bincount(link, minlength=n).tolist()
-    contended = stacked(moved.ready_ns, moved.end_ns, link, np.full(n, 2)).lengths(n).tolist()
+    contended = overlap_of_at_least(moved.ready_ns, moved.end_ns, link, np.full(n, 2)).lengths(n).tolist()
     return {
         each.name: LinkUse(
             each.name,

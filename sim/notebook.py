@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import Final, NamedTuple, TypeVar
 
-from sim.base.arrays import grouped
+from sim.base.arrays import group_pairs
 
 Rows = Sequence[Mapping[str, str]]
 
@@ -104,7 +104,7 @@ def alike(things: Iterable[_T], row: Callable[[_T], Mapping[str, str]], name: Ca
     >>> alike(["a", "b", "x"], lambda letter: {"late": "yes" if letter > "w" else ""}, str.upper)
     [{'': 'A ... B (2)', 'late': ''}, {'': 'X', 'late': 'yes'}]
     """
-    groups = grouped((tuple(row(thing).values()), thing) for thing in things)
+    groups = group_pairs((tuple(row(thing).values()), thing) for thing in things)
     return [
         {
             "": name(some[0]) + (f" ... {name(some[-1])} ({len(some):,})" if len(some) > 1 else ""),

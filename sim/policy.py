@@ -247,10 +247,10 @@ def order_of(policy: Policy, job: Job) -> Order | None:
         if not all(name.startswith("__") for name in vars(cls)):
             return None
     changed = {"prepare", "ready", "next", "ended", "as_data"} & vars(policy).keys()
-    return None if changed else _checked(policy, job, policy.as_data(job))
+    return None if changed else _check_order(policy, job, policy.as_data(job))
 
 
-def _checked(policy: Policy, job: Job, order: Order | None) -> Order | None:
+def _check_order(policy: Policy, job: Job, order: Order | None) -> Order | None:
     """Return the order after checking it, so that the kernel can trust its numbers."""
     if order is None:
         return None

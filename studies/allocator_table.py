@@ -28,7 +28,7 @@ from scenarios.importers import load_graph
 from sim import Graph, Machine, simulate
 from sim.base.errors import InfeasibleError, OutOfMemoryError
 from sim.base.units import format_bytes, format_duration
-from sim.explain.memory_use import Allocated, allocated
+from sim.explain.memory_use import Allocated, allocator_statistics
 from sim.trace import Trace
 from studies.program import markdown_table, run
 
@@ -98,7 +98,7 @@ def allocator_rows(
     for name, spec in ALLOCATORS.items():
         memory = tensor_memory({"gpu0": spec}, lifetime=lifetime)
         trace = simulate(graph, machine, InOrder(synchronisation="issue"), memory=memory)
-        [use] = allocated(trace).values()
+        [use] = allocator_statistics(trace).values()
         fits_into = _fits_into(events_of(trace), spec, use.peak_in_use_bytes)
         rows.append(Row(name, trace.makespan_ns, use, fits_into))
     return rows

@@ -16,13 +16,13 @@ from hanging import pytest_configure, pytest_runtest_protocol  # noqa: F401
 
 import sim.base
 import sim.kernel
-from sim.kernel.run import compiled
+from sim.kernel.run import is_compiled
 
 if checked := os.environ.get("SIM_CHECKED_KERNEL"):  # `make test-all` has built it there
     for package in (sim.kernel, sim.base):
         package.__path__.insert(0, str(Path(checked).resolve() / package.__name__.replace(".", "/")))
 os.environ.setdefault("MPLBACKEND", "Agg")
-if not compiled():  # its source runs where it would
+if not is_compiled():  # its source runs where it would
     os.environ.setdefault("SIM_PURE", "1")
 
 load_profile()

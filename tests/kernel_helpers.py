@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from sim.kernel.run import compiled
+from sim.kernel.run import is_compiled
 
-KERNELS = [True, False] if compiled() else [True]
+KERNELS = [True, False] if is_compiled() else [True]
 """The kernel as it is written, and compiled where it is."""
 
 

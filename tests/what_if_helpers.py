@@ -9,7 +9,7 @@ from typing import Any
 from test_import_kineto_what_if import starts_and_ends
 
 from scenarios.importers.kineto.kineto import load
-from scenarios.recorded.changes import WhatIf, applied
+from scenarios.recorded.changes import WhatIf, apply_changes
 from sim import Graph
 
 US = 1000
@@ -17,7 +17,7 @@ US = 1000
 
 def what_if(graph: Graph, *changes: dict[str, Any]) -> Graph:
     """Return a graph after changes, as a scenario has them."""
-    return applied(graph, [WhatIf.model_validate(change) for change in changes])
+    return apply_changes(graph, [WhatIf.model_validate(change) for change in changes])
 
 
 def trace_of(*events: dict[str, Any], path: Path) -> Graph:

@@ -106,7 +106,7 @@ class _Run:
         for number, k in messages:
             part = self._parts[number]
             source, destination = (self._ranks[end] for end in part.ends[k])
-            self._carrier.send(source, destination, part.nbytes[k], partial(self._arrived, *part.ends[k]))
+            self._carrier.send(source, destination, part.nbytes[k], partial(self._on_arrival, *part.ends[k]))
 
     def _enter(self, rank: int) -> None:
         """Begin the next step in which a rank has messages; each goes when its other end is there, too."""
@@ -127,7 +127,7 @@ class _Run:
         if not self._under_way:
             self._done()
 
-    def _arrived(self, source: int, destination: int) -> None:
+    def _on_arrival(self, source: int, destination: int) -> None:
         for rank in (source, destination):
             self._left[rank] -= 1
             if not self._left[rank]:

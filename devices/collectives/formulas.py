@@ -131,18 +131,18 @@ def _by_rails(call: Call, machine: Machine) -> list[int]:
 def _sides(ranks: tuple[int, ...], machine: Machine) -> list[_Side]:
     """Return the dimensions of the grid that links make of ranks, the last one counting fastest; or none."""
 
-    def linked(a: int, b: int) -> bool:
+    def are_linked(a: int, b: int) -> bool:
         return len(machine.route(ranks[a], ranks[b])) == 1
 
     sides: list[_Side] = []
     stride = 1
     while stride < len(ranks):
         size = 1
-        while size * stride < len(ranks) and linked((size - 1) * stride, size * stride):
+        while size * stride < len(ranks) and are_linked((size - 1) * stride, size * stride):
             size += 1
         if size == 1:
             return []
-        sides.insert(0, _Side(size, stride, linked((size - 1) * stride, 0)))
+        sides.insert(0, _Side(size, stride, are_linked((size - 1) * stride, 0)))
         stride *= size
     return sides if stride == len(ranks) else []
 

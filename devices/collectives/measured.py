@@ -24,7 +24,7 @@ from typing import Final, Literal
 
 from devices.describe.field_types import dtype_bits, dtype_name
 from sim.base.arrays import LATEST_NS
-from sim.base.errors import InputError, UnknownNameError, hint, located
+from sim.base.errors import InputError, UnknownNameError, error_path, hint
 from sim.base.files import read_table
 from sim.base.plugins import NOWHERE, Origin
 from sim.base.units import format_bytes, round_half_up
@@ -151,7 +151,7 @@ def _measurement(
         what = f"ranks and {size_in} are whole numbers, {time_in} is a number"
         raise InputError(f"{place}: {', '.join(map(repr, given))} is no measurement; {what}") from None
     if "elements" in at:
-        with located(place):
+        with error_path(place):
             size = size * dtype_bits(dtype_name(row[at["dtype"]])) // 8
     if ranks < 1 or size < 0 or not 0 < us * 1000 < LATEST_NS:
         raise InputError(f"{place}: {ranks} ranks, {size} bytes, {us} us is no measurement")

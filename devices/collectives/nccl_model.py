@@ -195,7 +195,7 @@ class Nccl:
             return round_half_up(choice.estimate_us * 1000)
         per_node = self._tuner(call, machine).per_node
         kind, nbytes = ("all_reduce", 4) if call.kind == "barrier" else (call.kind, call.nbytes)
-        gpu = self.gpu if self.gpu != "auto" else _recognised(call, machine)
+        gpu = self.gpu if self.gpu != "auto" else _recognise_generation(call, machine)
         us = fitted_us(gpu, kind, per_node, nbytes, choice)
         if us is None and self.times == "fitted":
             if len(per_node) > 1:
@@ -217,7 +217,7 @@ class Nccl:
         return self._known[key][1]
 
     def _tuner(self, call: Call, machine: Machine) -> NcclTuner:
-        name = _recognised(call, machine) if self.gpu == "auto" else self.gpu
+        name = _recognise_generation(call, machine) if self.gpu == "auto" else self.gpu
         node_of = self._node_of(machine)
         on_node: dict[int, list[int]] = {}
         for rank in call.ranks:
@@ -261,7 +261,7 @@ def over_a_host(machine: Machine, ranks: Sequence[int]) -> str | None:
     return next((device.name for device in passed if device.kind == "cpu"), None)
 
 
-def _recognised(call: Call, machine: Machine) -> str:
+def _recognise_generation(call: Call, machine: Machine) -> str:
     """Return the generation of the ranks' GPUs, by their SMs."""
     found = {machine.devices[rank].details.sms for rank in call.ranks}
     sms = found.pop()

@@ -194,7 +194,7 @@ def _in_a_node(gpu: Generation, n: int) -> tuple[Channels, Channels, Channels]:
             best = Channels(count, speed, speed)
         if best.number * best.between >= total:
             break
-    ring = _doubled(gpu, best)
+    ring = _double_channels(gpu, best)
     # A chain leaves out what its last GPU would send. Of two GPUs, half of the channels go the other way.
     used = ring.number / 2 if n == 2 else ring.number
     speed = next(speed for speed in gpu.speeds if used * speed <= total)
@@ -202,7 +202,7 @@ def _in_a_node(gpu: Generation, n: int) -> tuple[Channels, Channels, Channels]:
 
 
 def _among_nodes(gpu: Generation, n: int) -> tuple[Channels, Channels, Channels]:
-    ring = _doubled(gpu, Channels(n, gpu.network, gpu.network))
+    ring = _double_channels(gpu, Channels(n, gpu.network, gpu.network))
     speeds = gpu.network_speeds
     at, inside = speeds.index(ring.between), ring.between
     while at > 0 and inside < 2 * ring.between and ring.number * (n - 1) / n * speeds[at - 1] <= gpu.nvlink:
@@ -215,7 +215,7 @@ def _fit(total: float, speed: float) -> int:
     return round(total * 1000) // round(speed * 1000)
 
 
-def _doubled(gpu: Generation, found: Channels) -> Channels:
+def _double_channels(gpu: Generation, found: Channels) -> Channels:
     """Return twice as many channels of half the speed, where they are few and fast."""
     few = found.number <= 4 or gpu.capability <= 80
     if found.inside < 25 or (found.inside < 50 and not few):
@@ -425,9 +425,9 @@ class NcclTuner:
             if protocol == "simple":
                 threads += 32 if algorithm == "ring" else 128 if algorithm == "tree" else 0
             threads = max(threads, 96) if algorithm == "ring" else 640
-        return self._launched(kind, protocol, nbytes, channels, most), threads
+        return self._channels_launched(kind, protocol, nbytes, channels, most), threads
 
-    def _launched(self, kind: str, protocol: str, nbytes: int, channels: int, most: int) -> int:
+    def _channels_launched(self, kind: str, protocol: str, nbytes: int, channels: int, most: int) -> int:
         """Return over how many channels the bytes are spread, each with enough to do."""
         n = self.ranks
         shared = kind in ("all_gather", "reduce_scatter")

@@ -19,7 +19,7 @@ from devices.collectives.formulas import Formula, node_of
 from devices.collectives.nccl_model import Nccl
 from devices.collectives.nccl_tuner import GENERATIONS
 from devices.describe.field_types import read_mapping
-from sim.base.errors import InputError, located
+from sim.base.errors import InputError, error_path
 from sim.base.options import arguments, parameters, require_call
 from sim.base.plugins import NOWHERE, Origin
 from sim.machine.communicators import Call, CollectiveModel
@@ -50,7 +50,7 @@ def make_collectives(spec: object, origin: Origin = NOWHERE) -> CollectiveModel:
     Formula(algorithm='ring', group=None, latency_ns=5000, bandwidth=None)
     """
     options: dict[str, Any] = dict(read_mapping(spec))
-    with located("model"):
+    with error_path("model"):
         name = options.pop("model", DEFAULT_MODEL)
         if not isinstance(name, str):
             raise InputError(f"{name!r} is no name of a model")

@@ -22,13 +22,13 @@ from sim.base.startup import lazy
 if TYPE_CHECKING:
     from devices.cost.cost_table import Axis, CostTable, load_table, save_table
     from devices.cost.kernel_costs import FittedCost, load_fits
-    from devices.cost.kernel_model import shifted
+    from devices.cost.kernel_model import shift_model
 
-__all__ = ["Axis", "CostTable", "FittedCost", "load_fits", "load_table", "save_table", "shifted"]
+__all__ = ["Axis", "CostTable", "FittedCost", "load_fits", "load_table", "save_table", "shift_model"]
 
 _NAMES: Final = {
     "kernel_costs": ("FittedCost", "load_fits"),
-    "kernel_model": ("shifted",),
+    "kernel_model": ("shift_model",),
     "cost_table": ("Axis", "CostTable", "load_table", "save_table"),
 }
 

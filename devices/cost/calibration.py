@@ -56,7 +56,7 @@ class Calibration:
     tables: Sequence[Mapping[str, Any]]
     sentinels: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
 
-    def measured(self, context: str) -> Measured:
+    def what_was_measured(self, context: str) -> Measured:
         """Return what the durations of a context contain, and in which data types they were measured.
 
         On a GPU a duration is that of a chain over its length, so the gap is in it, and plans compute in bf16
@@ -72,7 +72,7 @@ class Calibration:
         """The tables of each context, by kind of op."""
         found: dict[str, dict[str, CostTable]] = {}
         for table in self.tables:
-            axes, measured = [Axis(name) for name in table["axes"]], self.measured(table["context"])
+            axes, measured = [Axis(name) for name in table["axes"]], self.what_was_measured(table["context"])
             made = CostTable.from_rows(
                 self.device, table["kind"], axes, table["rows"], self.provenance, measured=measured
             )

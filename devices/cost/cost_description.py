@@ -26,7 +26,7 @@ from devices.describe.field_reading import Field, read_fields, value_at
 from devices.describe.field_types import DEFAULT, TYPES
 from devices.describe.fields import DEVICE_FIELDS
 from sim.base import plugins
-from sim.base.errors import InputError, UnknownNameError, located
+from sim.base.errors import InputError, UnknownNameError, error_path
 from sim.base.options import require_call
 from sim.base.units import round_half_up
 from sim.machine.device import CostModel
@@ -77,7 +77,7 @@ def make_cost(
             spec = "roofline"
 
     def build(spec: object, *at: int) -> CostModel:
-        with located(*at):
+        with error_path(*at):
             if isinstance(spec, str):
                 return build_one(spec, None)
             if isinstance(spec, Sequence):
@@ -103,16 +103,16 @@ def make_cost(
             from devices.cost.calibration import load_tables
 
             files = [parameters] if isinstance(parameters, str) else parameters
-            with located("table"):
+            with error_path("table"):
                 files = TYPES["words"].read(files)
             found = (load_tables(origin.file(file)) for file in files)
             return TableCost(tuple(table for tables in found for table in tables))
         if name == "fitted":
-            with located("fitted"):
-                return _fitted(values, parameters, peak_share, origin)
+            with error_path("fitted"):
+                return _make_fitted(values, parameters, peak_share, origin)
         return _plugin(name, parameters, values, origin)
 
-    with located("cost"):
+    with error_path("cost"):
         return build(spec)
 
 
@@ -128,7 +128,7 @@ def _plugin(name: str, parameters: Any, values: Mapping[str, Any], origin: plugi
     return made
 
 
-def _fitted(
+def _make_fitted(
     values: Mapping[str, Any], like: object, peak_share: Fraction, origin: plugins.Origin
 ) -> FittedCost:
     """Return a GPU's kernels, with the fits of its preset, or of the GPU `like`.
@@ -159,7 +159,7 @@ def _fitted(
     made = FittedCost(unmoved, values.get("dtype", "fp32"), others, least_ns)
     if kernels is None:
         return made
-    measured = made.measured(*read_kernels(origin.file(kernels)), values.get("gap") or 0)
+    measured = made.as_measured(*read_kernels(origin.file(kernels)), values.get("gap") or 0)
     return replace(made, fits=KernelFits(unmoved.sheet, name, tuple(measured)))
 
 

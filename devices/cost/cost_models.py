@@ -270,7 +270,7 @@ class RooflineCost(CostModel):
         bandwidth = self.bandwidth_bytes_per_s
         return Roofs(flop_per_s, np.nan if bandwidth is None else float(bandwidth))
 
-    def borrowed(self, graph: Graph) -> dict[tuple[str, str], list[int]]:
+    def borrowed_rates(self, graph: Graph) -> dict[tuple[str, str], list[int]]:
         """Return the ops that compute in no time or at another data type's rate, by data type and substitute.
 
         Integers of at least 16 bits and booleans are not included, except products: they are mostly index

@@ -247,7 +247,7 @@ class CostTable:
             ends = zip(self.axes, self.shapes.min(axis=0), self.shapes.max(axis=0), strict=True)
             ranges = ", ".join(f"{axis.name} {low} to {high}" for axis, low, high in ends)
             warnings.warn(
-                f"{where} was asked for {self._named(distinct[estimate.outside])}, outside the measured "
+                f"{where} was asked for {self._in_words(distinct[estimate.outside])}, outside the measured "
                 f"shapes around it (whole table: {ranges}); the result is extrapolated with their slope",
                 ExtrapolationWarning,
                 stacklevel=2,
@@ -255,7 +255,7 @@ class CostTable:
         if rough.any():
             error = np.expm1(float(estimate.error[rough].max()))
             warnings.warn(
-                f"{where} is unreliable around {self._named(distinct[rough])}: the measured shapes "
+                f"{where} is unreliable around {self._in_words(distinct[rough])}: the measured shapes "
                 f"contradict one another, so expect errors of {error:.0%}, and some of more than a factor "
                 "of 2. Measure the shape itself",
                 UnreliableCostWarning,
@@ -304,7 +304,7 @@ class CostTable:
         estimated = np.floor(np.exp(log_ns) + 0.5).astype(np.int64)
         return Estimate(np.where(latency > 0, latency, estimated), outside, error)
 
-    def _named(self, asked: IntArray) -> str:
+    def _in_words(self, asked: IntArray) -> str:
         """Return the first of some shapes in words, and how many more there are."""
         sizes = zip(self.axes, asked[0].tolist(), strict=True)
         first = ", ".join(f"{axis.name}={size}" for axis, size in sizes)

@@ -31,7 +31,7 @@ from devices.cost.npu_tiles import TiledCost
 from devices.cost.unreliable import BorrowedRateWarning, PlainRooflineWarning, UnusedTableWarning
 from devices.describe.field_types import DEFAULT
 from sim.base.arrays import UNSET, BoolArray, IntArray
-from sim.base.errors import listed
+from sim.base.errors import list_names
 from sim.graph.graph import Graph
 from sim.job.costs import costs_ns
 from sim.job.job import Job
@@ -41,7 +41,7 @@ _KINDS_SHOWN = 3
 
 
 _Rated = Any
-"""A cost model that knows peaks, and so has a method `borrowed`: a roofline, tiles, a fit."""
+"""A cost model that knows peaks, and so has a method `borrowed_rates`: a roofline, tiles, a fit."""
 
 
 def warn_of_plain_rooflines(job: Job) -> None:
@@ -76,7 +76,7 @@ def warn_of_plain_rooflines(job: Job) -> None:
     """
     timed = (
         (device, model, np.isin(job.device_of, indices) & ~job.meets, job.duration_ns)
-        for device, model, indices in _rated(job.machine.devices)
+        for device, model, indices in _models_with_peaks(job.machine.devices)
     )
     _tell(job.graph, timed, "op")
 
@@ -97,7 +97,9 @@ def warn_of_plain_ops(graph: Graph, devices: Sequence[Device]) -> None:
         As `warn_of_plain_rooflines`.
     """
     every = np.ones(len(graph), np.bool_)
-    timed = ((device, model, every, costs_ns(graph, device)) for device, model, _ in _rated(devices))
+    timed = (
+        (device, model, every, costs_ns(graph, device)) for device, model, _ in _models_with_peaks(devices)
+    )
     _tell(graph, timed, "op of the model")
 
 
@@ -123,7 +125,7 @@ def warn_of_unused_tables(job: Job) -> None:
         device, here = job.machine.devices[indices[0]], np.isin(job.device_of, indices) & ~job.meets
         if not here.any():
             continue
-        free = here & _modelled(graph, device)
+        free = here & _is_modelled(graph, device)
         for model, known in first_to_know(device.cost, graph, device):
             if isinstance(model, TableCost):
                 same: tuple[Any, ...] = tuple((t.kind, t.device, t.measured) for t in model.tables)
@@ -140,7 +142,7 @@ def warn_of_unused_tables(job: Job) -> None:
                 used.add(same)
     for same, (name, reason) in why.items():
         if same not in used:
-            kinds = listed(sorted({str(each[0]) for each in same}), 3)
+            kinds = list_names(sorted({str(each[0]) for each in same}), 3)
             message = f"{name}: no op takes its duration from the measured {kinds}: {reason}."
             warnings.warn(UnusedTableWarning(message, f"{name} {kinds}"), stacklevel=2)
 
@@ -154,7 +156,7 @@ def _why_unused(graph: Graph, model: TableCost, here: BoolArray, free: BoolArray
     alike = here & graph.is_kind(*(table.kind for table in model.tables))
     if not alike.any():
         there = [graph.kinds[code] for code in np.unique(graph.kind_code[here]).tolist()]
-        return f"ops are of other kinds ({listed(there, 3)})"
+        return f"ops are of other kinds ({list_names(there, 3)})"
     if not (alike & free).any():
         return "ops of this kind have durations of their own"
     if not any((alike & table.measured.covers(graph)).any() for table in model.tables):
@@ -178,12 +180,12 @@ def _tell(graph: Graph, timed: Iterable[tuple[Device, _Rated, BoolArray, IntArra
     total: Counter[str] = Counter()
     borrowed: Counter[tuple[str, str, str]] = Counter()
     for device, model, here, duration_ns in timed:
-        free, bare = here & _modelled(graph, device), np.zeros_like(here)
+        free, bare = here & _is_modelled(graph, device), np.zeros_like(here)
         if roofline := getattr(model, "hardware", ""):
             total[roofline] += int(here.sum())
             bare = _lossless(graph, model.by_kind)
         ideal = isinstance(model, RooflineCost | TiledCost) and not model.peak_flop_per_s
-        lent = {} if ideal and not device.details.preset else model.borrowed(graph)
+        lent = {} if ideal and not device.details.preset else model.borrowed_rates(graph)
         if not ((free & bare).any() or lent):
             continue
         known = next(known for one, known in first_to_know(device.cost, graph, device) if one is model)
@@ -212,13 +214,13 @@ def _lossless(graph: Graph, by_kind: Mapping[str, KindEfficiency]) -> BoolArray:
     return does & ~graph.is_kind(*by_kind)
 
 
-def _modelled(graph: Graph, device: Device) -> BoolArray:
+def _is_modelled(graph: Graph, device: Device) -> BoolArray:
     """Return the ops that have no duration there, so that a cost model times them."""
     found: BoolArray = graph.given_ns(device.kind, device.name) == UNSET
     return found
 
 
-def _rated(devices: Sequence[Device]) -> list[tuple[Device, _Rated, list[int]]]:
+def _models_with_peaks(devices: Sequence[Device]) -> list[tuple[Device, _Rated, list[int]]]:
     """Return the models that know peaks, each with the first of the devices that it knows no difference of,
     and where all of them are.
 
@@ -227,7 +229,7 @@ def _rated(devices: Sequence[Device]) -> list[tuple[Device, _Rated, list[int]]]:
     found: list[tuple[Device, _Rated, list[int]]] = []
     for index, device in enumerate(devices):
         for model in models_of(device.cost):
-            if hasattr(model, "borrowed"):
+            if hasattr(model, "borrowed_rates"):
                 same = (at for one, other, at in found if one.kind == device.kind and other == model)
                 if (indices := next(same, None)) is None:
                     found.append((device, model, indices := []))

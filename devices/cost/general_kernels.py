@@ -50,7 +50,7 @@ every other cycle for what is no arithmetic. Pascal's issue to 32 where an SM ha
 written by hand to pair instructions, its convolutions take as much longer (3x3 of P100 beside V100)."""
 
 
-def _inflated(tile_n: Any, tile_m: Any) -> Any:
+def _load_inflation(tile_n: Any, tile_m: Any) -> Any:
     """Return what a multiply-add costs with the loads of its operands, as a multiple of that with tiles of
     128 x 128.
     """
@@ -63,7 +63,7 @@ def _filling(tiles: FloatArray, k: FloatArray, sms: Any) -> FloatArray:
     return found
 
 
-def _issued(sheet: Sheet) -> float:
+def _issue_factor(sheet: Sheet) -> float:
     """Return the time of fp32 arithmetic as a multiple of what the peak says."""
     return _WIDE_SM if sheet.peak_of("fp32") / (2 * sheet.clock_hz * sheet.sms) > 96 else 1.0
 
@@ -118,7 +118,7 @@ def _product(
     part_k = np.ceil(k / parts / 8) * 8
     out, deep = batch * m * n * width, tiles * parts * part_k
     return KernelWork(
-        flops=2 * tile_n * tile_m * _inflated(tile_n, tile_m) * _issued(sheet) * deep,
+        flops=2 * tile_n * tile_m * _load_inflation(tile_n, tile_m) * _issue_factor(sheet) * deep,
         dram_bytes=(batch * (m + n) * k * width + out)[:, 0],
         load_bytes=(tile_n + tile_m) * width * deep,
         missed_bytes=missed,
@@ -304,11 +304,11 @@ def conv_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
     part_k = np.ceil(k / split / 8) * 8
     flops = 2 * tiles * split * tile_n * tile_m * part_k / less * slower
     if not tensor:
-        flops = flops * _inflated(np.maximum(tile_n, _FEWEST), tile_m)
+        flops = flops * _load_inflation(np.maximum(tile_n, _FEWEST), tile_m)
     possible = plain & np.where(winograd, (kh == 3) & (kw == 3), area >= 25)
     flops = np.where((cell > 0) & ~possible, 1e3 * flops, flops)
     if dtype == "fp32":  # heat counts half by logarithm, whatever the size: convolutions pause more
-        issued = _WIDE_SM if sheet.generation == "pascal" else _issued(sheet)
+        issued = _WIDE_SM if sheet.generation == "pascal" else _issue_factor(sheet)
         flops = flops * issued / np.sqrt(sheet.sustained.get("fp32", 1.0))
     flops = flops * (
         1 + 1e-9 * np.arange(tiles.shape[1])
@@ -329,7 +329,7 @@ def conv_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
     )
 
 
-def converted(s: Sizes) -> list[FloatArray]:
+def layout_conversions(s: Sizes) -> list[FloatArray]:
     """Return how many numbers pass the conversions between NCHW and NHWC of input, weights and output: tiles
     of 32 pixels and 32 channels, filled or not.
 

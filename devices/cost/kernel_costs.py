@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from devices.cost.cost_models import alike
-from devices.cost.general_kernels import KINDS, by_bytes, converted
+from devices.cost.general_kernels import KINDS, by_bytes, layout_conversions
 from devices.cost.kernel_fits import KernelFits, MeasuredKernel
 from devices.cost.kernel_model import ELEMENT_BYTES, Sheet, product_of, take
 from devices.cost.language_kernels import LANGUAGE_DEMANDS, seen_pairs, sooner_ns
@@ -40,7 +40,7 @@ from sim.base.errors import InputError
 from sim.base.units import format_duration, round_half_up
 from sim.graph.graph import Graph
 from sim.graph.views import reads_from
-from sim.job.costs import answered
+from sim.job.costs import ask_once
 from sim.machine.device import CostModel, Device
 
 PRODUCTS: Final = frozenset(kind for kind, row in KINDS.items() if row.get("product"))
@@ -130,7 +130,7 @@ class Ops:
         return found
 
 
-def _known(sizes: Mapping[str, FloatArray]) -> BoolArray:
+def _are_known(sizes: Mapping[str, FloatArray]) -> BoolArray:
     found: BoolArray = np.isfinite(sum(sizes.values()))
     return found
 
@@ -138,7 +138,7 @@ def _known(sizes: Mapping[str, FloatArray]) -> BoolArray:
 def _product(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
     """Return products of sizes m, n, k, or of the flops and bytes that ops have."""
     sizes = ops.columns("m n k batch", batch=1)
-    known, asks = _known(sizes), _by_flops(ops, sheet, ~_known(sizes))
+    known, asks = _are_known(sizes), _by_flops(ops, sheet, ~_are_known(sizes))
     if not ops.kind.endswith("_grad"):
         return [*_as_product(ops, sheet, known, sizes), *asks]
     m, n, k, batch = sizes.values()
@@ -190,7 +190,7 @@ def _attention(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
     """Return whole sequences, one query against a cache, or attention without a mask."""
     sizes = ops.columns("batch seq_len heads head_dim", batch=1)
     sizes["kv_heads"] = np.minimum(ops.column("kv_heads", sizes["heads"]), sizes["heads"])
-    known = _known(sizes)
+    known = _are_known(sizes)
     if not known.all():  # scores of a row are as many as its flops over its bytes
         numbers = np.maximum((ops.nbytes_read + ops.nbytes_written) / ELEMENT_BYTES[ops.dtype], 4)
         numbers = np.maximum(numbers, 16 * ops.flops**0.5)  # one head of 64 reads and writes as much
@@ -227,7 +227,7 @@ def _conv(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
     if "depthwise" in ops.kind:
         s["group"] = np.maximum(s["group"], s["in_channels"])
     given = np.array(["input_shape" in each and "kernel_shape" in each for each in ops.attributes], bool)
-    known = _known(s) & given
+    known = _are_known(s) & given
     image, kernel, strides = ops.axes("input_shape"), ops.axes("kernel_shape"), ops.axes("strides")
     pads, dilations = ops.axes("pads", 0.0), ops.axes("dilations")
     s["batch"] *= np.maximum(image[:, 0] / strides[:, 0], 1)  # each image of a volume,
@@ -248,7 +248,7 @@ def _conv(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
     asks += [KernelAsk(known & ~square, f"conv_{way}", {**s, "direction": way}) for way in ways]
     if ELEMENT_BYTES[ops.dtype] == 2 and sheet.generation not in _NATIVE_NCHW:
         alone = known & np.array(["kernel" not in each for each in ops.attributes], bool)
-        each = [{"elements": count, "operands": 1} for count in converted(s)] * len(ways)
+        each = [{"elements": count, "operands": 1} for count in layout_conversions(s)] * len(ways)
         asks += [KernelAsk(alone, "elementwise", sizes) for sizes in each]
     return [*asks, *_by_flops(ops, sheet, ~known)]
 
@@ -260,7 +260,7 @@ def _rows(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
     of_kind = KINDS[ops.kind]
     table, tensors = of_kind["table"], of_kind["tensors"]
     sizes = ops.columns("rows columns")
-    known, halves = _known(sizes), ELEMENT_BYTES[ops.dtype] == 2
+    known, halves = _are_known(sizes), ELEMENT_BYTES[ops.dtype] == 2
     forward = ops.kind.removesuffix("_grad")
     flops = KINDS[forward].get("flops", 20.0)
     if of_kind.get("in") == "16 bits":
@@ -271,11 +271,11 @@ def _rows(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
     return [ask, *_any(ops, sheet, ~known)]
 
 
-def _sized(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
+def _kernels_by_size(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
     """Return kernels of ops that need nothing but their sizes."""
     row = KINDS[ops.kind]
     sizes = ops.columns(row["sizes"], **row.get("usual", {}))
-    known = _known(sizes)
+    known = _are_known(sizes)
     one = known & (ops.column("seq_len", 1.0) == 1)
     each = ((one, row.get("one_token", row["table"])), (known & ~one, row["table"]))
     asks = [KernelAsk(rows, table, sizes) for rows, table in each]
@@ -293,7 +293,7 @@ def _any(ops: Ops, sheet: Sheet, rows: BoolArray | None = None) -> list[KernelAs
 def _way(kind: str) -> Callable[[Ops, Sheet], list[KernelAsk]]:
     """Return what turns ops of a kind into kernels."""
     forward, row = kind.removesuffix("_grad"), KINDS.get(kind, {})
-    for told, way in (("sizes", _sized), ("conv", _conv), ("tensors", _rows)):
+    for told, way in (("sizes", _kernels_by_size), ("conv", _conv), ("tensors", _rows)):
         if told in row:
             return way
     return {"attention": _attention}.get(forward, _product if forward in PRODUCTS else _any)
@@ -340,7 +340,7 @@ class FittedCost(CostModel):
 
     def durations_ns(self, graph: Graph, device: Device) -> IntArray:
         """Return one duration per op in ns; -1 for an op that does nothing, or is left to others."""
-        ns, _ = self._asked(graph, device)
+        ns, _ = self._price_once(graph, device)
         return np.where(np.isnan(ns), UNSET, np.floor(np.nan_to_num(ns) + 0.5)).astype(np.int64)
 
     def spread(self, graph: Graph, device: Device) -> FloatArray:
@@ -348,7 +348,7 @@ class FittedCost(CostModel):
 
         An op takes between ``ns * exp(-w)`` and ``ns * exp(w)`` in four of five cases.
         """
-        return self._asked(graph, device)[1]
+        return self._price_once(graph, device)[1]
 
     def blocks(self, graph: Graph, device: Device) -> IntArray:
         """Return in how many thread blocks, one an SM, each product is computed; -1 for other ops."""
@@ -362,28 +362,28 @@ class FittedCost(CostModel):
                     found[rows[here]] = np.maximum(1, np.rint(2**waves * self.fits.sheet.sms))
         return found
 
-    def borrowed(self, graph: Graph) -> dict[tuple[str, str], list[int]]:
+    def borrowed_rates(self, graph: Graph) -> dict[tuple[str, str], list[int]]:
         """Return the ops that compute at another data type's rate, by their own and how.
 
         As of a roofline, indices are not among them; nor is fp8 with a scale for each block.
         """
         found: dict[tuple[str, str], list[int]] = {}
         for rows, ops, dtype in self._groups(graph):
-            lent, product = self.fits.sheet.rated(ops.dtype), ops.kind in PRODUCTS or ops.kind in CONVS
+            lent, product = self.fits.sheet.rate_dtype(ops.dtype), ops.kind in PRODUCTS or ops.kind in CONVS
             own = lent in (dtype, DEFAULT) or (dtype, lent) == ("fp8_block", "fp8")
             if not own and (product or dtype not in INDICES):
                 how = f"at the rate of {lent}, as peak has none for {dtype}"
                 found.setdefault((dtype, how), []).extend(rows[ops.flops > 0].tolist())
         return found
 
-    def _asked(self, graph: Graph, device: Device) -> tuple[FloatArray, FloatArray]:
+    def _price_once(self, graph: Graph, device: Device) -> tuple[FloatArray, FloatArray]:
         """Return what was priced of a graph before, as who asks for durations asks for spreads, too."""
-        known: dict[Any, tuple[FloatArray, FloatArray]] = answered(graph, device, "kernels", dict)
+        known: dict[Any, tuple[FloatArray, FloatArray]] = ask_once(graph, device, "kernels", dict)
         if (key := (self, device.gap_ns)) not in known:
-            known[key] = self._priced(graph, device.gap_ns)
+            known[key] = self._price(graph, device.gap_ns)
         return known[key]
 
-    def _priced(self, graph: Graph, gap_ns: int) -> tuple[FloatArray, FloatArray]:
+    def _price(self, graph: Graph, gap_ns: int) -> tuple[FloatArray, FloatArray]:
         """Return nanoseconds and log half widths; NaN where unknown.
 
         Kernels of language models were timed back to back in CUDA graphs, the gap between two included,
@@ -448,7 +448,7 @@ class FittedCost(CostModel):
         """Return whether a table has the time of one run of many, the gap between two included."""
         return self.fits.model(table, dtype).family.name in _BACK_TO_BACK
 
-    def measured(self, graph: Graph, ns: Sequence[float], gap_ns: int) -> Iterator[MeasuredKernel]:
+    def as_measured(self, graph: Graph, ns: Sequence[float], gap_ns: int) -> Iterator[MeasuredKernel]:
         """Return ops that took `ns`, the gap included, as kernels of their tables, each of which must be one.
 
         Raises
@@ -489,7 +489,9 @@ class FittedCost(CostModel):
             if self.by_others.isdisjoint((kind, DEFAULT)):
                 attributes = [graph.attributes.get(op, none) for op in rows.tolist()]
                 moved = (c[rows].astype(float) for c in (graph.flops, graph.bytes_read, graph.bytes_written))
-                computes = name == "tf32" or (sheet.rated(name) == "fp32" and _way(kind) not in _BY_BYTES)
+                computes = name == "tf32" or (
+                    sheet.rate_dtype(name) == "fp32" and _way(kind) not in _BY_BYTES
+                )
                 wide = name not in ELEMENT_BYTES or (name in absent and computes)
                 yield rows, Ops(kind, "fp32" if wide else name, attributes, *moved), name
 

@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from devices.cost.general_kernels import GENERAL_DEMANDS
-from devices.cost.kernel_model import ELEMENT_BYTES, Family, Model, Sheet, shifted
+from devices.cost.kernel_model import ELEMENT_BYTES, Family, Model, Sheet, shift_model
 from devices.cost.language_kernels import LANGUAGE_DEMANDS
 from devices.cost.measured import read_record
 from devices.describe.dtypes import DTYPES
@@ -121,7 +121,7 @@ class KernelFits:
     def model(self, table: str, dtype: str) -> Model:
         """Return the model of a table, such as ``products``, in a data type."""
         if (table, dtype) not in self.models:
-            self.models[table, dtype] = self._moved(table, dtype, self._found(table, dtype))
+            self.models[table, dtype] = self._move(table, dtype, self._find(table, dtype))
         return self.models[table, dtype]
 
     def predict(self, table: str, dtype: str, **sizes: Any) -> tuple[FloatArray, FloatArray]:
@@ -153,7 +153,7 @@ class KernelFits:
         both, product_alone = (self.predict("products", each, **few)[0] for each in (dtype, "bf16"))
         return np.maximum(0.0, both - product_alone / 2)
 
-    def _moved(self, table: str, dtype: str, model: Model) -> Model:
+    def _move(self, table: str, dtype: str, model: Model) -> Model:
         """Return a model moved towards the measured kernels of its table; 16 bits count for both formats."""
         formats = {"bf16", "fp16"} if dtype in ("bf16", "fp16") else {dtype}
         mine = [each for each in self.measured if each.table == table and each.dtype in formats]
@@ -163,7 +163,7 @@ class KernelFits:
         columns = {name: [row[name] for row in rows] for name in rows[0]}
         sizes = {n: x[0] if isinstance(x[0], str) else np.array(x) for n, x in columns.items()}
         ns = np.array([each.ns for each in mine])
-        return shifted(model, sizes, self.sheet, ns, models_of(table, dtype))
+        return shift_model(model, sizes, self.sheet, ns, models_of(table, dtype))
 
     def lender(self, table: str, dtype: str) -> tuple[str, str]:
         """Return on which GPU (or generation), and in which data type, a table was measured that stands here.
@@ -178,7 +178,7 @@ class KernelFits:
         """
         return self._record(table, dtype)[:2]
 
-    def _found(self, table: str, dtype: str) -> Model:
+    def _find(self, table: str, dtype: str) -> Model:
         _, other, record, width = self._record(table, dtype)
         like = other == dtype or {other, dtype} == {"bf16", "fp16"}
         model = Model.from_json(FAMILIES[record["family"]], record)
@@ -189,7 +189,7 @@ class KernelFits:
         near, far = self._sources()
         measured = (key.split() for name, _ in (*near, *far) for key in read_fits(name))
         others = [other for of, other in measured if of == table]  # better than nothing
-        rated = self.sheet.rated(dtype)
+        rated = self.sheet.rate_dtype(dtype)
         wider = table == "products" and ELEMENT_BYTES.get(rated, 0) > ELEMENT_BYTES[dtype]
         computed = (rated, *DTYPES[rated].get("fits", ())) if wider else ()  # it has no such arithmetic
         like = DTYPES.get(dtype, {}).get("fits", ("fp32", "bf16", "fp16"))

@@ -64,9 +64,9 @@ class Sheet:
 
     def peak_of(self, dtype: str) -> float:
         """Return the rate at which a data type computes."""
-        return self.peak[self.rated(dtype)]
+        return self.peak[self.rate_dtype(dtype)]
 
-    def rated(self, dtype: str) -> str:
+    def rate_dtype(self, dtype: str) -> str:
         """Return at whose rate a data type computes: at that of fp16 (or fp32) where the GPU lacks it.
 
         Before Ampere bf16 is fp32's arithmetic.
@@ -198,9 +198,12 @@ def physics(work: KernelWork, sheet: Sheet, p: Parameters) -> tuple[FloatArray, 
         on_sms, blocks = (
             np.take_along_axis(np.broadcast_to(x, on_sms.shape), best, 1)[:, 0] for x in (on_sms, blocks)
         )
-    warm, found = np.asarray(work.warm_bytes, float), _found(work.warm_bytes, p.l2_share * sheet.l2_bytes)
+    warm, found = (
+        np.asarray(work.warm_bytes, float),
+        _bytes_in_l2(work.warm_bytes, p.l2_share * sheet.l2_bytes),
+    )
     cycled = np.asarray(work.cycled_bytes, float)
-    found_too = _found(cycled, p.cycled_share * sheet.l2_bytes)
+    found_too = _bytes_in_l2(cycled, p.cycled_share * sheet.l2_bytes)
     dram = work.dram_bytes + warm - found + cycled - found_too
     dram_ns = dram / (p.dram_share * sheet.dram_bytes_per_s / 1e9)
     ramp_ns = p.ramp_ns * dram_ns / (dram_ns + p.ramp_ns)
@@ -216,7 +219,7 @@ def physics(work: KernelWork, sheet: Sheet, p: Parameters) -> tuple[FloatArray, 
     }
 
 
-def _found(nbytes: Any, room: Any) -> FloatArray:
+def _bytes_in_l2(nbytes: Any, room: Any) -> FloatArray:
     """Return how many bytes L2 has: a cliff, softened by what else is in it."""
     nbytes = np.asarray(nbytes, float)
     found: FloatArray = nbytes / (1 + (nbytes / room) ** 8)
@@ -282,7 +285,7 @@ class KernelGrid:
         return found
 
 
-def corrected(grids: Sequence[KernelGrid], features: Mapping[str, FloatArray]) -> FloatArray:
+def grid_correction(grids: Sequence[KernelGrid], features: Mapping[str, FloatArray]) -> FloatArray:
     """Return the sum of grids at each row."""
     return sum((grid.at(features) for grid in grids), np.zeros(len(features["ns"])))
 
@@ -384,7 +387,7 @@ class Shift:
         """Return the logarithm by which each row takes longer."""
         return np.asarray(self.likeness(_point(features), apart) @ self.weights)
 
-    def met(self, r: FloatArray) -> Shift:
+    def meet_errors(self, r: FloatArray) -> Shift:
         """Return the shift that meets the errors `r` of the measured kernels; odd ones count less."""
         likeness, noise = self.likeness(self.points, self.apart), np.full(len(r), OWN**2)
         for _ in range(4):
@@ -441,7 +444,7 @@ class Model:
     def log_ns(self, sizes: Sizes, sheet: Sheet) -> tuple[FloatArray, dict[str, FloatArray]]:
         """Return the logarithm of each row's ns before any shift, and all features."""
         base, features = self.base(sizes, sheet)
-        return np.log(base) + corrected(self.grids, features), features
+        return np.log(base) + grid_correction(self.grids, features), features
 
     def base(self, sizes: Sizes, sheet: Sheet) -> tuple[FloatArray, dict[str, FloatArray]]:
         """Return what physics alone says in ns, and all features."""
@@ -503,7 +506,7 @@ def _apart(lenders: Sequence[Model], sizes: Sizes, sheet: Sheet, log: FloatArray
     return np.stack(each, 1) if each else np.zeros((len(log), 0))
 
 
-def shifted(
+def shift_model(
     model: Model, sizes: Sizes, sheet: Sheet, ns: NDArray[Any], lenders: Sequence[Model] = ()
 ) -> Model:
     """Return the model moved towards a few measured kernels: the fewer and less like, the less.
@@ -515,8 +518,8 @@ def shifted(
     log, features = plain.log_ns(sizes, sheet)
     apart, prior = _apart(lenders, sizes, sheet, log), float(np.mean(plain.predict(sizes, sheet)[1]))
     r = np.log(ns) - log
-    shift = Shift(_point(features), r, prior, tuple(lenders), apart).met(r)
+    shift = Shift(_point(features), r, prior, tuple(lenders), apart).meet_errors(r)
     says = np.abs(shift.weights @ apart) * np.sqrt((apart**2).mean(axis=0))
     most = np.argsort(-says)[:_LENDERS]
     few = replace(shift, lenders=tuple(lenders[i] for i in most), apart=apart[:, most])
-    return replace(model, shift=few.met(r))
+    return replace(model, shift=few.meet_errors(r))

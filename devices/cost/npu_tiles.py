@@ -35,7 +35,7 @@ from devices.cost.npu_units import MATRIX, VECTOR, Units, units_of
 from devices.describe.field_types import BITS, DEFAULT, INDICES, dtype_name, no_peak
 from devices.memory.device_memory import round_up
 from devices.memory.pool import TILE_ALIGNMENT_BYTES
-from sim.base.arrays import UNSET, IntArray, grouped
+from sim.base.arrays import UNSET, IntArray, group_pairs
 from sim.base.errors import InfeasibleError, UnknownNameError
 from sim.base.units import NS_PER_S, format_bytes, round_half_up
 from sim.graph.graph import Graph
@@ -407,17 +407,19 @@ class TiledCost(CostModel):
     def roofs(self, graph: Graph, device: Device) -> Roofs:
         """Return the peak of each op's unit and data type, and the bandwidth, of all cores together."""
         flop_per_s = np.full(len(graph), np.nan)
-        for op, _, rate, _ in self._rated(graph):
+        for op, _, rate, _ in self._ops_with_rates(graph):
             flop_per_s[op] = np.nan if rate is None else float(rate * self.cores)
         bandwidth = self.bandwidth_bytes_per_s
         return Roofs(flop_per_s, np.nan if bandwidth is None else float(bandwidth * self.cores))
 
-    def borrowed(self, graph: Graph) -> dict[tuple[str, str], list[int]]:
+    def borrowed_rates(self, graph: Graph) -> dict[tuple[str, str], list[int]]:
         """Return the ops that compute in no time or at another data type's rate, by their own and how."""
-        found = grouped(((work.dtype, how), op) for op, work, _, how in self._rated(graph) if how)
+        found = group_pairs(
+            ((work.dtype, how), op) for op, work, _, how in self._ops_with_rates(graph) if how
+        )
         return found
 
-    def _rated(self, graph: Graph) -> Iterator[tuple[int, _Work, Fraction | None, str]]:
+    def _ops_with_rates(self, graph: Graph) -> Iterator[tuple[int, _Work, Fraction | None, str]]:
         """Yield the ops that have a rate, each with it and whose it is."""
         for op, work in enumerate(self._works(graph)):
             try:
@@ -470,7 +472,7 @@ class TiledCost(CostModel):
             self.dma_bytes_per_s and self.dma_bytes_per_s * part,
             self.bandwidth_bytes_per_s and self.bandwidth_bytes_per_s * part,
         )
-        ns = self._product(work, work.shape, speeds) if work.shape else self._streamed(work, speeds)
+        ns = self._product(work, work.shape, speeds) if work.shape else self._stream_ns(work, speeds)
         return round_half_up(ns) + known.overhead_ns
 
     def _rate(self, work: _Work) -> tuple[Fraction | None, str]:
@@ -535,7 +537,7 @@ class TiledCost(CostModel):
         whole = element * (shape[0] * k + k * shape[1] + shape[0] * shape[1])
         return max(min(times), _ns(Fraction(whole, self.cores), speeds.bandwidth_bytes_per_s))
 
-    def _streamed(self, work: _Work, speeds: _Speeds) -> Fraction:
+    def _stream_ns(self, work: _Work, speeds: _Speeds) -> Fraction:
         """Return the time of an op all of whose operands pass through in equally many tiles, in ns."""
         cores = self.cores
         moved = (work.bytes_read, work.bytes_written)  # of an op without tensors that have a size

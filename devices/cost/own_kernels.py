@@ -49,7 +49,7 @@ def read_kernels(path: str | Path) -> tuple[Graph, list[float]]:
         No such file, a column that is missing, or a row that is no measurement.
     """
     builder, ns = GraphBuilder(str(path)), []
-    for place, took_ns, op in _calibrated(path) if str(path).endswith(".json") else _written(path):
+    for place, took_ns, op in _read_calibration(path) if str(path).endswith(".json") else _read_table(path):
         builder.op(place, **op)
         ns.append(took_ns)
     if not ns:
@@ -61,7 +61,7 @@ _Row = tuple[str, float, dict[str, Any]]
 """Where a kernel stands, its ns, and what `GraphBuilder.op` takes."""
 
 
-def _written(path: str | Path) -> Iterator[_Row]:
+def _read_table(path: str | Path) -> Iterator[_Row]:
     header, rows = read_table(path)
     for name in header:
         if name not in _COLUMNS.split():
@@ -101,7 +101,7 @@ def _value(cell: str) -> Any:
     return numbers[0] if len(numbers) == 1 else numbers
 
 
-def _calibrated(path: str | Path) -> Iterator[_Row]:
+def _read_calibration(path: str | Path) -> Iterator[_Row]:
     """Return the products, copies and elementwise kernels of a calibration that ran once in an op."""
     calibration = load_calibration(path)
     if calibration.backend != "cuda":
@@ -111,7 +111,7 @@ def _calibrated(path: str | Path) -> Iterator[_Row]:
         square = kind in ("matmul", *_TRAFFIC) and [*table["axes"]] == ["size", "repeat"]
         if not square or context.partition(", ")[0] != "warm":
             continue
-        dtype = dtype_name(calibration.measured(context).dtypes[0])
+        dtype = dtype_name(calibration.what_was_measured(context).dtypes[0])
         for size, repeat, ns in table["rows"]:
             nbytes = int(size * size * ELEMENT_BYTES[dtype])
             if kind == "matmul":

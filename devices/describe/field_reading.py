@@ -16,7 +16,7 @@ from dataclasses import fields
 from typing import Any, Final, NamedTuple
 
 from devices.describe.field_types import DEFAULT, TYPES, inside, read_mapping
-from sim.base.errors import InputError, UnknownNameError, located
+from sim.base.errors import InputError, UnknownNameError, error_path
 from sim.base.units import format_bytes
 from sim.machine.device import Details
 
@@ -87,7 +87,7 @@ def read_fields(spec: object, fields: Mapping[str, Field], *what: str | int) -> 
         ...
     sim.base.errors.UnitError: gpu0.gap: 1500 has no unit; accepted: ns, us, ms, s, min, h, as in '10us'
     """
-    with located(*what):
+    with error_path(*what):
         given = read_mapping(spec)
         for name in given:
             if name not in fields:

@@ -20,7 +20,7 @@ from pydantic_core import PydanticCustomError
 
 from devices.describe.dtypes import DTYPES
 from sim.base import plugins, units
-from sim.base.errors import InputError, UnknownNameError, located
+from sim.base.errors import InputError, UnknownNameError, error_path
 from sim.base.units import BANDWIDTH, BYTES, DURATION, FLOP_RATE, FLOPS, FREQUENCY, POWER, Dimension
 from sim.graph.attributes import flag, integer, word
 from sim.machine.device import Power
@@ -39,7 +39,7 @@ _SPELLED: Final = {word: name for name, row in DTYPES.items() for word in (name,
 
 
 @cache
-def _known(name: str) -> str | None:
+def _nearest_known(name: str) -> str | None:
     return _SPELLED.get(name.lower().rpartition(".")[2])
 
 
@@ -56,7 +56,7 @@ def dtype_name(dtype: str) -> str:
     >>> [dtype_name(name) for name in ("torch.bfloat16", "FLOAT16", "fp32", "int8")]
     ['bf16', 'fp16', 'fp32', 'int8']
     """
-    found = _known(dtype)
+    found = _nearest_known(dtype)
     if found is not None:
         return found
     registered = plugins.names("sim.dtypes")
@@ -233,7 +233,7 @@ def one_of(*words: str) -> Type:
     return Type(read, " | ".join(words), {"type": "string", "enum": list(words)})
 
 
-def _named(words: Sequence[str], options: Mapping[str, Type], shown: str, of: str = "") -> Type:
+def _choice_type(words: Sequence[str], options: Mapping[str, Type], shown: str, of: str = "") -> Type:
     """Return the type of a value that is one of these words, of which `of` may have options.
 
     Read, it is a mapping: ``ecmp`` is ``{name: ecmp}``. Without `of` all may have options, even alone.
@@ -296,7 +296,7 @@ def read_mapping(value: object) -> dict[str, Any]:
 
 def inside(part: str | int, read: Callable[[object], Any], value: object) -> Any:
     """Read a part of a value; a mistake in it has its key, or index."""
-    with located(part):
+    with error_path(part):
         return read(value)
 
 
@@ -442,14 +442,14 @@ TYPES: Final[Mapping[str, Type]] = {
     "flag": Type(flag, "true", {"type": "boolean"}),
     "word": _WORD,
     "device sharing": one_of("none", "cores", "time", "sm", "sm+dram"),
-    "link sharing": _named(
+    "link sharing": _choice_type(
         ("serial", "shared", "fifo", "independent", "instant"),
         {"chunk": replace(_SIZE, read=_chunk)},
         "serial | shared | fifo | independent | instant, or {name: fifo, chunk: 1MiB}",
         of="fifo",
     ),
     "duplex": Type(_duplex, "true, false or half", {"enum": [True, False, HALF]}),
-    "transport": _named(
+    "transport": _choice_type(
         ("local", "rdma", "tcp"),
         {
             "fixed": _DURATION,
@@ -458,7 +458,7 @@ TYPES: Final[Mapping[str, Type]] = {
         },
         "local | rdma | tcp, or {name: tcp, fixed: 10us}",
     ),
-    "routing": _named(
+    "routing": _choice_type(
         ("shortest", "ecmp"), {"seed": _INTEGER}, "shortest or ecmp or {name: ecmp, seed: 1}", of="ecmp"
     ),
     "words": _WORDS,

@@ -22,7 +22,7 @@ from typing import Any, Final
 from devices.describe.field_reading import merge, read_fields
 from devices.describe.field_types import HALF, read_list
 from devices.describe.fields import LINK_FIELDS, ROUTE_FIELDS
-from sim.base.errors import InputError, UnknownNameError, located
+from sim.base.errors import InputError, UnknownNameError, error_path
 from sim.machine.links import Link, Routing
 
 # ----------------------------------------------------------------------------------------------------------
@@ -77,18 +77,18 @@ def matching(pattern: str, names: Sequence[str]) -> list[str]:
     >>> matching("gpu*", ["cpu0", "gpu0", "gpu1"])
     ['gpu0', 'gpu1']
     """
-    fitting = [name for name, _ in found(pattern, names)]
+    fitting = [name for name, _ in match_names(pattern, names)]
     if not fitting:
         raise UnknownNameError("device", pattern, names)
     return fitting
 
 
-def found(pattern: str, names: Sequence[str]) -> list[tuple[str, _Words]]:
+def match_names(pattern: str, names: Sequence[str]) -> list[tuple[str, _Words]]:
     """Return the names that fit a pattern, and what its words in braces stand for in each.
 
     Examples
     --------
-    >>> found("{node}/gpu*", ["node0/cpu0", "node0/gpu0", "node1/gpu0"])
+    >>> match_names("{node}/gpu*", ["node0/cpu0", "node0/gpu0", "node1/gpu0"])
     [('node0/gpu0', (('node', 'node0'),)), ('node1/gpu0', (('node', 'node1'),))]
     """
     parts = _WORD.split(pattern)
@@ -116,28 +116,28 @@ def pairs(one: str, other: str, names: Sequence[str]) -> list[tuple[str, str, Ma
     >>> [pair[:2] for pair in pairs("a{n}", "b{n}", ["a0", "a1", "b0", "b1"])]
     [('a0', 'b0'), ('a1', 'b1')]
     """
-    with located("from"):
+    with error_path("from"):
         matching(one, names)
-    with located("to"):
+    with error_path("to"):
         matching(other, names)
     both = set(_WORD.findall(one)) & set(_WORD.findall(other))
     there: dict[_Words, list[tuple[str, _Words]]] = {}
-    for name, words in found(other, names):
+    for name, words in match_names(other, names):
         there.setdefault(tuple(word for word in words if word[0] in both), []).append((name, words))
     return [
         (a, b, dict(words + more))
-        for a, words in found(one, names)
+        for a, words in match_names(one, names)
         for b, more in there.get(tuple(word for word in words if word[0] in both), ())
         if a != b
     ]
 
 
-def filled(text: str, words: Mapping[str, str]) -> str:
+def fill_words(text: str, words: Mapping[str, str]) -> str:
     """Return a text with what its words in braces stand for.
 
     Examples
     --------
-    >>> filled("{node}/pcie", {"node": "node3"})
+    >>> fill_words("{node}/pcie", {"node": "node3"})
     'node3/pcie'
     """
     return _WORD.sub(lambda m: words.get(m[1], m[0]), text)
@@ -188,7 +188,7 @@ def make_links(
     >>> [link.bandwidth_bytes_per_s for link in make_links(base, [slow], ["cpu0", "gpu0", "gpu1"])]
     [9000000000, 9000000000, 1000000000, 9000000000]
     """
-    with located("links"):
+    with error_path("links"):
         specs = [merge(spec, {}, LINK_FIELDS, ideal=ideal) for spec in _list(base)]
         n_base = len(specs)
         named = {spec["name"]: i for i, spec in enumerate(specs) if "name" in spec}
@@ -206,7 +206,7 @@ def make_links(
         wired = {wire.name: wire for wire in wires}
         links: dict[str, Link] = {}
         for i, spec in enumerate(specs):
-            with located(*([said[i]] if i in said else [])):
+            with error_path(*([said[i]] if i in said else [])):
                 for link in _expand(spec, devices, nodes, needed=i >= n_base):
                     if link.name in links or link.name in wired:
                         way_out = "give one of them another name"
@@ -216,12 +216,14 @@ def make_links(
                     links[link.name] = link
         links |= wired
         for i, spec in single.items():
-            with located(i):
-                links |= _changed(spec, links, named)
+            with error_path(i):
+                links |= _change_links(spec, links, named)
         return tuple(links.values())
 
 
-def _changed(spec: Mapping[str, Any], links: Mapping[str, Link], entries: Iterable[str]) -> dict[str, Link]:
+def _change_links(
+    spec: Mapping[str, Any], links: Mapping[str, Link], entries: Iterable[str]
+) -> dict[str, Link]:
     """Return the links whose names fit that of an entry without ends, changed as it says."""
     values = read_fields(spec, LINK_FIELDS)
     name = values["name"]
@@ -268,7 +270,7 @@ def links_between(spec: Mapping[str, Any], ends: Iterable[tuple[str, str, Mappin
         raise InputError(f"it has no effect: all links of the bus {bus!r} are one", path=("duplex",))
     media: dict[tuple[str, str], str] = {}
     for a, b, words in ends:
-        medium = filled(bus, words) if bus else f"{a}->{b}" if duplex == HALF else ""
+        medium = fill_words(bus, words) if bus else f"{a}->{b}" if duplex == HALF else ""
         media.setdefault((a, b), medium)
         if duplex:
             media.setdefault((b, a), medium)
@@ -324,7 +326,7 @@ def _expand(spec: Mapping[str, Any], devices: Sequence[str], nodes: bool, *, nee
         ends = f"{{node}}/{ends[0]}", f"{{node}}/{ends[1]}"
         spec = {**spec, **({"bus": f"{{node}}/{spec['bus']}"} if "bus" in spec else {})}
     # A preset's link may mean devices that a smaller count has left out; a scenario's means some.
-    if not needed and not all(found(end, devices) for end in ends):
+    if not needed and not all(match_names(end, devices) for end in ends):
         return []
     connected = pairs(*ends, devices)
     if not connected:
@@ -364,16 +366,16 @@ def make_routing(
     given: dict[tuple[str, str], tuple[str, ...]] = {}
     connected = {(link.source, link.destination) for link in links}
     known = set(devices)
-    with located("routes"):
+    with error_path("routes"):
         for i, route in enumerate(read_list(routes, "list of routes")):
             values = read_fields(route, ROUTE_FIELDS, i)
-            with located(i):
+            with error_path(i):
                 for key in ROUTE_FIELDS:
                     if key not in values:
                         raise InputError(f"a route needs {', '.join(ROUTE_FIELDS)}", path=(key,))
                 for a, b, words in pairs(values["from"], values["to"], devices):
-                    via = tuple(filled(name, words) for name in values["via"])
-                    with located("via"):
+                    via = tuple(fill_words(name, words) for name in values["via"])
+                    with error_path("via"):
                         _check((a, *via, b), known, connected)
                     if (a, b) in given:
                         raise InputError(f"the route from {a} to {b} is given twice")

@@ -35,8 +35,8 @@ from annotated_types import Ge, Gt
 from devices.describe.field_reading import merge, read_fields
 from devices.describe.fields import LINK_FIELDS
 from devices.describe.links import links_between, matching
-from sim.base.arrays import grouped
-from sim.base.errors import InputError, UnknownNameError, located
+from sim.base.arrays import group_pairs
+from sim.base.errors import InputError, UnknownNameError, error_path
 from sim.base.options import arguments, parameters
 from sim.machine.links import Link
 
@@ -77,7 +77,7 @@ class Wires:
 
     def by_node(self) -> list[list[str]]:
         """Return the ends of each node; what stands in no node is one of its own."""
-        nodes = grouped((name.rpartition("/")[0] or name, name) for name in self.ends)
+        nodes = group_pairs((name.rpartition("/")[0] or name, name) for name in self.ends)
         return list(nodes.values())
 
 
@@ -110,14 +110,14 @@ def make_topology(
         raise InputError(f"a topology needs a kind; known: {', '.join(TOPOLOGIES)}")
     kind = options.pop("kind")
     if kind not in TOPOLOGIES:
-        with located("kind"):
+        with error_path("kind"):
             raise UnknownNameError("topology", str(kind), TOPOLOGIES)
     build = TOPOLOGIES[kind]
     taken = {name: p for name, p in parameters(build).items() if name != "wires"}
     ends = _ends(options.pop("ends", None), kinds, with_cpus=kind == "pcie")
     for name, given in options.items():
         if name in _LINKS and name in taken:
-            with located(name):
+            with error_path(name):
                 options[name] = _link(given)
     wires = Wires(ends, kinds)
     build(wires, **arguments(f"the topology {kind!r}", taken, options))
@@ -138,7 +138,7 @@ def _ends(given: object, kinds: Mapping[str, str], *, with_cpus: bool) -> list[s
         patterns = [given] if isinstance(given, str) else given
         if not isinstance(patterns, list | tuple) or not all(isinstance(each, str) for each in patterns):
             raise InputError(f"{given!r} is no pattern of devices and no list of them", path=("ends",))
-        with located("ends"):
+        with error_path("ends"):
             chosen = {name for pattern in patterns for name in matching(pattern, list(kinds))}
         found = [name for name in kinds if name in chosen]
     if len(found) < 2:

@@ -99,12 +99,12 @@ class MemoryLog:
             "change": change,
             "in_use": _running_sum(change, by_device),
             "requested": _running_sum(requested, by_device),
-            "reserved": self._reserved(device),
+            "reserved": self._reserved_bytes(device),
             "tensor": tensor,
             "iteration": np.concatenate((np.full(len(self.resident), UNSET), iteration)),
         }
 
-    def _reserved(self, device: IntArray) -> IntArray:
+    def _reserved_bytes(self, device: IntArray) -> IntArray:
         """Return what the device of each row had reserved then: what its last mark says."""
         rows = len(device)
         row, marked, value = np.array(self._marks, np.int64).reshape(-1, 3).T

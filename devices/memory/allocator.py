@@ -26,7 +26,7 @@ from typing import Any, ClassVar, Final
 
 from devices.memory.device_memory import FREE, LIVE, Block, DeviceMemory, Owner, Span, round_up
 from devices.memory.planners import ArenaPlan, fullest_step
-from sim.base.arrays import grouped
+from sim.base.arrays import group_pairs
 from sim.base.errors import InputError, InvariantError, OutOfMemoryError
 from sim.base.units import format_bytes
 
@@ -62,10 +62,10 @@ def out_of_memory(name: str, kind: str, what: str, lines: list[tuple[str, str]])
 
 def more_memory(short: int) -> str:
     """Return the advice if `short` bytes are missing."""
-    return f"at least {shown(short)} more memory, or as much less in use: a smaller batch, recomputation"
+    return f"at least {size_text(short)} more memory, or as much less in use: a smaller batch, recomputation"
 
 
-def shown(nbytes: int | None) -> str:
+def size_text(nbytes: int | None) -> str:
     """Return a size as shown in these messages."""
     return format_bytes(nbytes, iec=True)
 
@@ -81,12 +81,12 @@ def largest_holders(spans: list[Span]) -> list[str]:
     >>> largest_holders(list(pool.spans()))
     ["'a' 2 KiB in 2 blocks", 'unnamed 512 B']
     """
-    held = grouped((span.owner, span.nbytes) for span in spans if span.state == "live")
+    held = group_pairs((span.owner, span.nbytes) for span in spans if span.state == "live")
     ranked = sorted(held.items(), key=lambda item: -sum(item[1]))[:5]
     names = []
     for owner, sizes in ranked:
         blocks = f" in {len(sizes)} blocks" if len(sizes) > 1 else ""
-        names.append(f"{'unnamed' if owner is None else repr(owner)} {shown(sum(sizes))}{blocks}")
+        names.append(f"{'unnamed' if owner is None else repr(owner)} {size_text(sum(sizes))}{blocks}")
     return names
 
 
@@ -126,10 +126,10 @@ def plan_too_large(
       what would help  at least 2 KiB more memory, or as much less in use: a smaller batch, recomputation
     """
     left = (memory.capacity or 0) - memory.used
-    lines = [("limit", shown(memory.capacity))]
+    lines = [("limit", size_text(memory.capacity))]
     if memory.used:
-        lines.append(("other users", f"{shown(memory.used)} that are not planned, such as parameters"))
-    lines.append(("least plan", f"{shown(plan.bound)}: no plan for this order is known to take less"))
+        lines.append(("other users", f"{size_text(memory.used)} that are not planned, such as parameters"))
+    lines.append(("least plan", f"{size_text(plan.bound)}: no plan for this order is known to take less"))
     step = fullest_step(plan.lifetimes)
     live = [
         Span(0, 0, one.nbytes, "live", one.nbytes, 0, owner)
@@ -141,7 +141,9 @@ def plan_too_large(
     if plan.bound <= left:
         lines.append(("what would help", "another planner, or the order of another linearizer"))
     lines.append(("what would help", more_memory(plan.nbytes - left)))
-    what = f"the plan ({plan.planner}) takes {shown(plan.nbytes)} of {shown(left)} left, before time 0"
+    what = (
+        f"the plan ({plan.planner}) takes {size_text(plan.nbytes)} of {size_text(left)} left, before time 0"
+    )
     return out_of_memory(name, "planned", what, lines)
 
 
@@ -236,7 +238,7 @@ class Allocator(ABC):
         """Return the allocator that serves `owner`: this one, or a part of it."""
         return self
 
-    def rounded(self, nbytes: int) -> int:
+    def rounded_size(self, nbytes: int) -> int:
         """Return the least bytes for a request of `nbytes`: the size rounded up to the alignment."""
         return round_up(nbytes, self.alignment)
 
@@ -321,7 +323,7 @@ class Allocator(ABC):
 
     def fits_empty(self, nbytes: int, stream: int = 0, owner: Owner = None) -> bool:
         """Return whether this request could be met with nothing else allocated."""
-        need = self.rounded(nbytes)
+        need = self.rounded_size(nbytes)
         return all(most is None or need <= most for most in (self.limit, self.memory.capacity))
 
     @abstractmethod
@@ -382,23 +384,25 @@ class Allocator(ABC):
         live = [span for span in part.spans() if span.state == "live"]
         cached = part.reserved - part.in_use - part.waiting
         lines = [
-            ("limit", shown(part.limit)),
-            ("in use", f"{shown(part.in_use)} in {len(live)} block{'s' * (len(live) != 1)}"),
-            ("reserved", f"{shown(part.reserved)}, of which free {shown(cached)}"),
-            ("largest free", f"{shown(part.largest_free())} in one block"),
+            ("limit", size_text(part.limit)),
+            ("in use", f"{size_text(part.in_use)} in {len(live)} block{'s' * (len(live) != 1)}"),
+            ("reserved", f"{size_text(part.reserved)}, of which free {size_text(cached)}"),
+            ("largest free", f"{size_text(part.largest_free())} in one block"),
         ]
         if (untaken := (part.limit or 0) - part.held) > 0:
-            lines.insert(1, ("not reserved", shown(untaken)))
+            lines.insert(1, ("not reserved", size_text(untaken)))
         if part.requested != part.in_use:
-            lost = shown(part.in_use - part.requested)
+            lost = size_text(part.in_use - part.requested)
             lines.append(("lost inside", f"{lost} of what is in use: rounded up, or not worth splitting"))
         if others := part.memory.used - part.held:
-            lines.append(("other users", f"{shown(others)} of the device's {shown(part.memory.capacity)}"))
+            lines.append(
+                ("other users", f"{size_text(others)} of the device's {size_text(part.memory.capacity)}")
+            )
         if live:
             lines.append(("largest holders", "; ".join(largest_holders(live))))
         lines.extend(("what would help", hint) for hint in part._hints(nbytes, stream, owner))
         who, own = "a tensor" if owner is None else repr(owner), stream - self.first_stream
-        asks = f"{who} asks for {shown(nbytes)} on stream {own}"
+        asks = f"{who} asks for {size_text(nbytes)} on stream {own}"
         return out_of_memory(part.name, part.kind, f"{asks}{f', {where}' if where else ''}", lines)
 
     def _hints(self, nbytes: int, stream: int, owner: Owner) -> list[str]:
@@ -409,11 +413,11 @@ class Allocator(ABC):
         if self.limit is None and hints:  # memory is unlimited: more would not help
             return hints
         room = (self.limit or 0) - self.in_use - self.waiting
-        if self.rounded(nbytes) > room:
-            return [*hints, more_memory(self.rounded(nbytes) - room)]
+        if self.rounded_size(nbytes) > room:
+            return [*hints, more_memory(self.rounded_size(nbytes) - room)]
         return hints or [
-            f"less fragmentation: {shown(room)} are left, and not in one piece; a planned layout may fit, "
-            "or `counted`, whose pages may lie anywhere"
+            f"less fragmentation: {size_text(room)} are left, and not in one piece; a planned layout may "
+            "fit, or `counted`, whose pages may lie anywhere"
         ]
 
     def record_use(self, block: Block, stream: int) -> None:  # noqa: B027 (most know no streams)
@@ -422,7 +426,7 @@ class Allocator(ABC):
     def event_done(self, block: Block) -> None:  # noqa: B027 (and ask for no events)
         """Note that one event of those that the free of `block` asked for was reached."""
 
-    def unused(self, owner: Owner) -> None:  # noqa: B027 (most keep no turns)
+    def forget_last(self, owner: Owner) -> None:  # noqa: B027 (most keep no turns)
         """Note that the last block taken by `owner` was freed at once, unused."""
 
     def empty_cache(self) -> None:  # noqa: B027 (most have no call for it)

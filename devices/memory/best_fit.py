@@ -268,7 +268,7 @@ class SegmentedAllocator(Allocator):
         """Allocate by the rule, or return None; see `Allocator.alloc`."""
         if nbytes <= 0:
             return self._empty(nbytes, stream, owner)
-        need = self.rounded(nbytes)
+        need = self.rounded_size(nbytes)
         free, min_remainder, below = self._rule(need, stream)
         fit = free.take(need, below) or self._grow(need, stream, free)
         if fit is None:

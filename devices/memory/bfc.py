@@ -139,13 +139,13 @@ class BfcAllocator(SegmentedAllocator):
             hints.append("garbage_collection on: wholly free regions are then given back")
         return hints
 
-    def _left(self, held: int) -> int:
+    def _bytes_left(self, held: int) -> int:
         """Return how many bytes the limit leaves, when so many are held."""
         return ANY_SIZE if self.limit is None else (self.limit - held) // ROUNDING_BYTES * ROUNDING_BYTES
 
     def _extend(self, need: int) -> Block | None:
         """Add a region of at least `need` bytes, and return its block (rules 5 and 6)."""
-        left = self._left(self.reserved)
+        left = self._bytes_left(self.reserved)
         if need > left:
             return None
         doubled = False
@@ -206,7 +206,7 @@ class BfcAllocator(SegmentedAllocator):
             return False
         idle = [whole for segment in self.segments.values() if (whole := segment.whole())]
         freed = sum(whole.nbytes for whole in idle)
-        if not idle or need > self._left(self.reserved - freed):
+        if not idle or need > self._bytes_left(self.reserved - freed):
             return False
         for whole in idle:
             self._drop_segment(whole)

@@ -178,7 +178,7 @@ class CachingAllocator(SegmentedAllocator):
         self._used_on: dict[Block, tuple[int, ...]] = {}  # live block → other streams that use it
         self._awaits: dict[Block, int] = {}  # waiting block → number of events not reached yet
 
-    def rounded(self, nbytes: int) -> int:
+    def rounded_size(self, nbytes: int) -> int:
         """Return `nbytes` rounded up to 512, or to the next division."""
         return round_size(nbytes, self._divisions)
 
@@ -269,7 +269,7 @@ class CachingAllocator(SegmentedAllocator):
 
     def fits_empty(self, nbytes: int, stream: int = 0, owner: Owner = None) -> bool:
         """Return whether a segment for it is within the limit and the device's capacity."""
-        need = self.rounded(nbytes)
+        need = self.rounded_size(nbytes)
         segment = _segment_bytes(need)
         page = SMALL_SEGMENT_BYTES if need <= SMALL_REQUEST_BYTES else LARGE_SEGMENT_BYTES
         taken = round_up(need, page) if self._expandable else segment
@@ -278,7 +278,7 @@ class CachingAllocator(SegmentedAllocator):
 
     def oom_hints(self, nbytes: int, stream: int, owner: Owner) -> list[str]:
         """Return advice on memory free for other streams, or in segments held by a live block."""
-        need = self.rounded(nbytes)
+        need = self.rounded_size(nbytes)
         small = need <= SMALL_REQUEST_BYTES
         others = [free for (kind, other), free in self._pools.items() if kind == small and other != stream]
         hints = []

@@ -55,7 +55,7 @@ class CountedAllocator(Allocator):
         """Ask the device, or return None; see `Allocator.alloc`."""
         if nbytes <= 0:
             return self._empty(nbytes, stream, owner)
-        need = self.rounded(nbytes)
+        need = self.rounded_size(nbytes)
         address = self.memory.malloc(need)
         if address is None:
             return None

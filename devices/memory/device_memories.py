@@ -142,11 +142,11 @@ def make_buffers(job: Job, flow: Flow) -> Buffers:
         Csr.group(made_by[written], made[written], n + n_transfers),
         Csr.group(*reads, n + n_transfers),
         [(here, int(nbytes[tensor]), tensor) for tensor, here in resident if nbytes[tensor]],
-        _offered(job, flow, own, external | (nbytes == 0)),
+        _offered_buffers(job, flow, own, external | (nbytes == 0)),
     )
 
 
-def _offered(job: Job, flow: Flow, own: IntArray | None, without: BoolArray) -> dict[int, int]:
+def _offered_buffers(job: Job, flow: Flow, own: IntArray | None, without: BoolArray) -> dict[int, int]:
     """Return Send → the buffer that it offers, but for those `without` one, or with a transfer."""
     sends = rendezvous_keys(job.graph).sends
     met = sorted(sends.keys() - transfers_of(flow, sends).keys())
@@ -380,7 +380,7 @@ class DeviceMemories:
             for device, spec in zip(machine.devices, self.specs, strict=True)
         ]
         self._recordings = recordings
-        self.allocators = [self._prepared(d, allocator) for d, allocator in enumerate(self.allocators)]
+        self.allocators = [self._prepare(d, allocator) for d, allocator in enumerate(self.allocators)]
         self.apart = [0] * len(machine.devices)  # bytes that lie beside a static plan
         self.buffers = buffers = make_buffers(job, flow)
         self.n_buffers = len(buffers.nbytes)
@@ -420,7 +420,7 @@ class DeviceMemories:
         self.reserved[device] = held = self.allocators[device].reserved
         self.log.mark(row, device, held + self.apart[device])
 
-    def _prepared(self, device: int, allocator: Allocator) -> Allocator:
+    def _prepare(self, device: int, allocator: Allocator) -> Allocator:
         """Return the allocator of a device; it writes down what is asked of it, if somebody wants to know."""
         if self._recordings is not None:
             allocator = Recorder(allocator, self._recordings.setdefault(allocator.name, []))
@@ -451,7 +451,7 @@ class DeviceMemories:
             planned = make_allocator(
                 "planned", beside.memory, name=beside.name, events=events, **spec.options
             )
-            self.allocators[device] = self._prepared(device, planned)
+            self.allocators[device] = self._prepare(device, planned)
             self.reserved[device] = -1  # what the plan reserves counts from its first row on
 
     def _refuse_impossible(self) -> None:

@@ -143,7 +143,7 @@ class PlannedAllocator(Allocator):
             del self._addresses[bisect_left(self._addresses, block.address)]
         return ()
 
-    def unused(self, owner: Owner) -> None:
+    def forget_last(self, owner: Owner) -> None:
         """Let `owner` have the same place again."""
         self._turn[owner] -= 1
 

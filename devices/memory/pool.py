@@ -99,7 +99,7 @@ class PoolAllocator(SegmentedAllocator):
 
     def try_alloc(self, nbytes: int, stream: int = 0, owner: Owner = None) -> Block | None:
         """Allocate from the arena, or return None; see `Allocator.alloc`."""
-        if self._limits and not self._within_limit(self.rounded(nbytes), owner):
+        if self._limits and not self._within_limit(self.rounded_size(nbytes), owner):
             return None
         block = super().try_alloc(nbytes, stream, owner)
         if block is not None and block.nbytes:
@@ -118,12 +118,12 @@ class PoolAllocator(SegmentedAllocator):
 
     def fits_empty(self, nbytes: int, stream: int = 0, owner: Owner = None) -> bool:
         """Return whether the arena, and the owner's limit, are large enough."""
-        need = self.rounded(nbytes)
+        need = self.rounded_size(nbytes)
         return need <= min(self._arena_bytes, self._limits.get(self._group_of(owner), ANY_SIZE))
 
     def oom_hints(self, nbytes: int, stream: int, owner: Owner) -> list[str]:
         """Return advice on the owner's limit, if that is the obstacle."""
-        if self._within_limit(self.rounded(nbytes), owner):
+        if self._within_limit(self.rounded_size(nbytes), owner):
             return []
         group = self._group_of(owner)
         held, most = (format_bytes(x, iec=True) for x in (self._held[group], self._limits[group]))

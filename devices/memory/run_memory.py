@@ -68,7 +68,7 @@ def columns_of(memories: DeviceMemories, journal: Journal) -> dict[str, IntArray
     journal : Journal
     """
     key, when = _calls(memories, journal)
-    taken, short = _taken(memories, key)
+    taken, short = _bytes_taken(memories, key)
     if short is None:
         log = memories.log
         for column, found in ((log.when, when), (log.key, key), (log.taken, taken[key >= 0])):
@@ -123,7 +123,7 @@ def _calls(memories: DeviceMemories, journal: Journal) -> tuple[IntArray, IntArr
     return key[order], journal.time_ns[at[order]]
 
 
-def _taken(memories: DeviceMemories, key: IntArray) -> tuple[IntArray, str | None]:
+def _bytes_taken(memories: DeviceMemories, key: IntArray) -> tuple[IntArray, str | None]:
     """Return the bytes of each allocation as rounded, and whose memory does not suffice, None: nobody's.
 
     Counters are not asked: who looks at their log sees whether they were ever above their limit.
@@ -338,7 +338,7 @@ class TokenMemory(TensorMemory):
             return
         self.uses[key] += 1
 
-    def made(self, task: Task) -> None:
+    def on_creation(self, task: Task) -> None:
         """Give `task` what came for it, and keys to what it will give."""
         op, place = task.op, (task.frame, task.op)
         came = self._came.pop(place, [])
@@ -373,7 +373,7 @@ class TokenMemory(TensorMemory):
             self._buffer_of.append(buffer)
             self._iteration_of.append(task.iteration)
 
-    def given(self, task: Task) -> None:
+    def on_tokens_given(self, task: Task) -> None:
         """Let `task` refer to its outputs no longer, unless it has yet to end."""
         if task.end_ns < 0 and not self.launched[task.op]:
             self._given.add(task.id)
@@ -382,7 +382,7 @@ class TokenMemory(TensorMemory):
 
     # -- what happens ------------------------------------------------------------------------
 
-    def met(self, send: Task, recv: Task) -> None:
+    def on_meeting(self, send: Task, recv: Task) -> None:
         """Let `recv` read what `send` offers until it ends; see `sim.engine.Memory`."""
         if send.id in self._offers:
             self.late.setdefault(recv.id, []).append(self._offers.pop(send.id))

@@ -182,7 +182,7 @@ class TensorMemory:
                 break
             key = self._first_key(task) + other
             allocator.let_go(self.blocks[key])
-            allocator.serving(self.names[other]).unused(self.names[other])
+            allocator.serving(self.names[other]).forget_last(self.names[other])
             self.blocks[key] = NOWHERE
             self.log.undo()  # it was taken at this instant, and never used
         return WAIT
@@ -204,7 +204,7 @@ class TensorMemory:
             for key in reversed(before)
         )
 
-    def freed(self) -> bool:
+    def has_freed(self) -> bool:
         """Whether anything was freed other than by `release`; see `sim.engine.Memory`."""
         freed, self._freed = self._freed, False
         return freed
@@ -239,7 +239,7 @@ class TensorMemory:
                 freed = True
         return freed
 
-    def met(self, send: Task, recv: Task) -> None:
+    def on_meeting(self, send: Task, recv: Task) -> None:
         """Let `recv` read what `send` offers until it ends; see `sim.engine.Memory`."""
         if send.op in self.offered:
             self.late.setdefault(recv.id, []).append(send.iteration * self.n_buffers + self.offered[send.op])

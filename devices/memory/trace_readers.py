@@ -21,7 +21,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple, NoReturn
 
-from sim.base.errors import InputError, UnknownNameError, clipped, located, nearest
+from sim.base.errors import InputError, UnknownNameError, clip_repr, error_path, nearest
 from sim.base.files import loads_once, read_bytes
 
 # ----------------------------------------------------------------------------------------------------------
@@ -453,7 +453,7 @@ def _lines(text: str, source: str) -> Iterator[tuple[str, MemoryEvent]]:
         if not line.strip():
             continue
         where = f"{source}:{number}"
-        with located(where):
+        with error_path(where):
             event = _event(line)
         yield where, event
 
@@ -472,7 +472,7 @@ def _event(line: str) -> MemoryEvent:
     if not isinstance(op, str) or op not in FIELDS:
         near = nearest(op, FIELDS) if isinstance(op, str) else None
         guess = f"; did you mean {near!r}?" if near else ";"
-        raise InputError(f"op: {clipped(op, 40)}{guess} accepted: {', '.join(map(repr, FIELDS))}")
+        raise InputError(f"op: {clip_repr(op, 40)}{guess} accepted: {', '.join(map(repr, FIELDS))}")
     needed, optional = FIELDS[op]
     for key in row:
         if key not in ("op", *needed, *optional):
@@ -482,7 +482,7 @@ def _event(line: str) -> MemoryEvent:
             raise InputError(f"no {key!r}; expected a line such as {_EXAMPLE}")
     identity = row.get("id", "")
     if not isinstance(identity, str | int) or isinstance(identity, bool):
-        raise InputError(f"id: {clipped(identity, 40)} is neither a text nor a whole number")
+        raise InputError(f"id: {clip_repr(identity, 40)} is neither a text nor a whole number")
     nbytes = _whole(row.get("nbytes", 0), "nbytes")
     if nbytes < 0:
         raise InputError(f"nbytes: {nbytes} is negative")
@@ -498,7 +498,7 @@ _EXAMPLE = '{"op": "alloc", "id": "x", "nbytes": 4096, "stream": 0}'
 
 def _whole(value: Any, key: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise InputError(f"{key}: {clipped(value, 40)} is no whole number")
+        raise InputError(f"{key}: {clip_repr(value, 40)} is no whole number")
     if not -(2**63) <= value < 2**63:
-        raise InputError(f"{key}: {clipped(value, 40)} does not fit 64 bits")
+        raise InputError(f"{key}: {clip_repr(value, 40)} does not fit 64 bits")
     return value

@@ -43,7 +43,7 @@ def device_preset(name: str, origin: plugins.Origin = plugins.NOWHERE) -> dict[s
     >>> device_preset("h200-sxm")["sms"]
     132
     """
-    return _described("sim.devices", name, origin)
+    return _describe("sim.devices", name, origin)
 
 
 def machine_preset(name: str, origin: plugins.Origin = plugins.NOWHERE) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def machine_preset(name: str, origin: plugins.Origin = plugins.NOWHERE) -> dict[
     >>> machine_preset("dgx-h100")["devices"]["gpu"]
     {'preset': 'h100-sxm', 'count': 8}
     """
-    return _described("sim.machines", name, origin)
+    return _describe("sim.machines", name, origin)
 
 
 def preset_text(name: str) -> str | None:
@@ -79,7 +79,7 @@ def presets(group: str = "sim.devices") -> list[plugins.Description]:
     return plugins.describe(group)
 
 
-def _described(group: str, name: str, origin: plugins.Origin) -> dict[str, Any]:
+def _describe(group: str, name: str, origin: plugins.Origin) -> dict[str, Any]:
     found = origin.lookup(group, name)
     spec = found() if callable(found) else found
     if not isinstance(spec, Mapping):

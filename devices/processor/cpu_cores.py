@@ -169,7 +169,9 @@ class TimeShare:
 
     def __init__(self, device: Device, context: Context) -> None:
         self._duration_of = context.duration_of
-        self._running = EqualShare(context, lambda n: sliced(n * device.cores_per_op, device), context.finish)
+        self._running = EqualShare(
+            context, lambda n: sliced_rate(n * device.cores_per_op, device), context.finish
+        )
 
     def start(self, task: Task) -> int:
         """Start a task, which ends when its share of the cores, or of the pool, has done its work."""
@@ -180,7 +182,7 @@ class TimeShare:
         return MANAGED
 
 
-def sliced(threads: int, device: Device) -> Fraction:
+def sliced_rate(threads: int, device: Device) -> Fraction:
     """Return the rate of each of `threads` threads on a device's cores, relative to one alone."""
     load = Fraction(threads, device.cores)
     if load <= 1:
@@ -227,7 +229,7 @@ class IntraOpPool(TimeShare):
         def rate(n: int) -> Fraction:
             each = min(Fraction(most), Fraction(threads, n))
             slower = min(Fraction(1), speedup(max(each, Fraction(1))) / alone) * min(each, Fraction(1))
-            return slower * sliced(min(n * most, threads), device)
+            return slower * sliced_rate(min(n * most, threads), device)
 
         self._duration_of = context.duration_of
         self._running = EqualShare(context, rate, context.finish)

@@ -43,7 +43,7 @@ import numpy as np
 from sim.base.errors import InvariantError
 from sim.base.options import whole_numbers
 from sim.job.collectives import call_of
-from sim.job.costs import answered
+from sim.job.costs import ask_once
 from sim.job.job import Job
 from sim.machine.communicators import HoldsSms
 from sim.machine.device import Device
@@ -206,7 +206,7 @@ def _fitted_grids(device: Device, job: Job) -> Mapping[int, Mapping[str, Any]]:
     attributes = job.graph.attributes
     if (cost := device.cost) is None or not cost.knows_blocks:
         return {}
-    blocks = answered(job.graph, device, "blocks", lambda: cost.blocks(job.graph, device))
+    blocks = ask_once(job.graph, device, "blocks", lambda: cost.blocks(job.graph, device))
     return {
         op: {**attributes[op], "grid": int(blocks[op]), "blocks_per_sm": 1}
         for op in np.flatnonzero(blocks >= 0).tolist()

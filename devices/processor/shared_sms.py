@@ -240,7 +240,7 @@ class SharedSMs:
             if kernel.left:
                 return
             if isinstance(kernel, HeldSms):
-                self._started(kernel, now_ns)
+                self._on_start(kernel, now_ns)
             if kernel.served:
                 self._all_dispatched(kernel)
             else:
@@ -265,9 +265,9 @@ class SharedSMs:
         kernel.begin(now_ns)
         self._resident[kernel] = None
         if not isinstance(kernel, HeldSms):
-            self._started(kernel, now_ns)
+            self._on_start(kernel, now_ns)
 
-    def _started(self, kernel: RunningKernel, now_ns: int) -> None:
+    def _on_start(self, kernel: RunningKernel, now_ns: int) -> None:
         if now_ns > kernel.arrived_ns:
             kernel.task.wait = Wait.RESOURCES
         self._context.started(kernel.task)

@@ -88,7 +88,7 @@ def course(free: Instants, asked: Demand, duration_ns: int, now_ns: int) -> tupl
     start_ns, sms = free[0]
     if len(free) > 1:
         if free[-1][0] > now_ns:
-            return _staggered(free, asked, duration_ns, now_ns)
+            return _stagger(free, asked, duration_ns, now_ns)
         sms = sum([count for _, count in free])
     # All SMs become free at one instant.
     if start_ns < now_ns:
@@ -104,7 +104,7 @@ def course(free: Instants, asked: Demand, duration_ns: int, now_ns: int) -> tupl
     return start_ns, end_ns, [(last_ns, sms - rest), (end_ns, rest)]
 
 
-def _staggered(free: Instants, asked: Demand, duration_ns: int, now_ns: int) -> tuple[int, int, Instants]:
+def _stagger(free: Instants, asked: Demand, duration_ns: int, now_ns: int) -> tuple[int, int, Instants]:
     """Return the course of a kernel that gets its SMs at different instants.
 
     SMs that become free early take one load after another; after the last instant at which SMs become free
@@ -257,15 +257,15 @@ class SimplestSms:
 
     def __call__(self, device: Device, context: Context) -> LeftoverSMs | SharedSMs:
         """Return a `LeftoverSMs` if it supports all that the run needs, else a `SharedSMs`."""
-        asked, more = self._asked(device, context.job)
+        asked, more = self._demands(device, context.job)
         return (SharedSMs if more else LeftoverSMs)(device, context, asked)
 
     def columns(self, device: Device, job: Job) -> SharedSms | str:
         """Return the shared SMs as columns, if nothing else is shared."""
-        asked, more = self._asked(device, job)
+        asked, more = self._demands(device, job)
         return f"{more} of {device.name}" if more else sms_in_columns(device, asked)
 
-    def _asked(self, device: Device, job: Job) -> tuple[Mapping[int, Demand], str]:
+    def _demands(self, device: Device, job: Job) -> tuple[Mapping[int, Demand], str]:
         """Return the demand of each op, and the feature that needs `SharedSMs`, if any."""
         sms, bandwidth = sms_in_use(device), device.details.dram_bytes_per_s
         asked, more = demands(device, job, None), ""

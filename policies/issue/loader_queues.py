@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from sim import Issuer, Job, Policy, Task
-from sim.base.arrays import grouped
+from sim.base.arrays import group_pairs
 from sim.base.errors import InputError
 from sim.graph.graph import Graph
 
@@ -51,7 +51,7 @@ class PrefetchAutotuner:
     --------
     >>> tuner, limits = PrefetchAutotuner(), []
     >>> for size in (0, 1, 0, 1, 0, 2, 0):
-    ...     tuner.consumed(size)
+    ...     tuner.on_consume(size)
     ...     limits.append(tuner.limit)
     >>> limits
     [1, 1, 2, 2, 2, 2, 4]
@@ -61,7 +61,7 @@ class PrefetchAutotuner:
         self.limit = 1
         self._up = True
 
-    def consumed(self, size: int) -> None:
+    def on_consume(self, size: int) -> None:
         """Note that an element is wanted while the buffer holds `size`."""
         if self._up:
             self._up = size != self.limit
@@ -143,18 +143,20 @@ class LoaderQueues(Policy):
         self._load_of = {request: op for op, request in requests.items() if request is not None}
         self._asked_for = set(self._load_of.values())
         self._worker = {  # of a request or load
-            op: self._checked(job, op, int(worker))
+            op: self._check_op(job, op, int(worker))
             for op, worker in graph.attribute("worker").items()
             if op in self._mark and self._mark[op].kind in ("request", "load")
         }
         # Of each loader: the workers of its first batches, and the kind of op with whose end a batch arrives.
         loads = ((op, mark) for op, mark in marks if mark.kind == "load")
-        self._primed = grouped((mark.loader, self._worker[op]) for op, mark in loads if op in self._worker)
+        self._primed = group_pairs(
+            (mark.loader, self._worker[op]) for op, mark in loads if op in self._worker
+        )
         self._last = {mark.loader: mark.kind for _, mark in marks if mark.kind in ("load", "pin_memory")}
         # Loaders that return batches as they arrive.
         self._returns = {mark.loader for _, mark in marks if mark.kind == "next_that_came"}
 
-    def _checked(self, job: Job, op: int, worker: int) -> int:
+    def _check_op(self, job: Job, op: int, worker: int) -> int:
         group = int(job.group_of[op])
         if worker >= len(self._of_group[group]):
             device = job.machine.devices[int(job.device_of[op])].name
@@ -206,7 +208,7 @@ class LoaderQueues(Policy):
         queue = self._own[issuer.index] or self._queues[issuer.group]
         task = queue.popleft() if queue else self._open(issuer.group)
         if task is not None:
-            self._taken(task, issuer)
+            self._on_take(task, issuer)
         return task
 
     def _open(self, group: int) -> Task | None:
@@ -218,7 +220,7 @@ class LoaderQueues(Policy):
                 return self._gated[group].pop(i)
         return None
 
-    def _taken(self, task: Task, issuer: Issuer) -> None:
+    def _on_take(self, task: Task, issuer: Issuer) -> None:
         """Update the loader's state when `issuer` takes `task`."""
         if task.op not in self._mark:
             return
@@ -233,9 +235,9 @@ class LoaderQueues(Policy):
             state.buffered += 1
         elif kind == "ask":
             if not state.buffered:
-                state.tuner.consumed(0)
+                state.tuner.on_consume(0)
         elif kind == "next":
-            state.tuner.consumed(state.buffered)
+            state.tuner.on_consume(state.buffered)
             state.buffered -= 1
 
 

@@ -25,7 +25,7 @@ from policies.issue.program_order import ProgramOrder
 from policies.option_checks import SYNCHRONISATIONS, one_of
 from sim import Graph, Job, Machine
 from sim.base.arrays import IntArray
-from sim.base.errors import InputError, UnknownNameError, located
+from sim.base.errors import InputError, UnknownNameError, error_path
 from sim.base.files import read_text
 from sim.issuers import process_names
 from sim.job.job import Placement
@@ -45,7 +45,7 @@ def read_plan(plan: Plan | None, file: Path | None) -> Plan:
         raise InputError("replay: give either a plan or the file of one")
     if plan is not None:
         return plan
-    with located("file"):
+    with error_path("file"):
         return Plan.from_json(read_text(file or ""))
 
 

@@ -301,7 +301,7 @@ class TensorFlowExecutor(Policy):
         if issuer is None:
             return
         if task.op in self._asynchronous and (self._transmits[task.op] or not task.dead):
-            self._done(mine, issuer.index)
+            self._on_done(mine, issuer.index)
         else:
             self._schedule(mine, issuer.index)
 
@@ -311,7 +311,7 @@ class TensorFlowExecutor(Policy):
             elapsed = (task.end_ns - task.start_ns) * self.clock_hz // NS_PER_S
             self._estimate[task.op] = (9 * self._estimate[task.op] + elapsed) // 10
 
-    def _done(self, now_ready: Sequence[Task], thread: int) -> None:
+    def _on_done(self, now_ready: Sequence[Task], thread: int) -> None:
         """Hand what an asynchronous kernel made ready to the pool, or run it at once without a pool."""
         inlined = [t for t in now_ready if self._inlined[t.op]]
         self._inline[thread] += [deque([t]) for t in reversed(inlined)]

@@ -24,7 +24,7 @@ from policies.issue.program_order import in_turn
 from policies.issue.virtual_machine import Sequential
 from policies.option_checks import whole
 from sim import Graph, Issuer, Job, Policy, Task
-from sim.base.arrays import IntArray, grouped
+from sim.base.arrays import IntArray, group_pairs
 from sim.base.errors import InputError
 from sim.policy import Order
 
@@ -306,7 +306,7 @@ class StreamStacks(_KeepOrQueue):
         issuers = job.machine.issuers()
         may_block = np.zeros(len(issuers), np.int64)
         threads = ((each.group, each.index) for each in issuers if set_aside and each.stream >= 0)
-        for members in grouped(threads).values():
+        for members in group_pairs(threads).values():
             if self.blocking_threads >= len(members):
                 raise InputError(
                     f"tfrt: blocking_threads is {self.blocking_threads}, and the CPU has {len(members)} "

@@ -55,7 +55,7 @@ class GradientAccumulation(OnRanks):
     def __init__(self, micro_batches: int) -> None:
         self.n = whole("gradient-accumulation", "micro_batches", micro_batches)
 
-    def ranked(self, there: Ranked) -> Ranked:
+    def rewrite_ranks(self, there: Ranked) -> Ranked:
         """Return the ranks, or the single device, with steps of several micro-batches."""
         there.refuse(["dp"], "gradient-accumulation comes before the rewrite for replicas")
         return there.each(self._program)
@@ -73,7 +73,7 @@ class GradientAccumulation(OnRanks):
             own |= {n: f"micro{k}/{n}" for n in given if n not in made.externals}
             made.externals |= {own[n]: e for n, e in given.items() if n in own}
             for record in step.work:
-                copied = made.make(renamed(record, own, k))
+                copied = made.make(rename_for(record, own, k))
                 for output, tensor in enumerate(record.tensors):
                     if tensor in parameters:
                         total[tensor] = add_up(made, copied, output, total.get(tensor), parameters[tensor])
@@ -83,7 +83,7 @@ class GradientAccumulation(OnRanks):
         return write(made)
 
 
-def renamed(record: OpEntry, own: Mapping[str, str], k: int) -> OpEntry:
+def rename_for(record: OpEntry, own: Mapping[str, str], k: int) -> OpEntry:
     """Return an op renamed as the op of micro-batch `k`."""
 
     def of(name: str) -> str:
@@ -103,7 +103,7 @@ def renamed(record: OpEntry, own: Mapping[str, str], k: int) -> OpEntry:
     )
 
 
-def added(of: OpEntry, name: str, reads: Sequence[str], nbytes: int, flops: int, **facts: Any) -> OpEntry:
+def make_sum(of: OpEntry, name: str, reads: Sequence[str], nbytes: int, flops: int, **facts: Any) -> OpEntry:
     """Return an op that adds two tensors related to `of`; it has no cost if `of` has a duration."""
     timed = of.duration_ns is not None or of.duration_by_kind
     facts["duration_ns"] = 0 if timed else None
@@ -118,7 +118,7 @@ def add_up(made: Records, of: OpEntry, output: int, before: str | None, paramete
     name = f"micro{of.micro_batch}/{parameter.name}/accumulate"
     stream = {key: value for key, value in of.attributes.items() if key == "stream"}
     facts: dict[str, Any] = {"phase": "W", "attributes": stream}
-    made.make(added(of, name, [before, own], of.outputs[output], parameter.elements, **facts))
+    made.make(make_sum(of, name, [before, own], of.outputs[output], parameter.elements, **facts))
     return name
 
 

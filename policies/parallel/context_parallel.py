@@ -19,7 +19,7 @@ are whole, and their gradients are sums over a rank's tokens: a rewrite for repl
 
 A send and a recv are one group call. It waits for everything issued before it on the compute stream, in the
 forward except for the last block (there the blocks of the forward are on two streams). Received gradients are
-added to computed ones; merging two blocks' outputs with a softmax correction takes no time here. Attention
+make_sum to computed ones; merging two blocks' outputs with a softmax correction takes no time here. Attention
 has to be one op; the rewrite ``attention`` makes it from products and a softmax.
 
 Sources: TransformerEngine, attention/dot_product_attention/context_parallel.py (``AttnFuncWithCPAndKVP2P``,
@@ -37,7 +37,7 @@ from fractions import Fraction
 from typing import Any, Final
 
 from policies.option_checks import one_of
-from policies.parallel.accumulation import added
+from policies.parallel.accumulation import make_sum
 from policies.parallel.rank_grid import Grid, OnRanks, Ranked
 from policies.parallel.ranks import Ranks
 from policies.parallel.training_step import COMPUTE, TrainingStep, exchange, parts_of_gradients
@@ -248,7 +248,7 @@ class Tokens(ABC):
         )
         return name
 
-    def joined(self, of: OpEntry, reads: Sequence[str]) -> None:
+    def join(self, of: OpEntry, reads: Sequence[str]) -> None:
         """Write an op under the name of `of` whose outputs are adjacent parts."""
         self.last = of.name
         made = of.like(of.name, "concat", reads, [*map(self.nbytes, of.tensors)], after=of.after)
@@ -291,7 +291,7 @@ class Parts:
 
 
 def _on_compute(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the attributes with the compute stream added, if there is no stream yet."""
+    """Return the attributes with the compute stream make_sum, if there is no stream yet."""
     own = attributes.get("stream", COMPUTE) if "communicator" in attributes else COMPUTE
     return {**attributes, "stream": own}
 
@@ -303,7 +303,7 @@ def _on_compute(attributes: Mapping[str, Any]) -> dict[str, Any]:
 class AllGather(Tokens):
     """Every rank gathers all keys and values and waits for them."""
 
-    def gathered(self, of: OpEntry, parts: Parts) -> list[str]:
+    def gather_for(self, of: OpEntry, parts: Parts) -> list[str]:
         """Gather keys, then values."""
         sizes = [self.c * nbytes for nbytes in parts.sizes[1:]]
         return [
@@ -315,14 +315,14 @@ class AllGather(Tokens):
         """Gather, then compute attention of the rank's queries."""
         of = Parts(self, a)
         outputs = [self.nbytes(a.tensor(k)) for k in range(len(a.outputs))]
-        self.compute(a, a.name, [of.q, *self.gathered(a, of)], outputs, sum(self.shares(a), Fraction(0)))
+        self.compute(a, a.name, [of.q, *self.gather_for(a, of)], outputs, sum(self.shares(a), Fraction(0)))
 
     def backward(self, g: OpEntry) -> None:
         """Gather again, compute, and sum the gradients of keys and values over ranks."""
         a, dy = self.attention_of(g)
         of = Parts(self, a)
         dq, *whole = of.sizes[0], *(self.c * nbytes for nbytes in of.sizes[1:])
-        reads = [dy, of.q, *self.gathered(g, of), a.name]
+        reads = [dy, of.q, *self.gather_for(g, of), a.name]
         made = self.compute(g, f"{g.name}/block", reads, (dq, *whole), sum(self.shares(a), Fraction(0)))
         kept = [made]
         for k, (what, nbytes) in enumerate(zip("kv", whole, strict=True), start=1):
@@ -330,7 +330,7 @@ class AllGather(Tokens):
             kept.append(
                 self.collective(g, name, "reduce_scatter", [f"{made}:{k}"], nbytes, [nbytes // self.c])
             )
-        self.joined(g, kept)
+        self.join(g, kept)
 
 
 class AllToAll(Tokens):
@@ -347,14 +347,14 @@ class AllToAll(Tokens):
                 shape[key] //= self.c
         return shape
 
-    def moved(self, of: OpEntry, what: str, tensor: str, nbytes: int, name: str = "") -> str:
+    def exchange_tensor(self, of: OpEntry, what: str, tensor: str, nbytes: int, name: str = "") -> str:
         """Exchange one tensor."""
         name = name or f"{of.name}/all_to_all_{what}"
         return self.collective(of, name, "all_to_all", [tensor], nbytes, [nbytes])
 
     def moved_all(self, of: OpEntry, tensors: Sequence[str], sizes: Sequence[int]) -> list[str]:
         """Exchange queries, keys and values, or their gradients."""
-        return [self.moved(of, *each) for each in zip("qkv", tensors, sizes, strict=True)]
+        return [self.exchange_tensor(of, *each) for each in zip("qkv", tensors, sizes, strict=True)]
 
     def forward(self, a: OpEntry) -> None:
         """Exchange queries, keys and values, compute some heads, and exchange the output."""
@@ -362,18 +362,18 @@ class AllToAll(Tokens):
         reads = self.moved_all(a, (of.q, of.k, of.v), of.sizes)
         out = self.nbytes(a.name)
         made = self.compute(a, f"{a.name}/heads", reads, [out], Fraction(1, self.c), **shape)
-        self.moved(a, "out", made, out, a.name)
+        self.exchange_tensor(a, "out", made, out, a.name)
 
     def backward(self, g: OpEntry) -> None:
         """Do the same from the output's gradient to those of queries, keys and values."""
         a, dy = self.attention_of(g)
         of = Parts(self, a)
-        reads = [self.moved(g, "out", dy, self.nbytes(a.name))]
+        reads = [self.exchange_tensor(g, "out", dy, self.nbytes(a.name))]
         reads += [f"{a.name}/all_to_all_{what}" for what in "qkv"]
         made = self.compute(
             g, f"{g.name}/heads", [*reads, f"{a.name}/heads"], of.sizes, Fraction(1, self.c), **self.heads(a)
         )
-        self.joined(g, self.moved_all(g, [output_name(made, k) for k in range(3)], of.sizes))
+        self.join(g, self.moved_all(g, [output_name(made, k) for k in range(3)], of.sizes))
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -432,9 +432,9 @@ class Ring(Tokens):
             dkv = [*own, *([f"{received}:1" if k < self.c - 1 else received] if k else [])]
             if len(dkv) > 1:
                 self.last, where = f"{g.name}/sum{k}", {"stream": COMPUTE}
-                sum_ = added(g, self.last, dkv, n, elements(n, g.dtype), after=g.after, attributes=where)
+                sum_ = make_sum(g, self.last, dkv, n, elements(n, g.dtype), after=g.after, attributes=where)
                 dkv = [self.records.make(sum_).name]
-        self.joined(g, [*dq, *dkv])
+        self.join(g, [*dq, *dkv])
 
 
 _METHODS: Final[Mapping[str, type[Tokens]]] = {"ring": Ring, "all-gather": AllGather, "all-to-all": AllToAll}
@@ -477,11 +477,11 @@ class ContextParallel(OnRanks):
         self.context = one_of("context-parallel", "context", context, tuple(_METHODS))
         self.balanced = one_of("context-parallel", "partition", partition, _PARTITIONS) == "balanced"
 
-    def ranked(self, there: Ranked) -> Ranked:
+    def rewrite_ranks(self, there: Ranked) -> Ranked:
         """Return the ranks that split sequences."""
         there.refuse(["dp", "pp"], "context-parallel comes before the rewrites for stages and replicas")
         c = there.room("context-parallel", self.ranks)
-        return there.multiplied({"cp": c}, self._program, names=self.ranks.names, varies=["cp"])
+        return there.multiply({"cp": c}, self._program, names=self.ranks.names, varies=["cp"])
 
     def _program(self, graph: Graph, grid: Grid, at: Mapping[str, int]) -> Graph:
         """Return the program of one rank."""

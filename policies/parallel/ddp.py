@@ -67,7 +67,7 @@ def never_overflowing(parameters: Sequence[Parameter], elements: int) -> list[li
     return found
 
 
-def filled(parameters: Sequence[Parameter], by: str, limits: Sequence[int]) -> list[list[Parameter]]:
+def fill_buckets(parameters: Sequence[Parameter], by: str, limits: Sequence[int]) -> list[list[Parameter]]:
     """Return parameters in buckets, in the order in which they close; each data type has its own.
 
     Parameters
@@ -80,7 +80,7 @@ def filled(parameters: Sequence[Parameter], by: str, limits: Sequence[int]) -> l
     Examples
     --------
     >>> given = [Parameter(f"w{n}", "", "", 4 * n, n, None) for n in (6, 5, 4, 9, 2)]
-    >>> [[each.name for each in bucket] for bucket in filled(given, "elements", [3, 10])]
+    >>> [[each.name for each in bucket] for bucket in fill_buckets(given, "elements", [3, 10])]
     [['w6'], ['w5', 'w4', 'w9'], ['w2']]
     """
     found: list[list[Parameter]] = []
@@ -148,12 +148,12 @@ class DistributedDataParallel(DataParallel):
     def buckets(self, step: TrainingStep) -> list[list[Parameter]]:
         """Return the parameters of each bucket, in the order of launch."""
         if self.find_unused:
-            return filled(step.parameters, "nbytes", [_FIRST_BYTES, self.cap or _CAP_BYTES])[::-1]
+            return fill_buckets(step.parameters, "nbytes", [_FIRST_BYTES, self.cap or _CAP_BYTES])[::-1]
         if self.first_step:
             most = max(1, sum(each.nbytes for each in step.parameters))
-            return filled(step.parameters, "nbytes", [most])[::-1]
+            return fill_buckets(step.parameters, "nbytes", [most])[::-1]
         limits = [self.cap] if self.cap else [_FIRST_BYTES, _CAP_BYTES]
-        return filled(step.in_ready_order(), "nbytes", limits)
+        return fill_buckets(step.in_ready_order(), "nbytes", limits)
 
     def step(self, graph: Graph, n: int) -> Graph:
         """Return the step as each of `n` ranks runs it."""
@@ -286,7 +286,7 @@ class MegatronDDP(DataParallel):
         order = step.parameters[::-1]
         several = self.overlap and not self.pipeline_rank
         least = self.bucket_size if several else sum(each.elements for each in order) + 1
-        return filled(order, "elements", [least])
+        return fill_buckets(order, "elements", [least])
 
     def step(self, graph: Graph, n: int) -> Graph:
         """Return the step as each of `n` ranks runs it."""

@@ -32,9 +32,9 @@ from math import ceil
 from typing import Any, Final
 
 from policies.option_checks import whole
-from policies.parallel.ddp import filled, reduce_in_buckets
+from policies.parallel.ddp import fill_buckets, reduce_in_buckets
 from policies.parallel.expert_layers import Layer, Layers
-from policies.parallel.expert_routing import routed
+from policies.parallel.expert_routing import route_tokens
 from policies.parallel.rank_grid import DATA, Grid, OnRanks, Ranked
 from policies.parallel.ranks import Ranks
 from policies.parallel.training_step import COMPUTE, HostProgram, Parameter, TrainingStep
@@ -132,11 +132,11 @@ class OneRank:
             local = [t for t in tensors if self._is_here(layer, t)]
             reads, gives = (tensors, local) if inwards else (local, tensors)
             sizes = [self._arriving(layer, t) if inwards else self._tensor_nbytes(t) for t in gives]
-            sends = {str(k): nbytes for k, nbytes in enumerate(_rounded(counts, each))}
+            sends = {str(k): nbytes for k, nbytes in enumerate(_bytes_of_tokens(counts, each))}
             record = OpEntry(op, "all_to_all", [(t, 0) for t in reads], [], tuple(sizes))
             record.phase, record.dtype = ops[where[0]].phase, ops[where[0]].dtype
             record.bytes_read = sum(sends.values())
-            record.bytes_written = sum(_rounded(back if inwards else out, each))
+            record.bytes_written = sum(_bytes_of_tokens(back if inwards else out, each))
             record.attributes = {"communicator": EXPERTS, "dimension": "ep", "sends": sends}
             record.attributes["stream"] = self.stream
             if what == "dispatch":
@@ -192,7 +192,7 @@ class OneRank:
         of_weights = [t in self.layers.weights or t in self.layers.gradients for t in outputs]
         written = sum(n for n, weight in zip(record.outputs, of_weights, strict=True) if weight)
         by = Fraction(held) if of_weights and all(t in self.layers.weights for t in outputs) else each
-        made = record.scaled(by)
+        made = record.scale(by)
         made.inputs = [(moved.get(tensor, tensor), distance) for tensor, distance in record.inputs]
         made.outputs = tuple(
             n * held if weight else ceil(n * by) for n, weight in zip(record.outputs, of_weights, strict=True)
@@ -211,7 +211,7 @@ class OneRank:
         if copies:
             inputs = [(self.back.get(tensor, tensor), distance) for tensor, distance in record.inputs]
             outputs = tuple(round_half_up(n * copies) for n in record.outputs)
-            self.made[record.name] = replace(record.scaled(copies), inputs=inputs, outputs=outputs)
+            self.made[record.name] = replace(record.scale(copies), inputs=inputs, outputs=outputs)
 
     def _update(self, record: OpEntry) -> None:
         """Add an update of the parameters on this rank."""
@@ -230,7 +230,7 @@ class OneRank:
                 self.copies.setdefault(tensor, share)
         if share:
             inputs = [edge for edge in record.inputs if edge[0] not in gone]
-            self.made[record.name] = replace(record.scaled(share), inputs=inputs)
+            self.made[record.name] = replace(record.scale(share), inputs=inputs)
 
     def _copies(self, name: str) -> Fraction:
         """Return how many copies a rank has of one parameter, or state, of the graph."""
@@ -280,7 +280,7 @@ class OneRank:
         return {**record.attributes, found: ceil(sizes[found] * here)}
 
 
-def _rounded(counts: IntArray, each: Fraction) -> list[int]:
+def _bytes_of_tokens(counts: IntArray, each: Fraction) -> list[int]:
     """Return the bytes of each count of tokens, rounded half up."""
     n, d = each.numerator, each.denominator
     return [(2 * n * count + d) // (2 * d) for count in counts.tolist()]
@@ -392,7 +392,7 @@ class ExpertParallel(OnRanks):
         self.top_k = whole(name, "top_k", top_k)
         self.token_bytes = None if token_bytes is None else whole(name, "token_bytes", token_bytes)
         self.bucket_size = whole(name, "bucket_size", bucket_size)
-        self.routing = routed(
+        self.routing = route_tokens(
             routing,
             ranks=self.shard,
             experts=self.experts,
@@ -403,7 +403,7 @@ class ExpertParallel(OnRanks):
             origin=origin,
         )
 
-    def ranked(self, there: Ranked) -> Ranked:
+    def rewrite_ranks(self, there: Ranked) -> Ranked:
         """Return the ranks that divide the experts."""
         at_most(MOST_BUILT, self.shard * len(there.programs[0]), "ops")
         there.room("expert-parallel", self.ranks)
@@ -415,7 +415,7 @@ class ExpertParallel(OnRanks):
             return self._program(layers[id(one)], at["ep"])
 
         sizes = {"ep": self.shard, "dp": self.copies}
-        return there.multiplied(sizes, program, names=self.ranks.names, varies=["ep"])
+        return there.multiply(sizes, program, names=self.ranks.names, varies=["ep"])
 
     def _program(self, layers: Layers, place: int) -> Graph:
         """Return the program of a rank, with gradients summed in buckets, those of experts separately."""
@@ -424,7 +424,9 @@ class ExpertParallel(OnRanks):
         parameters = program.step.parameters[::-1]
         dense = [each for each in parameters if each.name not in own]
         apart = [each for each in parameters if each.name in own and self.copies > 1]
-        buckets = [row for some in (dense, apart) for row in filled(some, "elements", [self.bucket_size])]
+        buckets = [
+            row for some in (dense, apart) for row in fill_buckets(some, "elements", [self.bucket_size])
+        ]
 
         def meets(bucket: Sequence[Parameter]) -> Mapping[str, str]:
             return _COPIES if bucket[0].name in own else _DENSE

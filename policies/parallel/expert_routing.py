@@ -38,7 +38,7 @@ from typing import Any, Final
 import numpy as np
 
 from sim.base.arrays import IntArray
-from sim.base.errors import InputError, hint, located
+from sim.base.errors import InputError, error_path, hint
 from sim.base.files import read_bytes
 from sim.base.plugins import NOWHERE, Origin
 
@@ -155,14 +155,14 @@ class ExpertRouting:
 
         Examples
         --------
-        >>> routed("one-hot", ranks=4, experts=8, tokens=100).imbalance
+        >>> route_tokens("one-hot", ranks=4, experts=8, tokens=100).imbalance
         Fraction(4, 1)
         """
         total = int(self.arrived.sum())
         return Fraction(int(self.arrived.max()) * len(self.arrived), total) if total else Fraction(1)
 
 
-def routed(
+def route_tokens(
     given: object,
     *,
     ranks: int,
@@ -199,9 +199,9 @@ def routed(
 
     Examples
     --------
-    >>> routed({"zipf": 1}, ranks=2, experts=4, tokens=4).sent.tolist()
+    >>> route_tokens({"zipf": 1}, ranks=2, experts=4, tokens=4).sent.tolist()
     [[2, 1, 1, 0], [2, 1, 0, 1]]
-    >>> found = routed("one-hot", ranks=2, experts=4, tokens=8, capacity_factor=1.5)
+    >>> found = route_tokens("one-hot", ranks=2, experts=4, tokens=8, capacity_factor=1.5)
     >>> found.sent.tolist(), found.dropped
     ([[3, 0, 0, 0], [3, 0, 0, 0]], (5, 5))
     """
@@ -209,7 +209,7 @@ def routed(
         raise InputError(f"{ranks} ranks cannot share {experts} experts", path=("experts",))
     if top_k > experts:
         raise InputError(f"a token cannot go to {top_k} of {experts} experts", path=("top_k",))
-    sent = _Form(given, ranks, experts, tokens, top_k, origin).sent()
+    sent = _Form(given, ranks, experts, tokens, top_k, origin).tokens_sent()
     choices = int(sent[0].sum())
     if capacity_factor is None:
         if pad:
@@ -224,7 +224,7 @@ def routed(
 
 
 UnplacedRouting = Callable[..., ExpertRouting]
-"""A partial call of `routed`, before ranks and tokens are known."""
+"""A partial call of `route_tokens`, before ranks and tokens are known."""
 
 
 @dataclass
@@ -238,7 +238,7 @@ class _Form:
     top_k: int
     origin: Origin
 
-    def sent(self) -> IntArray:
+    def tokens_sent(self) -> IntArray:
         """Return the tokens from each rank to each expert."""
         form, value, options = self._read()
         if form == "tokens":
@@ -246,9 +246,9 @@ class _Form:
         if form == "trace":
             if not isinstance(value, str):
                 raise _wrong(f"trace must be a file; found {value!r}")
-            with located("routing"):
+            with error_path("routing"):
                 experts, ranks = read_trace(self.origin.file(value), self.experts, self.top_k)
-            return self._counted(experts, ranks)
+            return self._count(experts, ranks)
         if self.tokens is None:
             raise InputError("how many tokens has a rank? Only a table or a trace says it", path=("tokens",))
         n = self.tokens * self.ranks
@@ -259,11 +259,11 @@ class _Form:
             totals[np.arange(first, first + self.top_k) % self.experts] = n
             return self._dealt(totals)
         if form == "random":
-            return self._drawn(self._weights(0), _whole(form, value))
+            return self._draw(self._weights(0), _whole(form, value))
         weights = self._weights(value if form == "zipf" else 0)
         if "seed" in options:
-            return self._drawn(weights, _whole("seed", options["seed"]))
-        return self._dealt(self._apportioned(weights))
+            return self._draw(weights, _whole("seed", options["seed"]))
+        return self._dealt(self._apportion(weights))
 
     def _read(self) -> tuple[str, Any, Mapping[str, Any]]:
         if not isinstance(self.given, Mapping):
@@ -290,7 +290,7 @@ class _Form:
         power = context.minus(Decimal(str(exponent)))
         return [Fraction(context.power(Decimal(x + 1), power)) for x in range(self.experts)]
 
-    def _apportioned(self, weights: Sequence[Fraction]) -> IntArray:
+    def _apportion(self, weights: Sequence[Fraction]) -> IntArray:
         """Return all tokens apportioned by weight in whole numbers; no expert gets a token twice."""
         assert self.tokens is not None
         most = self.tokens * self.ranks
@@ -320,7 +320,7 @@ class _Form:
             first += extra
         return sent
 
-    def _drawn(self, weights: Sequence[Fraction], seed: int) -> IntArray:
+    def _draw(self, weights: Sequence[Fraction], seed: int) -> IntArray:
         """Return the tokens per expert if every token draws its experts in turn, none twice."""
         assert self.tokens is not None
         if self.tokens * self.ranks * self.top_k > _MOST_DRAWN:
@@ -364,7 +364,7 @@ class _Form:
             raise _wrong(f"{message} have made equally")
         return self._fitting(self._dealt(np.array(cells, np.int64)))
 
-    def _counted(self, experts: IntArray, ranks: IntArray | None) -> IntArray:
+    def _count(self, experts: IntArray, ranks: IntArray | None) -> IntArray:
         """Return the tokens of a trace; without ranks in it, each rank has an equal contiguous part."""
         n = len(experts)
         if ranks is None and n % self.ranks:

@@ -30,7 +30,7 @@ import numpy as np
 from policies.parallel.rank_grid import DATA, Ranked
 from policies.parallel.ranks import add_ranks
 from sim import Device, Graph, GraphBuilder, Machine
-from sim.base.arrays import UNSET, Codes, grouped
+from sim.base.arrays import UNSET, Codes, group_pairs
 from sim.job.collectives import modelled_ops
 from sim.machine.communicators import Call, CarriedCollectives, HoldsSms, even_nbytes
 from sim.machine.machine import Folding
@@ -163,7 +163,7 @@ class Meets:
         for rank in range(len(devices)):
             row = {}
             for role in self.of(rank).together:
-                name = row[role] = ranked.communicator(_given(role), rank)
+                name = row[role] = ranked.communicator(_given_options(role), rank)
                 self.inside.setdefault(name, []).append(rank)
                 role_of[name] = role
             self.names.append(row)
@@ -190,13 +190,13 @@ class Meets:
 
     def classes(self, facts: Sequence[Facts]) -> tuple[list[int], dict[str, int]]:
         """Return the class of each rank, the same for ranks that do the same, and of each communicator."""
-        sort = _numbered(zip(self.alike, (tuple(each.items()) for each in facts), strict=True))
+        sort = _number_values(zip(self.alike, (tuple(each.items()) for each in facts), strict=True))
         while True:
             met = (
                 (self.took[name], frozenset(sort[r] for r in inside)) for name, inside in self.inside.items()
             )
-            on = dict(zip(self.inside, _numbered(met), strict=True))
-            finer = _numbered(
+            on = dict(zip(self.inside, _number_values(met), strict=True))
+            finer = _number_values(
                 (
                     own,
                     *(on[name] for name in row.values()),
@@ -287,7 +287,7 @@ class Meets:
     def _of_pairs(self, rank: int) -> dict[tuple[int, ...], Pair]:
         program, found = self.of(rank), dict[tuple[int, ...], Pair]()
         for (role, place, kind), ops in program.pairs.items():
-            other = self._ranked.peer({**_given(role), "peer": place}, rank)
+            other = self._ranked.peer({**_given_options(role), "peer": place}, rank)
             mine = self._ranked.grid.members(role[1], rank).index(rank)
             theirs = self.of(other).pairs.get((role, mine, _PAIRED[kind]), [])
             both = (ops, theirs) if kind == "send" else (theirs, ops)
@@ -297,7 +297,7 @@ class Meets:
         return found
 
     def _pair_call(self, rank: int, role: Role, place: int, kind: str, nbytes: int) -> Call:
-        other = self._ranked.peer({**_given(role), "peer": place}, rank)
+        other = self._ranked.peer({**_given_options(role), "peer": place}, rank)
         ranks = (self._device[rank], self._device[other])
         return Call("send", nbytes, ranks if kind == "send" else ranks[::-1], UNSET, self.names[rank][role])
 
@@ -310,21 +310,21 @@ class Meets:
         return self._told[call]
 
 
-def _given(role: Role) -> dict[str, Any]:
+def _given_options(role: Role) -> dict[str, Any]:
     return {"communicator": role[0], "dimension": role[1]}
 
 
 def _key(graph: Graph) -> Hashable:
     """Return a key that is equal for programs that do the same, whatever the place in groups."""
 
-    def known(value: Any) -> Hashable:
+    def as_key(value: Any) -> Hashable:
         if isinstance(value, np.ndarray):
             return value.tobytes()
         if isinstance(value, Mapping):
-            return repr({key: known(each) for key, each in value.items() if key not in _OF_GROUP})
-        return tuple(map(known, value)) if isinstance(value, list | tuple) else value
+            return repr({key: as_key(each) for key, each in value.items() if key not in _OF_GROUP})
+        return tuple(map(as_key, value)) if isinstance(value, list | tuple) else value
 
-    return tuple(known(getattr(graph, field.name)) for field in fields(graph))
+    return tuple(as_key(getattr(graph, field.name)) for field in fields(graph))
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -391,7 +391,7 @@ def fold(
     """
     meets = Meets(ranked, devices, machine)
     sort, on = meets.classes(facts)
-    of_sort = grouped((number, rank) for rank, number in enumerate(sort))
+    of_sort = group_pairs((number, rank) for rank, number in enumerate(sort))
     stands = {number: same[0] for number, same in of_sort.items()}
     members = {devices[same[0]]: tuple(devices[r] for r in same) for same in of_sort.values()}
     differs = {
@@ -414,7 +414,7 @@ def fold(
     return meets.graph(stands, sort, on), folded
 
 
-def _numbered(values: Iterable[Hashable]) -> list[int]:
+def _number_values(values: Iterable[Hashable]) -> list[int]:
     """Return a number for each value, the same for equal ones, in order of first use."""
     return [*map(Codes[Hashable]().__getitem__, values)]
 

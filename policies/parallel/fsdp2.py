@@ -186,7 +186,9 @@ class FullyShardHooks(ABC, Generic[H]):
 
     def pre_forward(self, module: str) -> None:
         """Gather a module and wait for it; gather the listed ones before it computes."""
-        self._enter(module, self.listed(self.of.prefetch["forward"], module, self.names), backward=False)
+        self._enter(
+            module, self.modules_ahead(self.of.prefetch["forward"], module, self.names), backward=False
+        )
 
     def leave_forward(self, module: str) -> None:
         """Note that a module has computed."""
@@ -205,7 +207,7 @@ class FullyShardHooks(ABC, Generic[H]):
 
     def pre_backward(self, module: str) -> None:
         """Gather a module unless it has been, wait for it, and gather the next."""
-        ahead = self.listed(self.of.prefetch["backward"], module, self.post_forward[::-1])
+        ahead = self.modules_ahead(self.of.prefetch["backward"], module, self.post_forward[::-1])
         self._enter(module, ahead, backward=True)
 
     def leave_backward(self, module: str, *, reduces: bool = True) -> None:
@@ -215,7 +217,7 @@ class FullyShardHooks(ABC, Generic[H]):
         if reduces:
             self.reduce(module)
 
-    def listed(self, given: _Prefetch, module: str, order: list[str]) -> list[str]:
+    def modules_ahead(self, given: _Prefetch, module: str, order: list[str]) -> list[str]:
         """Return the modules to gather ahead of a module."""
         if isinstance(given, dict):
             for name in [*given, *given.get(module, [])]:

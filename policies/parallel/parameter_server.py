@@ -115,7 +115,7 @@ class ParameterServer:
         """Add a server's ops for the gradients of an update."""
         own = [each for each in step.parameters if each.update == update.name]
 
-        def updated(name: str, moved: dict[str, str], **attributes: str) -> None:
+        def update_of(name: str, moved: dict[str, str], **attributes: str) -> None:
             record = replace(update, name=name, device=server)
             record.outputs = tuple(step.records.externals[each.name].nbytes for each in own)
             record.inputs = [(moved.get(tensor, f"{server}/{tensor}"), d) for tensor, d in update.inputs]
@@ -126,7 +126,7 @@ class ParameterServer:
         if self.asynchronous:
             for worker in workers:
                 pushed = {each.gradient: f"{worker}/{each.gradient}" for each in own}
-                updated(f"{server}/{update.name}/{worker}", pushed, **{PUSHED_BY: worker})
+                update_of(f"{server}/{update.name}/{worker}", pushed, **{PUSHED_BY: worker})
             return
         sums: dict[str, str] = {}
         for each in own:
@@ -136,4 +136,4 @@ class ParameterServer:
             sum_.flops = (len(read) - 1) * each.elements
             sum_.bytes_read, sum_.bytes_written = len(read) * each.nbytes, each.nbytes
             made.ops[name] = sum_
-        updated(f"{server}/{update.name}", sums)
+        update_of(f"{server}/{update.name}", sums)

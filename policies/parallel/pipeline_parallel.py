@@ -25,7 +25,7 @@ from fractions import Fraction
 import numpy as np
 
 from policies.option_checks import whole
-from policies.parallel.accumulation import add_up, refuse_micro_batches, renamed
+from policies.parallel.accumulation import add_up, refuse_micro_batches, rename_for
 from policies.parallel.rank_grid import Grid, OnRanks, Ranked
 from policies.parallel.ranks import Ranks
 from policies.parallel.training_step import COMPUTE, TrainingStep, exchange, parts_of_gradients, pattern_of
@@ -33,7 +33,7 @@ from policies.pipeline.pipeline_schedule import Action, Schedule
 from policies.pipeline.registry import generate
 from policies.rewrite.records import OpEntry, Records, write
 from sim import Graph
-from sim.base.arrays import grouped
+from sim.base.arrays import group_pairs
 from sim.base.errors import GraphError, InputError
 
 
@@ -72,11 +72,11 @@ class PipelineParallel(OnRanks):
             message = f"{policy} has slots that overlap, recompute, or stages on several ranks"
             raise InputError(f"pipeline-parallel: {message}", path=("policy",))
 
-    def ranked(self, there: Ranked) -> Ranked:
+    def rewrite_ranks(self, there: Ranked) -> Ranked:
         """Return the ranks that each have some stages."""
         there.refuse(["dp"], "pipeline-parallel comes before the rewrite for replicas")
         added = {"pp": there.room("pipeline-parallel", self.ranks)}
-        return there.multiplied(added, self._program, names=self.ranks.names, varies=added)
+        return there.multiply(added, self._program, names=self.ranks.names, varies=added)
 
     def _program(self, graph: Graph, grid: Grid, at: Mapping[str, int]) -> Graph:
         """Return the program of one rank."""
@@ -94,7 +94,7 @@ class _Rank:
         self.parts = parts_of_gradients(self.old, {each.gradient: each.name for each in step.parameters})
         self.stage = self._stages(schedule.stages)
         self.local = self._gradients()
-        self.cells = grouped(
+        self.cells = group_pairs(
             ((self.stage[each.name], each.phase == "F"), each)
             for each in step.work
             if each.name in self.stage
@@ -184,7 +184,7 @@ class _Rank:
         for record in self.cells.get((slot.stage, forward), []):
             if slot.phase in "IW" and (record.phase == "W") != (slot.phase == "W"):
                 continue
-            copied = self.records.make(renamed(record, self._names(record, slot.stage, k), k))
+            copied = self.records.make(rename_for(record, self._names(record, slot.stage, k), k))
             stream = record.attributes["stream"] if "communicator" in record.attributes else COMPUTE
             copied.attributes["stream"] = stream
             if stream == COMPUTE:
@@ -256,11 +256,11 @@ class _Rank:
             part = Fraction(sum(each.nbytes for each in mine), max(1, sum(each.nbytes for each in own)))
             gone = {n for each in own if each not in mine for n in (each.name, each.gradient)}
             moved = {**self.finished, **here}
-            inputs = [(moved.get(t, t), d) for t, d in update.inputs if self._resolved(t) not in gone]
+            inputs = [(moved.get(t, t), d) for t, d in update.inputs if self._resolve(t) not in gone]
             self.records.externals |= {t: self.old.externals[t] for t, _ in inputs if t in self.old.externals}
             self.records.make(
                 replace(
-                    update.scaled(part),
+                    update.scale(part),
                     inputs=inputs,
                     after=[(name, d) for name, d in update.after if d],
                     attributes={**update.attributes, "stream": COMPUTE},
@@ -270,7 +270,7 @@ class _Rank:
         for record in kept.values():
             record.after = [(name, d) for name, d in record.after if name in kept]
 
-    def _resolved(self, tensor: str) -> str:
+    def _resolve(self, tensor: str) -> str:
         """Return the gradient whose sum over tensor-parallel ranks a tensor is."""
         maker = self.old.producer(tensor)
         if maker is None or maker.name not in self.step.finishing:

@@ -30,7 +30,7 @@ from policies.parallel.ranks import Ranks, add_ranks, gpus
 from policies.parallel.training_step import refuse_several_devices
 from policies.rewrite.backward import OPTIMIZERS
 from sim import Graph, GraphBuilder
-from sim.base.arrays import grouped
+from sim.base.arrays import group_pairs
 from sim.base.errors import GraphError, InputError, hint
 
 MEGATRON: Final = ("tp", "cp", "ep", "dp", "pp")
@@ -111,7 +111,7 @@ class Grid:
         varying = _names(dimensions)
         return math.prod(size for name, size in self.sizes.items() if name not in varying)
 
-    def ordered(self, order: Sequence[str]) -> Grid:
+    def reorder(self, order: Sequence[str]) -> Grid:
         """Return the grid with its dimensions in another order; dimensions not in `order` come last."""
         names = [*(name for name in order if name in self.sizes), *(n for n in self.sizes if n not in order)]
         return Grid({name: self.sizes[name] for name in names})
@@ -227,7 +227,7 @@ class Ranked:
             raise InputError(f"{policy}: {message}", path=("ranks",))
         return n
 
-    def multiplied(
+    def multiply(
         self,
         added: Mapping[str, int],
         program: Callable[[Graph, Grid, Mapping[str, int]], Graph],
@@ -255,7 +255,7 @@ class Ranked:
         """
         replicas = "one rewrite for replicas, such as expert-parallel, is enough"
         self.refuse(added, replicas if "dp" in added else "one such rewrite is enough")
-        grid = Grid({**self.grid.sizes, **added}).ordered(_ORDER)
+        grid = Grid({**self.grid.sizes, **added}).reorder(_ORDER)
         made: dict[tuple[int, ...], Graph] = {}
         placed = []
         for at in map(grid.at, range(grid.ranks)):
@@ -293,7 +293,7 @@ class Ranked:
             return self.programs[0]
         devices = self.on_devices()
         out = GraphBuilder(self.programs[0].name)
-        ranks = grouped((id(program), rank) for rank, program in enumerate(self.programs))
+        ranks = group_pairs((id(program), rank) for rank, program in enumerate(self.programs))
 
         def on_rank(own: Mapping[str, Any], k: int) -> Mapping[str, Any]:
             return self.attributes(own, same[k], devices) if "communicator" in own else own
@@ -325,9 +325,9 @@ class Ranked:
 
 
 class OnRanks:
-    """Base of rewrites that create ranks or change their programs; override `ranked`."""
+    """Base of rewrites that create ranks or change their programs; override `rewrite_ranks`."""
 
-    def ranked(self, there: Ranked) -> Ranked:
+    def rewrite_ranks(self, there: Ranked) -> Ranked:
         """Return the ranks after the rewrite."""
         raise InputError(f"{type(self).__name__} must define ranked(there)")
 
@@ -340,7 +340,7 @@ def all_ranks(graph: Graph, *rewrites: OnRanks) -> Graph:
     """Return the graph of all ranks after several rewrites of the graph of one device."""
     there = Ranked.of(graph)
     for rewrite in rewrites:
-        there = rewrite.ranked(there)
+        there = rewrite.rewrite_ranks(there)
     return there.graph()
 
 
@@ -395,7 +395,7 @@ class DataParallel(OnRanks):
         """Return the rewrite for a pipeline rank."""
         return self
 
-    def ranked(self, there: Ranked) -> Ranked:
+    def rewrite_ranks(self, there: Ranked) -> Ranked:
         """Return replicas of all present ranks."""
         of = copy(self)
         of.ranks = replace(self.ranks, n=there.room(self.name, self.ranks))
@@ -404,7 +404,7 @@ class DataParallel(OnRanks):
         def program(one: Graph, grid: Grid, at: Mapping[str, int]) -> Graph:
             return of.on_stage(at.get("pp", 0)).step(one, len(grid.members(DATA)))
 
-        return there.multiplied(of.sizes(of.ranks.n), program, names=of.ranks.names)
+        return there.multiply(of.sizes(of.ranks.n), program, names=of.ranks.names)
 
     def whole(self, option: str, value: object, least: int = 1) -> int:
         """Return the value of an option that must be a whole number."""
@@ -441,13 +441,13 @@ class RankOrder(OnRanks):
         self.order = order
         self.devices = None if devices is None else Ranks.of("rank-order", devices, "devices").names
 
-    def ranked(self, there: Ranked) -> Ranked:
+    def rewrite_ranks(self, there: Ranked) -> Ranked:
         """Return the ranks, renumbered."""
         old = there.grid
         if old.ranks < 2:
             name = there.programs[0].name
             raise GraphError(f"graph {name!r} has no ranks; let the rewrites that make them come first")
-        grid = old if self.order is None else old.ordered(read_order(self.order, tuple(old.sizes)))
+        grid = old if self.order is None else old.reorder(read_order(self.order, tuple(old.sizes)))
         if self.devices is not None and len(self.devices) != grid.ranks:
             message = f"rank-order: devices: there are {grid.ranks} ranks and {len(self.devices)} devices"
             raise InputError(message, path=("devices",))

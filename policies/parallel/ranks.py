@@ -126,10 +126,10 @@ def add_ranks(
     out.extend(
         [f"{rank}/{name}" for rank in ranks for name in graph.op_names],
         kind=(graph.kinds, np.tile(graph.kind_code, n)),
-        inputs=_tiled(graph.inputs, inputs),
-        outputs=_tiled(graph.outputs, [graph.tensor_nbytes[graph.outputs.indices]] * n),
+        inputs=_tile(graph.inputs, inputs),
+        outputs=_tile(graph.outputs, [graph.tensor_nbytes[graph.outputs.indices]] * n),
         device=_places(graph, ranks, at if device is not None else None),
-        after=_tiled(graph.after, after),
+        after=_tile(graph.after, after),
         phase=(graph.phases, np.tile(graph.phase_code, n)),
         dtype=(graph.dtypes, np.tile(graph.dtype_code, n)),
         **{name: np.tile(getattr(graph, name), n) for name in _NUMBERS},
@@ -155,7 +155,7 @@ def _places(
     return [name for own in at for name in own], codes
 
 
-def _tiled(rows: Csr, entries: list[IntArray]) -> Csr:
+def _tile(rows: Csr, entries: list[IntArray]) -> Csr:
     """Return the rows repeated, with the entries of each repetition."""
     counts = np.tile(rows.counts(), len(entries))
     return Csr.of_counts(counts, np.concatenate(entries))

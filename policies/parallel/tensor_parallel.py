@@ -142,7 +142,7 @@ class RankWriter:
         """Return a free name for an op that the one device does not have; see `free_name`."""
         return free_name(name, self.records.ops, self.old.ops, self.old.externals)
 
-    def reduced(self, tensor: str) -> str:
+    def reduce(self, tensor: str) -> str:
         """Sum the parts of a tensor, completely or, with sequence parallelism, for some tokens."""
         producer, nbytes = self.old.maker(tensor), self.old.nbytes(tensor)
         positions = producer.kind == "gather" and len(producer.inputs) > 2  # positions are added to the whole
@@ -168,7 +168,7 @@ class RankWriter:
     def whole(self, tensor: str, *, backward: bool, beside: bool = False) -> str:
         """Return the whole tensor, gathered if necessary."""
         if self.of(tensor) == PART:
-            self.reduced(tensor)
+            self.reduce(tensor)
         source = self.moved.get(tensor, tensor)
         if self.of(tensor) == WHOLE:
             return source
@@ -263,7 +263,7 @@ class RankWriter:
             self.records.ops[name] = own
             self.old.ops[name] = replace(own)
             self.state[name] = PART
-            self.reduced(name)
+            self.reduce(name)
             record.inputs = [
                 (name if tensor == parts[0] else tensor, d)
                 for tensor, d in record.inputs
@@ -287,7 +287,7 @@ class RankWriter:
             if needs.get(tensor) == WHOLE:
                 source = self.whole(tensor, backward=record.phase not in (None, "F"))
             elif tensor in needs and self.of(tensor) == PART:
-                source = self.reduced(tensor)
+                source = self.reduce(tensor)
             inputs.append((source, distance))
         share = share and makes != WHOLE
         outputs, states = [], []
@@ -319,7 +319,7 @@ class RankWriter:
             tensor = record.tensor(k)
             self.state[tensor] = state
             if state == PART and tensor not in self.gradient_of and not self._added_up(tensor):
-                self.reduced(tensor)
+                self.reduce(tensor)
 
     def _size(self, source: str, makes: str, tensor: str) -> int:
         """Return the bytes that an op reads of a tensor; if it outputs some tokens, only theirs."""
@@ -374,7 +374,7 @@ class RankWriter:
                     given = self.old.externals[tensor]
                     self.records.externals[tensor] = replace(given, nbytes=proportion(given.nbytes, new, old))
             self.records.ops[update.name] = replace(
-                update.scaled(Fraction(new, old) if old else Fraction(1)),
+                update.scale(Fraction(new, old) if old else Fraction(1)),
                 inputs=[(self.moved.get(tensor, tensor), d) for tensor, d in update.inputs],
                 outputs=tuple(proportion(nbytes, new, old) for nbytes in update.outputs),
                 attributes={**update.attributes, "stream": COMPUTE},
@@ -436,11 +436,11 @@ class TensorParallel(OnRanks):
         for pattern, role in self.split.items():
             one_of("tensor-parallel", f"split.{pattern}", role, ("column", "row"))
 
-    def ranked(self, there: Ranked) -> Ranked:
+    def rewrite_ranks(self, there: Ranked) -> Ranked:
         """Return the ranks that split the layers."""
         there.refuse(there.grid.sizes, "tensor-parallel comes before the other rewrites for ranks")
         t = there.room("tensor-parallel", self.ranks)
-        return there.multiplied({"tp": t}, self._program, names=self.ranks.names)
+        return there.multiply({"tp": t}, self._program, names=self.ranks.names)
 
     def _program(self, graph: Graph, grid: Grid, at: Mapping[str, int]) -> Graph:
         """Return the program of one rank."""
@@ -449,13 +449,13 @@ class TensorParallel(OnRanks):
         step = None if OPTIMIZERS.keys().isdisjoint(graph.kinds) else TrainingStep(graph)
         plan = TensorPlan(records, order, t, self.split, self.vocabulary)
         if not plan.role and not plan.split:
-            raise GraphError(f"graph {graph.name!r} has nothing that could be split{_told(plan.whole)}")
+            raise GraphError(f"graph {graph.name!r} has nothing that could be split{_tell_whole(plan.whole)}")
         if plan.whole:
             rest = f"tensor-parallel: {len(plan.whole)} of {len(plan.product)} products stay whole"
-            warnings.warn(WholeWarning(rest + _told(plan.whole)), stacklevel=2)
+            warnings.warn(WholeWarning(rest + _tell_whole(plan.whole)), stacklevel=2)
         return write(RankWriter(plan, step, self.sequence and t > 1).records)
 
 
-def _told(whole: Mapping[str, str]) -> str:
+def _tell_whole(whole: Mapping[str, str]) -> str:
     shown = [f"{name!r}: {why}" for name, why in list(whole.items())[:3]]
     return f" ({'; '.join(shown)}{'; ...' if len(whole) > 3 else ''})" if shown else ""

@@ -21,8 +21,8 @@ from typing import Final
 from policies.parallel.training_step import pattern_of
 from policies.rewrite.backward import CUT, OPTIMIZERS, elements
 from policies.rewrite.records import OpEntry, Records
-from sim.base.arrays import grouped
-from sim.base.errors import GraphError, InputError, located
+from sim.base.arrays import group_pairs
+from sim.base.errors import GraphError, InputError, error_path
 
 PRODUCTS: Final = frozenset({"matmul", "gemm"})
 
@@ -93,7 +93,7 @@ class TensorPlan:
         if any(record.kind in OPTIMIZERS for record in ops) and all(record.phase is None for record in ops):
             raise GraphError(f"graph {records.name!r} does not say which ops are its forward (phase: F)")
         self.forward = [each for each in ops if each.phase in (None, "F") and each.kind not in OPTIMIZERS]
-        self.readers = grouped((tensor, each) for each in ops for tensor, d in each.inputs if not d)
+        self.readers = group_pairs((tensor, each) for each in ops for tensor, d in each.inputs if not d)
         self.names = {record.name for record in self.forward}
         self.trained = set(records.parameters())
         """Parameters, and the tensors that depend on them."""
@@ -106,7 +106,7 @@ class TensorPlan:
         self.split: set[str] = set()
         self.whole: dict[str, str] = {}
         if listed:
-            self._listed(listed)
+            self._take_listed(listed)
         else:
             for name in self.product:
                 self._pair(name)
@@ -213,12 +213,12 @@ class TensorPlan:
 
     # -- lists, embeddings and heads ------------------------------------------------------------
 
-    def _listed(self, listed: Mapping[str, str]) -> None:
+    def _take_listed(self, listed: Mapping[str, str]) -> None:
         """Take the roles that the user lists."""
         for pattern, role in listed.items():
             compiled = pattern_of(pattern, "split")
             found = [name for name in self.product if compiled is not None and compiled.search(name)]
-            with located("split", pattern):
+            with error_path("split", pattern):
                 if not found:
                     raise InputError(f"no product with a weight has a name that matches {pattern}")
                 for name in found:

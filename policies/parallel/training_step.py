@@ -19,7 +19,7 @@ from typing import Any, Final
 from policies.rewrite.backward import OPTIMIZERS, elements
 from policies.rewrite.records import Edge, OpEntry, Records, free_name, read, write
 from sim import Graph
-from sim.base.arrays import UNSET, grouped
+from sim.base.arrays import UNSET, group_pairs
 from sim.base.errors import GraphError, InputError
 from sim.graph.frames import has_control_flow
 from sim.graph.graph import output_name
@@ -82,7 +82,7 @@ class TrainingStep:
         readers = self.records.readers() if collectives else {}
         self.finishing = {n for n in collectives if readers[n] and all(map(_may_update, readers[n]))}
         """The collectives that compute gradients read only by updates."""
-        trained = self._trained()
+        trained = self._trained_parameters()
         self.updates = [each for last in (self.finishing, trained) for each in order if each.name in last]
         at_the_end = {each.name for each in self.updates}
         self.work = [each for each in order if each.name not in at_the_end]
@@ -123,7 +123,7 @@ class TrainingStep:
             return parameter.gradient
         return producer.inputs[1][0]
 
-    def _trained(self) -> dict[str, list[Parameter]]:
+    def _trained_parameters(self) -> dict[str, list[Parameter]]:
         """Return op → parameters that it updates.
 
         Such an op reads as many gradients as parameters, in the same order; what only it reads is its state.
@@ -188,7 +188,7 @@ def parts_of_gradients(records: Records, gradients: Mapping[str, str]) -> dict[s
         Gradient → parameter.
     """
     found: dict[str, str] = {}
-    readers = grouped((tensor, record) for record in records.ops.values() for tensor in record.reads)
+    readers = group_pairs((tensor, record) for record in records.ops.values() for tensor in record.reads)
     left = list(gradients.items())
     while left:
         tensor, parameter = left.pop()
@@ -279,7 +279,7 @@ class Modules:
         trained = {each.name for each in step.parameters}
         for record in step.work[: self.turn]:
             for tensor in (tensor for tensor in record.reads if tensor in trained):
-                own = self._matched(record) if self.pattern else self.of_parameter.get(tensor, record.name)
+                own = self._match(record) if self.pattern else self.of_parameter.get(tensor, record.name)
                 if self.of_parameter.setdefault(tensor, own) != own:
                     both = f"{self.of_parameter[tensor]} and {own}"
                     raise GraphError(f"parameter {tensor!r} is read in {both}; wrap them together")
@@ -314,7 +314,7 @@ class Modules:
         self.back = {module.backward[0]: module for module in within if module.backward}
         self.over = {module.backward[-1]: module for module in within if module.backward and module.gives_on}
 
-    def _matched(self, record: OpEntry) -> str:
+    def _match(self, record: OpEntry) -> str:
         match = self.pattern.search(record.name) if self.pattern else None
         return match.group() if match else ROOT
 
@@ -322,7 +322,7 @@ class Modules:
         """Return the module of an op; None: it has none."""
         made = (self.of_gradient[tensor] for tensor in record.tensors if tensor in self.of_gradient)
         read = (self.of_parameter[tensor] for tensor in record.reads if tensor in self.of_parameter)
-        return next(made, None) or (self._matched(record) if self.pattern else next(read, None))
+        return next(made, None) or (self._match(record) if self.pattern else next(read, None))
 
 
 def pattern_of(wrap: str | None, option: str = "wrap") -> re.Pattern[str] | None:

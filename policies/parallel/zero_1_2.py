@@ -32,7 +32,7 @@ from policies.parallel.ddp import never_overflowing
 from policies.parallel.rank_grid import DataParallel
 from policies.parallel.training_step import COMPUTE, HostProgram, Parameter, TrainingStep, shard_nbytes
 from sim import Graph
-from sim.base.arrays import grouped
+from sim.base.arrays import group_pairs
 from sim.graph.graph import output_name
 
 GROUP: Final = "data parallel"
@@ -114,7 +114,7 @@ class _Host:
         full: dict[int, list[int]] = {}  # place of an op → buckets that are full once it has run
         if self.of.stage == 2 or self.of.overlap:
             begins = [batch.ready_at[self.gradients[bucket[0]]] for bucket in self.buckets]
-            full = grouped((place, bucket) for bucket, place in enumerate(begins[1:]))
+            full = group_pairs((place, bucket) for bucket, place in enumerate(begins[1:]))
         for place, record in enumerate(batch.work):
             self.program.compute(record, after=[self.wait])
             self.before, self.wait = record.name, None

@@ -45,7 +45,7 @@ from policies.parallel.training_step import (
 from policies.parallel.zero_1_2 import GROUP
 from policies.rewrite.records import Edge
 from sim import Graph
-from sim.base.arrays import grouped
+from sim.base.arrays import group_pairs
 from sim.graph.graph import output_name
 
 # ----------------------------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ class Coordinator:
                     del self.in_flight[one]
         ahead: list[str] = []
         if not self.limits.first_step:
-            own = {each for each in module if self._seen(each) < self.entered}
+            own = {each for each in module if self._last_visit(each) < self.entered}
             while self.queue and own:
                 each, visit = self.queue.popleft()
                 self.fetched_for[each] = visit
@@ -167,7 +167,7 @@ class Coordinator:
         """Leave a module."""
         held = set(self.kept)
         if not self.limits.first_step:
-            held |= {each for each in module if self._seen(each) > self.entered}
+            held |= {each for each in module if self._last_visit(each) > self.entered}
             traversed = 0
             for coming in self.visits[self.entered :]:
                 if traversed >= self.limits.reuse:
@@ -184,7 +184,7 @@ class Coordinator:
         ahead: list[str] = []
         while self.queue and self._size(ahead) < most:
             each, visit = self.queue.popleft()
-            self.fetched_for[each] = max(self._seen(each), visit)
+            self.fetched_for[each] = max(self._last_visit(each), visit)
             if self._is_missing(each) and each not in ahead:
                 ahead.append(each)
         return self._gather(ahead)
@@ -195,7 +195,7 @@ class Coordinator:
         self.in_flight |= dict.fromkeys(missing, missing)
         return missing
 
-    def _seen(self, each: str) -> int:
+    def _last_visit(self, each: str) -> int:
         """Return the last visit for which a parameter was fetched."""
         return self.fetched_for.get(each, -1)
 
@@ -285,7 +285,10 @@ class _Host:
         for each in self.persistent:
             self.program.records.externals[each.name] = step.records.externals[each.name]
         self.parameters = {each.name: each for each in step.parameters}
-        visits = [_names(module) for _, module in sorted(_entered(Modules(self.batches[0], of.wrap)).items())]
+        visits = [
+            _names(module)
+            for _, module in sorted(_modules_entered(Modules(self.batches[0], of.wrap)).items())
+        ]
         sizes = {each.name: each.elements for each in step.parameters}
         self.coordinator = Coordinator(visits, sizes, of.limits)
         self.handle: dict[str, str] = {}
@@ -312,14 +315,14 @@ class _Host:
     def micro_batch(self, k: int, batch: TrainingStep) -> None:
         """Issue a forward and a backward; gradients are reduced in each."""
         modules = Modules(batch, self.of.wrap)
-        enter, leave = _entered(modules), _entered(modules, -1)
+        enter, leave = _modules_entered(modules), _modules_entered(modules, -1)
         self.prefix = f"micro{k}/" if len(self.batches) > 1 else ""
         self.over = over = self.reduced
         if k:
             self.coordinator.limits = replace(self.of.limits, first_step=False)
             self.coordinator.reset()
         buckets = never_overflowing(batch.in_ready_order(), self.of.reduce_bucket)
-        full = grouped((batch.ready_at[after[0].gradient], k) for k, after in enumerate(buckets[1:]))
+        full = group_pairs((batch.ready_at[after[0].gradient], k) for k, after in enumerate(buckets[1:]))
         for place, record in enumerate(batch.work):
             wait = self.fetch() if place in enter else None
             self.program.compute(record, after=[wait, None if place else over])
@@ -375,6 +378,6 @@ def _names(module: Module) -> list[str]:
     return [each.name for each in module.parameters]
 
 
-def _entered(modules: Modules, end: int = 0) -> dict[int, Module]:
+def _modules_entered(modules: Modules, end: int = 0) -> dict[int, Module]:
     """Return the places where modules are entered in forward and backward or, with `end` -1, left."""
     return {row[end]: m for m in modules.all for row in (m.forward, m.backward) if row}

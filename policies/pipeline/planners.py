@@ -321,11 +321,11 @@ class _Paper:
         self.twice = [2 * layer.boundary_nbytes * self.per_byte for layer in layers]
         self.inner = inner
 
-    def replicated(self, time: float, i: int, j: int, m: int, *, first: bool) -> float:
+    def replica_time(self, time: float, i: int, j: int, m: int, *, first: bool) -> float:
         """Return the time of layers i..j on m replicas; `first`: no planned layer is before them."""
         return max(time, 2 * (m - 1) * (self.weights[j + 1] - self.weights[i]) * self.per_byte) / m
 
-    def sent(self, k: int, j: int, m: int) -> float:
+    def transfer_time(self, k: int, j: int, m: int) -> float:
         """Return the transfer time of a last stage k+1..j on m replicas."""
         return self.twice[k]
 
@@ -333,12 +333,12 @@ class _Paper:
 class _Optimizer(_Paper):
     """The same costs by the published program."""
 
-    def replicated(self, time: float, i: int, j: int, m: int, *, first: bool) -> float:
+    def replica_time(self, time: float, i: int, j: int, m: int, *, first: bool) -> float:
         """Return the time of layers i..j on m replicas."""
         sync = 4 * (m - 1) * (self.weights[j + 1] - self.weights[i]) * self.per_byte / m
         return (time + (sync / self.inner if first else sync)) / m
 
-    def sent(self, k: int, j: int, m: int) -> float:
+    def transfer_time(self, k: int, j: int, m: int) -> float:
         """Return the time of the transfers before and after a last stage k+1..j on m replicas."""
         behind = self.twice[j] if j < len(self.twice) - 1 else 0
         return max(self.twice[k], behind) / m
@@ -352,13 +352,13 @@ def _level(below: _Plans, starts: Sequence[int], n: int, workers: int, costs: _P
         best: list[dict[int, tuple[float, int, int]]] = [{} for _ in range(workers + 1)]
         for m in range(1, workers + 1):
             for j in range(i, n):
-                choice = (costs.replicated(below[i, j][0], i, j, m, first=True), i, m)
+                choice = (costs.replica_time(below[i, j][0], i, j, m, first=True), i, m)
                 for last in range(1, m):
                     for k in range(i, j):
-                        before = max(best[m - last][k][0], costs.sent(k, j, last))
+                        before = max(best[m - last][k][0], costs.transfer_time(k, j, last))
                         if before >= choice[0]:
                             continue
-                        time = costs.replicated(below[k + 1, j][0], k + 1, j, last, first=False)
+                        time = costs.replica_time(below[k + 1, j][0], k + 1, j, last, first=False)
                         if max(before, time) < choice[0]:
                             choice = (max(before, time), k + 1, last)
                 best[m][j] = choice

@@ -369,10 +369,10 @@ def interleaved_1f1b(ranks: int, micro_batches: int, chunks: int = 2) -> Schedul
     >>> " ".join(map(str, interleaved_1f1b(2, 2, 2).programs[1]))
     '1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1'
     """
-    return interleaved("interleaved-1f1b", "B", 2, ranks, micro_batches, chunks)
+    return interleave("interleaved-1f1b", "B", 2, ranks, micro_batches, chunks)
 
 
-def interleaved(
+def interleave(
     name: str, backward: Phase, ahead: int, ranks: int, micro_batches: int, chunks: int
 ) -> Schedule:
     """Return a schedule that alternates forwards and backwards over the chunks of each rank.
@@ -427,7 +427,7 @@ def interleaved_zb(ranks: int, micro_batches: int, chunks: int = 2) -> Schedule:
     >>> " ".join(map(str, interleaved_zb(2, 2, 2).programs[1]))
     '1F0 1F1 3F0 3I0 3F1 3I1 3W0 1I0 3W1 1I1 1W0 1W1'
     """
-    return interleaved("interleaved-zb", "I", 1, ranks, micro_batches, chunks)
+    return interleave("interleaved-zb", "I", 1, ranks, micro_batches, chunks)
 
 
 def pipedream(ranks: int, micro_batches: int, *, replicas: Sequence[int] | None = None) -> Schedule:

@@ -146,8 +146,8 @@ def problems(schedule: Schedule) -> list[str]:
                     found.append(f"rank {rank}, position {position}: {problem}")
                 else:
                     places.setdefault(action, []).append((rank, position))
-    found += _doubled(places)
-    found += _misplaced(schedule, places)
+    found += _find_doubled(places)
+    found += _find_misplaced(schedule, places)
     for stage in range(schedule.stages):
         for k in range(schedule.micro_batches):
             found += _incomplete(schedule, stage, k, places)
@@ -253,14 +253,14 @@ def _out_of_range(schedule: Schedule, action: Action) -> str | None:
     return None
 
 
-def _doubled(places: dict[Action, list[Place]]) -> Iterator[str]:
+def _find_doubled(places: dict[Action, list[Place]]) -> Iterator[str]:
     for action, where in places.items():
         if len(where) > 1:
             spots = ", ".join(f"rank {rank} position {position}" for rank, position in where)
             yield f"{action} is doubled: it stands at {spots}"
 
 
-def _misplaced(schedule: Schedule, places: dict[Action, list[Place]]) -> Iterator[str]:
+def _find_misplaced(schedule: Schedule, places: dict[Action, list[Place]]) -> Iterator[str]:
     for action, where in places.items():
         home = schedule.rank_of(action.stage, action.micro_batch)
         why = f"micro-batch {action.micro_batch} of stage {action.stage} is on rank {home}"

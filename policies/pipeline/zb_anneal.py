@@ -100,7 +100,7 @@ class Annealing:
             action = here if here is not None and ends[here] == start else self.input[action]
         return path
 
-    def changed(
+    def move_action(
         self, program: list[int], action: int, ends: Sequence[int], path: Collection[int], rng: Random
     ) -> list[int] | None:
         """Return a rank's program with an action, and maybe its followers, moved; None: it cannot move.
@@ -138,7 +138,7 @@ class Annealing:
         return ends[program[place - 1]] == ends[program[place]] - self.duration[program[place]]
 
 
-def annealed(problem: ZeroBubbleProblem, programs: Programs, least: int) -> Programs:
+def anneal(problem: ZeroBubbleProblem, programs: Programs, least: int) -> Programs:
     """Return the best order found from a good one, deterministically.
 
     Parameters
@@ -162,7 +162,7 @@ def annealed(problem: ZeroBubbleProblem, programs: Programs, least: int) -> Prog
             break
         action = rng.choice(path) if rng.random() < 0.8 else rng.randrange(n)
         rank = of.rank[action]
-        new = of.changed(order[rank], action, ends, path, rng)
+        new = of.move_action(order[rank], action, ends, path, rng)
         if new is None:
             continue
         changed = [*order[:rank], new, *order[rank + 1 :]]

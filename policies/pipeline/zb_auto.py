@@ -32,7 +32,7 @@ from policies.pipeline.folded_schedules import v_half, v_min, zb_v
 from policies.pipeline.pipeline_schedule import Programs, Schedule, one_pipeline
 from policies.pipeline.registry import per_stage, require_positive
 from policies.pipeline.straight_schedules import zb_h1, zb_h2
-from policies.pipeline.zb_anneal import MOST_ACTIONS, annealed
+from policies.pipeline.zb_anneal import MOST_ACTIONS, anneal
 from policies.pipeline.zb_greedy import greedy_searches
 from policies.pipeline.zb_optimal import Objective, ZeroBubbleProblem, cost, least_cost, optimal_programs
 from sim.base.errors import InfeasibleError, InputError, UnknownNameError
@@ -144,16 +144,16 @@ def zb_auto(
         objective=objective,
     )
     if solver != "cp-sat":
-        return _searched(problem, with_fixed=solver == "best")
+        return _search(problem, with_fixed=solver == "best")
     try:
-        hint = _searched(problem, with_fixed=True)
+        hint = _search(problem, with_fixed=True)
     except InfeasibleError:
         hint = None
     programs, value, bound = optimal_programs(problem, hint, time_limit_ns=time_limit_ns)
-    return replace(_schedule(problem, programs), meta=_told(value, bound))
+    return replace(_schedule(problem, programs), meta=_describe(value, bound))
 
 
-def _searched(problem: ZeroBubbleProblem, *, with_fixed: bool) -> Schedule:
+def _search(problem: ZeroBubbleProblem, *, with_fixed: bool) -> Schedule:
     """Return the cheapest of the orders found and the fixed ones that fit; the first of equals.
 
     Raises
@@ -174,12 +174,12 @@ def _searched(problem: ZeroBubbleProblem, *, with_fixed: bool) -> Schedule:
     value, _, best = min((cost(problem, schedule), i, schedule) for i, schedule in enumerate(found))
     least = least_cost(problem)
     if with_fixed and sum(map(len, best.programs)) <= MOST_ACTIONS:
-        best = _schedule(problem, annealed(problem, best.programs, least))
+        best = _schedule(problem, anneal(problem, best.programs, least))
         value = cost(problem, best)
-    return replace(best, meta=_told(value, least))
+    return replace(best, meta=_describe(value, least))
 
 
-def _told(value: int, bound: int) -> dict[str, Any]:
+def _describe(value: int, bound: int) -> dict[str, Any]:
     return {"objective": value, "bound": bound, "proven": value == bound}
 
 

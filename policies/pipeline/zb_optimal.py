@@ -188,7 +188,7 @@ def optimal_programs(
     if run is not None:
         horizon = first_starts(problem)[-1] + max(run.spans)
     times = ScheduleProblem("the optimal order of zb-auto", horizon)
-    start = _constrained(times, problem)
+    start = _constrain(times, problem)
     if hint is not None and run is not None:
         times.suppose(LONGEST, cost(problem, hint))
         for rank, program in enumerate(hint.programs):
@@ -212,7 +212,7 @@ def optimal_programs(
     return programs, found.values(LONGEST), found.bound_ns
 
 
-def _constrained(times: ScheduleProblem, problem: ZeroBubbleProblem) -> dict[Action, Time]:
+def _constrain(times: ScheduleProblem, problem: ZeroBubbleProblem) -> dict[Action, Time]:
     """State the constraints, and the longest time by the objective; return the start of each action."""
     first, place = first_starts(problem), problem.placement
     start = {a: times.time(str(a)) for a in all_actions(problem)}

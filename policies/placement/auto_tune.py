@@ -26,7 +26,7 @@ from policies.option_checks import whole
 from policies.placement.problem import Problem
 from policies.placement.simple import Given
 from sim import Graph, Machine, Policy
-from sim.base.arrays import IntArray, grouped
+from sim.base.arrays import IntArray, group_pairs
 from sim.base.errors import InputError, RunError
 from sim.base.plugins import lookup
 from sim.job.build_job import make_job
@@ -111,7 +111,7 @@ class AutoTune(Placement):
             name = placement if isinstance(placement, str) else type(placement).__name__
             chosen = lookup("sim.placements", placement)() if isinstance(placement, str) else placement
             if len(search.trajectory) < self.budget:
-                search.evaluated(name, [int(d) for d in chosen.place(graph, machine, cost_ns)])
+                search.try_placement(name, [int(d) for d in chosen.place(graph, machine, cost_ns)])
         search.walk(self.budget, random.Random(self.seed))
         self.tried = search.trajectory
         if search.best is None:
@@ -144,14 +144,14 @@ class _Search:
     def __init__(self, problem: Problem, evaluate: Evaluate) -> None:
         self.problem, self.evaluate = problem, evaluate
         # Colocation group → ops; a group moves as one.
-        self.members = grouped((group, op) for op, group in enumerate(problem.group_of))
+        self.members = group_pairs((group, op) for op, group in enumerate(problem.group_of))
         self.movable = [group for group in self.members if len(problem.devices_of[group]) > 1]
         self.seen: set[tuple[int, ...]] = set()
         self.trajectory: list[Tried] = []
         self.refused: RunError | None = None
         self.best: tuple[int, list[int]] | None = None
 
-    def evaluated(self, what: str, placement: list[int]) -> int | None:
+    def try_placement(self, what: str, placement: list[int]) -> int | None:
         """Try a placement and return its makespan; None: it cannot run."""
         self.seen.add(tuple(placement))
         try:
@@ -176,7 +176,7 @@ class _Search:
             if tuple(placement) in self.seen:
                 continue
             known = 0
-            makespan = self.evaluated(what, placement)
+            makespan = self.try_placement(what, placement)
             allowed = threshold * (budget - len(self.trajectory)) // budget
             if makespan is not None and makespan <= now_ns + allowed:
                 now_ns, now = makespan, placement

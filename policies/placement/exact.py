@@ -69,7 +69,7 @@ class Optimal(ListPlacement):
             If OR-tools is not installed.
         """
         best = Heft().schedule(problem)
-        times, start, on = _stated(problem, best)
+        times, start, on = _state_problem(problem, best)
         found = least(times, self.time_limit_ns, self.workers, self.seed)
         if found.values is not None:  # otherwise out of time before finding anything better
             best = _schedule(problem, start, on, found.values)
@@ -94,7 +94,7 @@ _On = list[dict[int, Any]]
 """For each op and device: what says that it is there."""
 
 
-def _stated(problem: Problem, known: ListSchedule) -> tuple[ScheduleProblem, list[Time], _On]:
+def _state_problem(problem: Problem, known: ListSchedule) -> tuple[ScheduleProblem, list[Time], _On]:
     """Return the constraints, with horizon and hints from a known feasible schedule."""
     times = ScheduleProblem("searching for the optimal placement", known.makespan_ns)
     start = [times.time(f"start {op}") for op in range(problem.n)]
@@ -110,12 +110,12 @@ def _stated(problem: Problem, known: ListSchedule) -> tuple[ScheduleProblem, lis
     for op, own in enumerate(on):
         for b, there in own.items():
             for home, nbytes in problem.arrivals[op]:
-                times.delayed(start[op], 0, problem.travel_ns(home, b, nbytes), there)
+                times.add_delay(start[op], 0, problem.travel_ns(home, b, nbytes), there)
         for producer, nbytes in problem.producers[op]:
             times.after(start[op], end[producer])
             for (a, here), (b, there) in product(on[producer].items(), own.items()):
                 if delay := problem.travel_ns(a, b, nbytes):
-                    times.delayed(start[op], end[producer], delay, here, there)
+                    times.add_delay(start[op], end[producer], delay, here, there)
     for op, (begin, placed) in enumerate(zip(known.start_ns, known.device, strict=True)):
         times.suppose(start[op], begin)
         for d, chosen in on[op].items():

@@ -265,7 +265,7 @@ def soft_devices(
         _Pin.of(graph.pins[code], kind_of) if code != UNSET else _Pin() for code in graph.pin_code.tolist()
     ]
     alone = _fits(pins, machine)
-    merged = _fits(merged_in_groups(graph, pins, _Pin.merged), machine)
+    merged = _fits(merged_in_groups(graph, pins, _Pin.merge), machine)
     together = _with_group(able, np.array(group_of))
     chosen = able
     for better in (able & alone, together, together & merged):
@@ -289,7 +289,7 @@ class _Pin(NamedTuple):
         kind = pin.rstrip("0123456789")
         return cls(kind, pin if pin != kind else "")
 
-    def merged(self, other: _Pin) -> _Pin:
+    def merge(self, other: _Pin) -> _Pin:
         """Return this pin merged with another."""
         if not self.kind or not other.kind:
             return other if other.kind else self

@@ -161,9 +161,9 @@ class DeviceKind(Placement):
         place = {kind: k for k, kind in reversed([*enumerate(self.preference)])}
         rank = [place.get(device.kind, len(place)) for device in machine.devices]
         first = [min(devices, key=lambda d: (rank[d], d)) for devices in choices]
-        return self._followed(graph, group_of, choices, first)
+        return self._follow(graph, group_of, choices, first)
 
-    def _followed(
+    def _follow(
         self, graph: Graph, group_of: list[int], choices: list[list[int]], first: list[int]
     ) -> list[int]:
         """Place shape ops with their input and sources with their consumers."""

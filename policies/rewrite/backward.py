@@ -189,7 +189,7 @@ class Backward:
         if op.kind in _RULES:
             _RULES[op.kind](self, op, dy, wanted)
         elif table or (op.kind in KEPT_OUTPUT and len(op.outputs) > 1):
-            (self._embedding if table else self._kept)(op, dy, wanted)
+            (self._embedding if table else self._keep)(op, dy, wanted)
         else:
             output = [op.name] if op.kind in SEVERAL else []
             work = SEVERAL.get(op.kind, Fraction(len(wanted)))
@@ -293,7 +293,7 @@ class Backward:
         reads = [dy[0], *(tensor for tensor, _ in differentiable(op))]
         self._together(op, "batch_norm_grad", reads, wanted, Fraction(9, 7))
 
-    def _kept(self, op: OpEntry, dy: list[str], wanted: list[tuple[int, str]]) -> None:
+    def _keep(self, op: OpEntry, dy: list[str], wanted: list[tuple[int, str]]) -> None:
         made = self.add(op, f"{op.name}/grad", "mul", [dy[0], op.tensor(1)], (op.outputs[1],))
         made.flops = elements(op.outputs[1], op.dtype)
         self._give(op, wanted[0][1], made.name)

@@ -71,7 +71,7 @@ class Fusion:
         for chain in chains.values():
             *gone, last = chain
             if gone:
-                records.ops[last.name] = _fused(chain)
+                records.ops[last.name] = _fuse(chain)
             for record in gone:
                 del records.ops[record.name]
         return write(records)
@@ -119,7 +119,7 @@ def _remapper(kinds: list[str]) -> bool:
     return first and (len(after) == 1 or after[1] in ACTIVATIONS)
 
 
-def _fused(ops: Sequence[OpEntry]) -> OpEntry:
+def _fuse(ops: Sequence[OpEntry]) -> OpEntry:
     """Return the last op with the work of all; each op reads the one before it."""
     kinds = [kind for op in ops for kind in _kinds(op)]
     first, last = ops[0], ops[-1]
@@ -207,13 +207,13 @@ class FuseAttention:
         for name in graph.op_names:
             record = records.ops.get(name)
             if record is not None and record.kind == "softmax":
-                found |= self._fused(records, record)
+                found |= self._fuse(records, record)
         if not found:
             message = "has no softmax between two products of data, with nothing else that reads the scores"
             raise GraphError(f"graph {graph.name!r} {message}")
         return write(records)
 
-    def _fused(self, records: Records, softmax: OpEntry) -> bool:
+    def _fuse(self, records: Records, softmax: OpEntry) -> bool:
         """Fuse the ops around a softmax; return whether that was possible."""
         readers = records.readers()
         chain, besides = [softmax], list[tuple[str, int]]()
@@ -240,7 +240,7 @@ class FuseAttention:
         inputs = list(dict.fromkeys([*of, *besides]))
         inside = {record.name for record in chain}
         records.ops[last.name] = replace(
-            _fused(chain),
+            _fuse(chain),
             kind="attention",
             inputs=inputs,
             after=[edge for record in chain for edge in record.after if edge[0] not in inside],

@@ -28,7 +28,7 @@ from typing import Final
 
 from policies.rewrite.records import Edge, ExternalTensor, OpEntry, Records, frames_given, read, write
 from sim import Graph
-from sim.base.arrays import grouped
+from sim.base.arrays import group_pairs
 from sim.base.errors import GraphError, UnknownNameError
 from sim.graph.frames import frame_structure, has_control_flow
 from sim.graph.graph import Role
@@ -88,7 +88,7 @@ class Prune:
             [_tensor(records, name) for name in names] for names in (self.fetches, self.feeds, self.targets)
         )
         fed = self._feed(records, feeds)
-        wanted = [*fetches, *targets] or records.unused()
+        wanted = [*fetches, *targets] or records.find_unused()
         keep = _ancestors(records, [name for name in wanted if name not in fed])
         if not keep:
             raise GraphError(f"graph {graph.name!r}: everything that is fetched is fed, nothing left to run")
@@ -134,7 +134,7 @@ class Prune:
                 raise GraphError(f"the graph has an op {name!r} already: it was pruned with explicit nodes")
         records.ops = {record.name: record for record in (*args, *records.ops.values(), *retvals)}
         in_loops = _in_loops(records)
-        loose = [name for name in records.unused() if name not in in_loops]
+        loose = [name for name in records.find_unused() if name not in in_loops]
         source, sink = self._node(SOURCE, "no_op", []), self._node(SINK, "control_trigger", [])
         for record in records.ops.values():
             if not record.after and not records.makers(record.inputs):
@@ -153,7 +153,7 @@ def _tensor(records: Records, name: str) -> str:
 
 def _ancestors(records: Records, wanted: Sequence[str]) -> set[str]:
     """Return the wanted ops and all their ancestors."""
-    sends = grouped((r.attributes.get("key"), r.name) for r in records.ops.values() if r.kind == "send")
+    sends = group_pairs((r.attributes.get("key"), r.name) for r in records.ops.values() if r.kind == "send")
     keep: set[str] = set()
     stack = [record.name for record in map(records.producer, wanted) if record is not None]
     while stack:

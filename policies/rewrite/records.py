@@ -109,7 +109,7 @@ class OpEntry:
             duration_by_kind={kind: proportion(ns, n, d) for kind, ns in self.duration_by_kind.items()},
         )
 
-    def scaled(self, by: Fraction) -> OpEntry:
+    def scale(self, by: Fraction) -> OpEntry:
         """Return an op with `by` times the work, bytes and duration."""
         made, n, d = self.part(by), by.numerator, by.denominator
         made.bytes_read = proportion(self.bytes_read, n, d)
@@ -220,7 +220,7 @@ class Records:
                 out[producer.name].append(record)
         return out
 
-    def unused(self) -> list[str]:
+    def find_unused(self) -> list[str]:
         """Return the ops that no other reads or follows."""
         readers, followers = self.readers(), self.followers()
         return [name for name in self.ops if not readers[name] and not followers[name]]
@@ -236,13 +236,13 @@ class Records:
     def redirect(self, moved: Mapping[str, str]) -> None:
         """Make readers of tensor `a` (or followers of op `a`) read (follow) ``moved[a]`` instead."""
 
-        def followed(name: str) -> str:
+        def follow(name: str) -> str:
             producer = self.producer(moved.get(name, name))
             return name if producer is None else producer.name
 
         for record in self.ops.values():
             record.inputs = [(moved.get(tensor, tensor), d) for tensor, d in record.inputs]
-            after = dict.fromkeys((followed(name), d) for name, d in record.after)
+            after = dict.fromkeys((follow(name), d) for name, d in record.after)
             record.after = [edge for edge in after if edge[0] != record.name]
 
     def remove(self, names: Iterable[str], followers: dict[str, list[OpEntry]] | None = None) -> None:

@@ -207,7 +207,7 @@ class Batcher:
         tokens = request.prompt + request.output
         if tokens > self.max_model_len:
             return f"{tokens:,} tokens are more than max_model_len, {self.max_model_len:,}"
-        if self.cache.needed(tokens - 1) > self.cache.usable:
+        if self.cache.blocks_for(tokens - 1) > self.cache.usable:
             return f"{tokens:,} tokens need more blocks than the {self.cache.usable:,} there are"
         return None
 
@@ -216,7 +216,7 @@ class Batcher:
         request.whole = request.prompt
         self.wait(request, self.waiting)
 
-    def unfinished(self) -> int:
+    def count_unfinished(self) -> int:
         """Return the number of requests that have arrived and not finished."""
         return len(self.running) + len(self.waiting)
 

@@ -48,7 +48,7 @@ class Static(Batcher):
         """Admit waiting requests in order, each with its prompt (not `whole`: as much as fits)."""
         while self.waiting:
             request = self.waiting[0]
-            blocks = self.cache.needed(self.max_model_len if self.whole else request.known)
+            blocks = self.cache.blocks_for(self.max_model_len if self.whole else request.known)
             count = 0 if request.sampled else request.left  # a request just preempted has nothing left
             if blocks > self.cache.free - self.watermark:
                 why = "blocks"
@@ -116,7 +116,7 @@ class VllmV0(Static):
                 if victim is request:
                     break
             else:
-                if self.cache.needed(request.known) > len(request.blocks):
+                if self.cache.blocks_for(request.known) > len(request.blocks):
                     request.blocks += self.cache.take(1)
                 decoding.append(request)
                 kept.append(request)

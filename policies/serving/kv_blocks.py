@@ -71,7 +71,7 @@ class KvBlocks:
         """Number of referenced blocks."""
         return self.usable - self.free
 
-    def needed(self, tokens: int) -> int:
+    def blocks_for(self, tokens: int) -> int:
         """Return the number of blocks for `tokens` tokens."""
         return -(-tokens // self.block_size)
 
@@ -79,11 +79,11 @@ class KvBlocks:
         """Return the blocks of the longest prefix of `keys` that is in the cache."""
         return [self._blocks[key][0] for key in takewhile(self._blocks.get, keys)]
 
-    def lost(self, keys: Iterable[Hashable]) -> int:
+    def count_lost(self, keys: Iterable[Hashable]) -> int:
         """Return how many leading keys are in the cache or were there once."""
         return sum(1 for _ in takewhile(self._blocks.__contains__, keys))
 
-    def unreferenced(self, blocks: Iterable[int]) -> int:
+    def count_unreferenced(self, blocks: Iterable[int]) -> int:
         """Return how many of these blocks are in the free list."""
         references = self.references
         return sum(not references[block] for block in blocks)

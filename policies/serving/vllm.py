@@ -100,9 +100,9 @@ class Vllm019(Batcher):
             request.keys = self.keys.of(request)
         super().arrive(request)
 
-    def unfinished(self) -> int:
+    def count_unfinished(self) -> int:
         """Return the number of requests that run, wait or are set aside."""
-        return super().unfinished() + len(self.aside)
+        return super().count_unfinished() + len(self.aside)
 
     # -- scheduling -------------------------------------------------------------------------------------
 
@@ -180,7 +180,7 @@ class Vllm019(Batcher):
                 keys = request.keys[: (request.known - 1) // size]
                 hits = self.cache.find(keys)
                 if request.hits is None and len(hits) < len(keys):
-                    request.lost = self.cache.lost(keys[len(hits) :]) * size
+                    request.lost = self.cache.count_lost(keys[len(hits) :]) * size
                 if self.draft_model == "eagle":
                     hits = hits[:-1]
             found = request.computed or len(hits) * size
@@ -219,9 +219,9 @@ class Vllm019(Batcher):
 
     def _missing(self, request: Request, tokens: int, hits: Sequence[int]) -> int | None:
         """Return how many blocks a request lacks for its first `tokens` tokens; None: there are too few."""
-        want = self.cache.needed(min(tokens, self.max_model_len)) - len(request.blocks) - len(hits)
+        want = self.cache.blocks_for(min(tokens, self.max_model_len)) - len(request.blocks) - len(hits)
         want = max(want, 0)
-        return want if want + self.cache.unreferenced(hits) <= self.cache.free else None
+        return want if want + self.cache.count_unreferenced(hits) <= self.cache.free else None
 
     def _reserve(self, request: Request, tokens: int, hits: Sequence[int] = ()) -> bool:
         """Take the blocks for the first `tokens` tokens of a request; return whether there were enough."""

@@ -208,18 +208,18 @@ class DataLoaderFields(InputPipeline):
         ('epoch', 'load0', 'pin_memory0', 'next0', 'train0')
         """
         if not self.workers:
-            asked = [of.named("next", b - 1)] if b else []
+            asked = [of.name_op("next", b - 1)] if b else []
             after = list(dict.fromkeys([*asked, *of.step_before(b)]))
             done: Ref = of.load("main", b, ns, nbytes, after)
             if self.pin_memory is not None:
                 done = of.op("main", "pin_memory", b, self.pin_memory, after=[done])
             return [of.next(b, [done])]
-        handed_out = of.named("next", b - self.primed) if b >= self.primed else of.epoch
+        handed_out = of.name_op("next", b - self.primed) if b >= self.primed else of.epoch
         after = [handed_out]
         worker = {"worker": b % self.workers} if self.in_order or b < self.primed else {}
         mine: dict[str, Any] = {"attributes": {"loader": of.number, **worker}}
         if self.in_order:
-            after += [of.named("load", b - self.workers)] if b >= self.workers else []
+            after += [of.name_op("load", b - self.workers)] if b >= self.workers else []
         done = of.load("loader", b, ns, nbytes, after, **mine)
         if self.pin_memory is not None:
             pins: dict[str, Any] = {"attributes": {"loader": of.number}}
@@ -306,29 +306,29 @@ class TfDataFields(InputPipeline):
         ('epoch', 'pull0', 'load0', 'push0', 'next0', 'train0')
         """
         mine: dict[str, Any] = {"attributes": {"loader": of.number}} if self.tuned else {}
-        pull_after: list[Ref] = [of.named("push", b - 1)] if b and self.buffer else []
+        pull_after: list[Ref] = [of.name_op("push", b - 1)] if b and self.buffer else []
         if not self.buffer:
-            pull_after = [*([of.named("next", b - 1)] if b else []), *of.step_before(b)]
+            pull_after = [*([of.name_op("next", b - 1)] if b else []), *of.step_before(b)]
         elif not self.tuned and b >= self.buffer:
-            pull_after.append(of.named("next", b - self.buffer))
+            pull_after.append(of.name_op("next", b - self.buffer))
         after = list(dict.fromkeys(pull_after or [of.epoch]))
         kind = "pull_tuned" if self.tuned else "pull"
         pulled = of.op(self.puller, "pull", b, 0, kind=kind, after=after, **mine)
-        done = self._loaded(of, b, ns, nbytes, pulled)
+        done = self._load(of, b, ns, nbytes, pulled)
         if not self.buffer:
             return [of.next(b, [pulled, done])]
         pushed = of.op(self.puller, "push", b, 0, after=[pulled, done], **mine)
         if not self.tuned:
             return [of.next(b, [pushed])]
-        before = [of.named("next", b - 1)] if b else []
+        before = [of.name_op("next", b - 1)] if b else []
         asked = of.op("main", "ask", b, 0, after=list(dict.fromkeys([*before, *of.step_before(b)])), **mine)
         return [of.next(b, [pushed, asked], **mine)]
 
-    def _loaded(self, of: Replica, b: int, ns: int, nbytes: int, pulled: str) -> str:
+    def _load(self, of: Replica, b: int, ns: int, nbytes: int, pulled: str) -> str:
         """Add the op that makes element `b`, on the requesting thread or as one of several calls."""
         if self.workers is None:
             return of.load(self.puller, b, ns, nbytes, [pulled])
-        asked = of.named("pull", b - self.workers) if b >= self.workers else of.epoch
+        asked = of.name_op("pull", b - self.workers) if b >= self.workers else of.epoch
         if not nbytes:
             return of.load("loader", b, ns, nbytes, [asked])
         mine = {"attributes": {"loader": of.number}}

@@ -282,18 +282,18 @@ class InputPipeline(Builder):
         builder = GraphBuilder(str(self.model_dump(include={"model"})["model"]))
         replicas = [Replica(self, builder, r) for r in range(self.replicas)]
         for of in replicas:
-            for b, (ns, nbytes) in enumerate(zip(*self.drawn(of.number), strict=True)):
+            for b, (ns, nbytes) in enumerate(zip(*self.draw_batches(of.number), strict=True)):
                 of.train(b, self.make_batch(of, b, ns, nbytes))
         return builder.build()
 
-    def drawn(self, replica: int) -> tuple[list[int], list[int]]:
+    def draw_batches(self, replica: int) -> tuple[list[int], list[int]]:
         """Return the time and the size of each batch of a replica: sums over its items.
 
         Examples
         --------
         >>> from scenarios.builders.data_loaders import DataLoaderFields
         >>> sizes = {"batch": 3, "load": ["1ns", "5ns"], "size": "4B", "train": "1ns", "workers": 1}
-        >>> DataLoaderFields(model="data-loader", steps=3, **sizes).drawn(0)
+        >>> DataLoaderFields(model="data-loader", steps=3, **sizes).draw_batches(0)
         ([7, 11, 7], [12, 12, 12])
         """
         at_most(MOST_TASKS, self.steps * self.batch, "items")
@@ -376,10 +376,10 @@ class Replica:
         self.pipeline, self.builder, self.number = pipeline, builder, number
         self.prefix = "" if pipeline.replicas == 1 else f"{number}/"
         self.last = "train" if pipeline.all_reduce is None else "all_reduce"
-        over: list[Ref] = [(self.named("next", pipeline.steps - 1), 1), self._step(-pipeline.in_flight)]
+        over: list[Ref] = [(self.name_op("next", pipeline.steps - 1), 1), self._step(-pipeline.in_flight)]
         self.epoch = self.op("main", "epoch", None, pipeline.start_ns, after=over)
 
-    def named(self, kind: str, b: int | None) -> str:
+    def name_op(self, kind: str, b: int | None) -> str:
         """Return the name of an op."""
         return f"{self.prefix}{kind}{'' if b is None else b}"
 
@@ -388,7 +388,7 @@ class Replica:
     ) -> str:
         """Add an op on a device of this replica; return its name."""
         device = "storage" if place == "storage" else f"{place}{self.number}"
-        called = self.named(name, b)
+        called = self.name_op(name, b)
         return self.builder.op(called, kind=kind or name, duration_ns=ns, device=device, **more)
 
     def step_before(self, b: int) -> list[Ref]:
@@ -398,7 +398,7 @@ class Replica:
     def _step(self, step: int) -> Ref:
         """Return a step of this epoch; negative steps belong to earlier epochs."""
         epochs, b = divmod(step, self.pipeline.steps)
-        return (self.named(self.last, b), -epochs) if epochs else self.named(self.last, b)
+        return (self.name_op(self.last, b), -epochs) if epochs else self.name_op(self.last, b)
 
     def load(
         self,
@@ -419,7 +419,7 @@ class Replica:
 
     def next(self, b: int, ready: Sequence[Ref], kind: str = "next", **more: Any) -> str:
         """Add the op that gives batch `b` to the script, once `ready` is over and the script has asked."""
-        before = [self.named("next", b - 1)] if b else []
+        before = [self.name_op("next", b - 1)] if b else []
         after = list(dict.fromkeys([*ready, *before, *self.step_before(b)]))
         return self.op("main", "next", b, 0, kind=kind, after=after, **more)
 
@@ -431,7 +431,7 @@ class Replica:
             return self.op("gpu", name, b, ns, after=after, attributes={"stream": stream, **attributes})
 
         after, aside = list(ready), of.copies_aside()
-        before: Ref = self.named(self.last, b - 1) if b else (self.named(self.last, of.steps - 1), 1)
+        before: Ref = self.name_op(self.last, b - 1) if b else (self.name_op(self.last, of.steps - 1), 1)
         if of.transfer:
             after = [on_gpu("copy", of.transfer, after if aside else [*after, before], int(aside))]
         done = on_gpu("train", of.train, [*after, before], 0)

@@ -131,18 +131,18 @@ def balance_of(layers: Sequence[PipelineStage], stages: int, plan: str | Sequenc
     return planners[plan]([cost.time_ns for cost in costs], stages)
 
 
-def cut(layers: Sequence[PipelineStage], balance: Sequence[int]) -> list[PipelineStage]:
+def cut_stages(layers: Sequence[PipelineStage], balance: Sequence[int]) -> list[PipelineStage]:
     """Return the stages: each the sum of its layers, with the boundary of its last one."""
     stages, at = [], 0
     for count in balance:
         before = [layers[at - 1].boundary_nbytes if at else 0]
         before += [layer.boundary_nbytes for layer in layers[at : at + count]]
-        stages.append(_joined(layers[at : at + count], before))
+        stages.append(_join_layers(layers[at : at + count], before))
         at += count
     return stages
 
 
-def _joined(layers: Sequence[PipelineStage], boundaries: Sequence[int]) -> PipelineStage:
+def _join_layers(layers: Sequence[PipelineStage], boundaries: Sequence[int]) -> PipelineStage:
     most = max(before + layer.activation_nbytes for before, layer in zip(boundaries, layers, strict=False))
     trained = all(layer.times.backward is not None or layer.times.input_grad is not None for layer in layers)
     split = all(layer.times.input_grad is not None for layer in layers)

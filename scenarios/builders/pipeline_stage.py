@@ -98,7 +98,7 @@ class PipelineStage:
 def check_schedule(name: str, given: Mapping[str, Any], *others: str) -> None:
     """Raise if an option is unknown to a schedule, or wrong; `others` are further names that are accepted."""
     if name == "zb-auto" and given.get("limit") is not None:
-        _left(given["limit"], 0)
+        _limit_left(given["limit"], 0)
         others = (*others, "limit")
     check_options(name, given, others=others)
 
@@ -129,11 +129,11 @@ def search_options(
     if found.get("limit") is not None:
         sizes = [s.parameter_nbytes + s.gradient_nbytes + s.optimizer_nbytes for s in stages]
         resident = max(size + (sizes[-1 - s] if chunks == 2 else 0) for s, size in enumerate(sizes))
-        found["limit"] = _left(found["limit"], resident)
+        found["limit"] = _limit_left(found["limit"], resident)
     return found
 
 
-def _left(limit: Any, resident: int) -> int:
+def _limit_left(limit: Any, resident: int) -> int:
     """Return the bytes of activations that a rank may hold, given a limit on its total memory."""
     if isinstance(limit, (int, float)) and not isinstance(limit, bool):
         raise InputError(f"limit should be a size, not {limit!r}; a number of micro-batches is in_flight")
@@ -444,7 +444,7 @@ class End:
         sizes = (of.parameter_nbytes, of.gradient_nbytes, of.optimizer_nbytes, stashed, buffers)
         return resident_tensors(builder, sizes, stage, self.devices[rank])
 
-    def computed(self, rank: int, stage: int, op: int) -> None:
+    def on_gradients(self, rank: int, stage: int, op: int) -> None:
         """Note an op after which the gradients of a stage, or a part of them, are ready."""
         ops = self.reduced.setdefault((rank, stage), [])
         ops.append(self._message(rank, stage, (op,), len(ops)) if self.around.own_stream else op)

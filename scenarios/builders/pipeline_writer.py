@@ -137,7 +137,7 @@ class PipelineWriter:
         of = pieces[slot_of]
         piece = np.arange(len(slot_of)) - last[slot_of] + of
 
-        made = self._made()
+        made = self._output_sizes()
         of_slots = np.append(made.indptr[self.bounds], made.indptr[-1] + 1)
         row = np.where(piece == of, slot_of, n)  # only the last piece has outputs
         outputs = Csr(of_slots, np.append(made.indices, 0)).take(row)
@@ -159,13 +159,13 @@ class PipelineWriter:
         # Slots as columns in the order of `End.rows`.
         letters, begin = self.actions.phase.tolist(), self.bounds[slot_of]
         texts = zip(self.stage.tolist(), letters, self.k.tolist(), strict=True)
-        names = self._joined([f"{stage}{phase}{k}" for stage, phase, k in texts])
+        names = self._join_names([f"{stage}{phase}{k}" for stage, phase, k in texts])
         if len(slot_of) > n:
             parts = zip(slot_of.tolist(), piece.tolist(), of.tolist(), strict=True)
             names = [names[s] if of == 1 else f"{names[s]}/{p}" for s, p, of in parts]
         code = Codes[str]({"": UNSET})
-        kind = code.of(self._joined(letters))[slot_of]
-        ns, inside = (_piece(spent[slot_of], piece, of) for spent in self._spent(place))
+        kind = code.of(self._join_names(letters))[slot_of]
+        ns, inside = (_piece(spent[slot_of], piece, of) for spent in self._slot_times(place))
         at = place[slot_of] * stride + piece
         numbers = np.stack([at, self.rank[begin], ns, self.stage[begin], self.k[begin], inside, kind, kind])
         after = self._by_slot(
@@ -195,7 +195,7 @@ class PipelineWriter:
         for j in sorted(complete, key=lambda j: (behind[j], j)):
             for before in reversed(range(end.pieces)):
                 end.place = behind[j] - before
-                end.computed(*self._row(j)[:2], int(last[slot[j]]) - before)
+                end.on_gradients(*self._row(j)[:2], int(last[slot[j]]) - before)
         sent, last_op = self.tensor.copy(), last.copy()
         sums = np.array([stage.collectives_ns for stage in self.stages])[self.stage]
         for j in np.flatnonzero(sums * (self.is_of["F"] | self.gradient)).tolist():
@@ -220,12 +220,12 @@ class PipelineWriter:
                 end.step(rank, stage, k)
         return sent
 
-    def _joined(self, texts: Sequence[str]) -> Sequence[str]:
+    def _join_names(self, texts: Sequence[str]) -> Sequence[str]:
         """Return the names of slots, joined from those of their actions."""
         plain = len(self.bounds) > len(texts)
         return texts if plain else ["+".join(texts[a:b]) for a, b in pairwise(self.bounds.tolist())]
 
-    def _made(self) -> Csr:
+    def _output_sizes(self) -> Csr:
         """Return the output sizes of actions; the F of a recomputed micro-batch has its own."""
         words, masks, odd = [*PHASES, "C"], [*self.is_of.values()], sorted(self.shares)
         sizes = [self._share(of[word], k) for k in (UNSET, *odd) for of in self.sizes for word in words]
@@ -259,7 +259,7 @@ class PipelineWriter:
             (self.bounds[self.slot[home] + 1] - 1, tensor),
         )
 
-    def _spent(self, place: IntArray) -> tuple[IntArray, IntArray]:
+    def _slot_times(self, place: IntArray) -> tuple[IntArray, IntArray]:
         """Return the duration of each slot, and how much of it is exposed communication."""
         ahead = [stage.times.overlapped for stage in self.stages]
         known = np.array([NOTHING if ns is None else ns for ns in ahead])[self.stage]
@@ -312,11 +312,11 @@ class PipelineWriter:
         self.builder.extend(
             [names[at] for at in order.tolist()],
             kind=([*code], kind),
-            inputs=_renumbered(inputs.take(order), tensor),
+            inputs=_renumber(inputs.take(order), tensor),
             outputs=outputs.take(order),
             duration_ns=ns,
             device=(self.devices, rank),
-            after=_renumbered(after.take(order), op),
+            after=_renumber(after.take(order), op),
             stage=stage,
             micro_batch=k,
             phase=([*code], phase),
@@ -398,7 +398,7 @@ def _both(first: Csr, further: Sequence[Sequence[int]]) -> Csr:
     )
 
 
-def _renumbered(table: Csr, number: IntArray) -> Csr:
+def _renumber(table: Csr, number: IntArray) -> Csr:
     """Return the table with its entries renumbered; negative entries stay."""
     return Csr(table.indptr, np.where(table.indices < 0, table.indices, number[np.maximum(table.indices, 0)]))
 

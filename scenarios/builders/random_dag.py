@@ -91,7 +91,7 @@ class Branchy(Builder):
         return builder.build()
 
 
-def _ordered(value: list[int]) -> list[int]:
+def _in_order(value: list[int]) -> list[int]:
     if value[0] > value[1]:
         raise fault(f"[{value[0]}, {value[1]}] is no range from least to greatest")
     return value
@@ -107,7 +107,7 @@ def _schema(of: dict[str, Any]) -> WithJsonSchema:
 
 
 _BOTH = BeforeValidator(lambda value: value if isinstance(value, list) else [value, value])
-_ORDERED = AfterValidator(_ordered)
+_ORDERED = AfterValidator(_in_order)
 
 
 class RandomDag(Builder):

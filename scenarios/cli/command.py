@@ -191,7 +191,7 @@ class _Sim(TyperGroup):
             with terminal():
                 return super().make_context(*arguments, **options)
         except OSError as error:
-            typer.echo(_told(error, {})[0], err=True)
+            typer.echo(_describe(error, {})[0], err=True)
             raise SystemExit(2) from None
 
     def invoke(self, ctx: Any) -> Any:
@@ -205,12 +205,12 @@ class _Sim(TyperGroup):
             except BaseException as error:  # sys.exit() in a user's code, too
                 if os.environ.get("SIM_TRACEBACK"):
                     typer.echo("".join(traceback.format_exception(error)), err=True, nl=False)
-                line, status = _told(error, ctx.meta)
+                line, status = _describe(error, ctx.meta)
                 typer.echo(line, err=True)
                 raise typer.Exit(status) from None
 
 
-def _told(error: BaseException, meta: Mapping[str, Any]) -> tuple[str, int]:
+def _describe(error: BaseException, meta: Mapping[str, Any]) -> tuple[str, int]:
     """Return the message about an error, and the exit status."""
     if not isinstance(error, SimError) and isinstance(error.__cause__, KeyboardInterrupt):
         error = error.__cause__  # Python wraps an interrupt that occurs while a class is created

@@ -8,13 +8,13 @@ from typing import Any, Final
 
 from scenarios.cli.text_tables import print_table, strong
 from scenarios.report.diff import Answer
-from sim.base.errors import shortened
+from sim.base.errors import shorten
 from sim.base.units import format_duration
 from sim.diff.differences import Differences
 from sim.diff.propagated_delays import told_apart
 from sim.explain.idle import REASONS
 from sim.explain.makespan_breakdown import change_text
-from sim.export.tables import percent, titled
+from sim.export.tables import percent, text_table
 
 _CONDITION: Final = {"name": "by name", "order": "by what they do, in order on each lane"}
 
@@ -46,15 +46,15 @@ _Table = tuple[list[dict[str, str]], int, int]
 
 def _tables(answer: Answer, told: dict[str, Any]) -> Iterator[_Table]:
     """Yield a table for each difference: starts, ops on one side only, durations, idle time, makespan."""
-    yield [_moved("moved most", move["first"], move) for move in told["moved_most"]], 3, 0
+    yield [_move_row("moved most", move["first"], move) for move in told["moved_most"]], 3, 0
     d, own = answer.differences, answer.own_ns
     if own is not None and (own[d.moved] != d.moved_ns[d.moved]).any():  # others moved because of these
-        yield [_moved("moved by itself", k, k) for k in told["moved_by_themselves"]["most"]], 3, 0
+        yield [_move_row("moved by itself", k, k) for k in told["moved_by_themselves"]["most"]], 3, 0
     for side in "AB":
-        only = (each | {"op": shortened(each["op"])} for each in told[f"only_{side.lower()}"]["most"])
+        only = (each | {"op": shorten(each["op"])} for each in told[f"only_{side.lower()}"]["most"])
         columns = [f"in {side} only: op", "kind", "lane of the first: first_lane", "ops", "time: ns"]
-        yield titled(only, [*columns, "start of the first: first_start_ns"]), 3, 0
-    yield [_lasted(each) for each in told["durations"]], 2, 0
+        yield text_table(only, [*columns, "start of the first: first_start_ns"]), 3, 0
+    yield [_duration_columns(each) for each in told["durations"]], 2, 0
     idle = [
         {"idle": device, "because of": reason, **both}
         for device, reasons in told["idle"].items()
@@ -74,8 +74,8 @@ def _tables(answer: Answer, told: dict[str, Any]) -> Iterator[_Table]:
 
 def _both(rows: Sequence[dict[str, Any]], *names: str) -> list[dict[str, str]]:
     """Return rows with names, the times in A and in B, and their difference."""
-    whole = [row | {"difference": _signed(row["b_ns"] - row["a_ns"])} for row in rows]
-    return titled(whole, [*names, "in A: a_ns", "in B: b_ns", "difference"])
+    whole = [row | {"difference": _signed_time(row["b_ns"] - row["a_ns"])} for row in rows]
+    return text_table(whole, [*names, "in A: a_ns", "in B: b_ns", "difference"])
 
 
 def _makespans(d: Differences) -> str:
@@ -130,36 +130,36 @@ def _print_first(first: dict[str, Any]) -> None:
 
 def _short(sentence: str) -> str:
     """Return a sentence with the names of kernels shortened to fit on a line."""
-    return re.sub(r"'([^'\s]+)'", lambda found: f"'{shortened(found[1])}'", sentence)
+    return re.sub(r"'([^'\s]+)'", lambda found: f"'{shorten(found[1])}'", sentence)
 
 
 def _waits(waited: dict[str, int]) -> str:
     return ", ".join(f"{reason} {format_duration(ns)}" for reason, ns in waited.items()) or "nothing"
 
 
-def _moved(title: str, pair: dict[str, Any], move: dict[str, Any]) -> dict[str, str]:
+def _move_row(title: str, pair: dict[str, Any], move: dict[str, Any]) -> dict[str, str]:
     a, b, ops = pair["a"], pair["b"], move.get("ops", 1)
     start = told_apart(a["start_ns"], b["start_ns"])
     return {
-        title: shortened(a["name"]) + f" and {ops - 1:,} more" * (ops > 1),
+        title: shorten(a["name"]) + f" and {ops - 1:,} more" * (ops > 1),
         "kind": pair["kind"],
         "lane": " → ".join(dict.fromkeys((a["lane"], b["lane"]))),
         "start in A": start[0],
         "start in B": start[1],
-        "moved" if title == "moved most" else "by": _signed(move["by_ns"]),
+        "moved" if title == "moved most" else "by": _signed_time(move["by_ns"]),
     }
 
 
-def _lasted(of: dict[str, Any]) -> dict[str, str]:
+def _duration_columns(of: dict[str, Any]) -> dict[str, str]:
     most = of["changed_most"]
     lasted = told_apart(most["a_lasted_ns"], most["b_lasted_ns"])
     return {
         "durations by kind": of["kind"],
-        "changed most": f"{shortened(most['a']['name'])} {lasted[0]} → {lasted[1]}",
+        "changed most": f"{shorten(most['a']['name'])} {lasted[0]} → {lasted[1]}",
         "changed": f"{of['ops']:,}",
         "all in A": format_duration(of["a_ns"]),
         "all in B": format_duration(of["b_ns"]),
-        "difference": _signed(of["b_ns"] - of["a_ns"]),
+        "difference": _signed_time(of["b_ns"] - of["a_ns"]),
     }
 
 
@@ -171,10 +171,10 @@ def _print_path(answer: Answer) -> None:
     told = [f"{path.both:,} ops are on the critical path of both"]
     for side, schedule, only in (("A", d.a, path.only_a), ("B", d.b, path.only_b)):
         if only:
-            names = ", ".join(shortened(schedule.name_of(row)) for row in only[:3])
+            names = ", ".join(shorten(schedule.name_of(row)) for row in only[:3])
             told.append(f"{len(only):,} in {side} only: {names}{', ...' * (len(only) > 3)}")
     print("\n" + "; ".join(told))
 
 
-def _signed(ns: int) -> str:
+def _signed_time(ns: int) -> str:
     return f"{'+' if ns > 0 else '-' if ns < 0 else ''}{format_duration(abs(ns))}"

@@ -141,7 +141,7 @@ def as_command(
     def run(**given: Any) -> Any:
         with ExitStack() as stack:
             if "limit" in more:
-                stack.enter_context(limited(given.pop("limit")))
+                stack.enter_context(time_limit(given.pop("limit")))
             if "theme" in more and (theme := given.pop("theme")) is not None:
                 from sim.plot.theme import theme as drawn_in
 
@@ -164,7 +164,7 @@ def as_command(
         )
     for name, each in parameters.items():
         if name in described and (ours or name in more):
-            option: Any = _declared(described[name], each.default, verb.__name__.strip("_"))
+            option: Any = _declare(described[name], each.default, verb.__name__.strip("_"))
             if name not in more and option.metavar == "FILE":
                 option.callback = _checks_name(name, option.help)
             parameters[name] = each.replace(default=option)
@@ -179,7 +179,7 @@ _OF_MANY: Final = read_docstring(sys.modules[__name__]).parameters
 _FORM: Final = re.compile(r"(--[\w-]+)? ?(.*?)(?: ?>= (\d+))?(?: ?<= (\d+))?")
 
 
-def _declared(told: ParameterDoc, default: Any, verb: str) -> Any:
+def _declare(told: ParameterDoc, default: Any, verb: str) -> Any:
     """Return the argument or option for typer that a docstring describes."""
     form = _FORM.fullmatch(told.type)
     assert form is not None
@@ -255,9 +255,9 @@ def keys(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def templates(incomplete: str) -> list[str]:
     """Return the names of templates and examples that begin with `incomplete`."""
-    from scenarios.shipped import shipped
+    from scenarios.shipped import shipped_scenarios
 
-    return [one.name for one in shipped() if one.name.startswith(incomplete)]
+    return [one.name for one in shipped_scenarios() if one.name.startswith(incomplete)]
 
 
 _COMPLETED: Final[Mapping[str, Callable[..., list[str]]]] = {
@@ -291,7 +291,7 @@ class TimeLimitError(SimError):
 
 
 @contextmanager
-def limited(seconds: float | None) -> Iterator[None]:
+def time_limit(seconds: float | None) -> Iterator[None]:
     """Interrupt the block, which runs in the main thread, after `seconds`; None: never.
 
     Raises

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from scenarios.cli.text_tables import print_table, strong
 from sim.base.units import format_duration
-from sim.export.tables import titled
+from sim.export.tables import text_table
 
 if TYPE_CHECKING:
     from scenarios.report.compare import Comparison
@@ -42,7 +42,7 @@ def print_repeats(repeats: Sequence[Repeats]) -> None:
         rows.append(row | {"failed": None if each.failed is None else len(each.failed)})
     columns = ["policy", "runs", "min_ns", "p5_ns", "p50_ns", "p95_ns", "max_ns"]
     some_may = any(each.failed is not None for each in repeats)
-    print_table(titled(rows, [*columns, *(["failed"] * some_may)]))
+    print_table(text_table(rows, [*columns, *(["failed"] * some_may)]))
     for row in rows:
         if row["mean_interval_ns"] is not None and row["min_ns"] < row["max_ns"]:
             intervals = (row["mean_interval_ns"], row["p50_interval_ns"])

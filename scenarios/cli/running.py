@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import typer
 
-from scenarios.cli.terminal import escaped, unescaped
+from scenarios.cli.terminal import escape, unwrap
 from scenarios.file.document import Document
 from scenarios.run.execute import Result, run_case
 from scenarios.run.scenario import Case, scenario_of
@@ -63,7 +63,7 @@ def _tell(what: str, done: threading.Event, after_s: float, every_s: float) -> N
     begun = time.monotonic()
     if done.wait(after_s):
         return
-    stream, what = unescaped(sys.stderr), escaped(what)
+    stream, what = unwrap(sys.stderr), escape(what)
     if not stream.isatty():
         print(f"{what} ...", file=stream, flush=True)
         done.wait()
@@ -87,7 +87,7 @@ class Ticker:
         """Update the line; if not on a terminal, write a new one every ten seconds."""
         if self.before is None:
             self.before = done
-        now_s, stream = time.monotonic(), unescaped(sys.stderr)
+        now_s, stream = time.monotonic(), unwrap(sys.stderr)
         shown = stream.isatty()
         if now_s - self.told_s <= (0.25 if shown else _QUIET_S) and not (shown and done == of):
             return
@@ -132,7 +132,7 @@ def cases_of(
 def run_all(cases: Sequence[Case], *, record_memory: bool = False) -> list[Result]:
     """Run cases one after another, and report on stderr those that take longer than a second."""
     results = []
-    for case, of in _counted(cases):
+    for case, of in _count_cases(cases):
         try:
             _prepare(case, of)
             with progress(f"simulating {case.label}{of}"):
@@ -162,7 +162,7 @@ def compare_all(cases: Sequence[Case]) -> Comparison:
     from scenarios.variants.variant import attempt
 
     results, failures, stories = [], [], []
-    for case, of in _counted(cases):
+    for case, of in _count_cases(cases):
         with suppress(SimError):  # the attempt below reports it
             _prepare(case, of)
         with progress(f"simulating {case.label}{of}"):
@@ -181,7 +181,7 @@ def compare_all(cases: Sequence[Case]) -> Comparison:
     return Comparison(results, failures)
 
 
-def _counted(cases: Sequence[Case]) -> list[tuple[Case, str]]:
+def _count_cases(cases: Sequence[Case]) -> list[tuple[Case, str]]:
     """Return the cases, each with text such as " (2 of 3)" if there are several."""
     n = len(cases)
     return [(case, f" ({i} of {n})" if n > 1 else "") for i, case in enumerate(cases, start=1)]

@@ -11,7 +11,7 @@ import typer
 from scenarios.cli.text_tables import print_table, strong
 from scenarios.fields.goals import Goal, alike
 from scenarios.fields.results import DONE, column_of_result, shown_result
-from scenarios.report.pictures import ranked, written
+from scenarios.report.pictures import as_yaml_line, rank_rows
 from scenarios.run.execute import Result
 from scenarios.run.result_sections import little_room
 from scenarios.run.run_notes import no_gap_notes, unused_notes
@@ -21,7 +21,7 @@ from scenarios.variants.tune_report import improvements
 from scenarios.variants.variant import Row
 from sim.base.units import format_duration
 from sim.explain.bounds import bounds
-from sim.export.tables import percent, size, titled
+from sim.export.tables import percent, size, text_table
 
 _SHOWN = 12
 """Number of improvements that are listed: the first ones and the last ones."""
@@ -117,7 +117,7 @@ def print_optimum(found: Optimum, limit_ns: int) -> None:
     base = found.base
     of = "on the devices and with the issuing of" if found.placed else "on any devices, with the issuing of"
     print(strong(f"{base.scenario}: orders and streams, {of} {base.policy}"))
-    print(found.told(limit_ns))
+    print(found.sentence(limit_ns))
     if found.left_out:
         print("the bound leaves out " + "; ".join(found.left_out))
     if found.why_not:
@@ -126,11 +126,11 @@ def print_optimum(found: Optimum, limit_ns: int) -> None:
     runs = [("optimum" if found.proven else "best found", found.best)] if found.best is found.found else []
     runs += [(result.policy, result) for result in found.results]
     rows = (
-        {"policy": name, "cost": found.shown(found.cost(result)), "above": _above_bound(found, result)}
+        {"policy": name, "cost": found.cost_text(found.cost(result)), "above": _above_bound(found, result)}
         for name, result in sorted(runs, key=lambda run: found.cost(run[1]))
     )
     columns = ["policy", f"{found.what.replace('_', ' ')}: cost", "above the bound: above"]
-    print_table(titled(rows, columns))
+    print_table(text_table(rows, columns))
 
 
 def _above_bound(found: Optimum, result: Result) -> str | float | None:
@@ -151,14 +151,14 @@ def print_what_ifs(name: str, recorded_ns: int | None, rows: Sequence[Row]) -> N
     if recorded_ns:
         told += f" simulated, {format_duration(recorded_ns)} recorded ({base_ns / recorded_ns - 1:+.2%})"
     print(f"{strong(name)}: {told}")
-    base, *others = ranked(rows)
+    base, *others = rank_rows(rows)
     lines = [base | {"saved_ns": None, "what_if": ""}]
     for row in others:
         saves = [row["saved_ns"], *([] if row["other_saved_ns"] is None else [row["other_saved_ns"]])]
         share = " .. ".join(percent(ns / base_ns) for ns in sorted(saves) if base_ns)
-        lines.append(row | {"what_if": written(row["what_if"]), "share": share})
+        lines.append(row | {"what_if": as_yaml_line(row["what_if"]), "share": share})
     print_table(
-        titled(lines, ["what if: label", "what_if: what_if", "makespan_ns", "saved_ns", "share"]), left=2
+        text_table(lines, ["what if: label", "what_if: what_if", "makespan_ns", "saved_ns", "share"]), left=2
     )
     for tried in (True, False):
         notes: dict[str, list[str]] = {}
@@ -227,9 +227,9 @@ def print_rows(rows: Sequence[Row], settings: Sequence[str], goal: Goal | None =
     columns = {each: told.get(each, each) for each in (*settings, "policy", "makespan", *told, sought)}
     lines, failures, unused = [], [], {}
     for row, line in zip(
-        whole, titled(whole, [f"{each}: {told.get(each, each)}" for each in columns]), strict=True
+        whole, text_table(whole, [f"{each}: {told.get(each, each)}" for each in columns]), strict=True
     ):
-        name = _called(row, settings)
+        name = _row_name(row, settings)
         if row["error"]:
             line["makespan"] = row["outcome"]
             failures.append(f"{name}: {row['error']}")
@@ -274,7 +274,7 @@ def print_answer(
     rows: Sequence[Row], settings: Sequence[str], goal: Goal, left_out: Mapping[str, int]
 ) -> None:
     """Print the best rows, the best one and its runner-up with their limits, and the number of outcomes."""
-    ranked = goal.ranked(rows)
+    ranked = goal.rank_answers(rows)
     names = dict(zip(settings, _short(settings), strict=True))
     if ranked:
         groups = alike(rows, ranked, settings)
@@ -323,16 +323,16 @@ def _print_best(shown: Sequence[Sequence[Row]], names: Sequence[str], goal: Goal
     """Print the best row and its runner-up; each with the rows that have equal numbers."""
     (best, *same), second = shown[0], shown[1][0] if len(shown) > 1 else None
     value = best[goal.column]
-    print(f"best: {_called(best, names)}: {goal.what} {shown_result(goal.what, value)}")
+    print(f"best: {_row_name(best, names)}: {goal.what} {shown_result(goal.what, value)}")
     _print_limits(best, goal)
     if same:
-        print("  the same in every number: " + "; ".join(_called(row, names) for row in same[:3]))
+        print("  the same in every number: " + "; ".join(_row_name(row, names) for row in same[:3]))
     if second is None:
         print("runner-up: none")
         return
     behind = second[goal.column]
     far = f", {100 * (behind / value - 1):+.2f}%" if value else ""
-    print(f"runner-up: {_called(second, names)}: {goal.what} {shown_result(goal.what, behind)}{far}")
+    print(f"runner-up: {_row_name(second, names)}: {goal.what} {shown_result(goal.what, behind)}{far}")
     _print_limits(second, goal)
 
 
@@ -356,7 +356,7 @@ def _print_limits(row: Row, goal: Goal) -> None:
         print("  " + "; ".join(told))
 
 
-def _called(row: Row, settings: Sequence[str]) -> str:
+def _row_name(row: Row, settings: Sequence[str]) -> str:
     parts = [f"{name}={row[key]}" for key, name in zip(settings, _short(settings), strict=True)]
     return ", ".join(filter(None, [*parts, row["policy"]]))
 

@@ -31,12 +31,12 @@ _CONTROL: Final = re.compile(
 """Bold on and off; characters that steer a terminal or the direction of text, and lone surrogates."""
 
 
-def escaped(text: str) -> str:
+def escape(text: str) -> str:
     r"""Return `text` with control characters written as escapes.
 
     Examples
     --------
-    >>> print(escaped("a\x1b[2Jb"))
+    >>> print(escape("a\x1b[2Jb"))
     a\u001b[2Jb
     """
     return _CONTROL.sub(lambda found: f"\\u{ord(found[1]):04x}" if found[1] else found[0], text)
@@ -54,7 +54,7 @@ class Terminal:
 
     def write(self, text: str) -> int:
         """Write `text`, escaped; return its length. Writing nothing is how callers test for a text stream."""
-        if shown := escaped(text):  # such a test expects an error for bytes, not one of the stream
+        if shown := escape(text):  # such a test expects an error for bytes, not one of the stream
             with self._forgiving():
                 self.stream.write(shown)
         return len(text)
@@ -91,7 +91,7 @@ def terminal() -> Iterator[None]:
         sys.stdout, sys.stderr = before
 
 
-def unescaped(stream: TextIO) -> TextIO:
+def unwrap(stream: TextIO) -> TextIO:
     """Return the stream below a `Terminal`, for a line that is updated in place."""
     return stream.stream if isinstance(stream, Terminal) else stream
 

@@ -32,7 +32,7 @@ from devices.describe.field_types import Duration, fault
 from devices.describe.quantities import Count, File, Name, Shorthand, Strict
 from scenarios.fields.policy_fields import Slowness
 from scenarios.file.document import Document
-from sim.base.errors import InputError, UnknownNameError, located
+from sim.base.errors import InputError, UnknownNameError, error_path
 from sim.base.files import read_table
 from sim.faults import NCCL_TIMEOUT_NS, Cause, Faults, HealthCheck, PartKind
 from sim.machine.links import Link
@@ -128,7 +128,7 @@ class CountedFields(EventFields):
     WAYS: ClassVar[tuple[str, ...]] = ("at", "mtbf", "count", "file")
 
     @model_validator(mode="after")
-    def _counted(self) -> Self:
+    def _check_count(self) -> Self:
         counted = self.count is not None or self.file is not None
         if any((value is not None) != counted for value in (self.over, self.devices)):
             raise fault("over and devices go with count or file: when, and on how many, they were counted")
@@ -185,7 +185,7 @@ class CauseFields(EventFields):
             k for k, name in enumerate(names[kind]) if pattern == name or fnmatchcase(name, pattern)
         )
         if not found:
-            with located(kind):
+            with error_path(kind):
                 raise UnknownNameError(kind, pattern, names[kind])
         for k in found if kind == "link" else ():
             _refuse_steady(machine.links[k])
@@ -335,7 +335,7 @@ class FaultFields(Strict):
             causes = list(self._failures(machine, document))
         with document.placing("faults", "slow_downs"):
             for name, slow in self.slow_downs.items():
-                with located(name):
+                with error_path(name):
                     met = slow.parts(machine)
                 causes.append(Cause(name, **met, factor=Fraction(str(slow.factor)), lasts_ns=slow.duration))
         check = self.health_check
@@ -351,7 +351,7 @@ class FaultFields(Strict):
 
     def _failures(self, machine: Machine, document: Document) -> Iterator[Cause]:
         for name, cause in self.failures.items():
-            with located(name):
+            with error_path(name):
                 met = cause.parts(machine)
                 counted = cause.counted_mtbf_ns(name, document)
             lasts_ns = 0 if cause.repair is None and cause.link is None else cause.repair

@@ -66,7 +66,7 @@ class Goal(NamedTuple):
         """Whether a row is an answer: it did not fail and keeps all limits."""
         return not row["error"] and all(limit.holds(row) for limit in self.limits)
 
-    def ranked(self, rows: Sequence[Mapping[str, Any]]) -> list[int]:
+    def rank_answers(self, rows: Sequence[Mapping[str, Any]]) -> list[int]:
         """Return the indices of the answers, the best first; equal ones in the order of the table."""
         sign = -1 if self.most else 1
         allowed = [i for i, row in enumerate(rows) if self.allows(row)]
@@ -74,7 +74,7 @@ class Goal(NamedTuple):
 
     def answer(self, rows: Sequence[Mapping[str, Any]], settings: Sequence[str] = ()) -> dict[str, Any]:
         """Return the number of answers, the best row, and the runner-up; None if there is none."""
-        ranked = self.ranked(rows)
+        ranked = self.rank_answers(rows)
         best, second = ([*(group[0] for group in alike(rows, ranked, settings)[:2]), None, None])[:2]
         return {
             "answers": len(ranked),
@@ -92,7 +92,7 @@ def alike(
     ----------
     rows : sequence of mapping
     ranked : sequence of int
-        Indices as `Goal.ranked` returns them.
+        Indices as `Goal.rank_answers` returns them.
     settings : sequence of str
         Columns that were varied, which are not results.
 

@@ -31,7 +31,7 @@ def _json_schema(row: Row) -> dict[str, Any]:
     return {**schema, "description": f"{row.doc}{kinds}; as in {row.shown}"}
 
 
-def _checked(row: Row) -> Any:
+def _check_row(row: Row) -> Any:
     """Return the type of a value: checked by the table's reader, but kept as it was written."""
 
     def check(value: Any) -> Any:
@@ -54,7 +54,7 @@ def _model(
         description = row.doc if row.name in special else None
         # A key may be left out, but `gap:` without a value is an error: only the default goes unchecked.
         field = Field(default=None, alias=row.name, description=description, validate_default=False)
-        fields[f"{row.name}_"] = (special.get(row.name, _checked(row)), field)
+        fields[f"{row.name}_"] = (special.get(row.name, _check_row(row)), field)
     return create_model(name, __base__=Strict, __doc__=doc, __module__=__name__, **fields)
 
 

@@ -15,22 +15,22 @@ from pathlib import Path
 from typing import Any, Final
 
 from scenarios.file.yaml_read import Node, Place, read_yaml, read_yaml_text
-from sim.base.errors import InputError, ScenarioError, UnknownNameError, UnknownOptionError, hint, shortened
+from sim.base.errors import InputError, ScenarioError, UnknownNameError, UnknownOptionError, hint, shorten
 from sim.base.plugins import NOTHING, Allowed, Origin, names, within
 
 Loc = tuple[str | int, ...]
 """A path into a document."""
 
 
-def dotted(loc: Loc) -> str:
+def dotted_path(loc: Loc) -> str:
     """Return a path as text.
 
     Examples
     --------
-    >>> dotted(("ops", "b", "inputs", 0))
+    >>> dotted_path(("ops", "b", "inputs", 0))
     'ops.b.inputs.0'
     """
-    return ".".join(shortened(str(part)) for part in loc)
+    return ".".join(shorten(str(part)) for part in loc)
 
 
 def key_and_value(setting: str, option: str, example: str) -> tuple[str, str]:
@@ -44,7 +44,7 @@ def key_and_value(setting: str, option: str, example: str) -> tuple[str, str]:
     key, equals, value = setting.partition("=")
     key = key.strip()
     if not equals or not key or key.startswith(".") or key.endswith("."):
-        source = f"{option} {shortened(setting)}"
+        source = f"{option} {shorten(setting)}"
         raise ScenarioError(f"{source}: should be KEY=VALUE, as in {option} {example}")
     return key, value
 
@@ -98,7 +98,7 @@ class Document:
         return cls(_whole(read_yaml(path), Path(path), allowed.outside), Path(path), allowed=allowed)
 
     @classmethod
-    def written(cls, text: str, folder: str | Path, allowed: Allowed = NOTHING) -> Document:
+    def from_text(cls, text: str, folder: str | Path, allowed: Allowed = NOTHING) -> Document:
         """Return the document of a text as if it were a file in a folder.
 
         Raises
@@ -137,7 +137,7 @@ class Document:
             node = node and node.child(part)
         return node
 
-    def said(self, loc: Loc, *key: str | int) -> Loc:
+    def place_of(self, loc: Loc, *key: str | int) -> Loc:
         """Return where a key is given: in the entry of ``compare`` at `loc`, or in ``policy``."""
         entry, policy = self.at(loc), self.at(("policy",))
         if loc[:1] != ("compare",) or not key or entry is None or policy is None:
@@ -166,14 +166,14 @@ class Document:
 
     def error(self, loc: Loc, message: str, *, key: bool = False) -> ScenarioError:
         """Return an error that begins with its place and path."""
-        place, path = self.place(loc, key=key), f"{dotted(loc)}: " if loc else ""
+        place, path = self.place(loc, key=key), f"{dotted_path(loc)}: " if loc else ""
         if message.startswith(own := f"{place.source}: "):  # a recording or an instance, not a scenario file
             return place.error(message.removeprefix(own))
         return place.error(f"{path}{message.removeprefix(path)}")
 
     def wrong(self, error: InputError, loc: Loc = ()) -> ScenarioError:
         """Return `error` with its place, from its path relative to `loc`."""
-        loc = self.said(loc, *error.path[:1])
+        loc = self.place_of(loc, *error.path[:1])
         if isinstance(error, UnknownNameError):
             near = hint(error.name, error.known)
             if error.what == "policy" and error.name in names("sim.runtimes"):
@@ -208,7 +208,7 @@ class Document:
         document = self
         for setting in settings:
             key, text = key_and_value(setting, option, "workload.batch=32")
-            source = f"{option} {shortened(setting)}"
+            source = f"{option} {shorten(setting)}"
             nothing = text.strip() in ("", "~", "null")
             value = Node(None, Place(source)) if nothing else read_yaml_text(text, source, places=False)
             document = document._set(key, value, by={option})
@@ -229,7 +229,7 @@ class Document:
         place = place or value.place
         if key == "extends":
             raise place.error("extends: is read before anything is set; say it in the file")
-        root = _replaced(self.root, key, key, value, place)
+        root = _replace(self.root, key, key, value, place)
         return replace(self, root=root, changed=self.changed | by)
 
 
@@ -291,7 +291,7 @@ def _laid_over(base: Node, over: Node) -> Node:
     return Node({**below, **over.value, **both}, over.place, {**base.keys, **over.keys})
 
 
-def _replaced(node: Node, rest: str, whole: str, value: Node, place: Place) -> Node:
+def _replace(node: Node, rest: str, whole: str, value: Node, place: Place) -> Node:
     """Return a copy of `node` with `value` at the path `rest`, sharing all nodes off the path."""
     at = whole[: len(whole) - len(rest)].rstrip(".")
     if isinstance(node.value, dict):
@@ -305,9 +305,9 @@ def _replaced(node: Node, rest: str, whole: str, value: Node, place: Place) -> N
             add = f" (a new one is given whole: {at}.{first}={{...}})" if known.startswith("; known") else ""
             raise place.error(f"there is no key {first!r} under {at!r}{known}{add}")
         if not fitting and dot:  # a section that the file leaves out, such as machine; the schema checks it
-            made = _replaced(Node({}, place), beyond, whole, value, place)
+            made = _replace(Node({}, place), beyond, whole, value, place)
             return Node({**node.value, first: made}, node.place, {**node.keys, first: place})
-        new = _replaced(node.value[name], below, whole, value, place) if below else value
+        new = _replace(node.value[name], below, whole, value, place) if below else value
         keys = {**node.keys} if name in node.keys else {**node.keys, name: place}
         return Node({**node.value, name: new}, node.place, keys)
     if isinstance(node.value, list):
@@ -315,12 +315,12 @@ def _replaced(node: Node, rest: str, whole: str, value: Node, place: Place) -> N
         if not first.isdecimal() or int(first) >= len(node.value):
             raise place.error(f"{at} is a list of {len(node.value)}; {first!r} should be an index from 0")
         items = list(node.value)
-        items[int(first)] = _replaced(items[int(first)], below, whole, value, place) if below else value
+        items[int(first)] = _replace(items[int(first)], below, whole, value, place) if below else value
         return Node(items, node.place)
     if node.value is None:
-        return _replaced(Node({}, node.place), rest, whole, value, place)
+        return _replace(Node({}, node.place), rest, whole, value, place)
     if isinstance(node.value, str) and (key := _short(at)) is not None:
-        return _replaced(Node({key: node}, node.place), rest, whole, value, place)
+        return _replace(Node({key: node}, node.place), rest, whole, value, place)
     raise place.error(f"{at} is {node.value!r} and has no key {rest!r}")
 
 

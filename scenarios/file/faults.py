@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, get_args, get_origin
 
 from pydantic import BaseModel, Discriminator, Tag, ValidationError
 
-from scenarios.file.document import Document, Loc, dotted
+from scenarios.file.document import Document, Loc, dotted_path
 from scenarios.file.yaml_read import Place
 from scenarios.ops.attributes import ATTRIBUTES
 from sim.base.errors import InputError, ScenarioError, hint, nearest
@@ -39,20 +39,22 @@ def scenario_error(error: ValidationError, model: type[BaseModel], document: Doc
         Document of the file.
     """
     lines: dict[str, Place] = {}
-    for loc, shown, message, key in _told(error, model, document.root.plain()):
+    for loc, shown, message, key in _describe(error, model, document.root.plain()):
         place = document.place(loc, key=key)
-        path = dotted(shown)
+        path = dotted_path(shown)
         lines[str(place.error(f"{path}: {message}" if path else message))] = place
     return in_order(lines)
 
 
 def input_error(error: ValidationError, model: type[BaseModel], given: Mapping[str, Any]) -> InputError:
     """Return one error for all faults in values that Python code gives to a model, with a line for each."""
-    errors = [InputError(text, path=shown) for _, shown, text, _ in _told(error, model, given)]
+    errors = [InputError(text, path=shown) for _, shown, text, _ in _describe(error, model, given)]
     return errors[0] if len(errors) == 1 else InputError("\n".join(map(str, errors)))
 
 
-def _told(error: ValidationError, model: type[BaseModel], given: Any) -> Iterator[tuple[Loc, Loc, str, bool]]:
+def _describe(
+    error: ValidationError, model: type[BaseModel], given: Any
+) -> Iterator[tuple[Loc, Loc, str, bool]]:
     """Yield for each fault its path in the input, the path to show, the message, and whether it is a key."""
     faults = error.errors(include_url=False)
     for fault in faults:

@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple
 
 import yaml
 
-from sim.base.errors import LONGEST_NAME, InputError, ScenarioError, shortened
+from sim.base.errors import LONGEST_NAME, InputError, ScenarioError, shorten
 from sim.base.files import FileTooLargeError, read_bytes
 from sim.base.startup import collector_paused
 
@@ -71,7 +71,7 @@ class Place(NamedTuple):
 
     def error(self, message: str) -> ScenarioError:
         """Return an error that begins with this place; long numbers and quoted names are shortened."""
-        shown = _LONG.sub(lambda found: shortened(found[0]), message)
+        shown = _LONG.sub(lambda found: shorten(found[0]), message)
         error = ScenarioError(f"{self}: {shown}")
         error.placed = [(self, shown)]
         return error

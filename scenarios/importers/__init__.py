@@ -22,10 +22,10 @@ from scenarios.importers.files import TRACES, read_head, refuse_no_graph
 from scenarios.importers.graph_json import BatchSlope, is_straight, read_graph, slope_between, write_graph
 from sim.base import plugins
 from sim.base.arrays import at_most
-from sim.base.errors import InputError, listed, located
+from sim.base.errors import InputError, error_path, list_names
 from sim.base.files import StrPath
-from sim.base.options import arguments, checked, parameters, require_call
-from sim.graph.attributes import typed
+from sim.base.options import arguments, check_value, parameters, require_call
+from sim.graph.attributes import convert_attributes
 from sim.graph.graph import Graph
 
 __all__ = ["Conversion", "Importer", "convert", "load_graph", "read_graph", "write_graph"]
@@ -94,15 +94,15 @@ def load_graph(
     'inception_v1'
     """
     if not isinstance(path, str | os.PathLike) and format is None:
-        raise InputError(f"{_told(path)}: of several files the format must be given")
+        raise InputError(f"{_file_names(path)}: of several files the format must be given")
     return _load(_importer(cast("StrPath", path), format), path, batch, options)
 
 
-def _told(path: StrPath | Sequence[StrPath]) -> str:
+def _file_names(path: StrPath | Sequence[StrPath]) -> str:
     """Return the name of one file or several for messages."""
     if isinstance(path, str | os.PathLike):
         return os.fspath(path)
-    return listed([os.fspath(each) for each in path] or ["no file"])
+    return list_names([os.fspath(each) for each in path] or ["no file"])
 
 
 def convert(
@@ -157,7 +157,7 @@ def _slope(
 def _importer(path: StrPath, format: str | None) -> Importer:
     """Return the importer named `format`, or the one that recognises the file."""
     if format is not None:
-        return _checked(format)
+        return _check_importer(format)
     if os.path.isdir(path):
         formats = " and ".join(TRACES)
         raise InputError(
@@ -167,7 +167,7 @@ def _importer(path: StrPath, format: str | None) -> Importer:
     if not head:
         raise InputError(f"{path}: is empty")
     for known in plugins.names(_GROUP):
-        importer = _checked(known)
+        importer = _check_importer(known)
         if importer.recognises(name, head):
             return importer
     refuse_no_graph(path, head)
@@ -175,7 +175,7 @@ def _importer(path: StrPath, format: str | None) -> Importer:
     raise InputError(f"{path}: no known format; convert it with sim import --format NAME, one of\n{formats}")
 
 
-def _checked(name: str) -> Importer:
+def _check_importer(name: str) -> Importer:
     """Return an importer after checking that it has both functions."""
     importer = plugins.lookup(_GROUP, name)
     require_call(f"the importer {name!r}", importer, "name", "head", method="recognises")
@@ -203,26 +203,26 @@ def _load(
     at_batch = {} if taken.pop("batch", None) is None else {"batch": batch}
     if batch is not None and not at_batch:
         raise InputError(
-            f"{_told(path)}: its numbers are those of one batch size, so batch={batch} cannot be set"
+            f"{_file_names(path)}: its numbers are those of one batch size, so batch={batch} cannot be set"
         )
     added = {} if "attributes" in taken else {"attributes": options.get("attributes", {})}
     own = {name: value for name, value in options.items() if name not in added}
-    given = arguments(f"the importer of {_told(path)}", taken, own)
+    given = arguments(f"the importer of {_file_names(path)}", taken, own)
     at_most(_MOST_SAMPLES, batch or 1, "samples in a batch")
     try:
         graph = importer.load(path, **at_batch, **given)
     except _OF_DAMAGE as error:
         what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise InputError(f"{_told(path)}: cannot be read; the file may be damaged ({what})") from error
+        raise InputError(f"{_file_names(path)}: cannot be read; the file may be damaged ({what})") from error
     return _with_attributes(graph, added["attributes"]) if added else graph
 
 
 def _with_attributes(graph: Graph, added: Any) -> Graph:
     """Return the graph with further attributes, by name of op."""
     attributes = dict(graph.attributes)
-    with located("attributes"):
-        for name, more in checked(Mapping[str, Mapping[str, Any]], added).items():
-            with located(name):
+    with error_path("attributes"):
+        for name, more in check_value(Mapping[str, Mapping[str, Any]], added).items():
+            with error_path(name):
                 op = graph.index(name)
             attributes[op] = {**attributes.get(op, {}), **more}
-    return typed(replace(graph, attributes=attributes)) if added else graph
+    return convert_attributes(replace(graph, attributes=attributes)) if added else graph

@@ -175,7 +175,7 @@ class ChakraOrder:
         kernels = [i for i in self.issued if not self._nodes[i].on_host]
         touches = [Touch(self._operator(i), self._nodes[i].reads, self._writes(i)) for i in kernels]
         flows = zip(kernels, tensor_flow(touches), strict=True)
-        return {i: flow.numbered(kernels) for i, flow in flows}
+        return {i: flow.renumber(kernels) for i, flow in flows}
 
     def _writes(self, i: int) -> list[Tensor]:
         """Return the tensors that a task writes: recorded outputs, and those written in place."""

@@ -60,7 +60,7 @@ def fields(message: bytes) -> Iterator[tuple[int, int, int | bytes]]:
         yield key >> 3, wire, value
 
 
-def delimited(content: bytes) -> Iterator[bytes]:
+def delimited_messages(content: bytes) -> Iterator[bytes]:
     """Yield the messages of a file in which each follows its length, given as a varint.
 
     Raises
@@ -77,7 +77,7 @@ def delimited(content: bytes) -> Iterator[bytes]:
         at += size
 
 
-def packed(value: int | bytes) -> list[int]:
+def read_varints(value: int | bytes) -> list[int]:
     """Return a repeated field of varints, packed or not."""
     if isinstance(value, int):
         return [value]
@@ -88,7 +88,7 @@ def packed(value: int | bytes) -> list[int]:
     return found
 
 
-def signed(value: Any) -> int:
+def as_signed(value: Any) -> int:
     """Return an int64 from its two's complement in 64 bits."""
     if isinstance(value, bytes):
         raise InputError("a protobuf field that should be a number is none")
@@ -195,7 +195,7 @@ def read_nodes(path: StrPath) -> list[ChakraNode]:
     """
     content = read_bytes(path)
     with in_file(f"{path}: not a Chakra trace"):
-        nodes = [_node(message) for message in [*delimited(content)][1:]]
+        nodes = [_node(message) for message in [*delimited_messages(content)][1:]]
     if not nodes:
         raise InputError(f"{path}: not a Chakra trace: no node in it")
     return nodes
@@ -234,9 +234,9 @@ def _node(message: bytes) -> ChakraNode:
         elif number == 3 and isinstance(value, int):
             node.type = _TYPES[value - 1] if 0 < value <= len(_TYPES) else f"type{value}"
         elif number == 4:
-            node.ctrl_deps += packed(value)
+            node.ctrl_deps += read_varints(value)
         elif number == 5:
-            node.data_deps += packed(value)
+            node.data_deps += read_varints(value)
         elif number == 6 and isinstance(value, int):
             node.start_ns = _ns(value, "starts at")
         elif number == 7 and isinstance(value, int):
@@ -279,11 +279,11 @@ def _attribute(message: bytes, into: dict[str, Any]) -> None:
         if number == 1:
             name = text(value)
         elif wire == 0 and isinstance(value, int):
-            plain = value >> 1 ^ -(value & 1) if number in _ZIGZAG else signed(value)
+            plain = value >> 1 ^ -(value & 1) if number in _ZIGZAG else as_signed(value)
             into[name] = bool(value) if number == _BOOL else plain
         elif number in _FIXED and isinstance(value, bytes):
             into[name] = int.from_bytes(value, "little", signed=number in (23, 25))
         elif number == _STRING:
             into[name] = text(value)
         elif number == _BOOLS and isinstance(value, bytes):
-            into[name] = [bool(one) for _, _, each in fields(value) for one in packed(each)]
+            into[name] = [bool(one) for _, _, each in fields(value) for one in read_varints(each)]

@@ -21,10 +21,17 @@ import numpy as np
 from devices.describe.field_types import dtype_bits
 from scenarios.importers.files import parts, read_json
 from scenarios.importers.tensor_flow import Tensor, written_arguments
-from scenarios.importers.torch_export import CAUSAL, WINDOWS, attributes_of, kind_of, ordered, plain_name
-from scenarios.ops.attributes import FLOATING, computed
+from scenarios.importers.torch_export import (
+    CAUSAL,
+    WINDOWS,
+    attributes_of,
+    kind_of,
+    order_tensors,
+    plain_name,
+)
+from scenarios.ops.attributes import FLOATING, math_dtype
 from scenarios.ops.op_costs import ELEMENTWISE, cost_of
-from scenarios.ops.op_formulas import Cost, OpFacts, TensorFacts, convolved, measured_shape
+from scenarios.ops.op_formulas import Cost, OpFacts, TensorFacts, convolution_sizes, measured_shape
 from sim.base.errors import InputError
 from sim.base.files import StrPath
 from sim.graph.views import VIEWS, WITHOUT_DATA
@@ -154,7 +161,9 @@ def _operator(node: Any) -> Operator:
         sides = [
             [node[f"{side}s"], node[f"{side}_shapes"], node[f"{side}_types"]] for side in ("input", "output")
         ]
-    inputs, outputs = ([_argument(*each) for each in zip(*map(_listed, side), strict=True)] for side in sides)
+    inputs, outputs = (
+        [_argument(*each) for each in zip(*map(_parse_list, side), strict=True)] for side in sides
+    )
     if _whole(parent) > _whole(node["id"]):
         raise ValueError(f"is called by node {parent}, which began later")
     return Operator(
@@ -169,7 +178,7 @@ def _operator(node: Any) -> Operator:
     )
 
 
-def _listed(value: Any) -> list[Any]:
+def _parse_list(value: Any) -> list[Any]:
     if not isinstance(value, list):
         raise ValueError(f"{str(value)[:40]!r} is no list of arguments")
     return value
@@ -185,12 +194,12 @@ def _argument(value: Any, shape: Any, kind: Any) -> Argument:
     if isinstance(kind, str) and kind.startswith("Tensor("):
         _, storage, _, elements, size, device = value
         nbytes = _whole(elements, _MOST) * _whole(size, 1025)
-        dimensions = tuple(_whole(n, _MOST) for n in _listed(shape))
+        dimensions = tuple(_whole(n, _MOST) for n in _parse_list(shape))
         inside = kind.removeprefix("Tensor(").removesuffix(")")
         return TensorValue(Tensor((str(device), _whole(storage)), nbytes), dimensions, DTYPES.get(inside))
     if isinstance(kind, str) and kind.startswith("GenericList[") and "Tensor(" in kind:
         kinds = parts(kind.removeprefix("GenericList[").removesuffix("]"))
-        return [_argument(*each) for each in zip(_listed(value), _listed(shape), kinds, strict=True)]
+        return [_argument(*each) for each in zip(_parse_list(value), _parse_list(shape), kinds, strict=True)]
     return None if value == "<None>" else value
 
 
@@ -244,8 +253,10 @@ def known_cost(operator: Operator) -> CostedOperator | None:
             return None
         given, made = list(tensors(operator.inputs)), list(tensors(operator.outputs))
         attributes = _attributes_of(name, _node(operator))
-        facts = OpFacts(kind, tuple(map(_facts, ordered(name, given))), tuple(map(_facts, made)), attributes)
-        dtype = computed([value.dtype for value in given if value.dtype is not None])
+        facts = OpFacts(
+            kind, tuple(map(_facts, order_tensors(name, given))), tuple(map(_facts, made)), attributes
+        )
+        dtype = math_dtype([value.dtype for value in given if value.dtype is not None])
         return CostedOperator(kind, cost_of(facts), dtype, {**attributes, **measured_shape(facts)})
     except _OTHER:
         return None
@@ -288,11 +299,11 @@ def is_sized(name: str) -> bool:
     >>> is_sized("aten::addmm"), is_sized("aten::mul_"), is_sized("aten::view")
     (True, True, False)
     """
-    return name in _SIZED or plain_name(name) in _IN_PLACE or _streamed(name) is not None
+    return name in _SIZED or plain_name(name) in _IN_PLACE or _streaming_kind(name) is not None
 
 
 @cache
-def _streamed(name: str) -> str | None:
+def _streaming_kind(name: str) -> str | None:
     """Return the kind of an operator that reads its inputs once, and whose output they determine."""
     kind = _kind(Operator(0, 0, name, "", 0, 0, [], []))
     alike = kind in ELEMENTWISE or kind in ("where", "trilu") or str(kind)[:7] == "reduce_"
@@ -338,7 +349,7 @@ def _bytes_of(name: str, shapes: Sequence[Any], dtypes: Sequence[str | None]) ->
     nbytes = [math.prod(shape) * size for shape, size in given]
     if plain_name(name) in _IN_PLACE:
         return {"bytes_read": sum(nbytes[1:]), "bytes_written": nbytes[0]}
-    kind = _streamed(name) or ""
+    kind = _streaming_kind(name) or ""
     size = 1 if _BOOLEAN.fullmatch(kind) else max(size for _, size in given)
     made = math.prod(np.broadcast_shapes(*(shape for shape, _ in given))) * size
     return {"bytes_read": sum(nbytes), "bytes_written": 0 if kind[:7] == "reduce_" else made}
@@ -346,7 +357,7 @@ def _bytes_of(name: str, shapes: Sequence[Any], dtypes: Sequence[str | None]) ->
 
 def _sizes_of(name: str, shapes: Sequence[Any], values: bytes) -> dict[str, Any]:
     said = json.loads(values) if values else []
-    inputs = [_noted(shape, *said[i : i + 1]) for i, shape in enumerate(shapes)]
+    inputs = [_read_input(shape, *said[i : i + 1]) for i, shape in enumerate(shapes)]
     operator = Operator(0, 0, name, "", 0, 0, inputs, [])
     plain = plain_name(name)
     given = [one.shape for one in tensors(inputs)]
@@ -357,7 +368,7 @@ def _sizes_of(name: str, shapes: Sequence[Any], values: bytes) -> dict[str, Any]
     node, kind = _node(operator), _kind(replace(operator, outputs=inputs[:1]))
     node.meta = _meta(inputs[0])
     attributes = _attributes_of(plain, node)
-    facts = tuple(map(_facts, ordered(plain, list(tensors(inputs)))))
+    facts = tuple(map(_facts, order_tensors(plain, list(tensors(inputs)))))
     shape = facts[0].shape
     if plain in _PRODUCTS:
         shape = (*shape[:-1], given[1][0] if plain == "linear" else facts[1].shape[-1])
@@ -365,11 +376,11 @@ def _sizes_of(name: str, shapes: Sequence[Any], values: bytes) -> dict[str, Any]
         axis = attributes["axis"]
         shape = (*shape[:axis], *given[1], *shape[axis:][1:])
     elif plain in _CONVOLUTIONS:
-        shape = _convolved(given[0], given[1], attributes)
+        shape = _convolve(given[0], given[1], attributes)
     return measured_shape(OpFacts(kind or "", facts, (TensorFacts(shape, 0),), attributes))
 
 
-def _noted(shape: Any, value: str = "") -> Argument:
+def _read_input(shape: Any, value: str = "") -> Argument:
     """Return an input: a tensor by its shape, a number or a list of numbers by its value as text."""
     if shape and not isinstance(shape[0], list):
         return TensorValue(Tensor(("", 0), 0), tuple(_whole(n, _MOST) for n in shape), None)
@@ -388,13 +399,13 @@ def _attention_sizes(given: Sequence[Argument], at: int, mask: int) -> dict[str,
     return found if causal is not None else {key: found[key] for key in found if key != "causal"}
 
 
-def _convolved(x: tuple[int, ...], weight: tuple[int, ...], said: Mapping[str, Any]) -> tuple[int, ...]:
+def _convolve(x: tuple[int, ...], weight: tuple[int, ...], said: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the output shape of a convolution."""
     axes = len(x) - 2
     strides, pads, dilations = (
         said[key] * (axes // len(said[key]) or 1) for key in ("strides", "pads", "dilations")
     )
-    return (x[0], weight[0], *convolved(x[2:], weight[2:], strides, pads, dilations))
+    return (x[0], weight[0], *convolution_sizes(x[2:], weight[2:], strides, pads, dilations))
 
 
 def _gradients_sizes(given: Sequence[Argument]) -> dict[str, Any]:

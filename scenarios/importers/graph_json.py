@@ -289,8 +289,8 @@ def _columns(graph: Graph, slope: BatchSlope | None) -> dict[str, list[Any]]:
         "after": _references(graph.op_names, graph.after, graph.after_distance),
         "outputs": [row if row != [0] else None for row in sizes],
         "flops": numbers_of(np.where(graph.flops == 0, UNSET, graph.flops)),
-        "bytes_read": numbers_of(_moved(graph, slope, "bytes_read", graph.inputs)),
-        "bytes_written": numbers_of(_moved(graph, slope, "bytes_written", graph.outputs)),
+        "bytes_read": numbers_of(_moved_bytes(graph, slope, "bytes_read", graph.inputs)),
+        "bytes_written": numbers_of(_moved_bytes(graph, slope, "bytes_written", graph.outputs)),
         "duration_ns": numbers_of(graph.duration_ns),
         "duration_by_kind_ns": [row or None for row in times],
         "stage": numbers_of(graph.stage),
@@ -316,7 +316,7 @@ def _growth(graph: Graph, slope: BatchSlope | None, columns: dict[str, list[Any]
     return rows
 
 
-def _moved(
+def _moved_bytes(
     graph: Graph, slope: BatchSlope | None, name: Literal["bytes_read", "bytes_written"], rows: Csr
 ) -> IntArray:
     """Return the bytes that ops move, unset where they are those of the tensors at every batch size."""
@@ -445,7 +445,7 @@ def _slope(file: GraphFileRecord, graph: Graph) -> BatchSlope:
                 )
     nbytes = np.array(sizes, dtype=np.int64)
 
-    def moved(key: Literal["bytes_read", "bytes_written"], rows: Csr) -> IntArray:
+    def column_of(key: Literal["bytes_read", "bytes_written"], rows: Csr) -> IntArray:
         sums = rows.sums(nbytes).tolist()
         triples = zip(file["ops"], slopes, sums, strict=True)
         return np.array([more.get(key, 0 if key in op else total) for op, more, total in triples])
@@ -453,8 +453,8 @@ def _slope(file: GraphFileRecord, graph: Graph) -> BatchSlope:
     return BatchSlope(
         file["batch"],
         np.array([slope.get("flops", 0) for slope in slopes], dtype=np.int64),
-        moved("bytes_read", graph.inputs),
-        moved("bytes_written", graph.outputs),
+        column_of("bytes_read", graph.inputs),
+        column_of("bytes_written", graph.outputs),
         nbytes,
         {i: slope["attributes"] for i, slope in enumerate(slopes) if "attributes" in slope},
     )

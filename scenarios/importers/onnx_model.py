@@ -115,7 +115,7 @@ def import_onnx(
         model = inliner.inline_local_functions(model)
     with in_file(name):
         _check_kinds(model, unknown)
-        told = _told(attributes)
+        told = _read_attributes(attributes)
         own, wanted = inputs_at(model, batch, _sizes(dims))
         if own is None:
             scope = infer(model, wanted, told=told)
@@ -184,7 +184,9 @@ def _sizes(dims: Mapping[str, int] | str | None) -> dict[str, int]:
     return dict(dims or {})
 
 
-def _told(attributes: Mapping[str, Mapping[str, Any]] | str | None) -> Mapping[str, Mapping[str, Any]]:
+def _read_attributes(
+    attributes: Mapping[str, Mapping[str, Any]] | str | None,
+) -> Mapping[str, Mapping[str, Any]]:
     """Return the attributes of ops, from a mapping or from text."""
     told: Any = attributes
     wrong = InputError("attributes: should be {OP: {KEY: VALUE}}, as in {loop: {trips: 8}}")
@@ -333,16 +335,16 @@ class _Ops:
             if self.values[value].constant:
                 self.refs[value] = self.hand("weight", self._weight(value))
             else:
-                self.refs[value] = self._given("value", value)
+                self.refs[value] = self._given_name("value", value)
         return self.refs[value]
 
     def hand(self, what: str, name: str) -> str:
         """Return how an op refers to a value that a function needs from outside."""
         if what == "value":
             return self.read(name)
-        return name if self.parent is None else self._given(what, name)
+        return name if self.parent is None else self._given_name(what, name)
 
-    def _given(self, what: str, name: str) -> str:
+    def _given_name(self, what: str, name: str) -> str:
         self.outside[f"{what}:{name}"] = (what, name)
         return f"{what}:{name}"
 
@@ -358,7 +360,7 @@ class _Ops:
         names, builder = self.whole.weights, self.whole.builder
         key = (owner.prefix, value)
         if key not in names:
-            name = _unused(owner.prefix + value, builder, self.root.taken)
+            name = _unused_name(owner.prefix + value, builder, self.root.taken)
             self.root.taken.add(name)
             names[key] = builder.parameter(name, tensor_facts(self.values[value], self.whole.dtype).nbytes)
         return names[key]
@@ -451,7 +453,7 @@ class _Ops:
 
     def _loop(self, node: Any) -> None:
         body, scope = graphs_of(node)["body"], self.scope.inside[first_output(node), "body"]
-        formal = [_unused(given.name, self.whole.node_names) for given in body.input]
+        formal = [_unused_name(given.name, self.whole.node_names) for given in body.input]
         carried, named = len(formal) - 2, [given.name for given in body.input]
         asks = not scope.values[body.output[0].name].constant  # the condition is computed in the body
         refs = dict(zip(named, formal, strict=True))
@@ -462,8 +464,8 @@ class _Ops:
         ops = self._inside(node, "body", f"{name}/body", refs)
         returned = body.output[0 if asks else 1 : len(node.output) + 1]
         ends = [ops.read(output.name) for output in returned]
-        count = ops._add(_unused("count", ops.taken), "identity", [formal[0]], outputs=8, duration_ns=0)
-        rows = [_unused(f"rows{k}", self.whole.node_names) for k in range(len(node.output) - carried)]
+        count = ops._add(_unused_name("count", ops.taken), "identity", [formal[0]], outputs=8, duration_ns=0)
+        rows = [_unused_name(f"rows{k}", self.whole.node_names) for k in range(len(node.output) - carried)]
         given = [self.read(value) for value in node.input[2:]]
 
         condition = [self.read(node.input[1]) if node.input[1] else start] if asks else []
@@ -484,7 +486,7 @@ class _Ops:
             if output in self.read_here:
                 nbytes = tensor_facts(self.values[output], self.whole.dtype).nbytes
                 self.refs[output] = self._add(
-                    _unused(f"{name}/stack{k - carried}", self.taken),
+                    _unused_name(f"{name}/stack{k - carried}", self.taken),
                     "concat",
                     [f"{name}:{offset + k}"],
                     outputs=nbytes,
@@ -494,7 +496,7 @@ class _Ops:
                 )
 
 
-def _unused(name: str, *taken: Any) -> str:
+def _unused_name(name: str, *taken: Any) -> str:
     """Return a name that none of some collections has."""
     while any(name in each for each in taken):
         name += "'"

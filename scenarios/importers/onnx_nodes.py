@@ -422,7 +422,7 @@ def _trips(
     limit = constant(given[0], values) if given[0] else None
     begins = constant(given[1], values) if given[1] else True
     if "trips" in about:
-        return _checked(name, about["trips"], limit)
+        return _check_trips(name, about["trips"], limit)
     if begins is False or (limit is not None and limit <= 0):
         return 0
     if begins and goes_on is False and (limit is not None or not given[0]):
@@ -439,7 +439,7 @@ def _trips(
     raise InputError(f"node {name!r} (Loop) {reason}; {_tell(name, 'trips', '8')}{most}")
 
 
-def _checked(name: str, trips: Any, limit: int | None) -> int | Sequence[int]:
+def _check_trips(name: str, trips: Any, limit: int | None) -> int | Sequence[int]:
     counts = trips if isinstance(trips, list | tuple) else [trips]
     whole = all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in counts)
     if not counts or not whole:

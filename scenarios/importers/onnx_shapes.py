@@ -91,7 +91,7 @@ def infer(
 
 def _infer_graph(graph: Any, given: Values, rebatch: Rebatch | None, whole: _Model, path: str) -> Scope:
     """Return the scope of `graph`; `given` are its inputs and the values of the graphs around it."""
-    declared = _declared(graph) if whole.declare else {}
+    declared = _declared_shapes(graph) if whole.declare else {}
     scope = Scope(given)
     for tensor in graph.initializer:
         given[tensor.name] = _initializer(tensor)
@@ -180,10 +180,10 @@ def _infer_node(node: Any, given: Values, versions: dict[str, int]) -> Values:
     except (shape_inference.InferenceError, checker.ValidationError, ValueError) as error:
         reason = " ".join(str(error).split()).rpartition(") ")[2]
         raise InputError(f"node {node_name(node)!r} ({node.op_type}): {reason or error}") from None
-    return {name: value for name, kind in found.items() if (value := _typed(kind)) is not None}
+    return {name: value for name, kind in found.items() if (value := _read_type(kind)) is not None}
 
 
-def _typed(kind: Any) -> Value | None:
+def _read_type(kind: Any) -> Value | None:
     """Return the value described by a ``TypeProto``, or None if a dimension is open."""
     tensor = kind.tensor_type
     if not kind.HasField("tensor_type") or not tensor.HasField("shape"):
@@ -193,9 +193,9 @@ def _typed(kind: Any) -> Value | None:
     return Value(tensor.elem_type, tuple(dim.dim_value for dim in tensor.shape.dim))
 
 
-def _declared(graph: Any) -> Values:
+def _declared_shapes(graph: Any) -> Values:
     """Return the shapes that the file states, for operators unknown to ONNX."""
-    stated = {info.name: _typed(info.type) for info in [*graph.value_info, *graph.output]}
+    stated = {info.name: _read_type(info.type) for info in [*graph.value_info, *graph.output]}
     return {name: value for name, value in stated.items() if value is not None}
 
 

@@ -202,7 +202,7 @@ def training_graph(layers: Sequence[LayerProfile], name: str) -> Graph:
     """
     builder = GraphBuilder(name)
     by_name = {layer.name: layer for layer in layers}
-    picked = {layer.name: _picked(layer, by_name) for layer in layers}
+    picked = {layer.name: _picked_output(layer, by_name) for layer in layers}
     for layer in layers:
         for weight in layer.weights:
             builder.parameter(weight, layer.parameter_bytes)
@@ -240,7 +240,7 @@ def training_graph(layers: Sequence[LayerProfile], name: str) -> Graph:
     return builder.build()
 
 
-def _picked(layer: LayerProfile, by_name: dict[str, LayerProfile]) -> int:
+def _picked_output(layer: LayerProfile, by_name: dict[str, LayerProfile]) -> int:
     """Return which output of the layer before it a ``__getitem__(k)`` reads."""
     match = _GETITEM.fullmatch(layer.description)
     if match is None or len(layer.predecessors) != 1:

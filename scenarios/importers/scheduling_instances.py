@@ -36,7 +36,7 @@ from fractions import Fraction
 from typing import Any, Final, Literal, NamedTuple, NoReturn
 
 from scenarios.importers.files import read_head, stem
-from sim.base.errors import GraphError, InputError, in_file, shortened
+from sim.base.errors import GraphError, InputError, in_file, shorten
 from sim.base.files import StrPath, read_text
 from sim.base.units import NS_PER_S, parse_bandwidth, parse_duration, round_half_up
 from sim.graph.builder import GraphBuilder
@@ -54,7 +54,7 @@ class TextLine(NamedTuple):
 
     def wrong(self, expected: str) -> NoReturn:
         """Raise an error about the line."""
-        found = shortened(" ".join(self.words))
+        found = shorten(" ".join(self.words))
         raise InputError(f"{self.path}: line {self.number}: should be {expected}, found {found!r}")
 
     def numbers(self, expected: str) -> list[int]:
@@ -351,7 +351,7 @@ def _task(line: TextLine, per_edge: int) -> tuple[Fraction, Fraction, list[tuple
     """Return task, time and (predecessor, communication time) of each predecessor."""
     for word in line.words:
         if _NUMBER.fullmatch(word) is None:
-            raise InputError(f"{line.path}: line {line.number}: {shortened(word)!r} is no number from 0")
+            raise InputError(f"{line.path}: line {line.number}: {shorten(word)!r} is no number from 0")
     values = [*map(Fraction, line.words)]
     if len(values) < 3 or len(values) != 3 + per_edge * values[2] or values[0].denominator > 1:
         line.wrong("TASK TIME N" + (" PREDECESSOR" if per_edge == 1 else " PREDECESSOR TIME") + " ...")

@@ -86,7 +86,7 @@ class TaskFlow:
     after: list[int] = field(default_factory=list)
     outputs: list[int] = field(default_factory=list)
 
-    def numbered(self, tasks: Sequence[int]) -> TaskFlow:
+    def renumber(self, tasks: Sequence[int]) -> TaskFlow:
         """Return the same with tasks renumbered."""
         inputs = [(tasks[n], k) for n, k in self.inputs]
         return TaskFlow(inputs, [tasks[n] for n in self.after], self.outputs)

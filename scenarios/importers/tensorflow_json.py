@@ -120,11 +120,11 @@ class RecordedNodes:
                 known = None if shape is None else [None if n is None or n < 0 else n for n in shape]
                 if known and known[0] is None and batch is not None:
                     known[0], filled = batch, True
-                self.tensors[name].append(self._sized(name, len(self.tensors[name]), dtype, known))
+                self.tensors[name].append(self._add_size(name, len(self.tensors[name]), dtype, known))
         if batch is not None and not filled:
             raise InputError(f"its shapes are those of one batch size, so batch={batch} cannot be set")
 
-    def _sized(self, name: str, k: int, dtype: str, shape: list[int | None] | None) -> TensorFacts:
+    def _add_size(self, name: str, k: int, dtype: str, shape: list[int | None] | None) -> TensorFacts:
         if dtype == "resource":  # a handle; the variable itself is a parameter
             return TensorFacts((), 0)
         if dtype not in dtypes.TENSORFLOW or shape is None or None in shape:

@@ -133,7 +133,7 @@ def _is_view(source: Any, made: Any) -> bool:
     return True
 
 
-def ordered(name: str, tensors: list[Any]) -> list[Any]:
+def order_tensors(name: str, tensors: list[Any]) -> list[Any]:
     """Return the tensors that an operator reads, in the order that its formula expects."""
     if name in ("addmm", "baddbmm"):  # (bias, a, b)
         return [*tensors[1:], tensors[0]]
@@ -185,26 +185,29 @@ def attributes_of(name: str, node: Any) -> dict[str, Any]:
     """Return what a formula needs besides the shapes."""
     args = node.args
 
-    def said(position: int, key: str, default: Any = None) -> Any:
+    def argument_at(position: int, key: str, default: Any = None) -> Any:
         return args[position] if len(args) > position else node.kwargs.get(key, default)
 
     if name.startswith(("max_pool", "avg_pool")):
-        padding, dilation = _numbers(said(3, "padding")), _numbers(said(4, "dilation"))
+        padding, dilation = _numbers(argument_at(3, "padding")), _numbers(argument_at(4, "dilation"))
         found = {
             "kernel_shape": _numbers(args[1]),
-            "strides": _numbers(said(2, "stride")) or _numbers(args[1]),  # none: windows do not overlap
+            "strides": _numbers(argument_at(2, "stride"))
+            or _numbers(args[1]),  # none: windows do not overlap
             "pads": padding * (2 if len(padding) == len(_numbers(args[1])) else 1),
             "dilations": dilation if name.startswith("max_pool") else [],
         }
         return {key: numbers for key, numbers in found.items() if numbers}
     if (order := WINDOWS.get(name)) is not None:
-        stride, padding, dilation = (_numbers(said(at, key)) for at, key in zip(order, _CONV, strict=True))
+        stride, padding, dilation = (
+            _numbers(argument_at(at, key)) for at, key in zip(order, _CONV, strict=True)
+        )
         axes = len(node.meta["val"].shape) - 2
         pads = padding * 2 if len(padding) == axes else padding * 2 * axes if len(padding) == 1 else []
         found = {"strides": stride, "pads": pads, "dilations": dilation}
         return {key: numbers for key, numbers in found.items() if numbers}
     if name in CAUSAL:
-        return {"is_causal": bool(said(CAUSAL[name], "is_causal", False))}
+        return {"is_causal": bool(argument_at(CAUSAL[name], "is_causal", False))}
     if name == "batch_norm":
         return {"training_mode": True} if args[5] else {}
     if name == "linear":
@@ -212,9 +215,9 @@ def attributes_of(name: str, node: Any) -> dict[str, Any]:
     if name in ("layer_norm", "native_layer_norm", "rms_norm"):
         return {"axis": -len(args[1]) if isinstance(args[1], list | tuple) else -1}
     if name in ("softmax", "log_softmax", "_softmax", "_log_softmax", "cumsum"):
-        return {"axis": -1 if said(1, "dim") is None else int(said(1, "dim"))}
+        return {"axis": -1 if argument_at(1, "dim") is None else int(argument_at(1, "dim"))}
     if name == "index_select":
-        return {"axis": int(said(1, "dim") or 0)}
+        return {"axis": int(argument_at(1, "dim") or 0)}
     if name == "cross_entropy_loss":
         return {"axis": min(1, len(args[0].meta["val"].shape) - 1)}
     if name == "group_norm":
@@ -320,7 +323,7 @@ def _build(program: Any, name: str, dtype: str | None) -> Graph:
             facts = OpFacts("identity", _facts(tensors, dtype), _facts([node], dtype), {})
         else:
             operator, said = operator_name(node.target), [*node.args, *node.kwargs.items()]
-            tensors = ordered(operator, list(_tensors(node.args, node.kwargs)))
+            tensors = order_tensors(operator, list(_tensors(node.args, node.kwargs)))
             kind = kind_of(operator, node) or operator
             attributes = attributes_of(operator, node)
             facts = OpFacts(kind, _facts(tensors, dtype), _facts([node], dtype), attributes)
@@ -387,4 +390,4 @@ def _dtype(value: Any, dtype: str | None) -> str:
 def _computed_in(node: Any, dtype: str | None) -> str | None:
     """Return the type of arithmetic: that of the tensors read, else that of what is written."""
     read = [value for tensor in _tensors(node.args, node.kwargs) for value in _values(tensor)]
-    return dtypes.computed([_dtype(value, dtype) for value in [*read, *_values(node)]])
+    return dtypes.math_dtype([_dtype(value, dtype) for value in [*read, *_values(node)]])

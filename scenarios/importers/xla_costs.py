@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from scenarios.ops import attributes as dtypes
-from sim.base.arrays import at_most, grouped
+from sim.base.arrays import at_most, group_pairs
 from sim.base.errors import InputError
 
 
@@ -473,7 +473,7 @@ def _fusion_bytes(
     inside: Computation, read: list[int], written: list[int]
 ) -> tuple[list[int], list[int], int | None]:
     """Return the bytes that a fusion moves: only slices of sliced inputs, only updates of updated ones."""
-    readers = grouped(
+    readers = group_pairs(
         (name, (one, place))
         for one in inside.instructions.values()
         for place, (name, _) in enumerate(one.operands)

@@ -122,7 +122,7 @@ def closing(text: str, opening: int) -> int:
     raise InputError("a bracket that does not close")
 
 
-def _opened(line: str) -> int:
+def _open_brackets(line: str) -> int:
     """Return how many more brackets a line opens than it closes."""
     marks = [mark[0] for mark in MARKS.finditer(line)]
     return sum(mark in "([{" for mark in marks) - sum(mark in ")]}" for mark in marks)
@@ -220,12 +220,12 @@ def read_hlo(text: str) -> XlaModule:
             current, depth = None, 0
         elif _INSTRUCTION.match(stripped):
             finish()
-            statement, began, depth = [stripped], number, _opened(stripped)
+            statement, began, depth = [stripped], number, _open_brackets(stripped)
         elif stripped and not stripped.startswith("//"):
             if not statement:
                 raise InputError(f"line {number}: no instruction: {stripped[:60]!r}")
             statement.append(stripped)
-            depth += _opened(stripped)
+            depth += _open_brackets(stripped)
     if current is not None:
         raise InputError(f"the file ends in the middle of the computation {current.name}")
     if entry is None:

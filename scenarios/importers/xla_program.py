@@ -147,9 +147,9 @@ def flat(values: TracedShape | Sequence[TracedShape]) -> list[Traced]:
     return [values] if isinstance(values, Traced) else [one for each in values for one in flat(each)]
 
 
-def shaped(shape: Shape, values: Iterator[Traced]) -> TracedShape:
+def shape_values(shape: Shape, values: Iterator[Traced]) -> TracedShape:
     """Return values, one for each tensor of a shape, in tuples of the same structure."""
-    return next(values) if isinstance(shape, Array) else [shaped(one, values) for one in shape]
+    return next(values) if isinstance(shape, Array) else [shape_values(one, values) for one in shape]
 
 
 _NUMBERS: Final[Mapping[str, Callable[..., Any]]] = {
@@ -190,7 +190,7 @@ def number_made(one: Instruction, given: Sequence[int | float | None]) -> int | 
     return found if found is not None and abs(found) < _LARGEST else None
 
 
-def unchanged(one: Instruction, given: Sequence[Traced]) -> Traced | None:
+def passed_operand(one: Instruction, given: Sequence[Traced]) -> Traced | None:
     """Return the operand that an instruction passes on: it multiplies by 1, adds 0, or ands with true."""
     neutral = {"multiply": 1, "add": 0, "and": 1}.get(one.opcode)
     if neutral is None or len(given) != 2 or given[0].array != given[1].array:
@@ -245,7 +245,7 @@ class _Program:
             alone = isinstance(one.shape, Array)
             names = ((one.label if alone else f"{one.label}.{k}", a) for k, a in enumerate(one.results))
             given = (Traced(array, name, array.nbytes, outer=True) for name, array in names)
-            arguments[one.attributes["number"]] = shaped(one.shape, given)
+            arguments[one.attributes["number"]] = shape_values(one.shape, given)
         count = max(arguments, default=-1) + 1
         if count != len(arguments):
             raise InputError(
@@ -379,7 +379,7 @@ class _Program:
                 return read[0].as_shape(one.shape)  # type: ignore[arg-type]
             if isinstance(one.shape, Array) and one.shape.elements == 1 and all(v.ref is None for v in read):
                 return Traced(one.shape, number=number_made(one, [v.number for v in read]))
-            if (kept := unchanged(one, read)) is not None:
+            if (kept := passed_operand(one, read)) is not None:
                 return kept
         return self._op(one, read, where, stream)
 
@@ -395,7 +395,7 @@ class _Program:
             else Traced(array, number=number, literal=literal)
             for array in one.results
         )
-        return shaped(one.shape, made)
+        return shape_values(one.shape, made)
 
     def _loop(
         self, one: Instruction, given: list[TracedShape], where: str, known: ChainMap[str, TracedShape]
@@ -460,10 +460,10 @@ class _Program:
         if kind is None:
             self._without[str(one.attributes.get("target") or one.opcode)] += 1
             kind = one.opcode.replace("-", "_")
-        made = _made(one)
+        made = _shape_of(one)
         results = [*leaves(made)]
         if self._silent:
-            return shaped(made, map(Traced, results))
+            return shape_values(made, map(Traced, results))
         read, written, in_place = bytes_moved(replace(one, shape=made), arrays)
         refs: dict[str, int] = {}
         for value, nbytes in zip(given, read, strict=True):
@@ -474,7 +474,7 @@ class _Program:
             refs[value.ref] = max(refs.get(value.ref, 0), min(nbytes, value.nbytes))
         attributes = sizes_of(inside, shapes)
         if one.opcode == "fusion":
-            attributes["fused"] = self._fused(one)
+            attributes["fused"] = self._fuse(one)
         if in_place is not None and (ref := given[in_place].ref) is not None:
             attributes["view_of"] = [*refs].index(ref)
         if name := one.attributes.get("op_name"):
@@ -498,11 +498,11 @@ class _Program:
             flops=work,
             bytes_read=sum(refs.values()),
             bytes_written=sum(written),
-            dtype=dtypes.computed([each.dtype for each in (*(shapes or arrays), *inside.results, *results)]),
+            dtype=dtypes.math_dtype([x.dtype for x in (*(shapes or arrays), *inside.results, *results)]),
             attributes=attributes,
         )
         outputs = (Traced(array, output_name(where, k), array.nbytes) for k, array in enumerate(results))
-        return shaped(made, outputs)
+        return shape_values(made, outputs)
 
     def _heaviest(self, one: Instruction, arrays: list[Array]) -> tuple[Instruction, list[Array]]:
         """Return the instruction that gives an op its kind (of a fusion the heaviest), and its operands."""
@@ -520,7 +520,7 @@ class _Program:
             return (one, arrays) if end is None else (end, inside.shapes(end))
         return self._heaviest(best, inside.shapes(best))
 
-    def _fused(self, one: Instruction) -> list[str]:
+    def _fuse(self, one: Instruction) -> list[str]:
         inside = one.called[0]
         kinds = [
             kind_of(each, inside.shapes(each))
@@ -537,7 +537,7 @@ class _Program:
         groups = one.attributes.get("replica_groups") or [[*range(self._module.n_devices)]]
         pairs = one.attributes.get("source_target_pairs")
         if pairs is not None:
-            groups = _connected(pairs)
+            groups = _connect(pairs)
         members = [tuple(sorted(group)) for group in groups]
         if len({rank for group in members for rank in group}) < sum(map(len, members)):
             raise InputError(f"{where}: a rank is in two of its replica groups")
@@ -547,7 +547,7 @@ class _Program:
             self._groups.setdefault(group, f"group{len(self._groups)}")
         found: dict[str, Any] = {"groups_of_ranks": members}
         if pairs is not None:
-            found |= {"pairs": dict(pairs), "nbytes": sum(array.nbytes for array in leaves(_made(one)))}
+            found |= {"pairs": dict(pairs), "nbytes": sum(array.nbytes for array in leaves(_shape_of(one)))}
         return found
 
     def _on_devices(self, graph: Graph, n: int) -> Graph:
@@ -576,7 +576,7 @@ _NOTHING: Final = (
 )
 
 
-def _made(one: Instruction) -> Shape:
+def _shape_of(one: Instruction) -> Shape:
     """Return the shape of a result; the shape of a start also includes its operands."""
     shape = one.shape
     if not isinstance(shape, Array) and len(shape) > 1:
@@ -587,7 +587,7 @@ def _made(one: Instruction) -> Shape:
     return shape
 
 
-def _connected(pairs: Sequence[tuple[int, int]]) -> list[list[int]]:
+def _connect(pairs: Sequence[tuple[int, int]]) -> list[list[int]]:
     """Return the ranks that a permutation connects."""
     group: dict[int, list[int]] = {}
     for source, target in pairs:

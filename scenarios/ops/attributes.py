@@ -173,7 +173,7 @@ def snake_case(operator: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", operator).lower()
 
 
-def computed(names: Sequence[str]) -> str | None:
+def math_dtype(names: Sequence[str]) -> str | None:
     """Return the type of arithmetic on tensors of some types: the first floating one, else the first."""
     return next((name for name in names if name in FLOATING), names[0] if names else None)
 

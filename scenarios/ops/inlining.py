@@ -184,7 +184,7 @@ class _Scope:
         """Add every op; functional ones are inlined when they are first needed."""
         for name, record in self.records.items():
             if is_functional(record):
-                self._written(name)
+                self._inline(name)
             else:
                 self.builder.op(**{**record, **self._edges(record), "name": self.prefix + name})
 
@@ -229,7 +229,7 @@ class _Scope:
             return _later(name, distance)
         if not is_functional(self.records[name]):
             return _later(output_name(self.prefix + name, k), distance)
-        results, _ = self._written(name)
+        results, _ = self._inline(name)
         if k >= len(results):
             op = self.prefix + name
             raise GraphError(f"{op} has {len(results)} result(s), counted from 0, not {k}").about(op)
@@ -238,7 +238,7 @@ class _Scope:
     def _control(self, ref: Any) -> list[Any]:
         name, _, distance = self._split(ref)
         if name in self.records and is_functional(self.records[name]):
-            return [_later(end, distance) for end in self._written(name)[1]]
+            return [_later(end, distance) for end in self._inline(name)[1]]
         return [_later(self.prefix + name if name in self.records else name, distance)]
 
     def _where(self) -> str:
@@ -246,7 +246,7 @@ class _Scope:
 
     # -- functional ops --------------------------------------------------------------------------
 
-    def _written(self, name: str) -> tuple[list[Any], list[str]]:
+    def _inline(self, name: str) -> tuple[list[Any], list[str]]:
         """Return results and last ops of a functional op, inlining it the first time."""
         if name not in self.done:
             record = self.records[name]
@@ -393,19 +393,21 @@ class _Scope:
             raise self._wrong(name, ": the body of a loop changes none of its variables", "body")
         first = next(iter(changing))
 
-        def given(inside: Mapping[str, str]) -> list[str]:
+        def inner_inputs(inside: Mapping[str, str]) -> list[str]:
             return [inside[p if p in changing else values[p]] for p in body.inputs]
 
         def step(builder: GraphBuilder, inside: dict[str, str]) -> dict[str, str]:
             pivot = cache(lambda: [self._identity(f"{name}/body", inside[first])])
             free = frozenset(inside[x] for p, x in values.items() if p not in changing)
-            results, _ = self._write(body, f"{name}/body/", given(inside), "body", pivot=pivot, free=free)
+            results, _ = self._write(
+                body, f"{name}/body/", inner_inputs(inside), "body", pivot=pivot, free=free
+            )
             return {p: r for p, r in zip(body.inputs, results, strict=True) if p in changing}
 
         def decide(builder: GraphBuilder, inside: dict[str, str]) -> str:
             assert test is not None
             results, _ = self._write(
-                test, f"{name}/test/", given(inside), "cond", pivot=lambda: [inside[first]]
+                test, f"{name}/test/", inner_inputs(inside), "cond", pivot=lambda: [inside[first]]
             )
             return str(results[0])
 

@@ -35,7 +35,7 @@ from typing import Any, Final
 
 from devices.describe.field_types import BITS, dtype_name
 from scenarios.ops import op_formulas as f
-from scenarios.ops.op_formulas import Cost, Formula, OpFacts, convolved, measured_shape
+from scenarios.ops.op_formulas import Cost, Formula, OpFacts, convolution_sizes, measured_shape
 from sim.base.arrays import UNSET
 from sim.base.errors import GraphError, InputError, UnknownNameError, in_file
 from sim.base.units import format_bytes, format_flops
@@ -173,21 +173,23 @@ _OWN_FLOPS = (
 COSTS: Mapping[str, Formula] = {
     **dict.fromkeys([*VIEWS, *WITHOUT_DATA], f.free),
     **dict.fromkeys(_FILLS.split(), lambda op: Cost(0, 0, op.written)),
-    **dict.fromkeys(_MOVES.split(), f.streamed(lambda op: 0)),
+    **dict.fromkeys(_MOVES.split(), f.streaming(lambda op: 0)),
     **dict.fromkeys(_PICKS.split(), f.pick),
     **{kind: f.per_output(n) for n, kinds in _FLOPS_PER_OUTPUT.items() for kind in kinds.split()},
     **{kind: f.per_input(n) for n, kinds in _FLOPS_PER_INPUT.items() for kind in kinds.split()},
-    **{flops.__name__: f.streamed(flops) for flops in _OWN_FLOPS},
-    "gemm": f.streamed(f.matmul),
-    "embedding_grad": f.streamed(lambda op: op.input(1).elements),  # (indices, gradient): one sum per element
+    **{flops.__name__: f.streaming(flops) for flops in _OWN_FLOPS},
+    "gemm": f.streaming(f.matmul),
+    "embedding_grad": f.streaming(
+        lambda op: op.input(1).elements
+    ),  # (indices, gradient): one sum per element
     "adam": f.adam,
     "rotary_embedding": f.rotary_embedding,
     "lstm": f.recurrent(gates=4, pointwise=26),  # 8 additions, 3 sigmoid, 2 tanh, 3 products, 1 sum
     "gru": f.recurrent(gates=3, pointwise=20),  # 6 additions, 2 sigmoid, 1 tanh, 3 products, 2 sums
     "rnn": f.recurrent(gates=1, pointwise=3),  # 2 additions, 1 tanh
-    "max_pool": f.streamed(f.pool),
-    "average_pool": f.streamed(f.pool),
-    "average_pool_grad": f.streamed(f.pool_grad),
+    "max_pool": f.streaming(f.pool),
+    "average_pool": f.streaming(f.pool),
+    "average_pool_grad": f.streaming(f.pool_grad),
     "add_n": f.nary(0),
     "maximum": f.nary(0),
     "minimum": f.nary(0),
@@ -305,9 +307,11 @@ def warn_of_contradictions(graph: Graph) -> None:
             (least, most), (low, high) = rule[1](sizes)
         except (TypeError, IndexError, ZeroDivisionError):  # attributes with other meanings of these names
             continue
-        said = _said(flops[op], least, most, "its flops are", format_flops)
+        said = _tell_contradiction(flops[op], least, most, "its flops are", format_flops)
         if not said and dtypes[op] != UNSET and (size := each[dtypes[op]]):
-            said = _said(nbytes[op], low * size, high * max(size, _WIDEST), "its bytes are", format_bytes)
+            said = _tell_contradiction(
+                nbytes[op], low * size, high * max(size, _WIDEST), "its bytes are", format_bytes
+            )
         if said:
             found += 1
             *names, last = rule[0].split()
@@ -322,7 +326,7 @@ def warn_of_contradictions(graph: Graph) -> None:
         )
 
 
-def _said(has: int, low: float, high: float, what: str, text: Callable[..., str]) -> str:
+def _tell_contradiction(has: int, low: float, high: float, what: str, text: Callable[..., str]) -> str:
     """Return what the sizes imply and what the op has, if they contradict; "" if not, or if it has 0."""
     if not has or (low <= _FACTOR * has and has <= _FACTOR * high):
         return ""
@@ -359,7 +363,7 @@ def _attention(of: Sizes, least: int = 4, most: int = 4, times: int = 1) -> Said
 def _conv(of: Sizes, times: int = 1) -> Said:
     image, kernel, axes = of["input_shape"], of["kernel_shape"], len(of["input_shape"])
     usual = {"strides": [1] * axes, "pads": [0] * 2 * axes, "dilations": [1] * axes}
-    made = convolved(image, kernel, **{name: of.get(name) or given for name, given in usual.items()})
+    made = convolution_sizes(image, kernel, **{name: of.get(name) or given for name, given in usual.items()})
     weights = math.prod(kernel) * of["in_channels"] // (of.get("group") or 1)
     written = of["batch"] * of["out_channels"] * math.prod(made)
     elements = of["batch"] * of["in_channels"] * math.prod(image) + weights * of["out_channels"] + written

@@ -89,7 +89,7 @@ Formula = Callable[[OpFacts], Cost]
 # -- families: many kinds, one formula --------------------------------------------------------------
 
 
-def streamed(flops: Callable[[OpFacts], int]) -> Formula:
+def streaming(flops: Callable[[OpFacts], int]) -> Formula:
     """Read every input once, write every output once, and do `flops` of arithmetic."""
     return lambda op: Cost(flops(op), op.read, op.written)
 
@@ -104,11 +104,11 @@ def pick(op: OpFacts) -> Cost:
 
 
 def per_output(count: int) -> Formula:
-    return streamed(lambda op: count * op.output.elements)
+    return streaming(lambda op: count * op.output.elements)
 
 
 def per_input(count: int) -> Formula:
-    return streamed(lambda op: count * op.input(0).elements)
+    return streaming(lambda op: count * op.input(0).elements)
 
 
 # -- contractions ---------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ def recurrent(gates: int, pointwise: int) -> Formula:
         steps = math.prod(x.shape[:2])
         return steps * (2 * (w.elements + r.elements) + pointwise * (w.shape[0] * w.shape[1] // gates))
 
-    return streamed(flops)
+    return streaming(flops)
 
 
 # -- windows, normalisation, the rest -------------------------------------------------------------
@@ -256,7 +256,7 @@ def resize(op: OpFacts) -> int:
 
 def nary(extra: int) -> Formula:
     """n - 1 two-operand steps per element, and `extra` steps after them."""
-    return streamed(lambda op: (max(0, len(op.inputs) - 1) + extra) * op.output.elements)
+    return streaming(lambda op: (max(0, len(op.inputs) - 1) + extra) * op.output.elements)
 
 
 def assign(flops: int, variables_read: int, variables_written: int) -> Formula:
@@ -467,7 +467,7 @@ def _windows(op: OpFacts, x: Shape, y: Shape, window: Shape | None, group: int) 
     }
 
 
-def convolved(
+def convolution_sizes(
     image: Shape, kernel: Shape, strides: Sequence[int], pads: Sequence[int], dilations: Sequence[int]
 ) -> list[int]:
     """Return the output sizes of a convolution on an image; pads: before all axes, then after them."""

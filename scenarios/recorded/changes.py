@@ -22,7 +22,7 @@ from pydantic import BeforeValidator, Field
 from devices.describe.field_types import Duration, fault
 from devices.describe.quantities import Count, Name, Shorthand, Strict
 from scenarios.recorded.durations import AnyChange, AnyFactor, Change
-from sim.base.errors import located
+from sim.base.errors import error_path
 from sim.graph.graph import Graph
 
 _ONE: Final = Fraction(1)
@@ -166,13 +166,13 @@ class WhatIf(Strict):
 
         if (gone := self.remove) is not None:
             stays = gone.host == "stays"
-            yield ("remove",), lambda g: launches.removed(g, gone.ops, host_work=stays)
+            yield ("remove",), lambda g: launches.remove_ops(g, gone.ops, host_work=stays)
         for n, one in enumerate(self.fuse):
-            yield ("fuse", n), _fused_by(launches.fused, one)
+            yield ("fuse", n), _fused_by(launches.fuse_kernels, one)
         if (to := self.device) is not None:
             yield ("device",), lambda g: other_gpu.on_device(g, to.source, to.target, to.bound)
         if self.scale:
-            yield ("scale",), lambda g: durations.scaled(g, self.scale)
+            yield ("scale",), lambda g: durations.scale_durations(g, self.scale)
         if (more := self.bandwidth) is not None:
             yield ("bandwidth",), lambda g: durations.more_bandwidth(g, more.collectives, more.transfers)
         if (host := self.host) is not None:
@@ -222,7 +222,7 @@ AnyWhatIf = Annotated[
 """The value of ``what_if:``."""
 
 
-def applied(graph: Graph, changes: Sequence[WhatIf], *, path: Sequence[str | int] = ()) -> Graph:
+def apply_changes(graph: Graph, changes: Sequence[WhatIf], *, path: Sequence[str | int] = ()) -> Graph:
     """Return the graph after the changes.
 
     Parameters
@@ -249,13 +249,13 @@ def applied(graph: Graph, changes: Sequence[WhatIf], *, path: Sequence[str | int
     >>> b = GraphBuilder("one")
     >>> _ = b.op("a", kind="matmul", duration_ns=10)
     >>> faster = WhatIf.model_validate({"scale": {"gemm": "x0.5"}})
-    >>> applied(b.build(), [faster, faster]).duration_ns.tolist()
+    >>> apply_changes(b.build(), [faster, faster]).duration_ns.tolist()
     [3]
     """
     for n, change in enumerate(changes):
         for key, step in change.steps():
             at = (*path, n, *key) if len(changes) > 1 else (*path, *key)
-            with located(*at):
+            with error_path(*at):
                 after = step(graph)
             if after is graph:
                 told = ".".join(map(str, at))

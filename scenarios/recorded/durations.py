@@ -16,7 +16,7 @@ from devices.describe.field_types import quantity_schema, reader
 from scenarios.recorded import select as roles
 from scenarios.recorded.select import Names
 from sim.base.arrays import UNSET, BoolArray
-from sim.base.errors import InputError, UnitError, located
+from sim.base.errors import InputError, UnitError, error_path
 from sim.base.units import DURATION, parse_duration, round_half_up
 from sim.explain.communication import INSIDE, inside_ns
 from sim.graph.graph import Graph
@@ -123,7 +123,7 @@ _PARTS = "call_ns", "rest_of_call_ns", INSIDE
 """Attributes that are parts of an op's duration: of the host's work, and its own communication."""
 
 
-def scaled(graph: Graph, changes: Mapping[str, Change]) -> Graph:
+def scale_durations(graph: Graph, changes: Mapping[str, Change]) -> Graph:
     """Return a graph in which the ops that words name (`select`) have scaled or new durations.
 
     If several words match an op, each changes it, in their order. For an op that computes and
@@ -140,16 +140,16 @@ def scaled(graph: Graph, changes: Mapping[str, Change]) -> Graph:
     >>> from sim import GraphBuilder
     >>> b = GraphBuilder("two")
     >>> _ = b.op("a", kind="matmul", duration_ns=10); _ = b.op("b", duration_ns=10)
-    >>> scaled(b.build(), {"gemm": Change(Fraction(1, 2))}).duration_ns.tolist()
+    >>> scale_durations(b.build(), {"gemm": Change(Fraction(1, 2))}).duration_ns.tolist()
     [5, 10]
     """
     names = Names(graph)
     for word, change in changes.items():
-        with located(word):
+        with error_path(word):
             if word == "collectives":
                 graph = _communicating(graph, names, change)
             else:
-                graph = _changed(graph, names.find(word), change, stays=word == "kernels")
+                graph = _change_durations(graph, names.find(word), change, stays=word == "kernels")
     return graph
 
 
@@ -162,7 +162,9 @@ def more_bandwidth(graph: Graph, collectives: Fraction, transfers: Fraction) -> 
     if collectives != 1:
         graph = _communicating(graph, None, Change(1 / collectives))
     if transfers != 1:
-        graph = _changed(graph, roles.transfers(graph) & ~roles.collectives(graph), Change(1 / transfers))
+        graph = _change_durations(
+            graph, roles.transfers(graph) & ~roles.collectives(graph), Change(1 / transfers)
+        )
     return graph
 
 
@@ -172,7 +174,7 @@ def faster_host(graph: Graph, factor: Fraction) -> Graph:
     A call that waits still waits as long as it must; what it does afterwards is work. The time before the
     recording of a host began does not change.
     """
-    return _changed(graph, roles.host_ops(graph), Change(factor))
+    return _change_durations(graph, roles.host_ops(graph), Change(factor))
 
 
 def issue_cost(graph: Graph, change: Change) -> Graph:
@@ -250,13 +252,13 @@ def _communicating(graph: Graph, names: Names | None, change: Change) -> Graph:
     parts = np.flatnonzero(inside).tolist() if change.value_ns is None else []
     if names is not None and not parts:
         names.find("collectives")  # raises if the graph has none
-    graph = _changed(graph, roles.collectives(graph), change)
+    graph = _change_durations(graph, roles.collectives(graph), change)
     was = inside[parts].tolist()
     changed = zip(parts, was, change.of(was), strict=True)
     return _with_parts(graph, [(op, INSIDE, ns, now) for op, ns, now in changed])
 
 
-def _changed(graph: Graph, which: BoolArray, change: Change, *, stays: bool = False) -> Graph:
+def _change_durations(graph: Graph, which: BoolArray, change: Change, *, stays: bool = False) -> Graph:
     """Return a graph with changed durations of some ops; the same graph if nothing changes.
 
     With `stays` the ops' own communication keeps its duration.
@@ -264,7 +266,7 @@ def _changed(graph: Graph, which: BoolArray, change: Change, *, stays: bool = Fa
     ops = np.flatnonzero(which)
     kept = inside_ns(graph) if stays else np.zeros(len(graph), np.int64)
     alone = which & roles.collectives(graph) & ~roles.has_key(graph, "communicator")
-    alone &= roles.recorded(graph)
+    alone &= roles.is_recording(graph)
     if alone.any():
         warnings.warn(
             f"{int(alone.sum())} collectives are of one rank alone: what they waited for other ranks is part "

@@ -36,7 +36,7 @@ from policies.rewrite.records import Edge, OpEntry
 from scenarios.recorded import select as roles
 from scenarios.recorded.program import RecordedProgram
 from scenarios.recorded.select import Names
-from sim.base.arrays import BoolArray, grouped
+from sim.base.arrays import BoolArray, group_pairs
 from sim.base.errors import InputError
 from sim.base.units import format_duration
 from sim.graph.graph import Graph
@@ -67,7 +67,7 @@ def with_cuda_graphs(graph: Graph, *, launch_ns: int = LAUNCH_NS, node_ns: int =
     program = RecordedProgram(graph)
     if not program.tasks_of:
         raise InputError("this recording has no launch calls of the host, so nothing can be captured")
-    captured = [part for thread in program.threads.values() for part in _captured(program, thread)]
+    captured = [part for thread in program.threads.values() for part in _capture(program, thread)]
     if gone_ns := sum(_dispatch_ns(program, part) for part in captured):
         warnings.warn(
             f"{format_duration(gone_ns)} that the host worked between launches is taken for dispatch, "
@@ -80,7 +80,7 @@ def with_cuda_graphs(graph: Graph, *, launch_ns: int = LAUNCH_NS, node_ns: int =
     return program.graph() if captured else graph
 
 
-def _captured(program: RecordedProgram, thread: list[str]) -> Iterator[list[str]]:
+def _capture(program: RecordedProgram, thread: list[str]) -> Iterator[list[str]]:
     """Yield, for each graph, what a thread does from its first launch to its last one."""
     ops, mine = program.records.ops, set(thread)
     part: list[str] = []
@@ -301,7 +301,7 @@ def _move(
 # the others are removed, and the host's work between them stays.
 
 
-def fused(
+def fuse_kernels(
     graph: Graph, words: Sequence[str], *, duration_ns: int | None = None, host_work: bool = True
 ) -> Graph:
     """Return a graph in which matching consecutive kernels of a stream are fused.
@@ -330,7 +330,7 @@ def fused(
     successors = graph.successors.lists()
     for lane in program.lanes.values():
         tasks = [place[name] for name in lane if name in program.tasks]
-        for found in _found([[bool(fit[op]) for fit in fits] for op in tasks]):
+        for found in _find_kernels([[bool(fit[op]) for fit in fits] for op in tasks]):
             members = [tasks[i] for i in found]
             between = _between(graph, successors, members)
             if between is None:
@@ -379,7 +379,7 @@ def _fuse(program: RecordedProgram, members: Sequence[str], duration_ns: int | N
     return {name: [(last.name, 0)] for name in (*members[:-1], *idle)}
 
 
-def _found(fits: Sequence[Sequence[bool]]) -> Iterator[list[int]]:
+def _find_kernels(fits: Sequence[Sequence[bool]]) -> Iterator[list[int]]:
     """Yield the numbers of consecutive kernels that match the words."""
     at, n = 0, len(fits[0]) if fits else 0
     while at < len(fits):
@@ -439,7 +439,7 @@ def _without_cycle(graph: Graph, groups: Sequence[Sequence[int]]) -> tuple[list[
         producer, consumer = as_one[edges.producer], as_one[edges.consumer]
         apart = producer != consumer
         pairs = zip(producer[apart].tolist(), consumer[apart].tolist(), strict=True)
-        before = grouped((then, one) for one, then in pairs)
+        before = group_pairs((then, one) for one, then in pairs)
         try:
             TopologicalSorter(before).prepare()
         except CycleError as error:
@@ -456,7 +456,7 @@ def _without_cycle(graph: Graph, groups: Sequence[Sequence[int]]) -> tuple[list[
 # What if some ops were removed: ``remove: [DtoH, aten::dropout]``.
 
 
-def removed(graph: Graph, words: Sequence[str], *, host_work: bool = True) -> Graph:
+def remove_ops(graph: Graph, words: Sequence[str], *, host_work: bool = True) -> Graph:
     """Return a graph without the matching ops (`scenarios.recorded.select`); the order of all others stays.
 
     A kernel is removed with its launch call, and with unexplained idle time before it; a copy that the

@@ -42,7 +42,7 @@ from scenarios.recorded import select as roles
 from scenarios.recorded.changes import ManyRanks
 from scenarios.recorded.setup import AS_RECORDED, POLICY
 from sim.base.arrays import UNSET, at_most
-from sim.base.errors import InputError, hint, located
+from sim.base.errors import InputError, error_path, hint
 from sim.base.files import StrPath
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
@@ -72,11 +72,11 @@ def on_layout(graph: Graph, layout: ManyRanks) -> Graph:
         Collectives keep recorded times that may include waiting.
     """
     _check(graph, layout)
-    grid = Grid(dict(layout.parallel)).ordered(MEGATRON)
+    grid = Grid(dict(layout.parallel)).reorder(MEGATRON)
     at_most(MOST_RANKS, grid.ranks, "ranks")
     if layout.order is not None:
-        with located("ranks"):
-            grid = grid.ordered(read_order(layout.order, list(grid.sizes)))
+        with error_path("ranks"):
+            grid = grid.reorder(read_order(layout.order, list(grid.sizes)))
     on_gpu = roles.collectives(graph) & ~roles.has_key(graph, "thread")
     calls = {op: _key(graph, op) for op in np.flatnonzero(on_gpu).tolist()}
     on: dict[str, str] = {}

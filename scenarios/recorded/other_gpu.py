@@ -33,7 +33,7 @@ from devices.machine import make_device
 from devices.presets import device_preset, presets
 from scenarios.recorded import select as roles
 from sim.base.arrays import BoolArray, FloatArray
-from sim.base.errors import InputError, UnknownNameError, located
+from sim.base.errors import InputError, UnknownNameError, error_path
 from sim.base.units import parse_bandwidth, parse_flop_rate
 from sim.graph.graph import Graph
 from sim.machine.device import Device
@@ -82,7 +82,7 @@ class _Gpu(NamedTuple):
             make_device("gpu0", {"preset": fitting[0]}),
         )
 
-    def asked(self, graph: Graph) -> tuple[FloatArray, FloatArray]:
+    def ask(self, graph: Graph) -> tuple[FloatArray, FloatArray]:
         """Return the ns of each op, NaN if unknown, and the log half widths."""
         cost = self.device.cost
         assert cost is not None  # presets of GPUs have one
@@ -112,9 +112,9 @@ def on_device(graph: Graph, source: str, target: str, bound: Bound = "middle") -
     UserWarning
         How far apart the ends are, and what is unknown; or `source` is not the GPU of the recording.
     """
-    with located("from"):
+    with error_path("from"):
         before = _Gpu.of(source)
-    with located("to"):
+    with error_path("to"):
         after = _Gpu.of(target)
     if (contradiction := _recorded_elsewhere(graph, source)) is not None:
         warnings.warn(contradiction, stacklevel=2)
@@ -160,7 +160,7 @@ def _ratios(
     """Return the lowest and highest factor of each kernel's time; the number of kernels of known size, and of
     others with fewer blocks than the GPU has SMs.
     """
-    (own, _), (other, width) = (gpu.asked(graph) for gpu in (before, after))
+    (own, _), (other, width) = (gpu.ask(graph) for gpu in (before, after))
     same = before.generation == after.generation
     sure = which & np.isfinite(own)
     beyond = graph.duration_ns[sure].sum() / max(own[sure].sum(), 1.0)

@@ -56,13 +56,13 @@ class RecordedProgram:
         self.records, self._facts = read(graph), graph.device_facts
         names = graph.op_names
         self.order = [names[op] for op in graph.topological_order.tolist()]
-        self.tasks = _named(graph, roles.tasks(graph))
-        launches = _named(graph, roles.launches(graph))
+        self.tasks = _names_of(graph, roles.tasks(graph))
+        launches = _names_of(graph, roles.launches(graph))
         self.launch_of: dict[str, str] = {}
         self.tasks_of: dict[str, list[str]] = {name: [] for name in launches}
         self.threads: dict[tuple[str | None, object], list[str]] = {}
         self.lanes: dict[tuple[str | None, object], list[str]] = {}
-        self._on_host = _named(graph, roles.has_key(graph, "thread"))
+        self._on_host = _names_of(graph, roles.has_key(graph, "thread"))
         for record in self.records.ops.values():
             own = record.attributes
             if "thread" in own:
@@ -241,5 +241,5 @@ class RecordedProgram:
         return found
 
 
-def _named(graph: Graph, which: BoolArray) -> set[str]:
+def _names_of(graph: Graph, which: BoolArray) -> set[str]:
     return {graph.op_names[op] for op in np.flatnonzero(which).tolist()}

@@ -19,8 +19,8 @@ from typing import Final
 
 import numpy as np
 
-from sim.base.arrays import BoolArray, grouped
-from sim.base.errors import InputError, UnknownNameError, located
+from sim.base.arrays import BoolArray, group_pairs
+from sim.base.errors import InputError, UnknownNameError, error_path
 from sim.explain.communication import COMMUNICATION, moving_kinds
 from sim.explain.narration import names_around
 from sim.graph.graph import Graph
@@ -60,7 +60,7 @@ def tasks(graph: Graph) -> BoolArray:
     return (streams | (beside & ~threads)) & ~graph.is_kind("delay")
 
 
-def recorded(graph: Graph) -> bool:
+def is_recording(graph: Graph) -> bool:
     """Whether a graph is a recording."""
     return bool((has_key(graph, "stream") | has_key(graph, "thread")).any())
 
@@ -86,7 +86,7 @@ def collectives(graph: Graph) -> BoolArray:
     If the graph is not a recording, the kind of an op counts, too.
     """
     found = has_key(graph, "communicator") | has_key(graph, "comm_type")
-    if not recorded(graph):
+    if not is_recording(graph):
         found |= graph.is_kind(*COMMUNICATION - {"copy", "transfer"})
     for op, own in graph.attributes.items():
         found[op] |= "stream" in own and _NCCL.match(str(own.get("kernel", graph.op_names[op]))) is not None
@@ -139,9 +139,11 @@ class Names:
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         # Name → ops, except for kinds, devices and names of single ops.
-        self._of = grouped((_short(name), op) for op, name in enumerate(graph.op_names))
+        self._of = group_pairs((_short(name), op) for op, name in enumerate(graph.op_names))
         full = ("operator", "kernel", "full_name", "module")
-        self._full = grouped((str(value), op) for key in full for op, value in graph.attribute(key).items())
+        self._full = group_pairs(
+            (str(value), op) for key in full for op, value in graph.attribute(key).items()
+        )
         for key in ("operator", "module"):
             for op, path in graph.attribute(key).items():
                 for name in {*names_around(str(path)), *str(path).split("/")}:
@@ -181,7 +183,7 @@ class Names:
     def find_each(self, words: Iterable[str]) -> Iterator[BoolArray]:
         """Yield which ops each word matches; an error has the number of its word as path."""
         for n, word in enumerate(words):
-            with located(n):
+            with error_path(n):
                 yield self.find(word)
 
 

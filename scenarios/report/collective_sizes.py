@@ -16,7 +16,7 @@ from devices.collectives.nccl_tuner import GENERATIONS, NcclChoice, tuner_of
 from devices.collectives.schedules import RING_ROUNDS
 from devices.machine import make_machine
 from devices.presets import machine_preset
-from sim.base.arrays import grouped
+from sim.base.arrays import group_pairs
 from sim.base.errors import InputError
 from sim.base.units import format_bytes, round_half_up
 from sim.machine.communicators import Call
@@ -157,7 +157,7 @@ def ranks_of_nodes(preset: str, nodes: int, ranks: int | None) -> CollectiveRank
             machine = make_machine({"preset": preset, "nodes": nodes})
         except InputError as error:
             raise InputError(f"--machine {preset} --nodes {nodes}: {error}") from error
-    of_node = grouped((node_of(machine.devices[k].name), k) for k in _accelerators(machine))
+    of_node = group_pairs((node_of(machine.devices[k].name), k) for k in _accelerators(machine))
     devices = tuple(k for some in of_node.values() for k in some[:each])
     row = machine_preset(preset).get("topology", {}).get("shape", [1])[-1]
     group = each if nodes > 1 else row
@@ -232,7 +232,7 @@ def draw_sizes(rows: Sequence[Row], title: str, ax: Axes | None = None) -> Axes:
         known = [(row.nbytes, row.bus_gb_per_s(us)) for row, us in zip(rows, times, strict=True) if us]
         if known:
             ax.plot(*zip(*known, strict=True), style, color=colour, label=name, zorder=3)
-    ways = grouped(((row.algorithm, row.choice.protocol if row.choice else ""), row) for row in rows)
+    ways = group_pairs(((row.algorithm, row.choice.protocol if row.choice else ""), row) for row in rows)
     for (algorithm, protocol), here in ways.items():
         colour = OKABE_ITO[_HUES[algorithm]] if algorithm in _HUES else "0.5"
         rates = [row.bus_gb_per_s(row.tuner_us or row.links_us) or 0.0 for row in here]

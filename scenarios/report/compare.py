@@ -14,7 +14,7 @@ from scenarios.run.execute import Result
 from scenarios.run.result_sections import model_notes, outcome_sections
 from scenarios.run.run_notes import no_gap_notes, stream_notes, unused_notes
 from scenarios.variants.variant import Row, VariantRun
-from sim.base.arrays import grouped
+from sim.base.arrays import group_pairs
 from sim.base.units import format_duration
 from sim.diff.differences import differences
 from sim.diff.propagated_delays import why_first_moved
@@ -22,7 +22,7 @@ from sim.diff.schedule import schedule_of
 from sim.explain.derived import DerivedColumns
 from sim.explain.makespan_breakdown import breakdown, breakdown_text, change, change_text
 from sim.explain.time_use import OnPath, difference_ns
-from sim.export.tables import percent, size, titled
+from sim.export.tables import percent, size, text_table
 from sim.notebook import Section, card_of
 
 COMPARISON_SCHEMA: Final = "sim.comparison/1"
@@ -82,7 +82,7 @@ class Comparison:
     @property
     def unequal(self) -> str:
         """Numbers of devices and who used them, largest first; empty if all used equally many."""
-        by_count = grouped(zip(self.devices_used, (result.policy for result in self.ranked), strict=True))
+        by_count = group_pairs(zip(self.devices_used, (result.policy for result in self.ranked), strict=True))
         if len(by_count) < 2:
             return ""
         return "; ".join(f"{', '.join(by_count[count])} on {count}" for count in sorted(by_count)[::-1])
@@ -129,7 +129,7 @@ class Comparison:
                     "highest peak memory": _highest_peak(result),
                 }
             )
-        return titled([*rows, *failed], rows[0])
+        return text_table([*rows, *failed], rows[0])
 
     @cached_property
     def reasons(self) -> list[tuple[str, str]]:

@@ -18,7 +18,7 @@ from scenarios.importers.files import read_head
 from scenarios.recorded.setup import as_recorded, run_recorded
 from scenarios.run.execute import run_case
 from scenarios.run.scenario import Case, Scenario, scenario_of
-from sim.base.arrays import UNSET, IntArray, grouped
+from sim.base.arrays import UNSET, IntArray, group_pairs
 from sim.base.errors import InputError
 from sim.base.plugins import NOTHING, Allowed
 from sim.diff.differences import Differences, PathChange, idle_change, path_change
@@ -150,7 +150,7 @@ class Answer:
     def _only(self, schedule: OpSchedule, rows: IntArray) -> dict[str, Any]:
         """Return the number of rows in only one schedule, and the ops among them that take longest."""
         label = schedule.labels if schedule.numbered else schedule.names
-        groups = grouped((label[row], row) for row in rows.tolist())
+        groups = group_pairs((label[row], row) for row in rows.tolist())
         ns = {name: int(schedule.lasted_ns[of].sum()) for name, of in groups.items()}
         ranked = sorted(groups, key=lambda name: (-ns[name], -len(groups[name]), groups[name][0]))
         most = [

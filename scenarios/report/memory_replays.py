@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from devices.memory.memory_replay import Replay, replay_until_full
 from devices.memory.registry import make_allocator, read_allocator
 from devices.memory.trace_readers import MemoryEvent, json_lines
-from sim.base.errors import InputError, located
+from sim.base.errors import InputError, error_path
 from sim.base.files import write_bytes
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def replay_under(
     OutOfMemoryError
         A plan is larger than the device.
     """
-    with located(f"--allocator {allocator}"):
+    with error_path(f"--allocator {allocator}"):
         spec = read_allocator({"name": allocator, **options})
     if spec.malloc_ns or spec.free_ns or spec.synchronisation_ns:
         raise InputError("a replay has no clock: costs of malloc, free and synchronisation mean nothing here")

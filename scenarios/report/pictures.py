@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 WHAT_IFS_SCHEMA: Final = "sim.whatif/1"
 
 
-def written(what_if: WhatIfText) -> str:
+def as_yaml_line(what_if: WhatIfText) -> str:
     """Return a what-if as one line of YAML.
 
     Examples
     --------
-    >>> written({"scale": {"gemm": "x0.5"}})
+    >>> as_yaml_line({"scale": {"gemm": "x0.5"}})
     '{scale: {gemm: x0.5}}'
     """
     if not what_if:
@@ -33,7 +33,7 @@ def written(what_if: WhatIfText) -> str:
     return yaml.safe_dump(what_if, default_flow_style=True, width=10**6, sort_keys=False).strip()
 
 
-def ranked(rows: Sequence[Row]) -> list[Row]:
+def rank_rows(rows: Sequence[Row]) -> list[Row]:
     """Return the base and the what-ifs that could be applied, sorted by what they save."""
     base, *others = (row for row in rows if row["makespan_ns"] is not None)
     return [base, *sorted(others, key=lambda row: row["makespan_ns"])]
@@ -41,7 +41,7 @@ def ranked(rows: Sequence[Row]) -> list[Row]:
 
 def to_json(name: str, recorded_ns: int | None, rows: Sequence[Row]) -> dict[str, Any]:
     """Return what ``sim whatif --json`` prints."""
-    base, *what_ifs = ranked(rows)
+    base, *what_ifs = rank_rows(rows)
     what_ifs += [row for row in rows if row["makespan_ns"] is None]
     told = {"schema": WHAT_IFS_SCHEMA, "name": name, "recorded_ns": recorded_ns}
     return {**told, "makespan_ns": base["makespan_ns"], "what_ifs": what_ifs}
@@ -58,17 +58,17 @@ def draw_what_ifs(name: str, rows: Sequence[Row], ax: Axes | None = None) -> Axe
         Rows as `scenarios.variants.what_ifs.try_all` yields them.
     ax : Axes, optional
     """
-    from sim.plot.figure import axes_or_new, elided
+    from sim.plot.figure import axes_or_new, elide
     from sim.plot.theme import OKABE_ITO, plain
 
-    base, *others = ranked(rows)
+    base, *others = rank_rows(rows)
     base_ns = base["makespan_ns"]
     ax = axes_or_new(ax, width=9.0, height=1.2 + 0.28 * max(1, len(others)))
     saved = [each["saved_ns"] for each in others]
     shares = [100 * ns / base_ns if base_ns else 0.0 for ns in saved]
     blue, red = OKABE_ITO[0], OKABE_ITO[5]
     ax.barh(range(len(others)), shares, color=[red if share < 0 else blue for share in shares], height=0.7)
-    ax.set_yticks(range(len(others)), [elided(each["label"], 60) for each in others], fontsize=8)
+    ax.set_yticks(range(len(others)), [elide(each["label"], 60) for each in others], fontsize=8)
     ax.invert_yaxis()
     for row, (share, ns) in enumerate(zip(shares, saved, strict=True)):
         ax.annotate(f" {format_duration(ns, digits=3)}", (max(share, 0.0), row), va="center", fontsize=8)
@@ -111,7 +111,7 @@ def sweep_plot(
     InputError
         Every point failed, so there is nothing to draw.
     """
-    from sim.plot.figure import axes_or_new, elided
+    from sim.plot.figure import axes_or_new, elide
     from sim.plot.legend import add_legend
     from sim.plot.theme import OKABE_ITO, plain
 
@@ -138,9 +138,9 @@ def sweep_plot(
         style = "-" if k is None else ("o-", "s--", "^:", "D-.")[k % 4]  # lines may coincide
         colour = "0.7" if k is None else OKABE_ITO[k]
         at, ys = [place[value] for value, _ in points], [y for _, y in points]
-        label = f"{len(lines) - len(named):,} others" if k is None else elided(name)
+        label = f"{len(lines) - len(named):,} others" if k is None else elide(name)
         [handles[label]] = ax.plot(at, ys, style, markersize=4, color=colour, zorder=1 if k is None else 2)
-    shown = [elided(value, 30) for value in order]
+    shown = [elide(value, 30) for value in order]
     turned: dict[str, Any] = {}
     if sum(map(len, shown)) > _ONE_LINE:
         turned = {"rotation": 25, "ha": "right"}
@@ -163,7 +163,7 @@ def profile_plot(profile: Mapping[str, Sequence[tuple[Any, Any]]], ax: Axes | No
         Profile as `scenarios.variants.bench.profile` returns it.
     ax : Axes, optional
     """
-    from sim.plot.figure import axes_or_new, elided
+    from sim.plot.figure import axes_or_new, elide
     from sim.plot.legend import add_legend
     from sim.plot.theme import OKABE_ITO, plain
 
@@ -176,7 +176,7 @@ def profile_plot(profile: Mapping[str, Sequence[tuple[Any, Any]]], ax: Axes | No
         style = ("-", "--", ":", "-.")[k % 4]  # lines may coincide
         colour = OKABE_ITO[k % len(OKABE_ITO)]
         steps_to = [*share, share[-1]]
-        [handles[elided(name)]] = ax.plot(at, steps_to, style, color=colour, drawstyle="steps-post")
+        [handles[elide(name)]] = ax.plot(at, steps_to, style, color=colour, drawstyle="steps-post")
     ax.set_xlabel("makespan, as a multiple of the best of these methods")
     ax.set_ylabel("share of the instances")
     ax.set_ylim(0, 1.02)

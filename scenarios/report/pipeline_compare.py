@@ -18,7 +18,7 @@ import numpy as np
 
 from scenarios.fields.goals import front
 from scenarios.run.execute import Result
-from sim.export.tables import size, titled
+from sim.export.tables import size, text_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,7 +53,7 @@ def pipeline_rows(results: Sequence[Result]) -> list[dict[str, str]]:
     columns = ["schedule", "makespan_ns", "longest span: span_ns", "bubble: makespan_bubble", "span_bubble"]
     columns += ["formula: bubble_formula", "formula for: formula_of", "activations: peak_activations"]
     columns += ["highest peak memory: peak", "waits for transfers: exposed_ns", "bottleneck"]
-    return titled(rows, columns)
+    return text_table(rows, columns)
 
 
 def _peak_bytes(told: dict[str, Any]) -> tuple[int, int]:
@@ -76,7 +76,7 @@ def pareto(results: Sequence[Result], ax: Axes | None = None) -> Axes:
     -------
     Axes
     """
-    from sim.plot.figure import axes_or_new, elided, scale_time
+    from sim.plot.figure import axes_or_new, elide, scale_time
     from sim.plot.legend import add_legend
     from sim.plot.memory import byte_unit
     from sim.plot.theme import OKABE_ITO, paper, plain
@@ -100,7 +100,7 @@ def pareto(results: Sequence[Result], ax: Axes | None = None) -> Axes:
     ax.margins(x=0.12, y=0.08)
     places = [(time / scale, size / unit) for time, size in points]
     plain(ax)
-    named = [(elided(result.policy), at) for result, at in zip(results, places, strict=True)]
+    named = [(elide(result.policy), at) for result, at in zip(results, places, strict=True)]
     _name_apart(ax, named, [places[i] for i in best])
     add_legend(ax, alone=True)
     ax.set_ylabel(f"peak memory ({word})" if sized else "activations alive")

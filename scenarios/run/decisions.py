@@ -21,7 +21,7 @@ from scenarios.fields.policy_fields import Choice, Knowledge, PolicyFields, Vari
 from scenarios.file.document import Document, Loc
 from scenarios.workloads.workload import Workload
 from sim.base import plugins
-from sim.base.errors import InputError, UnknownOptionError, hint, located, nearest
+from sim.base.errors import InputError, UnknownOptionError, error_path, hint, nearest
 from sim.base.options import call_with_options, parameters, require_call, require_methods
 from sim.graph.graph import Graph
 from sim.job.job import Linearizer, Placement, StreamAssignment
@@ -141,11 +141,11 @@ def resolve(
             raise document.error(loc, "names no policy; give it a name, or a runtime", key=True)
 
         def choose(choice: Choice | None, key: str, *at: int) -> Any:
-            with located(key, *at):
+            with error_path(key, *at):
                 return choice and _chosen(key, choice, document.origin)
 
         policy = _policy(spec, loc, document.origin, inherited=inherited)
-        steps = (*document.said(loc, "compile"), "compile")
+        steps = (*document.place_of(loc, "compile"), "compile")
         known = spec.knowledge or knowledge
         knows, error = (known, 0.2) if isinstance(known, str) else ("estimate", known["estimate"])
         return Decisions(
@@ -299,5 +299,5 @@ def _chosen(key: str, choice: Choice, origin: plugins.Origin) -> Any:
 
 def _look_up(group: str, name: str, key: str, loc: Loc, origin: plugins.Origin) -> Any:
     """Return the plugin of a name that is written under `key`; a name on the command line has no key."""
-    with located(*([key] if loc else [])):
+    with error_path(*([key] if loc else [])):
         return origin.lookup(group, name)

@@ -13,8 +13,8 @@ from scenarios.fields.policy_fields import Choice, MemoryFields
 from scenarios.fields.results import task_names, throughput
 from scenarios.file.document import Loc
 from scenarios.recorded.setup import residue
-from scenarios.run.prepare_job import has_place, job_of, placed
-from scenarios.run.result_sections import folded, model_notes, outcome_sections, sections, tuned
+from scenarios.run.prepare_job import has_place, job_of, place_error
+from scenarios.run.result_sections import folding_lines, model_notes, outcome_sections, sections, tuning_line
 from scenarios.run.run_notes import stream_notes, unused_notes
 from scenarios.run.scenario import Case, Scenario
 from sim.base import plugins
@@ -94,19 +94,19 @@ class Result:
     @cached_property
     def summary(self) -> dict[str, Any]:
         """The numbers of the run: see `sim.metrics.summary` and `scenarios.fields.results`."""
-        return self._told(causes=True)
+        return self._describe(causes=True)
 
     @cached_property
     def numbers(self) -> dict[str, Any]:
         """The summary without its slowest parts: causes of idle time, residue, and holders of memory."""
-        return self._told(causes=False)
+        return self._describe(causes=False)
 
-    def _told(self, *, causes: bool) -> dict[str, Any]:
+    def _describe(self, *, causes: bool) -> dict[str, Any]:
         found = summary(self.trace, causes=causes)
         if self.trace.memory is not None and causes:
-            from sim.explain.memory_use import allocated
+            from sim.explain.memory_use import allocator_statistics
 
-            found["memory"] = {name: use._asdict() for name, use in allocated(self.trace).items()}
+            found["memory"] = {name: use._asdict() for name, use in allocator_statistics(self.trace).items()}
         if self.training is not None:
             found["training_run"] = self.training.report(self.lives)
         if causes and (unexplained := residue(self.trace)) is not None:
@@ -136,8 +136,8 @@ class Result:
         """The result as lines and tables, which ``sim run`` prints and a notebook shows."""
         summary, runs = self.summary, {self.policy: self.trace}
         lines = summary_lines(self.trace, summary)
-        lines += [tuned(self.tried)] if self.tried else []
-        lines += [folded(summary["folded"])] if "folded" in summary else []
+        lines += [tuning_line(self.tried)] if self.tried else []
+        lines += [folding_lines(summary["folded"])] if "folded" in summary else []
         notes = [*unused_notes({self.policy: summary["unused_devices"]}), *stream_notes(runs)]
         notes += model_notes([summary])
         return [
@@ -310,7 +310,7 @@ def trace_of(
     except (InputError, InfeasibleError) as error:  # the graph asks for the impossible, which shows only now
         if not has_place(error):
             raise
-        raise placed(error, case) from error
+        raise place_error(error, case) from error
     if memory is None and case.has_own_graph and exceeds_memory(trace):
         from devices.memory.run_memory import tensor_memory
 
@@ -433,14 +433,14 @@ def exceeds_memory(trace: Trace) -> bool:
     peak = peak_bytes(trace)
     full = [name for name, nbytes in capacity.items() if peak[name] > nbytes]
     if full and trace.on_failure is not None:
-        from devices.memory.allocator import more_memory, out_of_memory, shown
+        from devices.memory.allocator import more_memory, out_of_memory, size_text
 
         use, limit = memory_use(trace)[full[0]], capacity[full[0]]
         lines = [
-            ("limit", shown(limit)),
-            ("largest holders", "; ".join(f"{h.name!r} {shown(h.nbytes)}" for h in use.holders[:5])),
+            ("limit", size_text(limit)),
+            ("largest holders", "; ".join(f"{h.name!r} {size_text(h.nbytes)}" for h in use.holders[:5])),
             ("what would help", more_memory(use.peak_bytes - limit)),
         ]
-        held = f"{shown(use.peak_bytes)} are in use at {format_duration(use.peak_ns)}"
+        held = f"{size_text(use.peak_bytes)} are in use at {format_duration(use.peak_ns)}"
         raise out_of_memory(full[0], "counted", held, lines)
     return bool(full)

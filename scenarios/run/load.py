@@ -82,5 +82,5 @@ def read_scenario(
     >>> scenario.graph
     <Graph 'scenario': 2 ops, 2 tensors, 0 edges>
     """
-    document = Document.written(text, folder, Allowed(allow_code, allow_outside))
+    document = Document.from_text(text, folder, Allowed(allow_code, allow_outside))
     return scenario_of(document.with_settings(sets))

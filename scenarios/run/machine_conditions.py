@@ -50,7 +50,7 @@ class _Described(NamedTuple):
     device: Device
     values: Mapping[str, Any]
 
-    def linked(self) -> bool:
+    def is_linked(self) -> bool:
         """Whether a link connects the device."""
         links = self.case.work.machine.links
         return any(self.device.name in (link.source, link.destination) for link in links)
@@ -72,7 +72,7 @@ class _Described(NamedTuple):
             return False
         return processor is not None and (not kinds or self.values.get("sharing") in kinds)
 
-    def timed(self) -> bool:
+    def is_timed(self) -> bool:
         """Whether its cost model is used: some op that may run there has no duration of its own."""
         if self.case.scenario.content.workload.asks_cost_models() or self.case.decisions.compile:
             return True  # a rewrite may create ops without a duration
@@ -89,18 +89,18 @@ class _Described(NamedTuple):
         each = cost if isinstance(cost, list | tuple) else [cost]
         return {next(iter(one), None) if isinstance(one, Mapping) else one for one in each}
 
-    def rated(self) -> bool:
+    def is_rated(self) -> bool:
         """Whether some of its cost models compute durations from its rates."""
         return not self.costs() <= {"fixed", "table"}
 
-    def fitted(self) -> bool:
+    def is_fitted(self) -> bool:
         """Whether some op is timed as a kernel of a fitted GPU."""
-        return "fitted" in self.costs() and self.timed()
+        return "fitted" in self.costs() and self.is_timed()
 
     def by_roofline(self, *needs: str) -> bool:
         """Whether a roofline or tile model times some op with one of the rates `needs`."""
         given = not needs or any(value_at(self.values, key) is not None for key in needs)
-        return given and self.rated() and self.timed()
+        return given and self.is_rated() and self.is_timed()
 
 
 _AS_THERE_ARE: Final = (PerBranch, RoundRobinStreams, SingleStream, type(None))
@@ -170,7 +170,7 @@ OF_MACHINES: Final[tuple[Rule, ...]] = (
     # -- devices: copies and launches
     _of_devices(
         ("copy_engines", "pin_memory", "staging_bandwidth"),
-        _Described.linked,
+        _Described.is_linked,
         "no link leads to the device, so nothing is copied there; give the machine links, or leave it out",
     ),
     Rule(
@@ -216,13 +216,13 @@ OF_MACHINES: Final[tuple[Rule, ...]] = (
     ),
     _of_devices(
         ("sms",),
-        lambda of: of.shares() or (of.timed() and ("use_sms" in of.values or of.fitted())),
+        lambda of: of.shares() or (of.is_timed() and ("use_sms" in of.values or of.is_fitted())),
         "every op has a duration of its own and kernels share no SMs; let a cost model time ops, say "
         "sharing: sm, or leave it out",
     ),
     _of_devices(
         ("use_sms",),
-        _Described.timed,
+        _Described.is_timed,
         "it cuts the rates of a cost model, and every op has a duration of its own, which stays as it is; "
         "leave out the durations, give partitions (which do stretch durations), or leave it out",
     ),
@@ -238,7 +238,7 @@ OF_MACHINES: Final[tuple[Rule, ...]] = (
     ),
     _of_devices(
         ("clock", "l2", "generation", "sustained"),
-        _Described.fitted,
+        _Described.is_fitted,
         "it is for ops that fitted costs time, and there are none; say cost: [fitted, roofline] and leave "
         "out the durations, or leave out the key",
     ),
@@ -278,19 +278,19 @@ OF_MACHINES: Final[tuple[Rule, ...]] = (
     ),
     _of_devices(
         ("intra_op_parallelism_threads",),
-        lambda of: of.timed() or of.shares(),
+        lambda of: of.is_timed() or of.shares(),
         "the device runs one op at a time, and every op has a duration of its own; leave it out",
     ),
     _of_devices(
         ("cores_per_op",),
-        lambda of: of.timed() or of.shares() or of.may_compete() or "workers" not in of.values,
+        lambda of: of.is_timed() or of.shares() or of.may_compete() or "workers" not in of.values,
         "it speeds up ops that a cost model times, and every op has a duration of its own; the device has "
         "cores for all its workers. Leave out the durations, or the key",
     ),
     _of_devices(
         ("serial_fraction", "speedup"),
         lambda of: (
-            (of.timed() and (of.device.cores_per_op > 1 or 1 in of.values.get("speedup", ())))
+            (of.is_timed() and (of.device.cores_per_op > 1 or 1 in of.values.get("speedup", ())))
             or of.device.details.intra_op_pool is not None
         ),
         "it is for ops that a cost model times and that use several cores, or share a pool of threads; say "
@@ -298,12 +298,12 @@ OF_MACHINES: Final[tuple[Rule, ...]] = (
     ),
     _of_devices(
         ("cost",),
-        _Described.timed,
+        _Described.is_timed,
         "every op that may run on the device has a duration of its own; leave out the durations, or the key",
     ),
     Rule(
         ("cost",),
-        lambda case, loc: any(of.timed() for of in _devices(case) if "cost" not in of.values),
+        lambda case, loc: any(of.is_timed() for of in _devices(case) if "cost" not in of.values),
         "every op has a duration of its own, or every device its own cost model; leave out one of them",
     ),
     _of_devices(

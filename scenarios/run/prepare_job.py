@@ -11,10 +11,10 @@ import numpy as np
 
 from devices.describe.field_types import DEFAULT, dtype_name
 from devices.describe.fields import BY_KIND, LISTS_OF_KINDS, check_kind
-from devices.launches import launched
+from devices.launches import add_launches
 from devices.machine import BUILDERS
 from policies.issue.loader_queues import refuse_undecided
-from scenarios.file.document import Document, Loc, dotted
+from scenarios.file.document import Document, Loc, dotted_path
 from scenarios.ops.attributes import check_attributes, read_attribute
 from scenarios.ops.op_costs import refuse_costless, warn_of_contradictions
 from scenarios.run.conditions import refuse_without_effect
@@ -172,7 +172,7 @@ class Jobs:
             raise
         except (InfeasibleError, InputError) as error:
             # Nothing has run yet, so it is the scenario that asks for the impossible.
-            raise placed(error, case) from error
+            raise place_error(error, case) from error
 
     def _job(self, seed: int) -> Job:
         case, decisions = self.case, self.case.decisions
@@ -183,9 +183,9 @@ class Jobs:
         if self.last is not None and (job := self.last.again(seed)) is not None:
             draw(job, self._noise(job.machine))
             return job
-        made = self._made(seed)
+        made = self._make(seed)
         job = made if decisions.policy.one_process else with_processes(made)
-        job = launched(job, decisions.policy.synchronisation, as_graph=decisions.cuda_graph)
+        job = add_launches(job, decisions.policy.synchronisation, as_graph=decisions.cuda_graph)
         if decisions.knowledge != "estimate" and job.graph is made.graph:  # otherwise it depends on the seed
             self.last = job
             if key is not None and len(job.graph) * job.iterations <= _FEW_TASKS:
@@ -205,7 +205,7 @@ class Jobs:
         of = (content.iterations, decisions.estimate_error, content.faults, content.fold)
         return (*decided, *how, *of)
 
-    def _made(self, seed: int) -> Job:
+    def _make(self, seed: int) -> Job:
         scenario, decisions = self.case.scenario, self.case.decisions
         content = scenario.content
         graph, placement, machine = self._compiled
@@ -231,7 +231,7 @@ class Jobs:
     def _compiled(self) -> tuple[Graph, Placement | None, Machine]:
         scenario, work = self.case.scenario, self.case.work
         content = scenario.content
-        graph, placement, machine = _compiled(self.case)
+        graph, placement, machine = _compile(self.case)
         tasks = content.iterations * len(graph)
         if tasks > MOST_TASKS:
             message = f"{content.iterations:,} iterations of {len(graph):,} ops are {tasks:,} tasks"
@@ -272,7 +272,7 @@ class Jobs:
             )
 
             warn_of_plain_rooflines(job)
-            if (timed := case.scenario.content.workload.timed(case.scenario.document)) is None:
+            if (timed := case.scenario.content.workload.ops_to_time(case.scenario.document)) is None:
                 warn_of_unused_tables(job)
             else:
                 warn_of_plain_ops(timed, [job.machine.devices[i] for i in sorted({*job.device_of.tolist()})])
@@ -291,7 +291,7 @@ def _same(known: Any, things: Sequence[object]) -> bool:
     return known is not None and all(one is other for one, other in zip(known, things, strict=False))
 
 
-def _compiled(case: Case) -> tuple[Graph, Placement | None, Machine]:
+def _compile(case: Case) -> tuple[Graph, Placement | None, Machine]:
     """Return the graph that runs, the placement still to be made, and the machine, with ranks folded."""
     work, decisions, document = case.work, case.decisions, case.scenario.document
     if not decisions.compile and case.scenario.content.fold is not True:
@@ -342,7 +342,7 @@ def _check_names(scenario: Scenario, graph: Graph, machine: Machine) -> None:
     for loc in document.matching(*patterns):
         from devices.memory.device_memory import Groups
 
-        named = list(document.matching(f"{dotted(loc)}.*"))
+        named = list(document.matching(f"{dotted_path(loc)}.*"))
         group_of = Groups(str(at[-1]) for at in named)
         found = {group_of(op) for op in graph.op_names}
         for at in named:
@@ -351,21 +351,21 @@ def _check_names(scenario: Scenario, graph: Graph, machine: Machine) -> None:
                 raise document.wrong(UnknownNameError("model", str(at[-1]), models), at)
 
 
-def _decided(error: SimError) -> TypeGuard[InputError]:
+def _is_by_decision(error: SimError) -> TypeGuard[InputError]:
     """Whether the linearizer or the stream assignment raised it (`sim.job.job.Job.order`, `lane`)."""
     return isinstance(error, InputError) and error.path[:1] in (("linearize",), ("streams",))
 
 
 def has_place(error: InputError | InfeasibleError) -> bool:
     """Whether an error says which op it is about, or which decision raised it."""
-    return error.op is not None or isinstance(error, GraphError | InfeasibleError) or _decided(error)
+    return error.op is not None or isinstance(error, GraphError | InfeasibleError) or _is_by_decision(error)
 
 
-def placed(error: InputError | InfeasibleError, case: Case) -> ScenarioError:
+def place_error(error: InputError | InfeasibleError, case: Case) -> ScenarioError:
     """Return the error with the place of its op, or of the decision that raised it."""
     from scenarios.workloads.workload import op_message, op_place
 
     document = case.scenario.document
-    if _decided(error):
+    if _is_by_decision(error):
         return document.wrong(error, case.decisions.loc)
     return document.error(op_place(error, document), op_message(error, document))

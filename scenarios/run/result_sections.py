@@ -15,7 +15,7 @@ from typing import Any, Final
 from scenarios.expectations import Outcome
 from scenarios.training_run.plan import STATES, TrainingPlan
 from sim.base.units import format_duration
-from sim.export.tables import largest, percent, size, titled
+from sim.export.tables import largest, percent, size, text_table
 from sim.job.job import Tried
 from sim.notebook import Section
 
@@ -75,7 +75,7 @@ def _memory(devices: Mapping[str, Mapping[str, Any]]) -> Section:
     ]
     columns = ["memory of", "peak in use: peak_in_use_bytes", "at: peak_ns", "reserved: peak_reserved_bytes"]
     columns += ["fragmentation_bytes", "largest holders at the peak: holders"]
-    return Section([], [titled(rows, columns)])
+    return Section([], [text_table(rows, columns)])
 
 
 def _left_out(n: int, what: str) -> list[str]:
@@ -94,7 +94,7 @@ def _training(plan: TrainingPlan, told: Mapping[str, Any]) -> Section:
         shares = {what: ns / life["end_ns"] if life["end_ns"] else 0.0 for what, ns in spent_ns.items()}
         causes = _causes(life["interruptions_by_cause"])
         rows.append({**life, **shares, "recovery": name, "end": _long(life["end_ns"]), "by cause": causes})
-    return Section([f"training run: {machines}{_intervals(told['interval'])}"], [titled(rows, columns)])
+    return Section([f"training run: {machines}{_intervals(told['interval'])}"], [text_table(rows, columns)])
 
 
 def _experts(experts: Mapping[str, Any]) -> Section:
@@ -113,7 +113,7 @@ def _experts(experts: Mapping[str, Any]) -> Section:
     )
     columns = ["experts", "imbalance", "fullest", "its tokens", "dropped"]
     left_out = _left_out(len(layers) - len(shown), "layers are better balanced")
-    return Section([], [titled(rows, columns)], left_out)
+    return Section([], [text_table(rows, columns)], left_out)
 
 
 def _staleness(told: Mapping[str, Any]) -> Section:
@@ -138,7 +138,7 @@ def _links(links: Mapping[str, Mapping[str, Any]]) -> Section:
     rows = ({**use, "link": name} for name, use in links.items() if name in shown)
     columns = ["link", "bytes", "busy_ns", "utilisation", "contended_ns"]
     columns += ["bandwidth used: bandwidth_utilisation"]
-    return Section([], [titled(rows, columns)], _left_out(len(links) - len(shown), "links were used"))
+    return Section([], [text_table(rows, columns)], _left_out(len(links) - len(shown), "links were used"))
 
 
 def _pipeline(told: Mapping[str, Any]) -> Section:
@@ -171,7 +171,7 @@ def _pipeline(told: Mapping[str, Any]) -> Section:
     ]
     columns = ["rank", "span_ns", "computes nothing: idle_ns", "activations", "waits for"]
     columns.append("memory at the peak")
-    return Section(lines, [titled(rows, columns)])
+    return Section(lines, [text_table(rows, columns)])
 
 
 def _train(told: Mapping[str, Any]) -> Section:
@@ -238,7 +238,7 @@ def model_notes(summaries: Iterable[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(line for line in told if line))
 
 
-def tuned(tried: Sequence[Tried]) -> str:
+def tuning_line(tried: Sequence[Tried]) -> str:
     """Return a line with the first and the best makespan that a searching placement found."""
     first = next(one for one in tried if one.makespan_ns is not None)
     assert first.makespan_ns is not None
@@ -249,7 +249,7 @@ def tuned(tried: Sequence[Tried]) -> str:
     return f"placement: {len(tried):,} tried, {found}"
 
 
-def folded(told: Mapping[str, Any]) -> str:
+def folding_lines(told: Mapping[str, Any]) -> str:
     """Return lines that say which devices stand for how many, and what sets them apart."""
     into = told["into"]
     lines = [

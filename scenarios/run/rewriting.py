@@ -60,7 +60,7 @@ def compile_graph(case: Case) -> tuple[Graph, Placement | None, Machine]:
                 if ranked is None:
                     ranked = Ranked.of(graph, machine.accelerators)
                 _keep_failures(graph, None)
-                ranked = rewrite.ranked(ranked)
+                ranked = rewrite.rewrite_ranks(ranked)
                 for name in ranked.devices or ():
                     if name not in machine.positions:
                         key = "devices" if isinstance(rewrite, RankOrder) else "ranks"
@@ -72,7 +72,7 @@ def compile_graph(case: Case) -> tuple[Graph, Placement | None, Machine]:
                 continue
             if getattr(rewrite, "placed", False):
                 job = make_job(graph, machine, placement=placement, may_fail=False)
-                graph, placement = pinned(graph, machine, job.device_of), None
+                graph, placement = pin_ops(graph, machine, job.device_of), None
             before = graph
             if isinstance(rewrite, ParameterServer):
                 graph = rewrite.apply(graph, machine)
@@ -106,7 +106,7 @@ def _keep_failures(before: Graph, after: Graph | None) -> None:
             raise InputError(f"removes the op {name!r}, which may fail; leave out one of the two")
 
 
-def pinned(graph: Graph, machine: Machine, device_of: IntArray) -> Graph:
+def pin_ops(graph: Graph, machine: Machine, device_of: IntArray) -> Graph:
     """Return `graph` with every op pinned to a device by name.
 
     Parameters

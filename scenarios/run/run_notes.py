@@ -10,8 +10,8 @@ import numpy as np
 
 from scenarios.recorded.other_gpu import is_of_model
 from sim.base import plugins
-from sim.base.arrays import UNSET, grouped
-from sim.base.errors import listed
+from sim.base.arrays import UNSET, group_pairs
+from sim.base.errors import list_names
 from sim.base.units import format_bytes
 from sim.job.job import Job
 from sim.trace import Trace
@@ -35,9 +35,10 @@ def unused_notes(unused: Mapping[str, Sequence[str]]) -> list[str]:
     >>> unused_notes({"heft": [], "single": ["gpu1", "gpu2"]})
     ['unused under single: gpu1, gpu2']
     """
-    runs_of = grouped((tuple(devices), run) for run, devices in unused.items())
+    runs_of = group_pairs((tuple(devices), run) for run, devices in unused.items())
     return [
-        ("unused" if len(runs_of) == 1 else f"unused under {', '.join(runs)}") + f": {listed(devices, _MOST)}"
+        ("unused" if len(runs_of) == 1 else f"unused under {', '.join(runs)}")
+        + f": {list_names(devices, _MOST)}"
         for devices, runs in runs_of.items()
         if devices
     ]

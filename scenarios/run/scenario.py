@@ -26,7 +26,7 @@ from scenarios.run.decisions import Decisions, overlay, resolve, resolve_schedul
 from scenarios.schema import ScenarioFile, model_for
 from scenarios.workloads.workload import Work
 from sim.base import plugins
-from sim.base.errors import InputError, hint, shortened
+from sim.base.errors import InputError, hint, shorten
 from sim.base.plugins import Origin
 from sim.graph.graph import Graph
 from sim.machine.machine import Machine
@@ -215,11 +215,11 @@ class Scenario:
             return self._case(self.policy, label, self.document, ("policy",), expected)
         if policy in self.variants:
             return self.entry(self.variants.index(policy))
-        place = Place(f"--policy {shortened(policy)}")
+        place = Place(f"--policy {shorten(policy)}")
         named = replace(self.document, root=Node({}, place), changed=frozenset())
-        return self._case(overlay(self.policy, self._named(policy)), policy, named)
+        return self._case(overlay(self.policy, self._named_policy(policy)), policy, named)
 
-    def _named(self, policy: str) -> PolicyFields:
+    def _named_policy(self, policy: str) -> PolicyFields:
         """Return the policy fields for a name on the command line: a schedule, a policy, or a runtime."""
         workload, of_graphs = self.content.workload, "sim.policies"
         runtimes, known = plugins.names("sim.runtimes"), plugins.names(workload.deciders or of_graphs)
@@ -270,7 +270,7 @@ class Scenario:
         if said or any(not isinstance(each, dict) for each in expect.values()):
             self.case()
 
-    def expected(self) -> list[Case]:
+    def expected_cases(self) -> list[Case]:
         """Return the runs that have expectations: the scenario's own, and entries of ``compare``."""
         expects = self.content.expect or any(entry.expect for entry in self.content.compare)
         cases = [self.case(), *map(self.entry, range(len(self.variants)))] if expects else []

@@ -23,8 +23,8 @@ import simpy
 
 from policies.serving.batcher import Batcher, Request, Step
 from policies.serving.routers import RequestRouter
-from sim.base.arrays import grouped
-from sim.base.errors import InputError, StuckError, listed
+from sim.base.arrays import group_pairs
+from sim.base.errors import InputError, StuckError, list_names
 from sim.base.units import NS_PER_S
 
 PASS_NS: Final = 1_000_000
@@ -151,7 +151,7 @@ class Serve:
         self.events: list[EngineEvent] = []
         self.engines = [*self.batchers, *self.prefill]
         self.coming = deque(each for each in requests if each.after is None)
-        self.turns = grouped((each.after, each) for each in requests if each.after is not None)
+        self.turns = group_pairs((each.after, each) for each in requests if each.after is not None)
         self.loads = [0] * len(self.engines)
         self.twins: dict[Request, Request] = {}  # request → the one that computes its prompt elsewhere
         self.inbox: list[list[Request]] = [[] for _ in self.engines]
@@ -163,7 +163,7 @@ class Serve:
             self.env.process(self.serving(replica))
         self.env.run()
         if left := [each.id for each in requests if not each.finished]:
-            raise StuckError(f"unfinished, but by no replica's batcher: {listed(left, 3)}")
+            raise StuckError(f"unfinished, but by no replica's batcher: {list_names(left, 3)}")
 
     def arriving(self) -> Process:
         """Route requests at their arrival times."""
@@ -212,12 +212,12 @@ class Serve:
             for request in self.inbox[replica]:
                 batcher.arrive(request)
             self.inbox[replica].clear()
-            if not (batcher.unfinished() or running):
+            if not (batcher.count_unfinished() or running):
                 self.idle[replica] = env.event()
                 yield self.idle[replica]
                 continue
             stalled: Step | None = None
-            if batcher.unfinished():
+            if batcher.count_unfinished():
                 step = batcher.schedule(self.now)
                 end_ns = self.begin(replica, step, pulled)
                 if not step.tokens:
@@ -235,7 +235,7 @@ class Serve:
                 raise StuckError(_why_stuck(replica, batcher, stalled))
             for request in [each for each, end_ns in pulled.items() if end_ns <= self.now]:
                 request.pulled_ns = pulled.pop(request)
-            if stalled and batcher.unfinished():
+            if stalled and batcher.count_unfinished():
                 yield env.timeout(PASS_NS)
 
     def may_come(self, replica: int) -> bool:
@@ -300,7 +300,8 @@ class Serve:
 
 def _why_stuck(replica: int, batcher: Batcher, step: Step) -> str:
     cache, head = batcher.cache, step.head
-    stuck = f"replica {replica} is stuck: of {batcher.unfinished():,} unfinished requests none runs, and the "
+    n = batcher.count_unfinished()
+    stuck = f"replica {replica} is stuck: of {n:,} unfinished requests none runs, and the "
     if head is None:
         return f"{stuck}batcher {type(batcher).__name__} does not say why (`why` and `head` of its step)"
     if head is not None and step.why == "budget":

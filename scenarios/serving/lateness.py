@@ -25,7 +25,7 @@ import pandas as pd
 
 from policies.serving.batcher import Request
 from scenarios.serving.engine import EngineEvent, Serve
-from sim.base.arrays import IntArray, grouped
+from sim.base.arrays import IntArray, group_pairs
 from sim.base.units import round_half_up
 
 QUEUE: Final = ("next step", "blocks", "budget", "seats")
@@ -67,7 +67,7 @@ class Lateness:
         self.passes = pd.DataFrame(serve.passes)
         self._replicas = {i: _Replica(of) for i, of in self.passes.groupby("replica")}
         self._columns = {name: of.to_numpy() for name, of in self.passes.items()}
-        events = grouped((event[0].id, event) for event in serve.events)
+        events = group_pairs((event[0].id, event) for event in serve.events)
         divided = [self._divide(each, events.get(each.id, [])) for each in requests]
         ids = [each.id for each in requests]
         self.first, self.all = (pd.DataFrame([*of], ids, PARTS) for of in zip(*divided, strict=True))

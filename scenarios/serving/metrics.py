@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 
 from policies.serving.batcher import Request
-from scenarios.serving.requests import read_rows, unzipped
+from scenarios.serving.requests import read_rows, unzip
 from sim.base.arrays import IntArray
 from sim.base.errors import InputError, in_file
 from sim.base.units import NS_PER_MS, NS_PER_S, format_duration
@@ -178,7 +178,7 @@ def _of_vllm(row: dict[Any, Any], limits: Mapping[str, int]) -> dict[str, Any]:
     own = {key: value for key, value in row.items() if _OWN.fullmatch(key) and isinstance(value, int | float)}
     if not row.keys() >= set(_LISTS):
         return own
-    each = pd.DataFrame(unzipped(row, _LISTS))
+    each = pd.DataFrame(unzip(row, _LISTS))
     each = each[each["output_lens"] > 0]  # the others failed
     gaps = each["itls"].map(_ns)
     served = each.rename(columns={"input_lens": "prompt", "output_lens": "tokens"})

@@ -306,13 +306,13 @@ def _each_request(path: Path) -> Iterator[tuple[int, Row]]:
     for line, row in read_rows(path):
         if row.keys() >= set(_LISTS):
             with in_file(f"line {line}"):
-                rows = unzipped(row, _LISTS)
+                rows = unzip(row, _LISTS)
             yield from ((line, each) for each in rows)
         else:
             yield line, row
 
 
-def unzipped(row: Row, columns: Sequence[str]) -> list[Row]:
+def unzip(row: Row, columns: Sequence[str]) -> list[Row]:
     """Return a row for each item of columns that are lists."""
     try:
         items = list(zip(*(row[column] for column in columns), strict=True))

@@ -12,7 +12,7 @@ from scenarios.serving.engine import Serve
 from scenarios.serving.lateness import PARTS, Lateness
 from scenarios.serving.metrics import METRICS, STATS, serving_metrics
 from sim.base.units import NS_PER_MS, format_duration
-from sim.export.tables import largest, percent, titled
+from sim.export.tables import largest, percent, text_table
 from sim.notebook import Section
 
 _SLOWEST: Final = 5
@@ -130,8 +130,8 @@ def serving_section(told: Mapping[str, Any]) -> Section:
         metrics,
         beside,
         where,
-        titled(slowest, of_slowest),
-        titled(engines, [*of_engines, "most waiting: peak_waiting"]),
+        text_table(slowest, of_slowest),
+        text_table(engines, [*of_engines, "most waiting: peak_waiting"]),
     ]
     return Section(lines, [table for table in tables if table])
 
@@ -153,7 +153,7 @@ def serving_rows(
         for policy, summary in summaries.items()
     ]
     columns = [f"{title}: {key}" for title, key in OF_SERVING.items()]
-    return titled([*rows, *failed], ["policy", "makespan_ns", *columns])
+    return text_table([*rows, *failed], ["policy", "makespan_ns", *columns])
 
 
 def serving_rank(told: Mapping[str, Any]) -> tuple[float, float]:

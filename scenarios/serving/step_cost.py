@@ -54,7 +54,7 @@ _SIZES: Final = (1, *(size << power for power in range(23) for size in (2, 3)), 
 """1, 2, 3, 4, 6, 8, 12, 16, ..."""
 
 
-def interpolated(function: Callable[[int, int], float]) -> Callable[[float, float], float]:
+def interpolate(function: Callable[[int, int], float]) -> Callable[[float, float], float]:
     """Return a function of two sizes that is computed at few sizes, and linear in between."""
     ask = cache(function)
 
@@ -123,8 +123,8 @@ class ModelStep:
         self.kinds = Counter(model.kind(layer) for layer in range(model.layers))
         self.work = self.work_of(1)
         # A chunk of a prompt counts as a whole prompt with the same number of scores.
-        self._decode = interpolated(lambda requests, cached: self._attention(requests, 1, cached - 1))
-        self._prefill = interpolated(lambda requests, length: self._attention(requests, length, 0))
+        self._decode = interpolate(lambda requests, cached: self._attention(requests, 1, cached - 1))
+        self._prefill = interpolate(lambda requests, length: self._attention(requests, length, 0))
         self._layers, self._head = cache(self._layers_ns), cache(self._head_ns)
 
     def __call__(self, step: Step) -> int:

@@ -36,7 +36,7 @@ from scenarios.workloads.train_workload import DType, ModelFields, architecture_
 from scenarios.workloads.workload import Work, Workload
 from sim import Device, GraphBuilder, Machine
 from sim.base import plugins
-from sim.base.errors import InputError, OutOfMemoryError, located
+from sim.base.errors import InputError, OutOfMemoryError, error_path
 from sim.base.options import call_with_options, require_methods
 from sim.base.units import format_bytes
 from sim.graph.graph import Graph
@@ -187,7 +187,7 @@ class ServingFields(Strict):
     measured: File | None = None
 
     @model_validator(mode="after")
-    def _timed(self) -> ServingFields:
+    def _check_timing(self) -> ServingFields:
         measured = self.step is not None and self.step.table is not None
         if self.step is None and (self.model is None or self.calibration is None):
             raise fault("needs model and calibration, or step: what a step takes")
@@ -220,7 +220,7 @@ class Serving(Workload):
     def check_schedule(self, policy: PolicyFields) -> None:
         """Raise if the batcher does not have an option; a user's own code is checked only when it runs."""
         if ":" not in (policy.name or ""):
-            _made("sim.batchers", policy, plugins.Origin(), Batcher)
+            _make("sim.batchers", policy, plugins.Origin(), Batcher)
 
     def default_policy(self) -> Mapping[str, Any]:
         """Return the batcher of scenarios that name none."""
@@ -235,31 +235,31 @@ class Serving(Workload):
         of, options = self.serving, policy.options
         now = {_KV: of.kv, _PARALLEL: of.parallel}
 
-        def changed(section: str, **values: Any) -> dict[str, str]:
+        def changed_keys(section: str, **values: Any) -> dict[str, str]:
             return {section: json.dumps({**now[section].model_dump(exclude_unset=True), **values})}
 
-        def decided(**values: Any) -> dict[str, str]:
+        def decisions(**values: Any) -> dict[str, str]:
             return {"policy": json.dumps({"name": policy.name, **options, **values})}
 
         found: dict[str, Mapping[str, str]] = {}
         if of.kv.blocks is not None:
-            found["twice the blocks"] = changed(_KV, blocks=2 * of.kv.blocks)
+            found["twice the blocks"] = changed_keys(_KV, blocks=2 * of.kv.blocks)
         elif of.kv.dtype != "fp8":
-            found["keys and values in fp8"] = changed(_KV, dtype="fp8")
+            found["keys and values in fp8"] = changed_keys(_KV, dtype="fp8")
         if policy.name == "vllm-0.19":
             budget, seats = options.get("max_num_batched_tokens", 8192), options.get("max_num_seqs", 256)
             whole = {"enable_chunked_prefill": False, "max_num_batched_tokens": max(budget, 65536)}
-            found["twice the tokens of a step"] = decided(max_num_batched_tokens=2 * budget)
-            found["half the tokens of a step"] = decided(max_num_batched_tokens=budget // 2)
-            found["twice the requests of a step"] = decided(max_num_seqs=2 * seats)
-            found["prompts in one piece"] = decided(**whole)
+            found["twice the tokens of a step"] = decisions(max_num_batched_tokens=2 * budget)
+            found["half the tokens of a step"] = decisions(max_num_batched_tokens=budget // 2)
+            found["twice the requests of a step"] = decisions(max_num_seqs=2 * seats)
+            found["prompts in one piece"] = decisions(**whole)
             found["sarathi's chunks of 512 tokens"] = {"policy": "sarathi"}
         if of.parallel.replicas > 1:
             others = [name for name in plugins.names("sim.routers") if name != of.router.name]
             found |= {f"router {name}": {"workload.serving.router": name} for name in others}
-        found["one more replica"] = changed(_PARALLEL, replicas=of.parallel.replicas + 1)
+        found["one more replica"] = changed_keys(_PARALLEL, replicas=of.parallel.replicas + 1)
         if of.calibration is not None:
-            found["twice the GPUs of a replica"] = changed(_PARALLEL, tp=2 * of.parallel.tp)
+            found["twice the GPUs of a replica"] = changed_keys(_PARALLEL, tp=2 * of.parallel.tp)
             newer = _NEWER[_NEWER.index(of.calibration) + 1 :] if of.calibration in _NEWER else ()
             found |= {f"on {gpu}": {"workload.serving.calibration": gpu} for gpu in newer[:2]}
         return found
@@ -288,10 +288,10 @@ class Serving(Workload):
             raise document.error(("machine",), what)
         with document.placing(*loc):
             replicas = range(of.parallel.replicas)
-            batchers = [_made("sim.batchers", policy, origin, Batcher) for _ in replicas]
+            batchers = [_make("sim.batchers", policy, origin, Batcher) for _ in replicas]
         limits = of.limits.model_dump(exclude_none=True)
         with document.placing("workload", "serving"):
-            with located("requests"):
+            with error_path("requests"):
                 requests = of.requests.requests(document, seed)
             limit = of.max_model_len or max(each.prompt + each.output for each in requests)
             step_ns, gpu = _costs(of, document)
@@ -299,11 +299,11 @@ class Serving(Workload):
             if of.prefill is not None and gpu is not None:
                 prefill = [copy(batchers[0]) for _ in range(of.prefill.replicas)]
                 pull = Pull(of.prefill.latency, gpu.token_bytes(of.kv.dtype), of.prefill.bandwidth)
-            with located("router"):
-                router = _made("sim.routers", of.router, origin, RequestRouter)
+            with error_path("router"):
+                router = _make("sim.routers", of.router, origin, RequestRouter)
                 router.begin(len(batchers), seed)
             for batcher in (*batchers, *prefill):
-                with located("kv"):
+                with error_path("kv"):
                     cache = KvBlocks(blocks, of.kv.block_size, batcher.reserved_blocks)
                 with document.placing(*loc):
                     batcher.begin(cache, limit)
@@ -314,7 +314,7 @@ class Serving(Workload):
                 where = "a trace in the project's own format has it (accepted)"
                 warnings.warn(f"no draft is accepted: no request says how many are; {where}", stacklevel=2)
             if of.measured is not None:
-                with located("measured"):
+                with error_path("measured"):
                     measured = {"measured": measured_metrics(document.file(of.measured), limits)}
             serve = Serve(step_ns, batchers, prefill, router=router, pull=pull, host_ns=of.host)
             serve.run(requests, getattr(of.requests, "in_flight", None))
@@ -336,7 +336,7 @@ class Serving(Workload):
 _T = TypeVar("_T")
 
 
-def _made(group: str, choice: Choice | PolicyFields, origin: plugins.Origin, base: type[_T]) -> _T:
+def _make(group: str, choice: Choice | PolicyFields, origin: plugins.Origin, base: type[_T]) -> _T:
     """Return the object that a name with options stands for, which extends `base`."""
     assert choice.name is not None
     made = call_with_options(origin.lookup(group, choice.name), choice.name, choice.options, origin)
@@ -353,16 +353,16 @@ def _costs(fields: ServingFields, document: Document) -> tuple[StepTime, ModelSt
     if given is not None and given.table is None:
         return LinearStep(given.fixed, given.token, given.request), None
     assert fields.model is not None
-    with located("model"):
+    with error_path("model"):
         model = architecture_of(fields.model, document)
     if fields.calibration is not None:
-        with located("calibration"):
+        with error_path("calibration"):
             calibration = calibration_of(fields.calibration, document, fields.dtype)
-        with located("parallel"):
+        with error_path("parallel"):
             gpu = ModelStep(model, calibration, fields.parallel.tp, fields.parallel.experts)
     if given is not None and given.table is not None:
         sent = None if gpu is None else gpu.all_reduce_ns
-        with located("step", "table"):
+        with error_path("step", "table"):
             return TableStep(document.file(given.table), model.layers, sent), gpu
     assert gpu is not None
     return gpu, gpu

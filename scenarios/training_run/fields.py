@@ -29,7 +29,7 @@ from scenarios.fields.policy_fields import AnyChoice, Slowness
 from scenarios.file.document import Document, Loc
 from scenarios.training_run.plan import Checkpoints, Detection, Failure, SlowDown, TrainingPlan
 from sim.base.arrays import MOST_BUILT
-from sim.base.errors import InputError, located
+from sim.base.errors import InputError, error_path
 from sim.base.units import DURATION, NS_PER_S, parse_duration, round_half_up
 from sim.faults import PartKind
 
@@ -276,7 +276,7 @@ class TrainingRun(Strict):
         for name, cause in self.failures.items():
             follows: dict[str, Any] = {"repair_ns": cause.repair, "restart_ns": cause.restart}
             told = {"detect": cause.detect, **follows}
-            with located(name):
+            with error_path(name):
                 counted = cause.counted_mtbf_ns(name, document)
             if not counted:
                 yield Failure(name, **cause.when(self.devices), **told)

@@ -291,7 +291,7 @@ class _Run:
             yield from self._regrow()
 
     def _regrow(self) -> Events:
-        yield from self._written()
+        yield from self._wait_for_checkpoint()
         self._heed()
         if (restart := self.recovery.at_checkpoint(self._fleet())) is not None:
             yield from self._restart(restart, None)
@@ -384,7 +384,7 @@ class _Run:
     def _save(self) -> Events:
         how = self.plan.checkpoints
         if how.asynchronous:
-            yield from self._written()
+            yield from self._wait_for_checkpoint()
             yield from self._spend("saving", how.pause_ns)
             self.writing = (self.step, self.work_ns, self.now + how.save_ns)
         else:
@@ -393,7 +393,7 @@ class _Run:
             self.checkpoints += 1
         self._begin()
 
-    def _written(self) -> Events:
+    def _wait_for_checkpoint(self) -> Events:
         """Wait until the checkpoint that is being written is complete."""
         if self.writing is not None:
             yield from self._spend("saving", max(0, self.writing[2] - self.now))

@@ -79,10 +79,10 @@ def _of_worker(
             while slow and slow[0][1] <= a:  # over
                 slow.popleft()
             computes = each in ("computing", "redoing")
-            yield from _cut(each, max(a, start), min(b, end), slow if computes else ())
+            yield from _cut_interval(each, max(a, start), min(b, end), slow if computes else ())
 
 
-def _cut(state: str, start: int, end: int, slow: Iterable[tuple[int, int]]) -> Iterator[Interval]:
+def _cut_interval(state: str, start: int, end: int, slow: Iterable[tuple[int, int]]) -> Iterator[Interval]:
     """Yield an interval, cut where it overlaps slow ones."""
     at = start
     for begin, over in slow:
@@ -109,10 +109,10 @@ def timeline(lives: Mapping[str, Life]) -> Figure:
     until = max(1, *(life.end_ns for life in lives.values()))
     bars = {}
     for name, life in lives.items():  # merges what is too narrow to see before each worker repeats it
-        run = _bars({"run": life.timeline}).packed(until)
+        run = _bars({"run": life.timeline}).pack(until)
         seen = sorted(zip(run.start.tolist(), run.end.tolist(), run.kind.tolist(), strict=True))
         visible = [(_KINDS[kind], start, end) for start, end, kind in seen]
-        bars[name] = _bars(lanes_of(replace(life, timeline=visible))).packed(until)
+        bars[name] = _bars(lanes_of(replace(life, timeline=visible))).pack(until)
     heights = [0.4 + 0.2 * len(found.lanes) for found in bars.values()]
     figure, axes = new_figure(len(lives), height=min(40.0, 0.6 + sum(heights)))
     if (grid := axes[0].get_gridspec()) is not None:

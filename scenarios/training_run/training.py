@@ -62,11 +62,11 @@ class RecoveryRuns:
         """Return the part of the summary about the training run; times in ns."""
         return {
             "interval": intervals(self.plan),
-            "recovery": {name: _told(life) for name, life in lives.items()},
+            "recovery": {name: _describe(life) for name, life in lives.items()},
         }
 
 
-def _told(life: Life) -> dict[str, Any]:
+def _describe(life: Life) -> dict[str, Any]:
     spent = ("goodput", "end_ns", "steps", "useful_ns", "lost_ns", "time_ns")
     counts = ("checkpoints", "restarts", "fewest_workers")
     return {

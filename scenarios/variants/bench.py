@@ -44,8 +44,8 @@ from scenarios.variants.optimum import find_optimum, list_schedules
 from scenarios.variants.schedules import ListedOrder
 from scenarios.variants.sweep import KeptRows, program, stamps, sweeping, write_rows
 from scenarios.variants.variant import Row, Variant, attempt
-from sim.base.arrays import grouped
-from sim.base.errors import InputError, SimError, hint, in_file, listed
+from sim.base.arrays import group_pairs
+from sim.base.errors import InputError, SimError, hint, in_file, list_names
 from sim.base.files import read_bytes, read_text
 from sim.base.plugins import NOTHING, Allowed
 from sim.base.units import parse_duration
@@ -117,7 +117,7 @@ def instances_in(paths: Sequence[str]) -> list[str]:
         path = given if os.path.exists(given) else sets.get(given, given)
         if not os.path.exists(path):
             raise InputError(
-                f"{given}: no such file or folder{hint(given, sets)}; sets that ship: {listed([*sets])}"
+                f"{given}: no such file or folder{hint(given, sets)}; sets that ship: {list_names([*sets])}"
             )
         if not os.path.isdir(path):
             found.append(path)
@@ -237,7 +237,7 @@ def document_of(point: Point) -> Document:
     else:
         told = {"workload": {"graph": os.path.basename(point.path)}, "policy": {"name": "ready-queue"}}
         folder = os.path.dirname(os.path.abspath(point.path))
-        document = Document.written(json.dumps(told), folder, point.allowed)
+        document = Document.from_text(json.dumps(told), folder, point.allowed)
     return document.with_settings(point.sets)
 
 
@@ -387,7 +387,7 @@ class Standing(NamedTuple):
 def standings(rows: Sequence[Row]) -> list[Standing]:
     """Return the results of each method on each set, in the order of the rows."""
     found = []
-    for (name, method), own in grouped(((row["set"], row["method"]), row) for row in rows).items():
+    for (name, method), own in group_pairs(((row["set"], row["method"]), row) for row in rows).items():
         ran = [row for row in own if row["gap"] is not None]
         gaps = [row["gap"] for row in ran]
         proven = sum(row["proven"] for row in ran)

@@ -131,9 +131,9 @@ def _by_device(trace: Trace, computes: BoolArray) -> Iterator[Variant]:
     tasks = trace.executed & computes[trace.tasks["op"]]
     compute_ns = np.zeros(len(job.machine.devices), np.int64)
     np.add.at(compute_ns, trace.device[tasks], (trace.tasks["end_ns"] - trace.tasks["start_ns"])[tasks])
-    groups = _grouped(used, lambda d: (replace(job.machine.devices[d], name=""), compute_ns[d]))
+    groups = _group_numbers(used, lambda d: (replace(job.machine.devices[d], name=""), compute_ns[d]))
     if len(groups) > MOST_DEVICES:
-        groups = _grouped(used, lambda d: job.machine.devices[d].kind)
+        groups = _group_numbers(used, lambda d: job.machine.devices[d].kind)
         names = [f"every {job.machine.devices[group[0]].kind}" for group in groups]
     else:
         first = [job.machine.devices[group[0]].name for group in groups]
@@ -151,7 +151,7 @@ def _by_device(trace: Trace, computes: BoolArray) -> Iterator[Variant]:
 
 
 def _with_stream(names: set[str]) -> Callable[[Device], Device]:
-    def changed(device: Device) -> Device:
+    def apply(device: Device) -> Device:
         if device.name not in names:
             return device
         made = device.for_streams or device.with_streams
@@ -159,7 +159,7 @@ def _with_stream(names: set[str]) -> Callable[[Device], Device]:
             replace(device, streams=device.streams + 1) if made is None else made(device, device.streams + 1)
         )
 
-    return changed
+    return apply
 
 
 def _is_used(job: Job, more: Callable[[Device], Device]) -> bool:
@@ -175,20 +175,20 @@ def _is_used(job: Job, more: Callable[[Device], Device]) -> bool:
 def _trial(label: str, change: Callable[[Device], Device], why_not: str = "") -> Variant:
     """Return a what-if that changes each device, or that has a reason not to be tried."""
 
-    def changed(machine: Machine) -> Machine:
+    def apply(machine: Machine) -> Machine:
         return replace(machine, devices=tuple(map(change, machine.devices)))
 
-    return Variant(label=label, machine=changed, why_not=why_not)
+    return Variant(label=label, machine=apply, why_not=why_not)
 
 
 def _computing(ops: BoolArray) -> Callable[[Job], Job]:
     """Return a change that halves the computation of some ops, but not their own communication."""
 
-    def changed(job: Job) -> Job:
+    def apply(job: Job) -> Job:
         inside = inside_ns(job.graph)
         return _taking(lambda ns: inside + _half(ns - inside, ops))(job)
 
-    return changed
+    return apply
 
 
 def _half(ns: IntArray, ops: BoolArray) -> IntArray:
@@ -199,7 +199,7 @@ def _half(ns: IntArray, ops: BoolArray) -> IntArray:
 def _taking(change: Callable[[IntArray], IntArray]) -> Callable[[Job], Job]:
     """Return a change that applies to all durations of a job: actual, noisy, and known ones."""
 
-    def changed(job: Job) -> Job:
+    def apply(job: Job) -> Job:
         if job.drawn is not None:
             raise InputError("under control flow with noise durations are drawn while it runs")
 
@@ -209,7 +209,7 @@ def _taking(change: Callable[[IntArray], IntArray]) -> Callable[[Job], Job]:
         noisy = None if job.noisy_ns is None else np.stack([of(ns) for ns in job.noisy_ns])
         return replace(job, duration_ns=of(job.duration_ns), known_ns=of(job.known_ns), noisy_ns=noisy)
 
-    return changed
+    return apply
 
 
 def _longest_on_path(trace: Trace) -> list[int]:
@@ -230,7 +230,7 @@ def _on_all_ranks(trace: Trace, op: int) -> IntArray:
     return np.unique(ops[np.isin(meeting, meeting[ops == op])])
 
 
-def _grouped(numbers: Iterable[int], key: Callable[[int], object]) -> list[list[int]]:
+def _group_numbers(numbers: Iterable[int], key: Callable[[int], object]) -> list[list[int]]:
     """Return groups of numbers with equal keys, in order of their first number; keys need no hash."""
     groups: list[tuple[object, list[int]]] = []
     for number in numbers:

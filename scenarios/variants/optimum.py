@@ -76,13 +76,13 @@ def list_schedules(case: Case, job: Job, placed: bool) -> Iterator[Case]:
     yield there.deciding(policy=OutOfOrder(synchronisation=how))
     yield there.deciding(policy=CriticalPath(synchronisation=how))
     urgent = [due_ops(job.graph).get(op, (LATEST_NS, 0))[0] for op in range(len(job.graph))]
-    due = [_inherited(job, urgent)] if job.graph.attribute("due") else []
+    due = [_inherit_due(job, urgent)] if job.graph.attribute("due") else []
     for keys in (job.known_ns.tolist(), *due):
         first = ListedOrder(list(least_first(job.graph.dag(), keys)))
         yield there.deciding(policy=OutOfOrder(synchronisation=how), linearize=first)
 
 
-def _inherited(job: Job, due_ns: list[int]) -> list[int]:
+def _inherit_due(job: Job, due_ns: list[int]) -> list[int]:
     """Return how early each op is due, for its own sake or that of what follows it."""
     for op in reversed(job.graph.topological_order.tolist()):
         follow = (due_ns[other] for other in job.graph.dag().successors[op])
@@ -152,7 +152,7 @@ class Optimum:
         """Return what a run comes to in what is to be small."""
         return OBJECTIVES[self.what].of(result.trace)
 
-    def shown(self, cost: int) -> str:
+    def cost_text(self, cost: int) -> str:
         """Return a cost as people read it."""
         value = Fraction(cost, OBJECTIVES[self.what].parts(self.base.trace.job))
         return shown_result(self.what, int(value) if value.denominator == 1 else float(value))
@@ -173,9 +173,9 @@ class Optimum:
         """Return why the bound is none of a run, in two words; None: it is."""
         return None if result in (self.base, self.found) else _unlike(self.base, result, self.placed)
 
-    def told(self, limit_ns: int) -> str:
+    def sentence(self, limit_ns: int) -> str:
         """Return in a sentence how good the best is known to be; see `find_optimum` for the limit."""
-        best, bound = self.shown(self.cost(self.best)), self.shown(max(0, self.lower_bound))
+        best, bound = self.cost_text(self.cost(self.best)), self.cost_text(max(0, self.lower_bound))
         gap = "" if self.gap is None else f" (gap {self.gap:.1%})"
         words = self.what.replace("_", " ")
         if self.what != "makespan":

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from policies.placement.problem import Problem
-from sim.base.arrays import grouped
+from sim.base.arrays import group_pairs
 from sim.job.job import Job
 from sim.trace import Trace
 
@@ -87,7 +87,7 @@ class Space:
         self.before, self.after = dag.predecessors, dag.successors
         self.lanes = [1 if device.workers else device.lanes for device in job.machine.devices]
         group_of = range(len(job.graph)) if problem is None else problem.group_of
-        self.members = grouped((group, op) for op, group in enumerate(group_of))  # these move together
+        self.members = group_pairs((group, op) for op, group in enumerate(group_of))  # these move together
         self.devices = [[int(here)] for here in job.device_of] if problem is None else problem.devices_of
         self.movable = [group for group in self.members if len(self.devices[group]) > 1]
 
@@ -115,7 +115,7 @@ class Space:
                 lane = rng.randrange(self.lanes[schedule.device[op]])
                 if lane != schedule.lane[op]:
                     yield "stream", replace(schedule, lane=_with(schedule.lane, op, lane))
-            elif (order := self._moved(schedule.order, op, rng)) is not None:
+            elif (order := self._move(schedule.order, op, rng)) is not None:
                 yield "order", replace(schedule, order=order)
 
     def _gain(self, group: int, here: int, there: int) -> float:
@@ -124,7 +124,7 @@ class Space:
         costs = self.problem.cost_ns[group]
         return costs[here] / costs[there] if costs[there] else 1.0
 
-    def _moved(self, order: Sequence[int], op: int, rng: random.Random) -> tuple[int, ...] | None:
+    def _move(self, order: Sequence[int], op: int, rng: random.Random) -> tuple[int, ...] | None:
         """Return the order with an op moved between its last producer and its first consumer, or None."""
         place = {other: k for k, other in enumerate(order)}
         here = place[op]

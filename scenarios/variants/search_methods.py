@@ -64,7 +64,7 @@ def _grid(sizes: Sequence[int], levels: int, budget: int, seed: int) -> Search:
 
 
 def _random(sizes: Sequence[int], levels: int, budget: int, seed: int) -> Search:
-    yield from _all(_drawn(sizes, budget, random.Random(seed)), sizes, levels)
+    yield from _all(_draw_points(sizes, budget, random.Random(seed)), sizes, levels)
 
 
 def _all(numbers: Sequence[int], sizes: Sequence[int], levels: int) -> Search:
@@ -75,7 +75,7 @@ def _all(numbers: Sequence[int], sizes: Sequence[int], levels: int) -> Search:
 def _halving(sizes: Sequence[int], levels: int, budget: int, seed: int) -> Search:
     rounds = [_KEPT**level for level in range(levels)]
     first = max(1, int(budget / sum(1 / kept for kept in rounds)))
-    points = [_at(number, sizes) for number in _drawn(sizes, first, random.Random(seed))]
+    points = [_at(number, sizes) for number in _draw_points(sizes, first, random.Random(seed))]
     for level in range(levels):
         costs = yield [Ask(at, level) for at in points]
         found = [(cost, at) for at, cost in zip(points, costs, strict=False) if cost is not None]
@@ -85,7 +85,7 @@ def _halving(sizes: Sequence[int], levels: int, budget: int, seed: int) -> Searc
 def _local(sizes: Sequence[int], levels: int, budget: int, seed: int) -> Search:
     rng = random.Random(seed)
     size, patience = math.prod(sizes), 4 * sum(sizes)
-    drawn = _drawn(sizes, min(budget, max(_DRAWN_LEAST, int(_DRAWN * budget))), rng)
+    drawn = _draw_points(sizes, min(budget, max(_DRAWN_LEAST, int(_DRAWN * budget))), rng)
     points = [_at(number, sizes) for number in drawn]
     costs = yield [Ask(at, levels - 1) for at in points]
     starts = sorted((cost, at) for at, cost in zip(points, costs, strict=False) if cost is not None)
@@ -153,7 +153,7 @@ def _at(number: int, sizes: Sequence[int]) -> At:
     return tuple(reversed(digits))
 
 
-def _drawn(sizes: Sequence[int], most: int, rng: random.Random) -> list[int]:
+def _draw_points(sizes: Sequence[int], most: int, rng: random.Random) -> list[int]:
     """Return the numbers of up to `most` different points in random order."""
     size = math.prod(sizes)
     return rng.sample(range(size), min(size, most))

@@ -244,17 +244,17 @@ class Tuner:
             seeds = range(of, of + _SEEDS)
             if "seed" in dict(first.settings):
                 return seeds[:1]
-            one = self.variants.row(_seeded(first, of))
+            one = self.variants.row(_with_seed(first, of))
             if self.goal.column in one:
                 break
         else:
             return range(1)
-        if one[self.goal.column] == self.variants.row(_seeded(first, of + 1)).get(self.goal.column):
+        if one[self.goal.column] == self.variants.row(_with_seed(first, of + 1)).get(self.goal.column):
             return seeds[:1]
         self.tuning.seeds = len(seeds)
         return seeds
 
-    def _joined(self, rows: Sequence[Row]) -> Row:
+    def _join_rows(self, rows: Sequence[Row]) -> Row:
         """Return the mean row of a variant, or the row of a failed run."""
         if len(rows) == 1:
             return rows[0]
@@ -452,7 +452,7 @@ class Tuner:
         seeds, together = self.seeds, len(variants) if len(self.seeds) == 1 else AHEAD
         for at in range(0, len(variants), max(1, together)):
             some, best = variants[at : at + together], self.tuning.best
-            first = [_seeded(each, seed) for each in some for seed in seeds[:_FIRST]]
+            first = [_with_seed(each, seed) for each in some for seed in seeds[:_FIRST]]
             with closing(self._run(first if len(seeds) > 1 else some)) as begun:
                 for variant in some:
                     if self.runs + len(seeds) > budget:
@@ -460,10 +460,10 @@ class Tuner:
                     rows = [*itertools.islice(begun, min(_FIRST, len(seeds)))]
                     if len(seeds) > 1 and self._is_behind(rows, best):
                         told = f"dropped: far behind the best with each of {_FIRST} seeds"
-                        yield variant, {**self._joined(rows), "error": told}, rows
+                        yield variant, {**self._join_rows(rows), "error": told}, rows
                         continue
-                    rows += self._run([_seeded(variant, seed) for seed in seeds[_FIRST:]])
-                    yield variant, self._joined(rows), rows
+                    rows += self._run([_with_seed(variant, seed) for seed in seeds[_FIRST:]])
+                    yield variant, self._join_rows(rows), rows
 
     def _run(self, variants: Sequence[Variant]) -> Generator[Row, None, None]:
         """Yield the rows of variants, and count the runs; kept rows need not run again."""
@@ -491,14 +491,14 @@ class Tuner:
 
     def _begin(self, what: str, variant: Variant, **decisions: Any) -> tuple[float | None, Result | None]:
         """Run a variant in this process, with some decisions of its own, because its result is needed."""
-        each = [_seeded(variant, seed) for seed in self.seeds] if len(self.seeds) > 1 else [variant]
+        each = [_with_seed(variant, seed) for seed in self.seeds] if len(self.seeds) > 1 else [variant]
         runs = [attempt(self.variants.case(one).deciding(**decisions)) for one in each]
         self.runs += len(runs)
         if what == "start" and isinstance(runs[0].error, InputError):
             raise runs[0].error
         rows = [*map(self.variants.row_of, each, runs)]
         case = self.variants.case(variant).deciding(**decisions)
-        trial = Trial(what, variant, self._joined(rows), None, rows)
+        trial = Trial(what, variant, self._join_rows(rows), None, rows)
         return self._put_down(trial, case), runs[0].result
 
     def _put_down(self, trial: Trial, case: Case | None = None) -> float | None:
@@ -508,6 +508,6 @@ class Tuner:
         return cost
 
 
-def _seeded(variant: Variant, seed: int) -> Variant:
+def _with_seed(variant: Variant, seed: int) -> Variant:
     """Return a variant with a seed."""
     return variant._replace(settings=(*variant.settings, ("seed", str(seed))))

@@ -43,7 +43,7 @@ def tuning_report(tuning: Tuning, against: str | None = None) -> dict[str, Any]:
         "trials": len(trials),
         "seeds": tuning.seeds,
         "answers": len(tuning.answers),
-        "best": None if tuning.best is None else _plain(tuning, tuning.best) | _bound(tuning),
+        "best": None if tuning.best is None else _plain(tuning, tuning.best) | _bound_of_best(tuning),
         "starts": [_plain(tuning, k) for k, trial in enumerate(trials) if trial.what == "start"],
         "improvements": [_plain(tuning, k) for k in improvements(tuning)],
         "fresh": None if tuning.fresh is None else tuning.fresh._asdict(),
@@ -51,7 +51,7 @@ def tuning_report(tuning: Tuning, against: str | None = None) -> dict[str, Any]:
     return told if against is None else told | {"front": [_plain(tuning, k) for k in tuning.front(against)]}
 
 
-def _bound(tuning: Tuning) -> dict[str, Any]:
+def _bound_of_best(tuning: Tuning) -> dict[str, Any]:
     """Return by how much the makespan of the best exceeds its lower bound; see `sim.metrics.summary`."""
     limits, makespan_ns = bounds(tuning.trace), tuning.trace.makespan_ns
     return {

@@ -345,7 +345,7 @@ class Variants:
             else:
                 reasons[reason] = reasons.get(reason, 0) + 1
         if variants and not found:
-            raise InputError(f"none of the {len(variants):,} points fits: {_counted(reasons)}")
+            raise InputError(f"none of the {len(variants):,} points fits: {_count_reasons(reasons)}")
         return found, reasons
 
 
@@ -408,7 +408,7 @@ def value_of(name: str, result: Result) -> Value:
     return result_of_run(name, result.summary, result.trace)
 
 
-def _counted(reasons: Mapping[str, int]) -> str:
+def _count_reasons(reasons: Mapping[str, int]) -> str:
     """Return reasons with their counts, the most frequent first."""
     ranked = sorted(reasons.items(), key=lambda item: -item[1])
     return "; ".join(f"{count:,} {reason}" for reason, count in ranked)

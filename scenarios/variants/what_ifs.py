@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from scenarios.file.faults import input_error
 from scenarios.recorded import select as roles
-from scenarios.recorded.changes import WhatIf, applied
+from scenarios.recorded.changes import WhatIf, apply_changes
 from scenarios.recorded.program import RecordedProgram
 from scenarios.recorded.setup import as_recorded
 from scenarios.run.execute import run_case
@@ -26,7 +26,7 @@ from scenarios.run.scenario import Case
 from scenarios.variants.variant import Row, Variant, Variants, WhatIfText, attempt
 from scenarios.workloads.graph_files import ImportedFile
 from sim.base.arrays import UNSET
-from sim.base.errors import InputError, UnknownNameError, located
+from sim.base.errors import InputError, UnknownNameError, error_path
 from sim.explain.communication import inside_ns
 from sim.explain.narration import names_around
 from sim.graph.graph import Graph
@@ -271,7 +271,7 @@ class WhatIfs(Variants):
         assert not variant.settings, "a what-if changes no settings"
         graph, case = self.graph, self._as_it_is
         if variant.what_if:
-            graph = applied(graph, read_what_if(variant.what_if))
+            graph = apply_changes(graph, read_what_if(variant.what_if))
         scenario, workload = case.scenario, case.scenario.content.workload
         if isinstance(workload, ImportedFile):
             content = scenario.content.model_copy(update={"workload": workload.with_graph(graph)})
@@ -319,8 +319,8 @@ def try_all(what_ifs: WhatIfs, trials: Sequence[Variant], given: Sequence[Varian
         A what-if given by the user cannot be applied; then nothing is tried.
     """
     for trial in given:
-        with asked(trial.label):
-            _noted(what_ifs, trial)
+        with name_what_if(trial.label):
+            _with_notes(what_ifs, trial)
     base_ns = what_ifs.trace.makespan_ns
     yield _row(Variant(label="as recorded" if what_ifs.recorded_ns else "as it is"), base_ns, base_ns)
     unheld, inferred = what_ifs.without_inferred()
@@ -329,7 +329,7 @@ def try_all(what_ifs: WhatIfs, trials: Sequence[Variant], given: Sequence[Varian
             yield _row(trial, base_ns, None, trial.why_not)
             continue
         try:
-            case, notes = _noted(what_ifs, trial)
+            case, notes = _with_notes(what_ifs, trial)
         except InputError as error:
             yield _row(trial, base_ns, None, error.message)
             continue
@@ -338,7 +338,7 @@ def try_all(what_ifs: WhatIfs, trials: Sequence[Variant], given: Sequence[Varian
             continue
         row = _row(trial, base_ns, found.result.trace.makespan_ns, *notes)
         if unheld is not None and trial.what_if:
-            other, _ = _noted(unheld, trial)
+            other, _ = _with_notes(unheld, trial)
             other_ns = unheld.trace.makespan_ns - run_case(other, fits=False).trace.makespan_ns
             if abs(other_ns - row["saved_ns"]) > _MATTERS * base_ns:
                 row["other_saved_ns"] = other_ns
@@ -361,7 +361,7 @@ def _row(trial: Variant, base_ns: int, makespan_ns: int | None, *notes: str) -> 
 
 
 @contextmanager
-def asked(text: str) -> Iterator[None]:
+def name_what_if(text: str) -> Iterator[None]:
     """Name the what-if of the command line in errors raised in the block."""
     try:
         yield
@@ -369,7 +369,7 @@ def asked(text: str) -> Iterator[None]:
         raise InputError(f"--also {text}: {error}") from error
 
 
-def _noted(what_ifs: WhatIfs, trial: Variant) -> tuple[Case, list[str]]:
+def _with_notes(what_ifs: WhatIfs, trial: Variant) -> tuple[Case, list[str]]:
     """Return the run of a what-if, and notes about its assumptions."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -390,6 +390,6 @@ def read_what_if(value: WhatIfText) -> list[WhatIf]:
         try:
             found.append(WhatIf.model_validate(each))
         except ValidationError as error:
-            with located("what_if", *([n] if isinstance(value, list) else [])):
+            with error_path("what_if", *([n] if isinstance(value, list) else [])):
                 raise input_error(error, WhatIf, each) from None
     return found

@@ -47,7 +47,7 @@ BUILDERS: Final[Mapping[str, type[Builder]]] = {
 """Builder of each value of ``model``."""
 
 
-def _known(value: Any) -> Any:
+def _check_known(value: Any) -> Any:
     """Raise if a mapping names no builder."""
     known = ", ".join(BUILDERS)
     if not isinstance(value, dict) or "model" not in value:
@@ -79,7 +79,7 @@ def _on_accelerators(graph: Graph, machine: Machine) -> Graph:
 if TYPE_CHECKING:
     AnyBuilder = Builder
 else:
-    AnyBuilder = Annotated[one_of(BUILDERS, lambda value: value["model"]), BeforeValidator(_known)]
+    AnyBuilder = Annotated[one_of(BUILDERS, lambda value: value["model"]), BeforeValidator(_check_known)]
 
 
 class Build(Workload):

@@ -212,12 +212,12 @@ class CalibrationFields(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _begun(cls, given: Any) -> Any:
+    def _begin(cls, given: Any) -> Any:
         if not isinstance(given, dict) or not isinstance(name := given.get("from"), str):
             return given
         if name not in calibration_names():
             raise fault(f"from: there is no calibration {name!r}{hint(name, calibration_names())}")
-        begun = read_yaml_text(_shipped(name), name).plain()
+        begun = read_yaml_text(_read_shipped(name), name).plain()
         instead = {"nccl": ("node", "network"), "node": ("nccl",)}  # what a key stands in place of
         gone = {key for name in instead if name in given for key in instead[name] if key not in given}
         begun = {key: value for key, value in begun.items() if key not in gone}
@@ -310,7 +310,7 @@ def from_simumax(content: Mapping[str, Any], *, gradients: str = "fp32") -> Trai
                 name: float(of["efficient_factor"]) * float(of["gbps"]) * _GIB / whole
                 for name, of in passes.items()
             },
-            measured=_measured(ops, gradients),
+            measured=_shares_measured(ops, gradients),
             collectives=NodeFabrics(_simumax_fabric(inside, 1), _simumax_fabric(outside, node)),
         )
     except (KeyError, TypeError, ValueError, StopIteration) as error:
@@ -335,7 +335,7 @@ def _simumax_fabric(of: Mapping[str, Any], ranks: int) -> Fabric:
     return Fabric(float(bandwidth["gbps"]) * _GIB / ranks, efficiency, latency, fixed)
 
 
-def _measured(ops: Mapping[str, Any], gradients: str) -> dict[Product | Attention, float]:
+def _shares_measured(ops: Mapping[str, Any], gradients: str) -> dict[Product | Attention, float]:
     """Return the share of the peak reached by each measured shape."""
     found: dict[Product | Attention, float] = {}
     for of, factor in _shapes(ops["matmul"]):
@@ -416,10 +416,10 @@ def named_calibration(name: str, precision: str = "bf16") -> TrainingCalibration
                 "how its GPUs are connected (docs/training.md)"
             )
         raise InputError(what)
-    return _parsed(_shipped(name), name, precision)
+    return _parse(_read_shipped(name), name, precision)
 
 
-def _shipped(name: str) -> str:
+def _read_shipped(name: str) -> str:
     return (_FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
 
 
@@ -431,10 +431,10 @@ def read_calibration(path: Path, precision: str = "bf16", gradients: str = "fp32
     InputError
         With file and position: the file cannot be read, or its content is invalid.
     """
-    return _parsed(read_bytes(path).decode("utf-8", "replace"), str(path), precision, gradients)
+    return _parse(read_bytes(path).decode("utf-8", "replace"), str(path), precision, gradients)
 
 
-def _parsed(text: str, name: str, precision: str, gradients: str = "fp32") -> TrainingCalibration:
+def _parse(text: str, name: str, precision: str, gradients: str = "fp32") -> TrainingCalibration:
     if text.lstrip().startswith("{"):
         try:
             content: Any = loads_once(text)
@@ -565,7 +565,7 @@ def why_another_gpu(calibration: TrainingCalibration, device: Device, dtype: str
     mine, theirs = (calibration.peak, calibration.memory_bandwidth), (peak, bandwidth)
     if all(abs(a - b) <= 0.01 * b or b != b for a, b in zip(mine, theirs, strict=True)):  # nan: not told
         return None
-    return f"{calibration.name} is of a GPU of {_told(*mine)}, and {device.name} has {_told(*theirs)}"
+    return f"{calibration.name} is of a GPU of {_describe(*mine)}, and {device.name} has {_describe(*theirs)}"
 
 
 def calibration_for(device: Device, dtype: str) -> TrainingCalibration | None:
@@ -589,5 +589,5 @@ def _roofs(device: Device, dtype: str) -> tuple[float, float]:
     return float(roofs.flop_per_s[0]), float(roofs.bytes_per_s)
 
 
-def _told(peak: float, bandwidth: float) -> str:
+def _describe(peak: float, bandwidth: float) -> str:
     return f"{peak / 1e12:,.4g} TFLOP/s and {format_bytes(bandwidth)}/s"

@@ -26,7 +26,7 @@ from pydantic import ConfigDict, Discriminator, Field, JsonValue, PrivateAttr, T
 from devices.describe.quantities import Count, File, Name, Shorthand
 from scenarios.file.document import Document
 from scenarios.importers.files import TRACES, files_in
-from scenarios.recorded.changes import AnyWhatIf, ManyRanks, applied
+from scenarios.recorded.changes import AnyWhatIf, ManyRanks, apply_changes
 from scenarios.workloads.workload import Workload
 from sim.base import plugins
 from sim.base.errors import InputError, ScenarioError
@@ -112,7 +112,7 @@ class ImportedFile(Workload):
                 from scenarios.recorded.many_ranks import on_layout
 
                 graph = on_layout(graph, self.ranks)
-            return applied(graph, self.what_if, path=("what_if",))
+            return apply_changes(graph, self.what_if, path=("what_if",))
 
 
 def _files(document: Document, given: str | list[str], format: object) -> Path | list[Path]:

@@ -243,7 +243,7 @@ class InlineOps(Workload):
     def build(self, document: Document, machine: Machine) -> Graph:
         """Return the graph of the ops, built once."""
         if self._graph is None or self._graph.name != document.title:
-            self._graph = self._made(document)
+            self._graph = self._make(document)
         known = [word for device in machine.devices for word in (device.name, device.kind)]
         placed: dict[Loc, Mapping[str, External | Op]] = {  # other ops are checked when they are placed
             ("inputs",): self.inputs,
@@ -257,7 +257,7 @@ class InlineOps(Workload):
                     raise document.wrong(error, ("workload", *at, name, "device"))
         return self._graph
 
-    def _made(self, document: Document) -> Graph:
+    def _make(self, document: Document) -> Graph:
         self._tell_unused_functions(document)
         builder = GraphBuilder(document.title)
         records = [

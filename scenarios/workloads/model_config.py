@@ -98,7 +98,7 @@ def model_sizes(path: Path) -> dict[str, Any]:
         if family == "gpt2":
             sizes["positions"] = given.get("n_positions", 1024)
         if family == "deepseek_v4":
-            return sizes | _pooled(given, sizes["layers"])
+            return sizes | _pooled_layers(given, sizes["layers"])
         sizes |= _window(given, sizes["layers"])
         return sizes | (_pattern(given, sizes) if "pattern" not in sizes else {})
 
@@ -129,7 +129,7 @@ _POOLED: Final[Mapping[Any, str]] = {
 """Parts of a layer of DeepSeek-V4, by the number of tokens per pooled key or by the layer type's name."""
 
 
-def _pooled(given: Mapping[str, Any], layers: int) -> dict[str, Any]:
+def _pooled_layers(given: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """Return the window of DeepSeek-V4 and the pattern of its layers, which says which have pooled keys."""
     key = "compress_ratios" if given.get("compress_ratios") is not None else "layer_types"
     kinds = given.get(key)

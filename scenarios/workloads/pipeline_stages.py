@@ -13,7 +13,13 @@ from typing import Any, Final
 from policies.pipeline.evaluate import StageTimes
 from policies.pipeline.pipeline_schedule import Schedule
 from policies.pipeline.planners import Level, Rule, plan_pipedream
-from scenarios.builders.pipeline_layers import balance_of, cut, graph_layers, layer_costs, profile_layers
+from scenarios.builders.pipeline_layers import (
+    balance_of,
+    cut_stages,
+    graph_layers,
+    layer_costs,
+    profile_layers,
+)
 from scenarios.builders.pipeline_stage import Around, PipelineStage
 from scenarios.builders.train.architecture import Architecture
 from scenarios.builders.train.calibration import TrainingCalibration, at_rate, kernels_graph, on_device
@@ -161,7 +167,7 @@ class StageMaker:
         if fields.layers is not None or fields.graph is not None:
             return self._cut(chunks)
         if fields.ranks is not None:
-            each = _shared(_stage(fields, fields), chunks)
+            each = _share(_stage(fields, fields), chunks)
             return Stages([each] * (fields.ranks * chunks))
         given = fields.stages if isinstance(fields.stages, list) else [fields] * (fields.stages or 0)
         return Stages(_with_inputs([_stage(stage, fields, i) for i, stage in enumerate(given)]))
@@ -322,11 +328,11 @@ class StageMaker:
         if str(fields.partition).startswith("pipedream"):
             rule: Rule = "paper" if fields.partition == "pipedream" else "optimizer"
             plan = plan_pipedream(layer_costs(layers), self._levels(), rule)
-            return Stages(cut(layers, plan.balance), plan.replicas, tuple(plan.balance))
+            return Stages(cut_stages(layers, plan.balance), plan.replicas, tuple(plan.balance))
         count = self._count(chunks)
         balance = balance_of(layers, count, fields.partition)
         if fields.graph is None:
-            return Stages(cut(layers, balance), balance=balance)
+            return Stages(cut_stages(layers, balance), balance=balance)
         return Stages(self._of_graph(self._loop(count, chunks), balance), balance=balance)
 
     def graph(self) -> Graph:
@@ -341,7 +347,7 @@ class StageMaker:
     def _of_graph(self, homes: Sequence[Device], balance: Sequence[int]) -> list[PipelineStage]:
         """Return stages cut from the ops of a graph, each timed by the device that it is on."""
         graph = self.graph()
-        per_device = {device.name: cut(self._graph_layers(graph, device), balance) for device in homes}
+        per_device = {device.name: cut_stages(self._graph_layers(graph, device), balance) for device in homes}
         return [per_device[device.name][s] for s, device in enumerate(homes)]
 
     def _graph_layers(self, graph: Graph, device: Device) -> list[PipelineStage]:
@@ -468,7 +474,7 @@ def _with_inputs(stages: Sequence[PipelineStage]) -> list[PipelineStage]:
     ]
 
 
-def _shared(stage: PipelineStage, chunks: int) -> PipelineStage:
+def _share(stage: PipelineStage, chunks: int) -> PipelineStage:
     """Return a chunk of a rank's work; the cut does not change what is sent on."""
 
     def part(whole: int | None) -> int | None:

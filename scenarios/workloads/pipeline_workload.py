@@ -90,7 +90,7 @@ class Pipeline(Workload):
         model = self.pipeline.model
         return self.pipeline.graph is not None or (model is not None and model.by_device)
 
-    def timed(self, document: Document) -> Graph | None:
+    def ops_to_time(self, document: Document) -> Graph | None:
         """Return what devices time: the graph that stages are cut from, or the kernels of a model."""
         return StageMaker(self.pipeline, document).timed_graph() if self.asks_cost_models() else None
 

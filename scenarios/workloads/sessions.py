@@ -34,7 +34,7 @@ _KINDS: Final = {
 }
 
 
-def _known(value: Any) -> Any:
+def _check_known(value: Any) -> Any:
     """Raise if a mapping names a kind that cannot be a session."""
     named = kinds_in(value) if isinstance(value, dict) else []
     for name in named:
@@ -46,7 +46,7 @@ def _known(value: Any) -> Any:
 if TYPE_CHECKING:
     Model = Workload
 else:
-    Model = Annotated[one_of(_KINDS), BeforeValidator(_known)]
+    Model = Annotated[one_of(_KINDS), BeforeValidator(_check_known)]
 
 
 class SessionSpec(Strict):

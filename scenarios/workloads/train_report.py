@@ -108,7 +108,7 @@ def _communication_ns(training: Training) -> float:
 
 
 def _largest(training: Training) -> int:
-    layers = (training.timed(unit) for unit in training.each_stage[0].units if unit.boundary)
+    layers = (training.time_unit(unit) for unit in training.each_stage[0].units if unit.boundary)
     return max(of.parameters - of.expert_parameters for of in layers)
 
 
@@ -320,7 +320,7 @@ def precision_notes(training: Training) -> list[str]:
     if of.alone is None:
         return []
     notes, given, mine = [], of.alone.products, of.alone.device.details.preset
-    needed, lent, gpu = of.alone.measured()
+    needed, lent, gpu = of.alone.what_was_measured()
     if needed == "mxfp8" != given:
         notes.append(f"products in {given} run as mxfp8, as Transformer Engine has it where a GPU has mxfp8")
     if (needed, mine) != (lent, gpu):
@@ -493,12 +493,12 @@ def check_fits(training: Training, peaks: Sequence[Peak], step: int | None) -> N
         none = "no single change of policy, micro_batch, recompute, sharding, ep, tp, cp or pp makes it fit"
         raise OutOfMemoryError(f"{message}{none}: it takes more GPUs, or several changes")
     best, *others = changes
-    message += f"it fits with {_told(best, step)}"
+    message += f"it fits with {_describe(best, step)}"
     if others:
-        message += "; or " + ", ".join(_told(each, step) for each in others)
+        message += "; or " + ", ".join(_describe(each, step) for each in others)
     raise OutOfMemoryError(message)
 
 
-def _told(change: FittingChange, step: int) -> str:
+def _describe(change: FittingChange, step: int) -> str:
     slower = 100 * (change.step_ns / step - 1)
     return f"{change.what} ({size(change.peak)}, step {format_duration(change.step_ns)}, {slower:+.1f}%)"

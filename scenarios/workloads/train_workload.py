@@ -19,7 +19,7 @@ from pydantic import Field
 
 from devices.describe.field_types import Bytes
 from devices.describe.quantities import Count, Name, Shorthand, Size, Strict, Whole
-from policies.parallel.expert_routing import UnplacedRouting, routed
+from policies.parallel.expert_routing import UnplacedRouting, route_tokens
 from scenarios.builders.pipeline_stage import check_schedule
 from scenarios.builders.train.architecture import MODELS, Architecture
 from scenarios.builders.train.kernels import GRAPHED, MODULES, OFFLOADED, RECOMPUTED, WIDE
@@ -32,7 +32,7 @@ from scenarios.workloads.model_config import model_sizes
 from scenarios.workloads.pipeline_report import PipelineOnDevices
 from scenarios.workloads.train_report import check_fits, peaks_of, step_interval, train_report
 from scenarios.workloads.workload import Work, Workload
-from sim.base.errors import InputError, MisfitError, UnknownNameError, located
+from sim.base.errors import InputError, MisfitError, UnknownNameError, error_path
 from sim.machine.machine import Machine
 from sim.trace import Trace
 
@@ -378,17 +378,17 @@ def _training(fields: TrainFields, document: Document) -> Training:
     given = {"all": fields.dtype} if isinstance(fields.dtype, str) else fields.dtype
     dtypes: dict[str, str] = dict(given.items())
     dtype = dtypes.pop("all", "bf16")
-    with located("model"):
+    with error_path("model"):
         model = architecture_of(fields.model, document)
-    with located("calibration"):
+    with error_path("calibration"):
         calibration = calibration_of(fields.calibration, document, dtype, fields.gradients)
     for module, of in dtypes.items():
-        with located("dtype", module):
+        with error_path("dtype", module):
             if of == dtype or {of, dtype} <= _IN_16_BITS:
                 raise InputError(f"has no effect: all products are in {dtype}")
             calibration_of(fields.calibration, document, of, fields.gradients)  # refuses what it lacks
     parallel = fields.parallel
-    with located("parallel"):
+    with error_path("parallel"):
         layout = ParallelLayout(
             **parallel.model_dump(exclude={"dp", "order", "context"}),
             dp=_replicas(fields),
@@ -514,7 +514,7 @@ def _routes(fields: TrainFields, document: Document) -> UnplacedRouting | None:
             if getattr(fields, key):
                 raise InputError("has no effect without routing", path=(key,))
         return None
-    of = partial(routed, fields.routing, origin=document.origin)
+    of = partial(route_tokens, fields.routing, origin=document.origin)
     return partial(of, capacity_factor=fields.capacity_factor, pad=fields.pad_to_capacity)
 
 

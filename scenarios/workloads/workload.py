@@ -114,7 +114,7 @@ class Workload(Strict):
         """Whether making the graph asks cost models of devices; then all its ops have durations."""
         return False
 
-    def timed(self, document: Document) -> Graph | None:
+    def ops_to_time(self, document: Document) -> Graph | None:
         """Return the ops that cost models of devices time while the graph is made; None: there are none."""
         return None
 

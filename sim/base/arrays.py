@@ -73,12 +73,12 @@ class Codes(dict[T, int]):
         return np.fromiter(map(self.__getitem__, things), np.int64)
 
 
-def grouped(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
+def group_pairs(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
     """Return the values of each key, both in order of first use.
 
     Examples
     --------
-    >>> grouped([("gemm", 3), ("copy", 1), ("gemm", 2)])
+    >>> group_pairs([("gemm", 3), ("copy", 1), ("gemm", 2)])
     {'gemm': [3, 2], 'copy': [1]}
     """
     found: dict[K, list[T]] = {}

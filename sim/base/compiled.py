@@ -39,7 +39,7 @@ def load(name: str, folder: str = "kernel") -> ModuleType:
     RuntimeWarning
         There is a compiled module, but it was compiled from a different source.
     """
-    found = _compiled(f"sim.{folder}._{name}")
+    found = _load_compiled(f"sim.{folder}._{name}")
     if isinstance(found, ModuleType):
         return found
     if found == _CHANGED:
@@ -50,7 +50,7 @@ def load(name: str, folder: str = "kernel") -> ModuleType:
 def state() -> str:
     """Return ``compiled``, or ``pure Python`` with the reason, as ``sim --version`` shows it."""
     for source in sources():
-        found = _compiled(f"sim.{source.parent.name}._{source.stem}")
+        found = _load_compiled(f"sim.{source.parent.name}._{source.stem}")
         if isinstance(found, str):
             return f"pure Python ({found})"
     return "compiled" if sources() else "pure Python"
@@ -80,7 +80,7 @@ def digest(sim: Path = _SIM) -> str:
     return f"{seen:08x}"
 
 
-def _compiled(name: str) -> ModuleType | str:
+def _load_compiled(name: str) -> ModuleType | str:
     """Return the compiled module, or why it is not used."""
     if source_is_wanted():
         return "SIM_PURE is set"

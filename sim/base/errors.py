@@ -70,7 +70,7 @@ class InputError(SimError):
     message : str
     path : iterable of str and int
         Where in the input the mistake is: keys of mappings and indices of lists, from the outside in.
-        The raiser gives the part that it knows, each caller prepends its own (`located`), and the caller
+        The raiser gives the part that it knows, each caller prepends its own (`error_path`), and the caller
         that knows the file turns the whole into line and column. `str` begins with it.
 
     Examples
@@ -110,12 +110,12 @@ def _again(kind: type[InputError], args: tuple[object, ...], state: dict[str, ob
 
 
 @contextmanager
-def located(*parts: str | int) -> Iterator[None]:
+def error_path(*parts: str | int) -> Iterator[None]:
     """Prepend `parts` to the path of an `InputError` raised inside.
 
     Examples
     --------
-    >>> with located("gpu0"), located("gap"):
+    >>> with error_path("gpu0"), error_path("gap"):
     ...     raise InputError("is negative")
     Traceback (most recent call last):
         ...
@@ -178,10 +178,10 @@ class UnknownNameError(InputError):
 
     def __init__(self, what: str, name: str, known: Iterable[str], *, path: Iterable[str | int] = ()) -> None:
         names = sorted(known)
-        close = None if (counted := _counted(name, names)) else nearest(name, names)
-        hint = f"; did you mean {shortened(close)!r}?" if close else f"{_now(name, names)}."
-        shown = counted or ", ".join(map(shortened, names[:40])) + (", ..." if len(names) > 40 else "")
-        super().__init__(f"unknown {what} {shortened(name)!r}{hint} Known: {shown or '(none)'}", path=path)
+        close = None if (counted := _number_range(name, names)) else nearest(name, names)
+        hint = f"; did you mean {shorten(close)!r}?" if close else f"{_now(name, names)}."
+        shown = counted or ", ".join(map(shorten, names[:40])) + (", ..." if len(names) > 40 else "")
+        super().__init__(f"unknown {what} {shorten(name)!r}{hint} Known: {shown or '(none)'}", path=path)
         self.what, self.name, self.known = what, name, names
 
 
@@ -295,7 +295,7 @@ class InvariantError(SimError):
 
 
 @cache
-def renamed() -> Mapping[str, str]:
+def renamed_names() -> Mapping[str, str]:
     """Return names of older versions → their present names, as listed in ``renamed.json``.
 
     A present name is a key where known, with or without a value, or a path, or ``gone: ...`` followed by what
@@ -309,7 +309,7 @@ def renamed() -> Mapping[str, str]:
 
 def _now(name: str, known: Collection[str]) -> str:
     """Return the present form of an old name, to end a message; empty if it is not old, or not here."""
-    now = renamed().get(name, "")
+    now = renamed_names().get(name, "")
     if now.startswith("gone: "):
         return f"; {name} is {now}"
     return f"; {name} is now {now}" if now and ("." in now or now.partition(":")[0] in known) else ""
@@ -326,14 +326,14 @@ def nearest(name: str, known: Iterable[str], *, likeness: float = 0.6) -> str | 
     'h100-sxm'
     """
     names = list(known)
-    if (new := renamed().get(name, "").partition(":")[0]) in names and new:
+    if (new := renamed_names().get(name, "").partition(":")[0]) in names and new:
         return new
-    begun = _begun(name, names)  # h100-sxm, not mi100, for H100
+    begun = _names_beginning(name, names)  # h100-sxm, not mi100, for H100
     found = difflib.get_close_matches(name, begun or names, n=1, cutoff=0.0 if begun else likeness)
     return found[0] if found else None
 
 
-def _begun(name: str, names: Iterable[str]) -> list[str]:
+def _names_beginning(name: str, names: Iterable[str]) -> list[str]:
     """Return the names that begin with a word, or equal it, ignoring case."""
     low = name.lower()
     return [each for each in names if low and (each.lower() + "-").startswith(f"{low}-")]
@@ -358,25 +358,25 @@ def hint(name: str, known: Iterable[str], *, shown: int = 20) -> str:
     names = sorted(set(known))
     if now := _now(name, names):
         return now
-    if counted := _counted(name, names):
+    if counted := _number_range(name, names):
         return f"; known: {counted}"
-    begun = _begun(name, names)
+    begun = _names_beginning(name, names)
     close = begun if 1 < len(begun) < 5 else list(filter(None, [nearest(name, names)]))
     if close:
-        return f"; did you mean {' or '.join(repr(shortened(each)) for each in close)}?"
+        return f"; did you mean {' or '.join(repr(shorten(each)) for each in close)}?"
     if not names:
         return ""
-    return f"; known: {', '.join(map(shortened, names[:shown]))}" + (", ..." if len(names) > shown else "")
+    return f"; known: {', '.join(map(shorten, names[:shown]))}" + (", ..." if len(names) > shown else "")
 
 
-def _counted(name: str, known: Iterable[str]) -> str:
+def _number_range(name: str, known: Iterable[str]) -> str:
     """Return 'gpu0 to gpu7' if these are the known names that differ from `name` only in a number."""
     for number in re.finditer(r"\d+", name):
         before, after = re.escape(name[: number.start()]), re.escape(name[number.end() :])
         others = (re.fullmatch(rf"{before}(\d+){after}", each) for each in known)
         counted = sorted((int(other[1]), other[0]) for other in others if other)
         if len(counted) > 1 and counted[-1][0] - counted[0][0] == len(counted) - 1:
-            return f"{shortened(counted[0][1])} to {shortened(counted[-1][1])}"
+            return f"{shorten(counted[0][1])} to {shorten(counted[-1][1])}"
     return ""
 
 
@@ -384,12 +384,12 @@ LONGEST_NAME = 80
 """Maximum length of a name in a message."""
 
 
-def shortened(name: str) -> str:
+def shorten(name: str) -> str:
     r"""Return a name for a message: on one line, shortened in the middle if it is long.
 
     Examples
     --------
-    >>> shortened("conv1"), shortened("two\nlines"), len(shortened("x" * 1000))
+    >>> shorten("conv1"), shorten("two\nlines"), len(shorten("x" * 1000))
     ('conv1', 'two lines', 80)
     """
     line = " ".join(name.splitlines())
@@ -399,18 +399,18 @@ def shortened(name: str) -> str:
     return f"{line[: LONGEST_NAME - end - 3]}...{line[-end:]}"
 
 
-def clipped(value: object, most: int = 60) -> str:
+def clip_repr(value: object, most: int = 60) -> str:
     """Return a `repr` short enough for a message."""
     text = repr(value)
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
-def listed(names: Sequence[str], most: int = 1) -> str:
+def list_names(names: Sequence[str], most: int = 1) -> str:
     """Return the first few names, and how many more there are.
 
     Examples
     --------
-    >>> listed(["gpu0", "gpu1", "gpu2"]), listed(["gpu0", "gpu1", "gpu2"], 2), listed(["gpu0"])
+    >>> list_names(["gpu0", "gpu1", "gpu2"]), list_names(["gpu0", "gpu1", "gpu2"], 2), list_names(["gpu0"])
     ('gpu0 and 2 more', 'gpu0, gpu1 and 1 more', 'gpu0')
     """
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

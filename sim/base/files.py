@@ -25,7 +25,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Final, TextIO, cast
 
-from sim.base.errors import InputError, clipped
+from sim.base.errors import InputError, clip_repr
 
 StrPath = str | os.PathLike[str]
 
@@ -62,7 +62,7 @@ def read_bytes(
         The file does not exist, is not regular, not permitted, damaged or truncated gzip, too large, or a
         pointer of Git LFS.
     """
-    with _readable(path) as raw, _opened(raw, unpack) as stream:
+    with _readable(path) as raw, _open_unpacked(raw, unpack) as stream:
         if head is not None:
             return stream.read(head)
         content = io.BytesIO()  # with no second copy of a large file
@@ -131,7 +131,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = next(key for n, (key, _) in enumerate(pairs) if key in dict(pairs[:n]))
-        raise ValueError(f"the key {twice!r} stands twice in {clipped(found)}")
+        raise ValueError(f"the key {twice!r} stands twice in {clip_repr(found)}")
     return found
 
 
@@ -151,7 +151,7 @@ def _chunks(path: StrPath, raw: Any, stream: IO[bytes], most: int) -> Iterator[b
 
 
 @contextmanager
-def _opened(raw: Any, unpack: bool) -> Iterator[IO[bytes]]:
+def _open_unpacked(raw: Any, unpack: bool) -> Iterator[IO[bytes]]:
     """Open a gzipped file for unpacked reading, and any other as it is."""
     if unpack and raw.peek(2)[:2] == _GZIP_MAGIC:
         with gzip.open(raw) as unpacked:
@@ -219,7 +219,7 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     target = Path(path)
     beside = _made_beside(target)
     try:
-        with _named(target, beside):
+        with _name_in_errors(target, beside):
             yield beside
             beside.chmod(0o644)
             os.replace(beside, target)
@@ -242,7 +242,7 @@ def _made_beside(target: Path) -> Path:
     """Return a new, empty file in the folder of `target`."""
     if not target.parent.is_dir():
         raise InputError(f"{target}: the directory {target.parent} does not exist")
-    with _named(target):
+    with _name_in_errors(target):
         with suppress(FileNotFoundError):
             there = target.stat().st_mode
             if not stat.S_ISREG(there):
@@ -257,7 +257,7 @@ def _made_beside(target: Path) -> Path:
 
 
 @contextmanager
-def _named(target: Path, beside: Path | None = None) -> Iterator[None]:
+def _name_in_errors(target: Path, beside: Path | None = None) -> Iterator[None]:
     """Make an OSError that names no file, or the temporary one, name `target`."""
     try:
         yield

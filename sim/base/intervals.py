@@ -82,7 +82,7 @@ def complement(intervals: Intervals, horizon_ns: int, n_groups: int) -> Interval
     return Intervals(start[real], end[real], group[real])
 
 
-def stacked(start: IntArray, end: IntArray, group: IntArray, least: IntArray) -> Intervals:
+def overlap_of_at_least(start: IntArray, end: IntArray, group: IntArray, least: IntArray) -> Intervals:
     """Return when at least ``least[g]`` intervals of group g overlap.
 
     Parameters
@@ -94,7 +94,7 @@ def stacked(start: IntArray, end: IntArray, group: IntArray, least: IntArray) ->
 
     Examples
     --------
-    >>> both = stacked(np.array([0, 3]), np.array([5, 9]), np.array([0, 0]), np.array([2]))
+    >>> both = overlap_of_at_least(np.array([0, 3]), np.array([5, 9]), np.array([0, 0]), np.array([2]))
     >>> both.start.tolist(), both.end.tolist()
     ([3], [5])
     """

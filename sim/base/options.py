@@ -29,7 +29,7 @@ import numpy as np
 
 from sim.base import plugins
 from sim.base.arrays import IntArray
-from sim.base.errors import InputError, UnknownOptionError, clipped, located, nearest
+from sim.base.errors import InputError, UnknownOptionError, clip_repr, error_path, nearest
 from sim.base.units import parse_bandwidth, parse_bytes, parse_duration, parse_flop_rate, parse_frequency
 
 SUFFIXES: Final[Mapping[str, Callable[..., int]]] = {
@@ -177,11 +177,11 @@ def arguments(what: str, taken: Mapping[str, inspect.Parameter], given: Mapping[
         if key not in spelled:
             raise UnknownOptionError(what, str(key), spelled)
         name = spelled[key].name
-        with located(key):
+        with error_path(key):
             if name != key and value is not None:
                 found[name] = SUFFIXES[name.removeprefix(key)](value, what="")
             else:
-                found[name] = checked(spelled[key].annotation, value)
+                found[name] = check_value(spelled[key].annotation, value)
     missing = [key for key, p in spelled.items() if p.default is p.empty and p.name not in found]
     if missing:
         raise InputError(f"{what} needs the option {missing[0]!r}")
@@ -226,7 +226,7 @@ def call_with_options(thing: Any, name: str, options: Mapping[str, Any], origin:
     return thing(**given)
 
 
-def checked(annotation: Any, value: object) -> Any:
+def check_value(annotation: Any, value: object) -> Any:
     """Return a file's value converted to an annotation; return a Python object unchanged.
 
     Parameters
@@ -243,9 +243,9 @@ def checked(annotation: Any, value: object) -> Any:
 
     Examples
     --------
-    >>> checked(int | None, None), checked(tuple[str, ...], ["a", "b"])
+    >>> check_value(int | None, None), check_value(tuple[str, ...], ["a", "b"])
     (None, ('a', 'b'))
-    >>> checked(int | list[int], [1, "x"])
+    >>> check_value(int | list[int], [1, "x"])
     Traceback (most recent call last):
         ...
     sim.base.errors.InputError: [1]: should be a whole number, not 'x'
@@ -315,7 +315,7 @@ def misfit_text(*faults: Any) -> str:
         Entries of `pydantic.ValidationError.errors`; several if the value fits no member of a union.
     """
     found = faults[0]["input"]
-    shown = "nothing" if found is None else clipped(found)
+    shown = "nothing" if found is None else clip_repr(found)
     if faults[0]["type"] == "literal_error" and isinstance(found, str):
         near = nearest(found, re.findall("'([^']*)'", faults[0]["ctx"]["expected"]))
         shown += f"; did you mean {near!r}?" if near else ""
@@ -396,7 +396,7 @@ def whole_numbers(
         or not hasattr(answer, "__len__")
         or not hasattr(answer, "__getitem__")
     ):
-        raise InputError(f"{whose} returned {clipped(answer, 40)}, should be a sequence of {many}")
+        raise InputError(f"{whose} returned {clip_repr(answer, 40)}, should be a sequence of {many}")
     if isinstance(answer, np.ndarray) and answer.ndim != 1:
         raise InputError(f"{whose} returned an array of shape {answer.shape}, should be {many}")
     if n is not None and len(answer) != n:
@@ -426,6 +426,6 @@ def _wrong(
     most = None if below is None else (below if isinstance(below, int) else int(below[i])) - 1
     limits = f"from {least} on" if most is None else f"from {least} to {most}"
     where = f"at position {i}" if op is None else f"for op {op!r}"
-    shown = clipped(value.item() if isinstance(value, np.generic) else value, 40)
+    shown = clip_repr(value.item() if isinstance(value, np.generic) else value, 40)
     error = InputError(f"{whose} returned {shown} {where}, should be a whole number {limits}")
     return error if op is None else error.about(op)

@@ -33,7 +33,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
-from sim.base.errors import UnitError, clipped, located
+from sim.base.errors import UnitError, clip_repr, error_path
 
 # ----------------------------------------------------------------------------------------------------------
 # The vocabulary of :mod:`sim.base.units`: every unit that may be written, and its size.
@@ -44,7 +44,7 @@ SI_PREFIXES = {"": 0, "k": 1, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
 IEC_PREFIXES = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
 
 
-def _prefixed(units: Mapping[str, Fraction], *, iec: bool = False) -> dict[str, Fraction]:
+def _with_prefixes(units: Mapping[str, Fraction], *, iec: bool = False) -> dict[str, Fraction]:
     """Return every unit with its decimal (and, on request, binary) prefixes."""
     scales = {prefix: 1000**power for prefix, power in SI_PREFIXES.items()}
     if iec:
@@ -82,34 +82,35 @@ DURATION = Dimension(
 BYTES = Dimension(
     "an amount of data",
     "bytes",
-    _prefixed({"B": _BYTE, "b": _BIT, "bit": _BIT}, iec=True) | {"byte": _BYTE, "bytes": _BYTE, "bits": _BIT},
+    _with_prefixes({"B": _BYTE, "b": _BIT, "bit": _BIT}, iec=True)
+    | {"byte": _BYTE, "bytes": _BYTE, "bits": _BIT},
     "B, kB, MB, GB, TB, KiB, MiB, GiB, TiB (bits: b, kb, Mb, Gb), as in '4MiB'",
 )
 BANDWIDTH = Dimension(
     "a bandwidth",
     "bytes/s",
     {unit + "/s": size for unit, size in BYTES.units.items()}
-    | _prefixed({"bps": _BIT, "Bps": _BYTE}, iec=True),
+    | _with_prefixes({"bps": _BIT, "Bps": _BYTE}, iec=True),
     "B/s, MB/s, GB/s, TB/s, GiB/s (bits: Mb/s, Gb/s, Gbit/s), as in '900GB/s'",
     zero_allowed=False,
 )
 FLOPS = Dimension(
     "an amount of computation",
     "flop",
-    _prefixed(dict.fromkeys(("FLOP", "FLOPs", "flop"), Fraction(1))),
+    _with_prefixes(dict.fromkeys(("FLOP", "FLOPs", "flop"), Fraction(1))),
     "FLOP, MFLOP, GFLOP, TFLOP, as in '2GFLOP'",
 )
 FLOP_RATE = Dimension(
     "a computation rate",
     "flop/s",
-    _prefixed(dict.fromkeys(("FLOP/s", "FLOPS", "FLOPs/s", "flop/s", "OP/s", "OPS"), Fraction(1))),
+    _with_prefixes(dict.fromkeys(("FLOP/s", "FLOPS", "FLOPs/s", "flop/s", "OP/s", "OPS"), Fraction(1))),
     "FLOP/s, GFLOP/s, TFLOP/s, TFLOPS, TOPS, as in '989TFLOP/s'",
     zero_allowed=False,
 )
 FREQUENCY = Dimension(
     "a frequency",
     "Hz",
-    _prefixed({"Hz": Fraction(1)}),
+    _with_prefixes({"Hz": Fraction(1)}),
     "Hz, kHz, MHz, GHz, as in '1.98GHz'",
     zero_allowed=False,
 )
@@ -174,7 +175,7 @@ def parse_duration(value: object, *, what: str = "duration") -> int:
     value : object
         ``"10us"``, ``"1.5 ms"``, ``"2min"``; a zero needs no unit.
     what : str
-        The name of the quantity, to begin an error message; empty: the caller adds it (`located`).
+        The name of the quantity, to begin an error message; empty: the caller adds it (`error_path`).
 
     Raises
     ------
@@ -280,9 +281,9 @@ def parse_rate(value: object, *, what: str = "rate") -> float:
     (8.0, 1.5)
     """
     found = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*/\s*(s|min|h)\s*", str(value))
-    with located(*filter(None, [what])):
+    with error_path(*filter(None, [what])):
         if found is None:
-            raise UnitError(f"{clipped(value)} is not a rate: times a second, minute or hour, as in '8/s'")
+            raise UnitError(f"{clip_repr(value)} is not a rate: times a second, minute or hour, as in '8/s'")
         return float(found[1]) / {"s": 1, "min": 60, "h": 3600}[found[2]]
 
 
@@ -299,7 +300,7 @@ def parse_fraction(value: object, *, what: str = "fraction") -> float:
     >>> parse_fraction("80%"), parse_fraction(0.8), parse_fraction("1")
     (0.8, 0.8, 1.0)
     """
-    with located(*filter(None, [what])):
+    with error_path(*filter(None, [what])):
         return _share(value)
 
 
@@ -307,11 +308,11 @@ def _share(value: object) -> float:
     accepted = "accepted: a number from 0 to 1, or a percentage such as '80%'"
     number, unit = _split(value, accepted)
     if unit not in ("", "%"):
-        raise UnitError(f"{clipped(value)} has the unit {clipped(unit)}; {accepted}")
+        raise UnitError(f"{clip_repr(value)} has the unit {clip_repr(unit)}; {accepted}")
     share = number / 100 if unit else number
     if not 0 <= share <= 1:
         percent = f"; did you mean '{_shown_number(number)}%'?" if not unit and 1 < number <= 100 else ""
-        raise UnitError(f"{clipped(value)} is not between 0 and 1{percent or '; ' + accepted}")
+        raise UnitError(f"{clip_repr(value)} is not between 0 and 1{percent or '; ' + accepted}")
     return float(share)
 
 
@@ -399,12 +400,12 @@ def format_energy(energy_pj: int | float | Fraction, *, digits: int | None = 4) 
 
 def _parse(value: object, dimension: Dimension, what: str) -> int:
     """Read `value` as a whole number of the dimension's base unit."""
-    with located(*filter(None, [what])):
-        return _said(value, dimension.name) if isinstance(value, str) else _whole(value, dimension)
+    with error_path(*filter(None, [what])):
+        return _parse_cached(value, dimension.name) if isinstance(value, str) else _whole(value, dimension)
 
 
 @lru_cache(maxsize=1024)
-def _said(text: str, dimension: str) -> int:
+def _parse_cached(text: str, dimension: str) -> int:
     """Read a quantity; cached, because a long file repeats the same ones."""
     return _whole(text, next(each for each in DIMENSIONS if each.name == dimension))
 
@@ -413,28 +414,28 @@ def _whole(value: object, dimension: Dimension) -> int:
     accepted = f"accepted: {dimension.shown}"
     number, unit = _split(value, accepted)
     if not unit and number:
-        raise UnitError(f"{clipped(value)} has no unit; {accepted}")
+        raise UnitError(f"{clip_repr(value)} has no unit; {accepted}")
     if unit and unit not in dimension.units:
-        raise UnitError(f"{clipped(value)} {_wrong_unit(unit, dimension)}; {accepted}")
+        raise UnitError(f"{clip_repr(value)} {_wrong_unit(unit, dimension)}; {accepted}")
     if number < 0:
-        raise UnitError(f"{clipped(value)} is negative")
+        raise UnitError(f"{clip_repr(value)} is negative")
     if not number and not dimension.zero_allowed:
-        raise UnitError(f"{clipped(value)} is zero, and nothing would ever finish")
+        raise UnitError(f"{clip_repr(value)} is zero, and nothing would ever finish")
     exact = number * dimension.units[unit] if unit else number
     whole = round_half_up(exact)
     if exact and not whole and dimension.rounds:
-        raise UnitError(f"{clipped(value)} would round to 0 {dimension.base}; write 0, or at least 1ns")
+        raise UnitError(f"{clip_repr(value)} would round to 0 {dimension.base}; write 0, or at least 1ns")
     if whole != exact and not dimension.rounds:
-        raise UnitError(f"{clipped(value)} is not a whole number of {dimension.base}")
+        raise UnitError(f"{clip_repr(value)} is not a whole number of {dimension.base}")
     if whole > LARGEST:
-        raise UnitError(f"{clipped(value)} is more than 2**63 - 1 {dimension.base}")
+        raise UnitError(f"{clip_repr(value)} is more than 2**63 - 1 {dimension.base}")
     return whole
 
 
 def _split(value: object, accepted: str) -> tuple[Fraction, str]:
     """Return the exact number and the text of the unit after it."""
     if isinstance(value, bool) or not isinstance(value, (str, int, float, Decimal, Fraction)):
-        raise UnitError(f"{clipped(value)} is not a quantity; {accepted}")
+        raise UnitError(f"{clip_repr(value)} is not a quantity; {accepted}")
     if not isinstance(value, str):
         if not isinstance(value, int) and not math.isfinite(value):
             raise UnitError(f"{value} is not a finite number; {accepted}")
@@ -442,16 +443,16 @@ def _split(value: object, accepted: str) -> tuple[Fraction, str]:
         return Fraction(str(value) if isinstance(value, float) else value), ""
     match = _NUMBER.fullmatch(value.strip())
     if match is None:
-        raise UnitError(f"{clipped(value)} is not a number and a unit; {accepted}")
+        raise UnitError(f"{clip_repr(value)} is not a number and a unit; {accepted}")
     sign, digits, unit = match.groups()
     # 80 digits are enough for 2**63 - 1 bytes in EiB; more would only make a fraction of arbitrary size.
     mantissa, _, exponent = digits.lower().partition("e")
     if len(mantissa) > 80 or len(exponent) > 3:
-        raise UnitError(f"{clipped(value)} has too many digits")
+        raise UnitError(f"{clip_repr(value)} has too many digits")
     try:
         return Fraction(sign + digits), unit
     except ValueError:
-        raise UnitError(f"{clipped(value)} is not a number and a unit; {accepted}") from None
+        raise UnitError(f"{clip_repr(value)} is not a number and a unit; {accepted}") from None
 
 
 def _wrong_unit(unit: str, dimension: Dimension) -> str:
@@ -465,7 +466,7 @@ def _wrong_unit(unit: str, dimension: Dimension) -> str:
         close = [known for known in dimension.units if known.lower().startswith(unit.lower())][:3]
     close = close or difflib.get_close_matches(unit, dimension.units, n=1, cutoff=0.5)
     hint = " (did you mean " + " or ".join(map(repr, close)) + "?)" if close else ""
-    return f"has the unknown unit {clipped(unit)}{hint}"
+    return f"has the unknown unit {clip_repr(unit)}{hint}"
 
 
 def _format(
@@ -475,13 +476,13 @@ def _format(
     if number is None:
         return "unlimited"
     size, power = abs(Fraction(number)), 0
-    while power < len(units) - 1 and _rounded(size, digits) >= step:
+    while power < len(units) - 1 and _round_digits(size, digits) >= step:
         size, power = size / step, power + 1
     sign = "-" if number < 0 else ""
-    return f"{sign}{_shown_number(_rounded(size, digits))} {units[power]}"
+    return f"{sign}{_shown_number(_round_digits(size, digits))} {units[power]}"
 
 
-def _rounded(size: Fraction, digits: int | None) -> Fraction:
+def _round_digits(size: Fraction, digits: int | None) -> Fraction:
     """Return `size` rounded to `digits` significant digits, but with its whole part intact."""
     if digits is None:
         return size

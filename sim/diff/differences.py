@@ -68,7 +68,7 @@ def common_subsequence(a: IntArray, b: IntArray, window: int = _WINDOW) -> tuple
             i, j = i + same, j + same
             continue
         last = len(a) - i <= window and len(b) - j <= window
-        mine, other = _aligned(a[i : i + window], b[j : j + window])
+        mine, other = _align(a[i : i + window], b[j : j + window])
         if not last:
             kept = int(np.searchsorted(np.maximum(mine, other), max(window // 2, 1)))
             mine, other = mine[:kept], other[:kept]
@@ -80,7 +80,7 @@ def common_subsequence(a: IntArray, b: IntArray, window: int = _WINDOW) -> tuple
     return np.concatenate([pair[0] for pair in found]), np.concatenate([pair[1] for pair in found])
 
 
-def _aligned(a: IntArray, b: IntArray) -> tuple[IntArray, IntArray]:
+def _align(a: IntArray, b: IntArray) -> tuple[IntArray, IntArray]:
     """Return a longest common subsequence of two sequences no longer than a window."""
     where: dict[int, int] = {}
     for position, code in enumerate(a.tolist()):
@@ -134,7 +134,7 @@ class Pairs(NamedTuple):
 _AGAIN: Final = re.compile(r"#\d+$")
 
 
-def matched(a: OpSchedule, b: OpSchedule) -> Pairs:
+def match_rows(a: OpSchedule, b: OpSchedule) -> Pairs:
     """Return the pairs of rows of two schedules that are the same op, with each row at most once."""
     n_a, n_b = int(a.compared.sum()), int(b.compared.sum())
     told = (a.iterations > 1, bool(a.frames)) == (b.iterations > 1, bool(b.frames))
@@ -315,12 +315,12 @@ class Differences:
     @cached_property
     def only_a(self) -> IntArray:
         """Rows that are only in A, in order of time."""
-        return _left(self.a, self.pairs.a)
+        return _rows_left(self.a, self.pairs.a)
 
     @cached_property
     def only_b(self) -> IntArray:
         """Rows that are only in B, in order of time."""
-        return _left(self.b, self.pairs.b)
+        return _rows_left(self.b, self.pairs.b)
 
     @property
     def same(self) -> bool:
@@ -425,10 +425,10 @@ def differences(a: OpSchedule, b: OpSchedule, *, over_ns: int = 0) -> Difference
     >>> found.moved_ns.tolist(), found.longer_ns.tolist(), found.first
     ([0, 3], [3, 0], 1)
     """
-    return Differences(a, b, matched(a, b), over_ns)
+    return Differences(a, b, match_rows(a, b), over_ns)
 
 
-def _left(schedule: OpSchedule, paired: IntArray) -> IntArray:
+def _rows_left(schedule: OpSchedule, paired: IntArray) -> IntArray:
     left = schedule.compared.copy()
     left[paired] = False
     rows = np.flatnonzero(left)

@@ -138,7 +138,7 @@ class _Chain:
                 break
             reason = reason or held.reason
             told.append(f"in {self.in_late} at {format_duration(at_ns)} {held.told}")
-            change = self._changed(late, early, held, at_ns)
+            change = self._what_changed(late, early, held, at_ns)
             root = change.root
             if change.told:
                 told.append(change.told)
@@ -148,7 +148,7 @@ class _Chain:
         waited = waits_of(self.d.a, a), waits_of(self.d.b, b)
         return Why(a, b, self.later, reason, root, tuple(told), *waited)
 
-    def _changed(self, late: int, early: int, held: Blame, at_ns: int) -> _Change:
+    def _what_changed(self, late: int, early: int, held: Blame, at_ns: int) -> _Change:
         """Return what differs about the row that held another one up."""
         row, reason = held.row, held.reason
         if row == UNSET or not self.late.compared[row]:  # the latter fills a gap of a recording
@@ -255,7 +255,7 @@ def own_ns(d: Differences) -> IntArray | None:
         other = partner[cause]
         known = other != UNSET
         at, cause, other, by_issuer = at[known], cause[known], other[known], by_issuer[known]
-        shift = _freed(late, cause, by_issuer) - _freed(early, other, by_issuer)
+        shift = _freed_ns(late, cause, by_issuer) - _freed_ns(early, other, by_issuer)
         carried[at] = sign * np.clip(shift, 0, np.abs(moved[at]))
     return np.where(d.moved, moved - carried, 0)
 
@@ -274,13 +274,13 @@ def _causes(schedule: OpSchedule, rows: IntArray) -> tuple[IntArray, BoolArray]:
     ):
         whole = np.append(column, np.full(len(schedule) - len(column), UNSET))
         candidate = whole[rows]
-        freed = _freed(schedule, candidate, np.full(len(rows), by_issuer))
+        freed = _freed_ns(schedule, candidate, np.full(len(rows), by_issuer))
         better = (candidate != UNSET) & (freed <= start) & (freed > latest)
         cause[better], latest[better], issues[better] = candidate[better], freed[better], by_issuer
     return cause, issues
 
 
-def _freed(schedule: OpSchedule, rows: IntArray, by_issuer: BoolArray) -> IntArray:
+def _freed_ns(schedule: OpSchedule, rows: IntArray, by_issuer: BoolArray) -> IntArray:
     """Return when rows ended, or when their issuers were done with them."""
     f: DerivedColumns | None = schedule.facts
     assert f is not None

@@ -121,8 +121,8 @@ def run_attempts(
         if trace.detection is None:
             break
         step = saved
-        begin_ns = _restarted(job, faults, begin_ns + trace.detection.time_ns, step)
-    return _joined(job, attempts)
+        begin_ns = _restart_ns(job, faults, begin_ns + trace.detection.time_ns, step)
+    return _join_attempts(job, attempts)
 
 
 def _steps(job: Job, first: int, end: int) -> Job:
@@ -139,7 +139,7 @@ def _steps_done(trace: Trace, begun: int) -> int:
     return begun if done.all() else int(done.argmin())
 
 
-def _restarted(job: Job, faults: Faults, end_ns: int, step: int) -> int | None:
+def _restart_ns(job: Job, faults: Faults, end_ns: int, step: int) -> int | None:
     """Return when the next attempt begins, at `step`, after one that ended at `end_ns`; None: never."""
     if faults.restart_ns is None:
         return None
@@ -159,7 +159,7 @@ def _restarted(job: Job, faults: Faults, end_ns: int, step: int) -> int | None:
     return begin_ns + takes_ns
 
 
-def _joined(job: Job, attempts: list[Attempt]) -> Trace:
+def _join_attempts(job: Job, attempts: list[Attempt]) -> Trace:
     """Return one trace of all attempts."""
     first = attempts[0].trace
     runs = sum(each.trace.job.iterations for each in attempts)
@@ -171,7 +171,7 @@ def _joined(job: Job, attempts: list[Attempt]) -> Trace:
     tasks, transfers = (
         {
             name: np.concatenate(
-                [_shifted(name, getattr(each.trace, of)[name], each, n) for each in attempts]
+                [_shift_column(name, getattr(each.trace, of)[name], each, n) for each in attempts]
             )
             for name in getattr(first, of)
         }
@@ -198,7 +198,7 @@ def _messages(attempt: Attempt) -> IntArray:
     return messages
 
 
-def _shifted(name: str, column: IntArray, attempt: Attempt, n: int) -> IntArray:
+def _shift_column(name: str, column: IntArray, attempt: Attempt, n: int) -> IntArray:
     if name == "id":
         return column + attempt.run * n
     if name == "iteration":

@@ -90,13 +90,13 @@ class Breakdowns:
 
     def ends(self, task: Task) -> bool:
         """Whether a task or transfer due to end now does end: it does unless its device failed earlier."""
-        if self.lost(self._devices(task)):
+        if self.is_any_lost(self._devices(task)):
             return False
         if task.group < 0:
             self._arrived.add(task.id)
         return True
 
-    def lost(self, devices: Iterable[int]) -> bool:
+    def is_any_lost(self, devices: Iterable[int]) -> bool:
         """Whether any of these devices failed before now."""
         now_ns = self._context.now_ns
         return any(self._failed_ns[device] < now_ns for device in devices)
@@ -116,7 +116,7 @@ class Breakdowns:
 
     # -- what the engine tells -----------------------------------------------------------------
 
-    def started(self, transfer: Task) -> None:
+    def watch_transfer(self, transfer: Task) -> None:
         """Let a transfer under way fail if it stands still for the timeout because a link is down."""
         if self._faults.connection_timeout_ns is None:
             return
@@ -124,7 +124,7 @@ class Breakdowns:
         for link in sorted({channels[k] for k in self._route(transfer)}):
             self._await_standstill((transfer, link, self._context.now_ns))
 
-    def launched(self, collective: Task) -> None:
+    def watch_collective(self, collective: Task) -> None:
         """Start a rank's timeout for a collective."""
         timeout_ns = self._faults.collective_timeout_ns
         if timeout_ns is not None:
@@ -132,7 +132,7 @@ class Breakdowns:
 
     # -- failures ------------------------------------------------------------------------------
 
-    def failed(self, by_ns: int) -> list[Failed]:
+    def failures_by(self, by_ns: int) -> list[Failed]:
         """Return the parts that had failed before a time."""
         return list(takewhile(lambda failed: failed.time_ns < by_ns, self._conditions.failures()))
 
@@ -233,9 +233,9 @@ class Breakdowns:
 
     # -- words ---------------------------------------------------------------------------------
 
-    def unnoticed(self) -> str:
+    def describe_unnoticed(self) -> str:
         """Say which failures nothing noticed; empty if there are none."""
-        failed = self.failed(self._context.now_ns + 1)
+        failed = self.failures_by(self._context.now_ns + 1)
         if not failed and self._under_way():  # what would end after a link fails is not awaited
             failed = list(islice(self._conditions.failures(), 1))
         if not failed:
@@ -341,7 +341,7 @@ class _OwnTime:
 
     @property
     def now_ns(self) -> int:
-        return int(self._pace.done(self._context.now_ns))
+        return int(self._pace.work_done(self._context.now_ns))
 
     @now_ns.setter
     def now_ns(self, time_ns: int) -> None:

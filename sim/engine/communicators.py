@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections import deque
 
 from sim.base.arrays import UNSET
-from sim.base.errors import GraphError, StuckError, listed
+from sim.base.errors import GraphError, StuckError, list_names
 from sim.engine.breakdowns import Breakdowns
-from sim.job.collectives import Collectives, call_of, described
+from sim.job.collectives import Collectives, call_of, describe_collective
 from sim.job.context import Context
 from sim.job.job import Job
 from sim.machine.communicators import CarriedCollectives, CollectiveCarrier
@@ -78,7 +78,7 @@ class Communicators:
         self._meetings: dict[tuple[int, int], _Meeting] = {}
         self._meeting_of: dict[int, tuple[int, int]] = {}
 
-    def issued(self, task: Task) -> None:
+    def on_issue(self, task: Task) -> None:
         """Append an issued task to its line.
 
         Raises
@@ -88,7 +88,7 @@ class Communicators:
         """
         entry = self._entry[task.op]
         if self._breakdowns is not None:
-            self._breakdowns.launched(task)
+            self._breakdowns.watch_collective(task)
         self._in_line[self._line[entry]].append(task)
         seat = self._seat[entry]
         key = self._party[entry], self._issued[seat]
@@ -120,7 +120,7 @@ class Communicators:
         group = self._group[self._entry[task.op]]
         return (UNSET, task.id) if group == UNSET else (group, task.iteration)
 
-    def started(self, task: Task) -> None:
+    def on_start(self, task: Task) -> None:
         """Let a started task wait for the others; the last one begins the transfer."""
         meeting = self._meetings[self._meeting_of[task.id]]
         meeting.there.append(task)
@@ -138,7 +138,7 @@ class Communicators:
         return int(self._job.duration_ns[task.op] if noisy_ns is None else noisy_ns[task.iteration, task.op])
 
     def _over(self, meeting: _Meeting) -> None:
-        if self._breakdowns is not None and self._breakdowns.lost(self._ranks(meeting)):
+        if self._breakdowns is not None and self._breakdowns.is_any_lost(self._ranks(meeting)):
             return  # a rank is gone, and the others wait for it
         for task in meeting.there:
             self._context.finish(task)
@@ -170,19 +170,21 @@ class Communicators:
             for task in meeting.there:
                 absent = [devices[d].name for d in self._c.members[party] if d not in there]
                 if absent:
-                    found[task.id] = f"{listed(absent, 3)} on communicator {self._name(task)!r}"
+                    found[task.id] = f"{list_names(absent, 3)} on communicator {self._name(task)!r}"
         for line in self._in_line:
             for ahead, task in zip(line, list(line)[1:], strict=False):
                 if self._is_first(task):
                     continue
                 communicator = self._name(task)
-                found[task.id] = f"{self._told(ahead)}, which is before it on communicator {communicator!r}"
+                found[task.id] = (
+                    f"{self._describe(ahead)}, which is before it on communicator {communicator!r}"
+                )
         return found
 
     def _name(self, task: Task) -> str:
         return self._c.names[int(self._c.communicator[self._entry[task.op]])]
 
-    def _told(self, task: Task) -> str:
+    def _describe(self, task: Task) -> str:
         which = f"[{task.iteration}]" if self._job.iterations > 1 else ""
         return f"{self._job.graph.op_names[task.op]}{which}"
 
@@ -190,7 +192,7 @@ class Communicators:
         devices, graph = self._job.machine.devices, self._job.graph
 
         def one(of: Task) -> str:
-            what = described(graph, of.op, int(self._c.nbytes[self._entry[of.op]]))
+            what = describe_collective(graph, of.op, int(self._c.nbytes[self._entry[of.op]]))
             return f"{devices[int(self._job.device_of[of.op])].name} issues {what}"
 
         return StuckError(

@@ -67,7 +67,7 @@ class Engine(RunState):
             self._eligible(self.readiness.roots())
             while True:
                 if self.arrived:
-                    self._eligible(_drained(self.arrived, _by_id))
+                    self._eligible(_drain(self.arrived, _by_id))
                 if self.ended:
                     self._complete()
                 self._pay()
@@ -99,14 +99,14 @@ class Engine(RunState):
             self.clock.step()
         # Everything is noted by now, so these calls begin events of the next round.
         if self.called:
-            for callback, value in _drained(self.called):
+            for callback, value in _drain(self.called):
                 callback(value)
 
     # -- 1. complete ---------------------------------------------------------------------------
 
     def _complete(self) -> None:
         """End the tasks that end now, and make eligible those that waited for them."""
-        ended = _drained(self.ended, _by_start)
+        ended = _drain(self.ended, _by_start)
         for task in ended:
             task.end_ns = self.now_ns
             if self.open is not None:
@@ -120,12 +120,12 @@ class Engine(RunState):
             told = self.asynchronous and (task.group < 0 or not (task.dead or self.executed[task.op]))
             self._pass_on(self._now_ready(task), task, not told or task.stream == BACKGROUND)
         memory = self.memory  # under control flow, memory that no token refers to any more is free now
-        if self.starved and memory is not None and memory.watcher is not None and memory.freed():
+        if self.starved and memory is not None and memory.watcher is not None and memory.has_freed():
             self._feed()
-        if self.runs is not None and (begun := self.runs.begun()):
+        if self.runs is not None and (begun := self.runs.take_begun()):
             self._eligible(begun if self.rendezvous is None else self.rendezvous.with_met(begun))
         if self.asynchronous:
-            for task in self.readiness.released():
+            for task in self.readiness.take_released():
                 if task.group < 0:
                     self._carry(task)
                 else:
@@ -140,8 +140,8 @@ class Engine(RunState):
             self._fail(task)
             return []
         if task.stream == BACKGROUND and self.asynchronous and not (task.dead or self.executed[task.op]):
-            return self.readiness.issued(task) + self.readiness.ended(task)
-        return self.readiness.ended(task)
+            return self.readiness.on_issue(task) + self.readiness.on_end(task)
+        return self.readiness.on_end(task)
 
     def _leave(self, task: Task) -> None:
         """Free the issuer, or the stream and the place in the launch queue, that `task` occupied."""
@@ -192,7 +192,7 @@ class Engine(RunState):
         if by is None and task.id not in self.let_go:
             by = task.issuer
         if self.rendezvous is not None:
-            for recv in self.rendezvous.arrived():
+            for recv in self.rendezvous.take_arrived():
                 self._receive(recv, by)
         if now_ready or tell:
             self._eligible(now_ready, task, tell, by)
@@ -203,7 +203,7 @@ class Engine(RunState):
         """Stamp new tasks and announce them to the policy (an empty list only if `tell`); issue transfers."""
         if self.open is not None:
             if self.failing is not None:
-                tasks = [task for task in tasks if task.group >= 0 or not self.failing.aborted(task)]
+                tasks = [task for task in tasks if task.group >= 0 or not self.failing.is_aborted(task)]
             self.open.update((task.id, task) for task in tasks)
         if self.release_ns or self.not_before_ns is not None:
             tasks = [task for task in tasks if not self._comes_later(task)]
@@ -244,7 +244,7 @@ class Engine(RunState):
         """Issue a transfer, and start it once its tensor is there."""
         transfer.issue_ns = self.now_ns
         if self.asynchronous:
-            self._pass_on(self.readiness.issued(transfer), transfer, False)
+            self._pass_on(self.readiness.on_issue(transfer), transfer, False)
             if not self.readiness.may_start(transfer):
                 return
         self._carry(transfer)
@@ -268,19 +268,19 @@ class Engine(RunState):
     def _pay(self) -> None:
         """Continue tasks that were refused or parked, and those whose launch is paid for."""
         if self.retried or self.placed:
-            for task in _drained(self.retried):
+            for task in _drain(self.retried):
                 if task.stream != BACKGROUND or self._events_there(task):
                     self._start(task)
-            for task in _drained(self.placed):
+            for task in _drain(self.placed):
                 self._push(task)
         if self.recorded:
-            for task in _drained(self.recorded, _by_issuer):
-                self._launched(task)
+            for task in _drain(self.recorded, _by_issuer):
+                self._on_launch(task)
         if self.paid:
-            for task in _drained(self.paid, _by_issuer):
+            for task in _drain(self.paid, _by_issuer):
                 self._issue(task)
         if self.requested:
-            for transfer in _drained(self.requested, _by_id):
+            for transfer in _drain(self.requested, _by_id):
                 self._carry(transfer)
         while self.issuers.copies and (waited := self.issuers.next_copy()) is not None:
             self._issue_transfer(waited)
@@ -302,21 +302,21 @@ class Engine(RunState):
         task.issue_ns = self.now_ns
         task.stream = stream.index
         if (communicators := self.communicators_of[task.op]) is not None:
-            communicators.issued(task)
+            communicators.on_issue(task)
         if not stream.queue:
             self.touched.add(stream.index)
         stream.queue.append(task)
         if record_ns := self.record_ns[task.op]:
             self._later(record_ns, self.recorded.append, task)
         else:
-            self._launched(task)
+            self._on_launch(task)
 
-    def _launched(self, task: Task) -> None:
+    def _on_launch(self, task: Task) -> None:
         """Free the issuer of a launched task, and make eligible the tasks that may be launched behind it."""
         if task.op not in self.holding:
             self.issuers.free(task.issuer)
         if self.asynchronous:
-            self._pass_on(self.readiness.issued(task), task, True)
+            self._pass_on(self.readiness.on_issue(task), task, True)
 
     # -- parts of the machine that fail --------------------------------------------------------
 
@@ -358,7 +358,7 @@ class Engine(RunState):
         """Apply the consequences of a failed `task`; an aborted one is itself a consequence."""
         assert self.failing is not None
         if task.status == FAILED:
-            self.issuers.stop(self.failing.failed(task))
+            self.issuers.stop(self.failing.on_failure(task))
             if self.rendezvous is not None:
                 self.rendezvous.abort()
 
@@ -380,7 +380,7 @@ class Engine(RunState):
         assert self.rendezvous is not None
         self._eligible(self.rendezvous.ask(task))
         self.let_go.add(task.id)
-        for recv in self.rendezvous.arrived():
+        for recv in self.rendezvous.take_arrived():
             self._receive(recv, task.issuer)
         self.issuers.free(task.issuer)
 
@@ -429,7 +429,7 @@ class Engine(RunState):
     def _ask(self) -> None:
         """Ask free issuers until none takes a task and no issued task frees memory for others."""
         self.issuers.ask(self._take)
-        while self.starved and self.memory is not None and self.memory.freed():
+        while self.starved and self.memory is not None and self.memory.has_freed():
             self._feed()
             self.issuers.ask(self._take)
 
@@ -468,7 +468,7 @@ class Engine(RunState):
         if self.executed[task.op]:
             task.issue_ns = self.now_ns
             if (communicators := self.communicators_of[task.op]) is not None:
-                communicators.issued(task)
+                communicators.on_issue(task)
         if cost:
             self._later(cost, self.paid.append, task)
         else:
@@ -529,7 +529,7 @@ class Engine(RunState):
                 self.call_at(task.start_ns, self.started, task)
         if communicators is not None:
             if task.start_ns == self.now_ns:
-                communicators.started(task)
+                communicators.on_start(task)
         elif ns != MANAGED:
             self._later(ns, self.end, task)
         if self.observers and task.start_ns == self.now_ns:
@@ -561,7 +561,7 @@ class Engine(RunState):
         """Let the tasks that wait for memory try again, first come, first served, now that some is free."""
         assert self.memory is not None
         full = set()  # devices of tasks that were refused again: nothing overtakes them there
-        for task in _drained(self.starved):
+        for task in _drain(self.starved):
             own = task.group >= 0
             device = self.device_of[task.op] if own else int(self.flow.destination[task.op - self.flow.n_ops])
             if device in full:
@@ -580,11 +580,11 @@ class Engine(RunState):
     def _settle(self) -> None:
         """Let devices and networks divide their capacity, now that all demands on it are known."""
         while self.settling:
-            for callback in _drained(self.settling):
+            for callback in _drain(self.settling):
                 callback()
 
 
-def _drained(noted: list[T], key: Callable[[T], Any] | None = None) -> list[T]:
+def _drain(noted: list[T], key: Callable[[T], Any] | None = None) -> list[T]:
     """Return and clear the noted items, sorted by `key` if one is given."""
     found = noted[:]
     noted.clear()

@@ -105,9 +105,9 @@ class Failing:
         """Return the status of an op whose kernel returns now (`sim.graph.failures.STATUSES`)."""
         if not task.dead and self._failures.fails(task.op, task.iteration, str(task.frame or "")):
             return FAILED
-        return ABORTED if task.op in self._sends and self.aborted(task) else DONE
+        return ABORTED if task.op in self._sends and self.is_aborted(task) else DONE
 
-    def failed(self, task: Task) -> Set[int]:
+    def on_failure(self, task: Task) -> Set[int]:
         """Record that `task` has failed; return the groups of issuers that stop."""
         self._any = True
         if self._on_failure == "abort":
@@ -121,11 +121,11 @@ class Failing:
             return frozenset(range(job.n_groups))
         return frozenset(job.group_of[job.process_of == job.process_of[task.op]].tolist())
 
-    def aborted(self, task: Task) -> bool:
+    def is_aborted(self, task: Task) -> bool:
         """Whether the step of a task, or of a transfer, has been aborted."""
         return (self._session[task.op], task.iteration) in self._aborted
 
-    def unexplained(self, still: Mapping[int, Task], stopped: Set[int], copies: Mapping[int, int]) -> bool:
+    def is_unexplained(self, still: Mapping[int, Task], stopped: Set[int], copies: Mapping[int, int]) -> bool:
         """Whether anything is left that no failure explains, once nothing can happen any more.
 
         Parameters

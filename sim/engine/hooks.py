@@ -56,7 +56,7 @@ class Memory(Protocol):
             The memory is not available and waiting is not an option.
         """
 
-    def freed(self) -> bool:
+    def has_freed(self) -> bool:
         """Whether anything was freed since the last call, other than by `release`.
 
         Taking memory may free the inputs of a task, and tokens may drop their last reference.
@@ -65,7 +65,7 @@ class Memory(Protocol):
     def release(self, task: Task) -> bool:
         """Free what nothing needs after the end of `task`; return whether anything was freed."""
 
-    def met(self, send: Task, recv: Task) -> None:
+    def on_meeting(self, send: Task, recv: Task) -> None:
         """Note that a Recv reads, in place and until it ends, what a Send of its key offers."""
 
     def lacks(self, task: Task) -> str:

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from sim.base.errors import StuckError, listed
+from sim.base.errors import StuckError, list_names
 from sim.engine.state import RunState
 from sim.graph.walks import a_cycle
 from sim.machine.links import Message
@@ -27,7 +27,7 @@ def trace_of(run: RunState) -> Trace:
         _cut_short(run)
     elif incomplete and (
         run.failing is None
-        or run.failing.unexplained(run.open or {}, run.issuers.stopped, run.issuers.copies)
+        or run.failing.is_unexplained(run.open or {}, run.issuers.stopped, run.issuers.copies)
     ):
         raise _deadlock(run)
     met = run.rendezvous.met if run.rendezvous is not None else []
@@ -47,7 +47,7 @@ def trace_of(run: RunState) -> Trace:
         messages=np.array(run.messages, np.int64).reshape(-1, len(Message._fields)),
         conditions=run.conditions,
         detection=detection if incomplete else None,
-        broken=tuple(run.breakdowns.failed(run.now_ns + 1)) if run.breakdowns is not None else (),
+        broken=tuple(run.breakdowns.failures_by(run.now_ns + 1)) if run.breakdowns is not None else (),
     )
 
 
@@ -74,10 +74,10 @@ _NO_ROOM: Final = (
 
 
 def _deadlock(run: RunState) -> StuckError:
-    if run.breakdowns is not None and (why := run.breakdowns.unnoticed()):
+    if run.breakdowns is not None and (why := run.breakdowns.describe_unnoticed()):
         return StuckError(why)
     name, over = run.readiness.name, [ended.columns()["id"].tolist() for ended in (run.tasks, run.transfers)]
-    waiting = dict(run.readiness.unfinished({*over[0], *over[1]}))
+    waiting = dict(run.readiness.find_unfinished({*over[0], *over[1]}))
     lacks = {task.id: run.memory.lacks(task) for task in run.starved} if run.memory else {}
     if run.rendezvous is not None:
         lacks.update(run.rendezvous.lacks())
@@ -87,7 +87,7 @@ def _deadlock(run: RunState) -> StuckError:
     others = {id: producers for id, producers in waiting.items() if id not in lacks}
     for id, producers in list(others.items())[: _SHOWN - len(lines)]:
         if producers:
-            why = f"waits for {listed([name(p) for p in producers], 3)}"
+            why = f"waits for {list_names([name(p) for p in producers], 3)}"
         else:
             why = f"has all its inputs; {type(run.policy).__name__} never issues it, or its stream is blocked"
         lines.append(f"{name(id)} {why}")
@@ -95,7 +95,7 @@ def _deadlock(run: RunState) -> StuckError:
         lines.append(f"... and {len(waiting) - _SHOWN} more")
     if cycle := a_cycle(waiting):
         lines.append("cycle: " + " -> ".join(name(id) for id in reversed(cycle)))
-    if misordered := run.job.misordered():
+    if misordered := run.job.find_misordered():
         lines.append(misordered)
     if len(run.starved) > 1:
         lines.append(_NO_ROOM)

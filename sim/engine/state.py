@@ -31,7 +31,7 @@ from sim.machine.task import Task
 from sim.policy import Policy
 from sim.readiness.counters import CounterReadiness, Readiness, RunsInTurn, has_runs
 from sim.readiness.rendezvous import Rendezvous, with_keyed_transfers
-from sim.readiness.tokens import TaggedTokenReadiness, decided
+from sim.readiness.tokens import TaggedTokenReadiness, predicate_values
 from sim.record.record import task_columns, transfer_columns
 
 # ----------------------------------------------------------------------------------------------------------
@@ -317,7 +317,7 @@ class RunState:
         self.network = make_network(job, self.flow, context)
         if conditions is not None:
             assert self.open is not None
-            cut = None if self.network is None else self.network.cut
+            cut = None if self.network is None else self.network.cut_links
             self.breakdowns = Breakdowns(context, conditions, self.open, self.issuers.stop, cut)
         self.communicators: Communicators | None = None
         if job.collectives is not None:
@@ -351,7 +351,9 @@ class RunState:
         self.readiness: Readiness
         if has_control_flow(job.graph):
             watcher = memory.watcher if memory else None
-            tokens = TaggedTokenReadiness(job, flow, policy.synchronisation, decided(job, flow), watcher)
+            tokens = TaggedTokenReadiness(
+                job, flow, policy.synchronisation, predicate_values(job, flow), watcher
+            )
             self.readiness, tokens.sides = tokens, self.taken
         else:
             alone = keys.recvs if policy.asks_in_turn else ()
@@ -361,8 +363,8 @@ class RunState:
         if policy.runs_in_turn and has_runs(job):
             self.readiness = self.runs = RunsInTurn(self.readiness, job, own)
         if keys.recvs:
-            never = (lambda task: False) if self.failing is None else self.failing.aborted
-            tell = (lambda send, recv: None) if memory is None else memory.met
+            never = (lambda task: False) if self.failing is None else self.failing.is_aborted
+            tell = (lambda send, recv: None) if memory is None else memory.on_meeting
             self.readiness = self.rendezvous = Rendezvous(
                 self.readiness, self, keys, policy.asks_in_turn, never, tell
             )
@@ -382,9 +384,9 @@ class RunState:
         if task.start_ns < self.now_ns:
             self._begin(task, task.stream)
         if (communicators := self.communicators_of[task.op]) is not None:
-            communicators.started(task)
+            communicators.on_start(task)
         if self.breakdowns is not None and task.group < 0:
-            self.breakdowns.started(task)
+            self.breakdowns.watch_transfer(task)
         if self.observers:
             tell(self.observers, "started", task)
 

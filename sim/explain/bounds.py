@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from sim.base import edge_passes
-from sim.base.arrays import Csr, IntArray, distinct_rows, grouped
+from sim.base.arrays import Csr, IntArray, distinct_rows, group_pairs
 from sim.base.compiled import load
 from sim.base.units import NS_PER_S
 from sim.explain.jackson_bound import HeadsAndTails, around_ns, between_ns, launch_latencies_ns, ways
@@ -410,7 +410,7 @@ def _hosts(load: _Load) -> dict[str, int]:
     If workers of a CPU are the issuers, they also execute.
     """
     job, around = load.job, load.around_ops
-    members = grouped((issuer.group, issuer.name) for issuer in job.machine.issuers())
+    members = group_pairs((issuer.group, issuer.name) for issuer in job.machine.issuers())
     launches = np.bincount(job.group_of[job.launched & (load.runs > 0)], minlength=job.n_groups)
     issuers = [len(members[group]) for group in range(job.n_groups)]
     times, tail = np.where(job.launched, 0, 1), np.where(job.launched, around.issued, around.tail)

@@ -154,9 +154,9 @@ def exposed_communication(f: DerivedColumns) -> dict[str, dict[str, int]]:
         return _Alone(Intervals(begun[rows], ended[rows], f.device[rows]), hidden, f)
 
     everything = Intervals(begun, np.where(f.trace.alone & moves, begun, ended), f.device)
-    waiting = _Alone(Intervals(started[rows], begun[rows], f.device[rows]), everything, f).exposed(0)
+    waiting = _Alone(Intervals(started[rows], begun[rows], f.device[rows]), everything, f).exposed_ns(0)
     transfers = beside(~moves)
-    moving = transfers.exposed(0)
+    moving = transfers.exposed_ns(0)
     if prepares.any():
         transfers = beside(~moves & ~prepares)
 
@@ -167,7 +167,7 @@ def exposed_communication(f: DerivedColumns) -> dict[str, dict[str, int]]:
         earlier[which] += ns
         left = moving
         for shift in (np.minimum(earlier, enough), earlier):
-            left = np.minimum(left, transfers.exposed(shift))
+            left = np.minimum(left, transfers.exposed_ns(shift))
         np.add.at(parts[_PART_OF.get(reason, "other waits")], f.device[rows], moving - left)
         moving = left
     np.add.at(parts["bandwidth"], f.device[rows], moving)
@@ -175,7 +175,7 @@ def exposed_communication(f: DerivedColumns) -> dict[str, dict[str, int]]:
     if (inside := np.flatnonzero(~moves & f.counts & (until < ended))).size:
         computing = Intervals(begun[~moves], until[~moves], f.device[~moves])
         communicating = Intervals(until[inside], ended[inside], f.device[inside])
-        np.add.at(parts["inside ops"], f.device[inside], _Alone(communicating, computing, f).exposed(0))
+        np.add.at(parts["inside ops"], f.device[inside], _Alone(communicating, computing, f).exposed_ns(0))
     for name, why in idle_reasons(f).items():
         parts["transfers"][f.machine.device_index(name)] += why.get("transfer", 0)
     return {
@@ -238,7 +238,7 @@ class _Alone:
         k = np.searchsorted(start + device * self.apart, self.start + self.device * self.apart) - 1
         return np.where((k >= 0) & (device[k] == self.device), np.maximum(self.end - end[k], 0), 0)
 
-    def exposed(self, earlier: IntArray | int) -> IntArray:
+    def exposed_ns(self, earlier: IntArray | int) -> IntArray:
         """Return how much of each would be uncovered if it were `earlier`."""
         covered = self.others.between(self.start - earlier, self.end - earlier, self.device)
         return np.asarray(self.end - self.start - covered)

@@ -22,9 +22,9 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from sim.base.arrays import UNSET, BoolArray, Csr, IntArray, grouped
+from sim.base.arrays import UNSET, BoolArray, Csr, IntArray, group_pairs
 from sim.base.errors import InputError
-from sim.base.intervals import Cover, stacked
+from sim.base.intervals import Cover, overlap_of_at_least
 from sim.base.units import format_duration
 from sim.graph.failures import ABORTED
 from sim.graph.frames import frame_structure
@@ -70,7 +70,7 @@ def with_iterations(trace: Record, edges: TaskEdges) -> TaskEdges:
         return edges
     at = set(ready[held].tolist())
     ended = np.flatnonzero(np.isin(trace.tasks["end_ns"], sorted(at)))
-    over = grouped(zip(trace.tasks["end_ns"][ended].tolist(), ended.tolist(), strict=True))
+    over = group_pairs(zip(trace.tasks["end_ns"][ended].tolist(), ended.tolist(), strict=True))
     op, repetition = trace.tasks["op"], trace.tasks["iteration"]
     part, structure = np.array(parts(trace.job))[op], frame_structure(trace.job.graph)
     producer, consumer = [], []
@@ -318,7 +318,7 @@ class DerivedColumns:
         """Time before which each task may not be eligible; 0: no such limit."""
         return self.job.graph.column("release")[self.trace.tasks["op"]]
 
-    def needed(self, row: int) -> Mapping[str, int]:
+    def needs_of(self, row: int) -> Mapping[str, int]:
         """Return a task's needs of the machine's resources."""
         return self._needs.get(self.trace.tasks["op"][row], {}) if self._needs else {}
 
@@ -399,7 +399,7 @@ class DerivedColumns:
         start = np.concatenate((self.taken, moved["ready_ns"][copied]))
         end = np.concatenate((self.let_go, moved["end_ns"][copied]))
         group = np.concatenate((self.group, self.copied_by[copied]))
-        return Cover(stacked(start, end, group, size), self.trace.makespan_ns)
+        return Cover(overlap_of_at_least(start, end, group, size), self.trace.makespan_ns)
 
     @cached_property
     def by_host(self) -> BoolArray:
@@ -465,7 +465,7 @@ class DerivedColumns:
     def _by_end(self) -> tuple[list[int], list[int]]:
         """(ends, rows) of all tasks and transfers that took some time, by end."""
         rows = np.flatnonzero(self.row_end > np.concatenate((self.begins, self.row_start[self.n :])))
-        return _sorted(self.row_end[rows], rows)
+        return _sort_times(self.row_end[rows], rows)
 
     @cached_property
     def _devices(self) -> list[int]:
@@ -483,9 +483,11 @@ class DerivedColumns:
 
     def gave_back(self, row: int) -> int:
         """Return the last task to end at a task's start that held a resource which it needs, or -1."""
-        needs = self.needed(row).keys()
+        needs = self.needs_of(row).keys()
         ended = reversed(self.ended_at(int(self.start[row]))) if needs else ()
-        return next((other for other in ended if other < self.n and needs & self.needed(other).keys()), UNSET)
+        return next(
+            (other for other in ended if other < self.n and needs & self.needs_of(other).keys()), UNSET
+        )
 
     def made_room(self, row: int) -> int:
         """Return the task that ended at a task's start and freed what that one waited for, or -1."""
@@ -512,11 +514,11 @@ class DerivedColumns:
 
     @cached_property
     def _by_taken(self) -> tuple[list[int], list[int]]:
-        return _sorted(self.taken, np.arange(self.n))
+        return _sort_times(self.taken, np.arange(self.n))
 
     @cached_property
     def _by_issue(self) -> tuple[list[int], list[int]]:
-        return _sorted(self.issue, np.arange(self.n))
+        return _sort_times(self.issue, np.arange(self.n))
 
     def way(self, transfer: int) -> set[str]:
         """Return the resources that a transfer occupies: links, devices at its ends, its host."""
@@ -527,7 +529,7 @@ class DerivedColumns:
         return links | {f"out of {source}", f"into {destination}", *([] if host < 0 else [f"host {host}"])}
 
 
-def _sorted(times: IntArray, rows: IntArray) -> tuple[list[int], list[int]]:
+def _sort_times(times: IntArray, rows: IntArray) -> tuple[list[int], list[int]]:
     """Return sorted times and their rows, as lists, which are faster for single look-ups."""
     order = np.argsort(times, kind="stable")
     return times[order].tolist(), rows[order].tolist()

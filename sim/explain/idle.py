@@ -216,7 +216,7 @@ def held_up(
     worker, wait = f.by_worker[row], f.wait[row]
     cursor = since
 
-    def known(reason: str) -> str:
+    def translate(reason: str) -> str:
         return "unexplained" if f.recorded and reason in _OF_NO_RECORDING else reason
 
     def until(bound: IntArray) -> tuple[IntArray, IntArray]:
@@ -228,7 +228,7 @@ def held_up(
     begin, length = until(f.taken[row])
     busy = f.issuers_busy.between(begin, begin + length, f.group[row])
     yield "issue", begin, busy
-    yield known("policy"), begin, length - busy
+    yield translate("policy"), begin, length - busy
     called = f.taken[row] + f.calls[row]
     yield "memory", *until(called)
     begin, length = until(np.where(worker, called + f.cost[row], f.issue[row]))
@@ -241,7 +241,7 @@ def held_up(
     reason = np.where(worker, Wait.RESOURCES, Wait.EVENT)
     reason = np.where(np.isin(wait, _SAID), wait, reason)
     for code in _LAST:
-        yield known(WAITS[code]), begin, np.where(reason == code, length, 0)
+        yield translate(WAITS[code]), begin, np.where(reason == code, length, 0)
     begin, length = until(end)
     delay = f.trace.is_delay[row]
     yield "late rank", begin, np.where(delay, 0, length)

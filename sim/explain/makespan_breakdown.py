@@ -279,7 +279,7 @@ def change(a: DerivedColumns, b: DerivedColumns) -> MakespanChange:
     first, second = breakdown(a), breakdown(b)
     pairs = [(first, second)]
     for device in (first.device, second.device):
-        if first.device != second.device and all(device in _used(f) for f in (a, b)):
+        if first.device != second.device and all(device in _used_names(f) for f in (a, b)):
             pairs.append((breakdown(a, device), breakdown(b, device)))
     changes = [MakespanChange(x, y, _minus(x.parts, y.parts)) for x, y in pairs]
     return min(
@@ -287,7 +287,7 @@ def change(a: DerivedColumns, b: DerivedColumns) -> MakespanChange:
     )
 
 
-def _used(f: DerivedColumns) -> set[str]:
+def _used_names(f: DerivedColumns) -> set[str]:
     return {f.devices[d].name for d in np.unique(f.device).tolist()}
 
 
@@ -310,7 +310,7 @@ def breakdown_line(f: DerivedColumns) -> str:
         phases += f"; most of it waiting for {next(iter(own.waits_for), '')}"
         told = [term + f" ({phases})" * term.endswith(" bubble") for term in told]
     rest = f.trace.makespan_ns - sum(terms[part] for part in largest)
-    used = [device for device in f.devices if device.name in _used(f)]
+    used = [device for device in f.devices if device.name in _used_names(f)]
     of = f"{own.device}: " if len(used) > 1 else ""
     host = [device.workers for device in used if device.name == own.device] > [0]
     if host and any(not device.workers for device in used):
@@ -358,9 +358,8 @@ def change_text(a: DerivedColumns, b: DerivedColumns) -> str:
     because, ns = _because(a, b, found, cause), more.pop(cause)
     if not any(more.values()):
         return f"{speed} because {because}"
-    return (
-        f"{speed}, mainly because {because} ({_signed(ns)}); {_signed_terms(more, total - ns, a, b, found)}"
-    )
+    terms = _signed_terms(more, total - ns, a, b, found)
+    return f"{speed}, mainly because {because} ({_signed_time(ns)}); {terms}"
 
 
 def _terms(f: DerivedColumns, own: Breakdown) -> dict[str, int]:
@@ -385,7 +384,7 @@ def _noun(part: str, f: DerivedColumns) -> str:
 def _phases(found: MakespanChange) -> str:
     """Return in words how much longer a bubble is in each phase."""
     longer = _minus(found.a.bubble, found.b.bubble)
-    told = ", ".join(f"{name} {_signed(longer[name])}" for name in BUBBLE if name in longer)
+    told = ", ".join(f"{name} {_signed_time(longer[name])}" for name in BUBBLE if name in longer)
     return f" ({told})" * bool(told)
 
 
@@ -396,12 +395,12 @@ def _signed_terms(
     largest = sorted((part for part in more if more[part]), key=lambda part: -abs(more[part]))
     shown = [part for part in largest[:3] if 20 * abs(more[part]) >= abs(more[largest[0]])]
     terms = [
-        f"{_signed(more[part])} {_noun(part, a if more[part] > 0 else b)}"
+        f"{_signed_time(more[part])} {_noun(part, a if more[part] > 0 else b)}"
         + _phases(found) * (part == "bubble")
         for part in shown
     ]
     rest = total - sum(more[part] for part in shown)
-    return ", ".join(terms + [f"{_signed(rest)} other"] * (rest != 0))
+    return ", ".join(terms + [f"{_signed_time(rest)} other"] * (rest != 0))
 
 
 def _because(a: DerivedColumns, b: DerivedColumns, found: MakespanChange, part: str) -> str:
@@ -414,7 +413,7 @@ def _because(a: DerivedColumns, b: DerivedColumns, found: MakespanChange, part: 
         whom = max(longer, key=lambda name: longer[name], default="")
         return _WORDS[part][1] + _phases(found) + f", most of it waiting for {whom}" * bool(whom)
     if part == "compute":
-        took, before = _lasted(a, device), _lasted(b, found.b.device)
+        took, before = _durations_ns(a, device), _durations_ns(b, found.b.device)
         if len(took) != len(before):
             return f"{device} has {'more' if len(took) > len(before) else 'other'} ops to execute"
         most = 2 * int(took.sum() - before.sum()) >= found.parts[part]
@@ -424,7 +423,7 @@ def _because(a: DerivedColumns, b: DerivedColumns, found: MakespanChange, part: 
     return _WORDS[part][1].format(device=device, policy=a.policy)
 
 
-def _lasted(f: DerivedColumns, device: str) -> IntArray:
+def _durations_ns(f: DerivedColumns, device: str) -> IntArray:
     """Return how long each task of a device lasted; empty without a device."""
     here = f.trace.executed & (f.device == (f.machine.device_index(device) if device else UNSET))
     return np.asarray(f.end[here] - f.begins[here])
@@ -435,5 +434,5 @@ def _launches_ahead(f: DerivedColumns) -> bool:
     return bool((~f.by_worker & (f.taken < f.data[: f.n])).any())
 
 
-def _signed(ns: int) -> str:
+def _signed_time(ns: int) -> str:
     return f"{'-' if ns < 0 else '+'}{format_duration(abs(ns))}"

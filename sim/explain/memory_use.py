@@ -285,7 +285,7 @@ class Allocated(NamedTuple):
     holders: list[dict[str, Any]]
 
 
-def allocated(trace: Record, *, holders: int = 5) -> dict[str, Allocated]:
+def allocator_statistics(trace: Record, *, holders: int = 5) -> dict[str, Allocated]:
     """Return the statistics of each device's allocator, by name, in machine order.
 
     Parameters
@@ -304,7 +304,7 @@ def allocated(trace: Record, *, holders: int = 5) -> dict[str, Allocated]:
     >>> _ = b.op("a", duration_ns=10, outputs=100)
     >>> _ = b.op("b", duration_ns=10, outputs=70, inputs=["a"])
     >>> trace = simulate(b.build(), Machine((Device("gpu0"),)), ReadyQueue(), memory=tensor_memory())
-    >>> use = allocated(trace)["gpu0"]
+    >>> use = allocator_statistics(trace)["gpu0"]
     >>> use.peak_in_use_bytes, use.peak_ns, [holder["tensor"] for holder in use.holders]
     (170, 10, ['a', 'b'])
     """

@@ -9,8 +9,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from sim.base.arrays import UNSET, IntArray, grouped
-from sim.base.errors import listed, shortened
+from sim.base.arrays import UNSET, IntArray, group_pairs
+from sim.base.errors import list_names, shorten
 from sim.base.units import format_duration
 from sim.explain.bounds import Bounds, bounds
 from sim.explain.communication import communicator_waits, exposed_communication
@@ -268,7 +268,7 @@ def op_text(f: DerivedColumns, op: str, most: int = 5) -> str:
         ]
         held = [f"{task_text(f, row)} on {f.trace.lane_name(row)}" for row in life.held_up]
         lines.append(
-            f"  waited for it last: {listed(held, most)}" if held else "  nothing waited for it last"
+            f"  waited for it last: {list_names(held, most)}" if held else "  nothing waited for it last"
         )
     if len(found) > most:
         lines += ["", f"{len(found) - most} more executions"]
@@ -311,7 +311,7 @@ def _gap_line(gap: Gap) -> str:
 
 def _who(names: Sequence[str]) -> str:
     """Return ``gpu0 and 7 more``, padded to the width of the column."""
-    return f"{listed(names):<16}"
+    return f"{list_names(names):<16}"
 
 
 def _group_line(group: GapGroup) -> str:
@@ -328,7 +328,7 @@ def _group_line(group: GapGroup) -> str:
 def _exposed_lines(f: DerivedColumns) -> list[str]:
     """Return the lines on exposed communication by cause; devices with equal numbers share a line."""
     exposed = exposed_communication(f).items()
-    alike = grouped((tuple(parts.items()), device) for device, parts in exposed)
+    alike = group_pairs((tuple(parts.items()), device) for device, parts in exposed)
     lines = ["", "Exposed communication"] if alike else []
     for told, names in alike.items():
         total = format_duration(sum(ns for _, ns in told))
@@ -437,7 +437,7 @@ def _host_lines(f: DerivedColumns, most: int) -> list[str]:
     for key, spent in host_time(f).items():
         lines += ["", f"Host time by {key}{', with all that it calls' if key == 'module' else ''}"]
         for name, (ns, ops) in [*spent.items()][:most]:
-            lines.append(f"  {shortened(name):<40} {format_duration(ns):>10}  {_percent(ns, whole)}  {ops} x")
+            lines.append(f"  {shorten(name):<40} {format_duration(ns):>10}  {_percent(ns, whole)}  {ops} x")
     return lines
 
 

@@ -117,9 +117,9 @@ class _Walk:
                 if f.trace.is_delay[row]:
                     self.add("wait", row, at.row_start[row], at.row_end[row], "unexplained")
                 row = at.met_last[row]  # a collective begins when the last of its ranks starts
-                place = self.worker(row) if at.by_worker[row] else self.launched(row)
+                place = self.worker(row) if at.by_worker[row] else self.back_from_launch(row)
             else:
-                place = self.issued(row)
+                place = self.back_from_issue(row)
         return self.steps[::-1]
 
     def add(self, kind: str, row: int, start_ns: int, end_ns: int, reason: str = "") -> None:
@@ -142,13 +142,13 @@ class _Walk:
             asked = self.f.trace.alone[row] and at.data[row] == at.row_start[row]
             if asked and at.last_producer[row] != UNSET:  # a Recv that was taken before anything was sent
                 return self.producer(row)
-            if (freed := self.freed(row, paid)) is not None:
+            if (freed := self.back_from_wait(row, paid)) is not None:
                 return freed
         self.add("issue", row, called, paid)
         self.add("wait", row, at.issue[row], called, "memory")
         return self.taking(row)
 
-    def launched(self, row: int) -> _Place | None:
+    def back_from_launch(self, row: int) -> _Place | None:
         """Go back from a task that was launched on a stream."""
         at, f = self.at, self.f
         start, data, lane = at.row_start[row], at.data[row], at.lane_end[row]
@@ -158,7 +158,7 @@ class _Walk:
             if device.event_ns and data + device.event_ns == start:
                 self.add("wait", row, data, start, "event")
                 return self.producer(row)
-            if (freed := self.freed(row, bound)) is not None:
+            if (freed := self.back_from_wait(row, bound)) is not None:
                 return freed
         if data == bound and at.last_producer[row] != UNSET:
             return self.producer(row)
@@ -169,7 +169,7 @@ class _Walk:
         self.add("wait", row, at.issue[row], launch, "launch")
         return row, False
 
-    def issued(self, row: int) -> _Place | None:
+    def back_from_issue(self, row: int) -> _Place | None:
         """Go back from the moment when a task was put on its stream."""
         at = self.at
         if self.f.trace.alone[row]:  # its issuer went on without it
@@ -273,7 +273,7 @@ class _Walk:
 
     # -- tasks that made room -----------------------------------------------------------------
 
-    def freed(self, row: int, since: int) -> _Place | None:
+    def back_from_wait(self, row: int, since: int) -> _Place | None:
         """Return what ended at a task's start and so let it begin; if nothing did, note its wait."""
         at, before, start = self.at, self.at.before_in_line[row], self.at.row_start[row]
         in_line = before != UNSET and at.wait[row] == Wait.COMMUNICATOR

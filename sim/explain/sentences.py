@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from sim.base.arrays import UNSET
-from sim.base.errors import InputError, listed
+from sim.base.errors import InputError, list_names
 from sim.base.units import format_duration
 from sim.explain.derived import DerivedColumns
 from sim.explain.idle import held_up
@@ -114,11 +114,11 @@ def _meanwhile(f: DerivedColumns, row: int, at_ns: int) -> str:
 
 def _in_transit(f: DerivedColumns, row: int, at_ns: int) -> _Told:
     transfer = int(f.last_producer[row])
-    queued = f", which {_queued(f, transfer)}" if f.row_start[transfer] > at_ns else ""
+    queued = f", which {_queue_sentence(f, transfer)}" if f.row_start[transfer] > at_ns else ""
     return f"{task_text(f, row)} needs {_transfer(f, transfer)}{queued}", transfer
 
 
-def _queued(f: DerivedColumns, transfer: int) -> str:
+def _queue_sentence(f: DerivedColumns, transfer: int) -> str:
     if f.copied_by[transfer - f.n] >= 0:
         return "waits for a link, or for its host"
     met = bool((f.trace.met[:, 0] == f.trace.transfers["id"][transfer - f.n]).any())
@@ -154,8 +154,8 @@ def _resources(f: DerivedColumns, row: int, at_ns: int) -> _Told:
     other = f.gave_back(row)
     if other == UNSET:
         return f"{task_text(f, row)} waits for resources of the device", f.made_room(row)
-    names = [name for name in f.needed(row) if name in f.needed(other)]
-    return f"{task_text(f, row)} waits for {listed(names)}, which {task_text(f, other)} has", other
+    names = [name for name in f.needs_of(row) if name in f.needs_of(other)]
+    return f"{task_text(f, row)} waits for {list_names(names)}, which {task_text(f, other)} has", other
 
 
 def _memory(f: DerivedColumns, row: int, at_ns: int) -> _Told:
@@ -186,7 +186,7 @@ def _in_line(f: DerivedColumns, row: int, at_ns: int) -> _Told:
 def never_came_text(f: DerivedColumns, row: int) -> str:
     """Return the ranks for which a collective waited in vain; empty if all came."""
     absent = [f.devices[device].name for device in f.who_never_came(row)]
-    return f"{listed(absent, _NAMED)}, which never came" if absent else ""
+    return f"{list_names(absent, _NAMED)}, which never came" if absent else ""
 
 
 def _late_rank(f: DerivedColumns, row: int, at_ns: int) -> _Told:
@@ -205,7 +205,7 @@ def _event(f: DerivedColumns, row: int, at_ns: int) -> _Told:
     return told, int(f.last_producer[row])
 
 
-def _unexplained(f: DerivedColumns, row: int, at_ns: int) -> _Told:
+def _tell_unexplained(f: DerivedColumns, row: int, at_ns: int) -> _Told:
     told = f"{task_text(f, row)} does not start on {_lane(f, row)}, and nothing that was recorded says why"
     return told, UNSET
 
@@ -228,7 +228,7 @@ _SENTENCES: Final[dict[str, Callable[[DerivedColumns, int, int], _Told]]] = {
     "memory": _memory,
     "communicator": _in_line,
     "late rank": _late_rank,
-    "unexplained": _unexplained,
+    "unexplained": _tell_unexplained,
     "recovery": _recovery,
 }
 
@@ -238,7 +238,7 @@ def step_text(f: DerivedColumns, step: PathStep) -> str:
     if step.kind == "transfer":
         return _transfer(f, step.row)
     if step.row >= f.n:
-        return f"{_transfer(f, step.row)}, {_queued(f, step.row)}"
+        return f"{_transfer(f, step.row)}, {_queue_sentence(f, step.row)}"
     name = task_text(f, step.row)
     if step.kind == "task":
         return f"{name} on {_lane(f, step.row)}"

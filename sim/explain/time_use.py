@@ -34,7 +34,7 @@ from sim.explain.derived import DerivedColumns
 from sim.explain.idle import idle_reasons
 from sim.explain.path import executed_path
 from sim.graph.graph import Graph
-from sim.job.costs import answered
+from sim.job.costs import ask_once
 from sim.machine.device import CostModel, Device
 from sim.record.record import Record
 
@@ -211,7 +211,7 @@ def spread_on_path(trace: Record) -> dict[str, OnPath]:
         here = job.machine.devices[d]
         estimated = graph.given_ns(here.kind, here.name) == UNSET
         at = device == d
-        spread[at] = np.where(estimated, _asked(models[d], graph, here), np.nan)[op[at]]
+        spread[at] = np.where(estimated, _ask_model(models[d], graph, here), np.nan)[op[at]]
     known = ~np.isnan(spread)
     kinds, kind = np.unique([_GRADIENT.sub("", kind) for kind in graph.kinds], return_inverse=True)
     of, ns = kind[graph.kind_code[op[known]]], ns[known]
@@ -260,8 +260,8 @@ def interval_of(makespan_ns: int, on_path: Mapping[str, OnPath]) -> dict[str, An
     }
 
 
-def _asked(model: CostModel, graph: Graph, device: Device) -> FloatArray:
-    answer = answered(graph, device, "spread", lambda: np.asarray(model.spread(graph, device), float))
+def _ask_model(model: CostModel, graph: Graph, device: Device) -> FloatArray:
+    answer = ask_once(graph, device, "spread", lambda: np.asarray(model.spread(graph, device), float))
     if answer.shape != (len(graph),):
         whose = f"{type(model).__name__}.spread"
         raise InputError(f"{whose} should return {len(graph)} number(s), one an op; found {answer.size}")

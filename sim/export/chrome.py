@@ -155,7 +155,7 @@ def lines_of(
         The only rank whose events are wanted.
     """
     mine = np.array([rank is None or timeline.rank_of(lane) == rank for lane in timeline.lanes])
-    rows, crossed = timeline.shown(), timeline.crossed
+    rows, crossed = timeline.rows_shown(), timeline.crossed
     rows, which = rows[mine[timeline.lane[rows]]], np.flatnonzero(mine[crossed])
     yield from _names(timeline, label, None if rank is None else _lanes_of(timeline, mine, rows))
     yield from _task_lines(timeline, run, rows)
@@ -222,12 +222,12 @@ def _names(timeline: Timeline, label: str, only: Set[Lane] | None) -> Iterator[s
     for index, (pid, lanes) in enumerate(shown.items(), timeline.base):
         if lanes:
             name = timeline.process_name(pid)
-            yield from _named("process", Lane(pid, 0, f"{label}: {name}" if label else name), index)
+            yield from _name_events("process", Lane(pid, 0, f"{label}: {name}" if label else name), index)
     for lane in itertools.chain.from_iterable(shown.values()):
-        yield from _named("thread", lane, lane.tid - 1)
+        yield from _name_events("thread", lane, lane.tid - 1)
 
 
-def _named(what: str, lane: Lane, index: int) -> Iterator[str]:
+def _name_events(what: str, lane: Lane, index: int) -> Iterator[str]:
     yield f'{{"ph":"M","name":"{what}_name",{lane},"args":{{"name":{json.dumps(lane.name)}}}}}'
     yield f'{{"ph":"M","name":"{what}_sort_index",{lane},"args":{{"sort_index":{index}}}}}'
 

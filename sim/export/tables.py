@@ -213,13 +213,13 @@ def size(nbytes: int) -> str:
     return format_bytes(nbytes, iec=True)
 
 
-def shown(key: str, value: Any) -> str:
+def number_text(key: str, value: Any) -> str:
     """Return a number as text: its key gives the unit; without a unit it is a share or a count.
 
     Examples
     --------
-    >>> shown("busy_ns", 1500), shown("ns", 7), shown("bytes", 2048), shown("gap", 0.1), shown("frees", 9000)
-    ('1.5 us', '7 ns', '2 KiB', '10.0%', '9,000')
+    >>> [number_text(*each) for each in (("ns", 7), ("bytes", 2048), ("gap", 0.1), ("frees", 9000))]
+    ['7 ns', '2 KiB', '10.0%', '9,000']
     """
     if value is None or isinstance(value, str):
         return value or ""
@@ -236,7 +236,7 @@ def shown(key: str, value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else percent(value)
 
 
-def titled(rows: Iterable[Mapping[str, Any]], columns: Iterable[str]) -> list[dict[str, str]]:
+def text_table(rows: Iterable[Mapping[str, Any]], columns: Iterable[str]) -> list[dict[str, str]]:
     """Return rows of numbers as a table of text, with empty cells for missing values.
 
     Parameters
@@ -247,14 +247,14 @@ def titled(rows: Iterable[Mapping[str, Any]], columns: Iterable[str]) -> list[di
 
     Examples
     --------
-    >>> titled([{"device": "gpu0", "busy_ns": 60_000, "at": 3}], ["device", "busy_ns", "step: at"])
+    >>> text_table([{"device": "gpu0", "busy_ns": 60_000, "at": 3}], ["device", "busy_ns", "step: at"])
     [{'device': 'gpu0', 'busy': '60 us', 'step': '3'}]
     """
     of: dict[str, str] = {}
     for column in columns:
         title, _, key = column.rpartition(": ")
         of[title or re.sub("_(ns|bytes)$", "", key).replace("_", " ")] = key
-    return [{title: shown(key, row.get(key)) for title, key in of.items()} for row in rows]
+    return [{title: number_text(key, row.get(key)) for title, key in of.items()} for row in rows]
 
 
 def largest(parts: Mapping[str, int], show: Callable[[int], str] = format_duration, most: int = 2) -> str:
@@ -277,7 +277,9 @@ def summary_lines(trace: Record, summary: Mapping[str, Any]) -> list[str]:
     else:
         critical = format_duration(summary["critical_path_ns"])
         lines = [f"{makespan}, {_above_bound(summary)}", f"critical path {critical}; {ran}"]
-    known = {key.rpartition("_")[0].replace("_", " "): shown(key, summary.get(key)) for key in OBJECTIVES}
+    known = {
+        key.rpartition("_")[0].replace("_", " "): number_text(key, summary.get(key)) for key in OBJECTIVES
+    }
     told = [f"{what} {value}" for what, value in known.items() if value]
     lines += [", ".join(told)] if told else []
     if (residue := summary.get("unexplained")) is not None:

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from sim.base.arrays import UNSET, BoolArray, Csr, IntArray, distinct_rows, grouped
+from sim.base.arrays import UNSET, BoolArray, Csr, IntArray, distinct_rows, group_pairs
 from sim.base.intervals import in_use, levels
 from sim.base.units import NS_PER_S
 from sim.explain.communication import moving_ops, traffic_on_links, transfers_on_links
@@ -130,7 +130,7 @@ class Timeline:
     @cached_property
     def gpus(self) -> list[int]:
         """The devices on which something was launched."""
-        ran = np.unique(self.trace.device[self.shown()]).tolist()
+        ran = np.unique(self.trace.device[self.rows_shown()]).tolist()
         return [d for d in ran if not self.trace.job.machine.devices[d].workers]
 
     @cached_property
@@ -158,7 +158,7 @@ class Timeline:
         """Return the lanes of each process: hosts that issued something, devices, and links."""
         used = set(np.unique(self.trace.tasks["issuer"]).tolist())
         hosts = [self.issuer[each.index] for each in self.issuers if not each.executes and each.index in used]
-        return grouped((lane.pid, lane) for lane in (*hosts, *self.lanes))
+        return group_pairs((lane.pid, lane) for lane in (*hosts, *self.lanes))
 
     def process_name(self, pid: int) -> str:
         """Return the name of a process."""
@@ -169,7 +169,7 @@ class Timeline:
         name = machine.devices[pid - self.base - _FIRST_DEVICE].name
         return name if machine.folding is None else machine.folding.stands_for(name)
 
-    def shown(self) -> IntArray:
+    def rows_shown(self) -> IntArray:
         """Return the rows of the tasks that ran."""
         return np.flatnonzero(self.lane[: len(self.trace)] != UNSET)
 

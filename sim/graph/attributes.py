@@ -143,7 +143,7 @@ READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
 """Name → function that reads the value, or raises `InputError`."""
 
 
-def typed(graph: Graph) -> Graph:
+def convert_attributes(graph: Graph) -> Graph:
     """Return the graph with the attributes named in `READERS` converted to their types.
 
     Raises

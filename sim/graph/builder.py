@@ -18,7 +18,7 @@ import numpy.typing as npt
 from sim.base.arrays import UNSET, Codes, Csr, IntArray
 from sim.base.errors import GraphError, UnknownNameError, hint
 from sim.base.units import LARGEST
-from sim.graph.attributes import typed
+from sim.graph.attributes import convert_attributes
 from sim.graph.graph import Graph, Role, split_output
 from sim.graph.views import forwarded_nbytes
 
@@ -421,13 +421,13 @@ class GraphBuilder:
             after_distance=after_distance,
             tensor_producer=np.concatenate((np.full(len(external), UNSET), outputs.rows())),
             tensor_nbytes=nbytes,
-            tensor_role=_padded(external[:, 1], len(nbytes), 0),
-            tensor_pin=_padded(external[:, 2], len(nbytes), UNSET),
+            tensor_role=_pad(external[:, 1], len(nbytes), 0),
+            tensor_pin=_pad(external[:, 2], len(nbytes), UNSET),
             external_names=list(self._externals),
             attributes=dict(self._attributes),
         )
         _ = graph.topological_order  # refuses a cycle
-        return typed(graph)
+        return convert_attributes(graph)
 
     def _gather(self) -> None:
         """Turn the rows collected so far into columns."""
@@ -498,7 +498,7 @@ def _bytes(values: npt.NDArray[Any]) -> memoryview:
     return np.ascontiguousarray(values, dtype=np.int64).view(np.uint8).data
 
 
-def _padded(values: IntArray, n: int, rest: int) -> IntArray:
+def _pad(values: IntArray, n: int, rest: int) -> IntArray:
     """Return a column of length `n` that begins with these values and goes on with `rest`."""
     column = np.full(n, rest)
     column[: len(values)] = values

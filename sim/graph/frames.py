@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
-from sim.base.arrays import grouped
+from sim.base.arrays import group_pairs
 from sim.base.errors import GraphError
 from sim.graph.graph import Graph
 from sim.graph.rendezvous_keys import rendezvous_keys
@@ -151,7 +151,7 @@ def _check_merges(graph: Graph, kind: list[str]) -> None:
     queue = deque(op for op, k in enumerate(kind) if k in ("switch", "enter", "next_iteration"))
     succ = graph.successors.lists()
     keys = rendezvous_keys(graph)
-    recvs = grouped((key, recv) for recv, key in keys.recvs.items())
+    recvs = group_pairs((key, recv) for recv, key in keys.recvs.items())
     for send, key in keys.sends.items():
         succ[send] = [*succ[send], *recvs[key]]
     while queue:

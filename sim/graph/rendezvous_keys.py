@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sim.base.arrays import IntArray, grouped
+from sim.base.arrays import IntArray, group_pairs
 from sim.base.errors import nearest
 from sim.graph.graph import Graph
 from sim.graph.walks import Edges, least_index_first
@@ -45,7 +45,7 @@ class RendezvousKeys(NamedTuple):
     @property
     def pairs(self) -> list[tuple[int, int]]:
         """(Send, Recv) pairs that meet if both run in graph order: the n-th ones of a key."""
-        sends = grouped((key, op) for op, key in reversed(self.sends.items()))
+        sends = group_pairs((key, op) for op, key in reversed(self.sends.items()))
         return [(sends[key].pop(), op) for op, key in self.recvs.items() if sends[key]]
 
     def send_of(self, recv: int) -> int:

@@ -103,11 +103,11 @@ class Columns:
         iteration, op = divmod(k, self.n)
         return f"op {self.graph.op_names[op]!r} of iteration {iteration}"
 
-    def started(self, row: int) -> str:
+    def tell_start(self, row: int) -> str:
         """Return ``op 'a' started at 5 ns``."""
         return f"{self.task(row)} started at {self.start[row]} ns"
 
-    def ended(self, row: int) -> str:
+    def tell_end(self, row: int) -> str:
         """Return ``op 'a' ended at 7 ns``; rows of transfers follow those of tasks."""
         return f"{self.either(row)} ended at {self.row_end[row]} ns"
 

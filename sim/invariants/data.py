@@ -142,7 +142,7 @@ def transfers_have_data(c: Columns) -> None:
     begun = c.moved["start_ns"][made]
     refuse(
         begun < c.end[row],
-        lambda k: f"{c.transfer(made[k])} started at {begun[k]} ns, before {c.ended(row[k])}",
+        lambda k: f"{c.transfer(made[k])} started at {begun[k]} ns, before {c.tell_end(row[k])}",
     )
 
 
@@ -188,7 +188,7 @@ def _after(c: Columns, first: IntArray, second: IntArray) -> None:
     first, second = first[~fails], second[~fails]
     refuse(
         c.start[second] < c.row_end[first],
-        lambda k: f"{c.started(second[k])}, before {c.ended(first[k])}, which it needs",
+        lambda k: f"{c.tell_start(second[k])}, before {c.tell_end(first[k])}, which it needs",
     )
     first, second = first[first < len(c.op)], second[first < len(c.op)]
     # A task eligible before its producer had ended was issued behind an event of the other stream.
@@ -198,7 +198,8 @@ def _after(c: Columns, first: IntArray, second: IntArray) -> None:
     refuse(
         by_event & (c.start[second] < c.end[first] + hop),
         lambda k: (
-            f"{c.started(second[k])}; {c.ended(first[k])} on another stream, and its event takes {hop[k]} ns"
+            f"{c.tell_start(second[k])}; {c.tell_end(first[k])} on another stream, "
+            f"and its event takes {hop[k]} ns"
         ),
     )
 
@@ -210,7 +211,7 @@ def inputs_are_there(c: Columns) -> None:
         reader, supplier = _of_those_that_ran(c, reads.where(~c.non_strict[reads.reader]))
         refuse(
             supplier == NEVER,
-            lambda k: f"{c.started(reader[k])}, and something that it reads was never made, or sent",
+            lambda k: f"{c.tell_start(reader[k])}, and something that it reads was never made, or sent",
         )
         _after(c, supplier[supplier != UNSET], reader[supplier != UNSET])
 
@@ -228,13 +229,13 @@ def first_input_is_there(c: Columns) -> None:
     refuse(
         c.start[reader] < first[reader],
         lambda k: (
-            f"{c.started(reader[k])}, and the first of its inputs was there at {first[reader[k]]} ns; "
+            f"{c.tell_start(reader[k])}, and the first of its inputs was there at {first[reader[k]]} ns; "
             "it needs one"
         ),
     )
 
 
-def followed(c: Columns) -> tuple[IntArray, IntArray]:
+def control_rows(c: Columns) -> tuple[IntArray, IntArray]:
     """Return, for each control edge in each iteration, the row of the op followed (or -1) and the task."""
     after, distance = c.graph.after, c.graph.after_distance
     edge, iteration = unroll(distance, c.iterations)
@@ -245,12 +246,12 @@ def followed(c: Columns) -> tuple[IntArray, IntArray]:
 def control_edges(c: Columns) -> None:
     """No op starts before the ops that it follows have ended."""
     if c.static:
-        first, task = followed(c)
+        first, task = control_rows(c)
         second = c.row_of[task]
         first, second = first[second != UNSET], second[second != UNSET]
         refuse(
             first == UNSET,
-            lambda k: f"{c.started(second[k])}, and an op that it follows failed, or never ran",
+            lambda k: f"{c.tell_start(second[k])}, and an op that it follows failed, or never ran",
         )
         _after(c, first, second)
 

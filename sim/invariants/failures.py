@@ -28,7 +28,7 @@ from sim.graph.failures import ABORTED, DONE, FAILED
 from sim.invariants.checked_columns import Columns, refuse
 from sim.invariants.data import (
     NEVER,
-    followed,
+    control_rows,
     moved_keys,
     needed_transfers,
     never_sent,
@@ -113,7 +113,7 @@ def queued_work_runs(c: Columns) -> None:
         return
     missing = c.row_of == UNSET
     excused = _lacks_input(c)
-    first, second = followed(c)
+    first, second = control_rows(c)
     excused[second[first == UNSET]] = True
     stopped: BoolArray = np.asarray(_stopped_since(c) <= c.trace.makespan_ns)
     excused |= np.tile(stopped[c.job.group_of], c.iterations)
@@ -233,12 +233,14 @@ def failures_come_as_foreseen(c: Columns) -> None:
 def nothing_goes_on_where_a_part_failed(c: Columns) -> None:
     """On a failed device nothing starts or ends any more; running tasks are cut off at that instant."""
     failed_ns = _failed_ns(c)[c.device]
-    refuse(c.start >= failed_ns, lambda r: f"{c.started(r)}, and its device had failed at {failed_ns[r]} ns")
-    refuse(c.end > failed_ns, lambda r: f"{c.ended(r)}, and its device had failed at {failed_ns[r]} ns")
+    refuse(
+        c.start >= failed_ns, lambda r: f"{c.tell_start(r)}, and its device had failed at {failed_ns[r]} ns"
+    )
+    refuse(c.end > failed_ns, lambda r: f"{c.tell_end(r)}, and its device had failed at {failed_ns[r]} ns")
     if c.trace.detection is not None:
         refuse(
             (c.trace.status == FAILED) & (c.end != failed_ns),
-            lambda r: f"{c.ended(r)} as failed; its device failed at {failed_ns[r]} ns",
+            lambda r: f"{c.tell_end(r)} as failed; its device failed at {failed_ns[r]} ns",
         )
     moved = c.moved
     first = np.minimum(_failed_ns(c)[moved["source"]], _failed_ns(c)[moved["destination"]])
@@ -257,16 +259,16 @@ def an_aborted_step_ends_at_once(c: Columns) -> None:
         return
     at_ns = detection.time_ns
     aborted = c.trace.status == ABORTED
-    refuse(aborted & (c.end != at_ns), lambda r: f"{c.ended(r)} as aborted; the step was at {at_ns} ns")
-    refuse(c.start > at_ns, lambda r: f"{c.started(r)}, after its step was aborted at {at_ns} ns")
-    refuse(c.end > at_ns, lambda r: f"{c.ended(r)}, after its step was aborted at {at_ns} ns")
-    if not any(_noticed(c)):
+    refuse(aborted & (c.end != at_ns), lambda r: f"{c.tell_end(r)} as aborted; the step was at {at_ns} ns")
+    refuse(c.start > at_ns, lambda r: f"{c.tell_start(r)}, after its step was aborted at {at_ns} ns")
+    refuse(c.end > at_ns, lambda r: f"{c.tell_end(r)}, after its step was aborted at {at_ns} ns")
+    if not any(_match_detections(c)):
         raise InvariantError(
             f"{detection.by} noticed by {detection.how} at {at_ns} ns, and nothing was wrong then"
         )
 
 
-def _noticed(c: Columns) -> Iterator[bool]:
+def _match_detections(c: Columns) -> Iterator[bool]:
     """Yield, for each failure that could have been noticed, whether it matches the detection and its time."""
     detection, conditions = c.trace.detection, c.trace.conditions
     assert detection is not None

@@ -39,7 +39,7 @@ def cores(c: Columns) -> None:
         used, k = most_at_once(start, end, need)
         if used > device.cores:
             raise InvariantError(
-                f"{c.started(rows[k])}; then {used} of {device.cores} cores of {device.name} are in use"
+                f"{c.tell_start(rows[k])}; then {used} of {device.cores} cores of {device.name} are in use"
             )
 
 
@@ -53,7 +53,7 @@ def named_resources(c: Columns) -> None:
         rows = np.flatnonzero((need[c.op] > 0) & c.live)
         used, k = most_at_once(c.start[rows], c.end[rows], need[c.op[rows]])
         if used > there:
-            raise InvariantError(f"{c.started(rows[k])}; then {used} of {there} {name} are in use")
+            raise InvariantError(f"{c.tell_start(rows[k])}; then {used} of {there} {name} are in use")
 
 
 def serial_links(c: Columns) -> None:
@@ -66,14 +66,15 @@ def serial_links(c: Columns) -> None:
     row, link, start, end = moved.row[held], link[held], moved.start_ns[held], moved.end_ns[held]
     first, second = neighbours(np.lexsort((row, end, start, link)), link)
 
-    def carried(k: int) -> str:
+    def tell_carried(k: int) -> str:
         return c.transfer(row[k]) if row[k] < len(c.moved["tensor"]) else "a message of a collective"
 
     refuse(
         start[second] < end[first],
         lambda k: (
-            f"{carried(second[k])} started at {start[second[k]]} ns on link "
-            f"{c.machine.links[link[first[k]]].name}, which {carried(first[k])} held until {end[first[k]]} ns"
+            f"{tell_carried(second[k])} started at {start[second[k]]} ns on link "
+            f"{c.machine.links[link[first[k]]].name}, "
+            f"which {tell_carried(first[k])} held until {end[first[k]]} ns"
         ),
     )
 
@@ -165,7 +166,7 @@ def one_at_a_time(c: Columns) -> None:
     refuse(
         c.issue[following] < c.issue[one],
         lambda k: (
-            f"{c.started(following[k])} on {c.lane(following[k])} after {c.task(one[k])}, "
+            f"{c.tell_start(following[k])} on {c.lane(following[k])} after {c.task(one[k])}, "
             f"and was issued before it, at {c.issue[following[k]]} ns"
         ),
     )
@@ -173,7 +174,7 @@ def one_at_a_time(c: Columns) -> None:
     refuse(
         c.start[following] < c.end[one] + gap,
         lambda k: (
-            f"{c.started(following[k])} on {c.lane(following[k])}, where {c.ended(one[k])}"
+            f"{c.tell_start(following[k])} on {c.lane(following[k])}, where {c.tell_end(one[k])}"
             + (f" and a gap of {gap[k]} ns is due" if gap[k] else "")
         ),
     )
@@ -185,7 +186,7 @@ def launches_take_time(c: Columns) -> None:
     least = np.where(c.live & ~c.alone, np.where(c.by_worker, c.cost, latency), 0)
     refuse(
         c.start < c.issue + least,
-        lambda r: f"{c.started(r)}, issued at {c.issue[r]} ns; launching it takes {least[r]} ns",
+        lambda r: f"{c.tell_start(r)}, issued at {c.issue[r]} ns; launching it takes {least[r]} ns",
     )
 
 

@@ -30,9 +30,9 @@ def times_in_order(c: Columns) -> None:
         c.issue < c.ready,
         lambda r: f"{c.task(r)} was issued at {c.issue[r]} ns, before it was ready at {c.ready[r]} ns",
     )
-    refuse(c.start < c.issue, lambda r: f"{c.started(r)}, before it was issued at {c.issue[r]} ns")
-    refuse(c.end < c.start, lambda r: f"{c.ended(r)}, before it started at {c.start[r]} ns")
-    refuse(np.diff(c.start) < 0, lambda r: f"{c.started(r + 1)} and stands after a later one, {c.task(r)}")
+    refuse(c.start < c.issue, lambda r: f"{c.tell_start(r)}, before it was issued at {c.issue[r]} ns")
+    refuse(c.end < c.start, lambda r: f"{c.tell_end(r)}, before it started at {c.start[r]} ns")
+    refuse(np.diff(c.start) < 0, lambda r: f"{c.tell_start(r + 1)} and stands after a later one, {c.task(r)}")
 
 
 def releases(c: Columns) -> None:
@@ -115,7 +115,7 @@ def rows_are_in_order(c: Columns) -> None:
     refuse(
         back & ~np.isin(c.start[1:], at_once),
         lambda k: (
-            f"{c.started(k + 1)} on {c.lane(k + 1)}, after {c.task(k)} on {c.lane(k)}; "
+            f"{c.tell_start(k + 1)} on {c.lane(k + 1)}, after {c.task(k)} on {c.lane(k)}; "
             "at one instant tasks start in the order of lanes, unless something took no time"
         ),
     )
@@ -144,7 +144,7 @@ def one_at_a_time_in_line(c: Columns) -> None:
     refuse(
         (c.issue[following] < c.issue[one]) | (c.start[following] < c.end[one]),
         lambda k: (
-            f"{c.started(following[k])}, issued at {c.issue[following[k]]} ns; {c.task(one[k])}, "
+            f"{c.tell_start(following[k])}, issued at {c.issue[following[k]]} ns; {c.task(one[k])}, "
             f"before it on its communicator, was issued at {c.issue[one[k]]} and ended at {c.end[one[k]]} ns"
         ),
     )
@@ -183,7 +183,7 @@ def members_end_together(c: Columns) -> None:
     refuse(
         (c.end[met.row] != end) & ~c.cut[met.row],
         lambda k: (
-            f"{c.ended(met.row[k])}; its ranks met at {met.met_ns[met.meeting[k]]} ns, and it takes "
+            f"{c.tell_end(met.row[k])}; its ranks met at {met.met_ns[met.meeting[k]]} ns, and it takes "
             f"{took[met.meeting[k]]} ns"
         ),
     )
@@ -201,7 +201,7 @@ def pairs_have_one_key(c: Columns) -> None:
     recvs = np.flatnonzero(np.isin(c.op, list(c.keys.recvs)) & (c.trace.status != ABORTED))
     carried = np.isin(moved["tensor"], list(c.sent))
     source, recv = c.trace.met_rows.T
-    refuse(~np.isin(recvs, recv), lambda k: f"{c.started(recvs[k])} and met no send")
+    refuse(~np.isin(recvs, recv), lambda k: f"{c.tell_start(recvs[k])} and met no send")
     both = np.concatenate((source, recv))
     again = np.ones(len(both), dtype=bool)
     again[np.unique(both, return_index=True)[1]] = False
@@ -219,8 +219,8 @@ def pairs_have_one_key(c: Columns) -> None:
     )
     wrong |= iteration[source] != iteration[recv]
     wrong[sender] |= frame[source[sender]] != frame[recv[sender]]
-    refuse(wrong, lambda k: f"{c.started(recv[k])} and met {c.either(source[k])}, of another key")
+    refuse(wrong, lambda k: f"{c.tell_start(recv[k])} and met {c.either(source[k])}, of another key")
     refuse(
         (c.start[recv] < c.row_end[source]) & c.live[recv] & (c.done[recv] | ~c.trace.at_once[recv]),
-        lambda k: f"{c.started(recv[k])}, before {c.ended(source[k])}",
+        lambda k: f"{c.tell_start(recv[k])}, before {c.tell_end(source[k])}",
     )

@@ -107,7 +107,7 @@ def make_job(
     cost_ns = _costs_of_all(graph, machine)
     known_ns = known_costs(knowledge, graph, cost_ns, partial(drawing, "estimates", seed), estimate_error)
     freeze(*cost_ns, *known_ns)  # placements and policies see all of these
-    device_of, duration_ns = _placed(graph, machine, placement or PinnedPlacement(), cost_ns, known_ns)
+    device_of, duration_ns = _place_ops(graph, machine, placement or PinnedPlacement(), cost_ns, known_ns)
     expected_ns = duration_ns if known_ns is cost_ns else _of_devices(known_ns, device_of)
     job = Job(graph, machine, device_of, duration_ns, expected_ns, iterations, seed, linearize, streams)
     job.known_costs_ns = known_ns
@@ -159,7 +159,7 @@ def draw(job: Job, noise: Noise | None, *, may_fail: bool = True) -> None:
     _check_total(job)
 
 
-def _placed(
+def _place_ops(
     graph: Graph,
     machine: Machine,
     chooser: Placement,

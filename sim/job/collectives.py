@@ -290,7 +290,7 @@ def _rank(graph: Graph, machine: Machine, op: int, what: str, kinds: frozenset[s
     return ranks[0] if kind in kinds else UNSET
 
 
-def described(graph: Graph, op: int, nbytes: int) -> str:
+def describe_collective(graph: Graph, op: int, nbytes: int) -> str:
     """Return a description of a collective for messages: ``all_reduce 'gpu0/a' of 4 MB``."""
     size = f" of {format_bytes(nbytes)}" if nbytes else ""
     return f"{graph.kind(op)} {graph.op_names[op]!r}{size}"
@@ -325,7 +325,9 @@ def _check_ranks(graph: Graph, machine: Machine, c: Collectives) -> None:
             differ = c.signature[mine] != c.signature[theirs]
             if differ.any():
                 k = int(differ.argmax())
-                a, b = (described(graph, int(c.op[i[k]]), int(c.nbytes[i[k]])) for i in (mine, theirs))
+                a, b = (
+                    describe_collective(graph, int(c.op[i[k]]), int(c.nbytes[i[k]])) for i in (mine, theirs)
+                )
                 both = f"{devices[0]} has {a} and {device} has {b}, which do not fit"
                 message = f"the ranks of communicator {name!r} must have the same collectives; {both}"
                 raise GraphError(message).about(graph.op_names[int(c.op[theirs[k]])], "communicator")

@@ -30,7 +30,7 @@ _KEPT: Final = 16
 _ANSWERS: WeakKeyDictionary[Graph, dict[str, list[tuple[Device, Any]]]] = WeakKeyDictionary()
 
 
-def answered(graph: Graph, device: Device, question: str, ask: Callable[[], _T]) -> _T:
+def ask_once(graph: Graph, device: Device, question: str, ask: Callable[[], _T]) -> _T:
     """Return the cost model's answer for a graph on a device; devices that cost the same share one answer.
 
     Parameters
@@ -76,7 +76,7 @@ def costs_ns(graph: Graph, device: Device) -> IntArray:
         if device.cost is not None:
             views = missing & graph.is_kind(*MOVES_NOTHING) & (graph.flops == 0)
             ns, missing = np.where(views, 0, ns), missing & ~views
-            ns = np.where(missing, answered(graph, device, "duration", lambda: _modelled(graph, device)), ns)
+            ns = np.where(missing, ask_once(graph, device, "duration", lambda: _model_ns(graph, device)), ns)
         else:
             only_here = np.zeros(len(graph), dtype=bool)  # durations for other kinds of device only
             for other in graph.duration_by_kind.values():
@@ -89,7 +89,7 @@ def costs_ns(graph: Graph, device: Device) -> IntArray:
     return ns
 
 
-def _modelled(graph: Graph, device: Device) -> IntArray:
+def _model_ns(graph: Graph, device: Device) -> IntArray:
     assert device.cost is not None
     whose = f"{type(device.cost).__name__}.durations_ns"
     answer = device.cost.durations_ns(graph, device)
@@ -164,17 +164,17 @@ def known_costs(
 
         factor = lognormal(Noise(sigma=error).sigma, (len(graph),), rng())  # a negative one is refused
 
-        def known(ns: IntArray) -> IntArray:
+        def check_known(ns: IntArray) -> IntArray:
             return np.floor(ns * factor + 0.5).astype(np.int64)
 
     elif knowledge == "none":
 
-        def known(ns: IntArray) -> IntArray:
+        def check_known(ns: IntArray) -> IntArray:
             return np.ones_like(ns)
 
     elif knowledge == "mean":
 
-        def known(ns: IntArray) -> IntArray:
+        def check_known(ns: IntArray) -> IntArray:
             timed = ns != UNSET
             total = np.bincount(graph.kind_code, weights=np.where(timed, ns, 0))
             count = np.bincount(graph.kind_code, weights=timed)
@@ -183,7 +183,7 @@ def known_costs(
 
     else:
         raise InputError(f"knowledge must be exact, mean, estimate or none; found {knowledge!r}")
-    by_column = {id(ns): np.where(ns == UNSET, UNSET, known(ns)) for ns in cost_ns}
+    by_column = {id(ns): np.where(ns == UNSET, UNSET, check_known(ns)) for ns in cost_ns}
     return [by_column[id(ns)] for ns in cost_ns]
 
 

@@ -223,7 +223,7 @@ class Job:
             raise error if error.op is not None else error.under("linearize") from None
         return order
 
-    def misordered(self) -> str | None:
+    def find_misordered(self) -> str | None:
         """Return which op a linearizer put before one that it waits for; None: there is none."""
         if self.linearize is None:
             return None

@@ -104,7 +104,7 @@ def draw_durations(
     [[1500, 3000]]
     """
     expected = duration_ns * _factors(noise, machine)[device_of]
-    return _drawn(noise, expected, (iterations, len(duration_ns)), rng)
+    return _draw(noise, expected, (iterations, len(duration_ns)), rng)
 
 
 def _factors(noise: Noise, machine: Machine) -> FloatArray:
@@ -114,7 +114,7 @@ def _factors(noise: Noise, machine: Machine) -> FloatArray:
     return factor
 
 
-def _drawn(noise: Noise, expected: FloatArray, shape: tuple[int, ...], rng: np.random.Generator) -> IntArray:
+def _draw(noise: Noise, expected: FloatArray, shape: tuple[int, ...], rng: np.random.Generator) -> IntArray:
     drawn = expected * lognormal(noise.sigma, shape, rng)
     drawn = np.where(rng.random(shape) < noise.straggler_probability, drawn * noise.straggler_factor, drawn)
     if not drawn.max(initial=0) < LATEST_NS:
@@ -148,4 +148,4 @@ class DrawnByTag:
     def ns(self, op: int, iteration: int, frame: str) -> int:
         """Return the duration of an op in a repetition of the graph and in loops (``outer:2/inner:0``)."""
         rng = np.random.default_rng([self._seed, *b"noise", op, iteration, *frame.encode()])
-        return int(_drawn(self._noise, self._expected[op : op + 1], (1,), rng)[0])
+        return int(_draw(self._noise, self._expected[op : op + 1], (1,), rng)[0])

@@ -217,7 +217,7 @@ def columns(
 ) -> Columns:
     """Return the columns of a run, by the names of `sim.kernel.loop.Run`'s attributes."""
     what = ("columns", policy.synchronisation, policy.scope)
-    out = job.once(what, lambda: _fixed(job, flow, policy, shared))
+    out = job.once(what, lambda: _fixed_columns(job, flow, policy, shared))
     if job.kept is not None:  # the kernel writes into them
         out = {name: each.copy() if isinstance(each, np.ndarray) else each for name, each in out.items()}
     out |= {"drawn": job.noisy_ns is not None, "ns": _durations(job, flow)}
@@ -228,7 +228,7 @@ def columns(
     }
 
 
-def _fixed(job: Job, flow: Flow, policy: Policy, shared: Sequence[Shared]) -> Columns:
+def _fixed_columns(job: Job, flow: Flow, policy: Policy, shared: Sequence[Shared]) -> Columns:
     """Return the columns that depend on neither seed nor order, in their state at time 0."""
     n, n_tasks = flow.n_nodes, flow.n_nodes * job.iterations
     out: Columns = {
@@ -271,7 +271,7 @@ def _nodes(job: Job, flow: Flow) -> Columns:
     devices, device = job.machine.devices, job.device_of
     more = flow.n_nodes - flow.n_ops
 
-    def padded(ops: IntArray, transfers: int = 0) -> IntArray:
+    def pad(ops: IntArray, transfers: int = 0) -> IntArray:
         return np.concatenate((ops.astype(np.int64), np.full(more, transfers)))
 
     lane, holds = np.full(flow.n_ops, UNSET), np.zeros(flow.n_ops, bool)
@@ -280,12 +280,12 @@ def _nodes(job: Job, flow: Flow) -> Columns:
     holds[list(holding_ops(job))] = True
     cost, no = issue_costs_ns(job), np.zeros(1, np.int64)
     return {
-        "device": padded(device, len(devices)),
+        "device": pad(device, len(devices)),
         "charged": bool(cost.any()),
-        "cost": padded(cost) if cost.any() else no,
-        "lane_of": padded(lane, -2),
+        "cost": pad(cost) if cost.any() else no,
+        "lane_of": pad(lane, -2),
         "holding": bool(holds.any()),
-        "holds": padded(holds) if holds.any() else no,
+        "holds": pad(holds) if holds.any() else no,
     }
 
 

@@ -31,7 +31,7 @@ cdef class MaxMin:
 
     cdef void _open(self, i64 route) noexcept
 
-    cdef i64 _asked(self) noexcept
+    cdef i64 _update_heap(self) noexcept
 
     cdef void _touch(self, i64 link) noexcept
 

@@ -75,7 +75,7 @@ def whole(n: int, d: int, long: Pair) -> Pair:
     return (n, d) if d else long
 
 
-def parted(n: int, d: int) -> tuple[int, int, Pair]:
+def part(n: int, d: int) -> tuple[int, int, Pair]:
     """Return a reduced fraction in the form of columns; if it is too long, only its sign."""
     common = math.gcd(n, d)
     n, d = n // common, d // common
@@ -166,7 +166,7 @@ class MaxMin:
             route = self.marked[i]
             if self.flows[route] != self.counted[route]:
                 self._open(route)
-        while self._asked():
+        while self._update_heap():
             link = self.heap[0]
             if self.fills[link]:
                 if not self._open_higher(link):
@@ -179,7 +179,7 @@ class MaxMin:
                 self._note(route)
         self.n_marked = 0
 
-    def _asked(self) -> int:
+    def _update_heap(self) -> int:
         """Update the heap for the links that were touched; return its size."""
         for i in range(self.n_touched):
             link = self.touched[i]
@@ -280,7 +280,7 @@ class MaxMin:
         """Do the same with Python integers."""
         top, bottom = whole(self.slack_n[link], self.slack_d[link], self.slack_long[link])
         n, d = whole(self.rate_n[route], self.rate_d[route], self.rate_long[route])
-        split = parted(top * d + n * flows * bottom, bottom * d)
+        split = part(top * d + n * flows * bottom, bottom * d)
         self.slack_n[link], self.slack_d[link], self.slack_long[link] = split
 
     def _ask(self, link: int) -> None:
@@ -322,7 +322,7 @@ class MaxMin:
     def _key_long(self, link: int, flows: int) -> None:
         """Divide the slack of a link by its number of open flows, with Python integers."""
         top, bottom = whole(self.slack_n[link], self.slack_d[link], self.slack_long[link])
-        self.key_n[link], self.key_d[link], self.key_long[link] = parted(top, bottom * flows)
+        self.key_n[link], self.key_d[link], self.key_long[link] = part(top, bottom * flows)
 
     def _is_above_level(self, link: int) -> bool:
         """Whether a link needs attention at a higher level than that of the routes that it holds."""

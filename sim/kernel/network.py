@@ -42,7 +42,7 @@ WIDE = LIMIT
 WIDE <<= BITS
 
 
-def joined(coarse: int, part_1: int, part_2: int) -> int:
+def join_parts(coarse: int, part_1: int, part_2: int) -> int:
     """Return an amount and its two fractional parts as one whole number, a Python integer."""
     return (coarse << 2 * PLACES) + (part_1 << PLACES) + part_2
 
@@ -265,7 +265,7 @@ class Net:
         """Do the same at a speed that is too long for columns."""
         n, d = self.speed_long[route]
         fine, left = divmod(n * passed << 2 * PLACES, d)
-        fine += joined(self.virtual[route], self.virtual_1[route], self.virtual_2[route])
+        fine += join_parts(self.virtual[route], self.virtual_1[route], self.virtual_2[route])
         if fine >> 2 * PLACES >= LARGEST:
             self.status = TOO_LARGE
             return
@@ -359,7 +359,7 @@ class Net:
     def _steps_long(self, route: int, whole: int, part_1: int, part_2: int) -> int:
         """Return the ns needed for an amount of work, at a speed that is too long for columns."""
         n, d = self.speed_long[route]
-        steps, rest = divmod(joined(whole, part_1, part_2) * d, n << 2 * PLACES)
+        steps, rest = divmod(join_parts(whole, part_1, part_2) * d, n << 2 * PLACES)
         known = d * self.common_1[route] * self.common_2[route] * self.rounded[route]
         if rest >= d * self.rounded[route]:
             steps += rest > 0

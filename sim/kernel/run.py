@@ -48,7 +48,7 @@ _GIVEN_UP: Final = (
 DEADLOCK: Final = "nothing can happen any more and tasks remain"
 
 
-def compiled() -> bool:
+def is_compiled() -> bool:
     """Whether the kernel runs compiled (see `sim.base.compiled`)."""
     return load("loop").__name__ != _SOURCE
 
@@ -226,7 +226,7 @@ def run_job(
     observers = list(observers)
     flow = job.once("flow", lambda: make_flow(job))
     which = "simpy"
-    if engine == "auto" and not compiled() and not source_is_wanted():
+    if engine == "auto" and not is_compiled() and not source_is_wanted():
         which = "simpy: the kernel is not compiled here"
     elif engine != "simpy":
         found = run(job, policy, flow=flow, memory=memory, observers=observers)

@@ -104,7 +104,7 @@ class Network(Protocol):
     def send(self, source: int, destination: int, nbytes: int, arrived: Callable[[], None]) -> None:
         """Carry a message that is not a transfer of a tensor; call ``arrived()`` when it has arrived."""
 
-    def cut(self, links: Set[int]) -> None:
+    def cut_links(self, links: Set[int]) -> None:
         """Stop links (indices) from carrying anything from now on: a device at their end has failed."""
 
 
@@ -156,12 +156,12 @@ SHORTEST: Final = Routing()
 """The default routing."""
 
 
-def hashed(seed: int, source: str, destination: str, flow: int, at: str) -> int:
+def ecmp_hash(seed: int, source: str, destination: str, flow: int, at: str) -> int:
     """Return the 64-bit hash by which the device `at` chooses one of its links for a flow.
 
     Examples
     --------
-    >>> hashed(0, "gpu0", "gpu1", 0, "leaf0") % 4, hashed(0, "gpu0", "gpu1", 1, "leaf0") % 4
+    >>> ecmp_hash(0, "gpu0", "gpu1", 0, "leaf0") % 4, ecmp_hash(0, "gpu0", "gpu1", 1, "leaf0") % 4
     (0, 1)
     """
     text = "\0".join((str(seed), source, destination, str(flow), at))
@@ -241,7 +241,7 @@ class Router:
             as_good, chosen = ways[at][1], 0
             if len(as_good) > 1:
                 ends = self._names[source], self._names[destination]
-                chosen = hashed(self._routing.seed, *ends, flow, self._names[at]) % len(as_good)
+                chosen = ecmp_hash(self._routing.seed, *ends, flow, self._names[at]) % len(as_good)
             path.append(as_good[chosen])
             at = there[path[-1]]
         return tuple(path)

@@ -72,12 +72,12 @@ class Folding:
         n = len(self.members[name])
         return name if n == 1 else f"{name}, as {n - 1:,} more"
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Return a short description of the folding.
 
         Examples
         --------
-        >>> Folding({"gpu0": ("gpu0", "gpu1")}, {}).told()
+        >>> Folding({"gpu0": ("gpu0", "gpu1")}, {}).describe()
         '2 devices folded into 1'
         """
         return f"{self.devices:,} devices folded into {len(self.members):,}"

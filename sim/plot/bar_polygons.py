@@ -14,8 +14,8 @@ import numpy as np
 
 from sim.base.arrays import UNSET, BoolArray, FloatArray, IntArray
 from sim.plot.bars import Bars, PathSteps, arrows_of, micro_batches
-from sim.plot.figure import elided, time_unit
-from sim.plot.theme import hatches, ink, paper, printed, shade
+from sim.plot.figure import elide, time_unit
+from sim.plot.theme import hatches, ink, is_print, paper, shade
 from sim.record.record import Record
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def name_lanes(ax: Axes, lanes: Sequence[str], points: float) -> None:
     """
     step = max(1, int(np.ceil(_SMALLEST / max(points, 0.01))))
     size = float(np.clip(0.8 * points * step, _SMALLEST, _LARGEST))
-    ax.set_yticks(range(0, len(lanes), step), [elided(lane) for lane in lanes[::step]], fontsize=size)
+    ax.set_yticks(range(0, len(lanes), step), [elide(lane) for lane in lanes[::step]], fontsize=size)
     ax.set_ylim(max(len(lanes), 1) - 0.5, -0.5)
 
 
@@ -233,14 +233,14 @@ def names_in_bars(
     slots = roomy[slot[roomy] != UNSET].tolist()
     numbered = any(len(texts(k)[0]) * _WIDTH * _LARGEST_IN_BAR > room[k] for k in slots)
 
-    def shown(k: int) -> list[str]:
+    def name_lines(k: int) -> list[str]:
         return [str(slot[k])] if numbered and slot[k] != UNSET else texts(k)
 
     write_names(
         ax,
         bars,
         by_turns(roomy, bars.kind[roomy], length[roomy])[:_MOST],
-        shown,
+        name_lines,
         fills,
         until=until,
         lane_points=lane_points,
@@ -315,8 +315,8 @@ def write_names(
         faint = pale is not None and bool(pale[k])
         middle = (bars.start[k] + bars.end[k]) / 2 / scale
         where: dict[str, Any] = {"ha": "center", "va": "center", "clip_on": True}
-        colour = ink() if faint or printed() else ink_on(fills[int(bars.kind[k])])
-        if printed():  # hatches would be read as letters
+        colour = ink() if faint or is_print() else ink_on(fills[int(bars.kind[k])])
+        if is_print():  # hatches would be read as letters
             where["bbox"] = {"facecolor": paper(), "linewidth": 0, "pad": 0.6, "clip_on": True}
         ax.text(middle, y, text, fontsize=size, color=colour, alpha=0.4 if faint else 1.0, **where)
 

@@ -74,12 +74,12 @@ class Bars:
         place[order] = np.arange(len(order))
         return replace(self, lanes=[self.lanes[k] for k in order], lane=place[self.lane]), int(seen.sum())
 
-    def seen(self) -> Bars:
+    def without_empty_lanes(self) -> Bars:
         """Return the bars without visibly empty lanes."""
         bars, n = self.empty_last()
         return replace(bars.some(np.flatnonzero(bars.lane < n)), lanes=bars.lanes[:n])
 
-    def packed(self, until_ns: int, limit: int = 10_000) -> Bars:
+    def pack(self, until_ns: int, limit: int = 10_000) -> Bars:
         """Return fewer bars that look the same, if more than `limit` are too narrow to be seen.
 
         The narrow ones of one lane, kind and column of the picture become one bar with their total width,
@@ -181,7 +181,7 @@ def bars_of(trace: Record, *, links: bool = True, issuers: bool = False) -> Bars
 def folded_note(trace: Record) -> str:
     """Return the part of a picture's title that says that ranks are folded; empty if they are not."""
     folding = trace.job.machine.folding
-    return "" if folding is None else f"; {folding.told()}"
+    return "" if folding is None else f"; {folding.describe()}"
 
 
 def micro_batches(trace: Record, bars: Bars) -> IntArray:
@@ -234,7 +234,7 @@ def path_of(facts: DerivedColumns, whole: Bars, shown: Bars) -> PathSteps:
     facts : DerivedColumns
         Derived columns of the trace.
     whole, shown : Bars
-        All bars of the trace, and those drawn (`Bars.packed`).
+        All bars of the trace, and those drawn (`Bars.pack`).
     """
     trace = facts.trace
     lane_of, bar_of = (np.full(len(trace) + len(trace.transfers["tensor"]), UNSET) for _ in range(2))

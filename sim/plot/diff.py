@@ -24,7 +24,7 @@ from sim.plot.bar_polygons import HEIGHT, draw_bars, forms, name_lanes, write_na
 from sim.plot.bars import Bars
 from sim.plot.figure import new_figure, scale_time, told_time
 from sim.plot.legend import Entry, handles_of
-from sim.plot.theme import ink, plain, printed, shade
+from sim.plot.theme import ink, is_print, plain, shade
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -90,7 +90,7 @@ def diff_gantt(differences: Differences) -> Figure:
         bars = _bars(schedule, lanes, changes)
         seen |= set(bars.kind[bars.end > bars.start].tolist())
         scale = scale_time(ax, until)
-        draw_bars(ax, bars.packed(until), colours, until)
+        draw_bars(ax, bars.pack(until), colours, until)
         name_lanes(ax, lanes, 72 * _LANE_INCHES)
         _names(ax, schedule, bars, until)
         ax.set_xlim(0, until / scale)
@@ -107,7 +107,7 @@ def _lanes(d: Differences) -> list[str]:
     """Return the lanes on which anything is shown: those of A in its order, then those only in B."""
     found: dict[str, None] = {}
     for schedule in (d.a, d.b):
-        used = np.unique(schedule.lane[_shown(schedule)]).tolist()
+        used = np.unique(schedule.lane[_rows_shown(schedule)]).tolist()
         found |= dict.fromkeys(schedule.lanes[lane] for lane in used)
     # A lane of B comes after those of its device.
     order = {lane: k for k, lane in enumerate(found)}
@@ -115,7 +115,7 @@ def _lanes(d: Differences) -> list[str]:
     return sorted(found, key=lambda lane: (first[lane.rpartition("/")[0] or lane], order[lane]))[:_MOST_LANES]
 
 
-def _shown(schedule: OpSchedule) -> IntArray:
+def _rows_shown(schedule: OpSchedule) -> IntArray:
     """Return the rows that are drawn: those that took some time."""
     return np.flatnonzero(schedule.end_ns > schedule.start_ns)
 
@@ -139,7 +139,7 @@ def _changes(d: Differences) -> tuple[IntArray, IntArray]:
 def _bars(schedule: OpSchedule, lanes: list[str], changes: IntArray) -> Bars:
     numbers = {lane: k for k, lane in enumerate(lanes)}
     place = np.array([numbers.get(lane, -1) for lane in schedule.lanes], np.int64)
-    rows = _shown(schedule)
+    rows = _rows_shown(schedule)
     rows = rows[place[schedule.lane[rows]] >= 0]
     rows = rows[np.lexsort((schedule.end_ns[rows], schedule.start_ns[rows]))]
     lane, start, end = place[schedule.lane[rows]], schedule.start_ns[rows], schedule.end_ns[rows]
@@ -180,6 +180,6 @@ def _legend(figure: Figure, seen: set[int], d: Differences) -> None:
     if d.first is not None:
         first = Line2D([], [], color=ink(), marker="v", linestyle="--", linewidth=0.9)
         handles["the first that moved"] = first
-    roomy: dict[str, Any] = {"handlelength": 3.0, "handleheight": 1.7} if printed() else {}
+    roomy: dict[str, Any] = {"handlelength": 3.0, "handleheight": 1.7} if is_print() else {}
     place: Final = "outside lower center"
     figure.legend(handles.values(), handles, loc=place, ncols=3, frameon=False, fontsize=8, **roomy)

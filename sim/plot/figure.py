@@ -131,12 +131,12 @@ def scale_time(ax: Axes, longest_ns: int) -> int:
     return ns
 
 
-def elided(name: str, most: int = _LONGEST_NAME) -> str:
+def elide(name: str, most: int = _LONGEST_NAME) -> str:
     """Return a name on one line, shortened in the middle if it is long.
 
     Examples
     --------
-    >>> elided("conv1"), elided("a_kernel_with_a_long_name", 12)
+    >>> elide("conv1"), elide("a_kernel_with_a_long_name", 12)
     ('conv1', 'a_kernel…ame')
     """
     line = " ".join(name.split())

@@ -102,13 +102,13 @@ def gantt(
     (['gpu0/0'], 'time (ns)')
     """
     unseen = links and _negligible(trace)
-    bars = bars_of(trace, links=links and not unseen, issuers=issuers).seen()
+    bars = bars_of(trace, links=links and not unseen, issuers=issuers).without_empty_lanes()
     ax = axes_or_new(ax, height=min(20.0, 0.9 + _LANE_INCHES * max(2, len(bars.lanes))))
     until = until_ns or max(trace.makespan_ns, 1)
     scale = scale_time(ax, until)
     colours = colours or colours_of([trace])
     points = points_of(ax, len(bars.lanes))[1] if lane_points is None else lane_points
-    shown, marked = bars.packed(until), None
+    shown, marked = bars.pack(until), None
     if critical_path:
         path = path_of(DerivedColumns(trace), bars, shown)
         marked = np.isin(np.arange(len(shown)), path.bar)
@@ -180,7 +180,10 @@ def compare_gantt(
     named = {"": traces} if isinstance(traces, Record) else traces
     runs = list(named.values())
     until = max(max(trace.makespan_ns for trace in runs), 1)
-    bars = [bars_of(trace, links=links and not _negligible(trace), issuers=issuers).seen() for trace in runs]
+    bars = [
+        bars_of(trace, links=links and not _negligible(trace), issuers=issuers).without_empty_lanes()
+        for trace in runs
+    ]
     held, colours, sizes = coloured_strips(runs, colours_of(runs), memory=memory)
     every = [strip for run in held for strip in run.shown]
     handles = memory_handles(legend_of(bars, colours), every, colours)

@@ -30,7 +30,7 @@ from typing import Any, Final
 import numpy as np
 
 from sim.base.arrays import UNSET, Codes, FloatArray, IntArray
-from sim.base.errors import listed
+from sim.base.errors import list_names
 from sim.base.files import write_text
 from sim.base.units import format_bytes
 from sim.explain.communication import LinkLoad, link_loads
@@ -49,7 +49,7 @@ from sim.plot.memory import (
     Strip,
     band_labels,
     coloured_strips,
-    folded,
+    fold_strips,
     line_labels,
 )
 from sim.plot.theme import LAUNCH, WAITING, chosen, on_dark
@@ -67,12 +67,12 @@ SEVERAL: Final = -2
 """Codes of bars without a name: launches and waits for ranks, and bars that stand for several."""
 
 
-def packed(column: IntArray) -> int | list[int]:
+def pack_column(column: IntArray) -> int | list[int]:
     """Return a column in the form stored in the file.
 
     Examples
     --------
-    >>> packed(np.array([3, 3])), packed(np.array([3, 4])), packed(np.array([], int))
+    >>> pack_column(np.array([3, 3])), pack_column(np.array([3, 4])), pack_column(np.array([], int))
     (3, [3, 4], 0)
     """
     if not len(column):
@@ -127,7 +127,7 @@ def bar_columns(trace: Record, bars: Bars, entry: IntArray, names: Codes[str]) -
         "levels": bars.n_levels,
         "entry": entry[bars.kind],
     }
-    return {"n": len(bars)} | {name: packed(column) for name, column in columns.items()}
+    return {"n": len(bars)} | {name: pack_column(column) for name, column in columns.items()}
 
 
 _OF_TASKS: Final = ("ready", "issued", "met", "reason", "status", "iteration", "frame")
@@ -142,7 +142,7 @@ _DEVICES: Final = 40
 """Maximum number of bars for devices; of more devices only the first have one."""
 
 
-def told(facts: DerivedColumns, title: str, sections: Sequence[Section] = ()) -> dict[str, Any]:
+def tell_run(facts: DerivedColumns, title: str, sections: Sequence[Section] = ()) -> dict[str, Any]:
     """Return the content below the chart of one run.
 
     Parameters
@@ -166,7 +166,7 @@ def told(facts: DerivedColumns, title: str, sections: Sequence[Section] = ()) ->
         shares = tuple((part, round(ns / total, 6)) for part, ns in parts.items() if ns)
         if shares != (("idle", 1.0),):  # it has no work at all
             alike.setdefault(shares, []).append(name)
-    use = [[listed(names), shares] for shares, names in list(alike.items())[:_DEVICES]]
+    use = [[list_names(names), shares] for shares, names in list(alike.items())[:_DEVICES]]
     seen = {part for shares in alike for part, _ in shares}
     return {
         "title": title,
@@ -188,7 +188,7 @@ def told(facts: DerivedColumns, title: str, sections: Sequence[Section] = ()) ->
 # ----------------------------------------------------------------------------------------------------------
 
 _NARROW: Final = 150_000
-"""Maximum bars too narrow to be seen, over all runs; more are merged (`Bars.packed`)."""
+"""Maximum bars too narrow to be seen, over all runs; more are merged (`Bars.pack`)."""
 _INSTANTS: Final = 16_000
 """Number of instants that all strips together distinguish; each takes up to three steps of each band."""
 _LOADS: Final = 2_000
@@ -279,7 +279,7 @@ def gantt_data(
         bar or band; ``legend``: label of each entry, and its kinds; ``theme``, or None; ``names`` of ops and
         tensors; ``rows`` from top to bottom: one with ``bars`` per run (`sim.plot.html.bar_columns`), then
         one with ``bands`` per device whose memory is shown and one with ``links``. A column ``entry`` has
-        indices of kinds. ``told``: one `sim.plot.html.told` per run.
+        indices of kinds. ``told``: one `sim.plot.html.tell_run` per run.
 
     Examples
     --------
@@ -309,7 +309,7 @@ def gantt_data(
     for (name, trace), all_bars, below in zip(traces.items(), every, held, strict=True):
         title = f"{name}: " * bool(name) + told_time(trace.makespan_ns, until) + folded_note(trace)
         all_bars, n_lanes = all_bars.empty_last()
-        bars = all_bars.packed(until, _NARROW // len(every))
+        bars = all_bars.pack(until, _NARROW // len(every))
         bars = bars.some(np.flatnonzero((bars.end > bars.start) | (bars.row != UNSET)))
         entry = np.array([labels.index(kind) for kind in bars.kinds])
         row = {
@@ -328,10 +328,10 @@ def gantt_data(
         row["path"] = {key: column.tolist() for key, column in steps._asdict().items()}
         rows.append(row)
         note = below.note or "memory"
-        for strip in folded(below.shown):
+        for strip in fold_strips(below.shown):
             rows.append({"title": note} | _memory(strip, sizes[strip.kind], labels, until, columns))
             note = ""
-        stories.append(told(facts, title, (sections or {}).get(name, ())))
+        stories.append(tell_run(facts, title, (sections or {}).get(name, ())))
         if loads := link_loads(trace):
             rows.append(_links(loads, until))
     return {
@@ -374,12 +374,12 @@ def _links(loads: list[LinkLoad], until_ns: int) -> _Data:
                 "values": share.tolist(),
             }
             for load in shown
-            for times, share in [_seen(load, until_ns)]
+            for times, share in [_visible_steps(load, until_ns)]
         ],
     }
 
 
-def _seen(load: LinkLoad, until_ns: int) -> tuple[IntArray, FloatArray]:
+def _visible_steps(load: LinkLoad, until_ns: int) -> tuple[IntArray, FloatArray]:
     """Return the steps of a load, or means over equal parts of the run if there are fewer of those."""
     if len(load.times_ns) <= _LOADS:
         return load.times_ns, load.share
@@ -389,7 +389,7 @@ def _seen(load: LinkLoad, until_ns: int) -> tuple[IntArray, FloatArray]:
 
 def _memory(strip: Strip, size: Scale, labels: list[str], until_ns: int, columns: int) -> _Data:
     """Return the row of a device's memory: bands from bottom to top, in bytes from each time on."""
-    seen = strip.seen(until_ns, columns)
+    seen = strip.thin_out(until_ns, columns)
 
     def entry(label: str, nbytes: IntArray) -> _Data:
         return {"entry": labels.index(label), "nbytes": nbytes.tolist()}

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from sim.base.arrays import grouped
-from sim.base.errors import listed
+from sim.base.arrays import group_pairs
+from sim.base.errors import list_names
 from sim.plot.bars import Bars, coloured_by
-from sim.plot.figure import elided
-from sim.plot.theme import LAUNCH, TRANSFER, WAITING, colour_of, hatches, paper, printed, shade
+from sim.plot.figure import elide
+from sim.plot.theme import LAUNCH, TRANSFER, WAITING, colour_of, hatches, is_print, paper, shade
 from sim.record.record import Record
 
 if TYPE_CHECKING:
@@ -113,11 +113,11 @@ def entries_of(times: Mapping[str, int], colours: Mapping[str, str], most: int =
     """
     apart = [kind for kind in (WAITING, LAUNCH, TRANSFER) if kind in times]
     ops = sorted((kind for kind in times if kind not in apart), key=lambda kind: (-times[kind], kind))
-    groups = grouped((colours[kind], kind) for kind in ops).values()
+    groups = group_pairs((colours[kind], kind) for kind in ops).values()
     by_time = sorted(groups, key=lambda kinds: -sum(times[kind] for kind in kinds))
     room = most - len(apart)
     named, rest = (by_time, []) if len(by_time) <= room else (by_time[: room - 1], by_time[room - 1 :])
-    entries = [Entry(_told(kinds), tuple(kinds), (colours[kinds[0]],)) for kinds in named]
+    entries = [Entry(_join_kinds(kinds), tuple(kinds), (colours[kinds[0]],)) for kinds in named]
     entries += [Entry(kind, (kind,), (colours[kind],)) for kind in apart]
     if rest:
         others = [kind for kinds in rest for kind in kinds]
@@ -139,25 +139,27 @@ def with_bands(entries: Sequence[Entry], labels: Sequence[str], colours: Mapping
         Labels of the bands, from bottom to top.
     colours : mapping of str to str
     """
-    beside = grouped((colours[label], label) for label in labels)
+    beside = group_pairs((colours[label], label) for label in labels)
     found = []
     for entry in entries:
         more = beside.pop(entry.colours[0], []) if len(entry.colours) == 1 else []
         kinds = tuple(dict.fromkeys([*entry.kinds, *more]))
-        found.append(Entry(_told(kinds), kinds, entry.colours) if more else entry)
+        found.append(Entry(_join_kinds(kinds), kinds, entry.colours) if more else entry)
     memory = "memory: " * bool(entries)  # resident memory, and that of other kinds
-    return found + [Entry(memory + _told(kinds), tuple(kinds), (colour,)) for colour, kinds in beside.items()]
+    return found + [
+        Entry(memory + _join_kinds(kinds), tuple(kinds), (colour,)) for colour, kinds in beside.items()
+    ]
 
 
-def _told(kinds: Sequence[str]) -> str:
+def _join_kinds(kinds: Sequence[str]) -> str:
     """Return the names of kinds that share a colour, as one text.
 
     Examples
     --------
-    >>> _told(["add"]), _told(["add", "mul", "sub", "div", "bias_add"])
+    >>> _join_kinds(["add"]), _join_kinds(["add", "mul", "sub", "div", "bias_add"])
     ('add', 'add, mul, sub and 2 more')
     """
-    return listed([elided(kind) for kind in kinds], _NAMED)
+    return list_names([elide(kind) for kind in kinds], _NAMED)
 
 
 def handles_of(entries: Iterable[Entry], colours: Mapping[str, str]) -> dict[str, Any]:
@@ -211,7 +213,7 @@ def add_legend(
     if not isinstance(where, Figure):
         place = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
     several = {tuple: HandlerTuple(ndivide=None, pad=0)}
-    if printed():  # a hatch needs room to be recognised
+    if is_print():  # a hatch needs room to be recognised
         place |= {"handlelength": 3.0, "handleheight": 1.7, "labelspacing": 0.8}
     labels = [fill(label, _WIDTH, break_long_words=False) for label in handles]
     where.legend(handles.values(), labels, frameon=False, fontsize=8, handler_map=several, **place)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from sim.base.arrays import UNSET, IntArray, grouped
-from sim.base.errors import listed
+from sim.base.arrays import UNSET, IntArray, group_pairs
+from sim.base.errors import list_names
 from sim.base.units import format_bytes
 from sim.explain.memory_use import lifetimes, memory_use
-from sim.plot.figure import axes_or_new, elided, scale_time
+from sim.plot.figure import axes_or_new, elide, scale_time
 from sim.plot.legend import Entry, add_legend, handles_of, with_bands
 from sim.plot.theme import OTHER, RESIDENT, colour_of, hatches, ink, paper, plain, shade
 from sim.record.record import Record
@@ -96,7 +96,7 @@ class Strip:
         limit = self.capacity_bytes
         return None if limit is None or self.top_bytes < _NEAR * limit else limit
 
-    def seen(self, until_ns: int, columns: int = _COLUMNS) -> Strip:
+    def thin_out(self, until_ns: int, columns: int = _COLUMNS) -> Strip:
         """Return a strip of fewer steps that looks the same.
 
         Within an instant only the last step stays. If there are more instants than columns of the picture,
@@ -144,7 +144,7 @@ class Strips(NamedTuple):
         if not self.left_out:
             return ""
         of = f"{len(self.shown)} of {len(self.shown) + len(self.left_out)}"
-        return f"memory: the {of} devices with the highest peaks; without {listed(self.left_out, _NAMED)}"
+        return f"memory: the {of} devices with the highest peaks; without {list_names(self.left_out, _NAMED)}"
 
 
 class Scale(NamedTuple):
@@ -300,7 +300,7 @@ def alike(runs: Sequence[Strips]) -> list[Strips]:
     return [run._replace(shown=[sorted_out(strip) for strip in run.shown]) for run in runs]
 
 
-def folded(strips: Sequence[Strip]) -> list[Strip]:
+def fold_strips(strips: Sequence[Strip]) -> list[Strip]:
     """Return strips without those that look the same; the first of equal ones names their number."""
 
     def look(strip: Strip) -> tuple[str | bytes, ...]:
@@ -310,7 +310,7 @@ def folded(strips: Sequence[Strip]) -> list[Strip]:
 
     return [
         replace(first, device=f"{first.device} and {len(others)} more") if others else first
-        for first, *others in grouped((look(strip), strip) for strip in strips).values()
+        for first, *others in group_pairs((look(strip), strip) for strip in strips).values()
     ]
 
 
@@ -447,7 +447,7 @@ def draw_strip(ax: Axes, strip: Strip, colours: Mapping[str, str], size: Scale, 
     until_ns : int
         Right end of the time axis.
     """
-    scale, strip = scale_time(ax, until_ns), strip.seen(until_ns)
+    scale, strip = scale_time(ax, until_ns), strip.thin_out(until_ns)
     times, below = strip.times_ns / scale, np.zeros(len(strip.times_ns), np.int64)
     hatch = hatches(colours)
     for label, held in strip.bands.items():
@@ -475,7 +475,7 @@ def draw_strip(ax: Axes, strip: Strip, colours: Mapping[str, str], size: Scale, 
         fontsize=7,
     )
     # Across, as a long name is wider than the strip is high
-    name = f"{elided(strip.device)}\n({size.name})"
+    name = f"{elide(strip.device)}\n({size.name})"
     ax.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8)
     ax.set_xlim(0, until_ns / scale)
     ax.set_ylim(0, 1.35 * size.top_bytes / size.unit)  # room for the peak's label

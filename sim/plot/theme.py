@@ -162,7 +162,7 @@ def _hex(rgb: Sequence[float]) -> str:
     return "#" + "".join(f"{round(255 * part):02x}" for part in rgb)
 
 
-def printed() -> bool:
+def is_print() -> bool:
     """Whether plots have to work without colour."""
     return chosen() == "print"
 
@@ -177,7 +177,7 @@ def hatches(colours: Mapping[str, str]) -> dict[str, str]:
     """
     apart = {colour: k for k, colour in enumerate(dict.fromkeys(colours.values()))}
     return {
-        label: _HATCHES[apart[colour] % len(_HATCHES)] if printed() else ""
+        label: _HATCHES[apart[colour] % len(_HATCHES)] if is_print() else ""
         for label, colour in colours.items()
     }
 
@@ -268,7 +268,7 @@ def colour_of(kind: str) -> str:
         return _KNOWN[kind]
     for suffix, share in _OF_GRADIENTS.items():
         if kind.endswith(suffix) and kind != suffix:
-            return _mixed(colour_of(kind.removesuffix(suffix)), share)
+            return _mix(colour_of(kind.removesuffix(suffix)), share)
     return _by_checksum(kind)
 
 
@@ -284,7 +284,7 @@ def _by_checksum(kind: str) -> str:
     return _hex(rgb).upper()
 
 
-def _mixed(colour: str, share: float) -> str:
+def _mix(colour: str, share: float) -> str:
     """Return a colour mixed with a share of black, or of white if it is already dark."""
     rgb = _rgb(colour)
     other = 1.0 if sum(rgb) < _DARK_SUM else 0.0

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from sim.base.arrays import UNSET, FloatArray, IntArray, grouped
-from sim.base.errors import InputError, listed
+from sim.base.arrays import UNSET, FloatArray, IntArray, group_pairs
+from sim.base.errors import InputError, list_names
 from sim.base.units import NS_PER_S, format_bytes, format_flops
 from sim.explain.communication import LinkLoad, link_loads
 from sim.explain.derived import DerivedColumns
@@ -17,9 +17,9 @@ from sim.explain.idle import REASONS, idle_reasons
 from sim.explain.time_use import WORD_OF_REASON, time_use
 from sim.machine.device import CostModel, Device
 from sim.plot.bar_polygons import name_lanes, points_of
-from sim.plot.figure import axes_or_new, elided, scale_time
+from sim.plot.figure import axes_or_new, elide, scale_time
 from sim.plot.legend import SLICES, add_legend, entries_of
-from sim.plot.theme import OKABE_ITO, colour_of, hatches, ink, is_dark, paper, plain, printed, shade
+from sim.plot.theme import OKABE_ITO, colour_of, hatches, ink, is_dark, is_print, paper, plain, shade
 from sim.record.record import Record
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def link_heat_map(
     rows = np.arange(len(shown) + 1) - 0.5
     drawn = ax.pcolormesh(edges / scale, rows, 100 * shares, cmap=colours, vmin=0, vmax=100, rasterized=True)
     ax.hlines(rows[1:-1], 0, until / scale, color=ink(), linewidth=0.2, alpha=0.5)
-    names = [f"{elided(load.link)}  {100 * load.mean:.1f} %" for load in shown]
+    names = [f"{elide(load.link)}  {100 * load.mean:.1f} %" for load in shown]
     ax.set_yticks(range(len(shown)), names, fontsize=8)
     ax.set_ylim(len(shown) - 0.5, -0.5)
     ax.set_xlim(0, until / scale)
@@ -239,7 +239,7 @@ def op_points(trace: Record) -> list[OpPoints]:
 def _alike(devices: Sequence[Device]) -> list[list[int]]:
     """Return groups of positions of devices of one kind with one cost model."""
     sorts = [(device.kind, device.cost) for device in devices]  # not all have a hash
-    return list(grouped((sorts.index(sort), d) for d, sort in enumerate(sorts)).values())
+    return list(group_pairs((sorts.index(sort), d) for d, sort in enumerate(sorts)).values())
 
 
 def roofline(trace: Record, ax: Axes | None = None, *, title: str | None = None) -> Axes:
@@ -282,7 +282,7 @@ def roofline(trace: Record, ax: Axes | None = None, *, title: str | None = None)
             colour, k = shade(colours[kind]), graph.kinds.index(kind)
             for number, points in enumerate(sorts):
                 here = graph.kind_code[points.op] == k
-                marker = _MARKERS[(place if printed() else number) % len(_MARKERS)]
+                marker = _MARKERS[(place if is_print() else number) % len(_MARKERS)]
                 at, area = (points.intensity[here], points.flop_per_s[here]), 250 * points.ns[here]
                 look["rasterized"] = len(points.op) > 5_000
                 ax.scatter(*at, 18 + area / points.ns.sum(), colour, marker=marker, **look)
@@ -291,9 +291,11 @@ def roofline(trace: Record, ax: Axes | None = None, *, title: str | None = None)
             for each in entry.colours[:SLICES]
         ]
         handles[entry.label] = dots[0] if len(dots) == 1 else tuple(dots)
-    for number, points in enumerate(sorts if len(sorts) > 1 and not printed() else ()):
+    for number, points in enumerate(sorts if len(sorts) > 1 and not is_print() else ()):
         shape: dict[str, Any] = {"marker": _MARKERS[number % len(_MARKERS)], "linestyle": "none"}
-        handles[elided(listed(points.devices))] = Line2D([], [], color=ink(), markerfacecolor="none", **shape)
+        handles[elide(list_names(points.devices))] = Line2D(
+            [], [], color=ink(), markerfacecolor="none", **shape
+        )
     ax.set(xscale="log", yscale="log", xlabel="flop per byte of memory", ylabel="")
     ax.margins(0.08)
     ax.autoscale_view()

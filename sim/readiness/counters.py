@@ -44,19 +44,19 @@ class Readiness(Protocol):
     def roots(self) -> list[Task]:
         """Return the tasks that are eligible at time 0, by iteration and op."""
 
-    def issued(self, task: Task) -> list[Task]:
+    def on_issue(self, task: Task) -> list[Task]:
         """Return what became eligible because `task` was issued."""
 
-    def ended(self, task: Task) -> list[Task]:
+    def on_end(self, task: Task) -> list[Task]:
         """Return what became eligible because `task` ended, in edge order."""
 
     def may_start(self, task: Task) -> bool:
-        """Whether all producers of an issued task have ended; if not, it is `released` later."""
+        """Whether all producers of an issued task have ended; if not, `take_released` returns it later."""
 
-    def released(self) -> list[Task]:
+    def take_released(self) -> list[Task]:
         """Return and clear the tasks that `may_start` refused and that may start now."""
 
-    def unfinished(self, over: Set[int]) -> Iterator[tuple[int, list[int]]]:
+    def find_unfinished(self, over: Set[int]) -> Iterator[tuple[int, list[int]]]:
         """Yield (task id, ids of the producers it waits for) for every task that is not `over`."""
 
     def name(self, id: int) -> str:
@@ -169,11 +169,11 @@ class CounterReadiness:
         """Return the tasks that are eligible at time 0."""
         return [self._task(id) for id in range(self.total) if self.pending[id] == 0]
 
-    def issued(self, task: Task) -> list[Task]:
+    def on_issue(self, task: Task) -> list[Task]:
         """Return what became eligible because `task` was issued."""
         return self._count_down(self.at_issue, task)
 
-    def ended(self, task: Task) -> list[Task]:
+    def on_end(self, task: Task) -> list[Task]:
         """Return what became eligible because `task` ended; its event may release refused tasks."""
         if self.asynchronous:
             self._record(task)
@@ -218,12 +218,12 @@ class CounterReadiness:
             task.floor_ns = max(task.floor_ns, self.floor_ns.pop(task.id))
         return True
 
-    def released(self) -> list[Task]:
+    def take_released(self) -> list[Task]:
         """Return and clear the refused tasks whose events have all arrived since."""
         free, self.free = self.free, []
         return free
 
-    def unfinished(self, over: Set[int]) -> Iterator[tuple[int, list[int]]]:
+    def find_unfinished(self, over: Set[int]) -> Iterator[tuple[int, list[int]]]:
         """Yield every task that is not `over`, with the producers it waits for."""
         flow = self.flow
         edges = Csr.group(flow.consumer, np.arange(len(flow.consumer)), self.n)
@@ -310,8 +310,8 @@ class RunsInTurn:
 
     def __init__(self, inner: Readiness, job: Job, flow: Flow) -> None:
         self.inner, self.asynchronous = inner, inner.asynchronous
-        self.may_start, self.released = inner.may_start, inner.released
-        self.unfinished, self.name = inner.unfinished, inner.name
+        self.may_start, self.take_released = inner.may_start, inner.take_released
+        self.find_unfinished, self.name = inner.find_unfinished, inner.name
         self._n = flow.n_nodes
         of = sessions_of(job, flow)
         self._session, self._batch = [session for session, _ in of], [batch for _, batch in of]
@@ -332,13 +332,13 @@ class RunsInTurn:
         """Return the tasks that are eligible at time 0: those of the first run."""
         return self._of_current(self.inner.roots())
 
-    def issued(self, task: Task) -> list[Task]:
+    def on_issue(self, task: Task) -> list[Task]:
         """Return what became eligible because `task` was issued."""
-        return self._of_current(self.inner.issued(task))
+        return self._of_current(self.inner.on_issue(task))
 
-    def ended(self, task: Task) -> list[Task]:
-        """Return what became eligible because `task` ended; tasks of the next run are left to `begun`."""
-        now_ready = self._of_current(self.inner.ended(task))
+    def on_end(self, task: Task) -> list[Task]:
+        """Return what became eligible because `task` ended; `take_begun` has those of the next run."""
+        now_ready = self._of_current(self.inner.on_end(task))
         if task.op < self._n:
             session = self._session[task.op]
             self._outstanding[session] -= 1
@@ -347,7 +347,7 @@ class RunsInTurn:
                 self._begun += self._of_current(self._held.pop((session, self._current[session]), []))
         return now_ready
 
-    def begun(self) -> list[Task]:
+    def take_begun(self) -> list[Task]:
         """Return and clear the tasks that became eligible because a new run has begun."""
         begun, self._begun = self._begun, []
         return begun

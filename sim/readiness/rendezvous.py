@@ -155,23 +155,23 @@ class Rendezvous:
     @property
     def total(self) -> int:
         """Number of tasks that have to end: a transfer that nothing asks for need not."""
-        return self.inner.total - len(self._unasked())
+        return self.inner.total - len(self._find_unasked())
 
     def roots(self) -> list[Task]:
         """Return the tasks that are eligible at time 0; Recvs among them ask."""
         return self.with_met(self.inner.roots())
 
-    def issued(self, task: Task) -> list[Task]:
+    def on_issue(self, task: Task) -> list[Task]:
         """Return what became eligible because `task` was issued."""
         if task.op in self._at_issue and not task.dead:
             self._give(task)
-        return self.with_met(self.inner.issued(task))
+        return self.with_met(self.inner.on_issue(task))
 
-    def ended(self, task: Task) -> list[Task]:
+    def on_end(self, task: Task) -> list[Task]:
         """Return what became eligible because `task` ended: the task that it met, then its successors."""
         if task.op not in self._at_issue or task.dead:
             self._give(task)
-        return self.with_met(self.inner.ended(task))
+        return self.with_met(self.inner.on_end(task))
 
     def may_start(self, task: Task) -> bool:
         """Whether all that the task waits for, including its source, has ended."""
@@ -187,17 +187,17 @@ class Rendezvous:
                 task.floor_ns = max(task.floor_ns, source.end_ns + self._event_ns[task.op])
         return True
 
-    def released(self) -> list[Task]:
+    def take_released(self) -> list[Task]:
         """Return and clear the tasks that `may_start` refused and that may start now."""
         free = [task for task in self._refused if self._event[task.id].end_ns >= 0]
         if free:
             self._refused = [task for task in self._refused if self._event[task.id].end_ns < 0]
-        return free + self.inner.released()
+        return free + self.inner.take_released()
 
-    def unfinished(self, over: Set[int]) -> Iterator[tuple[int, list[int]]]:
+    def find_unfinished(self, over: Set[int]) -> Iterator[tuple[int, list[int]]]:
         """Yield (task id, ids of the producers it waits for) for every task that is not `over`."""
-        unasked = {task.id for task in self._unasked()}
-        for id, producers in self.inner.unfinished(over):
+        unasked = {task.id for task in self._find_unasked()}
+        for id, producers in self.inner.find_unfinished(over):
             if id not in unasked:
                 yield id, producers
 
@@ -215,7 +215,7 @@ class Rendezvous:
                 for task, _ in waiting:
                     self._give_up(task)
 
-    def arrived(self) -> list[Task]:
+    def take_arrived(self) -> list[Task]:
         """Return and clear the Recvs that asked and have their tensor, or are aborted."""
         found, self._arrived = self._arrived, []
         return found
@@ -288,7 +288,7 @@ class Rendezvous:
             self._event[recv.id] = source
         (self._arrived if recv.op in self.asked else self._ready).append(recv)
 
-    def _unasked(self) -> list[Task]:
+    def _find_unasked(self) -> list[Task]:
         """Return the transfers that nothing has asked for."""
         waiting = (task for of_key in self._waiting.values() for task, _ in of_key)
         return [task for task in waiting if task.op in self._transfers]

@@ -64,10 +64,10 @@ class TokenWatcher(Protocol):
         It is late if the op does not wait for all its inputs and is already a task.
         """
 
-    def made(self, task: Task) -> None:
+    def on_creation(self, task: Task) -> None:
         """Note that `task` was created: it reads the tokens of its op in its iteration (``task.frame``)."""
 
-    def given(self, task: Task) -> None:
+    def on_tokens_given(self, task: Task) -> None:
         """Note that all tokens of `task` have been given; of an invariant, only when its loop is over."""
 
 
@@ -238,13 +238,13 @@ class TaggedTokenReadiness:
             for op in range(len(self.kind)):
                 if not self.n_control[op] and not self.first.get(op, self.n_data[op]):
                     self._make(op, root, False)
-        return self._made()
+        return self._take_made()
 
-    def issued(self, task: Task) -> list[Task]:
+    def on_issue(self, task: Task) -> list[Task]:
         """Pass on the tokens of a launched op whose consumers are launched, too."""
         return self._pass_on(task) if self._passes_early(task) else []
 
-    def ended(self, task: Task) -> list[Task]:
+    def on_end(self, task: Task) -> list[Task]:
         """Pass on the tokens of `task`, unless that was done when it was issued."""
         self.alive.pop(task.id)
         return [] if self._passes_early(task) else self._pass_on(task)
@@ -259,14 +259,14 @@ class TaggedTokenReadiness:
         self.waits_for.pop(task.id, None)
         return True
 
-    def released(self) -> list[Task]:
+    def take_released(self) -> list[Task]:
         """Return and clear the refused tasks whose producers have all ended since."""
         free = [t for t in self.refused.values() if all(p.end_ns >= 0 for p in self.waits_for[t.id])]
         for task in free:
             del self.refused[task.id]
         return free
 
-    def unfinished(self, over: Set[int]) -> Iterator[tuple[int, list[int]]]:
+    def find_unfinished(self, over: Set[int]) -> Iterator[tuple[int, list[int]]]:
         """Yield every task that became eligible and has not ended."""
         for id in self.alive:
             yield id, [producer.id for producer in self.waits_for.get(id, ()) if producer.end_ns < 0]
@@ -299,17 +299,17 @@ class TaggedTokenReadiness:
         if producers:
             self.waits_for[task.id] = producers
         if self.watcher is not None:
-            self.watcher.made(task)
+            self.watcher.on_creation(task)
         self._ready.append(task)
 
-    def _made(self) -> list[Task]:
+    def _take_made(self) -> list[Task]:
         ready, self._ready = self._ready, []
         return ready
 
     def _pass_on(self, task: Task) -> list[Task]:
         """Give the tokens of `task` to its consumers; return the ones that became ready, in edge order."""
         if self._is_sent(task.op):
-            self._given(task)
+            self._tell_given(task)
             return []
         tag: Tag = task.frame
         frame, kind = tag.frame, self.kind[task.op]
@@ -331,15 +331,15 @@ class TaggedTokenReadiness:
                 self.sides.append((task.id, side))
             self._deliver(task, tag)
         if given:
-            self._given(task)
+            self._tell_given(task)
         tag.outstanding -= 1
         self._retire(frame, tag)
-        return self._made()
+        return self._take_made()
 
-    def _given(self, *tasks: Task) -> None:
+    def _tell_given(self, *tasks: Task) -> None:
         if self.watcher is not None:
             for task in tasks:
-                self.watcher.given(task)
+                self.watcher.on_tokens_given(task)
 
     def _side(self, switch: int, tag: Tag) -> int:
         """Return the live output of a switch: all switches of a predicate agree within a tag."""
@@ -454,7 +454,7 @@ class TaggedTokenReadiness:
         parked, frame.parked = frame.parked, []
         for task in (*parked, *frame.invariants):
             self._deliver(task, tag)
-        self._given(*parked)
+        self._tell_given(*parked)
 
     def _refuse_too_many_trips(self) -> None:
         for op in sorted(set(self.structure.predicate.values())):
@@ -483,7 +483,7 @@ class TaggedTokenReadiness:
         if parent.children.pop((frame.static, frame.part), None) is not None:  # the loop is over
             for task in frame.dead_exits:  # exits that were never live go out dead
                 self._deliver(task, parent)
-            self._given(*frame.invariants)
+            self._tell_given(*frame.invariants)
             self._retire(parent.frame, parent)
 
     def _over(self, tag: Tag) -> bool:
@@ -508,7 +508,7 @@ class TaggedTokenReadiness:
 # would; the values evaluated there, for each tag, are the answers under every runtime.
 
 
-def decided(job: Job, flow: Flow) -> Mapping[Asked, bool]:
+def predicate_values(job: Job, flow: Flow) -> Mapping[Asked, bool]:
     """Return the values of predicates, by repetition, frames and iterations, and op.
 
     Parameters
@@ -533,7 +533,7 @@ def decided(job: Job, flow: Flow) -> Mapping[Asked, bool]:
     >>> _ = b.op("p", duration_ns=1, attributes={"outcome": [True, False]})
     >>> _ = b.op("switch", kind="switch", inputs=["p", "p"], outputs=[0, 0])
     >>> job = make_job(b.build(), Machine((Device("cpu0", "cpu", workers=1),)), iterations=2)
-    >>> decided(job, make_flow(job))
+    >>> predicate_values(job, make_flow(job))
     {(0, '', 0): True, (1, '', 0): False}
     """
     said = (*job.graph.attribute("outcome").values(), *job.graph.attribute("trips").values())
@@ -547,7 +547,7 @@ def decided(job: Job, flow: Flow) -> Mapping[Asked, bool]:
     for _, roots in groupby(program.roots(), key=lambda task: task.iteration):
         queue = deque(roots)
         while queue:
-            queue.extend(program.ended(queue.popleft()))
+            queue.extend(program.on_end(queue.popleft()))
     return program.said
 
 

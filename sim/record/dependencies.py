@@ -110,7 +110,7 @@ class _Frames:
             self.following[k] = self.number.get(f"{loop}:{iteration + 1}", UNSET)
             self.first[k] = self.number.get(f"{loop}:0", UNSET)
 
-    def opened(self, enter: int, frame: int) -> str:
+    def loop_of(self, enter: int, frame: int) -> str:
         """Return the loop that an enter opens, alone or together with others."""
         outer, name = self.trace.frames[frame], self.structure.name[self.structure.child_of[enter]]
         return f"{outer}/{name}" if outer else name
@@ -125,7 +125,7 @@ class _Frames:
                 rows = kind == graph.kinds.index(name)
                 given[rows] = into[frame[rows]]
         for row in np.flatnonzero(np.isin(node, list(self.structure.child_of))).tolist():
-            given[row] = self.number.get(f"{self.opened(int(node[row]), int(frame[row]))}:0", UNSET)
+            given[row] = self.number.get(f"{self.loop_of(int(node[row]), int(frame[row]))}:0", UNSET)
         return given
 
 
@@ -154,7 +154,7 @@ def frames_over_ns(trace: Record) -> dict[int, int]:
     constant: dict[int, tuple[int, int, str]] = {}
     for row in np.flatnonzero(np.isin(tasks["op"], list(frames.structure.child_of))).tolist():
         op = int(tasks["op"][row])
-        loop = int(part[op]), int(tasks["iteration"][row]), frames.opened(op, int(tasks["frame"][row]))
+        loop = int(part[op]), int(tasks["iteration"][row]), frames.loop_of(op, int(tasks["frame"][row]))
         over[loop] = max(over[loop], int(tasks["end_ns"][row]))
         if graph.attributes[op].get("constant", False):
             constant[row] = loop

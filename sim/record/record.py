@@ -84,7 +84,7 @@ def meetings_of(job: Job, tasks: Mapping[str, IntArray], restarts: Sequence[int]
     row = np.flatnonzero(entry != UNSET)
     entry, start = entry[row], tasks["start_ns"][row]
     since = np.searchsorted(restarts, tasks["iteration"][row], side="right")
-    number, _ = _numbered(since * len(c.op) + c.seat[entry])
+    number, _ = _number_by_key(since * len(c.op) + c.seat[entry])
     parties = since * len(c.op) + c.party[entry]
     key, meeting = np.unique(parties * (len(row) + 1) + number, return_inverse=True)
     party = key // (len(row) + 1) % len(c.op)
@@ -92,7 +92,7 @@ def meetings_of(job: Job, tasks: Mapping[str, IntArray], restarts: Sequence[int]
     np.maximum.at(met, meeting, start)
     latest = np.flatnonzero(start == met[meeting])[::-1]
     last[meeting[latest]] = row[latest]  # the last assignment wins, which is that of the first row
-    _, ahead = _numbered(since * len(c.op) + c.line[entry])
+    _, ahead = _number_by_key(since * len(c.op) + c.line[entry])
     if (c.group != UNSET).any():
         ahead = _before_groups(c.group[entry], tasks["iteration"][row], ahead, tasks["end_ns"][row])
     ahead = np.where(ahead == UNSET, UNSET, row[ahead])
@@ -102,12 +102,12 @@ def meetings_of(job: Job, tasks: Mapping[str, IntArray], restarts: Sequence[int]
     return Meetings(row, entry, meeting, ahead, party, met, last, size)
 
 
-def _numbered(key: IntArray) -> tuple[IntArray, IntArray]:
+def _number_by_key(key: IntArray) -> tuple[IntArray, IntArray]:
     """Return for each entry how many before it have the same key, and the index of the last of them, or -1.
 
     Examples
     --------
-    >>> number, before = _numbered(np.array([5, 3, 5, 5]))
+    >>> number, before = _number_by_key(np.array([5, 3, 5, 5]))
     >>> number.tolist(), before.tolist()
     ([0, 0, 1, 2], [-1, -1, 0, 2])
     """

@@ -14,7 +14,7 @@ from devices.cost.kernel_model import (
     Model,
     Parameters,
     Sheet,
-    corrected,
+    grid_correction,
     physics,
     take,
 )
@@ -246,7 +246,7 @@ def fit_own(family: Family, part: Part, dtype: str, groups: Any = None) -> Model
         inside, out = fold != f, fold == f
         if out.any() and inside.any():
             grids = fit_grids(family, take(features, inside), target[inside])
-            left_out[out] = target[out] - corrected(grids, take(features, out))
+            left_out[out] = target[out] - grid_correction(grids, take(features, out))
     return spread_by(model, left_out, features["ns"], max(1, min(4, len(target) // 100)))
 
 
@@ -310,11 +310,11 @@ def fit_moved(model: Model, rows: Rows, sheet: Sheet) -> Model:
 def _moved(model: Model, rows: Rows, sheet: Sheet) -> Model:
     smooth, ridge = FEW * model.family.smooth, FEW * model.family.ridge
     family = replace(model.family, start=model.parameters, smooth=smooth, ridge=ridge)
-    bends = corrected(model.grids, model.base(rows.sizes, sheet)[1])
+    bends = grid_correction(model.grids, model.base(rows.sizes, sheet)[1])
     bare = replace(rows, ns=rows.ns / np.exp(bends))
     found = fit_parameters(family, [(bare, sheet)], model.dtype, 30)
     features, target, _ = physics_misses(family, [(rows, sheet)], model.dtype, found)
-    more = fit_grids(family, features, target - corrected(model.grids, features))
+    more = fit_grids(family, features, target - grid_correction(model.grids, features))
     both = (replace(g, values=g.values + m.values) for g, m in zip(model.grids, more, strict=True))
     return replace(model, parameters=found[0], grids=tuple(both))
 

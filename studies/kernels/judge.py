@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from devices.cost.kernel_costs import load_fits
 from devices.cost.kernel_fits import GENERATION_WIDTH, NEAREST_WIDTH, models_of
-from devices.cost.kernel_model import KernelWork, Model, Sheet, shifted
+from devices.cost.kernel_model import KernelWork, Model, Sheet, shift_model
 from devices.presets import device_preset
 from sim.base.arrays import BoolArray, FloatArray
 from studies.kernels.fitting import (
@@ -208,8 +208,8 @@ def sampled(table: Table) -> Table:
 def moved_error(table: Table, gpu: str, model: Model, count: int) -> float:
     """Return the error of a GPU's borrowed model after `count` kernels, on the rest: the mean of five draws.
 
-    The draws differ from those on which `devices.cost.kernel_model.shifted` was chosen. NaN if the table is
-    small.
+    The draws differ from those on which `devices.cost.kernel_model.shift_model` was chosen. NaN if the
+    table is small.
     """
     (rows, sheet), found = table.part(gpu), []
     lenders = models_of(table.name, table.dtype, but=gpu)
@@ -221,7 +221,7 @@ def moved_error(table: Table, gpu: str, model: Model, count: int) -> float:
         seen, rest = rows.take(order[:count]), rows.take(order[count:])
         seen = seen.take(seen.ns > 1.3 * seen.floor_ns)
         if len(seen.ns):
-            moved = shifted(model, seen.sizes, sheet, kernel_ns(seen), lenders)
+            moved = shift_model(model, seen.sizes, sheet, kernel_ns(seen), lenders)
             found.append(error(predicted(moved, rest, sheet)[0], rest.ns))
     return float(np.mean(found)) if found else np.nan
 

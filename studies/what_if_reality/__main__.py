@@ -27,7 +27,7 @@ import typer
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from scenarios.recorded.changes import AnyWhatIf, WhatIf, applied
+from scenarios.recorded.changes import AnyWhatIf, WhatIf, apply_changes
 from scenarios.recorded.setup import run_recorded
 from sim import Graph
 from sim.base.errors import InputError
@@ -144,7 +144,7 @@ def main(
         changed["A's graph without the range"] = less
         range_ns = host_work_ns(a) - host_work_ns(less)
     if what_if:
-        changed[f"A's graph, {what_if}"] = applied(a, _changes(what_if))
+        changed[f"A's graph, {what_if}"] = apply_changes(a, _changes(what_if))
     head = ["rule", "predicted", "change", "off by", "GPU idle"]
     found = [*predictions(a, b, step, changed, range_ns)]
     print(f"B from A (ms); the change seen is {(other.step - was.step) / 1e6:+.3f}:\n")

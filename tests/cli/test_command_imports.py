@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sim.kernel.run import compiled
+from sim.kernel.run import is_compiled
 
 HEAVY = (
     *("pandas", "matplotlib", "plotly", "onnx", "torch", "ortools", "distributed", "simpy", "numpy.ma"),
@@ -35,7 +35,9 @@ TELL = "import sys, atexit; atexit.register(lambda: print(*sys.modules, file=sys
 def imported(root: Path, *words: str) -> set[str]:
     """Return the modules that a command has imported when it ends."""
     command = [sys.executable, "-c", f"{TELL}; from scenarios.cli import app; app()", *words]
-    environment = os.environ if compiled() else {**os.environ, "SIM_PURE": "1"}  # never the engine on SimPy
+    environment = (
+        os.environ if is_compiled() else {**os.environ, "SIM_PURE": "1"}
+    )  # never the engine on SimPy
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=True)
     return set(done.stderr.split())
 

@@ -11,7 +11,7 @@ import pytest
 from cli_runner import sim
 from scenario_texts import GOOD, write
 
-from scenarios.cli.terminal import escaped
+from scenarios.cli.terminal import escape
 from scenarios.importers import load_graph
 from scenarios.run.load import load_scenario
 from sim.base.errors import InputError
@@ -130,8 +130,8 @@ def test_control_characters_are_escaped(tmp_path: Path) -> None:
 
 
 def test_what_is_escaped() -> None:
-    assert escaped("two\nlines\tand \x1b[1mbold\x1b[0m ü €") == "two\nlines\tand \x1b[1mbold\x1b[0m ü €"
-    assert escaped("\r\x07\x85\u2066\udc80") == "\\u000d\\u0007\\u0085\\u2066\\udc80"
+    assert escape("two\nlines\tand \x1b[1mbold\x1b[0m ü €") == "two\nlines\tand \x1b[1mbold\x1b[0m ü €"
+    assert escape("\r\x07\x85\u2066\udc80") == "\\u000d\\u0007\\u0085\\u2066\\udc80"
 
 
 # -- what is read ----------------------------------------------------------------------------------

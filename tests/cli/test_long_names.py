@@ -8,7 +8,7 @@ import pytest
 from cli_runner import sim
 from scenario_texts import changed, write
 
-from sim.base.errors import LONGEST_NAME, UnknownNameError, shortened
+from sim.base.errors import LONGEST_NAME, UnknownNameError, shorten
 
 LONG = "x" * 2000
 BROKEN = "two\\nlines" * 50
@@ -57,7 +57,7 @@ def test_a_name_on_the_command_line(tmp_path: Path) -> None:
 
 def test_the_ends_of_a_name_stay() -> None:
     name = "first" + LONG + "last"
-    assert len(shortened(name)) == LONGEST_NAME
-    assert shortened(name).startswith("first")
-    assert shortened(name).endswith("last")
+    assert len(shorten(name)) == LONGEST_NAME
+    assert shorten(name).startswith("first")
+    assert shorten(name).endswith("last")
     assert len(str(UnknownNameError("policy", name, [name + "2"]))) < 4 * LONGEST_NAME

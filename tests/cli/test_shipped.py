@@ -13,9 +13,9 @@ from typer.testing import CliRunner, Result
 from scenarios.cli import app
 from scenarios.cli.verbs import shipped as verbs
 from scenarios.run.load import load_scenario
-from scenarios.shipped import filled, shipped, write_scenario
+from scenarios.shipped import fill_template, shipped_scenarios, write_scenario
 
-TEMPLATES = [one for one in shipped() if one.is_template]
+TEMPLATES = [one for one in shipped_scenarios() if one.is_template]
 
 
 @pytest.mark.filterwarnings("ignore:.* data-sheet rooflines")
@@ -35,7 +35,7 @@ def test_a_template_is_written_with_its_files_and_runs_at_once(tmp_path: Path, t
 
 
 def test_every_example_can_be_copied(tmp_path: Path) -> None:
-    for one in shipped():
+    for one in shipped_scenarios():
         file = tmp_path / one.name / f"{one.name}.yaml"
         file.parent.mkdir()
         write_scenario(file, one.path.read_text(encoding="utf-8"))
@@ -109,14 +109,14 @@ def test_questions_are_asked_until_the_answer_makes_sense(
 def test_without_answers_a_template_is_as_it_is() -> None:
     for one in TEMPLATES:
         text = one.path.read_text(encoding="utf-8")
-        plain = filled(text, lambda asked, default, check: check(default), Path("mine.yaml"))
+        plain = fill_template(text, lambda asked, default, check: check(default), Path("mine.yaml"))
         assert plain == text.replace("#?", "#")
         assert text.count("#?") >= 1
 
 
 def test_the_list_tells_of_each_in_a_line_and_of_one_at_length() -> None:
     told = sim("list").stdout
-    for one in shipped():
+    for one in shipped_scenarios():
         assert f"\n  {one.name} " in told
     assert "set_modules_to_forward_prefetch" in sim("list", "fsdp2").stdout
     found = json.loads(sim("list", "--json").stdout)

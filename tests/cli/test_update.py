@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scenario_texts import GOOD, HEAD_OF_LINE, changed, write
 
-from scenarios.expectations import Expectation, Outcome, Relative, read_relative, resolved
+from scenarios.expectations import Expectation, Outcome, Relative, read_relative, resolve
 from scenarios.fields.results import RESULTS, holds
 from scenarios.file.document import Document
 from scenarios.file.yaml_read import Node, Place, read_yaml_text
@@ -213,7 +213,7 @@ def test_a_new_value_holds_once_it_is_read(
     actual = measured / 10**13 if share else measured
     other = meant / 10**13 if share else meant
     given_ = {key: Relative(read_relative("1 x o").times, "o") if beside else other}  # type: ignore[union-attr]
-    condition = resolved(given_, {"o": other})
+    condition = resolve(given_, {"o": other})
     outcome = Outcome(
         Expectation(what, given_, NOWHERE, ()), condition, actual, holds(actual, condition), "", {"o": other}
     )
@@ -221,7 +221,7 @@ def test_a_new_value_holds_once_it_is_read(
         return
     [(written, text)] = new_values(outcome, percent={key} if percent else ()).items()
     read = read_relative(text) or RESULTS[what.partition(".")[0]].read_text(text)
-    again = resolved({written: read}, {"o": other})
+    again = resolve({written: read}, {"o": other})
     assert written == key
     assert holds(actual, again)
     assert abs(again[key] - actual) <= 0.001 * actual + (not share)  # type: ignore[operator]

@@ -367,8 +367,10 @@ def test_a_pipeline_tells_of_the_kernels_that_its_stages_are_made_of(tmp_path: P
     told = "b200-sxm: 21 of 21 ops of the model have no measured cost (17 matmul, 4 attention)"
     assert told in sim("run", path).stderr
     one, other = (load_scenario(path, sets=[f"policy={name}"]) for name in ("gpipe", "1f1b"))
-    kernels = one.content.workload.timed(one.document)
-    assert kernels is other.content.workload.timed(other.document), "they are made once for all schedules"
+    kernels = one.content.workload.ops_to_time(one.document)
+    assert kernels is other.content.workload.ops_to_time(other.document), (
+        "they are made once for all schedules"
+    )
     assert "no measured" not in sim("run", path, "--set", "workload.pipeline.model.rate=100TFLOP/s").stderr
     assert "no measured" not in sim("run", path, "--set", "machine.devices.gpu.cost=fitted").stderr
 

@@ -59,8 +59,8 @@ def test_a_program_adds_to_what_a_table_is_off() -> None:
 def test_a_graph_is_priced_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who asks for durations asks for spreads, too; another gap is another question."""
     asked: list[int] = []
-    priced = FittedCost._priced
-    monkeypatch.setattr(FittedCost, "_priced", lambda *args: asked.append(args[-1]) or priced(*args))
+    priced = FittedCost._price
+    monkeypatch.setattr(FittedCost, "_price", lambda *args: asked.append(args[-1]) or priced(*args))
     graph, model = every_kind(), FittedCost(load_fits("h100-sxm"))
     with_gap = Device("gpu0", gap_ns=1_000)
     for device in (AT, with_gap, AT):

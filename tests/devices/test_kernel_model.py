@@ -12,7 +12,7 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices.cost import load_fits, shifted
+from devices.cost import load_fits, shift_model
 from devices.cost.general_kernels import by_bytes, linear_work
 from devices.cost.kernel_fits import FAMILIES, FOLDER, KernelFits, fits, models_of, read_fits
 from devices.cost.kernel_model import Family, KernelGrid, KernelWork, Model, Parameters, Sheet, knots, physics
@@ -170,7 +170,7 @@ def test_twenty_kernels_of_another_gpu_shift_the_model() -> None:
     fits_ = load_fits("h100-pcie")
     model = fits_.model("products", "bf16")
     ns = 1.5 * model.predict(sizes, fits_.sheet)[0]
-    near = shifted(model, {k: v[:20] for k, v in sizes.items()}, fits_.sheet, ns[:20])
+    near = shift_model(model, {k: v[:20] for k, v in sizes.items()}, fits_.sheet, ns[:20])
     rest = {k: v[20:] for k, v in sizes.items()}
     found, width = near.predict(rest, fits_.sheet)
     assert np.abs(found / ns[20:] - 1).mean() < 0.15
@@ -190,8 +190,8 @@ def test_a_gpu_that_is_like_a_lender_is_met_through_it() -> None:
     def off(some: Model) -> float:
         return float(np.abs(some.predict(rest, sheet)[0] / ns[12:] - 1).mean())
 
-    alone = shifted(model, few, sheet, ns[:12])
-    assert off(shifted(model, few, sheet, ns[:12], lenders)) < 0.75 * off(alone) < 0.75 * off(model)
+    alone = shift_model(model, few, sheet, ns[:12])
+    assert off(shift_model(model, few, sheet, ns[:12], lenders)) < 0.75 * off(alone) < 0.75 * off(model)
 
 
 def test_kernels_of_another_data_type_lend_too() -> None:

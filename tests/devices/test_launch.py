@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from runs import run_text
 from scenario_texts import write
 
-from devices.launches import as_cuda_graphs, launched, with_legacy_streams
+from devices.launches import add_launches, as_cuda_graphs, with_legacy_streams
 from devices.machine import make_device
 from policies.issue.program_order import InOrder
 from scenarios.run.execute import run_scenario
@@ -150,7 +150,7 @@ def test_what_goes_through_the_host_cannot_be_captured() -> None:
 
 def test_a_graph_needs_a_policy_that_does_not_wait() -> None:
     with pytest.raises(InputError, match="needs synchronisation: issue"):
-        launched(chain_job(2, 10), "completion", as_graph=True)
+        add_launches(chain_job(2, 10), "completion", as_graph=True)
 
 
 SCENARIO = """\
@@ -207,7 +207,7 @@ def test_the_legacy_stream_over_iterations() -> None:
 def test_a_device_without_it_is_left_alone() -> None:
     job = streams_job(False)
     assert with_legacy_streams(job) is job
-    assert launched(job, "issue") is job
+    assert add_launches(job, "issue") is job
 
 
 def test_a_scenario_may_have_a_legacy_stream(tmp_path: Path) -> None:

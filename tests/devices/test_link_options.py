@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from network_helpers import GB, Transfer, arrivals, machine_of, max_min, moved, run
 from runs import checked
 
-from devices.describe.links import found, make_links, pairs
+from devices.describe.links import make_links, match_names, pairs
 from devices.machine import make_machine
 from policies.issue.program_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
@@ -155,7 +155,7 @@ def test_words_in_braces_are_the_same_at_both_ends() -> None:
     assert [pair[:2] for pair in pairs("node*/gpu{r}", "leaf{r}", names)] == [
         (f"node{k}/gpu{g}", f"leaf{g}") for k in range(2) for g in range(2)
     ]
-    assert found("{x}/{x}", ["a/a", "a/b"]) == [("a/a", (("x", "a"),))]
+    assert match_names("{x}/{x}", ["a/a", "a/b"]) == [("a/a", (("x", "a"),))]
     made = make_links([], [{"from": "node*/gpu{r}", "to": "leaf{r}", "duplex": False}], names)
     assert [link.name for link in made] == [
         "node0/gpu0->leaf0",

@@ -275,7 +275,7 @@ def test_same_places_as_a_literal_reading(seed: int) -> None:
 )
 def test_rounding_by_divisions(divisions: int | dict[str, int] | None, sizes: dict[int, int]) -> None:
     caching = CachingAllocator(roundup_power2_divisions=divisions)
-    assert {nbytes: caching.rounded(nbytes) for nbytes in sizes} == sizes
+    assert {nbytes: caching.rounded_size(nbytes) for nbytes in sizes} == sizes
 
 
 @pytest.mark.parametrize(

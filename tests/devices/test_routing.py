@@ -18,7 +18,7 @@ from devices.machine import make_machine
 from sim import Device, Link, Machine
 from sim.base.arrays import distinct_rows
 from sim.base.errors import InfeasibleError, InputError, SimError
-from sim.machine.links import Router, Routing, hashed
+from sim.machine.links import Router, Routing, ecmp_hash
 from sim.metrics import link_use
 
 
@@ -176,7 +176,7 @@ def test_ecmp_collisions_are_those_of_the_hash(seed: int) -> None:
 
 
 def test_seeds_spread_flows_differently_and_evenly() -> None:
-    spread = Counter(hashed(3, "a", "b", flow, "leaf") % 4 for flow in range(4000))
+    spread = Counter(ecmp_hash(3, "a", "b", flow, "leaf") % 4 for flow in range(4000))
     assert all(900 < n < 1100 for n in spread.values())
     assert [leaf_spine(1).route(0, 8, f) for f in range(20)] != [
         leaf_spine(2).route(0, 8, f) for f in range(20)

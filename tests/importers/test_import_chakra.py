@@ -10,7 +10,14 @@ from import_helpers import recorded
 
 from scenarios.importers import load_graph
 from scenarios.importers.chakra import load
-from scenarios.importers.chakra_nodes import _node, delimited, fields, packed, read_nodes, signed
+from scenarios.importers.chakra_nodes import (
+    _node,
+    as_signed,
+    delimited_messages,
+    fields,
+    read_nodes,
+    read_varints,
+)
 from scenarios.recorded.setup import run_recorded
 from sim.base.errors import GraphError, InputError
 
@@ -31,13 +38,13 @@ def trace(tmp_path):
 def test_messages_are_read_back(pairs):
     message = b"".join(field(number, value) for number, value in pairs)
     assert [(number, value) for number, _, value in fields(message)] == pairs
-    assert list(delimited(varint(len(message)) + message + varint(0))) == [message, b""]
+    assert list(delimited_messages(varint(len(message)) + message + varint(0))) == [message, b""]
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=5))
 def test_numbers_are_read_back(numbers):
     written = b"".join(varint(number % 2**64) for number in numbers)
-    assert [signed(number) for number in packed(written)] == numbers
+    assert [as_signed(number) for number in read_varints(written)] == numbers
 
 
 @pytest.mark.parametrize(

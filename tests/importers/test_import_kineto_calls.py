@@ -15,7 +15,7 @@ from cuda_programs import gpu, host, ran, sync
 from test_import_kineto_what_if import starts_and_ends, tasks_of
 
 from scenarios.importers.kineto.kineto import load
-from scenarios.recorded.changes import WhatIf, applied
+from scenarios.recorded.changes import WhatIf, apply_changes
 from scenarios.recorded.setup import as_recorded, run_recorded
 from scenarios.variants.what_ifs import WhatIfs, standard_trials, try_all, what_if
 from sim import Graph
@@ -37,7 +37,7 @@ def trace(tmp_path: Path) -> Callable[..., Graph]:
 
 def starts(graph: Graph, **changes: Any) -> dict[str, int]:
     """Return when each op starts after changes, in us."""
-    after = applied(graph, [WhatIf.model_validate(changes)]) if changes else graph
+    after = apply_changes(graph, [WhatIf.model_validate(changes)]) if changes else graph
     return {name: at // US for name, at in starts_and_ends(after)[0].items()}
 
 
@@ -129,7 +129,7 @@ def test_kernels_that_begin_before_the_one_before_them_ends(trace: Callable[...,
     assert graph.device_facts["gpu"]["gap"] == f"{gap * US}ns"
     assert int(as_recorded(graph).end_ns.max()) == (since + 30) * US
     assert run_recorded(graph).makespan_ns == (since + 30) * US
-    gone = applied(graph, [WhatIf.model_validate({"scale": {"early": "x0"}})])
+    gone = apply_changes(graph, [WhatIf.model_validate({"scale": {"early": "x0"}})])
     assert run_recorded(gone).makespan_ns == (since + 10 + 4 * gap) * US
 
 
@@ -290,7 +290,9 @@ def test_threads_that_take_turns_wait_for_each_other(
         now += 1010 + apart
     graph = trace(*events)
     end = max(
-        starts_and_ends(applied(graph, [WhatIf.model_validate({"scale": {"gpu": "x0.01"}})]))[1].values()
+        starts_and_ends(apply_changes(graph, [WhatIf.model_validate({"scale": {"gpu": "x0.01"}})]))[
+            1
+        ].values()
     )
     assert (end < 0.05 * now * US) == (not apart)
     assert sum("4 wait(s) of one for the other" in str(each.message) for each in recwarn) == (not apart)
@@ -463,11 +465,11 @@ def test_a_launch_waits_for_a_place_in_a_full_queue(trace: Callable[..., Graph])
     graph = trace(*full_queue(100))
     assert sum("recorded_wait_ns" in own for own in graph.attributes.values()) == 118
     for change, kernel_us in ((None, 100), ({"scale": {"k": "x0.5"}}, 50)):
-        after = graph if change is None else applied(graph, [WhatIf.model_validate(change)])
+        after = graph if change is None else apply_changes(graph, [WhatIf.model_validate(change)])
         _, end_ns = starts_and_ends(after)
         assert end_ns["k.1199"] == (5 + 1200 * kernel_us) * US
         assert end_ns["launch.1199"] == end_ns["k.199"] + 5 * US
-    one = applied(graph, [WhatIf.model_validate({"cuda_graph": {"issue_cost": "5us", "node": 0}})])
+    one = apply_changes(graph, [WhatIf.model_validate({"cuda_graph": {"issue_cost": "5us", "node": 0}})])
     assert [name for name in one.op_names if name.startswith("launch")] == ["launch.0"]
 
 

@@ -118,7 +118,7 @@ EVENTS = st.lists(
 def test_what_is_wanted_of_events_is_what_json_reads(events: list[Any]) -> None:
     """To the last bit of a number; and what is no event is told in the same words."""
     text = json.dumps(events)
-    assert _what_is_read(wanted.wanted(text.encode())) == _what_is_read(json.loads(text))
+    assert _what_is_read(wanted.parse_events(text.encode())) == _what_is_read(json.loads(text))
 
 
 def _what_is_read(values: list[Any]) -> str:

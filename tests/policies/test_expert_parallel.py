@@ -19,7 +19,7 @@ from devices.machine import make_machine
 from policies.issue.program_order import InOrder
 from policies.parallel.accumulation import GradientAccumulation
 from policies.parallel.expert_parallel import ExpertParallel
-from policies.parallel.expert_routing import routed
+from policies.parallel.expert_routing import route_tokens
 from policies.parallel.rank_grid import Ranked
 from policies.rewrite.backward import TrainingRewrite
 from policies.rewrite.records import Records, read
@@ -336,7 +336,7 @@ def test_the_example_is_the_fullest_rank(root: Path, label: str, gets: int, out:
 
 
 def test_zipf_of_the_example() -> None:
-    sent = routed({"zipf": 1}, ranks=8, experts=8, tokens=18264).sent
+    sent = route_tokens({"zipf": 1}, ranks=8, experts=8, tokens=18264).sent
     assert sent.tolist() == [ZIPF] * 8
     assert sum(ZIPF) == 18264
 
@@ -435,8 +435,8 @@ def test_micro_batches_exchange_each_and_sum_once() -> None:
 
 def test_experts_are_a_dimension_of_the_grid() -> None:
     rewrite = ExpertParallel(4, r"ffn\d", 4, tokens=8, shard=2, routing={"tokens": [6, 6, 2, 2]})
-    there = rewrite.ranked(Ranked.of(forward()))
+    there = rewrite.rewrite_ranks(Ranked.of(forward()))
     assert there.grid.sizes == {"ep": 2, "dp": 2}
     assert [program is there.programs[0] for program in there.programs] == [True, False, True, False]
     with pytest.raises(GraphError, match="is divided into ep already"):
-        rewrite.ranked(there)
+        rewrite.rewrite_ranks(there)

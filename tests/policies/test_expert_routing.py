@@ -11,12 +11,12 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.parallel.expert_routing import ExpertRouting, routed
+from policies.parallel.expert_routing import ExpertRouting, route_tokens
 from sim.base.errors import InputError
 
 
 def route(given_: object, **more: Any) -> ExpertRouting:
-    return routed(given_, **{"ranks": 2, "experts": 4, "tokens": 4, **more})
+    return route_tokens(given_, **{"ranks": 2, "experts": 4, "tokens": 4, **more})
 
 
 @pytest.mark.parametrize(
@@ -70,29 +70,29 @@ def test_every_form_keeps_the_tokens(ranks: int, held: int, tokens: int, top_k: 
     if top_k > ranks * held:
         return
     sizes = {"ranks": ranks, "experts": ranks * held, "tokens": tokens, "top_k": top_k}
-    found = routed(form, **sizes)  # type: ignore[arg-type]
+    found = route_tokens(form, **sizes)  # type: ignore[arg-type]
     assert (found.sent.sum(axis=1) == tokens * top_k).all()
     assert int(found.sent.min()) >= 0
     assert int(found.sent.max()) <= tokens
     assert found.arrived.sum() == ranks * tokens * top_k
-    assert np.array_equal(routed(form, **sizes).sent, found.sent)  # type: ignore[arg-type]
+    assert np.array_equal(route_tokens(form, **sizes).sent, found.sent)  # type: ignore[arg-type]
 
 
 def test_drawn_tokens_follow_their_distribution() -> None:
     """Zipf at exponent 1 over four experts: 12/25 of the first choices, give or take five deviations."""
     n = 200_000
-    found = routed({"zipf": 1, "seed": 3}, ranks=1, experts=4, tokens=n).sent[0]
+    found = route_tokens({"zipf": 1, "seed": 3}, ranks=1, experts=4, tokens=n).sent[0]
     for x, got in enumerate(found.tolist()):
         p = 12 / 25 / (x + 1)
         assert abs(got - n * p) < 5 * (n * p * (1 - p)) ** 0.5
-    other = routed({"zipf": 1, "seed": 4}, ranks=1, experts=4, tokens=n).sent[0]
+    other = route_tokens({"zipf": 1, "seed": 4}, ranks=1, experts=4, tokens=n).sent[0]
     assert not np.array_equal(found, other)
 
 
 def test_two_choices_without_replacement() -> None:
     """Of three experts with weights 6, 3, 2 the last is left out with p = 6/11 3/5 + 3/11 6/8 = 117/220."""
     n = 100_000
-    found = routed({"zipf": 1, "seed": 3}, ranks=1, experts=3, tokens=n, top_k=2).sent[0]
+    found = route_tokens({"zipf": 1, "seed": 3}, ranks=1, experts=3, tokens=n, top_k=2).sent[0]
     p = 117 / 220
     assert abs(n - int(found[2]) - n * p) < 5 * (n * p * (1 - p)) ** 0.5
 

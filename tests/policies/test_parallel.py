@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from parallel_helpers import by_stream, layers, run
 
-from policies.parallel.ddp import DistributedDataParallel, filled, never_overflowing
+from policies.parallel.ddp import DistributedDataParallel, fill_buckets, never_overflowing
 from policies.parallel.fsdp2 import FullyShard
 from policies.parallel.rank_grid import DataParallel, Grid, Ranked
 from policies.parallel.training_step import Parameter, TrainingStep
@@ -64,7 +64,7 @@ GOLDEN = {
 def closed(sizes: Sequence[int], limits: Sequence[int]) -> list[list[int]]:
     """Return the places of these sizes in buckets."""
     given = [Parameter(f"w{k}", "", "", n, n, None) for k, n in enumerate(sizes)]
-    return [[int(each.name[1:]) for each in row] for row in filled(given, "nbytes", limits)]
+    return [[int(each.name[1:]) for each in row] for row in fill_buckets(given, "nbytes", limits)]
 
 
 @pytest.mark.parametrize("limits", GOLDEN)
@@ -93,7 +93,7 @@ def test_buckets_of_the_first_step_and_of_unused_parameters(resnet: TrainingStep
 def test_data_types_have_buckets_of_their_own() -> None:
     step = TrainingStep(layers([40] * 4))
     mixed = [replace(each, dtype="bf16") if k % 2 else each for k, each in enumerate(step.parameters)]
-    found = filled(mixed, "nbytes", [80])
+    found = fill_buckets(mixed, "nbytes", [80])
     assert [[each.name for each in row] for row in found] == [["w0", "w2"], ["w1", "w3"]]
 
 

@@ -75,14 +75,14 @@ def seen(graph: Graph) -> list[list[str]]:
 
 def test_ranks_can_be_numbered_anew_and_named() -> None:
     """HSDP: neighbours share parameters; with the other order every other rank does."""
-    there = FullyShard(4, shard=2).ranked(Ranked.of(layers([40])))
+    there = FullyShard(4, shard=2).rewrite_ranks(Ranked.of(layers([40])))
     assert seen(there.graph()) == [
         ["replicate 0", "shard 0"],
         ["replicate 1", "shard 0"],
         ["replicate 0", "shard 1"],
         ["replicate 1", "shard 1"],
     ]
-    moved = RankOrder("replicas-dp", ["a", "b", "c", "d"]).ranked(there)
+    moved = RankOrder("replicas-dp", ["a", "b", "c", "d"]).rewrite_ranks(there)
     assert seen(moved.graph()) == [
         ["replicate 0", "shard 0"],
         ["replicate 0", "shard 1"],

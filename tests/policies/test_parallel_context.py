@@ -262,11 +262,11 @@ def timed(graph: Graph) -> Graph:
 
 
 def test_gradients_that_nobody_sums_are_told() -> None:
-    split = ContextParallel(2).ranked(Ranked.of(STEP))
+    split = ContextParallel(2).rewrite_ranks(Ranked.of(STEP))
     with pytest.warns(UnsummedWarning, match="nothing sums the gradients of context-parallel ranks"):
         warn_of_unsummed(split)
-    warn_of_unsummed(DistributedDataParallel(1).ranked(split))
-    warn_of_unsummed(ContextParallel(2).ranked(Ranked.of(GPT.graph())))
+    warn_of_unsummed(DistributedDataParallel(1).rewrite_ranks(split))
+    warn_of_unsummed(ContextParallel(2).rewrite_ranks(Ranked.of(GPT.graph())))
     warn_of_unsummed(Ranked.of(STEP))
 
 

@@ -67,7 +67,7 @@ def made(split: str) -> Ranked:
     """Return the ranks that share one step."""
     there = one_device()
     for rewrite in SPLITS[split]:
-        there = rewrite.ranked(there)
+        there = rewrite.rewrite_ranks(there)
     return there
 
 
@@ -95,9 +95,9 @@ def test_every_pair(split: str, replicas: str) -> None:
     there, rewrite = made(split), REPLICAS[replicas]
     if "pp" in split and replicas in ("zero-2", "zero-3"):
         with pytest.raises(GraphError, match="takes micro-batches one after another"):
-            rewrite.ranked(there)
+            rewrite.rewrite_ranks(there)
         return
-    ranked = rewrite.ranked(there)
+    ranked = rewrite.rewrite_ranks(there)
     grid, graph = ranked.grid, ranked.graph()
     members = defaultdict(set)
     for op in graph.in_communicators:
@@ -166,7 +166,10 @@ def test_collectives_whose_names_others_have(split: str, replicas: DataParallel)
             record.after = [(names.get(name, name), d) for name, d in record.after]
         return write(records)
 
-    found, expected = replicas.ranked(there).graph(), replicas.ranked(there.each(other_names)).graph()
+    found, expected = (
+        replicas.rewrite_ranks(there).graph(),
+        replicas.rewrite_ranks(there.each(other_names)).graph(),
+    )
     assert len(found) == len(expected)
     assert any(name.endswith(".2") for name in found.op_names)
     assert not any(name.endswith(".2") for name in expected.op_names)
@@ -199,7 +202,7 @@ def at_times(graph: Graph) -> list[tuple[str, int, int]]:
 )
 def test_the_other_order_is_refused(first: OnRanks, then: OnRanks, says: str) -> None:
     with pytest.raises(GraphError, match=says):
-        then.ranked(first.ranked(one_device()))
+        then.rewrite_ranks(first.rewrite_ranks(one_device()))
 
 
 @pytest.mark.parametrize("replicas", [FullyShard(2), ZeroTwo(2), ZeroThree(2)])
@@ -239,7 +242,7 @@ def test_accumulation_with_zero_3() -> None:
 
 
 def test_a_pipeline_with_fully_shard_reduces_after_the_last_backward() -> None:
-    graph = FullyShard(2, r"layer\d+").ranked(made("pp")).graph()
+    graph = FullyShard(2, r"layer\d+").rewrite_ranks(made("pp")).graph()
     order = [name.removeprefix("gpu0/") for name in graph.op_names if name.startswith("gpu0/")]
     first = next(k for k, name in enumerate(order) if "reduce_copy_in" in name)
     assert all("micro2" in name or "/update" in name or "all_reduce" in name for name in order[first:])

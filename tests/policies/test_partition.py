@@ -25,7 +25,7 @@ from policies.rewrite.partition import Partition
 from scenarios.ops.control_flow import cond, while_loop
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
-from scenarios.run.rewriting import pinned
+from scenarios.run.rewriting import pin_ops
 from sim import Graph, GraphBuilder, Machine, Trace, simulate
 from sim.base.errors import InputError
 
@@ -227,7 +227,7 @@ def test_any_program_cut_anyhow_runs_the_same_ops(g: Graph, where: list[int]) ->
     """Loops and conditions over three devices: the same live runs, and every key met once by each side."""
     there = machine()
     device_of = np.array([where[op % len(where)] for op in range(len(g))])
-    placed = pinned(g, there, device_of)
+    placed = pin_ops(g, there, device_of)
     cut = Partition().apply(placed)
     for p, c in zip(cut.edges.producer.tolist(), cut.edges.consumer.tolist(), strict=True):
         assert device(cut, p) == device(cut, c) or (cut.kind(p), cut.kind(c)) == ("send", "recv")
@@ -258,7 +258,7 @@ def test_programs_over_a_cpu_and_two_gpus_under_threads_and_a_linear_runtime(
             ],
         }
     )
-    placed = pinned(g, mixed, np.array([where[op % len(where)] for op in range(len(g))]))
+    placed = pin_ops(g, mixed, np.array([where[op % len(where)] for op in range(len(g))]))
     runs = []
     for policy in (Sequential(), TensorFlowExecutor(), ReadyQueue()):
         trace = checked(placed, mixed, policy)

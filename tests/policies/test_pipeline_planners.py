@@ -27,7 +27,7 @@ from policies.pipeline.planners import (
     min_max,
     plan_pipedream,
 )
-from scenarios.builders.pipeline_layers import cut, graph_layers, layer_costs, profile_layers
+from scenarios.builders.pipeline_layers import cut_stages, graph_layers, layer_costs, profile_layers
 from scenarios.importers.pipedream_profile import read_profile
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
@@ -182,7 +182,7 @@ def test_vgg_16_on_four_workers(data_dir: Path) -> None:
     layers = profile_layers(profile)
     plan = plan_pipedream(layer_costs(layers), [Level(4, 10**9)])
     assert plan.replicas == (3, 1)
-    stages = cut(layers, plan.balance)
+    stages = cut_stages(layers, plan.balance)
     # The weights are in the second stage, the arithmetic in the first: that is why.
     assert stages[1].parameter_nbytes > 10 * stages[0].parameter_nbytes
     assert stages[0].times.of("F") > stages[1].times.of("F")
@@ -233,7 +233,7 @@ def test_a_graph_is_cut_into_stages(tmp_path: Path) -> None:
     assert [layer.boundary_nbytes for layer in layers] == [100, 200, 200, 0]
     assert [layer.parameter_nbytes for layer in layers] == [40, 0, 0, 0]
     assert [layer.times.of("B") for layer in layers] == [20, 40, 60, 80]
-    stages = cut(layers, min_max([layer.times.of("F") for layer in layers], 2))
+    stages = cut_stages(layers, min_max([layer.times.of("F") for layer in layers], 2))
     assert [stage.times.of("F") for stage in stages] == [60, 40]
     assert stages[1].input_nbytes == stages[0].boundary_nbytes == 200
 

@@ -51,10 +51,10 @@ def test_a_hit_brings_a_free_block_back() -> None:
         cache.publish(block, key)
     cache.release(mine)
     hits = cache.find(["one", "two", "three"])
-    assert (hits, cache.unreferenced(hits), cache.free) == (mine, 2, 4)
+    assert (hits, cache.count_unreferenced(hits), cache.free) == (mine, 2, 4)
     cache.share(hits)
     cache.share(hits[:1])
-    assert (cache.references, cache.free, cache.unreferenced(hits)) == ([2, 1], 2, 0)
+    assert (cache.references, cache.free, cache.count_unreferenced(hits)) == ([2, 1], 2, 0)
     assert cache.take(2) == [2, 3]
     cache.release(hits)
     assert (cache.free, cache.used, cache.find(["two"])) == (1, 3, [1])
@@ -68,7 +68,11 @@ def test_blocks_that_lost_their_key_are_told() -> None:
     cache.publish(mine[1], "two")
     cache.release(mine)
     cache.take(1)
-    assert (cache.find(["one", "two"]), cache.lost(["two", "three"]), cache.lost(["three"])) == ([0], 1, 0)
+    assert (cache.find(["one", "two"]), cache.count_lost(["two", "three"]), cache.count_lost(["three"])) == (
+        [0],
+        1,
+        0,
+    )
 
 
 def test_no_block_left_to_give_out_is_refused() -> None:
@@ -220,7 +224,7 @@ def serve(
 
 def check_end(batcher: Batcher, requests: Sequence[Request], steps: Sequence[Step]) -> None:
     """All are finished, with their tokens at times that do not decrease; no block is in use."""
-    assert (batcher.unfinished(), batcher.cache.used) == (0, 0)
+    assert (batcher.count_unfinished(), batcher.cache.used) == (0, 0)
     for request in requests:
         assert request.finished
         assert len(request.token_ns) == request.outputs

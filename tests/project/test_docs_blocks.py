@@ -22,7 +22,7 @@ from scenario_texts import write
 
 from scenarios.run.execute import run_case
 from scenarios.run.load import load_scenario
-from scenarios.shipped import named, write_scenario
+from scenarios.shipped import find_shipped, write_scenario
 from sim.base import plugins
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -173,7 +173,7 @@ def test_a_command_prints_what_the_page_shows(
                 files_of_the_reader(tmp_path, own[0])
                 Path(f"{name}.yaml").write_text(own[0], encoding="utf-8")
                 continue
-            one = named(_TUTORIAL.get(name, name))
+            one = find_shipped(_TUTORIAL.get(name, name))
             write_scenario(Path(f"{name}.yaml"), one.path.read_text(encoding="utf-8"))
     found = sim(*words)
     lines = [r"(?:.*\n)*?" if line == "..." else re.escape(f"{line}\n") for line in shown.splitlines()]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sim.base.errors import hint, renamed
+from sim.base.errors import hint, renamed_names
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_NAMES = 340
@@ -47,8 +47,8 @@ def test_each_stands_in_a_page() -> None:
 
 def test_an_old_name_leads_to_the_new_one() -> None:
     elsewhere = "allocator chunk lifetime network pipeline size threads when_full"  # keys still
-    assert " ".join(name for name in renamed() if name in NAMES) == elsewhere
-    for old, new in renamed().items():
+    assert " ".join(name for name in renamed_names() if name in NAMES) == elsewhere
+    for old, new in renamed_names().items():
         if new.startswith("gone: "):
             assert hint(old, NAMES) == f"; {old} is {new}"
             continue

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from scenario_texts import GOOD, HEAD_OF_LINE, changed, write
 
-from scenarios.shipped import named, write_scenario
+from scenarios.shipped import find_shipped, write_scenario
 from scenarios.simulate_fixture import Simulate
 from sim import Device, GraphBuilder, Issuer, Job, Machine, Policy, Task
 from sim.base.errors import InputError
@@ -160,7 +160,7 @@ def test_tests_of_the_documentation_pass(pytester: pytest.Pytester, root: Path, 
     text = (root / "docs" / page).read_text(encoding="utf-8")
     for name, code in re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
         (pytester.path / name).write_text(code)
-    write_scenario(pytester.path / "s.yaml", named("quickstart").path.read_text())
+    write_scenario(pytester.path / "s.yaml", find_shipped("quickstart").path.read_text())
     options = ["-p", "no:cacheprovider", "-q"]
     assert pytester.runpytest_inprocess(*options, "--sim-update").ret == 0
     assert pytester.runpytest_inprocess(*options).ret == 0

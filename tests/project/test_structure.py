@@ -8,6 +8,7 @@ its own files is not an arrow between them.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -31,6 +32,12 @@ SMALL = frozenset(
     for room in rooms.split()
 )
 """Rooms of few files that other rooms may not import back, so that none of these can hold them."""
+PARTICIPLE = re.compile(
+    r"_?([a-z]*[a-df-z]ed|begun|built|done|drawn|found|given|held|hidden|kept|known|left|lost|made|met|said|seen"
+    r"|sent|shown|spent|taken|told|written)"
+)
+EVENTS = {"carried", "ended", "started"}
+"""Contracts name these methods by what has just happened when they are called."""
 
 
 @cache
@@ -165,6 +172,19 @@ def test_public_class_names_are_unique() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 seen.setdefault(node.name, []).append(name)
     assert {name: where for name, where in seen.items() if len(where) > 1} == {}
+
+
+def test_no_function_is_a_bare_participle() -> None:
+    """``scale_durations`` says what it does, ``rounded_size`` what it returns; ``told`` says neither."""
+    bare = [
+        f"{path}:{node.lineno}: {node.name}"
+        for path in modules().values()
+        if path.split("/")[0] in FOUR
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.FunctionDef) and PARTICIPLE.fullmatch(node.name) and node.name not in EVENTS
+        if not any("property" in ast.unparse(decorator) for decorator in node.decorator_list)
+    ]
+    assert bare == []
 
 
 def test_only_faces_list_their_names() -> None:

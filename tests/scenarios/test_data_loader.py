@@ -359,7 +359,7 @@ def test_jitter_keeps_the_mean_and_one_seed_the_same_items() -> None:
     sizes: dict[str, Any] = {"steps": 4000, "batch": 4, "load": "1us", "train": "1us", "workers": 1}
 
     def drawn(**more: Any) -> list[int]:
-        return DataLoaderFields(model="data-loader", **sizes, **more).drawn(0)[0]
+        return DataLoaderFields(model="data-loader", **sizes, **more).draw_batches(0)[0]
 
     assert set(drawn()) == {4000}
     noisy = drawn(jitter=0.4)

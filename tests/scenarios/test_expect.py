@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from runs import run_text
 from scenario_texts import GOOD, changed, write
 
-from scenarios.expectations import read_relative, resolved
+from scenarios.expectations import read_relative, resolve
 from scenarios.fields.results import OUTCOMES, RATES, RESULTS, holds
 from scenarios.regression import check_file
 from scenarios.run import execute
@@ -161,7 +161,7 @@ def held(folder: Path, expect: str) -> dict[str, list[str]]:
     """Return what each run of the scenario says, by label."""
     head, _, _ = GOOD.partition("expect:")
     scenario = load_scenario(write(folder, f"{head}{TWO}expect: {expect}\n"))
-    results = [run_case(case) for case in scenario.expected()]
+    results = [run_case(case) for case in scenario.expected_cases()]
     return {r.policy: [each.told if not each.passed else "" for each in r.outcomes] for r in results}
 
 
@@ -219,7 +219,7 @@ def test_a_relative_bound_is_exact(times: Fraction, actual: int, other: int) -> 
         relative = read_relative(text)
         assert relative is not None
         assert relative.times == times
-        assert holds(actual, resolved({key: relative}, {"other": other})) == exact
+        assert holds(actual, resolve({key: relative}, {"other": other})) == exact
 
 
 def test_what_is_said_of_a_late_start_and_of_an_op_elsewhere(tmp_path: Path) -> None:

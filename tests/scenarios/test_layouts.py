@@ -274,8 +274,8 @@ def test_the_first_of_equal_rows_is_the_best() -> None:
     rows = [{"makespan_ns": ns, "error": error} for ns, error in ((5, None), (1, "no"), (3, None), (3, None))]
     goal = read_goal("makespan", None)
     assert goal == Goal("makespan")
-    assert goal.ranked(rows) == [2, 3, 0]
-    assert Goal("makespan", most=True).ranked(rows) == [0, 2, 3]
+    assert goal.rank_answers(rows) == [2, 3, 0]
+    assert Goal("makespan", most=True).rank_answers(rows) == [0, 2, 3]
     assert Goal("makespan").answer(rows[:2]) == {"answers": 1, "best": rows[0], "runner_up": None}
     assert Goal("makespan").answer([]) == {"answers": 0, "best": None, "runner_up": None}
 

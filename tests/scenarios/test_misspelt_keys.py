@@ -16,7 +16,7 @@ import pytest
 from cli_runner import sim
 from examples import PROFILE, SHARES
 
-from scenarios.file.document import Document, Loc, dotted
+from scenarios.file.document import Document, Loc, dotted_path
 from scenarios.file.yaml_read import Node
 from scenarios.regression import is_scenario
 from scenarios.run.execute import run_case
@@ -51,7 +51,7 @@ def keys(node: Node, at: Loc = ()) -> Iterator[Loc]:
 
 def is_name(loc: Loc) -> bool:
     """Whether the last of a path is a name that the user chose; keys of ``set`` are paths themselves."""
-    inside = dotted(loc).split(".") if "set" in loc else loc
+    inside = dotted_path(loc).split(".") if "set" in loc else loc
     return len(inside) > 1 and inside[-2] in NAMED
 
 
@@ -82,7 +82,7 @@ def test_a_misspelt_key_is_refused(file: Path) -> None:
             run_case(scenario.entry(int(loc[1])) if loc[0] == "compare" else scenario.cases()[0])
         except InputError:
             continue
-        passed.append(dotted(loc))
+        passed.append(dotted_path(loc))
     assert not passed
 
 

@@ -13,7 +13,7 @@ from devices.describe.field_types import TYPES, quantity_schema
 from scenarios.file.yaml_read import read_yaml
 from scenarios.run.load import load_scenario
 from scenarios.run.prepare_job import job_of
-from scenarios.shipped import shipped
+from scenarios.shipped import shipped_scenarios
 from sim.base.errors import InputError, ScenarioError
 from sim.base.units import BYTES, DIMENSIONS, DURATION
 
@@ -236,7 +236,7 @@ def test_what_ships_keeps_the_schema_that_editors_use() -> None:
     jsonschema = pytest.importorskip("jsonschema")
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     validator = jsonschema.Draft202012Validator(SCHEMA)
-    for one in shipped():
+    for one in shipped_scenarios():
         faults = [fault.message for fault in validator.iter_errors(read_yaml(one.path).plain())]
         assert faults == [], one.name
     assert not validator.is_valid({"workload": {"ops": {}}, "polcy": "in-order"})

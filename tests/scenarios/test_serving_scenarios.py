@@ -22,7 +22,7 @@ from scenarios.run.execute import Result, run_scenario
 from scenarios.run.load import read_scenario
 from scenarios.serving.engine import Serve
 from scenarios.serving.lateness import Lateness
-from scenarios.serving.step_cost import GRAPH_SIZES, LinearStep, ModelStep, TableStep, interpolated
+from scenarios.serving.step_cost import GRAPH_SIZES, LinearStep, ModelStep, TableStep, interpolate
 from scenarios.variants.optimum import find_optimum
 from scenarios.workloads.calibrations import named_calibration
 from scenarios.workloads.train_workload import DType
@@ -317,7 +317,7 @@ def test_the_faster_all_reduce_is_taken() -> None:
 
 @given(st.floats(1, 3000), st.floats(1, 3000))
 def test_between_sizes_a_plane_is_exact(x: float, y: float) -> None:
-    assert interpolated(lambda a, b: 3 * a + 2 * b + 1)(x, y) == pytest.approx(3 * x + 2 * y + 1)
+    assert interpolate(lambda a, b: 3 * a + 2 * b + 1)(x, y) == pytest.approx(3 * x + 2 * y + 1)
 
 
 def test_tables_of_measured_kernels(tmp_path: Path) -> None:

@@ -80,8 +80,8 @@ def test_what_points_share_is_made_once_and_changes_nothing(
     points += points_of(["knowledge=exact,estimate,none", "policy.synchronisation=issue,completion"])
     fresh = [Variants(str(scenario)).row(point) for point in points]
     made: list[InlineOps] = []
-    make = InlineOps._made
-    monkeypatch.setattr(InlineOps, "_made", lambda ops, *given: made.append(ops) or make(ops, *given))
+    make = InlineOps._make
+    monkeypatch.setattr(InlineOps, "_make", lambda ops, *given: made.append(ops) or make(ops, *given))
     assert sweep(Variants(str(scenario)), points_of([VARY[0], "policy=in-order,ready-queue"]))
     assert len(made) == 1
     assert sweep(Variants(str(scenario)), points) == fresh

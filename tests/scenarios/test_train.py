@@ -24,7 +24,7 @@ from scenarios.builders.train.layers import RankWork
 from scenarios.builders.train.layout import ParallelLayout, ReplicaBatch
 from scenarios.builders.train.step import step_ns, step_trace
 from scenarios.builders.train.training import Training
-from scenarios.recorded.changes import WhatIf, applied
+from scenarios.recorded.changes import WhatIf, apply_changes
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
 from scenarios.variants.machine_what_ifs import machine_trials
@@ -549,7 +549,7 @@ def test_kernels_and_communication_are_changed_apart() -> None:
     b.op("sum", kind="all_reduce", duration_ns=6000, inputs=["F"])
 
     def what_if(**change: object) -> list[int]:
-        return applied(b.build(), [WhatIf.model_validate(change)]).duration_ns.tolist()
+        return apply_changes(b.build(), [WhatIf.model_validate(change)]).duration_ns.tolist()
 
     assert what_if(scale={"kernels": "x0.5"}) == [7000, 6000]
     assert what_if(scale={"collectives": "x0"}) == [6000, 0]

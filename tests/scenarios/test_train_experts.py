@@ -10,7 +10,7 @@ import pytest
 from cli_runner import sim
 
 from devices.collectives.groups import Fabric, NodeFabrics
-from policies.parallel.expert_routing import routed
+from policies.parallel.expert_routing import route_tokens
 from scenarios.builders.train.architecture import Architecture
 from scenarios.builders.train.calibration import TrainingCalibration
 from scenarios.builders.train.kernels import Collective, Product
@@ -38,7 +38,7 @@ def kernels(of: Training) -> tuple[list[Product], list[Collective]]:
 
 
 def test_balanced_is_as_without_routing() -> None:
-    assert kernels(training(routes=partial(routed, "balanced"))) == kernels(training())
+    assert kernels(training(routes=partial(route_tokens, "balanced"))) == kernels(training())
 
 
 def test_the_fullest_rank_by_hand() -> None:
@@ -46,33 +46,33 @@ def test_the_fullest_rank_by_hand() -> None:
 
     Three ranks send it 1,024 tokens each: as an even exchange in which each sends 4,096 and keeps a quarter.
     """
-    products, exchanges = kernels(training(routes=partial(routed, "one-hot")))
+    products, exchanges = kernels(training(routes=partial(route_tokens, "one-hot")))
     assert [(p.m, p.groups) for p in products] == [(2048, 2)] * 2
     assert {(c.kind, c.nbytes) for c in exchanges} == {("all_to_all", 4096 * 256 * 2)}
-    assert training(routes=partial(routed, "one-hot")).work.load.imbalance == 4.0
+    assert training(routes=partial(route_tokens, "one-hot")).work.load.imbalance == 4.0
 
 
 def test_a_factor_says_the_same_as_a_routing() -> None:
-    one, other = training(routes=partial(routed, "one-hot")), training(imbalance=4.0)
+    one, other = training(routes=partial(route_tokens, "one-hot")), training(imbalance=4.0)
     assert kernels(one) == kernels(other)
     assert [stage.forward for stage in one.each_stage] == [stage.forward for stage in other.each_stage]
 
 
 def test_capacity_limits_the_fullest_rank_and_padding_fills_all() -> None:
     """An expert takes 1.25 times 128 of each rank's tokens: 160 x 4 ranks; two of eight are asked for."""
-    load = training(routes=partial(routed, "one-hot", capacity_factor=1.25)).work.load
+    load = training(routes=partial(route_tokens, "one-hot", capacity_factor=1.25)).work.load
     assert (load.rows, load.copies, load.dropped) == (640, 320, 704 / 1024)
-    padded = training(routes=partial(routed, "one-hot", capacity_factor=1.25, pad=True)).work.load
+    padded = training(routes=partial(route_tokens, "one-hot", capacity_factor=1.25, pad=True)).work.load
     assert (padded.rows, padded.copies, padded.imbalance, padded.dropped) == (640, 1280, 1.0, 704 / 1024)
 
 
 def test_both_or_neither_are_refused() -> None:
     with pytest.raises(InputError, match="imbalance: has no effect beside routing"):
-        _ = training(routes=partial(routed, "one-hot"), imbalance=2.0).work.load
+        _ = training(routes=partial(route_tokens, "one-hot"), imbalance=2.0).work.load
     dense = Architecture(layers=2, hidden=256, heads=4, vocabulary=1000)
     for changes, key in (
         ({"imbalance": 2.0}, "imbalance"),
-        ({"routes": partial(routed, "balanced")}, "routing"),
+        ({"routes": partial(route_tokens, "balanced")}, "routing"),
     ):
         more: dict[str, Any] = {"sequence": 512, "micro_batch": 1, "batch": 4, **changes}
         with pytest.raises(InputError, match=f"{key}: has no effect: the model has no experts"):

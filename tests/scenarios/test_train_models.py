@@ -447,12 +447,12 @@ def test_parameters_are_gathered_as_products_have_them() -> None:
         of = training(llama, layout=ParallelLayout(dp=4, sharding="zero-1"), calibration=calibration, batch=4)
         (stage,) = of.each_stage
         assert stage.words == 2 * words
-        assert of.gathered(1600) == 1600 * width
-        dense = of.gathered(stage.parameters, stage.words)
+        assert of.gathered_bytes(1600) == 1600 * width
+        dense = of.gathered_bytes(stage.parameters, stage.words)
         assert dense == 4 * words + round((stage.parameters - 2 * words) * width)
         assert of.reduce_ns(stage)[1] == calibration.collective_ns("all_gather", dense, of.groups["shard"])
         three = replace(of, layout=ParallelLayout(dp=4, sharding="zero-3"))
-        assert three.gathered(1600) == 3200
+        assert three.gathered_bytes(1600) == 3200
 
 
 def test_norms_that_run_again_keep_nothing_of_what_they_wrote() -> None:

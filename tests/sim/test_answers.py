@@ -19,7 +19,7 @@ from sim import Device, GraphBuilder, Machine, Policy, simulate
 from sim.base.errors import InputError
 from sim.job.build_job import make_job
 from sim.job.job import Placement
-from sim.kernel.run import compiled
+from sim.kernel.run import is_compiled
 from sim.policy import Order, order_of
 
 WRONG = [[-1, -1], [2, 0], [0.9, 0], [True, 0], [0], [0, 0, 0], None, "00", [1 << 70, 0], np.zeros((2, 1))]
@@ -200,7 +200,7 @@ def test_an_issuer_of_no_pool_takes_nothing() -> None:
     for name in "ab":
         b.op(name, duration_ns=10)
     trace = simulate(b.build(), Machine((Device("cpu0", "cpu", workers=2),)), Mine(), engine="kernel")
-    assert (trace.makespan_ns, trace.engine) == (20, "kernel" if compiled() else "kernel (pure Python)")
+    assert (trace.makespan_ns, trace.engine) == (20, "kernel" if is_compiled() else "kernel (pure Python)")
 
 
 class Bump(Allocator):

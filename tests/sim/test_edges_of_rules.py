@@ -23,9 +23,9 @@ from scenarios.ops.control_flow import cond, while_loop
 from sim import Device, GraphBuilder, Link, Machine, Trace, simulate
 from sim.base.errors import InputError
 from sim.explain.derived import DerivedColumns
-from sim.explain.memory_use import allocated
+from sim.explain.memory_use import allocator_statistics
 from sim.export.tables import task_table
-from sim.plot.html import told
+from sim.plot.html import tell_run
 
 
 def test_durations_by_kind_are_those_of_every_rank() -> None:
@@ -63,7 +63,7 @@ def test_a_device_without_allocations_has_none() -> None:
     b.op("a", duration_ns=10, outputs=100, device="gpu0")
     machine = Machine((Device("gpu0"), Device("gpu1")))
     trace = simulate(b.build(), machine, ReadyQueue(), memory=tensor_memory())
-    assert allocated(trace)["gpu1"] == (0, 0, 0, 0, 0, 0, 0, [])
+    assert allocator_statistics(trace)["gpu1"] == (0, 0, 0, 0, 0, 0, 0, [])
 
 
 def test_two_regions_that_together_are_just_large_enough_are_told_of() -> None:
@@ -142,7 +142,7 @@ def test_two_devices_that_are_used_alike_share_a_line_of_the_page() -> None:
         b.op(f"a{k}", duration_ns=10, device=f"gpu{k}")
     b.op("c", duration_ns=5, device="gpu2")
     trace = simulate(b.build(), Machine(tuple(Device(f"gpu{k}") for k in range(3))), ReadyQueue())
-    assert [name for name, _ in told(DerivedColumns(trace), "page")["use"]] == ["gpu0 and 1 more", "gpu2"]
+    assert [name for name, _ in tell_run(DerivedColumns(trace), "page")["use"]] == ["gpu0 and 1 more", "gpu2"]
 
 
 def test_under_control_flow_a_launched_op_may_end_at_time_0() -> None:

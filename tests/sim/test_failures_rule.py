@@ -24,7 +24,7 @@ from policies.issue.tensorflow_executor import TensorFlowExecutor
 from policies.issue.virtual_machine import Sequential
 from policies.issue.work_queues import StreamStacks
 from policies.rewrite.partition import Partition
-from scenarios.run.rewriting import pinned
+from scenarios.run.rewriting import pin_ops
 from sim import Device, Graph, Link, Machine, Policy, Trace, simulate
 from sim.base.errors import InvariantError, StuckError
 from sim.explain.narration import explain_text
@@ -178,7 +178,7 @@ def test_any_run_of_a_partitioned_graph_keeps_the_rule(seed: int) -> None:
     iterations = int(rng.integers(1, 4))
     whole, machine = draw_graph(rng, int(rng.integers(2, 25)), False), draw_machine(rng)
     device_of = np.array(DrawnPlacement(seed).place(whole, machine, None))
-    graph = failing(Partition(rendezvous=True).apply(pinned(whole, machine, device_of)), rng, iterations)
+    graph = failing(Partition(rendezvous=True).apply(pin_ops(whole, machine, device_of)), rng, iterations)
     make = POLICIES[int(rng.choice([0, 1, 5, 6, 6, 7, 8, 9]))]
     try:
         trace = simulate(graph, machine, make(), streams=DrawnStreams(), iterations=iterations, seed=seed)

@@ -34,7 +34,7 @@ from sim.job.build_job import make_job
 from sim.job.job import Placement
 from sim.job.noise import Noise
 from sim.kernel import stealing
-from sim.kernel.run import compiled, run
+from sim.kernel.run import is_compiled, run
 from sim.kernel.stealing import FROM_THE_START, NOBODY
 from sim.machine.device import Details
 from sim.record.record import Wait
@@ -374,7 +374,7 @@ def test_other_obstacles_are_named() -> None:
 
 def test_a_trace_says_which_engine_ran(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, machine = chain(), Machine((Device("gpu0"),))
-    which = "kernel" if compiled() else "kernel (pure Python)"
+    which = "kernel" if is_compiled() else "kernel (pure Python)"
     assert simulate(graph, machine, ReadyQueue(), engine="kernel").engine == which
     monkeypatch.setenv("SIM_PURE", "1")
     assert simulate(graph, machine, ReadyQueue(), engine="simpy").engine == "simpy"
@@ -391,9 +391,9 @@ def test_a_kernel_that_is_not_compiled_runs_when_asked_for(monkeypatch: pytest.M
     monkeypatch.setenv("SIM_PURE", "1")
     assert simulate(graph, machine, ReadyQueue()).engine == "kernel (pure Python)"
     monkeypatch.delenv("SIM_PURE")
-    if compiled():
+    if is_compiled():
         assert simulate(graph, machine, ReadyQueue()).engine == "kernel"
-    monkeypatch.setattr("sim.kernel.run.compiled", lambda: False)
+    monkeypatch.setattr("sim.kernel.run.is_compiled", lambda: False)
     assert simulate(graph, machine, ReadyQueue()).engine == "simpy: the kernel is not compiled here"
     assert simulate(graph, machine, ReadyQueue(), engine="kernel").engine.startswith("kernel")
 

@@ -11,7 +11,7 @@ import pytest
 
 from devices.network import make_network
 from policies.issue.ready_queue import ReadyQueue
-from scenarios.cli.options import TimeLimitError, limited
+from scenarios.cli.options import TimeLimitError, time_limit
 from sim import Device, GraphBuilder, Job, Link, Machine
 from sim.job.build_job import make_job
 from sim.kernel import run as kernel_run
@@ -44,7 +44,7 @@ def test_a_limit_ends_the_loop(monkeypatch: pytest.MonkeyPatch, handler: Any) ->
     job = all_at_once(4_000)  # nearly a minute
     before = signal.signal(signal.SIGINT, handler)
     began = time.process_time()  # of this process alone, however busy the machine is
-    with pytest.raises(TimeLimitError, match=r"stopped after 0.3 s \(--limit\)"), limited(0.3):
+    with pytest.raises(TimeLimitError, match=r"stopped after 0.3 s \(--limit\)"), time_limit(0.3):
         kernel_run.run(job, ReadyQueue())
     assert time.process_time() - began < 20  # a second interrupt comes after 5 s
     assert signal.signal(signal.SIGINT, before) == handler
@@ -61,7 +61,7 @@ def test_who_misses_the_first_interrupt_hears_the_second(monkeypatch: pytest.Mon
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with pytest.raises(TimeLimitError), limited(0.05):
+        with pytest.raises(TimeLimitError), time_limit(0.05):
             sleep_on()
     finally:
         signal.signal(signal.SIGINT, before)

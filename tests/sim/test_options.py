@@ -18,7 +18,7 @@ from scenarios.run.load import load_scenario
 from scenarios.run.scenario import scenario_of
 from sim.base import plugins
 from sim.base.errors import InfeasibleError, InputError, ScenarioError
-from sim.base.options import checked, parameters
+from sim.base.options import check_value, parameters
 
 PLAIN: list[Any] = ["x", "", -1, 0, 1.5, True, None, [], {}, [1, "x"], {"a": 1}, 10**30, float("nan"), "5us"]
 """Whatever a hurried hand may write."""
@@ -54,10 +54,10 @@ def test_a_value_is_held_to_the_annotation(
     annotation: Any, fits: list[Any], misfits: list[Any], words: str
 ) -> None:
     for value in fits:
-        checked(annotation, value)
+        check_value(annotation, value)
     for value in misfits:
         with pytest.raises(InputError) as error:
-            checked(annotation, value)
+            check_value(annotation, value)
         assert words in str(error.value)
 
 

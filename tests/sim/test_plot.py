@@ -160,7 +160,7 @@ def test_narrow_bars_become_fewer_and_keep_their_time(n: int) -> None:
         b.op(f"o{i}", kind=("conv", "relu", "add")[i % 3], duration_ns=int(rng.integers(1, 40_000)))
     trace = simulate(b.build(), Machine((Device("cpu0", "cpu", workers=4),)), ReadyQueue())
     bars = bars_of(trace)
-    packed = bars.packed(trace.makespan_ns)
+    packed = bars.pack(trace.makespan_ns)
     lanes_by_kind = [
         np.bincount(x.lane * 3 + x.kind, weights=x.end - x.start, minlength=12).tolist()
         for x in (bars, packed)

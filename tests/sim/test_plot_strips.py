@@ -176,7 +176,7 @@ def test_bands_of_random_runs_add_up(seed: int) -> None:
     graph = draw_graph(np.random.default_rng(seed), 40, distances=False)
     spec = tensor_memory({"gpu0": MemorySpec(ALLOCATORS[seed])}, lifetime="issue")
     trace = simulate(graph, Machine((Device("gpu0"),)), InOrder(), memory=spec)  # the order of the plan
-    strip = strip_of(trace, "gpu0").seen(trace.makespan_ns)
+    strip = strip_of(trace, "gpu0").thin_out(trace.makespan_ns)
     assert strip.reserved is not None
     assert len(strip.times_ns) > 10
     logged = [logged_at(trace, 0, ns) for ns in strip.times_ns.tolist()]
@@ -324,7 +324,7 @@ def test_what_is_seen_keeps_peaks_and_ends(steps: list[tuple[int, int]]) -> None
     """Five columns for up to 51 instants: rows are rows of the original, and every column has its highest."""
     ordered = sorted(steps, key=lambda step: step[0])
     times, held = np.array([t for t, _ in ordered]), np.array([h for _, h in ordered])
-    seen = _strip(times, held).seen(50, 5)
+    seen = _strip(times, held).thin_out(50, 5)
     settled = dict(ordered)  # the last step of each instant
     assert len(set(seen.times_ns.tolist())) == len(seen.times_ns)
     assert dict(zip(seen.times_ns.tolist(), seen.in_use.tolist(), strict=True)).items() <= settled.items()

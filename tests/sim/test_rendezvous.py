@@ -26,7 +26,7 @@ from policies.issue.virtual_machine import Sequential
 from policies.rewrite.partition import Partition
 from policies.rewrite.prune import Prune
 from scenarios.ops.control_flow import cond, while_loop
-from scenarios.run.rewriting import pinned
+from scenarios.run.rewriting import pin_ops
 from sim import Graph, GraphBuilder, Machine, Trace, simulate
 from sim.base.errors import GraphError, InvariantError, StuckError
 from sim.explain.memory_use import memory_use
@@ -272,7 +272,7 @@ def on_gpus(g: Graph) -> tuple[Graph, Machine]:
             ],
         }
     )
-    return pinned(g, mixed, np.arange(len(g)) * 7 // 3 % 3), mixed
+    return pin_ops(g, mixed, np.arange(len(g)) * 7 // 3 % 3), mixed
 
 
 @st.composite
@@ -314,7 +314,7 @@ def runs(trace: Trace, ops: list[str]) -> Counter[str]:
 @given(g=programs(logs=True), where=st.lists(st.integers(0, 2), min_size=1, max_size=7), links=st.booleans())
 def test_any_program_cut_anyhow_runs_the_same_ops(g: Graph, where: list[int], links: bool) -> None:
     there = machine(links=links)
-    placed = pinned(g, there, np.array([where[op % len(where)] for op in range(len(g))]))
+    placed = pin_ops(g, there, np.array([where[op % len(where)] for op in range(len(g))]))
     cut = Partition(rendezvous=True).apply(placed)
     device = [cut.pins[code] for code in cut.pin_code.tolist()]
     for p, c in zip(cut.edges.producer.tolist(), cut.edges.consumer.tolist(), strict=True):

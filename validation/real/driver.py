@@ -107,7 +107,7 @@ class Driver:
         """Report a finished launch: its issuer is free, and under ``"issue"`` consumers may be eligible."""
         self.issuers.free(task.issuer)
         if self.asynchronous:
-            self.policy.ended(task, self._stamp(self.readiness.issued(task)), task.issuer)
+            self.policy.ended(task, self._stamp(self.readiness.on_issue(task)), task.issuer)
         return self._ask()
 
     def completed(self, task: Task) -> Assignments:
@@ -115,7 +115,7 @@ class Driver:
         executed = self.executed[task.op]
         if executed:
             self.issuers.free(task.issuer)
-        now_ready = self._stamp(self.readiness.ended(task))
+        now_ready = self._stamp(self.readiness.on_end(task))
         if now_ready or executed or not self.asynchronous:
             self.policy.ended(task, now_ready, task.issuer)
         return self._ask()

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from devices.cost.calibration import Calibration
-from sim.base.arrays import grouped
+from sim.base.arrays import group_pairs
 from sim.base.errors import InputError, RunError
 from validation.calibrate import not_calibrated
 from validation.cases import step_files
@@ -33,7 +33,7 @@ def _groups(points: Sequence[Point]) -> list[dict[str, Any]]:
     """Compare the cases of each group: ratios, order, and the cost of trusting the prediction."""
     found = []
     for group in dict.fromkeys(point.group for point in points if point.group):
-        by_label = grouped((point.label, point) for point in points if point.group == group)
+        by_label = group_pairs((point.label, point) for point in points if point.group == group)
         if len(by_label) < 2:
             continue
         measured = [statistics.median(p.measured_ns for p in mine) for mine in by_label.values()]

@@ -137,7 +137,7 @@ class KernelPrices:
         self.known: dict[Timed, float] = {}
         self.sure: dict[Timed, tuple[str, float]] = {}
 
-    def measured(self) -> tuple[str, str, str]:
+    def what_was_measured(self) -> tuple[str, str, str]:
         """Return the type of products, the type measured in its place, and the GPU of the measurement."""
         of = self.recipes.get(self.products, self.products)
         gpu, lent = (
@@ -358,7 +358,7 @@ class TrainingCalibration:
         slower = self.product * self.sustained < 1 or self.gap_ns or self.pass_efficiency
         return self.alone is not None and not slower and self.attention_forward is None
 
-    def kept(self, dtype: str = "") -> float | None:
+    def kept_width(self, dtype: str = "") -> float | None:
         """Return the bytes per number of the saved inputs of weight gradients, if products quantize them.
 
         `dtype` is the type of the products if it is not the step's.
@@ -369,7 +369,7 @@ class TrainingCalibration:
     def _recipe(self, dtype: str = "") -> Recipe | None:
         return None if self.alone is None else LOW_PRECISION.get(dtype or self.alone.products)
 
-    def gathered(self, parameters: int, wide: int, width: int) -> int:
+    def gathered_bytes(self, parameters: int, wide: int, width: int) -> int:
         """Return the bytes of parameters that Megatron-LM gathers; `wide` of them have `width` bytes each."""
         of = self._recipe()
         narrow = width if of is None or of.gathered is None else of.gathered

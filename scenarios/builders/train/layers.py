@@ -122,14 +122,14 @@ class RankWork(RankProducts):
         by_heads = c > 1 and b.context == "all-to-all"
         over = (b.sequence, heads // c, max(1, kv // c)) if by_heads else (b.sequence, heads, kv)
         forward = Attention(b.samples, *over, m.query_head, m.value_head, window=min(window, b.sequence))
-        inputs, output = (_exchanged(q, k, v), _exchanged(o)) if by_heads else ([], [])
+        inputs, output = (_exchange_by_rank(q, k, v), _exchange_by_rank(o)) if by_heads else ([], [])
         before, before_back, behind_back = inputs, output, inputs
         if c > 1 and b.context == "all-gather":
             forward = forward._replace(parts=c)
             before = before_back = [Collective("all_gather", c * n, "cp") for n in (k, v)]
             behind_back = [Collective("reduce_scatter", c * n, "cp") for n in (k, v)]
         backward = forward._replace(backward=True)
-        runs, runs_back = self._packed(forward), self._packed(backward)
+        runs, runs_back = self._attend_packed(forward), self._attend_packed(backward)
         if c > 1 and b.context == "ring":
             runs, runs_back = self._in_blocks(forward, k + v), self._in_blocks(backward, k + v)
         out = o if by_heads else 0  # saved before it is sent, besides the output that proj saves
@@ -154,7 +154,7 @@ class RankWork(RankProducts):
             dropped=scores + lse,
         )
 
-    def _attended(self, of: Attention) -> tuple[Kernel, ...]:
+    def _attend(self, of: Attention) -> tuple[Kernel, ...]:
         """Return attention as one kernel, or as the products that write and read its scores."""
         if self.batch.attention == "flash":
             return (of,)
@@ -165,12 +165,12 @@ class RankWork(RankProducts):
             sizes = [(keys, rows, value), (rows, value, keys), (rows, keys, query), (keys, rows, query)]
         return tuple(Product(*size, "S", of.batch * of.heads) for size in sizes)
 
-    def _packed(self, of: Attention) -> tuple[Kernel, ...]:
+    def _attend_packed(self, of: Attention) -> tuple[Kernel, ...]:
         """Return attention within each of the sequences packed into a sample."""
         found: list[Kernel] = []
         for tokens, count in self.batch.sequences(of.batch, of.sequence).items():
             window = min(of.window, tokens)
-            found += self._attended(of._replace(batch=count, sequence=tokens, window=window))
+            found += self._attend(of._replace(batch=count, sequence=tokens, window=window))
         return tuple(found)
 
     def _in_blocks(self, of: Attention, kv: int) -> tuple[Kernel, ...]:
@@ -186,7 +186,7 @@ class RankWork(RankProducts):
         runs: list[Kernel] = []
         for k in range(c):
             runs += [Collective("send", n, "cp", block) for n in sizes[k : k + 1]]
-            runs += self._attended(block)
+            runs += self._attend(block)
         return tuple(runs)
 
     def latent_attention(self) -> list[LayerPiece]:
@@ -412,7 +412,7 @@ class RankWork(RankProducts):
         }
         parts = [self.attention(part) if part in ATTENTION else others[part]() for part in kind]
         if self.model.streams > 1:
-            parts = [self.mixed(part, number) for number, part in enumerate(parts, 1)]
+            parts = [self.mix_streams(part, number) for number, part in enumerate(parts, 1)]
         pieces = [piece for part in parts for piece in part]
         if not (lora := self.batch.lora):
             return pieces
@@ -466,6 +466,6 @@ class RankWork(RankProducts):
 _WAYS: Final[tuple[Literal["dispatch", "combine"], ...]] = ("dispatch", "combine")
 
 
-def _exchanged(*sizes: int) -> list[Kernel]:
+def _exchange_by_rank(*sizes: int) -> list[Kernel]:
     """Return the kernels that reorder each tensor by rank, exchange it, and restore its order."""
     return [each for n in sizes for each in (Pass(2 * n), Collective("all_to_all", n, "cp"), Pass(2 * n))]

@@ -138,25 +138,25 @@ class ParallelLayout:
             copies (replicas); "e" for those of experts, if a copy's ranks share fewer experts.
         """
         if name in ORDER:
-            return self._placed({name: getattr(self, name)})
+            return self._place({name: getattr(self, name)})
         both = [each for each in self.order if each in ("cp", "dp")]
         sizes = {"cp": self.cp, "dp": self.dp}
         if name == "dp_cp":
-            return self._placed({each: sizes[each] for each in both})
+            return self._place({each: sizes[each] for each in both})
         of_experts = name[0] == "e"
         if of_experts:
             sizes["tp"] = self.tp
-        inner, outer = self._parted(sizes, self.ep if of_experts else self.sharded_by)
+        inner, outer = self._split(sizes, self.ep if of_experts else self.sharded_by)
         if name in ("ep", "shard"):
-            return self._placed(inner)
+            return self._place(inner)
         if name in ("edp", "replicas"):
-            return self._placed(outer, inner)
-        copy, others = self._parted(outer, max(1, self.sharded_by * self.tp // self.ep))
+            return self._place(outer, inner)
+        copy, others = self._split(outer, max(1, self.sharded_by * self.tp // self.ep))
         if name == "eshard":
-            return self._placed(copy, inner)
-        return self._placed(others, {each: inner[each] * copy[each] for each in inner})
+            return self._place(copy, inner)
+        return self._place(others, {each: inner[each] * copy[each] for each in inner})
 
-    def _parted(self, sizes: Mapping[str, int], wanted: int) -> tuple[dict[str, int], dict[str, int]]:
+    def _split(self, sizes: Mapping[str, int], wanted: int) -> tuple[dict[str, int], dict[str, int]]:
         """Split dimensions into the nearest `wanted` ranks and their multiples; return both."""
         inner, outer = dict[str, int](), dict[str, int]()
         for each in (d for d in self.order if d in sizes):  # the fastest-changing dimension first
@@ -165,7 +165,7 @@ class ParallelLayout:
             outer[each] = sizes[each] // inner[each]
         return inner, outer
 
-    def _placed(self, members: Mapping[str, int], below: Mapping[str, int] | None = None) -> RankGroup:
+    def _place(self, members: Mapping[str, int], below: Mapping[str, int] | None = None) -> RankGroup:
         """Place a group that has the first ranks of some dimensions (beyond those of `below`, if given)."""
         grid: dict[str, int] = {}
         for each in self.order:  # split into the ranks below the group, the group, and the ranks above it

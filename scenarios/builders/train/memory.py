@@ -82,27 +82,27 @@ class StageMemory(NamedTuple):
 def stage_memory(units: Sequence[CheckpointUnit], *, selective: bool = False) -> StageMemory:
     """Return the memory of a micro-batch on a stage made of these units."""
 
-    def saved(piece: LayerPiece) -> int:
+    def saved_bytes(piece: LayerPiece) -> int:
         return piece.saved - (piece.dropped if selective else 0)
 
     def away(unit: CheckpointUnit) -> int:
-        return sum(saved(piece) for piece in unit.pieces if piece.offloaded)
+        return sum(saved_bytes(piece) for piece in unit.pieces if piece.offloaded)
 
-    def kept(unit: CheckpointUnit) -> int:
-        return unit.boundary if unit.checkpointed else sum(map(saved, unit.pieces)) - away(unit)
+    def kept_bytes(unit: CheckpointUnit) -> int:
+        return unit.boundary if unit.checkpointed else sum(map(saved_bytes, unit.pieces)) - away(unit)
 
     def run(unit: CheckpointUnit, at: int, most: tuple[int, str], keep: bool) -> tuple[int, tuple[int, str]]:
         """Run a unit forward from the level `at`."""
         for piece in unit.pieces:
-            level = at + piece.made + piece.extra + (saved(piece) if keep else piece.took)
+            level = at + piece.made + piece.extra + (saved_bytes(piece) if keep else piece.took)
             most = max(most, (level, f"{piece.name} of {unit.name}"), key=lambda each: each[0])
-            at += saved(piece) if keep else 0
+            at += saved_bytes(piece) if keep else 0
         return at, most
 
     level, forward, leaving = 0, (0, ""), 0  # `leaving`: on the way to the host, beside the next unit
     for unit in units:
         at, forward = run(unit, level + leaving, forward, not unit.checkpointed)
-        level, leaving = level + kept(unit), away(unit)
+        level, leaving = level + kept_bytes(unit), away(unit)
     total, backward = level, (0, "")
     for unit, ahead in zip(reversed(units), (*reversed(units[:-1]), None), strict=True):
         # data for the next unit comes back beside this one
@@ -113,8 +113,8 @@ def stage_memory(units: Sequence[CheckpointUnit], *, selective: bool = False) ->
             again = piece.dropped if selective else 0
             needed = at + again + piece.made + piece.took + piece.extra + piece.backward_extra
             backward = max(backward, (needed, f"{piece.name} of {unit.name}"), key=lambda each: each[0])
-            at -= saved(piece)
-        level -= kept(unit)
+            at -= saved_bytes(piece)
+        level -= kept_bytes(unit)
     freed = 0 if selective else sum(p.dropped for unit in units if not unit.checkpointed for p in unit.pieces)
     return StageMemory(total, total - freed, forward[0], backward[0], forward[1], backward[1])
 

@@ -102,9 +102,9 @@ class RankProducts:
 
     def read_again(self, nbytes: int) -> int:
         """Return the bytes of a product's input kept for its weight gradient."""
-        return 0 if self.batch.lora else self.kept(nbytes)
+        return 0 if self.batch.lora else self.kept_bytes(nbytes)
 
-    def kept(self, nbytes: int) -> int:
+    def kept_bytes(self, nbytes: int) -> int:
         """Return the bytes kept of the input of a product with weights, quantized if products are."""
         return nbytes if self.batch.kept is None else round(nbytes * self.batch.kept / self.e)
 
@@ -112,20 +112,20 @@ class RankProducts:
         """Gather the hidden state over the ranks that share a layer, quantized if products are."""
         if not self.layout.splits_sequence:
             return []
-        return [Collective("all_gather", copies * self.kept(self.wide), "tp", hidden_by)]
+        return [Collective("all_gather", copies * self.kept_bytes(self.wide), "tp", hidden_by)]
 
-    def gathered(self, product: Product, copies: int = 1) -> list[Kernel]:
+    def gather_for(self, product: Product, copies: int = 1) -> list[Kernel]:
         """Gather the hidden state for one of its products."""
         if not (self.batch.tensor_overlap and self.layout.splits_sequence):
             return [*self.gather(copies=copies), product]
-        return self._ring(product, copies * self.kept(self.wide))
+        return self._ring(product, copies * self.kept_bytes(self.wide))
 
-    def scattered(self, product: Product) -> list[Kernel]:
+    def scatter_after(self, product: Product) -> list[Kernel]:
         """Sum a product's contributions to the hidden state; each rank keeps its tokens."""
         if not (self.batch.tensor_overlap and self.layout.splits_sequence):
             return [product, *self.scatter()]
         if self.batch.kept is None:
-            return self._pipelined(product)
+            return self._pipeline(product)
         return [*self._ring(product, self.wide), Pass((self.t + 1) * self.thin)]
 
     def _ring(self, product: Product, nbytes: int) -> list[Kernel]:
@@ -140,7 +140,7 @@ class RankProducts:
         beside: list[Kernel] = [send, block]
         return [*beside * (self.t - 1), block]
 
-    def _pipelined(self, product: Product) -> list[Kernel]:
+    def _pipeline(self, product: Product) -> list[Kernel]:
         """Return a product in four splits, each scattered by SMs beside the next.
 
         Source: Megatron Bridge, training/comm_overlap.py (``PipelineOverlapCfg`` in 16 bits; in 8 bits nearly
@@ -176,7 +176,7 @@ class RankProducts:
         again = self.gather(of_input) if of_weight else []
         return LayerPiece(
             name,
-            (*norms, *self.gathered(forward)),
+            (*norms, *self.gather_for(forward)),
             (*again, of_input, *self.scatter(*of_weight), *of_weight, *norms_back),
             saved=self.read_again(read) + (read + 4 * self.few if norm else 0),
             made=self.tokens * n * self.e,
@@ -192,11 +192,11 @@ class RankProducts:
         dropout: list[Kernel] = [Pass(2 * self.thin + mask)] if mask else []
         return LayerPiece(
             name,
-            (*self.scattered(forward), *dropout, Pass(add)),
+            (*self.scatter_after(forward), *dropout, Pass(add)),
             # blocks of 32 and of 16 are quantized again along columns, for the weight gradient
             (
                 *dropout,
-                *self.gathered(of_input, 1 + (bool(of_weight) and self.batch.kept not in (None, 1.0))),
+                *self.gather_for(of_input, 1 + (bool(of_weight) and self.batch.kept not in (None, 1.0))),
                 *of_weight,
                 Pass(add),
             ),
@@ -258,7 +258,7 @@ class RankProducts:
             _behind(self.plain("kv up", m.hidden, m.head), Pass(2 * key), Pass(3 * key)),
         ]
         if part in POOLED:
-            pieces.append(self._pooled("pool", part, m.head))
+            pieces.append(self._pool("pool", part, m.head))
         if part == "C":
             pieces += self._indexer()
         groups, wide = m.o_groups, m.heads * m.head // m.o_groups
@@ -271,7 +271,7 @@ class RankProducts:
             self.row("proj", groups * m.o_rank, m.hidden),
         ]
 
-    def _pooled(self, name: str, part: str, head: int) -> LayerPiece:
+    def _pool(self, name: str, part: str, head: int) -> LayerPiece:
         """Return the piece that makes keys of width `head`: values, gates (16 bits), and weighted sums."""
         width = self.model.pool_width(part, head)
         read = self.tokens * width * self.e
@@ -291,7 +291,7 @@ class RankProducts:
         pieces = [
             _behind(self.plain("index q", m.q_rank, m.index_heads * m.index_head, queries), turned, turned),
             self.plain("index weights", m.hidden, m.index_heads).computed_in(WIDE),
-            self._pooled("index pool", "C", m.index_head),
+            self._pool("index pool", "C", m.index_head),
         ]
         run: list[Kernel] = []
         back: list[Kernel] = []
@@ -332,7 +332,7 @@ class RankProducts:
             dropped=lse,
         )
 
-    def mixed(self, part: Iterable[LayerPiece], number: int) -> list[LayerPiece]:
+    def mix_streams(self, part: Iterable[LayerPiece], number: int) -> list[LayerPiece]:
         """Return the pieces of a part of a layer, with those that mix residual streams for it.
 
         Each is one fused kernel beside the product. The mixing replaces the part's own addition to the

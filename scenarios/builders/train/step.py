@@ -136,7 +136,7 @@ class StepWriter(ABC):
     def gather(self, name: str, elements: int, after: Sequence[int], experts: int = 0) -> int:
         """Gather parameters: `elements` of them, and `experts` of experts."""
         wide = elements if name.startswith(ROOT) else 0
-        whole = (self.of.gathered(elements, wide) + self.of.gathered(experts),)
+        whole = (self.of.gathered_bytes(elements, wide) + self.of.gathered_bytes(experts),)
         ns = self.gather_ns(elements, experts, wide)
         return self.op(f"gather {name}", "all_gather", ns, after, BESIDE, outputs=whole)
 
@@ -234,7 +234,7 @@ class _FsdpOrder(FullyShardHooks[int]):
 class _FsdpWriter(StepWriter):
     def __init__(self, training: Training) -> None:
         super().__init__(training)
-        first, *_, last = (training.timed(unit) for unit in self.stage.units)
+        first, *_, last = (training.time_unit(unit) for unit in self.stage.units)
         width, held = training.parameter_bytes, (self.memory(first.units[0]), self.memory(last.units[0]))
         self.parameters: dict[str, tuple[int, int]] = {}
         """Parameters of each module: all but its experts', and its experts'."""
@@ -264,7 +264,7 @@ class _FsdpWriter(StepWriter):
 
     def layer(self, name: str, unit: CheckpointUnit) -> None:
         """Add the blocks of a layer."""
-        of, held = self.of.timed(unit), self.memory(unit)
+        of, held = self.of.time_unit(unit), self.memory(unit)
         there, back = self.waits(unit)
         self.parameters[name] = of.parameters - of.expert_parameters, of.expert_parameters
         gathered = of.parameters if self.shared else of.parameters - of.expert_parameters
@@ -391,7 +391,7 @@ def _runs(of: Training, unit: CheckpointUnit) -> list[tuple[str, _Weights, Stage
     model, found = of.model, list[tuple[str, _Weights, StagePart]]()
     words = {"words": -(-model.vocabulary // of.layout.tp) * model.hidden}
     for k, piece in enumerate(unit.pieces):
-        timed = of.timed(CheckpointUnit(piece.name, (piece,)))
+        timed = of.time_unit(CheckpointUnit(piece.name, (piece,)))
         first = unit.pieces.index(piece)  # a head repeated for a further token has the same weights
         weights = {f"{unit.name}/{first}": timed.parameters} if timed.parameters else {}
         if piece.name == "embedding" or (piece.name == "head" and model.tied):
@@ -541,10 +541,10 @@ def step_graph(training: Training, schedule: Schedule) -> tuple[Graph, Machine]:
     names = [device.name for device in machine.devices]
     graph = pipeline_graph(schedule, training.pipeline_stages, names, around=around)
     taken = training.calibration.communication_sms if around.own_stream else 0.0
-    return (_contended(graph, machine, taken) if taken else graph), machine
+    return (_add_contention(graph, machine, taken) if taken else graph), machine
 
 
-def _contended(graph: Graph, machine: Machine, taken: float) -> Graph:
+def _add_contention(graph: Graph, machine: Machine, taken: float) -> Graph:
     """Return the ops of a step, lengthened by the SMs that messages beside them take.
 
     A run without this effect gives the time for which messages are beside each op.

@@ -231,7 +231,7 @@ class Training(RankOptions):
     def work(self) -> RankWork:
         """The pieces of the model on one rank."""
         options = {each.name: getattr(self, each.name) for each in fields(RankOptions)}
-        batch = ReplicaBatch(self.micro_batch, self.sequence, kept=self.calibration.kept(), **options)
+        batch = ReplicaBatch(self.micro_batch, self.sequence, kept=self.calibration.kept_width(), **options)
         return RankWork(self.model, self.layout, batch)
 
     @property
@@ -248,7 +248,7 @@ class Training(RankOptions):
         """Size and nodes of each group."""
         return {name: self.layout.group(name) for name in GROUPS}
 
-    def spent(self, kernels: tuple[Kernel, ...]) -> Spent:
+    def time_by_kind(self, kernels: tuple[Kernel, ...]) -> Spent:
         """Return the time of kernels by kind."""
         sums = [0.0] * 7
         timed = [kernel for kernel in kernels if not isinstance(kernel, Collective)]
@@ -294,7 +294,7 @@ class Training(RankOptions):
     def _in(self, dtype: str, kind: str) -> tuple[LayerPiece, ...]:
         """Return the pieces of a layer with all products in the given type."""
         if (kind, dtype) not in self._layers_made:
-            batch = replace(self.work.batch, kept=self.calibration.kept(dtype))
+            batch = replace(self.work.batch, kept=self.calibration.kept_width(dtype))
             work = RankWork(self.model, self.layout, batch) if dtype else self.work
             pieces = recompute_modules(work.layer(kind), self.modules) if self.modules else work.layer(kind)
             pieces = offload_modules(pieces, self.offload) if self.offload else pieces
@@ -312,7 +312,7 @@ class Training(RankOptions):
 
     def _stage(self, s: int) -> StagePart:
         units = self._units(s)
-        timed = [self.timed(unit) for unit in units]
+        timed = [self.time_unit(unit) for unit in units]
         table = -(-self.model.vocabulary // self.layout.tp) * self.model.hidden
         first = s == 0 and not (self.model.tied and self.stages == 1)  # otherwise the head has them
         last = s == self.stages - 1
@@ -330,7 +330,7 @@ class Training(RankOptions):
             sum(of.adapters for of in timed),
             (first + last) * table,
         )
-        whole = self._launched(whole)
+        whole = self._add_launches(whole)
         if not self.reduces_each:
             return whole
         ns, _ = self.reduce_ns(whole)
@@ -338,7 +338,7 @@ class Training(RankOptions):
         reduced = whole.weight_grad.plus(Spent(exposed=ns - hidden, hidden=hidden))
         return whole._replace(weight_grad=reduced)
 
-    def _launched(self, stage: StagePart) -> StagePart:
+    def _add_launches(self, stage: StagePart) -> StagePart:
         """Return a stage with its GPU's waits for the host; a third of the launches are the forward's.
 
         The host runs ahead within a micro-batch, but not past the wait for the experts' token counts: the
@@ -363,7 +363,7 @@ class Training(RankOptions):
             forward=stage.forward.held_up(forward), input_grad=stage.input_grad.held_up(backward)
         )
 
-    def timed(self, unit: CheckpointUnit) -> StagePart:
+    def time_unit(self, unit: CheckpointUnit) -> StagePart:
         """Return the parameters of a unit, and its time by kind."""
         found = self._timed.get(unit.pieces)
         if found is None:
@@ -379,13 +379,13 @@ class Training(RankOptions):
             if unit.boundary:  # a layer: its norms, and a bias per product
                 parameters += self.model.norm_parameters(unit.kind)
                 parameters += sum(k.n for p, k in own if not p.adapts) if self.model.biases else 0
-            weights, copy = self.spent(tuple(of_weights)), self._copy_ns(unit)
+            weights, copy = self.time_by_kind(tuple(of_weights)), self._copy_ns(unit)
             found = StagePart(
                 (unit,),
                 parameters,
                 sum(k.groups * k.k * k.n for p, k in own if p.name.startswith("experts")),
-                self.spent(tuple(forward)).beside(copy),
-                self.spent(tuple(others)).plus(self._again(unit)).beside(copy - weights.ns),
+                self.time_by_kind(tuple(forward)).beside(copy),
+                self.time_by_kind(tuple(others)).plus(self._again(unit)).beside(copy - weights.ns),
                 weights,
                 sum(k.groups * k.k * k.n for p, k in own if p.adapts),
             )
@@ -400,9 +400,9 @@ class Training(RankOptions):
     def _again(self, unit: CheckpointUnit) -> Spent:
         """Return the time by kind of what is recomputed before the backward of a unit."""
         if unit.checkpointed:
-            return self.spent(tuple(k for piece in unit.pieces for k in piece.forward))
+            return self.time_by_kind(tuple(k for piece in unit.pieces for k in piece.forward))
         if self.modules:
-            return self.spent(tuple(k for piece in unit.pieces if piece.again for k in piece.forward))
+            return self.time_by_kind(tuple(k for piece in unit.pieces if piece.again for k in piece.forward))
         return Spent()
 
     @cached_property
@@ -418,7 +418,7 @@ class Training(RankOptions):
             return 1, 1
         return self.layout.sharded_by, self.groups["edp"].size
 
-    def updated(self, stage: StagePart) -> tuple[int, int]:
+    def count_trained(self, stage: StagePart) -> tuple[int, int]:
         """Return how many parameters of a stage a rank trains: all but experts', and experts'."""
         if self.lora:
             return stage.adapters, 0
@@ -427,31 +427,33 @@ class Training(RankOptions):
     def share(self, stage: StagePart) -> int:
         """Return how many of a stage's parameters the optimizer of a rank updates."""
         by, by_experts = self.shared_by
-        dense, experts = self.updated(stage)
+        dense, experts = self.count_trained(stage)
         return -(-dense // by) + -(-experts // by_experts)
 
     def reduce_ns(self, stage: StagePart) -> tuple[float, float]:
         """Return the time to reduce the gradients of a stage, and to gather its parameters."""
         cost, groups = self.calibration.collective_ns, self.groups
-        dense, experts = self.updated(stage)
+        dense, experts = self.count_trained(stage)
         if self.layout.sharding == "none":
             parts = ((dense, groups["dp_cp"]), (experts, groups["edp"]))
             return sum(cost("all_reduce", n * self.gradient_bytes, group) for n, group in parts), 0.0
         return (
             sum(self.scatter_ns(dense))
             + cost("reduce_scatter", experts * self.gradient_bytes, groups["edp"]),
-            cost("all_gather", self.gathered(dense, dense if self.lora else stage.words), groups["shard"])
-            + cost("all_gather", self.gathered(experts), groups["edp"]),
+            cost(
+                "all_gather", self.gathered_bytes(dense, dense if self.lora else stage.words), groups["shard"]
+            )
+            + cost("all_gather", self.gathered_bytes(experts), groups["edp"]),
         )
 
-    def gathered(self, parameters: int, wide: int = 0) -> int:
+    def gathered_bytes(self, parameters: int, wide: int = 0) -> int:
         """Return the bytes of gathered parameters, `wide` of them words; DeepSpeed gathers all in 16 bits."""
         wide = parameters if self.layout.sharding == "zero-3" else wide
-        return self.calibration.gathered(parameters, wide, self.parameter_bytes)
+        return self.calibration.gathered_bytes(parameters, wide, self.parameter_bytes)
 
     def gather_ns(self, parameters: int, experts: int = 0, wide: int = 0) -> float:
         """Return the time to gather sharded parameters, and experts' over the ranks that share them."""
-        both = ((self.gathered(parameters, wide), "shard"), (self.gathered(experts), "eshard"))
+        both = ((self.gathered_bytes(parameters, wide), "shard"), (self.gathered_bytes(experts), "eshard"))
         return sum(self.calibration.collective_ns("all_gather", n, self.groups[name]) for n, name in both)
 
     def scatter_ns(self, parameters: int, experts: int = 0) -> tuple[float, float]:
@@ -546,7 +548,9 @@ class Training(RankOptions):
             all_gather_ns=() if alone else tuple(round_half_up(gather) for _, gather in reduced),
             sharded=self.layout.sharding != "none",
             overlap=self.overlap,
-            buckets=self.layout.buckets(sum(self.updated(first)), len(first.units)) if self.overlap else 1,
+            buckets=self.layout.buckets(sum(self.count_trained(first)), len(first.units))
+            if self.overlap
+            else 1,
         )
 
     # -- memory -------------------------------------------------------------------------------------------
@@ -559,7 +563,7 @@ class Training(RankOptions):
     def gradients_held(self, stage: StagePart) -> int:
         """Return for how many parameters a rank keeps gradients until its optimizer step."""
         apart = self.layout.sharding == "zero-2" or self.parameters_apart
-        return self.share(stage) + self._whole(stage) if apart else sum(self.updated(stage))
+        return self.share(stage) + self._whole(stage) if apart else sum(self.count_trained(stage))
 
     def _whole(self, stage: StagePart) -> int:
         """Return the expert parameters that no other rank of a copy has: they stay whole."""

@@ -50,10 +50,10 @@ def bench(
     from scenarios.report.pictures import profile_plot
     from scenarios.variants import bench as benches
     from scenarios.variants.executors import executor_of
-    from sim.base.arrays import grouped
-    from sim.base.errors import listed
+    from sim.base.arrays import group_pairs
+    from sim.base.errors import list_names
     from sim.base.units import parse_duration
-    from sim.export.tables import titled
+    from sim.export.tables import text_table
 
     limit_ns = parse_duration(f"{limit}s" if limit.replace(".", "", 1).isdigit() else limit, what="--limit")
     methods = [(name, 0) for name in policy or ("ready-queue", "critical-path")] + [(benches.HEFT, 0)]
@@ -78,11 +78,11 @@ def bench(
             each["proven"] = each["proven"] if each["method"] == benches.OPTIMUM else None
             each["mean time"] = f"{each['seconds']:.2f} s"
         columns = ["set", "method", "instances", "mean gap: gap", "best known: best", "proven", "mean time"]
-        print_table(titled(standings, columns), left=2)
+        print_table(text_table(standings, columns), left=2)
         open_ = {row["instance"]: None for row in rows if row["known_upper_ns"] is None and not row["error"]}
         if open_:
-            print(f"no best known: {listed([*open_], 5)}; their gaps are to the best of these methods")
-    told = grouped(((row["instance"], row["error"]), row["method"]) for row in failed)
+            print(f"no best known: {list_names([*open_], 5)}; their gaps are to the best of these methods")
+    told = group_pairs(((row["instance"], row["error"]), row["method"]) for row in failed)
     for (instance, error), names in told.items():
         which = "" if len(names) == len(methods) else f", {', '.join(names)}"
         typer.echo(f"{instance}{which}: {error}", err=True)

@@ -117,7 +117,7 @@ def _print_choice(asked: list[Any]) -> None:
 def _print(rows: list[Any], asked: int | None) -> None:
     from scenarios.cli.text_tables import print_table
     from sim.base.units import format_bytes
-    from sim.export.tables import titled
+    from sim.export.tables import text_table
     from sim.notebook import columns_that_speak
 
     def rate(gb_per_s: float | None) -> str:
@@ -131,4 +131,4 @@ def _print(rows: list[Any], asked: int | None) -> None:
         lines.append(row.to_json() | more | {"measured": rate(row.bus_gb_per_s(row.measured_us))})
     columns = ["size", "algorithm", "protocol", "channels", "NCCL expects: tuner_ns", "time: links_ns"]
     columns += ["fitted_ns", "bus GB/s: bus", "measured_ns", "measured GB/s: measured", "off by: off"]
-    print_table(columns_that_speak(titled(lines, columns)), left=3 if rows[0].choice is not None else 2)
+    print_table(columns_that_speak(text_table(lines, columns)), left=3 if rows[0].choice is not None else 2)

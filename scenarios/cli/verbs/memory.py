@@ -84,11 +84,11 @@ def memory(
 
 def _print(reports: list[dict[str, Any]]) -> None:
     from scenarios.cli.text_tables import print_table
-    from sim.export.tables import size, titled
+    from sim.export.tables import size, text_table
 
     columns = ["allocator", "peak asked for: peak_requested_bytes", "peak in use: peak_in_use_bytes"]
     columns += ["peak reserved: peak_reserved_bytes", "fragmentation_bytes"]
-    print_table(titled(reports, [*columns, "mallocs: device_mallocs", "frees: device_frees"]))
+    print_table(text_table(reports, [*columns, "mallocs: device_mallocs", "frees: device_frees"]))
     first = reports[0]
     held = ", ".join(f"{holder['id']} {size(holder['nbytes'])}" for holder in first["holders"])
     typer.echo(f"\n{first['events']:,} events; peak after event {first['peak_event']:,}: {held}")

@@ -88,6 +88,6 @@ def optimum(
             follows,
             expect={minimise: unit.show(cost)},
             head="Found by sim optimum: "
-            + ("no schedule takes less." if found.proven else found.told(limit_ns)),
+            + ("no schedule takes less." if found.proven else found.sentence(limit_ns)),
         )
         say_written(*paths)

@@ -25,9 +25,9 @@ def list_(
     """
     from scenarios.cli.output import print_json
     from scenarios.cli.text_tables import print_list
-    from scenarios.shipped import named, shipped
+    from scenarios.shipped import find_shipped, shipped_scenarios
 
-    known = list(shipped()) if name is None else [named(name)]
+    known = list(shipped_scenarios()) if name is None else [find_shipped(name)]
     if json:
         return print_json([{**one._asdict(), "path": str(one.path)} for one in known])
     if name is not None:
@@ -62,26 +62,26 @@ def new(
     force : --force
         Replace an existing file.
     """
-    from scenarios.shipped import filled, named, shipped, write_scenario
+    from scenarios.shipped import fill_template, find_shipped, shipped_scenarios, write_scenario
     from sim.base.errors import InputError
 
     asks = template is None
     if template is None:
-        known = [one.name for one in shipped() if one.is_template]
+        known = [one.name for one in shipped_scenarios() if one.is_template]
         if not _on_terminal():
             raise InputError(f"give --template NAME: {', '.join(known)}, or an example of `sim list`")
-        for one in shipped():
+        for one in shipped_scenarios():
             if one.is_template:
                 typer.echo(f"  {one.name:10}{one.description}")
-        template = _ask("What do you want to simulate", "gpu", lambda name: named(name).name)
-    source = named(template)
+        template = _ask("What do you want to simulate", "gpu", lambda name: find_shipped(name).name)
+    source = find_shipped(template)
     target = file or Path(source.path.name)
     if target.suffix not in (".yaml", ".yml"):
         raise InputError(f"{target}: a scenario ends in .yaml")
     if target.exists() and not force:
         raise InputError(f"{target}: is there already; name another file, or replace it with --force")
     text = source.path.read_text(encoding="utf-8")
-    text = filled(text, _ask if asks else lambda asked, default, check: default, target)
+    text = fill_template(text, _ask if asks else lambda asked, default, check: default, target)
     for path in write_scenario(target, text):
         typer.echo(f"wrote {path}")
     typer.echo(f"\nsim run {target}")

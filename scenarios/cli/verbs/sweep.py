@@ -69,7 +69,7 @@ def sweep(
 
     tick = Ticker("points")
 
-    def done(k: int, n: int) -> None:
+    def on_point(k: int, n: int) -> None:
         if tick.before is None and k:
             told = f"{k:,} of {n:,} points were done before"
             typer.echo(f"{told} ({out}.points); what was warned of them is not said again", err=True)
@@ -88,7 +88,7 @@ def sweep(
 
     with executor_of(min(jobs, len(points)), show_warnings, dask) as executor:
         try:
-            rows = sweeps.sweep(variants, points, executor=executor, out=out, force=force, done=done)
+            rows = sweeps.sweep(variants, points, executor=executor, out=out, force=force, done=on_point)
         except sweeps.Interrupted as stopped:
             show(stopped.rows)
             raise
@@ -100,5 +100,7 @@ def sweep(
         save_picture(sweep_plot(rows, settings, *drawn, most=most), plot)
     show(rows)
     outcomes = {row["outcome"] for row in rows}
-    if not (outcomes <= {DONE, OUT_OF_MEMORY} and DONE in outcomes if goal is None else goal.ranked(rows)):
+    if not (
+        outcomes <= {DONE, OUT_OF_MEMORY} and DONE in outcomes if goal is None else goal.rank_answers(rows)
+    ):
         raise typer.Exit(1)

@@ -45,7 +45,7 @@ def whatif(
     from scenarios.variants.machine_what_ifs import machine_trials
     from scenarios.variants.what_ifs import WhatIfs, chosen, standard_trials, try_all
 
-    given = [_given(text) for text in also or ()]  # first of all, because it may be wrong
+    given = [_parse(text) for text in also or ()]  # first of all, because it may be wrong
     with progress(f"reading {file}"):
         what_ifs = WhatIfs(file, sets or (), allowed)
         name = what_ifs.name
@@ -91,16 +91,16 @@ def _try_settings(what_ifs: WhatIfs, only: list[str], json: bool) -> None:
         print_rows(rows, ["what if"], Goal("e2el_p99"))
 
 
-def _given(text: str) -> Variant:
+def _parse(text: str) -> Variant:
     """Return a what-if from the command line."""
     from scenarios.file.yaml_read import read_yaml_text
-    from scenarios.report.pictures import written
-    from scenarios.variants.what_ifs import asked, read_what_if, what_if
+    from scenarios.report.pictures import as_yaml_line
+    from scenarios.variants.what_ifs import name_what_if, read_what_if, what_if
 
     value = read_yaml_text(text, f"--also {text}", places=False).plain()
     if not value or not all(isinstance(one, dict) for one in (value if isinstance(value, list) else [value])):
         told = "should be a what-if, as in --also 'remove: [softmax]', or a list of such"
         raise InputError(f"--also {text}: {told}")
-    with asked(text):
+    with name_what_if(text):
         read_what_if(value)
-    return what_if(written(value), value)
+    return what_if(as_yaml_line(value), value)

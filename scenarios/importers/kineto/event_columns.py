@@ -179,7 +179,7 @@ else:
     Args = TypedDict(
         "Args", {**dict.fromkeys(_ARGS, Any), **dict.fromkeys(_INPUTS, msgspec.Raw)}, total=False
     )
-"""Members read from the ``args`` of an event; those needed for few events are parsed later (`parsed`)."""
+"""Members read from the ``args`` of an event; `parse_member` parses those that few events need."""
 
 
 class Event(msgspec.Struct, gc=False):
@@ -200,7 +200,7 @@ _JSON: Final = {dict, list, str, int, float, bool, type(None)}
 _decode: Final = msgspec.json.Decoder(list[Event]).decode
 
 
-def wanted(text: bytes) -> list[Any]:
+def parse_events(text: bytes) -> list[Any]:
     """Parse a list of events, into `Event` or dictionaries."""
     try:
         return _decode(text)
@@ -222,7 +222,7 @@ def _event(value: Any) -> Event:
     return Event(**{member: value[member] for member in Event.__struct_fields__ if member in value})
 
 
-def parsed(value: Any) -> Any:
+def parse_member(value: Any) -> Any:
     """Return the parsed value of a member that few events need."""
     return value if value is None or isinstance(value, list) else json.loads(bytes(value))
 
@@ -255,15 +255,15 @@ def message(args: Mapping[str, Any]) -> tuple[int, int]:
     return size(args, "In msg nelems", each), size(args, "Out msg nelems", each)
 
 
-def taken(args: Mapping[str, Any]) -> int:
+def bytes_taken(args: Mapping[str, Any]) -> int:
     """Return the bytes of a collective's input, from the notes of its range; 0: unknown.
 
     Examples
     --------
-    >>> taken({"Input Dims": [[3, 4], [2]], "Input type": ["c10::Half", "int"]})
+    >>> bytes_taken({"Input Dims": [[3, 4], [2]], "Input type": ["c10::Half", "int"]})
     32
     """
-    shapes, types = (parsed(args.get(key)) for key in ("Input Dims", "Input type"))
+    shapes, types = (parse_member(args.get(key)) for key in ("Input Dims", "Input type"))
     if not isinstance(shapes, list) or not isinstance(types, list) or len(shapes) != len(types):
         return 0
     sizes = [
@@ -277,13 +277,13 @@ def _elements(shape: Any) -> int:
     return min(math.prod(shape), 2**53) if plain else 0
 
 
-def given(name: str, into: int, ranks: int) -> tuple[int, int]:
+def bytes_exchanged(name: str, into: int, ranks: int) -> tuple[int, int]:
     """Return the bytes that a collective takes and gives, from its name and its input; 0: unknown.
 
     Examples
     --------
-    >>> given("nccl:all_reduce", 8, 0), given("nccl:_all_gather_base", 8, 4), given("nccl:all_to_all", 8, 4)
-    ((8, 8), (8, 32), (8, 0))
+    >>> bytes_exchanged("nccl:all_reduce", 8, 0), bytes_exchanged("nccl:_all_gather_base", 8, 4)
+    ((8, 8), (8, 32))
     """
     if "gather" in name:
         # The size of a gathering collective is that of its output.
@@ -384,7 +384,7 @@ class EventColumns:
             looks[role](slices)
 
     def _look_at_syncs(self, events: Sequence[Event]) -> None:
-        for name, args in zip(_names(events), _noted(events), strict=True):
+        for name, args in zip(_names(events), _notes_of(events), strict=True):
             if name == "Stream Wait Event" or (name == "Event Sync" and "wait_on_stream" in args):
                 self.noted.append(noted_wait({**args, "stream": -1} if name == "Event Sync" else args))
             elif name in ("Event Sync", "Stream Sync", "Context Sync"):
@@ -400,11 +400,11 @@ class EventColumns:
             names = [str(event.name).removeprefix(_MODULE) for event in named]
             self.modules.add(threads, *_spans(named), names, np.full(len(named), UNNUMBERED))
         ranges = [event for event in events if is_collective(str(event.name))]
-        for event, args in zip(ranges, _noted(ranges, {}), strict=True):
+        for event, args in zip(ranges, _notes_of(ranges, {}), strict=True):
             thread = self.threads[_thread_of(event.pid, event.tid)]
             (start,), (end,) = spans([event.ts], [event.dur])
             self.inside[thread].append((int(start), int(end)))
-            if nbytes := taken(args):
+            if nbytes := bytes_taken(args):
                 begin_ns, end_ns, given = np.array([start, end, nbytes], np.int64).reshape(3, 1)
                 self.collectives.add(np.array([thread]), begin_ns, end_ns, [event.name], given)
 
@@ -416,14 +416,14 @@ class EventColumns:
         pid, tid = [event.pid for event in events], [event.tid for event in events]
         usual = {*map(type, pid), *map(type, tid)} <= {int}
         thread = self.threads.of(zip(pid, tid, strict=True) if usual else map(_thread_of, pid, tid))
-        names, args = _names(events), _noted(events, {})
+        names, args = _names(events), _notes_of(events, {})
         numbers = wholes([own.get("External id", UNNUMBERED) for own in args], "External id")
         self.operators.add(thread, start_ns, end_ns, names, numbers)
         sized = [n for n, name in enumerate(names) if "Input Dims" in args[n] and is_sized(name)]
         if sized:
             at = np.arange(len(self.inputs), len(self.inputs) + len(sized))
             of = [names[n] for n in sized]
-            noted = ([_copied(args[n].get(key)) for n in sized] for key in _INPUTS)
+            noted = ([_copy_member(args[n].get(key)) for n in sized] for key in _INPUTS)
             self.inputs += zip(of, *noted, strict=True)
             self.sized.add(thread[sized], start_ns[sized], end_ns[sized], of, at)
         has = [n for n, own in enumerate(args) if own.get(SEQUENCE) is not None]
@@ -434,7 +434,7 @@ class EventColumns:
     def _look_at_calls(self, events: Sequence[Event]) -> None:
         pid = wholes([event.pid for event in events], "pid").tolist()
         tid = wholes([event.tid for event in events], "tid").tolist()
-        correlation = wholes([own["correlation"] for own in _noted(events)], "correlation")
+        correlation = wholes([own["correlation"] for own in _notes_of(events)], "correlation")
         self.add_calls(_names(events), zip(pid, tid, strict=True), correlation, *_spans(events))
 
     def add_calls(
@@ -449,7 +449,7 @@ class EventColumns:
         self._calls.add(self.threads.of(threads), start_ns, end_ns, names, correlation)
 
     def _look_at_tasks(self, events: Sequence[Event]) -> None:
-        args, (start_ns, end_ns) = _noted(events), _spans(events)
+        args, (start_ns, end_ns) = _notes_of(events), _spans(events)
         device, correlation = (
             wholes([own[key] for own in args], key).tolist() for key in ("device", "correlation")
         )
@@ -457,7 +457,7 @@ class EventColumns:
         stream = wholes([own[key] for own, key in zip(args, on, strict=True)], "stream").tolist()
         place = map(sys.intern, _names(events)), device, stream, correlation, start_ns.tolist()
         rows = zip(*place, (end_ns - start_ns).tolist(), strict=True)
-        self.tasks += (GpuTask(*row, *_told(own)) for row, own in zip(rows, args, strict=True))
+        self.tasks += (GpuTask(*row, *_task_fields(own)) for row, own in zip(rows, args, strict=True))
         for key in ("External id", "external id"):
             has = [n for n, own in enumerate(args) if key in own]
             for n, external in zip(has, wholes([args[n][key] for n in has], key).tolist(), strict=True):
@@ -474,7 +474,7 @@ class EventColumns:
         columns = name, thread, correlation, start_ns, end_ns
         return Calls([*self._calls.words], *(column[order] for column in columns))
 
-    def numbered(self) -> Numbered:
+    def numbered_operators(self) -> Numbered:
         """Return the operators with sequence numbers."""
         return Numbered(*np.concatenate(self._numbered, axis=1))
 
@@ -503,12 +503,12 @@ def _spans(events: Sequence[Event]) -> tuple[IntArray, IntArray]:
     return spans([event.ts for event in events], [event.dur for event in events])
 
 
-def _noted(events: Sequence[Event], otherwise: Any = ABSENT) -> Sequence[Fields]:
+def _notes_of(events: Sequence[Event], otherwise: Any = ABSENT) -> Sequence[Fields]:
     """Return the notes of each event, or `otherwise` if it has none."""
     return all_arguments([otherwise if event.args is ABSENT else event.args for event in events])
 
 
-def _copied(value: Any) -> bytes:
+def _copy_member(value: Any) -> bytes:
     """Return a member as JSON, independent of the events' text; empty if it is missing."""
     if value is None:
         return b""
@@ -540,7 +540,7 @@ def noted_wait(args: Mapping[str, Any]) -> Noted:
     return Noted(call, device, stream, whole(args, "wait_on_stream"), recorded, event, call)
 
 
-def _told(args: Fields) -> tuple[Any, ...]:
+def _task_fields(args: Fields) -> tuple[Any, ...]:
     """Return the fields of a `GpuTask` from `nbytes` on."""
     facts = {key: args[name] for key, name in _FACTS.items() if name in args}
     group = None

@@ -29,7 +29,7 @@ from scenarios.importers.kineto.gradients import Operators
 from scenarios.importers.kineto.kernel_names import kind_of
 from scenarios.importers.kineto.kineto_rows import Calls, GpuTask, RecordedTrace
 from scenarios.importers.tensor_flow import TaskFlow, Touch, tensor_flow
-from sim.base.arrays import LATEST_NS, UNSET, Codes, grouped
+from sim.base.arrays import LATEST_NS, UNSET, Codes, group_pairs
 from sim.base.errors import InputError
 from sim.base.files import StrPath
 from sim.graph.attributes import SIZES
@@ -97,8 +97,8 @@ def notes_of(path: StrPath, graph: StrPath, trace: RecordedTrace) -> list[Kernel
         in_place = task.communicates and not operator.writes  # as a collective without outputs works
         key = operator.id, step, task.device, task.stream
         touches.append(Touch(key, operator.reads, operator.reads if in_place else operator.writes))
-    flows = [flow.numbered(numbers) for flow in tensor_flow(touches)]
-    facts, attributes = _shared(tasks, launched, touched, around)
+    flows = [flow.renumber(numbers) for flow in tensor_flow(touches)]
+    facts, attributes = _share_facts(tasks, launched, touched, around)
     found = dict(zip(numbers, map(KernelNotes, flows, facts, attributes), strict=True))
     return [found[i] for i in range(len(numbers))]
 
@@ -112,7 +112,7 @@ def _outward(operator: Operator | None, around: Mapping[int, Operator]) -> Itera
         operator = around.get(operator.parent) if operator.parent != operator.id else None
 
 
-def _shared(
+def _share_facts(
     tasks: Sequence[GpuTask],
     launched: Sequence[tuple[Operator | None, int]],
     touched: Sequence[Operator | None],
@@ -279,11 +279,11 @@ def _by_number(slices: Sequence[_Slice], operators: Sequence[Operator]) -> dict[
 
 def _by_name(slices: Sequence[_Slice], operators: Sequence[Operator]) -> dict[int, Made]:
     """Return operators by thread, name and order."""
-    of_thread = grouped((operator.thread, operator) for operator in operators)
-    threads = [grouped((operator.name, operator) for operator in own) for own in of_thread.values()]
+    of_thread = group_pairs((operator.thread, operator) for operator in operators)
+    threads = [group_pairs((operator.name, operator) for operator in own) for own in of_thread.values()]
     found: dict[int, Made] = {}
     for _, own in groupby(enumerate(slices), key=lambda each: each[1].thread):
-        named = grouped((one.name, i) for i, one in own)
+        named = group_pairs((one.name, i) for i, one in own)
         most = max(threads, key=lambda theirs: _alike(named, theirs), default={})
         for name, places in named.items():
             same = most.get(name, ())

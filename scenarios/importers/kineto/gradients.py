@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from scenarios.importers.kineto.kineto_rows import Calls, Thread
-from sim.base.arrays import UNSET, BoolArray, Codes, IntArray, by_first_use, grouped
+from sim.base.arrays import UNSET, BoolArray, Codes, IntArray, by_first_use, group_pairs
 
 # ----------------------------------------------------------------------------------------------------------
 # Which operator launched a task: the innermost one around the launch call.
@@ -71,7 +71,7 @@ class Operators:
         thread, start_ns, end_ns, word, _ = self.columns()
         which = fits[word]
         spans = zip(start_ns[which].tolist(), end_ns[which].tolist(), strict=True)
-        return grouped(zip(thread[which].tolist(), spans, strict=True))
+        return group_pairs(zip(thread[which].tolist(), spans, strict=True))
 
     def around(self, calls: Calls, which: IntArray) -> dict[int, tuple[str, int]]:
         """Return name and number of the operators around some of the calls, by correlation."""
@@ -90,7 +90,7 @@ class Operators:
             found.update(zip(calls.correlation[own].tolist(), ((names[w], n) for w, n in what), strict=True))
         return found
 
-    def nested(self) -> Operators:
+    def nest_names(self) -> Operators:
         """Return them named by their enclosing ones, the outermost first: ``ViT_0/Layer_3/Linear_5``."""
         thread, start_ns, end_ns, word, number = self.columns()
         order = np.lexsort((-end_ns, start_ns, thread))
@@ -107,7 +107,7 @@ class Operators:
         found.add(thread[order], start_ns[order], end_ns[order], paths, number[order])
         return found
 
-    def numbered(self) -> dict[int, str]:
+    def names_by_number(self) -> dict[int, str]:
         """Return the names of all operators that have a number."""
         _, _, _, word, number = self.columns()
         names, has = [*self.words], number != UNNUMBERED
@@ -237,7 +237,7 @@ def turns(threads: Sequence[Thread], calls: Calls) -> dict[int, tuple[int, int]]
         main       [call][call]                      [call][call]
         another                 [call] [call] [call]              [call] [call]
     """
-    of_process = grouped((threads[n][0], n) for n in by_first_use(calls.thread)[1].tolist())
+    of_process = group_pairs((threads[n][0], n) for n in by_first_use(calls.thread)[1].tolist())
     found = {}
     for first, *others in of_process.values():
         if len(others) != 1:

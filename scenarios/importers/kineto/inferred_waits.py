@@ -43,7 +43,7 @@ from scenarios.importers.kineto.kineto_host import (
     waits_for_copy,
 )
 from scenarios.importers.kineto.kineto_rows import EventWait, HostCall, HostWait, RecordedTrace, Thread
-from sim.base.arrays import grouped
+from sim.base.arrays import group_pairs
 
 _RECORDS: Final = 64
 """A call waits for one of this many recorded events."""
@@ -124,8 +124,8 @@ class _Reader:
         self._calls = sorted(trace.calls, key=lambda call: call.correlation)
         self._call = {call.correlation: call for call in trace.calls}
         launches = (call for call in self._calls if call.correlation in self._first)
-        self._next = grouped((self._thread(call), call.correlation) for call in launches)
-        noted = self._noted(Streams(trace)) if trace.waits else {}
+        self._next = group_pairs((self._thread(call), call.correlation) for call in launches)
+        noted = self._noted_waits(Streams(trace)) if trace.waits else {}
         for call in self._calls:
             self._take(call, noted)
         for calls in self._open.values():
@@ -134,7 +134,7 @@ class _Reader:
     def _thread(self, call: HostCall) -> Thread:
         return self._trace.callers.get(call.thread, call.thread)
 
-    def _noted(self, streams: Streams) -> dict[int, EventWait]:
+    def _noted_waits(self, streams: Streams) -> dict[int, EventWait]:
         """Return what the profiler noted, by call."""
         noted = {}
         for told in self._trace.waits:
@@ -169,14 +169,14 @@ class _Reader:
                 self._take_stream_wait(call, thread, behind)
         elif ALL.match(call.name):
             every = [self._event(lane, at) for lane in self._launched]
-            self._waited(call, sorted(every, key=lambda event: event.end_ns)[-1:])
+            self._event_waited_for(call, sorted(every, key=lambda event: event.end_ns)[-1:])
             for each in every:
                 self._know(thread, each.reach)
         elif at in self.found.host:
             wait_of = self.found.host[at]
             if wait_of.stream >= 0:
                 self._know(thread, self._reach((wait_of.device, wait_of.stream), wait_of.recorded))
-        elif (event := self._awaited(call, thread, copied)) is not None:
+        elif (event := self._awaited_event(call, thread, copied)) is not None:
             self.found.host[at] = HostWait(*event.lane, event.recorded)
             self._know(thread, event.reach)
 
@@ -291,14 +291,14 @@ class _Reader:
         before = self._reach(lane, at)
         fits = [event for event in events if event.end_ns <= start_ns]
         others_ns = max(self._call[launch].end_ns, self._event(lane, at).end_ns, self._before_ns(task))
-        held = self._held(fits, others_ns, start_ns)
+        held = self._holding_events(fits, others_ns, start_ns)
         if not fits:
             records = self._all[: -_RECORDS - 1 : -1]
             lanes = {event.lane for event in events}
             earlier = (
                 self._event(each, record) for record in records for each in self._launched if each in lanes
             )
-            fits = held = self._held(earlier, others_ns, start_ns)[:1]
+            fits = held = self._holding_events(earlier, others_ns, start_ns)[:1]
             missed = {event.lane: event for event in reversed(events)} if not held else {}
             for event in missed.values():
                 self._wait(call, lane, event, fits=False)
@@ -346,13 +346,13 @@ class _Reader:
         n = bisect.bisect_left(self._launched[lane], self._trace.tasks[task].correlation)
         return self._trace.tasks[self._tasks[lane][n - 1]].end_ns if n else 0
 
-    def _held(self, events: Iterable[_Event], others_ns: int, start_ns: int) -> list[_Event]:
+    def _holding_events(self, events: Iterable[_Event], others_ns: int, start_ns: int) -> list[_Event]:
         """Return the events that were over last of all that may have held a task, and just before it."""
         return [each for each in events if others_ns <= each.end_ns <= start_ns <= each.end_ns + _HELD_NS]
 
     # -- the host ----------------------------------------------------------------------------------
 
-    def _awaited(self, call: HostCall, thread: Thread, copied: bool) -> _Event | None:
+    def _awaited_event(self, call: HostCall, thread: Thread, copied: bool) -> _Event | None:
         """Return what a call of the host waits for."""
         if STREAM.match(call.name):
             own = [self._event(self._home[thread], call.correlation)] if thread in self._home else []
@@ -364,14 +364,14 @@ class _Reader:
         else:
             return None
         through, others = self._through(call, thread, own), self._through(call, thread, every)
-        if (event := self._waited(call, through)) is not None:
+        if (event := self._event_waited_for(call, through)) is not None:
             self._note_lag(thread, event)
             if any(each.lane != event.lane and self._ended_in(call, each) for each in others):
                 self.found.doubts[call.correlation] = call
             return event
         if copied and not through and own:  # PyTorch reading a value; the copy's own call waited for it
             return own[0]
-        if (event := self._waited(call, others)) is not None:
+        if (event := self._event_waited_for(call, others)) is not None:
             return event
         if EVENT.match(call.name):
             lag = self._lag.get(thread, 0)
@@ -393,7 +393,7 @@ class _Reader:
         events = self._adding(events, self._known[thread])
         return [event for event in events if event.end_ns <= call.end_ns + APART_NS]
 
-    def _waited(self, call: HostCall, events: Sequence[_Event]) -> _Event | None:
+    def _event_waited_for(self, call: HostCall, events: Sequence[_Event]) -> _Event | None:
         """Return the event that ended during a call, and as long before its end as others usually do."""
         inside = [each for each in events if self._ended_in(call, each)]
         if not inside:

@@ -202,7 +202,7 @@ class _Process:
         if self._on_threads:
             return {}
         name = self.rank.trace.gpus.get(number)
-        return self.overheads.described() | ({"description": name} if name else {})
+        return self.overheads.describe() | ({"description": name} if name else {})
 
     @property
     def _on_threads(self) -> bool:
@@ -387,12 +387,12 @@ class Overheads(NamedTuple):
     event_hop: Usual = Usual()
     launch_latency: Usual = Usual()
 
-    def described(self) -> dict[str, str]:
+    def describe(self) -> dict[str, str]:
         """Return them as keys of a device.
 
         Examples
         --------
-        >>> Overheads(gap=Usual(1200, 3000)).described()
+        >>> Overheads(gap=Usual(1200, 3000)).describe()
         {'gap': '1200ns', 'event_hop': '0ns', 'launch_latency': '0ns'}
         """
         return {name: f"{one.usual_ns}ns" for name, one in zip(self._fields, self, strict=True)}

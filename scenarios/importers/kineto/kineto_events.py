@@ -28,7 +28,13 @@ import numpy as np
 
 from scenarios.importers.execution_graph import sizes_of
 from scenarios.importers.files import items, lists
-from scenarios.importers.kineto.event_columns import ABSENT, EventColumns, given, is_collective, wanted
+from scenarios.importers.kineto.event_columns import (
+    ABSENT,
+    EventColumns,
+    bytes_exchanged,
+    is_collective,
+    parse_events,
+)
 from scenarios.importers.kineto.gradients import NODE, callers, turns
 from scenarios.importers.kineto.kineto_rows import (
     Calls,
@@ -36,7 +42,7 @@ from scenarios.importers.kineto.kineto_rows import (
     GpuTask,
     HostWait,
     RecordedTrace,
-    resolved,
+    resolve_waits,
 )
 from scenarios.importers.kineto.nsight_systems import is_report, read_report
 from scenarios.importers.kineto.xplane import is_xplane, read_xplane
@@ -83,7 +89,7 @@ def read_events(path: StrPath, number: int = 0) -> list[RecordedTrace]:
     others: dict[str, Any] = {}
     found = EventColumns()
     try:
-        for events in lists(path, "a trace", "traceEvents", others, wanted):
+        for events in lists(path, "a trace", "traceEvents", others, parse_events):
             found.take(events)
     except _WRONG:
         raise _first_wrong(path) from None
@@ -105,15 +111,15 @@ def _names(properties: Any) -> dict[int, str]:
 def _first_wrong(path: StrPath) -> InputError:
     """Return the error for the first invalid event of a trace."""
     before = 0
-    for events in lists(path, "a trace", "traceEvents", {}, wanted):
+    for events in lists(path, "a trace", "traceEvents", {}, parse_events):
         for n, event in enumerate(events if _wrong(events) else ()):
             if reason := _wrong([event]):
-                return InputError(f"{path}: traceEvents[{before + n}]{_called(event)}: {reason}")
+                return InputError(f"{path}: traceEvents[{before + n}]{_event_name(event)}: {reason}")
         before += len(events)
     raise AssertionError("no event is wrong by itself")
 
 
-def _called(event: Any) -> str:
+def _event_name(event: Any) -> str:
     """Return the name of a parsed event for a message, or "" if it has none."""
     name = event.get("name", ABSENT) if isinstance(event, dict) else getattr(event, "name", ABSENT)
     return "" if name is ABSENT else f" ({name!s:.60})"
@@ -143,10 +149,10 @@ def _trace(found: EventColumns, rank: int | None, world_size: int | None) -> Rec
     inside = found.inside
     for thread, spans in found.operators.spans(is_collective).items():
         inside[thread] += spans
-    asks = {*calls.correlation[calls.named(_ASKS)].tolist()}
+    asks = {*calls.correlation[calls.match_names(_ASKS)].tolist()}
     host_waits = {call: wait for call, wait in host_waits.items() if call not in asks}
-    records = np.sort(calls.correlation[calls.named(RECORD)]).tolist()
-    for wait in resolved(found.noted, records):
+    records = np.sort(calls.correlation[calls.match_names(RECORD)]).tolist()
+    for wait in resolve_waits(found.noted, records):
         recorded = wait.recorded if wait.recorded >= 0 else wait.asked
         if wait.call in asks:
             continue
@@ -156,12 +162,14 @@ def _trace(found: EventColumns, rank: int | None, world_size: int | None) -> Rec
             key, on, sure = (len(waits), wait.on_stream), wait.on_stream, wait.recorded >= 0
             waits.append(EventWait(key, wait.call, wait.device, wait.stream, on, recorded, sure))
     matter = np.isin(calls.correlation, [*calls.correlation[launches].tolist(), *host_waits])
-    matter |= calls.named(_MATTERS)
+    matter |= calls.match_names(_MATTERS)
     matter[:1] = True  # the first call marks the beginning of the trace
     threads = [*found.threads]
-    waits_for, uncalled = callers(threads, found.numbered(), found.operators.spans(NODE.match), calls)
+    waits_for, uncalled = callers(
+        threads, found.numbered_operators(), found.operators.spans(NODE.match), calls
+    )
     told = waits_for or uncalled or any(name is not None for name in operators)
-    in_turn = {} if told or len(found.numbered().number) else turns(threads, calls)
+    in_turn = {} if told or len(found.numbered_operators().number) else turns(threads, calls)
     waits_for |= {thread: whose for thread, (whose, _) in in_turn.items()}
     merged = defaultdict(list, {threads[thread]: _apart(spans) for thread, spans in inside.items()})
     return RecordedTrace(
@@ -184,7 +192,7 @@ def _add_messages(tasks: list[GpuTask], taken_by: Mapping[int, tuple[str, int]])
     """Add the bytes of collectives that are not noted with their kernels."""
     for i, task in enumerate(tasks if taken_by else ()):
         if task.communicates and task.message == (0, 0) and task.correlation in taken_by:
-            tasks[i] = task._replace(message=given(*taken_by[task.correlation], task.group_size))
+            tasks[i] = task._replace(message=bytes_exchanged(*taken_by[task.correlation], task.group_size))
 
 
 def _add_sizes(
@@ -214,7 +222,7 @@ def _operators_of(
     launched = {*calls.correlation[launches].tolist()}
     lost = {n: external for n, external in found.external.items() if n not in launched}
     if lost:
-        numbered = found.operators.numbered()
+        numbered = found.operators.names_by_number()
         known |= {n: numbered[external] for n, external in lost.items() if external in numbered}
     return [known.get(task.correlation) for task in tasks]
 
@@ -222,7 +230,7 @@ def _operators_of(
 def _around(found: EventColumns, calls: Calls, which: IntArray) -> dict[int, dict[str, str]]:
     """Return the operator and the module of calls, by correlation."""
     around: dict[int, dict[str, str]] = defaultdict(dict)
-    for key, spans in (("operator", found.operators), ("module", found.modules.nested())):
+    for key, spans in (("operator", found.operators), ("module", found.modules.nest_names())):
         for correlation, (name, _) in spans.around(calls, which).items():
             around[correlation][key] = name
     return around

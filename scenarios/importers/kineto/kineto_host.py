@@ -72,7 +72,7 @@ from scenarios.importers.kineto.kineto_rows import (
     RecordedTrace,
     Thread,
 )
-from sim.base.arrays import BoolArray, Csr, IntArray, grouped
+from sim.base.arrays import BoolArray, Csr, IntArray, group_pairs
 
 # ----------------------------------------------------------------------------------------------------------
 # What tasks of a GPU wait for on it: the task before them on their stream, and events of other streams.
@@ -184,17 +184,17 @@ class RecordedLaunchQueue:
         calls = [(call.correlation, call.start_ns) for call in trace.calls]
         launched, began_ns = np.array(calls, np.int64).reshape(-1, 2).T
         is_launch = np.isin(launched, self._launches)
-        most = int(self._left(launched[is_launch], began_ns[is_launch]).max(initial=0))
+        most = int(self._pending_launches(launched[is_launch], began_ns[is_launch]).max(initial=0))
         self._full = 0.95 * most if most >= _QUEUE else None
 
-    def _left(self, correlation: IntArray | int, at_ns: IntArray | int) -> IntArray:
+    def _pending_launches(self, correlation: IntArray | int, at_ns: IntArray | int) -> IntArray:
         """Return how many launches before a call had not ended at a time."""
         launched = np.searchsorted(self._launches, correlation)
         return np.asarray(launched - np.searchsorted(self._ends, at_ns, side="right"))
 
     def freed_by(self, call: HostCall) -> int | None:
         """Return the task whose end made room for a launch that was recorded to wait for it, or None."""
-        if self._full is None or self._left(call.correlation, call.end_ns) < self._full:
+        if self._full is None or self._pending_launches(call.correlation, call.end_ns) < self._full:
             return None
         ended = int(np.searchsorted(self._ends, call.end_ns, side="right"))
         end_ns, task = (int(self._ends[ended - 1]), int(self._tasks[ended - 1])) if ended else (0, 0)
@@ -284,7 +284,7 @@ class HostOps:
         self._last: dict[Thread, str] = {}
         self._called: dict[Thread, int] = {}  # end of the last launch call of each thread
         self._threads: dict[Thread, str] = {}
-        self._launches = grouped((task.correlation, i) for i, task in enumerate(trace.tasks))
+        self._launches = group_pairs((task.correlation, i) for i, task in enumerate(trace.tasks))
         self._queue = RecordedLaunchQueue(trace)
         self._waits: list[int] = []  # which of the ops are calls that only wait
         for call in trace.calls:
@@ -294,7 +294,7 @@ class HostOps:
     def _take(self, n: int, call: HostCall) -> None:
         if tasks := self._launches.get(call.correlation, []):
             self._launch(n, call, tasks)
-        elif (awaited := self._awaited(call)) is not None:
+        elif (awaited := self._awaited_tasks(call)) is not None:
             self._reach(n, call)
             self._wait(n, call, awaited)
             if not FREE.match(call.name):  # such a call also does work
@@ -307,7 +307,7 @@ class HostOps:
         first = tasks[0]
         after: list[int] = []
         task, name, waits = self._trace.tasks[first], f"launch.{n}", None
-        until = self._issued(call, task)
+        until = self._issue_ns(call, task)
         blocks = waits_for_copy(call.name, task.name) or self._was_unpinned(call, first)
         awaited = self._in_time(call, tasks) if blocks else []
         if awaited and self._is_held(call, first):
@@ -328,7 +328,7 @@ class HostOps:
         if awaited:
             self._wait(n, call, awaited)
 
-    def _issued(self, call: HostCall, task: GpuTask) -> int:
+    def _issue_ns(self, call: HostCall, task: GpuTask) -> int:
         """Return when a launch took effect: a latency before its task began, if that was within the call."""
         if task.start_ns >= call.end_ns:
             return call.end_ns
@@ -351,7 +351,7 @@ class HostOps:
         for call in self._trace.calls:
             for i in self._launches.get(call.correlation, [])[:1]:
                 task = self._trace.tasks[i]
-                took = max(0, self._issued(call, task) - call.start_ns)
+                took = max(0, self._issue_ns(call, task) - call.start_ns)
                 if not waits_for_copy(call.name, task.name):
                     launches.extend([] if self._was_unpinned(call, i) else [took])
                 elif not self._is_held(call, i):
@@ -361,7 +361,7 @@ class HostOps:
 
     # -- waits -------------------------------------------------------------------------------------
 
-    def _awaited(self, call: HostCall) -> list[int] | None:
+    def _awaited_tasks(self, call: HostCall) -> list[int] | None:
         """Return the tasks awaited by a call that launches nothing; None if it does not wait."""
         noted = self._host_waits.get(call.correlation)
         if ALL.match(call.name) or (noted is not None and noted.stream < 0):

@@ -116,8 +116,8 @@ def communicators(calls: Mapping[int, Sequence[RecordedCall]], paths: Mapping[in
             found.setdefault(key, {}).setdefault(rank, []).append(call)
     groups = _pairs(calls)
     for key, members in found.items():
-        name = f"nccl{key}" if isinstance(key, int) else _unused(key[0], groups)
-        _check_members(name, members, _listed(key[1]) if isinstance(key, tuple) else [*calls], paths)
+        name = f"nccl{key}" if isinstance(key, int) else _unused_name(key[0], groups)
+        _check_members(name, members, _parse_ranks(key[1]) if isinstance(key, tuple) else [*calls], paths)
         if len(members) > 1:
             groups[name] = {rank: [call.task for call in own] for rank, own in members.items()}
     first, *others = dict.fromkeys(paths.values())
@@ -168,7 +168,7 @@ def _pairs(calls: Mapping[int, Sequence[RecordedCall]]) -> Groups:
     return {f"{name}.{source}-{target}": both for (name, source, target), both in met.items()}
 
 
-def _listed(ranks: str) -> list[int]:
+def _parse_ranks(ranks: str) -> list[int]:
     """Return the ranks of a process group; a list that the profiler truncated counts as none."""
     return [] if "..." in ranks else [int(number[:9]) for number in re.findall(r"\d+", ranks)]
 
@@ -181,14 +181,14 @@ def process_group(name: str, ranks: str, size: int = 0) -> dict[str, Any]:
     >>> process_group("dp", "[0, 2]")
     {'process_group': 'dp', 'process_group_ranks': [0, 2], 'process_group_size': 2}
     """
-    listed = _listed(ranks)
+    listed = _parse_ranks(ranks)
     size = size or len(listed)
     found: dict[str, Any] = {"process_group": name}
     found |= {"process_group_ranks": listed} if listed else {}
     return found | ({"process_group_size": size} if size else {})
 
 
-def _unused(name: str, groups: Groups) -> str:
+def _unused_name(name: str, groups: Groups) -> str:
     """Return an unused name for a communicator: the second group of the same name is ``name.1``."""
     same = sum(known == name or known.startswith(f"{name}.") for known in groups)
     return f"{name}.{same}" if same else name

@@ -104,7 +104,7 @@ class Calls:
     start_ns: IntArray
     end_ns: IntArray
 
-    def named(self, pattern: re.Pattern[str]) -> BoolArray:
+    def match_names(self, pattern: re.Pattern[str]) -> BoolArray:
         """Whether the name of each matches from its beginning."""
         fits: BoolArray = np.array([pattern.match(name) is not None for name in self.names], bool)[self.name]
         return fits
@@ -284,7 +284,7 @@ class Noted(NamedTuple):
     asked: int
 
 
-def resolved(noted: Iterable[Noted], records: Sequence[int]) -> Iterator[Noted]:
+def resolve_waits(noted: Iterable[Noted], records: Sequence[int]) -> Iterator[Noted]:
     """Yield, in order of calls, the waits whose target is known.
 
     Parameters

@@ -40,7 +40,7 @@ import numpy as np
 from scenarios.importers.kineto.event_columns import EventColumns, wholes
 from scenarios.importers.kineto.gradients import UNNUMBERED
 from scenarios.importers.kineto.kineto_rows import GpuTask, HostWait, Noted, Thread
-from sim.base.arrays import LATEST_NS, UNSET, IntArray, grouped
+from sim.base.arrays import LATEST_NS, UNSET, IntArray, group_pairs
 from sim.base.errors import InputError, in_file
 from sim.base.files import MOST_BYTES, FileTooLargeError, StrPath, read_bytes
 
@@ -209,7 +209,7 @@ def _process(serial: IntArray) -> IntArray:
 
 def _read(tables: _Tables) -> list[Report]:
     names_of_tables = ("KERNEL", "MEMCPY", "MEMSET", "GRAPH_TRACE")
-    tasks = grouped(row for table in names_of_tables for row in _tasks(tables, _CUPTI + table))
+    tasks = group_pairs(row for table in names_of_tables for row in _tasks(tables, _CUPTI + table))
     if not tasks:
         raise InputError(
             "no kernel, copy or fill of a GPU in the recording (`nsys profile --trace=cuda,nvtx`)"

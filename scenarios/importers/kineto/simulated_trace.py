@@ -34,7 +34,7 @@ from typing import Any, Final, NamedTuple
 
 from scenarios.importers.files import items, read_head
 from scenarios.importers.kineto.event_columns import arguments, span, text, thread_of, whole
-from sim.base.arrays import grouped
+from sim.base.arrays import group_pairs
 from sim.base.errors import InputError, in_file
 from sim.base.files import StrPath
 from sim.export.chrome import SIMULATOR
@@ -179,7 +179,7 @@ def meet(slices: Sequence[Slice]) -> list[str]:
         Communicators whose collectives did not end together on all ranks; these belong to none any more.
     """
     communicating = (each for each in slices if "communicator" in each.attributes)
-    members = grouped((each.attributes["communicator"], each) for each in communicating)
+    members = group_pairs((each.attributes["communicator"], each) for each in communicating)
     lost = []
     for name, found in members.items():
         if (durations := _transfers(found)) is None:
@@ -413,7 +413,7 @@ def _ops(slices: Sequence[Slice], delays: Mapping[int, tuple[int, int]]) -> Iter
     taken: set[str] = set()
     counted: Counter[str] = Counter()
 
-    def unused(name: str) -> str:
+    def unused_name(name: str) -> str:
         free = name
         while free in taken:
             counted[name] += 1
@@ -426,11 +426,11 @@ def _ops(slices: Sequence[Slice], delays: Mapping[int, tuple[int, int]]) -> Iter
             continue
         after = list(dict.fromkeys(source.name for source in each.before))
         where = {key: each.attributes[key] for key in ("stream", "thread") if key in each.attributes}
-        each.name = unused(each.name)
+        each.name = unused_name(each.name)
         each.attributes["recorded_start_ns"] = each.start_ns
         if id(each) in delays:
             since, ns = delays[id(each)]
-            delay = unused(f"delay.{each.name}")
+            delay = unused_name(f"delay.{each.name}")
             yield {
                 "name": delay,
                 "kind": "delay",

@@ -29,7 +29,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from scenarios.importers.chakra_nodes import fields, signed
+from scenarios.importers.chakra_nodes import as_signed, fields
 from scenarios.importers.kineto.event_columns import EventColumns
 from scenarios.importers.kineto.gradients import UNNUMBERED
 from scenarios.importers.kineto.kineto_rows import GpuTask
@@ -126,7 +126,7 @@ class _Plane:
                 self.lines.append(value)
             elif number in (4, 5):
                 entry = _fields(value)
-                key, of = signed(entry.get(1, 0)), entry.get(2, b"")
+                key, of = as_signed(entry.get(1, 0)), entry.get(2, b"")
                 name = _text(_fields(of).get(2))
                 if number == 4:
                     self._names[key] = name, [value for n, value in _messages(of) if n == 5]
@@ -134,14 +134,14 @@ class _Plane:
                     self._stats[key] = name
             elif number == 6:
                 own.append(value)
-        self.stats = self._noted(own)
+        self.stats = self._read_stats(own)
 
     def events(self, line: bytes) -> list[_Event]:
         """Return the events of a line that have a duration, in order of time, outer ones first."""
         start_ps, rows = 0, list[bytes]()
         for number, wire, value in fields(line):
             if number == 3 and wire == 0:
-                start_ps = 1000 * signed(value)
+                start_ps = 1000 * as_signed(value)
             elif number == 4 and isinstance(value, bytes):
                 rows.append(value)
         found = [event for row in rows if (event := self._event(row, start_ps)) is not None]
@@ -153,24 +153,24 @@ class _Plane:
             if number == 4 and isinstance(value, bytes):
                 noted.append(value)
             elif number in of:
-                of[number] = signed(value)
+                of[number] = as_signed(value)
         name, always = self._names.get(of[1], ("", []))
         start, end = start_ps + of[2], start_ps + of[2] + of[3]
         if not 0 <= start <= end <= 1000 * LATEST_NS:
             raise InputError(f"{name or 'an event':.60}: from {start} to {end} ps is no span of time")
         if not of[3]:
             return None
-        return _Event(name, start // 1000, end // 1000, self._noted([*always, *noted]))
+        return _Event(name, start // 1000, end // 1000, self._read_stats([*always, *noted]))
 
-    def _noted(self, stats: list[bytes]) -> dict[str, Any]:
+    def _read_stats(self, stats: list[bytes]) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for stat in stats:
             key, value = 0, None
             for number, _, of in fields(stat):
                 if number == 1:
-                    key = signed(of)
+                    key = as_signed(of)
                 elif number in (3, 4, 7):
-                    value = self._stats.get(signed(of), "") if number == 7 else signed(of)
+                    value = self._stats.get(as_signed(of), "") if number == 7 else as_signed(of)
                 elif number == 5:
                     value = _text(of)
             if value is not None and key in self._stats:
@@ -192,7 +192,7 @@ def _add_tasks(found: EventColumns, plane: _Plane, line: bytes, device: int, kin
             if noted := event.stats.get("kernel_details"):
                 facts = _shape(str(noted))
             elif noted := event.stats.get("memcpy_details", event.stats.get("memset_details")):
-                called, nbytes = _moved(called, str(noted))
+                called, nbytes = _copy_of(called, str(noted))
             _add(found, event, called, device, int(stream[1]), nbytes, facts)
 
 
@@ -231,7 +231,7 @@ def _shape(noted: str) -> dict[str, Any]:
     return {"grid": grid, "block": block, "registers": of.get("regs", [0])[0], "shared_memory": shared}
 
 
-def _moved(name: str, noted: str) -> tuple[str, int]:
+def _copy_of(name: str, noted: str) -> tuple[str, int]:
     """Return the usual name of a copy or fill, and its bytes."""
     said = dict(re.findall(r"(\w+):(\S+)", noted))
     size = str(said.get("size", said.get("num_bytes", "0")))
