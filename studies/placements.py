@@ -82,7 +82,7 @@ def training_step(graph: Graph, times: int = 1) -> Graph:
     >>> _ = b.op("a", kind="matmul", inputs=["x", "w"], outputs=400, flops=1000)
     >>> step = training_step(b.build(), 2)
     >>> step.op_names, len(training_step(step))
-    (['a', 'a/loss_grad', 'a/weight_grad', 'w/update'], 4)
+    (('a', 'a/loss_grad', 'a/weight_grad', 'w/update'), 4)
     """
     if not {"assign", "assign_sub", "assign_add", *OPTIMIZERS}.isdisjoint(graph.kinds):
         return graph
