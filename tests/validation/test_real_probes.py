@@ -7,10 +7,12 @@ from typing import Any
 import fake_torch
 import pytest
 from fake_torch import Driver, Torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from devices.cost.calibration import Calibration
-from sim.base.errors import InfeasibleError, RunError
-from validation.calibrate.calibration_probes import ALLOCATION_BYTES, COPY_BYTES, probes
+from sim.base.errors import InfeasibleError, InputError, RunError
+from validation.calibrate.calibration_probes import ALLOCATION_BYTES, COPY_BYTES, fit_pieces, probes
 from validation.calibrate.session import Session
 from validation.cases.calibrated import lookup
 from validation.gpu import gpu_probes as probing
@@ -116,6 +118,7 @@ def test_all_probes_land_in_a_calibration(session: Session, torch: Torch) -> Non
     assert set(tables) == {*copies, *kernels, *allocations}
     for key in copies:
         assert [row[0] for row in tables[key]["rows"]] == COPY_BYTES
+        assert tables[key]["pieces"][-1]["to_nbytes"] == COPY_BYTES[-1]
         assert {"median", "mad", "p05", "p95", "low", "high", "n"} <= set(tables[key]["statistics"][0])
     assert [row[0] for row in tables["allocation", "fresh"]["rows"]] == ALLOCATION_BYTES
     assert set(session.samples) == {
@@ -152,3 +155,33 @@ def test_a_probe_that_fails_says_so_and_loses_no_other(session: Session, torch: 
     assert len(lost) == len(ALLOCATION_BYTES)
     assert {entry["why"] for entry in lost} == {"not measured: RuntimeError: CUDA error: no such thing"}
     assert "queue_depth" in session.samples
+
+
+# -- pieces of alpha + beta n -----------------------------------------------------------------------
+
+
+def test_two_pieces_are_found_where_there_are_two() -> None:
+    sizes = [1 << k for k in range(12, 28, 2)]
+    ns = [2000 + n // 4 if n < 1 << 20 else 20_000 + n // 50 for n in sizes]
+    small, large = fit_pieces(sizes, ns)
+    assert small.to_nbytes == 1 << 18
+    assert small.alpha_ns == pytest.approx(2000, rel=0.01)
+    assert large.bandwidth_bytes_per_s == pytest.approx(50e9, rel=0.01)
+    assert max(small.max_error, large.max_error) < 0.001
+
+
+@given(st.integers(0, 10**6), st.integers(10**8, 10**11))  # faster, 4 KiB take so few ns that rounding shows
+def test_one_line_is_found_again(alpha_ns: int, rate: int) -> None:
+    sizes = [1 << k for k in range(12, 30, 2)]
+    ns = [max(1, alpha_ns + n * 10**9 // rate) for n in sizes]
+    for piece in fit_pieces(sizes, ns):
+        for n, right in zip(sizes, ns, strict=True):
+            if piece.from_nbytes <= n <= piece.to_nbytes:
+                said = piece.alpha_ns + (n * 1e9 / piece.bandwidth_bytes_per_s if piece[3] else 0)
+                assert said == pytest.approx(right, rel=0.05, abs=2)
+
+
+@pytest.mark.parametrize("sizes", [[1], [2, 1], [1, 1]])
+def test_pieces_of_nothing_are_refused(sizes: list[int]) -> None:
+    with pytest.raises(InputError, match="two rising sizes"):
+        fit_pieces(sizes, [1] * len(sizes))

@@ -8,10 +8,14 @@ context in which it was measured is biased.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from sim.base.errors import RunError
+import numpy as np
+import numpy.typing as npt
+
+from sim.base.errors import InputError, RunError
 from sim.graph.builder import GraphBuilder
 from validation.calibrate.session import Samples, Session
 from validation.gpu.gpu_probes import (
@@ -25,6 +29,85 @@ from validation.gpu.gpu_probes import (
 )  # fmt: skip
 from validation.gpu.torch_work import TorchWork
 from validation.real.statistics import summary
+
+# --------------------------------------------------------------------------------------------------------
+# Copies as pieces of alpha + beta n: one latency and rate for small ones, others for large ones.
+#
+# One line (Hockney 1994, "The communication challenge for MPP", Parallel Computing 20) cannot fit five
+# decades: another engine or the host makes small copies. At measured sizes the table is the better
+# answer; pieces are for readers, and for extrapolation.
+
+
+class Piece(NamedTuple):
+    """One line of a fit.
+
+    Attributes
+    ----------
+    from_nbytes, to_nbytes : int
+        Range of the measured sizes to which it was fitted, both included.
+    alpha_ns : int
+    bandwidth_bytes_per_s : int
+        1 / beta; 0 if time does not grow with size.
+    max_error : float
+        Largest relative error at a measured size.
+    """
+
+    from_nbytes: int
+    to_nbytes: int
+    alpha_ns: int
+    bandwidth_bytes_per_s: int
+    max_error: float
+
+
+def fit_pieces(nbytes: Sequence[int], ns: Sequence[int], pieces: int = 2) -> list[Piece]:
+    """Fit at most two lines with the least sum of squared relative errors.
+
+    Parameters
+    ----------
+    nbytes : sequence of int
+        Sizes, ascending.
+    ns : sequence of int
+        Time of each; positive.
+    pieces : {1, 2}
+        Maximum number; each has three sizes or more, because two determine a line without any error.
+
+    Raises
+    ------
+    InputError
+        There are fewer than two sizes, sizes do not ascend, or times are not positive.
+
+    Examples
+    --------
+    >>> [piece[:4] for piece in fit_pieces([1000, 2000, 4000], [1500, 2000, 3000])]
+    [(1000, 4000, 1000, 2000000000)]
+    """
+    x, y = np.asarray(nbytes, np.float64), np.asarray(ns, np.float64)
+    if len(x) < 2 or len(x) != len(y) or (np.diff(x) <= 0).any() or (y <= 0).any():
+        raise InputError("fitting needs two rising sizes or more, and a positive time for each")
+    splits = [len(x), *(range(3, len(x) - 2) if pieces > 1 else ())]
+    found = [
+        [_line(x[part], y[part]) for part in (slice(0, k), slice(k, None)) if len(x[part])] for k in splits
+    ]
+    best = min(found, key=lambda lines: sum(line[1] for line in lines))
+    return [line[0] for line in best]
+
+
+def _line(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> tuple[Piece, float]:
+    """Return a line with non-negative latency and rate, and its squared relative error."""
+    candidates = []
+    columns = np.stack([1 / y, x / y], axis=1)
+    for used in ([0, 1], [0], [1]):
+        solved = np.linalg.lstsq(columns[:, used], np.ones(len(x)), rcond=None)[0]
+        if (solved >= 0).all():
+            line = np.zeros(2)
+            line[used] = solved
+            candidates.append(line)
+    alpha, beta = min(candidates, key=lambda line: float(((columns @ line - 1) ** 2).sum()))
+    error = columns @ np.array([alpha, beta]) - 1
+    rate = int(np.floor(1e9 / beta + 0.5)) if beta > 0 else 0
+    piece = Piece(int(x[0]), int(x[-1]), int(np.floor(alpha + 0.5)), rate, float(np.abs(error).max()))
+    return piece, float((error**2).sum())
+
 
 SAMPLES: Final = 15
 """Samples of each probe in each of its two rounds."""
@@ -91,7 +174,7 @@ def _hops(torch: Any) -> Samples:
 
 
 def _copies(session: Session, torch: Any) -> None:
-    """Copies by size: a table for each kind."""
+    """Copies by size: a table for each kind, and the fitted pieces of alpha + beta n."""
     for direction, pinned in (("h2d", True), ("d2h", True), ("d2d", True), ("h2d", False), ("d2h", False)):
         context = "on the device" if direction == "d2d" else "pinned" if pinned else "pageable"
 
@@ -103,7 +186,9 @@ def _copies(session: Session, torch: Any) -> None:
         found = session.probe(f"copies {direction}, {context}", measure, steady)
         if found:
             sizes = {(nbytes,): found[str(nbytes)] for nbytes in COPY_BYTES}
-            session.table(f"copy-{direction}", ("nbytes",), context, sizes)
+            table = session.table(f"copy-{direction}", ("nbytes",), context, sizes)
+            pieces = fit_pieces(COPY_BYTES, [ns for _, ns in table["rows"]])
+            table["pieces"] = [piece._asdict() for piece in pieces]
 
 
 def _allocations(session: Session, torch: Any) -> None:

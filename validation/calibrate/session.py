@@ -236,8 +236,8 @@ class Session:
     def table(
         self, kind: str, axes: Sequence[str], context: str, found: Mapping[Any, Sequence[float]],
         **more: Any,
-    ) -> None:  # fmt: skip
-        """Add a table: the median for each size, and statistics of the samples.
+    ) -> dict[str, Any]:  # fmt: skip
+        """Add a table and return it: the median for each size, and statistics of the samples.
 
         Parameters
         ----------
@@ -252,16 +252,16 @@ class Session:
             Other keys of the table.
         """
         stats = {size: summary(samples) for size, samples in found.items()}
-        self.tables.append(
-            {
-                "kind": kind,
-                "axes": list(axes),
-                "context": context,
-                "rows": [[*size, max(1, one.median)] for size, one in stats.items()],
-                "statistics": [one._asdict() for one in stats.values()],
-                **more,
-            }
-        )
+        table = {
+            "kind": kind,
+            "axes": list(axes),
+            "context": context,
+            "rows": [[*size, max(1, one.median)] for size, one in stats.items()],
+            "statistics": [one._asdict() for one in stats.values()],
+            **more,
+        }
+        self.tables.append(table)
+        return table
 
 
 def _share_of_others(begin_ns: int, others_before_ns: int | None) -> float:
